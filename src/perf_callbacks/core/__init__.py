@@ -1,0 +1,1 @@
+"""Arithmetic: standard library only, no clock, no input or output."""

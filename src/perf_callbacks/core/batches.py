@@ -1,0 +1,93 @@
+"""How much is in a batch: read off its tensors by shape, without waiting for any of them."""
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any, NamedTuple
+
+ShapeKey = tuple[tuple[str, tuple[int, ...]], ...]
+"""Names and shapes of the tensors in a batch."""
+
+_MOST_SHAPES = 1024
+
+
+class Batch(NamedTuple):
+    """What one micro-batch adds to its step."""
+
+    samples: int | None
+    """Rows."""
+    tokens: int | None
+    """Elements of `input_ids`; None where there are no token ids."""
+    useful_tokens: Any
+    """Elements that the mask keeps: a number that may still be under way on the device. None where there is no mask."""
+    shape: ShapeKey
+
+
+class BatchReader:
+    """Reads batches of any form: a mapping, a tuple or list of tensors, one tensor, a list of rows.
+
+    A shape that was seen before costs a look-up. The shapes seen are kept, for whoever counts FLOPs by shape.
+
+    >>> BatchReader().read([{"prompt": "a"}, {"prompt": "b"}])
+    Batch(samples=2, tokens=None, useful_tokens=None, shape=())
+    """
+
+    def __init__(self) -> None:
+        self.seen: dict[ShapeKey, tuple[Batch, tuple[str, ...]]] = {}
+        """For each shape its batch, and the names of its masks."""
+
+    def read(self, batch: Any) -> Batch:
+        """Samples, tokens and shape of a batch."""
+        try:
+            known, masks = self.seen[tuple([(name, tensor.shape) for name, tensor in batch.items()])]
+        except (AttributeError, KeyError):
+            if _is_rows(batch):
+                return Batch(len(batch), None, None, ())
+            batch = dict(_walk(batch))
+            known, masks = self._learn(batch)
+        if not masks:
+            return known
+        useful = batch[masks[0]].sum()
+        for name in masks[1:]:
+            useful = useful + batch[name].sum()
+        return Batch(known.samples, known.tokens, useful, known.shape)
+
+    def _learn(self, tensors: Mapping[str, Any]) -> tuple[Batch, tuple[str, ...]]:
+        shape = tuple((name, tuple(tensor.shape)) for name, tensor in tensors.items())
+        if shape not in self.seen:
+            if len(self.seen) == _MOST_SHAPES:
+                del self.seen[next(iter(self.seen))]
+            self.seen[shape] = _measure(shape)
+        return self.seen[shape]
+
+
+def _measure(shape: ShapeKey) -> tuple[Batch, tuple[str, ...]]:
+    sizes = dict(shape)
+    ids, masks = _matching(sizes, "input_ids"), _matching(sizes, "attention_mask")
+    tokens = sum(prod(sizes[name]) for name in ids) if ids else None
+    rows = next((sizes[name][0] for name in ids or sizes if sizes[name]), None)
+    if [sizes[name] for name in ids] != [sizes[name] for name in masks]:
+        masks = ()
+    return Batch(rows, tokens, None, shape), masks
+
+
+def _matching(names: Mapping[str, object], wanted: str) -> tuple[str, ...]:
+    """The tensor of that name, else all whose name ends in it (sentence pairs come as `anchor_input_ids`, …)."""
+    if wanted in names:
+        return (wanted,)
+    return tuple(name for name in names if name.endswith("_" + wanted) and not name.startswith("decoder_"))
+
+
+def _is_rows(batch: Any) -> bool:
+    """A list of samples that nobody has put into tensors yet, as reinforcement learning hands on its prompts."""
+    return isinstance(batch, list) and bool(batch) and isinstance(batch[0], Mapping | str)
+
+
+def _walk(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if hasattr(value, "numel"):
+        yield name, value
+    elif hasattr(value, "items"):
+        for key, part in value.items():
+            yield from _walk(part, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, tuple | list):
+        for index, part in enumerate(value):
+            yield from _walk(part, f"{name}[{index}]")

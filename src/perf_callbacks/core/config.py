@@ -1,0 +1,146 @@
+"""What a user may set, checked once, in words."""
+
+import re
+from dataclasses import dataclass, fields
+from typing import Literal, get_args, get_origin, get_type_hints
+
+
+class ConfigError(ValueError):
+    """A setting is not legal. The sentence says what, got, wanted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PerfConfig:
+    """Everything there is to set, for every door.
+
+    Each field can also be set from outside as `PERF_CALLBACKS_<FIELD>`, which wins over what the code says.
+
+    >>> PerfConfig(gc="observe").gc
+    'observe'
+    >>> PerfConfig(gc="sinc")
+    Traceback (most recent call last):
+        ...
+    perf_callbacks.core.config.ConfigError: gc: got 'sinc', wanted one of sync, freeze, observe, off.
+    """
+
+    enabled: bool = True
+    """Measure at all. False leaves the callback in place and without effect."""
+    flops: Literal["count", "estimate", "off"] = "count"
+    """Where the FLOPs of a step come from."""
+    peak_tflops: str | None = None
+    """Dense peak of the device, "989.5" or by dtype "bf16=989.5,fp32=67". None: the table of known devices."""
+    measure_peak: Literal["auto", "on", "off"] = "auto"
+    """Measure the peak with matmuls: auto does so on the CPU and on devices that the table doesn't know."""
+    checklist: Literal["on", "prove", "off"] = "on"
+    """The startup checklist: apply it, apply it and prove what it bought, or leave it out."""
+    skip: str = ""
+    """Checklist items to leave out, by slug, comma-separated."""
+    gc: Literal["sync", "freeze", "observe", "off"] = "sync"
+    """What to do about garbage collection: collect on all ranks at the same step, freeze what is long-lived, only time
+    it, or not even that."""
+    gc_interval: int = 100
+    """Optimizer steps between young collections."""
+    affinity: Literal["auto", "node", "socket", "exclusive", "off"] = "auto"
+    """Which CPUs a rank is bound to."""
+    loaders: Literal["apply", "advise", "off"] = "apply"
+    """Pin memory and copy without blocking where that pays, or only say so."""
+    stragglers: Literal["on", "off"] = "on"
+    """Look for the slow rank and its cause."""
+    window: int = 50
+    """Optimizer steps per exchange between ranks."""
+    journal: bool = True
+    """Write `<output_dir>/perf_callbacks/rank<k>.jsonl`."""
+    report: bool = False
+    """Write a report when training ends."""
+    output_dir: str | None = None
+    """Where journal and report go. None: the trainer's output directory, else the working directory."""
+    max_journal_mb: int = 256
+    """Size of one rank's journal from which on steps and short pauses are no longer written."""
+    baseline: str | None = None
+    """What to scale against: a journal directory, or samples/s per device."""
+    profile: str = "off"
+    """Profile some steps: "20:3" is three steps from step 20 on."""
+    nvtx: bool = False
+    """Mark the stages as NVTX ranges."""
+    memory_snapshot: bool = False
+    """Write a memory snapshot when memory runs out."""
+    anomaly_capture: bool = False
+    """Profile the step after an unusual one."""
+
+    def __post_init__(self) -> None:
+        for name, rule in rules().items():
+            value = getattr(self, name)
+            if not rule.allows(value):
+                raise ConfigError(f"{name}: got {value!r}, wanted {rule.wanted}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What one field accepts, derived from its annotation."""
+
+    kind: Literal["choice", "flag", "count", "text"]
+    wanted: str
+    choices: tuple[str, ...] = ()
+    optional: bool = False
+    pattern: str | None = None
+
+    def allows(self, value: object) -> bool:
+        """Whether a Python value is legal for the field."""
+        if self.kind == "flag":
+            return isinstance(value, bool)
+        if self.kind == "count":
+            return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        if value is None:
+            return self.optional
+        if not isinstance(value, str):
+            return False
+        if self.kind == "choice":
+            return value in self.choices
+        return self.pattern is None or re.fullmatch(self.pattern, value) is not None
+
+    def parse(self, text: str) -> object:
+        """The Python value that a string from the environment stands for; where it stands for none, the string."""
+        word = text.strip()
+        if self.kind == "flag":
+            return FLAGS.get(word.lower(), word)
+        if self.kind == "count":
+            return int(word) if word.isdecimal() else word
+        if self.optional and word.lower() in {"", "none"}:
+            return None
+        return word
+
+
+FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+"""How true and false may be spelt in the environment."""
+
+_NUMBER = r"(?=.*[1-9])\d+(\.\d+)?"
+_PATTERNS = {
+    "peak_tflops": (
+        rf"{_NUMBER}|\w+={_NUMBER}(,\w+={_NUMBER})*",
+        'TFLOPS above 0 such as "989.5" or "bf16=989.5,fp32=67", or None',
+    ),
+    "profile": (r"off|\d+:[1-9]\d*", '"off", or first step and number of steps such as "20:3"'),
+    "skip": (r"[\w, -]*", "checklist items separated by commas"),
+}
+
+
+def rules() -> dict[str, Rule]:
+    """The rule of each field, in the order of the fields."""
+    if not _RULES:
+        hints = get_type_hints(PerfConfig)
+        _RULES.update((field.name, _rule(field.name, hints[field.name])) for field in fields(PerfConfig))
+    return _RULES
+
+
+_RULES: dict[str, Rule] = {}
+
+
+def _rule(name: str, hint: object) -> Rule:
+    if get_origin(hint) is Literal:
+        return Rule("choice", "one of " + ", ".join(get_args(hint)), choices=get_args(hint))
+    if hint is bool:
+        return Rule("flag", "true or false")
+    if hint is int:
+        return Rule("count", "a whole number from 1 on")
+    pattern, wanted = _PATTERNS.get(name, (None, "text or None"))
+    return Rule("text", wanted, optional=hint is not str, pattern=pattern)

@@ -1,0 +1,282 @@
+"""The state machine behind every door: events in, records out.
+
+Time is an argument. A door says what the training thread turns to (`mark`), what a micro-batch held (`batch`), that an
+optimizer step is done (`end_step`), that evaluation or checkpointing begins and ends, and asks for a row.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from perf_callbacks.core import ratios
+from perf_callbacks.core.batches import Batch
+from perf_callbacks.core.ledger import Ledger
+from perf_callbacks.core.records import Amounts, Gc, Record, Row, Run, Span, Summary
+from perf_callbacks.core.stages import STAGES, Stage
+from perf_callbacks.core.steps import Shown, Step, Totals, plus
+
+FLUSH_SECONDS = 10.0
+"""Steps that are longer than this are written one by one."""
+
+GENERATIONS = 3
+
+
+class DeviceTimeline(Protocol):
+    """The same marks on an accelerator's clock. Times come late, in order, and sometimes never."""
+
+    def mark(self, stage: Stage) -> None:
+        """From here on the stream works for `stage`."""
+
+    def relabel(self, stage: Stage) -> None:
+        """What the last mark began was `stage`."""
+
+    def cut(self) -> None:
+        """A step ends here."""
+
+    def ready(self) -> list[tuple[float, ...] | None]:
+        """Stage seconds of the steps that finished since the last call; None for a lost one."""
+        ...
+
+
+class Engine:
+    """Turns the events of one fit into steps, rows and records.
+
+    A step lasts from the end of one optimizer step to the end of the next, without evaluation and checkpointing.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        emit: Callable[[Record], None],
+        *,
+        earlier: Amounts | None = None,
+        device: DeviceTimeline | None = None,
+        devices: int = 1,
+        staged: bool = True,
+        gc_timed: bool = True,
+    ) -> None:
+        self._run = run
+        self._emit = emit
+        self._earlier = earlier or Amounts()
+        self._device = device
+        self._shown = Shown(
+            staged=staged,
+            gc_staged=gc_timed and device is None,
+            gc_timed=gc_timed,
+            processes=run.world_size,
+            devices=devices,
+        )
+        self._stage = Stage.OTHER
+        self._began = self._last = 0.0
+        self._seconds = [0.0] * len(Stage)
+        self._aside: list[tuple[str, float, Stage]] = []
+
+        self._step = run.step
+        self._excluded: str | None = "restart" if run.step else "first"
+        self._batches: list[Batch] = []
+        self._fed = False
+        self._pause_seconds = self._longest_pause = 0.0
+
+        self._waiting: deque[Step] = deque()
+        self._ledger = Ledger(self._shown)
+        self._flushed_at = 0.0
+        self._spans: dict[str, float] = {}
+        self._pauses = [0] * GENERATIONS
+        self._pause_total = self._pause_longest = 0.0
+
+    def start(self, now: float) -> None:
+        """Training begins. The step that follows is in no row."""
+        self._began = self._last = self._flushed_at = now
+        self._emit(self._run)
+        if self._device is not None:
+            self._device.mark(self._stage)
+
+    def mark(self, stage: Stage, now: float) -> Stage:
+        """From `now` on the training thread is in `stage`; says what it was in before."""
+        previous = self._stage
+        if self._aside:
+            return previous
+        if previous is Stage.UNDECIDED:
+            self._decide(Stage.OPTIMIZER if stage is Stage.OPTIMIZER else Stage.OTHER)
+        self._seconds[self._stage] += now - self._last
+        self._last = now
+        self._stage = stage
+        if self._device is not None:
+            self._device.mark(stage)
+        return previous
+
+    def _decide(self, owner: Stage) -> None:
+        self._stage = owner
+        if self._device is not None:
+            self._device.relabel(owner)
+
+    def batch(self, batch: Batch) -> None:
+        """A micro-batch goes into the current step."""
+        if not self._aside:
+            self._batches.append(batch)
+
+    def pause(
+        self, generation: int, start: float, seconds: float, collected: int, *, automatic: bool, here: bool
+    ) -> None:
+        """A garbage collection, in the training thread (`here`) or another."""
+        inside = here and not self._aside
+        stage = self._stage_name() if inside else "aside" if here else "elsewhere"
+        self._emit(
+            Gc(
+                step=self._step + 1,
+                stage=stage,
+                generation=generation,
+                start=start - self._began,
+                seconds=seconds,
+                collected=collected,
+                automatic=automatic,
+            )
+        )
+        self._pauses[min(generation, GENERATIONS - 1)] += 1
+        self._pause_total += seconds
+        self._pause_longest = max(self._pause_longest, seconds)
+        if inside:
+            self._pause_seconds += seconds
+            self._longest_pause = max(self._longest_pause, seconds)
+        if inside and self._device is None:
+            self._seconds[Stage.GC] += seconds
+            self._last += seconds
+
+    def _stage_name(self) -> str:
+        return "other" if self._stage is Stage.UNDECIDED else self._stage.name.lower()
+
+    def begin_span(self, kind: str, now: float) -> None:
+        """Time begins that belongs to no step. Spans nest; the step in which one falls is in no row."""
+        before = self.mark(Stage.ASIDE, now)
+        self._aside.append((kind, now, before))
+        self._excluded = self._excluded or kind
+
+    def end_span(self, now: float) -> None:
+        """The innermost span is over; without one, nothing happens."""
+        if not self._aside:
+            return
+        kind, start, before = self._aside.pop()
+        if self._aside:
+            return
+        self.mark(before, now)
+        self._spans[kind] = self._spans.get(kind, 0.0) + now - start
+        self._emit(Span(kind=kind, step=self._step, start=start - self._began, seconds=now - start))
+        self.flush(now)
+
+    def end_step(self, step: int, now: float) -> None:
+        """An optimizer step is done, the trainer's `step`-th. The next one begins."""
+        while self._aside:
+            self.end_span(now)
+        self.mark(Stage.OTHER, now)
+        seconds, self._seconds = self._seconds, [0.0] * len(Stage)
+        done = Step(
+            step,
+            self._excluded,
+            *self._take_batches(),
+            self._pause_seconds,
+            self._longest_pause,
+            tuple(seconds[: len(STAGES)]),
+        )
+        self._step = step
+        self._excluded = None
+        self._pause_seconds = self._longest_pause = 0.0
+        if self._device is None:
+            self._ledger.enter((done,))
+        else:
+            self._device.cut()
+            self._waiting.append(done)
+            self.collect()
+        if self._ledger.full or now - self._flushed_at > FLUSH_SECONDS:
+            self.flush(now)
+
+    def _take_batches(self) -> tuple[int | None, int | None, Any]:
+        batches, self._batches = self._batches, []
+        if len(batches) == 1:
+            self._fed = True
+            return batches[0][:3]
+        if not batches:
+            return (0, 0, 0) if self._fed else (None, None, None)
+        self._fed = True
+        return (
+            plus(*[batch.samples for batch in batches]),
+            plus(*[batch.tokens for batch in batches]),
+            plus(*[batch.useful_tokens for batch in batches]),
+        )
+
+    def collect(self) -> bool:
+        """Take over the step times that the device has finished; whether none is outstanding."""
+        for seconds in self._device.ready() if self._device is not None else ():
+            step = self._waiting.popleft()
+            excluded = step.excluded if seconds is not None else "lost"
+            self._ledger.enter((step._replace(seconds=seconds, excluded=excluded),))
+        return not self._waiting
+
+    def flush(self, now: float) -> None:
+        """Hand out the finished steps."""
+        self._flushed_at = now
+        self.collect()
+        block = self._ledger.take_block()
+        if block is not None:
+            self._emit(block)
+
+    def row(self, step: int) -> dict[str, float]:
+        """Metrics of the included steps since the last row; empty where there are none."""
+        self.collect()
+        return self._logged(step, self._ledger.take_row())
+
+    def whole(self, step: int) -> dict[str, float]:
+        """Metrics of all included steps, for the line in which a trainer sums up a run."""
+        self.collect()
+        return self._logged(step, self._ledger.included())
+
+    def _logged(self, step: int, totals: Totals) -> dict[str, float]:
+        metrics = ratios.metrics(totals, self._shown)
+        if metrics:
+            self._emit(Row(step=step, metrics=metrics))
+        return metrics
+
+    def amounts(self) -> Amounts:
+        """What all attempts so far went through; a checkpoint carries it to the next one."""
+        _, samples, tokens, _ = self._ledger.all()
+        return Amounts(samples=plus(self._earlier.samples, samples), tokens=plus(self._earlier.tokens, tokens))
+
+    def summary(self, failure: str | None = None) -> Summary:
+        """The fit so far."""
+        self.collect()
+        included, total = self._ledger.included(), self.amounts()
+        steps, samples, tokens, lost = self._ledger.all()
+        gc_timed = self._shown.gc_timed
+        return Summary(
+            run_id=self._run.run_id,
+            attempt=self._run.attempt,
+            step=self._step,
+            steps=steps,
+            included_steps=included.steps,
+            lost_steps=lost,
+            included_seconds=included.step_seconds,
+            stage_seconds={name: included.seconds[stage] for stage, name in self._shown.stages()},
+            span_seconds=dict(self._spans),
+            samples=samples,
+            tokens=tokens,
+            included_samples=included.samples,
+            included_tokens=included.tokens,
+            included_useful_tokens=included.useful_tokens,
+            total_samples=total.samples,
+            total_tokens=total.tokens,
+            gc_collections=tuple(self._pauses) if gc_timed else None,
+            gc_seconds=self._pause_total if gc_timed else None,
+            gc_longest=self._pause_longest if gc_timed else None,
+            failure=failure,
+        )
+
+    def stop(self, now: float, failure: str | None = None) -> Summary:
+        """Training is over. Steps that the device still owes are lost."""
+        while self._aside:
+            self.end_span(now)
+        self.collect()
+        self._ledger.enter([step._replace(seconds=None, excluded="lost") for step in self._waiting])
+        self._waiting.clear()
+        self.flush(now)
+        summary = self.summary(failure)
+        self._emit(summary)
+        return summary

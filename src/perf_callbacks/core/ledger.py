@@ -1,0 +1,66 @@
+"""Finished steps, kept one by one for the journal and added up for rows and summary."""
+
+from collections.abc import Iterable
+
+from perf_callbacks.core.records import Steps
+from perf_callbacks.core.steps import BLOCK, Shown, Step, Totals, columns, plus
+
+
+class Ledger:
+    """The books of one fit. It never holds more than a block of steps."""
+
+    def __init__(self, shown: Shown) -> None:
+        self._shown = shown
+        self._block: list[Step] = []
+        self._added = 0
+        self._row, self._included = Totals(), Totals()
+        self._steps = self._lost = 0
+        self._samples: int | None = 0
+        self._tokens: int | None = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether it is time to take the block out."""
+        return len(self._block) >= BLOCK
+
+    def enter(self, steps: Iterable[Step]) -> None:
+        """Steps are finished."""
+        self._block += steps
+
+    def take_block(self) -> Steps | None:
+        """The steps since the last block, as they stand in the journal."""
+        self._add()
+        block, self._block, self._added = self._block, [], 0
+        return columns(block, self._shown) if block else None
+
+    def take_row(self) -> Totals:
+        """The included steps since the last row, added up."""
+        self._add()
+        self._row.settle()
+        row, self._row = self._row, Totals()
+        self._included.merge(row)
+        return row
+
+    def included(self) -> Totals:
+        """All included steps, added up."""
+        self._add()
+        totals = Totals()
+        totals.merge(self._included)
+        totals.merge(self._row)
+        totals.settle()
+        return totals
+
+    def all(self) -> tuple[int, int | None, int | None, int]:
+        """Steps, samples and tokens of all steps, and how many of them have no time."""
+        self._add()
+        return self._steps, self._samples, self._tokens, self._lost
+
+    def _add(self) -> None:
+        """Add up what came since the last time: together, since that is cheaper than one by one."""
+        new = self._block[self._added :]
+        self._added = len(self._block)
+        self._steps += len(new)
+        self._samples = plus(self._samples, *[step.samples for step in new])
+        self._tokens = plus(self._tokens, *[step.tokens for step in new])
+        self._lost += sum([step.seconds is None for step in new])
+        self._row.add([step for step in new if step.excluded is None])

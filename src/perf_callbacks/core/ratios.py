@@ -1,0 +1,26 @@
+"""Totals to metrics: ratios of sums."""
+
+from perf_callbacks.core.steps import Shown, Totals
+
+PREFIX = "perf/"
+_DIGITS = 6
+
+
+def metrics(totals: Totals, shown: Shown) -> dict[str, float]:
+    """What is logged of some steps. What is unknown is left out; of no steps there is nothing to say.
+
+    Rates over all devices appear where one process sees all of them; per device they always do.
+    """
+    seconds = totals.step_seconds
+    if not totals.steps or seconds <= 0:
+        return {}
+    values: dict[str, float | None] = {"step_time": seconds / totals.steps}
+    values |= {name: totals.seconds[stage] / totals.steps for stage, name in shown.stages()}
+    amounts = {"samples": totals.samples, "tokens": totals.tokens, "useful_tokens": totals.useful_tokens}
+    for name, amount in amounts.items():
+        rate = None if amount is None else amount / seconds
+        values[f"{name}_per_second"] = rate if shown.processes == 1 else None
+        values[f"{name}_per_second_per_device"] = None if rate is None else rate / shown.devices
+    if shown.gc_timed:
+        values |= {"gc_pause": totals.longest_pause, "gc_loss": totals.pause_seconds}
+    return {PREFIX + name: float(f"{value:.{_DIGITS}g}") for name, value in values.items() if value is not None}

@@ -1,0 +1,121 @@
+"""Steps, one by one and added up."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from perf_callbacks.core.records import Steps
+from perf_callbacks.core.stages import STAGES, Stage
+
+BLOCK = 64
+"""Steps that are kept one by one before they are added up."""
+
+
+class Step(NamedTuple):
+    """A finished optimizer step."""
+
+    number: int
+    """The trainer's count once it was done."""
+    excluded: str | None
+    """Why it is in no row."""
+    samples: int | None
+    tokens: int | None
+    useful_tokens: Any
+    """As `Batch.useful_tokens`."""
+    pause_seconds: float
+    """Garbage collection, on either timeline."""
+    longest_pause: float
+    seconds: tuple[float, ...] | None
+    """By stage; None where they were lost."""
+
+
+class Totals:
+    """Steps added up. What one of them doesn't know, their sum doesn't."""
+
+    __slots__ = ("longest_pause", "pause_seconds", "samples", "seconds", "steps", "tokens", "useful_tokens")
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.seconds = [0.0] * len(STAGES)
+        self.samples: int | None = 0
+        self.tokens: int | None = 0
+        self.useful_tokens: Any = 0
+        self.pause_seconds = 0.0
+        self.longest_pause = 0.0
+
+    @property
+    def step_seconds(self) -> float:
+        """Length of all of them."""
+        return sum(self.seconds)
+
+    def add(self, steps: Sequence[Step]) -> None:
+        """Add steps whose seconds are known."""
+        if not steps:
+            return
+        self.steps += len(steps)
+        self.seconds = [sum(stage) for stage in zip(self.seconds, *[step.seconds or () for step in steps], strict=True)]
+        self.samples = plus(self.samples, *[step.samples for step in steps])
+        self.tokens = plus(self.tokens, *[step.tokens for step in steps])
+        self.useful_tokens = plus(self.useful_tokens, *[step.useful_tokens for step in steps])
+        self.pause_seconds += sum([step.pause_seconds for step in steps])
+        self.longest_pause = max(self.longest_pause, *[step.longest_pause for step in steps])
+
+    def merge(self, other: "Totals") -> None:
+        """Add what others added up."""
+        self.steps += other.steps
+        self.seconds = [a + b for a, b in zip(self.seconds, other.seconds, strict=True)]
+        self.samples = plus(self.samples, other.samples)
+        self.tokens = plus(self.tokens, other.tokens)
+        self.useful_tokens = plus(self.useful_tokens, other.useful_tokens)
+        self.pause_seconds += other.pause_seconds
+        self.longest_pause = max(self.longest_pause, other.longest_pause)
+
+    def settle(self) -> None:
+        """Wait for numbers that are still under way on the device. Once per row, never in between."""
+        if self.useful_tokens is not None:
+            self.useful_tokens = int(self.useful_tokens)
+
+
+def plus(*amounts: Any) -> Any:
+    """The sum, unknown where one of them is.
+
+    >>> plus(1, 2, 3), plus(1, None)
+    (6, None)
+    """
+    return None if any([amount is None for amount in amounts]) else sum(amounts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shown:
+    """What of a step is known here, and so can be shown."""
+
+    staged: bool
+    """Its stages."""
+    gc_timed: bool
+    """The garbage collections in it."""
+    gc_staged: bool
+    """Their time, as a stage of its own. On a device's clock it is none."""
+    processes: int
+    """How many processes train: rates over all of them are only known of one."""
+    devices: int
+    """How many devices this process drives."""
+
+    def stages(self) -> list[tuple[Stage, str]]:
+        """The stages, each with the name of its time in metrics and journal."""
+        known = [stage for stage in STAGES if self.staged and (self.gc_staged or stage is not Stage.GC)]
+        return [(stage, f"{stage.name.lower()}_time") for stage in known]
+
+
+def columns(steps: Sequence[Step], shown: Shown) -> Steps:
+    """Steps as they stand in the journal."""
+    stages: dict[str, Any] = {
+        name: tuple([step.seconds and step.seconds[stage] for step in steps]) for stage, name in shown.stages()
+    }
+    return Steps(
+        step=tuple([step.number for step in steps]),
+        step_time=tuple([None if step.seconds is None else sum(step.seconds) for step in steps]),
+        samples=tuple([step.samples for step in steps]),
+        tokens=tuple([step.tokens for step in steps]),
+        excluded=tuple([step.excluded for step in steps]),
+        **stages,
+    )

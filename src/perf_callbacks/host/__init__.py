@@ -1,0 +1,1 @@
+"""The machine: clock, garbage collector, accelerator events, files."""

@@ -1,0 +1,121 @@
+"""What training runs on, and its own clock where it has one."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from perf_callbacks.core.stages import STAGES, Stage
+
+CAPACITY = 4096
+"""Events that may be under way. A step that needs more is lost."""
+
+EVENT_DEVICES = ("cuda", "xpu")
+
+
+class Event(Protocol):
+    """A point on a stream, as `torch.Event`."""
+
+    def record(self) -> None:
+        """Put the point at the end of the stream."""
+
+    def query(self) -> bool:
+        """Whether the stream has passed it."""
+        ...
+
+    def elapsed_time(self, end_event: Any, /) -> float:
+        """Milliseconds from here to there."""
+        ...
+
+
+class EventTimeline:
+    """Steps and stages as differences of neighbouring events on the training stream, so that they sum.
+
+    The host queues events and never waits for one. Data time is what the stream stood idle for plus the copy itself:
+    what a loader does while the device is busy costs nothing and counts for nothing.
+    """
+
+    def __init__(self, make: Callable[[], Event], *, capacity: int = CAPACITY) -> None:
+        self._make = make
+        self._capacity = capacity
+        self._free: list[Event] = [make() for _ in range(min(64, capacity))]
+        self._made = len(self._free)
+        self._open: list[tuple[Stage, Event]] = []
+        self._broken = False
+        self._closed: deque[tuple[list[tuple[Stage, Event]], Event | None]] = deque()
+
+    def mark(self, stage: Stage) -> None:
+        """From here on the stream works for `stage`."""
+        if not self._open or self._open[-1][0] is not stage:
+            self._boundary(stage)
+
+    def relabel(self, stage: Stage) -> None:
+        """What the last mark began was `stage`."""
+        if self._open:
+            self._open[-1] = (stage, self._open[-1][1])
+
+    def cut(self) -> None:
+        """A step ends here: the event that ends it begins the next one."""
+        stage = self._open[-1][0] if self._open else Stage.OTHER
+        finished, self._open = self._open, []
+        end = self._boundary(stage)
+        self._closed.append((finished, None if self._broken else end))
+        self._broken = end is None
+
+    def ready(self) -> list[tuple[float, ...] | None]:
+        """Stage seconds of the steps that finished since the last call; None for a lost one."""
+        done: list[tuple[float, ...] | None] = []
+        while self._closed:
+            marks, end = self._closed[0]
+            if end is not None and not end.query():
+                break
+            self._closed.popleft()
+            done.append(_measure(marks, end))
+            self._free += [event for _, event in marks]
+        return done
+
+    def _boundary(self, stage: Stage) -> Event | None:
+        event = self._take()
+        if event is None:
+            self._broken = True
+            return None
+        event.record()
+        self._open.append((stage, event))
+        return event
+
+    def _take(self) -> Event | None:
+        if self._free:
+            return self._free.pop()
+        if self._made >= self._capacity:
+            return None
+        self._made += 1
+        return self._make()
+
+
+def _measure(marks: list[tuple[Stage, Event]], end: Event | None) -> tuple[float, ...] | None:
+    if end is None:
+        return None
+    seconds = [0.0] * len(Stage)
+    stops = [event for _, event in marks[1:]] + [end]
+    try:
+        for (stage, start), stop in zip(marks, stops, strict=True):
+            seconds[stage] += start.elapsed_time(stop) / 1000
+    except RuntimeError:  # an event that was recorded on another stream, and is not done there
+        return None
+    return tuple(seconds[: len(STAGES)])
+
+
+def timeline(device: torch.device) -> EventTimeline | None:
+    """The device's own clock; None where it has none and the host's must do."""
+    if device.type not in EVENT_DEVICES:
+        return None
+    module = torch.get_device_module(device)
+    return EventTimeline(lambda: module.Event(enable_timing=True))
+
+
+def name(device: torch.device) -> str:
+    """What the device calls itself."""
+    if device.type not in EVENT_DEVICES:
+        return device.type
+    return str(torch.get_device_module(device).get_device_name(device))

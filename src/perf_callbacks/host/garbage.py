@@ -1,0 +1,55 @@
+"""Garbage collection, observed."""
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+
+class Report(Protocol):
+    """Who wants to know of a collection."""
+
+    def __call__(
+        self, generation: int, start: float, seconds: float, collected: int, *, automatic: bool, here: bool
+    ) -> None:
+        """`here`: in the thread that began to observe. `automatic`: nobody asked for it."""
+
+
+class GcObserver:
+    """Times every collection while it is installed. Costs under a microsecond per collection, nothing between them.
+
+    A collection is automatic if the youngest generation was over its threshold when it began. One that is asked for at
+    that very moment passes for automatic.
+    """
+
+    def __init__(self, report: Report, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._report = report
+        self._clock = clock
+        self._start: float | None = None
+        self._automatic = False
+        self._thread = threading.get_ident()
+        self._process = os.getpid()
+
+    def install(self) -> None:
+        """Begin to observe. Twice is once."""
+        if self._on_gc not in gc.callbacks:
+            gc.callbacks.append(self._on_gc)
+
+    def remove(self) -> None:
+        """Observe no longer."""
+        if self._on_gc in gc.callbacks:
+            gc.callbacks.remove(self._on_gc)
+
+    def _on_gc(self, phase: str, info: Mapping[str, int]) -> None:
+        if phase == "start":
+            self._automatic = gc.isenabled() and gc.get_count()[0] > gc.get_threshold()[0]
+            self._start = self._clock()
+        elif self._start is not None and os.getpid() == self._process:
+            seconds = self._clock() - self._start
+            here = threading.get_ident() == self._thread
+            self._report(
+                info["generation"], self._start, seconds, info["collected"], automatic=self._automatic, here=here
+            )
+            self._start = None

@@ -1,0 +1,52 @@
+"""What was changed on other people's objects, and how to put it back."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+_ABSENT = object()
+
+
+class Patches:
+    """Changes, undone last first.
+
+    An attribute that somebody else replaced on top of ours is left to them: what lies beneath keeps working, since
+    every replacement passes its call on.
+    """
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], object]] = []
+
+    def add(self, *undo: Callable[[], object]) -> None:
+        """A change was made; this is how to undo it."""
+        self._undo += undo
+
+    def replace(self, owner: Any, name: str, make: Callable[[Any], object]) -> None:
+        """Put `make(what was there)` in place of `owner.name`. An owner without such a name is left alone."""
+        current = getattr(owner, name, None)
+        if current is None:
+            return
+        before = vars(owner).get(name, _ABSENT)
+        after = make(current)
+        setattr(owner, name, after)
+        self.add(functools.partial(_put_back, owner, name, before, after))
+
+    def restore(self) -> None:
+        """Undo everything. Twice is once; what can't be undone does not keep the rest from it."""
+        errors = []
+        while self._undo:
+            try:
+                self._undo.pop()()
+            except Exception as error:  # noqa: BLE001 the rest must still be undone
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+
+def _put_back(owner: Any, name: str, before: object, after: object) -> None:
+    if vars(owner).get(name, _ABSENT) is not after:
+        return
+    if before is _ABSENT:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, before)

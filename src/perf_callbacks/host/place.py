@@ -1,0 +1,72 @@
+"""Where a fit runs, and the record that opens it."""
+
+import platform
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from perf_callbacks.core.records import Amounts, Run
+from perf_callbacks.core.settings import Settings
+from perf_callbacks.host import device
+from perf_callbacks.version import __version__
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a fit runs, as its door knows it."""
+
+    door: str
+    directory: Path
+    """Where output goes, unless the configuration says otherwise."""
+    device: torch.device
+    rank: int = 0
+    world_size: int = 1
+    devices: int = 1
+    """Devices that this process drives."""
+    step: int = 0
+    """Optimizer steps done before."""
+    versions: Mapping[str, str]
+    """Of the frameworks."""
+    carried: Mapping[str, Any] | None = None
+    """What `Recorder.state` was at the checkpoint that this fit goes on from."""
+    staged: bool = True
+    """Whether the door sees the stages."""
+
+
+def opening(settings: Settings, place: Place, timeline: str) -> Run:
+    """The record that opens a fit: a resumed one keeps its id."""
+    carried = place.carried or {}
+    return Run(
+        run_id=str(carried.get("run_id") or uuid.uuid4().hex),
+        attempt=int(carried.get("attempt") or 0) + 1,
+        step=place.step,
+        rank=place.rank,
+        world_size=place.world_size,
+        device=device.name(place.device),
+        timeline=timeline,
+        door=place.door,
+        versions={
+            "perf_callbacks": __version__,
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+            **place.versions,
+        },
+        config=asdict(settings.config),
+        from_env=settings.from_env,
+        started_unix=time.time(),
+    )
+
+
+def earlier(place: Place) -> Amounts:
+    """What earlier attempts of this rank went through: nothing before step 0, unknown where no checkpoint says."""
+    carried = place.carried or {}
+    if place.step == 0:
+        return Amounts()
+    if carried.get("rank") != place.rank:
+        return Amounts(samples=None, tokens=None)
+    return Amounts(samples=carried.get("samples"), tokens=carried.get("tokens"))

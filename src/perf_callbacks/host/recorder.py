@@ -1,0 +1,200 @@
+"""One fit, measured: the engine on the real clock, with the collector observed and the records on disk.
+
+A recorder never ends, stalls or skews training. What goes wrong in it is logged once and ends the measuring; everything
+it changed is put back then, or when it is closed, or when the interpreter exits.
+"""
+
+import atexit
+import functools
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from perf_callbacks.core.batches import BatchReader
+from perf_callbacks.core.engine import Engine
+from perf_callbacks.core.records import Summary
+from perf_callbacks.core.settings import Settings
+from perf_callbacks.core.stages import Stage
+from perf_callbacks.host import device
+from perf_callbacks.host.garbage import GcObserver
+from perf_callbacks.host.journal import FileJournal, Journal, NullJournal
+from perf_callbacks.host.patches import Patches
+from perf_callbacks.host.place import Place, earlier, opening
+
+DRAIN_SECONDS = 1.0
+"""How long the end of a fit may wait for the device's last events."""
+
+log = logging.getLogger("perf_callbacks")
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def fails_open(method: "Callable[Concatenate[Recorder, P], T]") -> "Callable[Concatenate[Recorder, P], T | None]":
+    """Of a recorder that is closed, or that fails here, nothing more is to be had."""
+
+    @functools.wraps(method)
+    def call(self: "Recorder", /, *args: P.args, **kwargs: P.kwargs) -> T | None:
+        if not self.active:
+            return None
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
+            return None
+
+    return call
+
+
+class Recorder:
+    """Measures one fit from `__init__` until `close`."""
+
+    def __init__(self, settings: Settings, place: Place, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        config = settings.config
+        self._clock = clock
+        self.patches = Patches()
+        self.failure: str | None = None
+        self._summary: Summary | None = None
+        timeline = device.timeline(place.device)
+        self.run = opening(settings, place, "host" if timeline is None else "device")
+        began = clock()
+        self._journal: Journal = NullJournal()
+        if config.journal:
+            directory = Path(config.output_dir) if config.output_dir is not None else place.directory
+            self._journal = FileJournal(
+                directory / "perf_callbacks" / f"rank{place.rank}.jsonl",
+                max_bytes=config.max_journal_mb * 1_000_000,
+                complain=log.warning,
+                began=began,
+                clock=clock,
+            )
+        self._engine = Engine(
+            self.run,
+            self._journal.write,
+            earlier=earlier(place),
+            device=timeline,
+            devices=place.devices,
+            staged=place.staged,
+            gc_timed=config.gc != "off",
+        )
+        self._reader = BatchReader()
+        self._observer = GcObserver(self._on_collection, clock)
+        self.active = True
+        atexit.register(self.close)
+        try:
+            self._engine.start(began)
+            if config.gc != "off":
+                self._observer.install()
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
+
+    def enter(self, stage: Stage) -> Stage:
+        """The training thread turns to `stage`; says what it turned away from."""
+        if not self.active:
+            return stage
+        try:
+            return self._engine.mark(stage, self._clock())
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
+            return stage
+
+    @fails_open
+    def batch(self, batch: Any) -> None:
+        """A micro-batch goes into the current step."""
+        self._engine.batch(self._reader.read(batch))
+
+    @fails_open
+    def end_step(self, step: int) -> None:
+        """An optimizer step is done, the trainer's `step`-th."""
+        self._engine.end_step(step, self._clock())
+
+    @fails_open
+    def begin_span(self, kind: str) -> None:
+        """Evaluation, checkpointing or the like begins."""
+        self._engine.begin_span(kind, self._clock())
+
+    @fails_open
+    def end_span(self) -> None:
+        """It is over."""
+        self._engine.end_span(self._clock())
+
+    @fails_open
+    def row(self, step: int) -> dict[str, float]:
+        """Metrics since the last row."""
+        return self._engine.row(step)
+
+    @fails_open
+    def whole(self, step: int) -> dict[str, float]:
+        """Metrics of the fit."""
+        return self._engine.whole(step)
+
+    @fails_open
+    def attempt(self, action: Callable[["Recorder"], object]) -> None:
+        """Do something for the recorder that may fail as it may."""
+        action(self)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint has to carry for the next attempt to count on."""
+        run = self.run
+        return {"run_id": run.run_id, "attempt": run.attempt, "rank": run.rank, **asdict(self._engine.amounts())}
+
+    @property
+    def summary(self) -> Summary | None:
+        """The fit in figures, so far or at its end."""
+        try:
+            return self._summary or self._engine.summary(self.failure)
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
+            return self._summary
+
+    @property
+    def journal_path(self) -> Path | None:
+        """Where the journal is; None where there is none."""
+        return self._journal.path
+
+    def fail(self, error: Exception) -> None:
+        """Something of ours went wrong: say so once, stop measuring, put everything back."""
+        if self.failure is None and self.active:
+            log.warning("perf_callbacks stopped measuring, training goes on: %s.", describe(error), exc_info=error)
+            self.close(describe(error))
+
+    def close(self, failure: str | None = None) -> None:
+        """Stop measuring and put back what was changed. Twice is once."""
+        if not self.active:
+            return
+        self.failure = failure
+        self.active = False
+        atexit.unregister(self.close)
+        for step in (self.patches.restore, self._observer.remove, self._finish, self._journal.close):
+            try:
+                step()
+            except Exception as error:
+                log.warning("perf_callbacks could not finish: %s.", describe(error), exc_info=error)
+
+    def _finish(self) -> None:
+        deadline = self._clock() + DRAIN_SECONDS
+        while not self._engine.collect() and self._clock() < deadline:
+            time.sleep(0.001)
+        self._summary = self._engine.stop(self._clock(), self.failure)
+
+    def _on_collection(
+        self, generation: int, start: float, seconds: float, collected: int, *, automatic: bool, here: bool
+    ) -> None:
+        try:
+            self._engine.pause(generation, start, seconds, collected, automatic=automatic, here=here)
+        except Exception as error:  # noqa: BLE001 gc prints what a callback raises, every time
+            self.fail(error)
+
+
+def describe(error: BaseException) -> str:
+    """An exception in one line.
+
+    >>> describe(ValueError("no"))
+    'ValueError: no'
+    """
+    message = str(error)
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__

@@ -1,0 +1,78 @@
+"""Methods of a trainer, watched: each replacement does what the original does, and tells a recorder about it."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from perf_callbacks.core.stages import Stage
+from perf_callbacks.host.recorder import Recorder, describe
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def stages(recorder: Recorder, owner: Any, name: str, stage: Stage, *, then: Stage | None = None) -> None:
+    """The time in `owner.name` is `stage`; what follows is `then`, or what it was before."""
+
+    def make(inner: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(inner)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            before = recorder.enter(stage)
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                recorder.enter(before if then is None else then)
+
+        return call
+
+    recorder.patches.replace(owner, name, make)
+
+
+def spans(recorder: Recorder, owner: Any, name: str, kind: str, *, first: Callable[[Recorder], object] = id) -> None:
+    """The time in `owner.name` is part of no step. `first` is done before."""
+
+    def make(inner: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(inner)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            recorder.begin_span(kind)
+            recorder.attempt(first)
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                recorder.end_span()
+
+        return call
+
+    recorder.patches.replace(owner, name, make)
+
+
+def batches(recorder: Recorder, owner: Any, name: str, *, argument: int) -> None:
+    """`owner.name` gets a micro-batch as its n-th positional argument, from 0."""
+
+    def make(inner: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(inner)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            if len(args) > argument:
+                recorder.batch(args[argument])
+            return inner(*args, **kwargs)
+
+        return call
+
+    recorder.patches.replace(owner, name, make)
+
+
+def exits(recorder: Recorder, owner: Any, name: str) -> None:
+    """What `owner.name` raises ends the fit: for a trainer that doesn't tell its callbacks of an exception."""
+
+    def make(inner: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(inner)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return inner(*args, **kwargs)
+            except BaseException as error:
+                recorder.close(describe(error))
+                raise
+
+        return call
+
+    recorder.patches.replace(owner, name, make)

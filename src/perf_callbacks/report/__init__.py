@@ -1,0 +1,1 @@
+"""Records to text: pure functions."""

@@ -1,0 +1,117 @@
+"""What a person reads: one line when training starts, a short table when it ends."""
+
+from collections.abc import Iterable
+
+from perf_callbacks.core.records import Run, Summary
+
+DASH = "—"
+TIMELINES = {"host": "host clock", "device": "device events"}
+
+
+def opening(run: Run, *, journal: object | None) -> str:
+    r"""The line at the start.
+
+    >>> run = Run(run_id="a", attempt=2, step=40, rank=0, world_size=1, device="cpu", timeline="host", door="loop",
+    ...           versions={"perf_callbacks": "1.0"}, config={"gc": "off"}, from_env=("gc",), started_unix=0.0)
+    >>> print(opening(run, journal=None).replace(", ", ",\n"))
+    perf_callbacks 1.0: step time,
+    stages and throughput on cpu (host clock),
+    garbage collection not timed,
+    attempt 2 from step 40,
+    set by environment: gc,
+    no journal
+    """
+    parts = [
+        f"step time, stages and throughput on {run.device} ({TIMELINES[run.timeline]})",
+        "garbage collection timed" if run.config["gc"] != "off" else "garbage collection not timed",
+        f"attempt {run.attempt} from step {run.step}" if run.attempt > 1 else "",
+        "set by environment: " + ", ".join(run.from_env) if run.from_env else "",
+        f"journal {journal}" if journal else "no journal",
+    ]
+    return f"perf_callbacks {run.versions.get('perf_callbacks', '')}: " + ", ".join(part for part in parts if part)
+
+
+def closing(summary: Summary) -> str:
+    """The table at the end."""
+    lines = [_headline(summary), *_stages(summary), _throughput(summary), _spans(summary), _pauses(summary)]
+    if summary.failure:
+        lines.append(f"measuring stopped early: {summary.failure}")
+    return "\n  ".join(line for line in lines if line)
+
+
+def _headline(summary: Summary) -> str:
+    if summary.step_time is None:
+        return f"perf_callbacks: {_count(summary.steps, 'step')}, none of them undisturbed after the first"
+    lost = f", {summary.lost_steps} without a time" if summary.lost_steps else ""
+    return (
+        f"perf_callbacks: {_count(summary.steps, 'step')}, {summary.included_steps} of them undisturbed{lost}: "
+        f"{duration(summary.step_time)} per step"
+    )
+
+
+def _stages(summary: Summary) -> Iterable[str]:
+    for name, seconds in summary.stage_seconds.items():
+        share = seconds / summary.included_seconds if summary.included_seconds else None
+        step = seconds / summary.included_steps if summary.included_steps else None
+        stage = name.removesuffix("_time")
+        yield f"{stage:<10}{duration(step):>10}{DASH if share is None else f'{share:.1%}':>8}"
+
+
+def _throughput(summary: Summary) -> str:
+    seconds = summary.included_seconds
+    amounts = {
+        "samples/s": summary.included_samples,
+        "tokens/s": summary.included_tokens,
+        "useful tokens/s": summary.included_useful_tokens,
+    }
+    known = {name: amount for name, amount in amounts.items() if amount and seconds}
+    rates = "   ".join(f"{rate(amount / seconds)} {name}" for name, amount in known.items())
+    return f"on this rank: {rates}" if rates else ""
+
+
+def _spans(summary: Summary) -> str:
+    spans = ", ".join(f"{kind} {duration(seconds)}" for kind, seconds in summary.span_seconds.items())
+    return f"outside of steps: {spans}" if spans else ""
+
+
+def _pauses(summary: Summary) -> str:
+    if summary.gc_collections is None:
+        return ""
+    count = sum(summary.gc_collections)
+    if not count:
+        return "no garbage collection ran"
+    by_generation = "/".join(str(number) for number in summary.gc_collections)
+    return (
+        f"{_count(count, 'garbage collection')} (young/middle/full {by_generation}) "
+        f"took {duration(summary.gc_seconds)}, the longest {duration(summary.gc_longest)}"
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def rate(value: float) -> str:
+    """A rate in at least three figures.
+
+    >>> rate(13760.4), rate(3.14159)
+    ('13,760', '3.14')
+    """
+    before_point = len(f"{value:.0f}")
+    return f"{value:,.{max(0, 3 - before_point)}f}"
+
+
+def duration(seconds: float | None) -> str:
+    """A duration in three figures.
+
+    >>> duration(0.01234), duration(75.3), duration(None)
+    ('12.3 ms', '75.3 s', '—')
+    """
+    if seconds is None:
+        return DASH
+    if seconds == 0:
+        return "0"
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{rate(seconds / size)} {unit}"
+    return f"{seconds * 1e6:.0f} us"

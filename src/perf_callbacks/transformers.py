@@ -1,0 +1,252 @@
+"""The door for the Hugging Face `Trainer` and its subclasses.
+
+from perf_callbacks.transformers import PerfCallback
+
+trainer = Trainer(..., callbacks=[PerfCallback()])
+"""
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import accelerate  # type: ignore[import-untyped]
+import transformers
+from tqdm.auto import tqdm
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from perf_callbacks.core.config import PerfConfig
+from perf_callbacks.core.records import Summary
+from perf_callbacks.core.settings import resolve
+from perf_callbacks.core.stages import Stage
+from perf_callbacks.host import watch
+from perf_callbacks.host.place import Place
+from perf_callbacks.host.recorder import Recorder, describe, log
+from perf_callbacks.report import text
+
+__all__ = ["PerfCallback"]
+
+STATE_KEY = "perf_callbacks"
+"""Where our counters stand in `TrainerState.stateful_callbacks`, and so in `trainer_state.json`."""
+
+Hook = Callable[..., None]
+
+
+def _hook(body: Hook) -> Hook:
+    """A hook of ours never ends the run."""
+
+    @functools.wraps(body)
+    def call(self: "PerfCallback", args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not self.enabled:
+            return
+        try:
+            body(self, args, state, control, **kwargs)
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
+
+    return call
+
+
+class PerfCallback(TrainerCallback):
+    """Measures what each optimizer step does with its time, and logs it beside the loss.
+
+    Metrics named `perf/*` join every training row: in `state.log_history`, `trainer_state.json`, on the console, and
+    with whatever `report_to` names. A row covers the steps since the row before it, without the first step and without
+    those in which an evaluation or a checkpoint fell; the last line of a run (`train_runtime`) covers all of them.
+
+    While `train` runs, methods of the trainer, its accelerator and its optimizer are replaced on these objects to see
+    the stages. They are put back when `train` ends, however it ends.
+    """
+
+    def __init__(self, config: PerfConfig | None = None) -> None:
+        self._settings = resolve(config, os.environ)
+        self.enabled = self._settings.config.enabled
+        """Whether it measures. Turned off by configuration, or by a failure of its own."""
+        self._recorder: Recorder | None = None
+        self._state: TrainerState | None = None
+        for remark in self._settings.remarks:
+            log.warning("perf_callbacks: %s", remark)
+
+    @property
+    def summary(self) -> Summary | None:
+        """The current fit so far, or the last one. None before the first."""
+        return self._recorder.summary if self._recorder is not None else None
+
+    def fail(self, error: Exception) -> None:
+        """Something of ours went wrong: say so once, stop measuring, put everything back."""
+        self.enabled = False
+        if self._recorder is not None:
+            self._recorder.fail(error)
+        else:
+            log.warning("perf_callbacks could not begin, training goes on: %s.", describe(error), exc_info=error)
+
+    @_hook
+    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        trainer = _find_trainer(self)
+        if trainer is not None:
+            _move_to_front(trainer, self)
+
+    @_hook
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._close("another fit began")
+        self._recorder, self._state = None, state
+        trainer = _find_trainer(self)
+        if trainer is None:
+            log.warning("perf_callbacks found no Trainer around it: step time only, and not every logger may get it.")
+            self.begin(args, state, None)
+            return
+        # Other callbacks go first: if one of them raises, nothing of ours is in place yet. The handler is iterating
+        # over this list right now, so what is appended to it comes last; from the next event on it uses another one.
+        running = trainer.callback_handler.callbacks
+        _move_to_front(trainer, self)
+        running.append(_Afterwards(self, trainer))
+
+    @_hook
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self._recorder is not None:
+            self._recorder.end_step(state.global_step)
+
+    @_hook
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        if self._recorder is None or logs is None:
+            return
+        if "train_runtime" in logs:
+            metrics = self._recorder.whole(state.global_step)
+        elif "loss" in logs:
+            metrics = self._recorder.row(state.global_step)
+        else:
+            return
+        # The trainer has put a copy into its history already; what goes to the loggers after us is `logs`.
+        logs.update(metrics or {})
+        if state.log_history and state.log_history[-1].get("step") == state.global_step:
+            state.log_history[-1].update(metrics or {})
+
+    @_hook
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._note("evaluation")
+
+    @_hook
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._note("checkpoint")
+
+    @_hook
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._close()
+        if self.summary is not None and state.is_world_process_zero:
+            tqdm.write(text.closing(self.summary))
+
+    def _note(self, kind: str) -> None:
+        """A span that was not seen from inside still keeps its step out of the rows."""
+        if self._recorder is not None:
+            self._recorder.begin_span(kind)
+            self._recorder.end_span()
+
+    def _close(self, failure: str | None = None) -> None:
+        if self._recorder is not None:
+            self._recorder.close(failure)
+
+    def begin(self, args: TrainingArguments, state: TrainerState, trainer: Trainer | None) -> None:
+        """Start measuring: called by the hooks, once the other callbacks have begun."""
+        self._recorder = Recorder(self._settings, _place(args, state, staged=trainer is not None))
+        if trainer is not None:
+            _watch(trainer, self._recorder)
+        if state.is_world_process_zero:
+            tqdm.write(text.opening(self._recorder.run, journal=self._recorder.journal_path))
+
+
+class _Afterwards(TrainerCallback):
+    """Comes last in one `on_train_begin`."""
+
+    def __init__(self, callback: PerfCallback, trainer: Trainer) -> None:
+        self.enabled = True
+        self.fail = callback.fail
+        self._begin = functools.partial(callback.begin, trainer=trainer)
+
+    @_hook
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._begin(args, state)
+
+
+def _watch(trainer: Trainer, recorder: Recorder) -> None:
+    """See the stages, from the trainer's own calls. All micro-batches of a step are fetched before `on_step_begin`."""
+    handler, accelerator = trainer.callback_handler, trainer.accelerator
+    for owner, name in _outermost(trainer):
+        watch.exits(recorder, owner, name)
+    watch.stages(recorder, trainer, "get_batch_samples", Stage.DATA)
+    watch.batches(recorder, trainer, "training_step", argument=1)
+    watch.stages(recorder, trainer, "compute_loss", Stage.FORWARD)
+    watch.stages(recorder, accelerator, "backward", Stage.BACKWARD)
+    watch.stages(recorder, accelerator, "clip_grad_norm_", Stage.OPTIMIZER)
+    watch.stages(recorder, trainer.optimizer, "step", Stage.OPTIMIZER)
+    # Between `on_optimizer_step` and `on_step_end` there are the scheduler and `zero_grad`.
+    watch.stages(recorder, handler, "on_optimizer_step", Stage.OTHER, then=Stage.OPTIMIZER)
+    for name in ("evaluate", "predict"):
+        watch.spans(recorder, trainer, name, "evaluation")
+    watch.spans(recorder, trainer, "save_model", "checkpoint")
+    watch.spans(recorder, trainer, "_save_checkpoint", "checkpoint", first=functools.partial(_carry, trainer))
+
+
+def _outermost(trainer: Trainer) -> list[tuple[Any, str]]:
+    """What the training loop calls, so that an exception is seen: there is no hook for one."""
+    if hasattr(trainer, "_run_epoch"):  # transformers >= 5
+        loop = ("_run_epoch", "_evaluate", "_finalize_training")
+        return [*((trainer, name) for name in loop), (trainer.callback_handler, "on_epoch_begin")]
+    names = "get_batch_samples training_step floating_point_ops _maybe_log_save_evaluate _evaluate log _load_best_model"
+    others = [(trainer.callback_handler, "call_event"), (trainer.accelerator, "clip_grad_norm_")]
+    return [*((trainer, name) for name in names.split()), *others, (trainer.optimizer, "step")]
+
+
+def _place(args: TrainingArguments, state: TrainerState, *, staged: bool) -> Place:
+    saved: Any = state.stateful_callbacks
+    carried = saved.get(STATE_KEY, {}) if state.global_step and isinstance(saved, dict) else {}
+    return Place(
+        door="transformers",
+        directory=Path(args.output_dir or "."),
+        device=args.device,
+        rank=args.process_index,
+        world_size=args.world_size,
+        devices=max(1, args.n_gpu),
+        step=state.global_step,
+        versions={"transformers": transformers.__version__, "accelerate": accelerate.__version__},
+        carried=carried.get("attributes"),
+        staged=staged,
+    )
+
+
+def _carry(trainer: Trainer, recorder: Recorder) -> None:
+    """Put our counters where the checkpoint takes them along. `ExportableState` would end a resumed run instead."""
+    saved: Any = trainer.state.stateful_callbacks
+    if isinstance(saved, dict):
+        saved[STATE_KEY] = {"args": {}, "attributes": recorder.state}
+
+
+def _move_to_front(trainer: Trainer, callback: TrainerCallback) -> None:
+    """Come before the loggers, so that they log what we add. A callback that is added late comes after them."""
+    handler = trainer.callback_handler
+    handler.callbacks = [callback, *(other for other in handler.callbacks if other is not callback)]
+
+
+def _find_trainer(callback: TrainerCallback) -> Trainer | None:
+    """The trainer that is calling: callbacks are not told."""
+    for frame in _frames():
+        candidate = frame.f_locals.get("self")
+        if isinstance(candidate, Trainer) and callback in candidate.callback_handler.callbacks:
+            return candidate
+    return None
+
+
+def _frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 the one way to the caller
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

@@ -1,0 +1,37 @@
+"""Nothing leaks from one test into the next."""
+
+import gc
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def _process() -> dict[str, object]:
+    return {
+        "gc enabled": gc.isenabled(),
+        "gc thresholds": gc.get_threshold(),
+        "gc callbacks": list(gc.callbacks),
+        "dispatch modes": len(_get_current_dispatch_mode_stack()),
+        "backward": torch.autograd.backward,
+        "affinity": os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None,
+        "threads": {thread.name for thread in threading.enumerate() if not thread.daemon},
+    }
+
+
+@pytest.fixture(autouse=True)
+def _process_as_found() -> Iterator[None]:
+    before = _process()
+    yield
+    assert _process() == before
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("PERF_CALLBACKS")]:
+        monkeypatch.delenv(name)
