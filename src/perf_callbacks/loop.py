@@ -176,20 +176,20 @@ class Measurement(Generic[B]):
 
     def _end_step(self) -> None:
         self._step += 1
-        self.train()
         if self._recorder is not None:
             self._recorder.end_step(self._step)
 
     def turn(self, stage: Stage) -> None:
         """The loop turns to `stage`. Called by the hooks."""
-        self.train()
+        if self._evaluating:
+            self.train()
         if self._recorder is not None:
             self._recorder.enter(stage)
 
     def take(self, batch: B) -> None:
-        """The loop got a batch. Called by the loader."""
-        self.turn(Stage.OTHER)
+        """The loader has handed over a batch. Called by the loader."""
         if self._recorder is not None:
+            self._recorder.enter(Stage.OTHER)
             self._recorder.batch(batch)
 
     def call(self, model: nn.Module) -> None:
@@ -218,16 +218,11 @@ class _Loader(Generic[B]):
     def __iter__(self) -> Iterator[B]:
         measurement = self._measurement
         measurement.turn(Stage.DATA)
-        iterator = iter(self._loader)
-        while True:
-            measurement.turn(Stage.DATA)
-            try:
-                batch = next(iterator)
-            except StopIteration:
-                measurement.turn(Stage.OTHER)
-                return
+        for batch in self._loader:
             measurement.take(batch)
             yield batch
+            measurement.turn(Stage.DATA)
+        measurement.turn(Stage.OTHER)
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]  # where the loader has none, it says so itself

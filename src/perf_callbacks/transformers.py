@@ -66,7 +66,7 @@ class PerfCallback(TrainerCallback):
         self.enabled = self._settings.config.enabled
         """Whether it measures. Turned off by configuration, or by a failure of its own."""
         self._recorder: Recorder | None = None
-        self._state: TrainerState | None = None
+        self._blind = False
         for remark in self._settings.remarks:
             log.warning("perf_callbacks: %s", remark)
 
@@ -92,7 +92,7 @@ class PerfCallback(TrainerCallback):
     @_hook
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._close("another fit began")
-        self._recorder, self._state = None, state
+        self._recorder = None
         trainer = _find_trainer(self)
         if trainer is None:
             log.warning("perf_callbacks found no Trainer around it: step time only, and not every logger may get it.")
@@ -146,8 +146,8 @@ class PerfCallback(TrainerCallback):
             tqdm.write(text.closing(self.summary))
 
     def _note(self, kind: str) -> None:
-        """A span that was not seen from inside still keeps its step out of the rows."""
-        if self._recorder is not None:
+        """Without a trainer to watch, a span is only seen when it is over. It still keeps its step out of the rows."""
+        if self._recorder is not None and self._blind:
             self._recorder.begin_span(kind)
             self._recorder.end_span()
 
@@ -157,7 +157,8 @@ class PerfCallback(TrainerCallback):
 
     def begin(self, args: TrainingArguments, state: TrainerState, trainer: Trainer | None) -> None:
         """Start measuring: called by the hooks, once the other callbacks have begun."""
-        self._recorder = Recorder(self._settings, _place(args, state, staged=trainer is not None))
+        self._blind = trainer is None
+        self._recorder = Recorder(self._settings, _place(args, state, staged=not self._blind))
         if trainer is not None:
             _watch(trainer, self._recorder)
         if state.is_world_process_zero:

@@ -175,7 +175,7 @@ class Engine:
             *self._take_batches(),
             self._pause_seconds,
             self._longest_pause,
-            tuple(seconds[: len(STAGES)]),
+            seconds[: len(STAGES)],
         )
         self._step = step
         self._excluded = None

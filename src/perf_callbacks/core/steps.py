@@ -25,7 +25,7 @@ class Step(NamedTuple):
     pause_seconds: float
     """Garbage collection, on either timeline."""
     longest_pause: float
-    seconds: tuple[float, ...] | None
+    seconds: Sequence[float] | None
     """By stage; None where they were lost."""
 
 

@@ -72,6 +72,7 @@ class FileJournal:
         self._began = began
         self._thinned = 0
         self._pending: list[Entry] = []
+        self._process = os.getpid()
         self._file: int | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,7 +94,7 @@ class FileJournal:
     def flush(self) -> None:
         """Write what was taken."""
         pending, self._pending = self._pending, []
-        if self._file is None or not pending:
+        if self._file is None or not pending or os.getpid() != self._process:
             return
         kept = pending if self._size < self._max_bytes else [entry for entry in pending if self._lasts(entry.record)]
         try:

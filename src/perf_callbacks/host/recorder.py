@@ -83,7 +83,7 @@ class Recorder:
         self._reader = BatchReader()
         self._observer = GcObserver(self._on_collection, clock)
         self.active = True
-        atexit.register(self.close)
+        atexit.register(self.close, "the interpreter exited")
         try:
             self._engine.start(began)
             if config.gc != "off":
@@ -128,7 +128,8 @@ class Recorder:
 
     @fails_open
     def whole(self, step: int) -> dict[str, float]:
-        """Metrics of the fit."""
+        """Metrics of the fit. It is over: the device's last events are worth a moment's wait."""
+        self._drain()
         return self._engine.whole(step)
 
     @fails_open
@@ -175,10 +176,13 @@ class Recorder:
             except Exception as error:
                 log.warning("perf_callbacks could not finish: %s.", describe(error), exc_info=error)
 
-    def _finish(self) -> None:
+    def _drain(self) -> None:
         deadline = self._clock() + DRAIN_SECONDS
         while not self._engine.collect() and self._clock() < deadline:
             time.sleep(0.001)
+
+    def _finish(self) -> None:
+        self._drain()
         self._summary = self._engine.stop(self._clock(), self.failure)
 
     def _on_collection(

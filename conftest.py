@@ -1,0 +1,47 @@
+"""README and docstrings are tests: their code runs with a model, data and a directory of its own."""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from sybil import Sybil
+from sybil.parsers.markdown import PythonCodeBlockParser
+from sybil.parsers.rest import DocTestParser
+
+_HOME = Path.cwd()
+
+
+def _stage(namespace):
+    sys.path.insert(0, str(Path(__file__).parent / "tests"))
+    import tiny
+    from transformers import HfArgumentParser, TrainingArguments
+    from transformers.utils import logging
+
+    from perf_callbacks import PerfConfig
+    from perf_callbacks.transformers import PerfCallback
+
+    logging.disable_progress_bar()
+    os.chdir(tempfile.mkdtemp())
+    dataset, model = tiny.Tokens(48), tiny.llama()
+    namespace |= {
+        "HfArgumentParser": HfArgumentParser,
+        "PerfCallback": PerfCallback,
+        "PerfConfig": PerfConfig,
+        "TrainingArguments": TrainingArguments,
+        "dataset": dataset,
+        "loader": torch.utils.data.DataLoader(dataset, batch_size=4),
+        "model": model,
+        "optimizer": torch.optim.AdamW(model.parameters()),
+    }
+    sys.argv = ["train.py", "--output_dir", "out", "--gc", "observe"]
+
+
+def _leave(namespace):
+    os.chdir(_HOME)
+
+
+_readme = Sybil(parsers=[PythonCodeBlockParser()], patterns=["README.md"], setup=_stage, teardown=_leave)
+_docstrings = Sybil(parsers=[DocTestParser()], path="src", patterns=["*.py"])
+pytest_collect_file = (_readme + _docstrings).pytest()
