@@ -28,7 +28,7 @@ model = LlamaForCausalLM(
 )
 arguments = TrainingArguments(
     output_dir="out/llama",
-    max_steps=90,
+    max_steps=70,
     per_device_train_batch_size=4,
     gradient_accumulation_steps=2,
     learning_rate=1e-3,

@@ -1,6 +1,12 @@
-"""Stand-ins for the clock and for an accelerator, driven by hand."""
+"""Stand-ins for the clock, for an accelerator and for a fit, driven by hand."""
 
 from collections import deque
+from dataclasses import asdict
+
+from perf_callbacks.core.batches import Batch
+from perf_callbacks.core.engine import Engine
+from perf_callbacks.core.records import Run, Steps
+from perf_callbacks.core.stages import Stage
 
 
 class FakeClock:
@@ -31,16 +37,18 @@ class FakeStream:
         return FakeEvent(self)
 
     def enqueue(self, event: "FakeEvent") -> None:
-        self._queue.append(event)
+        self._queue.append((event, event.recorded))
 
     def run(self) -> None:
         """Do everything that was queued."""
         while self._queue:
             item = self._queue.popleft()
-            if isinstance(item, FakeEvent):
-                item.at = self.now
-            else:
+            if isinstance(item, float | int):
                 self.now += item
+                continue
+            event, recorded = item
+            if event.recorded == recorded:  # else it was recorded again since, and only that counts
+                event.at = self.now
 
 
 class FakeEvent:
@@ -49,9 +57,11 @@ class FakeEvent:
     def __init__(self, stream: FakeStream) -> None:
         self._stream = stream
         self.at: float | None = None
+        self.recorded = 0
 
     def record(self) -> None:
         self.at = None
+        self.recorded += 1
         self._stream.enqueue(self)
 
     def query(self) -> bool:
@@ -65,3 +75,71 @@ class FakeEvent:
         if self.at is None or end_event.at is None:
             raise RuntimeError("Both events must be recorded and done")
         return (end_event.at - self.at) * 1000
+
+
+def a_run(**changes):
+    """The record that opens a fit."""
+    usual = {
+        "run_id": "a1",
+        "attempt": 1,
+        "step": 0,
+        "rank": 0,
+        "world_size": 1,
+        "device": "cpu",
+        "timeline": "host",
+        "door": "loop",
+        "versions": {"perf_callbacks": "1.0"},
+        "config": {"gc": "sync"},
+        "from_env": (),
+        "started_unix": 0.0,
+    }
+    return Run(**usual | changes)
+
+
+class Fit:
+    """A fit without a framework: an engine, the time that it is told, and the records that it hands out.
+
+    Lengths in halves, quarters and so on are exact as floats.
+    """
+
+    def __init__(self, run=None, **options):
+        self.now = 1000.0
+        self.records = []
+        self.number = 0
+        self.engine = Engine(run or a_run(), self.records.append, **options)
+        self.engine.start(self.now)
+
+    def spend(self, stage, seconds):
+        self.engine.mark(Stage[stage.upper()], self.now)
+        self.now += seconds
+
+    def feed(self, samples=None, tokens=None, useful_tokens=None):
+        self.engine.batch(Batch(samples, tokens, useful_tokens, ()))
+
+    def pause(self, seconds, *, generation=0, collected=0, automatic=True, here=True):
+        start, self.now = self.now, self.now + seconds
+        self.engine.pause(generation, start, seconds, collected, automatic=automatic, here=here)
+
+    def span(self, kind, seconds):
+        self.engine.begin_span(kind, self.now)
+        self.now += seconds
+        self.engine.end_span(self.now)
+
+    def end_step(self):
+        self.number += 1
+        self.engine.end_step(self.number, self.now)
+
+    def step(self, **stages):
+        """A whole step, stage by stage."""
+        for stage, seconds in stages.items():
+            self.spend(stage, seconds)
+        self.end_step()
+
+    def of(self, kind):
+        return [record for record in self.records if isinstance(record, kind)]
+
+    def steps(self):
+        """The steps that were handed out, each as a mapping; what is unknown of all of them is left out."""
+        self.engine.flush(self.now)
+        blocks = [{name: column for name, column in asdict(block).items() if column} for block in self.of(Steps)]
+        return [dict(zip(block, step, strict=True)) for block in blocks for step in zip(*block.values(), strict=True)]

@@ -84,5 +84,8 @@ def records(directory, kind, *, attempt=-1, rank=0):
 
 def steps(directory, **which):
     """The steps in the journal of one attempt, each as a mapping."""
-    blocks = [{name: column for name, column in asdict(block).items() if column} for block in records(directory, Steps, **which)]
+    blocks = [
+        {name: column for name, column in asdict(block).items() if column}
+        for block in records(directory, Steps, **which)
+    ]
     return [dict(zip(block, step, strict=True)) for block in blocks for step in zip(*block.values(), strict=True)]

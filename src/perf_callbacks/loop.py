@@ -10,11 +10,9 @@ with measure(model=model, optimizer=optimizer, loader=loader) as perf:
         optimizer.zero_grad()
 """
 
-import functools
 import os
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -22,11 +20,10 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import nn
 
+from perf_callbacks._loop import LoopWatch, MeasuredLoader
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.records import Summary
 from perf_callbacks.core.settings import resolve
-from perf_callbacks.core.stages import Stage
-from perf_callbacks.host import watch
 from perf_callbacks.host.place import Place
 from perf_callbacks.host.recorder import Recorder, describe, log
 from perf_callbacks.report import text
@@ -80,14 +77,11 @@ class Measurement(Generic[B]):
         self._settings = resolve(config, os.environ)
         for remark in self._settings.remarks:
             log.warning("perf_callbacks: %s", remark)
-        self.model = model
+        self._model = model
         self._optimizer = optimizer
         self._carried = dict(resume or {})
-        self._step = int(self._carried.get("step", 0))
-        self._recorder: Recorder | None = None
-        self._evaluating = False
-        self._spans = 0
-        self.loader = _Loader(loader, self)
+        self._watch: LoopWatch | None = None
+        self.loader = MeasuredLoader(loader, lambda: self._watch)
         """The loader, with its waits measured. Everything else about it is the loader's own."""
 
     def __enter__(self) -> "Measurement[B]":
@@ -101,67 +95,56 @@ class Measurement(Generic[B]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._recorder is not None:
-            self._recorder.close(None if error is None else describe(error))
-            if error is None and self._recorder.run.rank == 0 and self.summary is not None:
-                print(text.closing(self.summary))  # noqa: T201 what a person sees
+        if self._watch is None:
+            return
+        recorder = self._watch.recorder
+        recorder.close(None if error is None else describe(error))
+        summary = recorder.summary
+        if error is None and recorder.run.rank == 0 and summary is not None:
+            try:
+                print(text.closing(summary))  # noqa: T201 what a person sees
+            except Exception as failure:  # noqa: BLE001 an observer never ends the run
+                recorder.fail(failure)
 
     @property
     def summary(self) -> Summary | None:
         """The loop in figures, so far or at its end; None where nothing was measured."""
-        return self._recorder.summary if self._recorder is not None else None
+        return self._watch.recorder.summary if self._watch is not None else None
 
     def row(self) -> dict[str, float]:
         """Metrics of the steps since the last row, ready to log; empty where there are none."""
-        return (self._recorder.row(self._step) if self._recorder is not None else None) or {}
+        return (self._watch.recorder.row(self._watch.steps) if self._watch is not None else None) or {}
 
     def state(self) -> dict[str, Any]:
-        """What to save with a checkpoint, for `measure(resume=…)`."""
-        counters = self._recorder.state if self._recorder is not None else {}
-        return {**self._carried, **counters, "step": self._step}
+        """What to save with a checkpoint, for `measure(resume=…)`. Steps that were not measured are not counted."""
+        if self._watch is None:
+            return dict(self._carried)
+        return {**self._watch.recorder.state, "step": self._watch.steps}
 
     def evaluation(self) -> AbstractContextManager[None]:
         """`with perf.evaluation():` the block is part of no step."""
-        return self._span("evaluation")
+        return nullcontext() if self._watch is None else self._watch.span("evaluation")
 
     def checkpoint(self) -> AbstractContextManager[None]:
         """`with perf.checkpoint():` the block is part of no step."""
-        return self._span("checkpoint")
+        return nullcontext() if self._watch is None else self._watch.span("checkpoint")
 
-    @contextmanager
-    def _span(self, kind: str) -> Iterator[None]:
-        self.train()
-        self._spans += 1
-        if self._recorder is not None:
-            self._recorder.begin_span(kind)
-        try:
-            yield
-        finally:
-            self._spans -= 1
-            if self._recorder is not None:
-                self._recorder.end_span()
+    def _begin(self) -> None:
+        recorder = Recorder(self._settings, self._place())
+        self._watch = LoopWatch(recorder, self._model, self._optimizer)
+        if recorder.active:
+            self._watch.install()
+        if recorder.active and recorder.run.rank == 0:
+            print(text.opening(recorder.run, journal=recorder.journal_path))  # noqa: T201 what a person sees
 
     def _fail(self, error: Exception) -> None:
-        if self._recorder is not None:
-            self._recorder.fail(error)
+        if self._watch is not None:
+            self._watch.recorder.fail(error)
         else:
             log.warning("perf_callbacks could not begin, training goes on: %s.", describe(error), exc_info=error)
 
-    def _begin(self) -> None:
-        self._recorder = recorder = Recorder(self._settings, self._place())
-        optimizer: Any = getattr(self._optimizer, "optimizer", self._optimizer)  # accelerate wraps it
-        recorder.patches.add(
-            self.model.register_forward_pre_hook(_ModelHook(self), prepend=True).remove,
-            optimizer.register_step_pre_hook(lambda *_: self.turn(Stage.OPTIMIZER)).remove,
-            optimizer.register_step_post_hook(lambda *_: self._end_step()).remove,
-        )
-        watch.stages(recorder, optimizer, "zero_grad", Stage.OPTIMIZER)
-        recorder.patches.replace(torch.autograd, "backward", functools.partial(_backward, recorder))
-        if recorder.run.rank == 0:
-            print(text.opening(recorder.run, journal=recorder.journal_path))  # noqa: T201 what a person sees
-
     def _place(self) -> Place:
-        parameter = next(self.model.parameters(), None)
+        parameter = next(self._model.parameters(), None)
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         return Place(
             door="loop",
@@ -169,106 +152,7 @@ class Measurement(Generic[B]):
             device=torch.device("cpu") if parameter is None else parameter.device,
             rank=torch.distributed.get_rank() if distributed else 0,
             world_size=torch.distributed.get_world_size() if distributed else 1,
-            step=self._step,
+            step=int(self._carried.get("step", 0)),
             versions={},
             carried=self._carried or None,
         )
-
-    def _end_step(self) -> None:
-        self._step += 1
-        if self._recorder is not None:
-            self._recorder.end_step(self._step)
-
-    def turn(self, stage: Stage) -> None:
-        """The loop turns to `stage`. Called by the hooks."""
-        if self._evaluating:
-            self.train()
-        if self._recorder is not None:
-            self._recorder.enter(stage)
-
-    def take(self, batch: B) -> None:
-        """The loader has handed over a batch. Called by the loader."""
-        if self._recorder is not None:
-            self._recorder.enter(Stage.OTHER)
-            self._recorder.batch(batch)
-
-    def call(self, model: nn.Module) -> None:
-        """The model is being called. Called by the hook."""
-        if model.training or torch.is_grad_enabled() or self._spans:
-            self.turn(Stage.FORWARD)
-        elif self._recorder is not None and not self._evaluating:
-            self._evaluating = True
-            self._recorder.begin_span("evaluation")
-
-    def train(self) -> None:
-        """Training goes on: an evaluation that was seen to begin is over."""
-        if self._evaluating:
-            self._evaluating = False
-            if self._recorder is not None:
-                self._recorder.end_span()
-
-
-class _Loader(Generic[B]):
-    """A loader whose waits are measured; in all other respects the loader itself."""
-
-    def __init__(self, loader: Iterable[B], measurement: Measurement[B]) -> None:
-        self._loader = loader
-        self._measurement = measurement
-
-    def __iter__(self) -> Iterator[B]:
-        measurement = self._measurement
-        measurement.turn(Stage.DATA)
-        for batch in self._loader:
-            measurement.take(batch)
-            yield batch
-            measurement.turn(Stage.DATA)
-        measurement.turn(Stage.OTHER)
-
-    def __len__(self) -> int:
-        return len(self._loader)  # type: ignore[arg-type]  # where the loader has none, it says so itself
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-
-class _ModelHook:
-    """A forward pre-hook for one module: not for its copies, and not for what unpickles it."""
-
-    def __init__(self, measurement: Measurement[Any]) -> None:
-        self._measurement = measurement
-        self._model = id(measurement.model)
-
-    def __call__(self, module: nn.Module, _args: object) -> None:
-        if id(module) == self._model and not torch.compiler.is_compiling():
-            self._measurement.call(module)
-
-    def __deepcopy__(self, memo: object) -> "Callable[[nn.Module, object], None]":
-        return _nothing
-
-    def __reduce__(self) -> "tuple[Callable[[], object], tuple[()]]":
-        return _hook_of_a_copy, ()
-
-
-def _nothing(_module: nn.Module, _args: object) -> None:
-    """The hook of a model that was copied or saved while it was measured."""
-
-
-def _hook_of_a_copy() -> Callable[[nn.Module, object], None]:
-    return _nothing
-
-
-def _backward(recorder: Recorder, inner: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.autograd.backward`, which `Tensor.backward` calls, for this thread."""
-    thread = threading.get_ident()
-
-    @functools.wraps(inner)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != thread:
-            return inner(*args, **kwargs)
-        before = recorder.enter(Stage.BACKWARD)
-        try:
-            return inner(*args, **kwargs)
-        finally:  # reentrant checkpointing calls it from inside a backward
-            recorder.enter(before if before is Stage.BACKWARD else Stage.UNDECIDED)
-
-    return call

@@ -159,6 +159,8 @@ class PerfCallback(TrainerCallback):
         """Start measuring: called by the hooks, once the other callbacks have begun."""
         self._blind = trainer is None
         self._recorder = Recorder(self._settings, _place(args, state, staged=not self._blind))
+        if not self._recorder.active:
+            return
         if trainer is not None:
             _watch(trainer, self._recorder)
         if state.is_world_process_zero:

@@ -35,7 +35,7 @@ class Run:
     """The way in: "transformers" or "loop"."""
     versions: Mapping[str, str]
     config: Mapping[str, Any]
-    from_env: tuple[str, ...]
+    from_env: tuple[str, ...] = ()
     """Configuration fields that the environment set."""
     started_unix: float
     """Wall clock, for people; no duration is computed from it."""

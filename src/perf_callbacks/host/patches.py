@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 _ABSENT = object()
@@ -30,6 +31,10 @@ class Patches:
         after = make(current)
         setattr(owner, name, after)
         self.add(functools.partial(_put_back, owner, name, before, after))
+
+    def method(self, owner: Any, name: str, make: Callable[[Any], Callable[..., object]]) -> None:
+        """As `replace`, with a function of `self` that is bound: torch's schedulers want `optimizer.step.__func__`."""
+        self.replace(owner, name, lambda current: MethodType(make(current), owner))
 
     def restore(self) -> None:
         """Undo everything. Twice is once; what can't be undone does not keep the rest from it."""

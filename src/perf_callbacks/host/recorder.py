@@ -15,7 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from perf_callbacks.core.batches import BatchReader
 from perf_callbacks.core.engine import Engine
-from perf_callbacks.core.records import Summary
+from perf_callbacks.core.records import Amounts, Summary
 from perf_callbacks.core.settings import Settings
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.host import device
@@ -57,6 +57,7 @@ class Recorder:
         self._clock = clock
         self.patches = Patches()
         self.failure: str | None = None
+        self._told = False
         self._summary: Summary | None = None
         timeline = device.timeline(place.device)
         self.run = opening(settings, place, "host" if timeline is None else "device")
@@ -140,17 +141,21 @@ class Recorder:
     @property
     def state(self) -> dict[str, Any]:
         """What a checkpoint has to carry for the next attempt to count on."""
-        run = self.run
-        return {"run_id": run.run_id, "attempt": run.attempt, "rank": run.rank, **asdict(self._engine.amounts())}
+        amounts = self._asked(self._engine.amounts) or Amounts(samples=None, tokens=None)
+        return {"run_id": self.run.run_id, "attempt": self.run.attempt, "rank": self.run.rank, **asdict(amounts)}
 
     @property
     def summary(self) -> Summary | None:
         """The fit in figures, so far or at its end."""
+        return self._summary or self._asked(lambda: self._engine.summary(self.failure))
+
+    def _asked(self, answer: Callable[[], T]) -> T | None:
+        """What can be had of a closed recorder too."""
         try:
-            return self._summary or self._engine.summary(self.failure)
+            return answer()
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
-            return self._summary
+            return None
 
     @property
     def journal_path(self) -> Path | None:
@@ -159,9 +164,10 @@ class Recorder:
 
     def fail(self, error: Exception) -> None:
         """Something of ours went wrong: say so once, stop measuring, put everything back."""
-        if self.failure is None and self.active:
+        if not self._told:
+            self._told = True
             log.warning("perf_callbacks stopped measuring, training goes on: %s.", describe(error), exc_info=error)
-            self.close(describe(error))
+        self.close(describe(error))
 
     def close(self, failure: str | None = None) -> None:
         """Stop measuring and put back what was changed. Twice is once."""
@@ -173,8 +179,8 @@ class Recorder:
         for step in (self.patches.restore, self._observer.remove, self._finish, self._journal.close):
             try:
                 step()
-            except Exception as error:
-                log.warning("perf_callbacks could not finish: %s.", describe(error), exc_info=error)
+            except Exception as error:  # noqa: BLE001 the rest must still be done
+                self.fail(error)
 
     def _drain(self) -> None:
         deadline = self._clock() + DRAIN_SECONDS

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.host.recorder import Recorder, describe
@@ -14,9 +14,9 @@ T = TypeVar("T")
 def stages(recorder: Recorder, owner: Any, name: str, stage: Stage, *, then: Stage | None = None) -> None:
     """The time in `owner.name` is `stage`; what follows is `then`, or what it was before."""
 
-    def make(inner: Callable[P, T]) -> Callable[P, T]:
+    def make(inner: Callable[P, T]) -> Callable[Concatenate[object, P], T]:
         @functools.wraps(inner)
-        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        def call(_self: object, /, *args: P.args, **kwargs: P.kwargs) -> T:
             before = recorder.enter(stage)
             try:
                 return inner(*args, **kwargs)
@@ -25,15 +25,15 @@ def stages(recorder: Recorder, owner: Any, name: str, stage: Stage, *, then: Sta
 
         return call
 
-    recorder.patches.replace(owner, name, make)
+    recorder.patches.method(owner, name, make)
 
 
 def spans(recorder: Recorder, owner: Any, name: str, kind: str, *, first: Callable[[Recorder], object] = id) -> None:
     """The time in `owner.name` is part of no step. `first` is done before."""
 
-    def make(inner: Callable[P, T]) -> Callable[P, T]:
+    def make(inner: Callable[P, T]) -> Callable[Concatenate[object, P], T]:
         @functools.wraps(inner)
-        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        def call(_self: object, /, *args: P.args, **kwargs: P.kwargs) -> T:
             recorder.begin_span(kind)
             recorder.attempt(first)
             try:
@@ -43,30 +43,30 @@ def spans(recorder: Recorder, owner: Any, name: str, kind: str, *, first: Callab
 
         return call
 
-    recorder.patches.replace(owner, name, make)
+    recorder.patches.method(owner, name, make)
 
 
 def batches(recorder: Recorder, owner: Any, name: str, *, argument: int) -> None:
     """`owner.name` gets a micro-batch as its n-th positional argument, from 0."""
 
-    def make(inner: Callable[P, T]) -> Callable[P, T]:
+    def make(inner: Callable[P, T]) -> Callable[Concatenate[object, P], T]:
         @functools.wraps(inner)
-        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        def call(_self: object, /, *args: P.args, **kwargs: P.kwargs) -> T:
             if len(args) > argument:
                 recorder.batch(args[argument])
             return inner(*args, **kwargs)
 
         return call
 
-    recorder.patches.replace(owner, name, make)
+    recorder.patches.method(owner, name, make)
 
 
 def exits(recorder: Recorder, owner: Any, name: str) -> None:
     """What `owner.name` raises ends the fit: for a trainer that doesn't tell its callbacks of an exception."""
 
-    def make(inner: Callable[P, T]) -> Callable[P, T]:
+    def make(inner: Callable[P, T]) -> Callable[Concatenate[object, P], T]:
         @functools.wraps(inner)
-        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        def call(_self: object, /, *args: P.args, **kwargs: P.kwargs) -> T:
             try:
                 return inner(*args, **kwargs)
             except BaseException as error:
@@ -75,4 +75,4 @@ def exits(recorder: Recorder, owner: Any, name: str) -> None:
 
         return call
 
-    recorder.patches.replace(owner, name, make)
+    recorder.patches.method(owner, name, make)

@@ -1,0 +1,167 @@
+"""What is watched in a plain loop: the loader, the model, the backward, the optimizer."""
+
+import functools
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import nn
+
+from perf_callbacks.core.stages import Stage
+from perf_callbacks.host import watch
+from perf_callbacks.host.recorder import Recorder
+
+B = TypeVar("B")
+
+
+class LoopWatch:
+    """Tells a recorder what the loop does, from the calls that every loop makes. Other threads are not listened to."""
+
+    def __init__(self, recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.recorder = recorder
+        self.steps = recorder.run.step
+        self._model = model
+        self._optimizer: Any = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
+        self._thread = threading.get_ident()
+        self._compiled: object = None
+        self._evaluating = False
+        self._spans = 0
+        self._backwards = 0
+        self._optimizing = 0
+
+    def install(self) -> None:
+        """Begin to watch. The recorder takes it all back when it closes."""
+        recorder, optimizer = self.recorder, self._optimizer
+        recorder.patches.add(
+            self._model.register_forward_pre_hook(_ModelHook(self, self._model), prepend=True).remove,
+            optimizer.register_step_pre_hook(self._begin_step).remove,
+            optimizer.register_step_post_hook(self._end_step).remove,
+        )
+        watch.stages(recorder, optimizer, "zero_grad", Stage.OPTIMIZER)
+        recorder.patches.replace(torch.autograd, "backward", self._backward)
+        self._watch_compiled(recorder)
+
+    def turn(self, stage: Stage) -> None:
+        """The loop turns to `stage`; an evaluation that was seen to begin is over."""
+        if self._evaluating:
+            self._evaluating = False
+            self.recorder.end_span()
+        self.recorder.enter(stage)
+
+    def take(self, batch: object) -> None:
+        """The loader has handed over a batch."""
+        self._backwards = self._optimizing = 0
+        self.recorder.enter(Stage.OTHER)
+        self.recorder.batch(batch)
+        if self._model._compiled_call_impl is not self._compiled:  # noqa: SLF001 there is no other way to tell
+            self.recorder.attempt(self._watch_compiled)
+
+    @contextmanager
+    def span(self, kind: str) -> Iterator[None]:
+        """The block is part of no step."""
+        self.turn(Stage.OTHER)
+        self._spans += 1
+        self.recorder.begin_span(kind)
+        try:
+            yield
+        finally:
+            self._spans -= 1
+            self.recorder.end_span()
+
+    def call(self) -> None:
+        """The model is being called."""
+        if self._backwards or threading.get_ident() != self._thread:  # checkpointing runs it again in the backward
+            return
+        if self._model.training or torch.is_grad_enabled() or self._spans:
+            self.turn(Stage.FORWARD)
+        elif not self._evaluating:
+            self._evaluating = True
+            self.recorder.begin_span("evaluation")
+
+    def _begin_step(self, *_: object) -> None:
+        self._optimizing += 1
+        self.turn(Stage.OPTIMIZER)
+
+    def _end_step(self, *_: object) -> None:
+        # A `step` that calls `super().step()` has the hooks of both.
+        self._optimizing = max(0, self._optimizing - 1)
+        if not self._optimizing:
+            self.steps += 1
+            self.recorder.end_step(self.steps)
+
+    def _backward(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        """`torch.autograd.backward`, which `Tensor.backward` calls. Reentrant checkpointing calls it from inside."""
+
+        @functools.wraps(inner)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._backwards or threading.get_ident() != self._thread:
+                return inner(*args, **kwargs)
+            self._backwards += 1
+            self.turn(Stage.BACKWARD)
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                self._backwards = 0
+                self.recorder.enter(Stage.OPTIMIZER if self._optimizing else Stage.UNDECIDED)
+
+        return call
+
+    def _watch_compiled(self, recorder: Recorder) -> None:
+        """A module that is compiled in place traces its hooks away, so that they are never called."""
+
+        def make(inner: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(inner)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                self.call()
+                return inner(*args, **kwargs)
+
+            return call
+
+        recorder.patches.replace(self._model, "_compiled_call_impl", make)
+        self._compiled = self._model._compiled_call_impl  # noqa: SLF001
+
+
+class MeasuredLoader(Generic[B]):
+    """A loader whose waits are measured; in all other respects the loader itself."""
+
+    def __init__(self, loader: Iterable[B], current: Callable[[], LoopWatch | None]) -> None:
+        self._loader = loader
+        self._current = current
+
+    def __iter__(self) -> Iterator[B]:
+        watching = self._current()
+        if watching is None:
+            yield from self._loader
+            return
+        watching.turn(Stage.DATA)
+        for batch in self._loader:
+            watching.take(batch)
+            yield batch
+            watching.turn(Stage.DATA)
+        watching.turn(Stage.OTHER)
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]  # where the loader has none, it says so itself
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+class _ModelHook:
+    """A forward pre-hook for one module: not for its copies, and nothing to whoever loads it from a file."""
+
+    def __init__(self, watching: LoopWatch, model: nn.Module) -> None:
+        self._watching = watching
+        self._model = id(model)
+
+    def __call__(self, module: nn.Module, _args: object) -> None:
+        if id(module) == self._model and not torch.compiler.is_compiling():
+            self._watching.call()
+
+    def __deepcopy__(self, memo: object) -> Callable[..., None]:
+        return functools.partial(dict.get, {})
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return functools.partial, (dict.get, {})

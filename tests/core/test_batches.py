@@ -1,0 +1,97 @@
+"""How much is in a batch, whatever its form."""
+
+from collections import UserDict
+
+import pytest
+import torch
+
+from perf_callbacks.core.batches import BatchReader
+
+IDS = torch.ones(4, 8, dtype=torch.long)
+MASK = (torch.arange(8) < torch.tensor([[8], [5], [3], [1]])).long()
+ROWS = torch.ones(4, 3)
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        pytest.param({"input_ids": IDS}, (4, 32, None), id="token ids"),
+        pytest.param({"input_ids": IDS, "attention_mask": MASK}, (4, 32, 17), id="token ids and mask"),
+        pytest.param({"input_ids": IDS, "attention_mask": MASK.bool()}, (4, 32, 17), id="mask of booleans"),
+        pytest.param(UserDict({"input_ids": IDS, "attention_mask": MASK}), (4, 32, 17), id="any mapping"),
+        pytest.param({"labels": torch.ones(2), "input_ids": IDS}, (4, 32, None), id="rows are those of the token ids"),
+        pytest.param({"idx": torch.tensor(1), "x": ROWS}, (4, None, None), id="a number has no rows"),
+        pytest.param({"attention_mask": MASK, "x": ROWS}, (4, None, None), id="mask without token ids"),
+        pytest.param(
+            {
+                f"{name}_{part}": value
+                for name in ("anchor", "positive")
+                for part, value in {"input_ids": IDS, "attention_mask": MASK}.items()
+            },
+            (4, 64, 34),
+            id="sentence pairs",
+        ),
+        pytest.param({"prompt_input_ids": IDS, "chosen_input_ids": IDS[:, :2]}, (4, 40, None), id="preference pairs"),
+        pytest.param(
+            {"input_ids": IDS, "attention_mask": MASK, "decoder_input_ids": IDS, "decoder_attention_mask": MASK},
+            (4, 32, 17),
+            id="encoder and decoder",
+        ),
+        pytest.param(
+            {"input_ids": IDS, "attention_mask": MASK[:, None, None]}, (4, 32, None), id="mask of four dimensions"
+        ),
+        pytest.param({"input_ids": IDS, "attention_mask": MASK[:, :5]}, (4, 32, None), id="mask that does not match"),
+        pytest.param((ROWS, torch.ones(4)), (4, None, None), id="tuple"),
+        pytest.param([ROWS, torch.ones(4)], (4, None, None), id="list"),
+        pytest.param(ROWS, (4, None, None), id="one tensor"),
+        pytest.param({"image": {"pixels": ROWS}, "n": 1}, (4, None, None), id="nested"),
+        pytest.param({"text": {"input_ids": IDS, "attention_mask": MASK}}, (4, 32, 17), id="nested token ids"),
+        pytest.param(({"input_ids": IDS, "attention_mask": MASK}, ROWS), (4, 32, 17), id="token ids in a tuple"),
+        pytest.param({"text": {"input_ids": IDS, "decoder_input_ids": IDS[:, :2]}}, (4, 32, None), id="nested decoder"),
+        pytest.param([{"prompt": "a"}, {"prompt": "b"}, {"prompt": "c"}], (3, None, None), id="rows that are mappings"),
+        pytest.param(["a", "b"], (2, None, None), id="rows that are strings"),
+        pytest.param({"text": ["a", "b"]}, (None, None, None), id="no tensor"),
+        pytest.param({}, (None, None, None), id="nothing"),
+        pytest.param([], (None, None, None), id="no rows"),
+        pytest.param(None, (None, None, None), id="none"),
+    ],
+)
+def test_a_batch_is_counted_in_rows_tokens_and_tokens_that_the_mask_keeps(batch, expected):
+    reader = BatchReader()
+    for _ in range(2):  # the second time from memory
+        samples, tokens, useful_tokens, _ = reader.read(batch)
+        assert (samples, tokens, None if useful_tokens is None else int(useful_tokens)) == expected
+
+
+def test_what_the_mask_keeps_is_left_on_the_device():
+    useful_tokens = BatchReader().read({"input_ids": IDS, "attention_mask": MASK}).useful_tokens
+    assert isinstance(useful_tokens, torch.Tensor)
+    assert useful_tokens.shape == ()
+
+
+def test_no_tensor_is_read_for_its_shape():
+    nowhere = {"input_ids": torch.ones(4, 8, device="meta"), "attention_mask": torch.ones(4, 8, device="meta")}
+    batch = BatchReader().read(nowhere)
+    assert (batch.samples, batch.tokens, batch.useful_tokens.device.type) == (4, 32, "meta")
+
+
+def test_each_mask_is_counted_anew():
+    reader = BatchReader()
+    masks = [torch.zeros(4, 8), MASK, torch.ones(4, 8)]
+    kept = [int(reader.read({"input_ids": IDS, "attention_mask": mask}).useful_tokens) for mask in masks]
+    assert kept == [0, 17, 32]
+
+
+def test_shapes_are_told_apart_by_name_and_size():
+    reader = BatchReader()
+    wide = reader.read({"input_ids": torch.ones(4, 16)})
+    assert (reader.read({"input_ids": IDS}).tokens, wide.tokens, reader.read({"x": IDS}).tokens) == (32, 64, None)
+    assert wide.shape == (("input_ids", (4, 16)),)
+
+
+def test_the_shapes_seen_are_bounded_and_the_latest_are_kept():
+    reader = BatchReader()
+    for length in range(2000):
+        assert reader.read({"input_ids": torch.empty(1, length, device="meta")}).tokens == length
+    assert len(reader.seen) == 1024
+    assert (("input_ids", (1, 1999)),) in reader.seen

@@ -1,0 +1,405 @@
+"""Events in, steps, rows and records out. Seconds are halves and quarters, so that every sum is exact."""
+
+import pytest
+import torch
+from fakes import Fit, a_run
+
+from perf_callbacks.core.records import Amounts, Gc, Row, Run, Span, Steps, Summary
+from perf_callbacks.core.stages import Stage
+
+STEP = {"data": 0.25, "forward": 0.5, "backward": 1.0, "optimizer": 0.125, "other": 0.125}
+
+
+def times(step):
+    return {name.removesuffix("_time"): value for name, value in step.items() if name.endswith("_time") and value}
+
+
+def test_a_fit_opens_with_its_run_and_closes_with_its_summary():
+    fit = Fit()
+    fit.step(**STEP)
+    fit.engine.stop(fit.now)
+    assert [type(record) for record in fit.records] == [Run, Steps, Summary]
+
+
+def test_an_optimizer_step_is_a_record_of_exclusive_stages_that_sum():
+    fit = Fit()
+    for _ in range(3):
+        fit.step(**STEP)
+    assert [times(step) for step in fit.steps()] == [STEP | {"step": 2.0}] * 3
+    assert [step["step"] for step in fit.steps()] == [1, 2, 3]
+
+
+def test_stages_come_back_as_often_as_they_like():
+    fit = Fit()
+    fit.step(other=1)
+    for _ in range(4):  # micro-batches
+        for stage in ("data", "forward", "backward"):
+            fit.spend(stage, 0.5)
+        fit.feed(2, 16, torch.tensor(10))
+    fit.step(optimizer=0.25)
+    _, step = fit.steps()
+    assert times(step) == {"data": 2, "forward": 2, "backward": 2, "optimizer": 0.25, "step": 6.25}
+    assert (step["samples"], step["tokens"]) == (8, 64)
+    assert fit.engine.row(2)["perf/useful_tokens_per_second"] == 6.4
+
+
+def test_mark_says_what_it_turned_away_from():
+    fit = Fit()
+    turned = [fit.engine.mark(stage, fit.now) for stage in (Stage.DATA, Stage.FORWARD, Stage.FORWARD)]
+    assert turned == [Stage.OTHER, Stage.DATA, Stage.FORWARD]
+
+
+@pytest.mark.parametrize(
+    ("follows", "owner"), [("optimizer", "optimizer"), ("forward", "other"), ("data", "other"), ("other", "other")]
+)
+def test_what_follows_a_backward_is_optimizer_only_if_an_optimizer_step_comes_next(follows, owner):
+    fit = Fit()
+    fit.step(backward=1, undecided=0.5, **{follows: 0})
+    assert times(fit.steps()[0]) == {"backward": 1, owner: 0.5, "step": 1.5}
+
+
+def test_what_follows_a_backward_is_other_if_the_step_ends_there():
+    fit = Fit()
+    fit.step(backward=1, undecided=0.5)
+    assert times(fit.steps()[0]) == {"backward": 1, "other": 0.5, "step": 1.5}
+
+
+def test_a_span_is_part_of_no_step_and_keeps_its_step_out_of_the_rows():
+    fit = Fit()
+    fit.step(other=1)
+    fit.spend("forward", 1)
+    fit.span("evaluation", 8)
+    fit.now += 0.5  # still forward
+    fit.step(backward=1)
+    fit.step(**STEP)
+    assert [times(step)["step"] for step in fit.steps()] == [1, 2.5, 2]
+    assert [step["excluded"] for step in fit.steps()] == ["first", "evaluation", None]
+    assert times(fit.steps()[1]) == {"forward": 1.5, "backward": 1, "step": 2.5}
+    assert fit.of(Span) == [Span(kind="evaluation", step=1, start=2.0, seconds=8.0)]
+    assert fit.engine.row(3)["perf/step_time"] == 2
+
+
+def test_of_nested_spans_the_outer_one_counts():
+    fit = Fit()
+    fit.engine.begin_span("evaluation", fit.now)
+    fit.span("checkpoint", 1)
+    fit.span("checkpoint", 2)
+    fit.now += 1
+    fit.engine.end_span(fit.now)
+    fit.step(other=1)
+    assert [(span.kind, span.seconds) for span in fit.of(Span)] == [("evaluation", 4)]
+    assert times(fit.steps()[0]) == {"other": 1, "step": 1}
+
+
+def test_marks_and_batches_in_a_span_count_for_nothing():
+    fit = Fit()
+    fit.engine.begin_span("evaluation", fit.now)
+    fit.spend("forward", 4)
+    fit.feed(100)
+    fit.engine.end_span(fit.now)
+    fit.feed(1)
+    fit.step(other=1)
+    (step,) = fit.steps()
+    assert (times(step), step["samples"]) == ({"other": 1, "step": 1}, 1)
+
+
+def test_a_span_may_come_before_everything_and_after_everything():
+    fit = Fit()
+    fit.span("checkpoint", 4)
+    fit.step(**STEP)
+    fit.span("evaluation", 8)
+    fit.engine.stop(fit.now)
+    assert times(fit.steps()[0]) == STEP | {"step": 2.0}
+    assert fit.of(Span) == [
+        Span(kind="checkpoint", step=0, start=0.0, seconds=4.0),
+        Span(kind="evaluation", step=1, start=6.0, seconds=8.0),
+    ]
+
+
+def test_an_optimizer_step_in_an_open_span_closes_it():
+    fit = Fit()
+    fit.spend("forward", 1)
+    fit.engine.begin_span("evaluation", fit.now)
+    fit.engine.begin_span("checkpoint", fit.now)
+    fit.now += 4
+    fit.end_step()
+    fit.step(**STEP)
+    assert [(span.kind, span.seconds) for span in fit.of(Span)] == [("evaluation", 4)]
+    assert [times(step)["step"] for step in fit.steps()] == [1, 2]
+
+
+def test_the_end_of_a_span_that_never_began_is_nothing():
+    fit = Fit()
+    fit.engine.end_span(fit.now)
+    assert [type(record) for record in fit.records] == [Run]
+
+
+def test_a_span_that_is_open_at_the_end_is_closed():
+    fit = Fit()
+    fit.step(other=1)
+    fit.engine.begin_span("checkpoint", fit.now)
+    fit.now += 2
+    assert fit.engine.stop(fit.now).span_seconds == {"checkpoint": 2}
+
+
+def test_spans_add_up_by_kind():
+    fit = Fit()
+    for kind, seconds in [("evaluation", 1), ("checkpoint", 2), ("evaluation", 4)]:
+        fit.span(kind, seconds)
+    assert fit.engine.summary().span_seconds == {"evaluation": 5, "checkpoint": 2}
+
+
+@pytest.mark.parametrize(
+    ("run", "happens", "excluded"),
+    [
+        (a_run(), None, ["first", None]),
+        (a_run(step=40, attempt=2), None, ["restart", None]),
+        (a_run(), "evaluation", ["first", "evaluation"]),
+        (a_run(), "checkpoint", ["first", "checkpoint"]),
+    ],
+)
+def test_a_step_that_is_in_no_row_says_why(run, happens, excluded):
+    fit = Fit(run)
+    fit.step(other=1)
+    if happens:
+        fit.span(happens, 1)
+    fit.step(other=1)
+    assert [step["excluded"] for step in fit.steps()] == excluded
+
+
+def test_a_collection_is_carved_out_of_the_stage_it_fell_in():
+    fit = Fit()
+    fit.step(other=1)
+    fit.spend("forward", 1)
+    fit.pause(0.25, generation=2, collected=7)
+    fit.now += 0.5
+    fit.step(backward=1)
+    assert times(fit.steps()[1]) == {"forward": 1.5, "gc": 0.25, "backward": 1, "step": 2.75}
+    assert fit.of(Gc) == [
+        Gc(step=2, stage="forward", generation=2, start=2.0, seconds=0.25, collected=7, automatic=True)
+    ]
+    row = fit.engine.row(2)
+    assert (row["perf/gc_time"], row["perf/gc_pause"], row["perf/gc_loss"]) == (0.25, 0.25, 0.25)
+
+
+def test_the_longest_pause_of_a_row_is_told_from_their_sum():
+    fit = Fit()
+    fit.step(other=1)
+    for seconds in (0.25, 0.5, 0.125):
+        fit.pause(seconds)
+        fit.step(forward=1)
+    row = fit.engine.row(4)
+    assert (row["perf/gc_pause"], row["perf/gc_loss"]) == (0.5, 0.875)
+
+
+def test_a_collection_in_a_span_takes_nothing_from_the_step():
+    fit = Fit()
+    fit.spend("forward", 1)
+    fit.engine.begin_span("evaluation", fit.now)
+    fit.pause(4)
+    fit.engine.end_span(fit.now)
+    fit.end_step()
+    assert times(fit.steps()[0]) == {"forward": 1, "step": 1}
+    assert [gc.stage for gc in fit.of(Gc)] == ["aside"]
+    assert fit.engine.summary().gc_seconds == 4
+
+
+def test_a_collection_in_another_thread_takes_nothing_from_the_stage():
+    fit = Fit()
+    fit.spend("forward", 1)
+    fit.pause(0.5, here=False)
+    fit.end_step()
+    assert times(fit.steps()[0]) == {"forward": 1.5, "step": 1.5}
+    assert [gc.stage for gc in fit.of(Gc)] == ["elsewhere"]
+
+
+def test_a_collection_after_a_backward_is_one_in_other():
+    fit = Fit()
+    fit.spend("undecided", 1)
+    fit.pause(0.5)
+    assert [gc.stage for gc in fit.of(Gc)] == ["other"]
+
+
+def test_collections_are_counted_by_generation():
+    fit = Fit()
+    for generation, seconds in [(0, 0.5), (2, 1), (0, 0.25)]:
+        fit.pause(seconds, generation=generation)
+    summary = fit.engine.summary()
+    assert (summary.gc_collections, summary.gc_seconds, summary.gc_longest) == ((2, 0, 1), 1.75, 1)
+
+
+def test_collections_that_are_not_timed_are_unknown():
+    summary = Fit(gc_timed=False).engine.summary()
+    assert (summary.gc_collections, summary.gc_seconds, summary.gc_longest) == (None, None, None)
+
+
+def test_rows_are_ratios_of_sums():
+    fit = Fit()
+    fit.step(other=1)
+    for samples, seconds in [(1, 0.5), (8, 3.5)]:
+        fit.feed(samples, 10 * samples)
+        fit.step(forward=seconds)
+    row = fit.engine.row(3)
+    assert (row["perf/step_time"], row["perf/samples_per_second"], row["perf/tokens_per_second"]) == (2, 2.25, 22.5)
+    assert fit.of(Row) == [Row(step=3, metrics=row)]
+
+
+def test_a_row_begins_where_the_last_one_ended():
+    fit = Fit()
+    fit.step(other=1)
+    rows = []
+    for seconds in (1, 2, 4):
+        fit.step(forward=seconds)
+        rows.append(fit.engine.row(fit.number)["perf/step_time"])
+    assert rows == [1, 2, 4]
+    assert fit.engine.whole(4)["perf/step_time"] == pytest.approx(7 / 3, rel=1e-5)  # six figures
+
+
+@pytest.mark.parametrize("log", ["row", "whole"])
+def test_a_row_without_an_included_step_carries_nothing(log):
+    fit = Fit()
+    fit.feed(4)
+    fit.step(other=1)
+    fit.span("evaluation", 1)
+    fit.step(other=1)
+    assert getattr(fit.engine, log)(2) == {}
+    assert fit.of(Row) == []
+
+
+def test_a_skipped_batch_leaves_a_step_without_samples():
+    fit = Fit()
+    for amounts in [(4, 32, 20), None, (4, 32, 20)]:
+        if amounts:
+            fit.feed(*amounts)
+        fit.step(forward=1)
+    assert [(step["samples"], step["tokens"]) for step in fit.steps()] == [(4, 32), (0, 0), (4, 32)]
+    assert fit.engine.row(3)["perf/samples_per_second"] == 2
+
+
+def test_what_batches_do_not_tell_stays_unknown_in_a_step_without_one():
+    fit = Fit()
+    fit.feed(4, None, None)
+    fit.step(other=1)
+    fit.step(forward=1)
+    assert [(step["samples"], step["tokens"]) for step in fit.steps()] == [(4, None), (0, None)]
+    assert not [name for name in fit.engine.row(2) if "tokens" in name]
+
+
+def test_samples_that_nobody_saw_are_unknown():
+    fit = Fit()
+    for _ in range(2):
+        fit.step(other=1)
+    summary = fit.engine.summary()
+    unknown = (summary.samples, summary.tokens, summary.included_samples, summary.total_samples)
+    assert unknown == (None, None, None, None)
+    assert {step["samples"] for step in fit.steps()} == {None}
+    assert not [name for name in fit.engine.row(2) if "per_second" in name]
+
+
+def test_one_unknown_batch_makes_its_sum_unknown():
+    fit = Fit()
+    fit.step(other=1)
+    fit.feed(4, 32)
+    fit.feed(4, None)
+    fit.step(forward=1)
+    assert (fit.steps()[1]["samples"], fit.steps()[1]["tokens"]) == (8, None)
+
+
+def test_steps_are_handed_out_64_at_a_time():
+    fit = Fit()
+    for _ in range(130):
+        fit.step(forward=0.125)
+    assert [len(block.step) for block in fit.of(Steps)] == [64, 64]
+    assert len(fit.steps()) == 130
+
+
+def test_steps_are_handed_out_after_ten_seconds():
+    fit = Fit()
+    for _ in range(6):
+        fit.step(forward=4)
+    assert [block.step for block in fit.of(Steps)] == [(1, 2, 3), (4, 5, 6)]
+
+
+def test_the_end_of_a_span_hands_out_the_steps():
+    fit = Fit()
+    fit.step(forward=1)
+    fit.span("checkpoint", 1)
+    assert [type(record) for record in fit.records] == [Run, Span, Steps]
+
+
+def test_nothing_grows_with_the_steps():
+    fit = Fit()
+    held = []
+    for number in range(1, 1001):
+        fit.feed(4, 32, 20)
+        fit.step(forward=0.125)
+        if number % 200 == 0:
+            held.append(sum(len(part) for part in vars(fit.engine._ledger).values() if isinstance(part, list)))
+            fit.engine.row(number)
+    assert max(held) <= 64
+
+
+def test_a_resumed_fit_counts_on():
+    first = Fit()
+    for _ in range(3):
+        first.feed(4, 32)
+        first.step(other=1)
+    again = Fit(a_run(step=3, attempt=2), earlier=first.engine.amounts())
+    again.number = 3
+    for _ in range(2):
+        again.feed(4, 32)
+        again.step(other=1)
+    summary = again.engine.stop(again.now)
+    assert (summary.step, summary.steps, summary.included_steps, summary.attempt) == (5, 2, 1, 2)
+    assert (summary.samples, summary.tokens, summary.total_samples, summary.total_tokens) == (8, 64, 20, 160)
+
+
+def test_a_resumed_fit_of_an_unknown_past_has_unknown_totals():
+    fit = Fit(a_run(step=3), earlier=Amounts(samples=None, tokens=None))
+    fit.feed(4, 32)
+    fit.step(other=1)
+    summary = fit.engine.summary()
+    assert (summary.samples, summary.total_samples, summary.total_tokens) == (4, None, None)
+
+
+def test_a_summary_says_it_all():
+    fit = Fit()
+    for _ in range(3):
+        fit.feed(4, 32, torch.tensor(20))
+        fit.step(**STEP)
+    fit.span("evaluation", 8)
+    fit.pause(0.5, generation=1)
+    assert fit.engine.stop(fit.now, "ValueError: no") == Summary(
+        run_id="a1",
+        attempt=1,
+        step=3,
+        steps=3,
+        included_steps=2,
+        included_seconds=4.0,
+        stage_seconds={f"{name}_time": 2 * seconds for name, seconds in STEP.items()} | {"gc_time": 0.0},
+        span_seconds={"evaluation": 8.0},
+        samples=12,
+        tokens=96,
+        included_samples=8,
+        included_tokens=64,
+        included_useful_tokens=40,
+        total_samples=12,
+        total_tokens=96,
+        gc_collections=(0, 1, 0),
+        gc_seconds=0.5,
+        gc_longest=0.5,
+        failure="ValueError: no",
+    )
+
+
+def test_a_fit_without_a_step_has_a_summary_too():
+    summary = Fit().engine.stop(1001.0)
+    assert (summary.steps, summary.included_steps, summary.step_time) == (0, 0, None)
+
+
+def test_stages_that_are_not_seen_are_in_no_record():
+    fit = Fit(staged=False)
+    for _ in range(2):
+        fit.step(other=1)
+    assert [name for name in fit.steps()[0] if name.endswith("_time")] == ["step_time"]
+    assert fit.engine.summary().stage_seconds == {}

@@ -1,0 +1,76 @@
+"""Totals to metrics."""
+
+import pytest
+from fakes import Fit, a_run
+
+STAGES = {"data": 0.25, "forward": 0.5, "backward": 1.0, "optimizer": 0.125, "other": 0.125}
+
+
+def row_of(*, steps=2, run=None, amounts=(4, 32, 24), gc_timed=True, **options):
+    fit = Fit(run, gc_timed=gc_timed, **options)
+    fit.step(other=9)
+    for _ in range(steps):
+        fit.feed(*amounts)
+        fit.step(**STAGES)
+    return fit.engine.row(fit.number)
+
+
+TIMES = {f"perf/{stage}_time": seconds for stage, seconds in STAGES.items()} | {"perf/step_time": 2.0}
+PAUSES = {"perf/gc_pause": 0.0, "perf/gc_loss": 0.0}
+PER_DEVICE = {
+    "perf/samples_per_second_per_device": 2.0,
+    "perf/tokens_per_second_per_device": 16.0,
+    "perf/useful_tokens_per_second_per_device": 12.0,
+}
+OVER_ALL = {"perf/samples_per_second": 2.0, "perf/tokens_per_second": 16.0, "perf/useful_tokens_per_second": 12.0}
+EVERYTHING = TIMES | PAUSES | PER_DEVICE | OVER_ALL | {"perf/gc_time": 0.0}
+
+
+def without(*parts):
+    return {name: value for name, value in EVERYTHING.items() if not any(part in name for part in parts)}
+
+
+@pytest.mark.parametrize("steps", [1, 2, 70])
+def test_one_process_logs_everything(steps):
+    assert row_of(steps=steps) == EVERYTHING
+
+
+def test_no_step_no_row():
+    assert row_of(steps=0) == {}
+
+
+def test_of_several_processes_one_knows_only_its_own_rates():
+    assert row_of(run=a_run(world_size=2)) == TIMES | PAUSES | PER_DEVICE | {"perf/gc_time": 0.0}
+
+
+def test_devices_of_one_process_share_its_rates():
+    assert row_of(devices=2) == EVERYTHING | {name: value / 2 for name, value in PER_DEVICE.items()}
+
+
+def test_stages_that_are_not_seen_are_left_out():
+    assert row_of(staged=False) == {"perf/step_time": 2.0} | PAUSES | PER_DEVICE | OVER_ALL
+
+
+def test_collections_that_are_not_timed_are_left_out():
+    assert row_of(gc_timed=False) == without("gc_")
+
+
+@pytest.mark.parametrize(
+    ("amounts", "unknown"),
+    [
+        ((4, 32, None), ["useful_tokens"]),
+        ((4, None, None), ["tokens"]),
+        ((None, None, None), ["tokens", "samples"]),
+    ],
+)
+def test_what_is_unknown_is_left_out(amounts, unknown):
+    assert row_of(amounts=amounts) == without(*unknown)
+
+
+def test_values_are_plain_numbers_of_six_figures():
+    fit = Fit()
+    fit.step(other=1)
+    fit.feed(7)
+    fit.step(forward=3)
+    rate = fit.engine.row(2)["perf/samples_per_second"]
+    assert (type(rate), rate) == (float, 2.33333)

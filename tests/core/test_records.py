@@ -1,0 +1,129 @@
+"""Records to lines and back."""
+
+import json
+
+import pytest
+from fakes import a_run
+
+from perf_callbacks.core.records import (
+    SCHEMA,
+    Entry,
+    Gc,
+    Row,
+    Span,
+    Steps,
+    Summary,
+    attempts,
+    decode,
+    encode,
+    entries,
+)
+
+SUMMARY = Summary(
+    run_id="a1",
+    attempt=1,
+    step=3,
+    steps=3,
+    included_steps=2,
+    included_seconds=0.5,
+    stage_seconds={"data_time": 0.125, "forward_time": 0.375},
+    span_seconds={"evaluation": 2.5},
+    samples=12,
+    tokens=None,
+    included_samples=8,
+    included_tokens=None,
+    included_useful_tokens=None,
+    total_samples=12,
+    total_tokens=None,
+    gc_collections=(4, 1, 0),
+    gc_seconds=0.25,
+    gc_longest=0.125,
+    failure="ValueError: “no”",
+)
+RECORDS = [
+    a_run(),
+    a_run(run_id="b2", attempt=2, step=40, from_env=("gc", "window"), versions={"torch": "2.13"}, started_unix=1.7e9),
+    Steps(
+        step=(1, 2), step_time=(0.5, None), forward_time=(0.1234567, None), samples=(4, None), excluded=("first", None)
+    ),
+    Steps(step=(3,), step_time=(12345.6789012,), gc_time=(0.0,), tokens=(0,), excluded=(None,)),
+    Row(step=10, metrics={"perf/step_time": 0.1, "perf/samples_per_second": 1e-06}),
+    Gc(step=2, stage="forward", generation=2, start=1 / 3, seconds=1e-7, collected=9, automatic=True),
+    Span(kind="evaluation", step=5, start=2 / 3, seconds=0.1),
+    SUMMARY,
+]
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+def test_every_record_makes_the_round_trip(record):
+    entry = Entry(12.345678, record)
+    assert decode(encode(entry)) == entry
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+def test_a_record_is_one_line_of_json_that_says_its_type_and_time(record):
+    line = encode(Entry(1.5, record))
+    assert "\n" not in line
+    values = json.loads(line)
+    assert (values["type"], values["t"]) == (type(record).__name__.lower(), 1.5)
+
+
+def test_a_run_carries_the_version_of_the_journal():
+    assert json.loads(encode(Entry(0.0, a_run())))["schema"] == SCHEMA == 1
+
+
+def test_times_are_kept_to_a_tenth_of_a_microsecond():
+    (steps,) = entries([encode(Entry(0.0, Steps(step=(1, 2), step_time=(1 / 3, 1e-8), data_time=(2 / 3, None))))])
+    assert steps.record == Steps(step=(1, 2), step_time=(0.3333333, 0.0), data_time=(0.6666667, None))
+
+
+GC = '{"type":"gc","t":1,"step":1,"stage":"data","generation":0,"start":0,"seconds":1,"collected":0,"automatic":true}'
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "\n",
+        "not json",
+        "null",
+        "1",
+        "[]",
+        '"gc"',
+        "{}",
+        '{"type":"gc"}',
+        '{"type":"gc","t":1}',
+        '{"type":"verdict","t":1,"step":1}',
+        '{"type":["gc"],"t":1}',
+        '{"type":null,"t":1}',
+        GC.replace('"t":1', '"t":"soon"'),
+        GC.replace('"t":1', '"t":null'),
+        GC.replace('"t":1', '"t":1' + "0" * 400),
+        GC.replace('"step":1', '"step":1' + "0" * 5000),
+        GC[:-1],
+        GC[1:],
+        GC + GC,
+        "[" * 100_000,
+        "\x00\x00",
+        "\ufffd",
+    ],
+    ids=lambda line: line[:40],
+)
+def test_a_line_that_is_torn_or_foreign_is_passed_over(line):
+    assert decode(line) is None
+    assert [entry.record.kind for entry in entries([line, encode(Entry(0.0, RECORDS[6])), line])] == ["evaluation"]
+
+
+def test_keys_that_came_later_are_dropped():
+    assert decode(GC.replace('"t":1', '"t":1,"cause":"luck"')) == decode(GC) is not None
+
+
+def test_a_journal_is_cut_into_its_attempts():
+    row, first, second = Entry(1.0, RECORDS[4]), Entry(0.0, RECORDS[0]), Entry(0.0, RECORDS[1])
+    assert attempts([]) == []
+    assert attempts([row]) == []
+    assert attempts([row, first, row, row, second, second, row]) == [[first, row, row], [second], [second, row]]
+
+
+def test_a_summary_knows_the_time_of_a_step_if_it_has_one():
+    assert SUMMARY.step_time == 0.25

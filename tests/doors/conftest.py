@@ -1,0 +1,17 @@
+"""Real training loops on a small machine: quick, and the same each time."""
+
+import gc
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quick():
+    """Accelerate collects garbage before each fit: not through all of the imported modules. Threads only wait here."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    gc.freeze()
+    yield
+    gc.unfreeze()
+    torch.set_num_threads(threads)

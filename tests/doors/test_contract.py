@@ -1,0 +1,122 @@
+"""One script, through every door: the same records."""
+
+import pytest
+import torch
+from tiny import Tokens, llama, records, steps, trainer, training_arguments
+from torch.utils.data import DataLoader
+
+from perf_callbacks import PerfConfig, Summary
+from perf_callbacks.core.records import Row, Run, Span
+from perf_callbacks.loop import measure
+from perf_callbacks.transformers import PerfCallback
+
+# 22 rows in batches of 4, two to a step: three steps in an epoch, the last of them of 4 and 2 rows.
+ROWS, BATCH, ACCUMULATION, STEPS, EVALUATE, SAVE = 22, 4, 2, 8, 4, 6
+
+
+def through_trainer(directory, *, interrupted):
+    often = {"eval_strategy": "steps", "eval_steps": EVALUATE, "save_strategy": "steps", "save_steps": SAVE}
+    arguments = training_arguments(
+        directory,
+        per_device_train_batch_size=BATCH,
+        gradient_accumulation_steps=ACCUMULATION,
+        max_steps=STEPS,
+        **often if interrupted else {},
+    )
+    callback = PerfCallback()
+    data = {"train_dataset": Tokens(ROWS, (16, 5)), "eval_dataset": Tokens(4)}
+    trainer(arguments, callback, **data).train()
+    return callback.summary
+
+
+def through_loop(directory, *, interrupted):
+    model, loader = llama(), DataLoader(Tokens(ROWS, (16, 5)), batch_size=BATCH, shuffle=True)
+    optimizer = torch.optim.AdamW(model.parameters())
+    done = 0
+    config = PerfConfig(output_dir=str(directory))
+    with measure(model=model, optimizer=optimizer, loader=loader, config=config) as perf:
+        while done < STEPS:
+            for number, batch in enumerate(perf.loader, 1):
+                model(**batch).loss.backward()
+                if number % ACCUMULATION and number < len(perf.loader):
+                    continue
+                optimizer.step()
+                optimizer.zero_grad()
+                done += 1
+                perf.row()
+                if interrupted and done % EVALUATE == 0:
+                    evaluate(model)
+                if interrupted and done % SAVE == 0:
+                    with perf.checkpoint():
+                        torch.save(model.state_dict(), directory / "model.pt")
+                if done == STEPS:
+                    break
+    return perf.summary
+
+
+def evaluate(model):
+    model.eval()
+    with torch.no_grad():
+        for batch in DataLoader(Tokens(4), batch_size=BATCH):
+            model(**batch)
+    model.train()
+
+
+DOORS = {"transformers": through_trainer, "loop": through_loop}
+
+
+@pytest.mark.parametrize(
+    ("interrupted", "excluded", "spans"),
+    [
+        (False, {1: "first"}, []),
+        (
+            True,
+            {1: "first", 5: "evaluation", 7: "checkpoint"},
+            [("evaluation", 4), ("checkpoint", 6), ("evaluation", 8)],
+        ),
+    ],
+    ids=["undisturbed", "interrupted"],
+)
+@pytest.mark.parametrize("door", DOORS)
+def test_the_same_script_leaves_the_same_records(tmp_path, door, interrupted, excluded, spans):
+    summary = DOORS[door](tmp_path, interrupted=interrupted)
+
+    (run,) = records(tmp_path, Run)
+    assert (run.door, run.attempt, run.step, run.device, run.timeline) == (door, 1, 0, "cpu", "host")
+
+    samples = [8, 8, 6, 8, 8, 6, 8, 8]
+    found = steps(tmp_path)
+    assert [(step["step"], step["samples"], step["tokens"]) for step in found] == [
+        (number, count, 16 * count) for number, count in enumerate(samples, 1)
+    ]
+    assert {step["step"]: step["excluded"] for step in found if step["excluded"]} == excluded
+    assert set().union(*found) == {"step", "samples", "tokens", "excluded", "step_time", *(f"{s}_time" for s in STAGES)}
+    found_spans = [(span.kind, span.step) for span in records(tmp_path, Span)]
+    assert found_spans[: len(spans)] == spans
+    assert set(found_spans[len(spans) :]) <= {("checkpoint", STEPS)}  # a trainer saves once more at the end
+
+    included = [number for number in range(1, STEPS + 1) if number not in excluded]
+    rows = records(tmp_path, Row)
+    whole = [STEPS] if door == "transformers" else []  # the line in which the trainer sums up
+    assert [row.step for row in rows] == included + whole
+    assert all(row.metrics.keys() == KEYS for row in rows)
+
+    (recorded,) = records(tmp_path, Summary)
+    assert recorded == summary
+    assert (summary.step, summary.steps, summary.included_steps) == (STEPS, STEPS, len(included))
+    assert (summary.samples, summary.tokens) == (sum(samples), 16 * sum(samples))
+    assert summary.included_samples == sum(samples[number - 1] for number in included)
+    assert summary.stage_seconds.keys() == {f"{stage}_time" for stage in STAGES}
+    assert sum(summary.stage_seconds.values()) == pytest.approx(summary.included_seconds)
+    assert summary.failure is None
+
+
+STAGES = ("data", "forward", "backward", "optimizer", "gc", "other")
+RATES = ("samples_per_second", "tokens_per_second", "useful_tokens_per_second")
+KEYS = {
+    "perf/step_time",
+    *(f"perf/{stage}_time" for stage in STAGES),
+    *(f"perf/{rate}{suffix}" for rate in RATES for suffix in ("", "_per_device")),
+    "perf/gc_pause",
+    "perf/gc_loss",
+}

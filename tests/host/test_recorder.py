@@ -1,0 +1,254 @@
+"""Whatever fails in a recorder, nobody else notices: nothing escapes, it is said once, and everything is put back."""
+
+import gc
+import subprocess
+import sys
+import textwrap
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fakes import FakeClock
+
+from perf_callbacks import PerfConfig
+from perf_callbacks.core.batches import BatchReader
+from perf_callbacks.core.engine import Engine
+from perf_callbacks.core.records import Gc, Run, Steps, Summary, attempts
+from perf_callbacks.core.settings import resolve
+from perf_callbacks.core.stages import Stage
+from perf_callbacks.host import watch
+from perf_callbacks.host.garbage import GcObserver
+from perf_callbacks.host.journal import FileJournal, read
+from perf_callbacks.host.place import Place
+from perf_callbacks.host.recorder import Recorder, describe
+
+CALLS = {
+    "enter": lambda recorder: recorder.enter(Stage.FORWARD),
+    "batch": lambda recorder: recorder.batch({"input_ids": torch.ones(2, 3)}),
+    "collection": lambda _: gc.collect(),
+    "end_step": lambda recorder: recorder.end_step(1),
+    "begin_span": lambda recorder: recorder.begin_span("evaluation"),
+    "end_span": lambda recorder: recorder.end_span(),
+    "row": lambda recorder: recorder.row(1),
+    "whole": lambda recorder: recorder.whole(1),
+    "attempt": lambda recorder: recorder.attempt(lambda _: None),
+    "state": lambda recorder: recorder.state,
+    "summary": lambda recorder: recorder.summary,
+    "journal_path": lambda recorder: recorder.journal_path,
+    "close": lambda recorder: recorder.close(),
+}
+
+POINTS = [
+    *[(Engine, name) for name in vars(Engine) if not name.startswith("_")],
+    (BatchReader, "read"),
+    (GcObserver, "install"),
+    (GcObserver, "remove"),
+    (FileJournal, "write"),
+    (FileJournal, "flush"),
+    (FileJournal, "close"),
+]
+
+
+def original():
+    return "original"
+
+
+@pytest.fixture
+def owner():
+    return SimpleNamespace(method=original)
+
+
+@pytest.fixture
+def make(tmp_path, owner):
+    """Starts recorders that have changed something."""
+    made = []
+
+    def recorder(clock=None, directory=tmp_path, **config):
+        settings = resolve(PerfConfig(**config), {})
+        place = Place(door="loop", directory=directory, device=torch.device("cpu"), versions={})
+        made.append(Recorder(settings, place, **({"clock": clock} if clock else {})))
+        if made[-1].active:
+            watch.stages(made[-1], owner, "method", Stage.FORWARD)
+        return made[-1]
+
+    yield recorder
+    for one in made:
+        one.close()
+
+
+def journal(directory, attempt=-1):
+    return [entry.record for entry in attempts(read(directory / "perf_callbacks" / "rank0.jsonl"))[attempt]]
+
+
+def raising(*_args, **_kwargs):
+    raise ValueError("no")
+
+
+def test_a_fit_leaves_its_records_and_its_summary(tmp_path, make):
+    clock = FakeClock()
+    recorder = make(clock, gc="off")
+    for step in (1, 2, 3):
+        recorder.batch({"input_ids": torch.ones(2, 4)})
+        recorder.enter(Stage.FORWARD)
+        clock.sleep(0.5)
+        recorder.end_step(step)
+    row = recorder.row(3)
+    recorder.close()
+    assert (row["perf/step_time"], row["perf/tokens_per_second"]) == (0.5, 16.0)
+    opening, _, steps, summary = journal(tmp_path)
+    assert (opening, summary) == (recorder.run, recorder.summary)
+    assert (steps.step_time, steps.tokens, steps.excluded) == ((0.5,) * 3, (8,) * 3, ("first", None, None))
+
+
+def test_collections_are_observed_unless_they_are_off(tmp_path, make):
+    for config in ("observe", "off"):
+        recorder = make(gc=config)
+        gc.collect()
+        recorder.close()
+        gc.collect()
+    observed, off = ([type(record) for record in journal(tmp_path, attempt)].count(Gc) for attempt in (0, 1))
+    assert (observed >= 1, off) == (True, 0)
+
+
+def test_without_a_journal_nothing_is_written(tmp_path, make):
+    recorder = make(journal=False)
+    recorder.end_step(1)
+    recorder.close()
+    assert (recorder.journal_path, list(tmp_path.iterdir()), recorder.summary.steps) == (None, [], 1)
+
+
+def test_the_configuration_says_where_the_journal_goes(tmp_path, make):
+    recorder = make(output_dir=str(tmp_path / "elsewhere"))
+    assert recorder.journal_path == tmp_path / "elsewhere" / "perf_callbacks" / "rank0.jsonl"
+
+
+def test_a_disk_that_refuses_the_journal_costs_nothing_else(tmp_path, make, caplog):
+    (tmp_path / "perf_callbacks").write_text("in the way")
+    recorder = make()
+    for step in (1, 2):
+        recorder.end_step(step)
+    assert recorder.row(2)["perf/step_time"] > 0
+    recorder.close()
+    assert (recorder.failure, recorder.summary.steps, len(caplog.records)) == (None, 2, 1)
+
+
+@pytest.mark.parametrize(("kind", "name"), POINTS, ids=[f"{kind.__name__}.{name}" for kind, name in POINTS])
+def test_a_failure_anywhere_is_said_once_and_everything_is_put_back(kind, name, make, owner, caplog, monkeypatch):
+    found = list(gc.callbacks)
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, name, raising)
+        recorder = make()
+        for call in [*CALLS.values()] * 2:
+            call(recorder)
+    if (kind, name) == (GcObserver, "remove"):  # what fails to put something back does not put it back
+        gc.callbacks[:] = found
+    assert [record.getMessage().rsplit(": ", 2)[1:] for record in caplog.records] == [["ValueError", "no."]]
+    assert all(record.exc_info for record in caplog.records)
+    assert (owner.method, gc.callbacks, recorder.active) == (original, found, False)
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in {"state", "summary", "journal_path", "close"}])
+def test_what_a_closed_recorder_is_told_is_nothing(name, make, tmp_path):
+    recorder = make()
+    recorder.close()
+    before = journal(tmp_path)
+    assert CALLS[name](recorder) in (None, Stage.FORWARD) or name == "collection"
+    assert journal(tmp_path) == before
+
+
+def test_a_failure_stops_the_measuring_and_keeps_what_there_is(tmp_path, make, caplog):
+    recorder = make()
+    for step in (1, 2, 3):
+        recorder.end_step(step)
+    recorder.attempt(raising)
+    recorder.end_step(4)
+    assert recorder.failure == recorder.summary.failure == "ValueError: no"
+    assert caplog.messages == ["perf_callbacks stopped measuring, training goes on: ValueError: no."]
+    summary = journal(tmp_path)[-1]
+    assert (summary, summary.steps) == (recorder.summary, 3)
+
+
+def test_what_cannot_be_undone_keeps_nothing_else_from_it(tmp_path, make, owner, caplog):
+    recorder = make()
+    recorder.patches.add(raising)
+    recorder.close()
+    assert caplog.messages == ["perf_callbacks stopped measuring, training goes on: ValueError: no."]
+    assert owner.method is original
+    assert type(journal(tmp_path)[-1]) is Summary
+
+
+def test_a_clock_that_stops_is_a_failure_like_any_other(make, owner, caplog):
+    clock = FakeClock()
+    recorder = make(clock, journal=False)
+    recorder._clock = raising
+    for call in CALLS.values():
+        call(recorder)
+    assert len(caplog.records) == 1
+    assert owner.method is original
+
+
+def test_closing_twice_is_once(tmp_path, make, caplog):
+    recorder = make()
+    recorder.close()
+    recorder.close("again")
+    assert [type(record) for record in journal(tmp_path)].count(Summary) == 1
+    assert (recorder.failure, caplog.records) == (None, [])
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)], ids=describe)
+def test_an_interrupt_goes_through_and_everything_is_put_back(tmp_path, make, owner, error):
+    def interrupted():
+        raise error
+
+    found = list(gc.callbacks)
+    owner.method, owner.loop = interrupted, lambda: owner.method()
+    recorder = make()
+    watch.exits(recorder, owner, "loop")
+    with pytest.raises(type(error)):
+        owner.loop()
+    assert (owner.method, gc.callbacks, recorder.active) == (interrupted, found, False)
+    assert journal(tmp_path)[-1].failure == describe(error)
+
+
+@pytest.mark.parametrize("name", ["mark", "batch", "end_step", "begin_span", "row"])
+def test_an_interrupt_in_our_own_code_is_an_interrupt_of_the_loop(make, owner, monkeypatch, name):
+    def interrupted(*_args, **_kwargs):
+        raise KeyboardInterrupt
+
+    recorder = make()
+    owner.loop = lambda: [call(recorder) for call in CALLS.values()]
+    found = owner.loop
+    watch.exits(recorder, owner, "loop")
+    monkeypatch.setattr(Engine, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        owner.loop()
+    assert (owner.method, owner.loop, recorder.active) == (original, found, False)
+
+
+def test_what_is_measured_when_the_interpreter_exits_is_put_back_and_written(tmp_path):
+    script = f"""
+        import atexit, gc
+        from pathlib import Path
+        from types import SimpleNamespace
+        import torch
+        from perf_callbacks import PerfConfig
+        from perf_callbacks.core.settings import resolve
+        from perf_callbacks.core.stages import Stage
+        from perf_callbacks.host import watch
+        from perf_callbacks.host.place import Place
+        from perf_callbacks.host.recorder import Recorder
+
+        owner, callbacks = SimpleNamespace(method=len), list(gc.callbacks)
+        atexit.register(lambda: print(owner.method is len, gc.callbacks == callbacks))
+        place = Place(door="loop", directory=Path({str(tmp_path)!r}), device=torch.device("cpu"), versions={{}})
+        recorder = Recorder(resolve(PerfConfig(), {{}}), place)
+        watch.stages(recorder, owner, "method", Stage.FORWARD)
+        recorder.end_step(1)
+        print(owner.method is len, gc.callbacks == callbacks)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("False False\nTrue True\n", "")
+    written = [record for record in journal(tmp_path) if not isinstance(record, Gc)]
+    assert [type(record) for record in written] == [Run, Steps, Summary]
+    assert written[-1].failure == "the interpreter exited"

@@ -1,0 +1,113 @@
+"""Laws of the engine under any legal sequence of events. Lengths are binary fractions: what must be equal is exactly so."""
+
+import pytest
+from fakes import Fit
+from hypothesis import given, strategies as st
+
+from perf_callbacks.core.records import Gc, Span
+
+STAGES = ("data", "forward", "backward", "optimizer", "other")
+SECONDS = st.integers(0, 2**16).map(lambda units: units / 1024)
+SIX_FIGURES = 5e-6  # what metrics are rounded to
+
+EVENTS = st.one_of(
+    st.tuples(st.just("spend"), st.sampled_from([*STAGES, "undecided"]), SECONDS),
+    st.tuples(st.just("feed"), st.integers(0, 64), st.integers(0, 4096)),
+    st.tuples(st.just("pause"), SECONDS, st.booleans()),
+    st.tuples(st.just("begin_span"), st.sampled_from(["evaluation", "checkpoint"]), SECONDS),
+    st.tuples(st.just("end_span")),
+    st.tuples(st.just("end_step")),
+)
+
+
+def tell(fit, event, *details):
+    """Tell a fit of one event."""
+    if event == "pause":
+        fit.pause(details[0], here=details[1])
+    elif event == "begin_span":
+        fit.engine.begin_span(details[0], fit.now)
+        fit.now += details[1]
+    elif event == "end_span":
+        fit.engine.end_span(fit.now)
+    else:
+        getattr(fit, event)(*details)
+
+
+def played(events):
+    fit = Fit()
+    for event in events:
+        tell(fit, *event)
+    fit.end_step()
+    return fit
+
+
+@given(st.lists(EVENTS, max_size=60))
+def test_every_optimizer_step_is_one_record_and_no_time_is_lost_or_counted_twice(events):
+    fit = played(events)
+    steps = fit.steps()
+    assert [step["step"] for step in steps] == list(range(1, fit.number + 1))
+    spans = [span.seconds for span in fit.of(Span)]
+    assert sum(step["step_time"] for step in steps) + sum(spans) == fit.now - 1000.0
+    assert min(spans, default=0) >= 0
+
+
+@given(st.lists(EVENTS, max_size=60))
+def test_stages_are_never_negative_and_sum_to_their_step(events):
+    for step in played(events).steps():
+        stages = [step[f"{stage}_time"] for stage in (*STAGES, "gc")]
+        assert min(stages) >= 0
+        assert sum(stages) == step["step_time"]
+
+
+@given(st.lists(EVENTS, max_size=60))
+def test_every_collection_is_in_a_stage_aside_or_elsewhere(events):
+    fit = played(events)
+    inside = [gc.seconds for gc in fit.of(Gc) if gc.stage in STAGES]
+    assert len(fit.of(Gc)) == sum(event[0] == "pause" for event in events)
+    assert {gc.stage for gc in fit.of(Gc)} <= {*STAGES, "aside", "elsewhere"}
+    assert sum(inside) == sum(step["gc_time"] for step in fit.steps())
+
+
+@given(st.lists(EVENTS, max_size=60), SECONDS, SECONDS)
+def test_what_follows_the_last_step_is_in_no_step(events, tail, pause):
+    fit = played(events)
+    before = fit.steps()
+    fit.spend("forward", tail)
+    fit.pause(pause)
+    assert fit.engine.stop(fit.now).steps == len(fit.steps()) == len(before)
+
+
+@given(st.lists(EVENTS | st.tuples(st.just("row")), max_size=60))
+def test_rows_over_any_part_of_a_fit_are_ratios_of_the_sums_of_its_steps(events):
+    fit, rows, cuts = Fit(), [], [0]
+    for event in [*events, ("end_step",), ("row",)]:
+        if event == ("row",):
+            rows.append(without_longest(fit.engine.row(fit.number)))
+            cuts.append(fit.number)
+        else:
+            tell(fit, *event)
+    steps = fit.steps()
+    for row, first, last in zip(rows, cuts, cuts[1:], strict=False):
+        assert row == pytest.approx(naive(steps[first:last]), rel=SIX_FIGURES)
+    assert without_longest(fit.engine.whole(fit.number)) == pytest.approx(naive(steps), rel=SIX_FIGURES)
+
+
+def without_longest(row):
+    """A row without its longest pause, which can't be told from the sums."""
+    return {name: value for name, value in row.items() if name != "perf/gc_pause"}
+
+
+def naive(steps):
+    included = [step for step in steps if step["excluded"] is None]
+    seconds = sum(step["step_time"] for step in included)
+    if not seconds:
+        return {}
+    names = [f"{stage}_time" for stage in (*STAGES, "gc", "step")]
+    times = {name: sum(step[name] for step in included) / len(included) for name in names}
+    pauses = {"gc_loss": sum(step["gc_time"] for step in included)}
+    rates = {}
+    for name in ("samples", "tokens"):
+        amounts = [step.get(name) for step in included]
+        if None not in amounts:
+            rates[f"{name}_per_second"] = rates[f"{name}_per_second_per_device"] = sum(amounts) / seconds
+    return {f"perf/{name}": value for name, value in (times | pauses | rates).items()}

@@ -1,0 +1,51 @@
+"""What an import brings along."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import perf_callbacks
+
+SOURCE = Path(perf_callbacks.__file__).parents[1]
+FOREIGN = {"accelerate", "lightning", "numpy", "pytorch_lightning", "torch", "tqdm", "transformers"}
+
+
+def brought_along(statement):
+    """Those of the foreign packages that a new process has loaded after a statement."""
+    script = f"import sys; {statement}; print(*sorted({FOREIGN!r} & set(sys.modules)))"
+    environ = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "perf_callbacks",
+        "perf_callbacks.core.engine",
+        "perf_callbacks.core.settings",
+        "perf_callbacks.core.batches",
+        "perf_callbacks.report.text",
+        "perf_callbacks.host.garbage",
+        "perf_callbacks.host.journal",
+    ],
+)
+def test_an_import_brings_no_torch_and_no_framework(module):
+    assert brought_along(f"import {module}") == set()
+
+
+def test_the_test_before_would_notice():
+    assert brought_along("import torch") >= {"torch"}
+    assert brought_along("import perf_callbacks.loop") >= {"torch"}
+
+
+def test_the_loop_door_brings_what_torch_brings():
+    assert brought_along("import perf_callbacks.loop") == brought_along("import torch")
+
+
+def test_every_public_name_is_there():
+    assert sorted(perf_callbacks.__all__) == ["ConfigError", "PerfConfig", "Summary", "__version__"]
+    assert all(hasattr(perf_callbacks, name) for name in perf_callbacks.__all__)

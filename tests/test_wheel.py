@@ -1,0 +1,40 @@
+"""The wheel, in an environment with nothing else in it."""
+
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def run(*command):
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("wheel")
+    built = run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(directory), str(ROOT))
+    assert built.returncode == 0, built.stderr
+    return next(directory.glob("perf_callbacks-*.whl"))
+
+
+def test_the_wheel_holds_the_package_its_types_and_its_licence_and_nothing_else(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "perf_callbacks/py.typed" in names
+    assert any(name.endswith("LICENSE") for name in names)
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"perf_callbacks"}
+
+
+def test_without_torch_the_package_imports_and_a_door_says_what_is_missing(wheel, tmp_path):
+    venv.create(tmp_path / "env", with_pip=True)
+    python = str(tmp_path / "env" / "bin" / "python")
+    installed = run(python, "-m", "pip", "install", "--no-deps", str(wheel))
+    assert installed.returncode == 0, installed.stderr
+    assert run(python, "-c", "import perf_callbacks; print(perf_callbacks.PerfConfig().gc)").stdout == "sync\n"
+    assert "No module named 'torch'" in run(python, "-c", "import perf_callbacks.loop").stderr
