@@ -20,6 +20,7 @@ def _stage(namespace):
     from transformers.utils import logging
 
     from perf_callbacks import PerfConfig
+    from perf_callbacks.loop import measure
     from perf_callbacks.transformers import PerfCallback
 
     logging.disable_progress_bar()
@@ -35,6 +36,8 @@ def _stage(namespace):
         "model": model,
         "optimizer": torch.optim.AdamW(model.parameters()),
     }
+    with measure(model=model, optimizer=namespace["optimizer"], loader=(), config=PerfConfig(output_dir="out")):
+        pass  # a journal to read
     sys.argv = ["train.py", "--output_dir", "out", "--gc", "observe"]
 
 

@@ -71,10 +71,11 @@ def _measure(shape: ShapeKey) -> tuple[Batch, tuple[str, ...]]:
 
 
 def _matching(names: Mapping[str, object], wanted: str) -> tuple[str, ...]:
-    """The tensor of that name, else all whose name ends in it (sentence pairs come as `anchor_input_ids`, …)."""
-    if wanted in names:
-        return (wanted,)
-    return tuple(name for name in names if name.endswith("_" + wanted) and not name.startswith("decoder_"))
+    """The tensors of that name, else all whose name ends in it (sentence pairs come as `anchor_input_ids`, …)."""
+    leaves = {name: name.rpartition(".")[2] for name in names}
+    same = tuple(name for name, leaf in leaves.items() if leaf == wanted)
+    alike = (name for name, leaf in leaves.items() if leaf.endswith("_" + wanted) and not leaf.startswith("decoder_"))
+    return same or tuple(alike)
 
 
 def _is_rows(batch: Any) -> bool:

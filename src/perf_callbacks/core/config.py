@@ -113,7 +113,7 @@ class Rule:
 FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 """How true and false may be spelt in the environment."""
 
-_NUMBER = r"(?=.*[1-9])\d+(\.\d+)?"
+_NUMBER = r"(?=[\d.]*[1-9])\d+(\.\d+)?"
 _PATTERNS = {
     "peak_tflops": (
         rf"{_NUMBER}|\w+={_NUMBER}(,\w+={_NUMBER})*",

@@ -74,7 +74,7 @@ class Engine:
         self._step = run.step
         self._excluded: str | None = "restart" if run.step else "first"
         self._batches: list[Batch] = []
-        self._fed = False
+        self._nothing: tuple[int | None, int | None, Any] = (None, None, None)
         self._pause_seconds = self._longest_pause = 0.0
 
         self._waiting: deque[Step] = deque()
@@ -190,13 +190,14 @@ class Engine:
             self.flush(now)
 
     def _take_batches(self) -> tuple[int | None, int | None, Any]:
+        """What the step went through. Without a batch: nothing, of what batches have told so far."""
         batches, self._batches = self._batches, []
-        if len(batches) == 1:
-            self._fed = True
-            return batches[0][:3]
         if not batches:
-            return (0, 0, 0) if self._fed else (None, None, None)
-        self._fed = True
+            return self._nothing
+        amounts = batches[0][:3]
+        self._nothing = (amounts[0] and 0, amounts[1] and 0, None if amounts[2] is None else 0)
+        if len(batches) == 1:
+            return amounts
         return (
             plus(*[batch.samples for batch in batches]),
             plus(*[batch.tokens for batch in batches]),

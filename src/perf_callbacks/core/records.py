@@ -192,7 +192,7 @@ def decode(line: str) -> Entry | None:
         kind = _TYPES[values.pop("type")]
         t = float(values.pop("t"))
         return Entry(t, kind(**{name: _frozen(value) for name, value in values.items() if name in _FIELDS[kind]}))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
 

@@ -60,6 +60,10 @@ class EventTimeline:
         stage = self._open[-1][0] if self._open else Stage.OTHER
         finished, self._open = self._open, []
         end = self._boundary(stage)
+        if end is None and len(finished) > 1:  # this step is lost; one of its own events saves the next one
+            end = finished.pop()[1]
+            end.record()
+            self._open.append((stage, end))
         self._closed.append((finished, None if self._broken else end))
         self._broken = end is None
 

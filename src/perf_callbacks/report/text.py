@@ -1,5 +1,6 @@
 """What a person reads: one line when training starts, a short table when it ends."""
 
+import math
 from collections.abc import Iterable
 
 from perf_callbacks.core.records import Run, Summary
@@ -11,9 +12,11 @@ TIMELINES = {"host": "host clock", "device": "device events"}
 def opening(run: Run, *, journal: object | None) -> str:
     r"""The line at the start.
 
-    >>> run = Run(run_id="a", attempt=2, step=40, rank=0, world_size=1, device="cpu", timeline="host", door="loop",
-    ...           versions={"perf_callbacks": "1.0"}, config={"gc": "off"}, from_env=("gc",), started_unix=0.0)
-    >>> print(opening(run, journal=None).replace(", ", ",\n"))
+    >>> line = opening(
+    ...     Run(run_id="a", attempt=2, step=40, rank=0, world_size=1, device="cpu", timeline="host", door="loop",
+    ...         versions={"perf_callbacks": "1.0"}, config={"gc": "off"}, from_env=("gc",), started_unix=0.0),
+    ...     journal=None,
+    ... ); print(line.replace(", ", ",\n"))
     perf_callbacks 1.0: step time,
     stages and throughput on cpu (host clock),
     garbage collection not timed,
@@ -97,7 +100,7 @@ def rate(value: float) -> str:
     >>> rate(13760.4), rate(3.14159)
     ('13,760', '3.14')
     """
-    before_point = len(f"{value:.0f}")
+    before_point = math.floor(math.log10(value)) + 1 if value > 0 else 1
     return f"{value:,.{max(0, 3 - before_point)}f}"
 
 
