@@ -1,8 +1,9 @@
 """What measuring costs, in microseconds per optimizer step.
 
-Variants take turns, block by block, within one process and one training run: none, none again (the A/A control), an empty
-callback, ours. Counted is the CPU time of the process, which a busy machine disturbs less than the clock. A block's figure is its mean step, so that what is done every 64 steps is in it; each is paired with the
-"none" block of its cycle. Printed: the median of the differences and its 95 % bootstrap interval.
+Variants take turns, block by block, within one process and one training run: none, none again (the A/A control), an
+empty callback, ours. Counted is CPU time, which a busy machine disturbs less than it does the clock. A block's
+figure is its mean step, so that what is done every 64 steps is in it; it is paired with the "none" block of its cycle.
+Printed: the median of the differences and its 95 % bootstrap interval.
 
     python benchmarks/overhead.py --cycles 40
 """

@@ -39,7 +39,7 @@ METHODS = {
     "_save_checkpoint": lambda trainer: (trainer, "_save_checkpoint"),
 }
 TOLD = hasattr(Trainer, "_run_epoch")
-"""Transformers 4 calls the scheduler where nothing tells us of an exception; a method put on it would be saved with it."""
+"""Transformers 4 calls the scheduler where nobody tells us of an exception, and saves what is put on a scheduler."""
 PLACES = (*HOOKS, *METHODS, "the optimizer", *(("the scheduler",) if TOLD else ()))
 ERRORS = (RuntimeError("no more"), KeyboardInterrupt(), SystemExit(3))
 ORDERS = ("before ours", "after ours", "ours added late")
@@ -197,7 +197,8 @@ def undisturbed(tmp_path_factory):
 
 
 FAULTS = {
-    "core.engine.Engine": "start mark batch pause begin_span end_span end_step collect flush row whole amounts summary stop",
+    "core.engine": "Engine.start Engine.stop",
+    "core.engine.Engine": "mark batch pause begin_span end_span end_step collect flush row whole amounts summary",
     "core.batches.BatchReader": "read",
     "core.ledger.Ledger": "take_row",
     "core.ratios": "metrics",

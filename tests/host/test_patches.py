@@ -82,7 +82,7 @@ def test_what_cannot_be_undone_keeps_nothing_else_from_it():
     owner, patches, undone = Base(), Patches(), []
     patches.add(lambda: undone.append("first"))
     patches.replace(owner, "method", wrapped)
-    patches.add(lambda: 1 / 0, lambda: [].pop(), lambda: undone.append("last"))
+    patches.add(lambda: 1 / 0, [].pop, lambda: undone.append("last"))
     with pytest.raises(IndexError):  # the first of the errors
         patches.restore()
     assert (undone, vars(owner)) == (["last", "first"], {})

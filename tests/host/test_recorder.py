@@ -132,15 +132,15 @@ def test_a_disk_that_refuses_the_journal_costs_nothing_else(tmp_path, make, capl
     assert (recorder.failure, recorder.summary.steps, len(caplog.records)) == (None, 2, 1)
 
 
-@pytest.mark.parametrize(("kind", "name"), POINTS, ids=[f"{kind.__name__}.{name}" for kind, name in POINTS])
-def test_a_failure_anywhere_is_said_once_and_everything_is_put_back(kind, name, make, owner, caplog, monkeypatch):
+@pytest.mark.parametrize("point", POINTS, ids=lambda point: f"{point[0].__name__}.{point[1]}")
+def test_a_failure_anywhere_is_said_once_and_everything_is_put_back(point, make, owner, caplog, monkeypatch):
     found = list(gc.callbacks)
     with monkeypatch.context() as patch:
-        patch.setattr(kind, name, raising)
+        patch.setattr(*point, raising)
         recorder = make()
         for call in [*CALLS.values()] * 2:
             call(recorder)
-    if (kind, name) == (GcObserver, "remove"):  # what fails to put something back does not put it back
+    if point == (GcObserver, "remove"):  # what fails to put something back does not put it back
         gc.callbacks[:] = found
     assert [record.getMessage().rsplit(": ", 2)[1:] for record in caplog.records] == [["ValueError", "no."]]
     assert all(record.exc_info for record in caplog.records)
@@ -201,7 +201,7 @@ def test_an_interrupt_goes_through_and_everything_is_put_back(tmp_path, make, ow
         raise error
 
     found = list(gc.callbacks)
-    owner.method, owner.loop = interrupted, lambda: owner.method()
+    owner.method, owner.loop = interrupted, lambda: [owner.method()]
     recorder = make()
     watch.exits(recorder, owner, "loop")
     with pytest.raises(type(error)):

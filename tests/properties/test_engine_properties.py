@@ -1,4 +1,4 @@
-"""Laws of the engine under any legal sequence of events. Lengths are binary fractions: what must be equal is exactly so."""
+"""Laws of the engine under any legal sequence of events. Lengths are binary fractions: equal means exactly equal."""
 
 import pytest
 from fakes import Fit

@@ -106,28 +106,19 @@ def test_the_closing_table_says_why_measuring_stopped():
 @pytest.mark.parametrize(
     ("run", "journal", "expected"),
     [
+        (a_run(), "out/rank0.jsonl", "cpu (host clock), garbage collection timed, journal out/rank0.jsonl"),
+        (a_run(config={"gc": "off"}), None, "cpu (host clock), garbage collection not timed, no journal"),
         (
-            a_run(),
-            "out/rank0.jsonl",
-            "perf_callbacks 1.0: step time, stages and throughput on cpu (host clock), garbage collection timed, "
-            "journal out/rank0.jsonl",
-        ),
-        (
-            a_run(device="NVIDIA H200", timeline="device", attempt=3, step=40, from_env=("gc", "journal")),
+            a_run(device="NVIDIA H200", timeline="device", attempt=3, step=40, from_env=("gc", "window")),
             None,
-            "perf_callbacks 1.0: step time, stages and throughput on NVIDIA H200 (device events), "
-            "garbage collection timed, attempt 3 from step 40, set by environment: gc, journal, no journal",
-        ),
-        (
-            a_run(config={"gc": "off"}),
-            None,
-            "perf_callbacks 1.0: step time, stages and throughput on cpu (host clock), "
-            "garbage collection not timed, no journal",
+            """NVIDIA H200 (device events), garbage collection timed, attempt 3 from step 40, \
+set by environment: gc, window, no journal""",
         ),
     ],
 )
 def test_the_opening_line_says_what_is_measured_and_where_it_goes(run, journal, expected):
-    assert text.opening(run, journal=journal) == expected
+    opening = "perf_callbacks 1.0: step time, stages and throughput on "
+    assert text.opening(run, journal=journal) == opening + expected
 
 
 @pytest.mark.parametrize(

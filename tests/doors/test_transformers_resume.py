@@ -1,0 +1,222 @@
+"""What goes on from one attempt to the next, with real checkpoints."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import tiny
+from transformers import Trainer, TrainerCallback
+
+from perf_callbacks.core.records import Run, Summary, attempts
+from perf_callbacks.host.journal import read
+from perf_callbacks.transformers import PerfCallback
+
+RESTORING = pytest.mark.parametrize("restoring", [False, True], ids=["", "callbacks restored"])
+
+
+class Stop(TrainerCallback):
+    """Training ends after a step, as if it had been asked to."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **_):
+        control.should_training_stop = state.global_step >= self.step
+
+
+def fit(directory, ours, *, until, resume=True, rows=40, **arguments):
+    """From the last checkpoint on, in a trainer of its own."""
+    arguments = {"max_steps": 12, "save_strategy": "steps", "save_steps": 2} | arguments
+    callbacks = [*([ours] if ours else []), Stop(until)]
+    trainer = tiny.trainer(tiny.training_arguments(directory, **arguments), *callbacks, train_dataset=tiny.Tokens(rows))
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def opened(directory):
+    """How each attempt in the journal began."""
+    (*parts,) = attempts(read(directory / "perf_callbacks" / "rank0.jsonl"))
+    return [part[0].record for part in parts]
+
+
+def totals(directory):
+    summaries = [tiny.records(directory, Summary, attempt=number) for number in range(len(opened(directory)))]
+    return [(one.total_samples, one.total_tokens) for (one,) in summaries]
+
+
+@RESTORING
+@pytest.mark.parametrize(("accumulation", "rows"), [(1, 40), (2, 22)], ids=["", "accumulated, ragged"])
+def test_a_resumed_run_goes_on_in_id_steps_and_totals(tmp_path, restoring, accumulation, rows):
+    arguments = {"gradient_accumulation_steps": accumulation, "rows": rows}
+    fit(tmp_path, PerfCallback(), until=4, resume=False, **arguments)
+    fit(tmp_path, PerfCallback(), until=8, restore_callback_states_from_checkpoint=restoring, **arguments)
+    fit(tmp_path, PerfCallback(), until=12, restore_callback_states_from_checkpoint=restoring, **arguments)
+    runs = opened(tmp_path)
+    assert [(run.attempt, run.step) for run in runs] == [(1, 0), (2, 4), (3, 8)]
+    assert len({run.run_id for run in runs}) == 1
+    steps = [tiny.steps(tmp_path, attempt=number) for number in range(3)]
+    assert [step["step"] for attempt in steps for step in attempt] == list(range(1, 13))
+    assert [attempt[0]["excluded"] for attempt in steps] == ["first", "restart", "restart"]
+    samples = [sum(step["samples"] for attempt in steps[: number + 1] for step in attempt) for number in range(3)]
+    assert totals(tmp_path) == [(amount, amount * 16) for amount in samples]
+
+
+def test_a_resume_from_an_earlier_checkpoint_counts_from_there(tmp_path):
+    fit(tmp_path, PerfCallback(), until=6, resume=False)
+    fit(tmp_path, PerfCallback(), until=8, resume=str(tmp_path / "checkpoint-2"))
+    assert [(run.attempt, run.step) for run in opened(tmp_path)] == [(1, 0), (2, 2)]
+    assert totals(tmp_path) == [(24, 384), (32, 512)]
+
+
+@RESTORING
+def test_a_run_that_is_resumed_without_us_goes_on_without_us(tmp_path, restoring):
+    fit(tmp_path, PerfCallback(), until=4, resume=False)
+    trainer = fit(tmp_path, None, until=8, restore_callback_states_from_checkpoint=restoring)
+    assert trainer.state.global_step == 8
+    assert len(opened(tmp_path)) == 1
+
+
+@RESTORING
+def test_a_run_that_is_resumed_with_us_for_the_first_time_knows_no_totals(tmp_path, restoring):
+    fit(tmp_path, None, until=4, resume=False)
+    ours = PerfCallback()
+    fit(tmp_path, ours, until=8, restore_callback_states_from_checkpoint=restoring)
+    assert [(run.attempt, run.step) for run in opened(tmp_path)] == [(1, 4)]
+    assert (ours.summary.samples, ours.summary.total_samples, ours.summary.total_tokens) == (16, None, None)
+    fit(tmp_path, PerfCallback(), until=12)
+    assert [(run.attempt, run.step) for run in opened(tmp_path)] == [(1, 4), (2, 8)]
+    assert totals(tmp_path) == [(None, None)] * 2
+
+
+def test_a_stretch_without_us_leaves_the_totals_unknown(tmp_path):
+    fit(tmp_path, PerfCallback(), until=4, resume=False)
+    fit(tmp_path, None, until=8)
+    fit(tmp_path, PerfCallback(), until=12)
+    assert totals(tmp_path) == [(16, 256), (None, None)]
+
+
+def test_a_second_fit_of_the_same_trainer_is_a_run_of_its_own(tmp_path):
+    ours = PerfCallback()
+    trainer = fit(tmp_path, ours, until=4, resume=False)
+    trainer.train()
+    runs = opened(tmp_path)
+    assert [(run.attempt, run.step) for run in runs] == [(1, 0)] * 2
+    assert len({run.run_id for run in runs}) == 2
+    assert totals(tmp_path) == [(16, 256)] * 2
+    assert ours.summary.run_id == runs[1].run_id
+
+
+def test_the_same_trainer_resumes_as_another_one_would(tmp_path):
+    ours = PerfCallback()
+    trainer = fit(tmp_path, ours, until=4, resume=False)
+    trainer.remove_callback(Stop)
+    trainer.train(resume_from_checkpoint=True)
+    assert [(run.attempt, run.step) for run in opened(tmp_path)] == [(1, 0), (2, 4)]
+    assert totals(tmp_path) == [(16, 256), (48, 768)]
+
+
+def test_a_torn_line_costs_only_itself(tmp_path):
+    fit(tmp_path, PerfCallback(), until=4, resume=False)
+    with (tmp_path / "perf_callbacks" / "rank0.jsonl").open("a") as journal:
+        journal.write('{"type":"row","t":1.0,"st')
+    fit(tmp_path, PerfCallback(), until=6)
+    assert [(run.attempt, run.step) for run in opened(tmp_path)] == [(1, 0), (2, 4)]
+    assert [step["step"] for step in tiny.steps(tmp_path)] == [5, 6]
+
+
+def python(*arguments, **environment):
+    """Another interpreter, which gets a minute and no more, its children included."""
+    inherited = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, *map(str, arguments)],
+        env=os.environ | inherited | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    return process.returncode, output
+
+
+KILLED = """
+import os, signal, sys
+import tiny
+from perf_callbacks.transformers import PerfCallback
+from transformers import TrainerCallback
+
+class Kill(TrainerCallback):
+    def on_step_begin(self, args, state, control, **_):
+        if state.global_step == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+arguments = tiny.training_arguments(sys.argv[1], max_steps=12, save_strategy="steps", save_steps=2)
+tiny.trainer(arguments, PerfCallback(), Kill(), train_dataset=tiny.Tokens(40)).train()
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_from_its_checkpoint(tmp_path):
+    status, output = python("-c", KILLED, tmp_path)
+    assert status == -signal.SIGKILL, output
+    fit(tmp_path, PerfCallback(), until=8)
+    assert [(run.attempt, run.step) for run in opened(tmp_path)] == [(1, 0), (2, 4)]
+    assert len({run.run_id for run in opened(tmp_path)}) == 1
+    assert tiny.records(tmp_path, Summary, attempt=0) == []
+    assert [step["step"] for step in tiny.steps(tmp_path, attempt=0)] == [1, 2, 3, 4]
+    (summary,) = tiny.records(tmp_path, Summary)
+    assert (summary.total_samples, summary.total_tokens) == (32, 512)
+
+
+TWO_RANKS = """
+import sys
+import tiny
+import torch
+from perf_callbacks.transformers import PerfCallback
+
+for steps in (2, 4)[:int(sys.argv[2])]:
+    arguments = tiny.training_arguments(sys.argv[1], max_steps=steps, save_strategy="steps", save_steps=2)
+    trainer = tiny.trainer(arguments, PerfCallback(), train_dataset=tiny.Tokens(40))
+    trainer.train(resume_from_checkpoint=steps == 4)
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fits",
+    [
+        1,
+        pytest.param(
+            2,
+            marks=pytest.mark.skipif(
+                not hasattr(Trainer, "_run_epoch"),
+                reason="transformers 4 can't resume on several CPU ranks: it asks torch for a device called cpu:0",
+            ),
+        ),
+    ],
+    ids=["", "resumed"],
+)
+def test_each_of_two_ranks_has_its_journal_and_only_rates_per_device_are_logged(tmp_path, fits):
+    script = tmp_path / "train.py"
+    script.write_text(TWO_RANKS)
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
+    status, output = python(*launcher, script, tmp_path, fits, ACCELERATE_USE_CPU="true")
+    assert status == 0, output
+    for rank in range(2):
+        (run,) = tiny.records(tmp_path, Run, rank=rank)
+        assert (run.rank, run.world_size, run.attempt, run.step) == (rank, 2, fits, 2 * fits - 2)
+        assert [step["samples"] for step in tiny.steps(tmp_path, rank=rank)] == [4, 4]
+    totals = [tiny.records(tmp_path, Summary, rank=rank)[0].total_samples for rank in range(2)]
+    assert totals == ([8, 8] if fits == 1 else [16, None]), "only rank 0 saves what it counted"
+    saved = json.loads((tmp_path / f"checkpoint-{2 * fits}" / "trainer_state.json").read_text())
+    rates = {key for row in saved["log_history"] for key in row if key.startswith("perf/") and "_per_second" in key}
+    assert rates == {f"perf/{amount}_per_second_per_device" for amount in ("samples", "tokens", "useful_tokens")}

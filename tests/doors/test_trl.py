@@ -1,0 +1,62 @@
+"""TRL's trainer, padded and packed: the Trainer with loaders and losses of its own."""
+
+import pytest
+import tiny
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+from trl import SFTConfig, SFTTrainer
+
+from perf_callbacks.transformers import PerfCallback
+
+LENGTHS = (5, 9, 14, 20)
+
+
+@pytest.fixture
+def tokenizer():
+    words = {"<pad>": 0, "<eos>": 1, "<unk>": 2} | {f"w{number}": number for number in range(3, tiny.VOCABULARY)}
+    model = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    model.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=model, **special)
+
+
+@pytest.fixture
+def texts():
+    lengths = [LENGTHS[row % len(LENGTHS)] for row in range(40)]
+    return Dataset.from_list([{"text": " ".join(f"w{3 + word}" for word in range(length))} for length in lengths])
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")  # set by TRL itself
+@pytest.mark.parametrize("packing", [False, True], ids=["padded", "packed"])
+def test_every_row_has_metrics_and_the_amounts_are_those_that_the_model_saw(tmp_path, tokenizer, texts, packing):
+    ours, seen = PerfCallback(), {}
+    arguments = tiny.training_arguments(
+        tmp_path, kind=SFTConfig, max_length=32, packing=packing, gradient_accumulation_steps=2, max_steps=4
+    )
+    trainer = SFTTrainer(
+        model=tiny.llama(), args=arguments, train_dataset=texts, processing_class=tokenizer, callbacks=[ours]
+    )
+
+    def look(module, _args, inputs):
+        step, ids, mask = trainer.state.global_step + 1, inputs["input_ids"], inputs.get("attention_mask")
+        seen.setdefault(step, []).append((len(ids), ids.numel(), None if mask is None else int(mask.sum())))
+
+    trainer.model.register_forward_pre_hook(look, with_kwargs=True)
+    metrics = trainer.train().metrics
+
+    amounts = {step: [*map(list, zip(*batches, strict=True))] for step, batches in seen.items()}
+    steps = tiny.steps(tmp_path)
+    assert [(step["step"], step["samples"], step["tokens"]) for step in steps] == [
+        (step, sum(samples), sum(tokens)) for step, (samples, tokens, _) in amounts.items()
+    ]
+    useful = [amount for step in (2, 3, 4) for amount in amounts[step][2]]
+    assert ours.summary.included_useful_tokens == (None if None in useful else sum(useful))
+    assert (None in useful) == packing
+
+    rows = [row for row in trainer.state.log_history if "loss" in row or "train_runtime" in row]
+    keys = [{key for key in row if key.startswith("perf/")} for row in rows]
+    assert keys[0] == set()
+    assert all(one == keys[-1] for one in keys[1:])
+    assert {"perf/step_time", "perf/tokens_per_second", "perf/forward_time", "perf/backward_time"} <= keys[-1]
+    assert all(metrics[key] > 0 for key in keys[-1] - {"perf/gc_time", "perf/gc_pause", "perf/gc_loss"})
