@@ -10,6 +10,8 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for subprocesses; threads that spin for a shared core cost minutes
+torch.set_num_threads(1)
 
 
 def _process() -> dict[str, object]:

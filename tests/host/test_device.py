@@ -151,6 +151,36 @@ def test_a_stream_that_falls_far_behind_loses_steps_until_it_catches_up():
     assert fit.made <= 20
 
 
+def test_what_follows_a_lost_step_is_in_the_stage_that_was_turned_to():
+    fit = DeviceFit(capacity=4)
+    for stage, seconds in STAGES.items():
+        fit.spend(stage, seconds)
+    fit.end_step()  # turns to other, and finds no event for it
+    fit.stream.work(1.0)
+    fit.end_step()
+    fit.stream.run()
+    lost, step = fit.steps()
+    assert (lost["excluded"], times(step)) == ("lost", {"other": 1.0, "step": 1.0})
+
+
+def test_a_step_whose_begin_found_no_event_is_lost_too():
+    fit = DeviceFit(capacity=2)
+    fit.end_step()
+    fit.end_step()  # its end is the begin of the next one
+    for _ in range(2):
+        fit.stream.run()
+        fit.engine.collect()
+        fit.stream.work(1.0)
+        fit.end_step()
+    fit.stream.run()
+    assert [(step["excluded"], step["step_time"]) for step in fit.steps()] == [
+        ("first", 0.0),
+        ("lost", None),
+        ("lost", None),
+        (None, 1.0),
+    ]
+
+
 def test_what_the_stream_still_owes_at_the_end_is_lost(fit):
     fit.step(**STAGES)
     fit.stream.run()

@@ -4,6 +4,7 @@ import gc
 import subprocess
 import sys
 import textwrap
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -193,6 +194,16 @@ def test_closing_twice_is_once(tmp_path, make, caplog):
     recorder.close("again")
     assert [type(record) for record in journal(tmp_path)].count(Summary) == 1
     assert (recorder.failure, caplog.records) == (None, [])
+
+
+def test_a_closed_recorder_is_held_by_nobody(tmp_path):
+    place = Place(door="loop", directory=tmp_path, device=torch.device("cpu"), versions={})
+    recorder = Recorder(resolve(None, {}), place)
+    recorder.close()
+    held = weakref.ref(recorder)
+    del recorder
+    gc.collect()
+    assert held() is None
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)], ids=describe)

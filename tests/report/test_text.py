@@ -84,7 +84,7 @@ def test_the_closing_table_leaves_out_what_is_unknown():
 @pytest.mark.parametrize(("steps", "count"), [(0, "0 steps"), (1, "1 step"), (2, "2 steps")])
 def test_the_closing_table_of_nothing_to_speak_of(steps, count):
     expected = f"""\
-perf_callbacks: {count}, none of them undisturbed after the first
+perf_callbacks: {count}, none of them undisturbed
   data               —       —
   forward            —       —
   no garbage collection ran"""

@@ -119,7 +119,7 @@ class Engine:
         self, generation: int, start: float, seconds: float, collected: int, *, automatic: bool, here: bool
     ) -> None:
         """A garbage collection, in the training thread (`here`) or another."""
-        inside = here and not self._aside
+        inside = here and self._stage is not Stage.ASIDE
         stage = self._stage_name() if inside else "aside" if here else "elsewhere"
         self._emit(
             Gc(

@@ -52,13 +52,14 @@ def _value(name: str, variable: str, environ: Mapping[str, str]) -> object:
 
 
 def _strangers(environ: Mapping[str, str]) -> tuple[str, ...]:
-    known = [PREFIX + name.upper() for name in rules()]
-    strangers = sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
-    return tuple(_stranger(name, difflib.get_close_matches(name, known, n=1)) for name in strangers)
+    names = sorted(name.removeprefix(PREFIX) for name in environ if name.startswith(PREFIX))
+    known = [name.upper() for name in rules()]
+    return tuple(_stranger(name, difflib.get_close_matches(name, known, n=1)) for name in names if name not in known)
 
 
 def _stranger(name: str, nearest: list[str]) -> str:
-    return f"{name} means nothing here; did you mean {nearest[0]}?" if nearest else f"{name} means nothing here."
+    question = f"; did you mean {PREFIX}{nearest[0]}?" if nearest else "."
+    return f"{PREFIX}{name} means nothing here{question}"
 
 
 NOT_BUILT = frozenset(

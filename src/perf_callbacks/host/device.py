@@ -41,29 +41,31 @@ class EventTimeline:
         self._capacity = capacity
         self._free: list[Event] = [make() for _ in range(min(64, capacity))]
         self._made = len(self._free)
+        self._stage = Stage.OTHER
         self._open: list[tuple[Stage, Event]] = []
         self._broken = False
         self._closed: deque[tuple[list[tuple[Stage, Event]], Event | None]] = deque()
 
     def mark(self, stage: Stage) -> None:
         """From here on the stream works for `stage`."""
+        self._stage = stage
         if not self._open or self._open[-1][0] is not stage:
             self._boundary(stage)
 
     def relabel(self, stage: Stage) -> None:
         """What the last mark began was `stage`."""
+        self._stage = stage
         if self._open:
             self._open[-1] = (stage, self._open[-1][1])
 
     def cut(self) -> None:
         """A step ends here: the event that ends it begins the next one."""
-        stage = self._open[-1][0] if self._open else Stage.OTHER
         finished, self._open = self._open, []
-        end = self._boundary(stage)
+        end = self._boundary(self._stage)
         if end is None and len(finished) > 1:  # this step is lost; one of its own events saves the next one
             end = finished.pop()[1]
             end.record()
-            self._open.append((stage, end))
+            self._open.append((self._stage, end))
         self._closed.append((finished, None if self._broken else end))
         self._broken = end is None
 

@@ -43,13 +43,10 @@ def closing(summary: Summary) -> str:
 
 
 def _headline(summary: Summary) -> str:
-    if summary.step_time is None:
-        return f"perf_callbacks: {_count(summary.steps, 'step')}, none of them undisturbed after the first"
     lost = f", {summary.lost_steps} without a time" if summary.lost_steps else ""
-    return (
-        f"perf_callbacks: {_count(summary.steps, 'step')}, {summary.included_steps} of them undisturbed{lost}: "
-        f"{duration(summary.step_time)} per step"
-    )
+    undisturbed = f"{summary.included_steps or 'none'} of them undisturbed{lost}"
+    pace = "" if summary.step_time is None else f": {duration(summary.step_time)} per step"
+    return f"perf_callbacks: {_count(summary.steps, 'step')}, {undisturbed}{pace}"
 
 
 def _stages(summary: Summary) -> Iterable[str]:
