@@ -119,7 +119,7 @@ class Measurement(Generic[B]):
         """What to save with a checkpoint, for `measure(resume=…)`. Steps that were not measured are not counted."""
         if self._watch is None:
             return dict(self._carried)
-        return {**self._watch.recorder.state, "step": self._watch.steps}
+        return self._watch.recorder.state
 
     def evaluation(self) -> AbstractContextManager[None]:
         """`with perf.evaluation():` the block is part of no step."""

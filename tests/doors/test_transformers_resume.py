@@ -187,7 +187,7 @@ for steps in (2, 4)[:int(sys.argv[2])]:
     trainer = tiny.trainer(arguments, PerfCallback(), train_dataset=tiny.Tokens(40))
     trainer.train(resume_from_checkpoint=steps == 4)
 torch.distributed.barrier()
-os._exit(0)  # gloo's threads abort the interpreter's own way out at times: "terminate called without an active exception"
+os._exit(0)  # gloo's threads at times abort the interpreter's own way out
 """
 
 

@@ -71,7 +71,8 @@ class Engine:
         self._seconds = [0.0] * len(Stage)
         self._aside: list[tuple[str, float, Stage]] = []
 
-        self._step = run.step
+        self.step = run.step
+        """The trainer's count of optimizer steps."""
         self._excluded: str | None = "restart" if run.step else "first"
         self._batches: list[Batch] = []
         self._nothing: tuple[int | None, int | None, Any] = (None, None, None)
@@ -123,7 +124,7 @@ class Engine:
         stage = self._stage_name() if inside else "aside" if here else "elsewhere"
         self._emit(
             Gc(
-                step=self._step + 1,
+                step=self.step + 1,
                 stage=stage,
                 generation=generation,
                 start=start - self._began,
@@ -160,7 +161,7 @@ class Engine:
             return
         self.mark(before, now)
         self._spans[kind] = self._spans.get(kind, 0.0) + now - start
-        self._emit(Span(kind=kind, step=self._step, start=start - self._began, seconds=now - start))
+        self._emit(Span(kind=kind, step=self.step, start=start - self._began, seconds=now - start))
         self.flush(now)
 
     def end_step(self, step: int, now: float) -> None:
@@ -177,7 +178,7 @@ class Engine:
             self._longest_pause,
             seconds[: len(STAGES)],
         )
-        self._step = step
+        self.step = step
         self._excluded = None
         self._pause_seconds = self._longest_pause = 0.0
         if self._device is None:
@@ -250,7 +251,7 @@ class Engine:
         return Summary(
             run_id=self._run.run_id,
             attempt=self._run.attempt,
-            step=self._step,
+            step=self.step,
             steps=steps,
             included_steps=included.steps,
             lost_steps=lost,

@@ -63,10 +63,13 @@ def opening(settings: Settings, place: Place, timeline: str) -> Run:
 
 
 def earlier(place: Place) -> Amounts:
-    """What earlier attempts of this rank went through: nothing before step 0, unknown where no checkpoint says."""
+    """What earlier attempts of this rank went through: nothing before step 0, unknown where no checkpoint says.
+
+    A checkpoint may carry the counters of an older one: training went on without us in between.
+    """
     carried = place.carried or {}
     if place.step == 0:
         return Amounts()
-    if carried.get("rank") != place.rank:
+    if (carried.get("rank"), carried.get("step")) != (place.rank, place.step):
         return Amounts(samples=None, tokens=None)
     return Amounts(samples=carried.get("samples"), tokens=carried.get("tokens"))

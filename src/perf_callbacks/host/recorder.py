@@ -142,7 +142,8 @@ class Recorder:
     def state(self) -> dict[str, Any]:
         """What a checkpoint has to carry for the next attempt to count on."""
         amounts = self._asked(self._engine.amounts) or Amounts(samples=None, tokens=None)
-        return {"run_id": self.run.run_id, "attempt": self.run.attempt, "rank": self.run.rank, **asdict(amounts)}
+        run, step = self.run, self._engine.step
+        return {"run_id": run.run_id, "attempt": run.attempt, "rank": run.rank, "step": step, **asdict(amounts)}
 
     @property
     def summary(self) -> Summary | None:
