@@ -15,6 +15,10 @@ from perf_callbacks.host.recorder import Recorder
 
 B = TypeVar("B")
 
+# Looking a member up in its class costs as much as recording it.
+_DATA, _FORWARD, _BACKWARD, _OPTIMIZER = Stage.DATA, Stage.FORWARD, Stage.BACKWARD, Stage.OPTIMIZER
+_OTHER, _UNDECIDED = Stage.OTHER, Stage.UNDECIDED
+
 
 class LoopWatch:
     """Tells a recorder what the loop does, from the calls that every loop makes. Other threads are not listened to."""
@@ -45,6 +49,8 @@ class LoopWatch:
 
     def turn(self, stage: Stage) -> None:
         """The loop turns to `stage`; an evaluation that was seen to begin is over."""
+        if threading.get_ident() != self._thread:
+            return
         if self._evaluating:
             self._evaluating = False
             self.recorder.end_span()
@@ -52,9 +58,11 @@ class LoopWatch:
 
     def take(self, batch: object) -> None:
         """The loader has handed over a batch."""
-        self._backwards = self._optimizing = 0
-        self.recorder.enter(Stage.OTHER)
         self.recorder.batch(batch)
+        if threading.get_ident() != self._thread:
+            return
+        self._backwards = self._optimizing = 0
+        self.recorder.enter(_OTHER)
         if self._model._compiled_call_impl is not self._compiled:  # noqa: SLF001 there is no other way to tell
             self.recorder.attempt(self._watch_compiled)
 
@@ -75,14 +83,14 @@ class LoopWatch:
         if self._backwards or threading.get_ident() != self._thread:  # checkpointing runs it again in the backward
             return
         if self._model.training or torch.is_grad_enabled() or self._spans:
-            self.turn(Stage.FORWARD)
+            self.turn(_FORWARD)
         elif not self._evaluating:
             self._evaluating = True
             self.recorder.begin_span("evaluation")
 
     def _begin_step(self, *_: object) -> None:
         self._optimizing += 1
-        self.turn(Stage.OPTIMIZER)
+        self.turn(_OPTIMIZER)
 
     def _end_step(self, *_: object) -> None:
         # A `step` that calls `super().step()` has the hooks of both.
@@ -99,12 +107,12 @@ class LoopWatch:
             if self._backwards or threading.get_ident() != self._thread:
                 return inner(*args, **kwargs)
             self._backwards += 1
-            self.turn(Stage.BACKWARD)
+            self.turn(_BACKWARD)
             try:
                 return inner(*args, **kwargs)
             finally:
                 self._backwards = 0
-                self.recorder.enter(Stage.OPTIMIZER if self._optimizing else Stage.UNDECIDED)
+                self.recorder.enter(_OPTIMIZER if self._optimizing else _UNDECIDED)
 
         return call
 
@@ -135,12 +143,14 @@ class MeasuredLoader(Generic[B]):
         if watching is None:
             yield from self._loader
             return
-        watching.turn(Stage.DATA)
+        watching.turn(_DATA)
         for batch in self._loader:
             watching.take(batch)
-            yield batch
-            watching.turn(Stage.DATA)
-        watching.turn(Stage.OTHER)
+            held = [batch]
+            del batch  # a batch on a device is freed when the loop lets go of it, not when the next one is there
+            yield held.pop()
+            watching.turn(_DATA)
+        watching.turn(_OTHER)
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]  # where the loader has none, it says so itself

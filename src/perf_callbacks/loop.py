@@ -49,7 +49,10 @@ def measure(
     not. The rest is other.
 
     A call of the model in eval mode without gradients begins an evaluation, which lasts until the next training call or
-    batch. `perf.evaluation()` and `perf.checkpoint()` say it exactly. Neither is part of any step.
+    batch. `perf.evaluation()` and `perf.checkpoint()` say it exactly. Neither is part of any step, and the step in
+    which one falls is in no row: a loop that does so in every step gets none.
+
+    The thread that enters the block is the one that is measured.
 
     Hooks and wrappers on these three objects, and on `torch.autograd.backward`, are taken back at the end of the block.
 

@@ -8,6 +8,7 @@ trainer = Trainer(..., callbacks=[PerfCallback()])
 import functools
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -99,9 +100,10 @@ class PerfCallback(TrainerCallback):
             self.begin(args, state, None)
             return
         # Other callbacks go first: if one of them raises, nothing of ours is in place yet. The handler is iterating
-        # over this list right now, so what is appended to it comes last; from the next event on it uses another one.
-        running = trainer.callback_handler.callbacks
+        # over its list right now, so what is appended to that comes last; what it finds in its place is without it.
         _move_to_front(trainer, self)
+        running = trainer.callback_handler.callbacks
+        trainer.callback_handler.callbacks = _Meanwhile(running)
         running.append(_Afterwards(self, trainer))
 
     @_hook
@@ -173,20 +175,36 @@ class _Afterwards(TrainerCallback):
     def __init__(self, callback: PerfCallback, trainer: Trainer) -> None:
         self.enabled = True
         self.fail = callback.fail
-        self._begin = functools.partial(callback.begin, trainer=trainer)
+        self._begin = callback.begin
+        self._trainer = weakref.ref(trainer)
 
     @_hook
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._begin(args, state)
+        trainer = self._trainer()
+        if trainer is not None:
+            trainer.callback_handler.callbacks = list(trainer.callback_handler.callbacks)
+        self._begin(args, state, trainer)
+
+
+class _Meanwhile(list[TrainerCallback]):
+    """The callbacks, while another list of them is iterated over: who joins now is not left out of that."""
+
+    def __init__(self, running: list[TrainerCallback]) -> None:
+        super().__init__(running)
+        self._running = running
+
+    def append(self, callback: TrainerCallback, /) -> None:
+        super().append(callback)
+        self._running.append(callback)
 
 
 def _watch(trainer: Trainer, recorder: Recorder) -> None:
     """See the stages, from the trainer's own calls. All micro-batches of a step are fetched before `on_step_begin`."""
     handler, accelerator = trainer.callback_handler, trainer.accelerator
     for owner, name in _outermost(trainer):
-        watch.exits(recorder, owner, name)
+        watch.exits(recorder, owner, name, last=name == "_finalize_training")
     watch.stages(recorder, trainer, "get_batch_samples", Stage.DATA)
-    watch.batches(recorder, trainer, "training_step", argument=1)
+    watch.batches(recorder, trainer, "training_step", argument=2)
     watch.stages(recorder, trainer, "compute_loss", Stage.FORWARD)
     watch.stages(recorder, accelerator, "backward", Stage.BACKWARD)
     watch.stages(recorder, accelerator, "clip_grad_norm_", Stage.OPTIMIZER)
@@ -236,7 +254,12 @@ def _carry(trainer: Trainer, recorder: Recorder) -> None:
 def _move_to_front(trainer: Trainer, callback: TrainerCallback) -> None:
     """Come before the loggers, so that they log what we add. A callback that is added late comes after them."""
     handler = trainer.callback_handler
-    handler.callbacks = [callback, *(other for other in handler.callbacks if other is not callback)]
+    # In place: the handler may be iterating over this list, and is then at our own index.
+    handler.callbacks.insert(0, handler.callbacks.pop(_index(handler.callbacks, callback)))
+
+
+def _index(callbacks: list[TrainerCallback], callback: TrainerCallback) -> int:
+    return next(index for index, other in enumerate(callbacks) if other is callback)
 
 
 def _find_trainer(callback: TrainerCallback) -> Trainer | None:

@@ -70,16 +70,30 @@ def test_what_the_mask_keeps_is_left_on_the_device():
 
 
 def test_no_tensor_is_read_for_its_shape():
-    nowhere = {"input_ids": torch.ones(4, 8, device="meta"), "attention_mask": torch.ones(4, 8, device="meta")}
+    nowhere = {
+        "input_ids": torch.ones(4, 8, device="meta"),
+        "attention_mask": torch.ones(4, 8, device="meta", dtype=torch.bool),
+    }
     batch = BatchReader().read(nowhere)
     assert (batch.samples, batch.tokens, batch.useful_tokens.device.type) == (4, 32, "meta")
 
 
 def test_each_mask_is_counted_anew():
     reader = BatchReader()
-    masks = [torch.zeros(4, 8), MASK, torch.ones(4, 8)]
+    masks = [torch.zeros(4, 8, dtype=torch.bool), MASK, torch.ones(4, 8, dtype=torch.uint8)]
     kept = [int(reader.read({"input_ids": IDS, "attention_mask": mask}).useful_tokens) for mask in masks]
     assert kept == [0, 17, 32]
+
+
+def test_a_mask_of_segments_keeps_what_is_in_one():
+    segments = torch.tensor([[1, 1, 2, 2, 3, 0]])
+    read = BatchReader().read({"input_ids": torch.ones(1, 6), "attention_mask": segments})
+    assert (read.tokens, int(read.useful_tokens)) == (6, 5)
+
+
+def test_a_mask_that_is_there_to_be_added_says_nothing():
+    added = torch.tensor([[0.0, -1e9]])
+    assert BatchReader().read({"input_ids": torch.ones(1, 2), "attention_mask": added}).useful_tokens is None
 
 
 def test_shapes_are_told_apart_by_name_and_size():

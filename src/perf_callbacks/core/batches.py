@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any, NamedTuple
 
+from perf_callbacks.core.steps import plus
+
 ShapeKey = tuple[tuple[str, tuple[int, ...]], ...]
 """Names and shapes of the tensors in a batch."""
 
@@ -46,9 +48,9 @@ class BatchReader:
             known, masks = self._learn(batch)
         if not masks:
             return known
-        useful = batch[masks[0]].sum()
+        useful = _kept(batch[masks[0]])
         for name in masks[1:]:
-            useful = useful + batch[name].sum()
+            useful = plus(useful, _kept(batch[name]))
         return Batch(known.samples, known.tokens, useful, known.shape)
 
     def _learn(self, tensors: Mapping[str, Any]) -> tuple[Batch, tuple[str, ...]]:
@@ -68,6 +70,11 @@ def _measure(shape: ShapeKey) -> tuple[Batch, tuple[str, ...]]:
     if [sizes[name] for name in ids] != [sizes[name] for name in masks]:
         masks = ()
     return Batch(rows, tokens, None, shape), masks
+
+
+def _kept(mask: Any) -> Any:
+    """Elements that a mask keeps. One in floating point may as well be there to be added: unknown."""
+    return None if mask.is_floating_point() else mask.count_nonzero()
 
 
 def _matching(names: Mapping[str, object], wanted: str) -> tuple[str, ...]:

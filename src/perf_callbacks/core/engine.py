@@ -13,12 +13,15 @@ from perf_callbacks.core.batches import Batch
 from perf_callbacks.core.ledger import Ledger
 from perf_callbacks.core.records import Amounts, Gc, Record, Row, Run, Span, Summary
 from perf_callbacks.core.stages import STAGES, Stage
-from perf_callbacks.core.steps import Shown, Step, Totals, plus
+from perf_callbacks.core.steps import UNSEEN, Shown, Step, Totals, plus
 
 FLUSH_SECONDS = 10.0
 """Steps that are longer than this are written one by one."""
 
 GENERATIONS = 3
+
+# Looking a member up in its class costs as much as the rest of `mark`.
+_OPTIMIZER, _OTHER, _UNDECIDED = Stage.OPTIMIZER, Stage.OTHER, Stage.UNDECIDED
 
 
 class DeviceTimeline(Protocol):
@@ -68,7 +71,7 @@ class Engine:
         )
         self._stage = Stage.OTHER
         self._began = self._last = 0.0
-        self._seconds = [0.0] * len(Stage)
+        self._seconds: list[float] = [UNSEEN] * len(Stage)
         self._aside: list[tuple[str, float, Stage]] = []
 
         self.step = run.step
@@ -97,8 +100,8 @@ class Engine:
         previous = self._stage
         if self._aside:
             return previous
-        if previous is Stage.UNDECIDED:
-            self._decide(Stage.OPTIMIZER if stage is Stage.OPTIMIZER else Stage.OTHER)
+        if previous is _UNDECIDED:
+            self._decide(_OPTIMIZER if stage is _OPTIMIZER else _OTHER)
         self._seconds[self._stage] += now - self._last
         self._last = now
         self._stage = stage
@@ -168,8 +171,8 @@ class Engine:
         """An optimizer step is done, the trainer's `step`-th. The next one begins."""
         while self._aside:
             self.end_span(now)
-        self.mark(Stage.OTHER, now)
-        seconds, self._seconds = self._seconds, [0.0] * len(Stage)
+        self.mark(_OTHER, now)
+        seconds, self._seconds = self._seconds, [UNSEEN] * len(Stage)
         done = Step(
             step,
             self._excluded,
@@ -239,14 +242,24 @@ class Engine:
 
     def amounts(self) -> Amounts:
         """What all attempts so far went through; a checkpoint carries it to the next one."""
-        _, samples, tokens, _ = self._ledger.all()
-        return Amounts(samples=plus(self._earlier.samples, samples), tokens=plus(self._earlier.tokens, tokens))
+        _, done, _ = self._all()
+        return Amounts(
+            samples=plus(self._earlier.samples, done.samples), tokens=plus(self._earlier.tokens, done.tokens)
+        )
+
+    def _all(self) -> tuple[int, Amounts, int]:
+        """Steps of this attempt, what went through them, and how many have no time. Some may still be on the device."""
+        self.collect()
+        steps, samples, tokens, lost = self._ledger.all()
+        samples = plus(samples, *[step.samples for step in self._waiting])
+        tokens = plus(tokens, *[step.tokens for step in self._waiting])
+        return steps + len(self._waiting), Amounts(samples=samples, tokens=tokens), lost
 
     def summary(self, failure: str | None = None) -> Summary:
         """The fit so far."""
-        self.collect()
-        included, total = self._ledger.included(), self.amounts()
-        steps, samples, tokens, lost = self._ledger.all()
+        total = self.amounts()
+        steps, done, lost = self._all()
+        included = self._ledger.included()
         gc_timed = self._shown.gc_timed
         return Summary(
             run_id=self._run.run_id,
@@ -256,10 +269,10 @@ class Engine:
             included_steps=included.steps,
             lost_steps=lost,
             included_seconds=included.step_seconds,
-            stage_seconds={name: included.seconds[stage] for stage, name in self._shown.stages()},
+            stage_seconds={name: included.seconds[stage] for stage, name in self._shown.stages(included.seconds)},
             span_seconds=dict(self._spans),
-            samples=samples,
-            tokens=tokens,
+            samples=done.samples,
+            tokens=done.tokens,
             included_samples=included.samples,
             included_tokens=included.tokens,
             included_useful_tokens=included.useful_tokens,

@@ -15,7 +15,7 @@ def metrics(totals: Totals, shown: Shown) -> dict[str, float]:
     if not totals.steps or seconds <= 0:
         return {}
     values: dict[str, float | None] = {"step_time": seconds / totals.steps}
-    values |= {name: totals.seconds[stage] / totals.steps for stage, name in shown.stages()}
+    values |= {name: totals.seconds[stage] / totals.steps for stage, name in shown.stages(totals.seconds)}
     amounts = {"samples": totals.samples, "tokens": totals.tokens, "useful_tokens": totals.useful_tokens}
     for name, amount in amounts.items():
         rate = None if amount is None else amount / seconds

@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 from perf_callbacks.core.records import Steps
 from perf_callbacks.core.stages import STAGES, Stage
 
+UNSEEN = 0
+"""Seconds of a stage that was never entered: the integer, which the first seconds added to it turn into a float."""
+
 BLOCK = 64
 """Steps that are kept one by one before they are added up."""
 
@@ -36,7 +39,7 @@ class Totals:
 
     def __init__(self) -> None:
         self.steps = 0
-        self.seconds = [0.0] * len(STAGES)
+        self.seconds: list[float] = [UNSEEN] * len(STAGES)
         self.samples: int | None = 0
         self.tokens: int | None = 0
         self.useful_tokens: Any = 0
@@ -100,22 +103,30 @@ class Shown:
     devices: int
     """How many devices this process drives."""
 
-    def stages(self) -> list[tuple[Stage, str]]:
-        """The stages, each with the name of its time in metrics and journal."""
-        known = [stage for stage in STAGES if self.staged and (self.gc_staged or stage is not Stage.GC)]
-        return [(stage, f"{stage.name.lower()}_time") for stage in known]
+    def stages(self, seconds: Sequence[float]) -> list[tuple[Stage, str]]:
+        """The stages of some steps, each with the name of its time in metrics and journal.
+
+        One that was never entered is not known to be 0: a trainer may have ways of its own, which we don't see.
+        """
+        if not self.staged:
+            return []
+        seen = [stage for stage in STAGES if isinstance(seconds[stage], float) or stage is Stage.GC]
+        return [(stage, f"{stage.name.lower()}_time") for stage in seen if self.gc_staged or stage is not Stage.GC]
 
 
 def columns(steps: Sequence[Step], shown: Shown) -> Steps:
     """Steps as they stand in the journal."""
+    number, excluded, samples, tokens, _, _, _, seconds = zip(*steps, strict=True)
+    known = [stages for stages in seconds if stages is not None]
+    totals = [sum(stage) for stage in zip(*known, strict=True)] if known else [UNSEEN] * len(STAGES)
     stages: dict[str, Any] = {
-        name: tuple([step.seconds and step.seconds[stage] for step in steps]) for stage, name in shown.stages()
+        name: tuple([stages and stages[stage] for stages in seconds]) for stage, name in shown.stages(totals)
     }
     return Steps(
-        step=tuple([step.number for step in steps]),
-        step_time=tuple([None if step.seconds is None else sum(step.seconds) for step in steps]),
-        samples=tuple([step.samples for step in steps]),
-        tokens=tuple([step.tokens for step in steps]),
-        excluded=tuple([step.excluded for step in steps]),
+        step=number,
+        step_time=tuple([None if stages is None else sum(stages) for stages in seconds]),
+        samples=samples,
+        tokens=tokens,
+        excluded=excluded,
         **stages,
     )

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from perf_callbacks.core.stages import STAGES, Stage
+from perf_callbacks.core.steps import UNSEEN
 
 CAPACITY = 4096
 """Events that may be under way. A step that needs more is lost."""
@@ -102,7 +103,7 @@ class EventTimeline:
 def _measure(marks: list[tuple[Stage, Event]], end: Event | None) -> tuple[float, ...] | None:
     if end is None:
         return None
-    seconds = [0.0] * len(Stage)
+    seconds: list[float] = [UNSEEN] * len(Stage)
     stops = [event for _, event in marks[1:]] + [end]
     try:
         for (stage, start), stop in zip(marks, stops, strict=True):

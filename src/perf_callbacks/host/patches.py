@@ -1,6 +1,7 @@
 """What was changed on other people's objects, and how to put it back."""
 
 import functools
+import inspect
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
@@ -33,8 +34,8 @@ class Patches:
         self.add(functools.partial(_put_back, owner, name, before, after))
 
     def method(self, owner: Any, name: str, make: Callable[[Any], Callable[..., object]]) -> None:
-        """As `replace`, with a function of `self` that is bound: torch's schedulers want `optimizer.step.__func__`."""
-        self.replace(owner, name, lambda current: MethodType(make(current), owner))
+        """As `replace`, from one function of `self` to another: torch's schedulers want `optimizer.step.__func__`."""
+        self.replace(owner, name, lambda current: MethodType(make(_unbound(current, owner)), owner))
 
     def restore(self) -> None:
         """Undo everything. Twice is once; what can't be undone does not keep the rest from it."""
@@ -46,6 +47,18 @@ class Patches:
                 errors.append(error)
         if errors:
             raise errors[0]
+
+
+def _unbound(current: Any, owner: Any) -> Callable[..., object]:
+    if inspect.ismethod(current) and current.__self__ is owner:
+        return current.__func__
+
+    @functools.wraps(current)
+    def call(_self: object, /, *args: Any, **kwargs: Any) -> object:
+        return current(*args, **kwargs)
+
+    del call.__wrapped__  # its signature has no `self` to lose
+    return call
 
 
 def _put_back(owner: Any, name: str, before: object, after: object) -> None:

@@ -8,7 +8,9 @@ import atexit
 import functools
 import logging
 import time
+import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -19,7 +21,7 @@ from perf_callbacks.core.records import Amounts, Summary
 from perf_callbacks.core.settings import Settings
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.host import device
-from perf_callbacks.host.garbage import GcObserver
+from perf_callbacks.host.garbage import GcObserver, Report
 from perf_callbacks.host.journal import FileJournal, Journal, NullJournal
 from perf_callbacks.host.patches import Patches
 from perf_callbacks.host.place import Place, earlier, opening
@@ -82,9 +84,12 @@ class Recorder:
             gc_timed=config.gc != "off",
         )
         self._reader = BatchReader()
-        self._observer = GcObserver(self._on_collection, clock)
+        self._observer = GcObserver(_weakly(self), clock)
+        self._at_exit = functools.partial(_at_exit, weakref.ref(self))
         self.active = True
-        atexit.register(self.close, "the interpreter exited")
+        # Whatever else holds on to us must not: where no exit was seen, the trainer would never be freed.
+        self._abandon = weakref.finalize(self, _abandon, self._observer, self._journal)
+        atexit.register(self._at_exit)
         try:
             self._engine.start(began)
             if config.gc != "off":
@@ -102,15 +107,23 @@ class Recorder:
             self.fail(error)
             return stage
 
-    @fails_open
     def batch(self, batch: Any) -> None:
         """A micro-batch goes into the current step."""
-        self._engine.batch(self._reader.read(batch))
+        if not self.active:
+            return
+        try:
+            self._engine.batch(self._reader.read(batch))
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
 
-    @fails_open
     def end_step(self, step: int) -> None:
         """An optimizer step is done, the trainer's `step`-th."""
-        self._engine.end_step(step, self._clock())
+        if not self.active:
+            return
+        try:
+            self._engine.end_step(step, self._clock())
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
 
     @fails_open
     def begin_span(self, kind: str) -> None:
@@ -176,12 +189,11 @@ class Recorder:
             return
         self.failure = failure
         self.active = False
-        atexit.unregister(self.close)
-        for step in (self.patches.restore, self._observer.remove, self._finish, self._journal.close):
-            try:
-                step()
-            except Exception as error:  # noqa: BLE001 the rest must still be done
-                self.fail(error)
+        atexit.unregister(self._at_exit)
+        self._abandon.detach()
+        with ExitStack() as steps:  # an interrupt in one of them must not keep the rest from being done
+            for step in (self._journal.close, self._finish, self._observer.remove, self.patches.restore):
+                steps.callback(self._asked, step)
 
     def _drain(self) -> None:
         deadline = self._clock() + DRAIN_SECONDS
@@ -192,13 +204,36 @@ class Recorder:
         self._drain()
         self._summary = self._engine.stop(self._clock(), self.failure)
 
-    def _on_collection(
+    def on_collection(
         self, generation: int, start: float, seconds: float, collected: int, *, automatic: bool, here: bool
     ) -> None:
+        """A garbage collection happened."""
         try:
             self._engine.pause(generation, start, seconds, collected, automatic=automatic, here=here)
         except Exception as error:  # noqa: BLE001 gc prints what a callback raises, every time
             self.fail(error)
+
+
+def _weakly(recorder: Recorder) -> Report:
+    reference = weakref.ref(recorder)
+
+    def report(*collection: Any, **where: Any) -> None:
+        found = reference()
+        if found is not None:
+            found.on_collection(*collection, **where)
+
+    return report
+
+
+def _at_exit(reference: "weakref.ref[Recorder]") -> None:
+    recorder = reference()
+    if recorder is not None:
+        recorder.close("the interpreter exited")
+
+
+def _abandon(observer: GcObserver, journal: Journal) -> None:
+    observer.remove()
+    journal.close()
 
 
 def describe(error: BaseException) -> str:

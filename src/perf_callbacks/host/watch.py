@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.host.recorder import Recorder, describe
@@ -14,9 +14,9 @@ T = TypeVar("T")
 def stages(recorder: Recorder, owner: Any, name: str, stage: Stage, *, then: Stage | None = None) -> None:
     """The time in `owner.name` is `stage`; what follows is `then`, or what it was before."""
 
-    def make(inner: Callable[P, T]) -> Callable[Concatenate[object, P], T]:
+    def make(inner: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(inner)
-        def call(_self: object, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
             before = recorder.enter(stage)
             try:
                 return inner(*args, **kwargs)
@@ -31,9 +31,9 @@ def stages(recorder: Recorder, owner: Any, name: str, stage: Stage, *, then: Sta
 def spans(recorder: Recorder, owner: Any, name: str, kind: str, *, first: Callable[[Recorder], object] = id) -> None:
     """The time in `owner.name` is part of no step. `first` is done before."""
 
-    def make(inner: Callable[P, T]) -> Callable[Concatenate[object, P], T]:
+    def make(inner: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(inner)
-        def call(_self: object, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
             recorder.begin_span(kind)
             recorder.attempt(first)
             try:
@@ -47,11 +47,11 @@ def spans(recorder: Recorder, owner: Any, name: str, kind: str, *, first: Callab
 
 
 def batches(recorder: Recorder, owner: Any, name: str, *, argument: int) -> None:
-    """`owner.name` gets a micro-batch as its n-th positional argument, from 0."""
+    """`owner.name` gets a micro-batch as its n-th positional argument, `self` being the one at 0."""
 
-    def make(inner: Callable[P, T]) -> Callable[Concatenate[object, P], T]:
+    def make(inner: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(inner)
-        def call(_self: object, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
             if len(args) > argument:
                 recorder.batch(args[argument])
             return inner(*args, **kwargs)
@@ -61,17 +61,23 @@ def batches(recorder: Recorder, owner: Any, name: str, *, argument: int) -> None
     recorder.patches.method(owner, name, make)
 
 
-def exits(recorder: Recorder, owner: Any, name: str) -> None:
-    """What `owner.name` raises ends the fit: for a trainer that doesn't tell its callbacks of an exception."""
+def exits(recorder: Recorder, owner: Any, name: str, *, last: bool = False) -> None:
+    """What `owner.name` raises ends the fit: for a trainer that doesn't tell its callbacks of an exception.
 
-    def make(inner: Callable[P, T]) -> Callable[Concatenate[object, P], T]:
+    After the `last` of a trainer's calls the fit is over in any case.
+    """
+
+    def make(inner: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(inner)
-        def call(_self: object, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
             try:
-                return inner(*args, **kwargs)
+                result = inner(*args, **kwargs)
             except BaseException as error:
                 recorder.close(describe(error))
                 raise
+            if last:
+                recorder.close()
+            return result
 
         return call
 
