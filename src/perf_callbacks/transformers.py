@@ -166,7 +166,7 @@ class PerfCallback(TrainerCallback):
         if trainer is not None:
             _watch(trainer, self._recorder)
         if state.is_world_process_zero:
-            tqdm.write(text.opening(self._recorder.run, journal=self._recorder.journal_path))
+            tqdm.write(text.opening(self._recorder.run, journal=self._recorder.journal_path, staged=not self._blind))
 
 
 class _Afterwards(TrainerCallback):

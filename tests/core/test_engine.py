@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from fakes import Fit, a_run
+from fakes import FakeStream, Fit, a_run
 
 from perf_callbacks.core.records import Amounts, Gc, Row, Run, Span, Steps, Summary
 from perf_callbacks.core.stages import Stage
+from perf_callbacks.host.device import EventTimeline
 
 STEP = {"data": 0.25, "forward": 0.5, "backward": 1.0, "optimizer": 0.125, "other": 0.125}
 
@@ -408,3 +409,14 @@ def test_stages_that_are_not_seen_are_in_no_record():
         fit.step(other=1)
     assert [name for name in fit.steps()[0] if name.endswith("_time")] == ["step_time"]
     assert fit.engine.summary().stage_seconds == {}
+
+
+def test_steps_that_are_still_on_the_device_count_in_what_a_checkpoint_carries():
+    stream = FakeStream()
+    fit = Fit(device=EventTimeline(stream.event))
+    for _ in range(3):
+        fit.feed(4, 64)
+        fit.end_step()
+    assert (fit.engine.amounts(), fit.engine.summary().steps) == (Amounts(samples=12, tokens=192), 3)
+    stream.run()
+    assert (fit.engine.amounts(), fit.engine.summary().steps) == (Amounts(samples=12, tokens=192), 3)

@@ -6,6 +6,8 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
+import weakref
 from contextlib import nullcontext
 from functools import partial
 
@@ -407,6 +409,8 @@ def test_a_model_saved_whole_inside_the_block_loads_where_nothing_of_ours_is_ins
 
 RANK = """
 import sys
+import threading
+import weakref
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -461,3 +465,33 @@ def test_each_rank_has_a_journal_and_rates_of_its_own_device(tmp_path, world_siz
 def test_a_loop_without_a_step_leaves_an_empty_run(tmp_path):
     perf = train(tmp_path, ())
     assert (perf.summary.steps, perf.row(), records(tmp_path, Steps)) == (0, {}, [])
+
+
+def test_a_batch_is_freed_when_the_loop_lets_go_of_it(tmp_path):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    alive = []
+    config = PerfConfig(output_dir=str(tmp_path))
+    with measure(
+        model=model, optimizer=optimizer, loader=({"x": torch.ones(2)} for _ in range(3)), config=config
+    ) as perf:
+        for batch in perf.loader:
+            watched = weakref.ref(batch["x"])
+            del batch
+            alive.append(watched() is not None)
+    assert alive == [False] * 3
+
+
+def test_a_thread_that_prefetches_is_counted_and_not_timed(tmp_path):
+    model, data = mlp(), pairs(3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with measure(model=model, optimizer=optimizer, loader=data, config=PerfConfig(output_dir=str(tmp_path))) as perf:
+        fetched = []
+        thread = threading.Thread(target=lambda: fetched.extend(perf.loader))
+        thread.start()
+        thread.join()
+        for batch in fetched:
+            squared_error(model, batch).backward()
+            optimizer.step()
+    assert perf.summary.samples == sum(len(batch[0]) for batch in data)
+    assert {"data_time", "optimizer_time"} & set(perf.summary.stage_seconds) == {"optimizer_time"}

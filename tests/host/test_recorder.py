@@ -263,3 +263,17 @@ def test_what_is_measured_when_the_interpreter_exits_is_put_back_and_written(tmp
     written = [record for record in journal(tmp_path) if not isinstance(record, Gc)]
     assert [type(record) for record in written] == [Run, Steps, Summary]
     assert written[-1].failure == "the interpreter exited"
+
+
+def test_an_interrupt_while_it_closes_keeps_nothing_from_being_put_back(make, owner, tmp_path, monkeypatch):
+    found = list(gc.callbacks)
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    recorder = make()
+    recorder.end_step(1)
+    monkeypatch.setattr(Recorder, "_drain", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        recorder.close()
+    assert (owner.method, gc.callbacks, recorder.active) == (original, found, False)

@@ -9,7 +9,7 @@ DASH = "—"
 TIMELINES = {"host": "host clock", "device": "device events"}
 
 
-def opening(run: Run, *, journal: object | None) -> str:
+def opening(run: Run, *, journal: object | None, staged: bool = True) -> str:
     r"""The line at the start.
 
     >>> line = opening(
@@ -25,7 +25,7 @@ def opening(run: Run, *, journal: object | None) -> str:
     no journal
     """
     parts = [
-        f"step time, stages and throughput on {run.device} ({TIMELINES[run.timeline]})",
+        f"{'step time, stages and throughput' if staged else 'step time'} on {run.device} ({TIMELINES[run.timeline]})",
         "garbage collection timed" if run.config["gc"] != "off" else "garbage collection not timed",
         f"attempt {run.attempt} from step {run.step}" if run.attempt > 1 else "",
         "set by environment: " + ", ".join(run.from_env) if run.from_env else "",

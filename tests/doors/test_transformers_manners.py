@@ -1,0 +1,139 @@
+"""What a trainer, its callbacks and its user may do while they are measured."""
+
+import gc
+import inspect
+import weakref
+
+import pytest
+import tiny
+from transformers import Trainer, TrainerCallback
+
+from perf_callbacks.transformers import PerfCallback
+
+
+class Joining(TrainerCallback):
+    """Brings another callback along when training begins."""
+
+    def __init__(self, trainer):
+        self.trainer = trainer
+        self.other = Seeing()
+
+    def on_train_begin(self, args, state, control, **_):
+        self.trainer.add_callback(self.other)
+
+
+class Seeing(TrainerCallback):
+    def __init__(self):
+        self.seen = []
+
+    def on_train_begin(self, args, state, control, **_):
+        self.seen.append("begin")
+
+    def on_train_end(self, args, state, control, **_):
+        self.seen.append("end")
+
+
+def test_a_callback_that_joins_when_training_begins_misses_nothing(tmp_path):
+    trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=2), PerfCallback())
+    joining = Joining(trainer)
+    trainer.add_callback(joining)
+    trainer.train()
+    assert joining.other.seen == ["begin", "end"]
+    assert type(trainer.callback_handler.callbacks) is list
+
+
+class ByHand(Trainer):
+    """Calls the model and the backward itself, past the methods that are there for it."""
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        loss = model(**inputs).loss
+        loss.backward()
+        return loss.detach()
+
+
+def test_a_stage_that_a_trainer_goes_through_in_its_own_way_is_left_out_and_not_0(tmp_path):
+    trainer = tiny.trainer(tiny.training_arguments(tmp_path), PerfCallback(), kind=ByHand)
+    trainer.train()
+    row = trainer.state.log_history[2]
+    assert {"perf/forward_time", "perf/backward_time"}.isdisjoint(row)
+    assert min(row["perf/data_time"], row["perf/optimizer_time"]) > 0
+
+
+class Signatures(TrainerCallback):
+    def __init__(self, trainer):
+        self.trainer = trainer
+
+    def read(self):
+        names = ("training_step", "compute_loss", "evaluate", "get_batch_samples", "_save_checkpoint")
+        return {name: str(inspect.signature(getattr(self.trainer, name))) for name in names}
+
+    def on_step_end(self, args, state, control, **_):
+        self.inside = self.read()
+
+
+def test_methods_keep_their_signatures_while_they_are_watched(tmp_path):
+    trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=1), PerfCallback())
+    signatures = Signatures(trainer)
+    before = signatures.read()
+    trainer.add_callback(signatures)
+    trainer.train()
+    assert signatures.inside == before
+
+
+class Scheduling(TrainerCallback):
+    """Makes a scheduler of its own, in the middle of training."""
+
+    def on_step_begin(self, args, state, control, optimizer=None, **_):
+        from torch.optim.lr_scheduler import LambdaLR
+
+        self.scheduler = LambdaLR(optimizer, lambda _: 1.0)
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step\\(\\)` before:UserWarning")
+def test_a_scheduler_can_be_made_of_a_watched_optimizer(tmp_path):
+    callback = PerfCallback()
+    tiny.trainer(tiny.training_arguments(tmp_path, max_steps=2), callback, Scheduling()).train()
+    assert (callback.summary.steps, callback.summary.failure) == (2, None)
+
+
+class Leaving(TrainerCallback):
+    """Takes us out in the middle of training."""
+
+    def __init__(self, trainer):
+        self.trainer = trainer
+
+    def on_step_end(self, args, state, control, **_):
+        self.trainer.remove_callback(PerfCallback)
+
+
+@pytest.mark.skipif(
+    not hasattr(Trainer, "_finalize_training"), reason="transformers 4 has no call that is the last one"
+)
+def test_taken_out_in_the_middle_of_training_leaves_nothing_behind(tmp_path):
+    trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=3), PerfCallback())
+    trainer.add_callback(Leaving(trainer))
+    found = set(vars(trainer)), list(gc.callbacks)
+    trainer.train()
+    assert {name for name in vars(trainer) if inspect.ismethod(vars(trainer)[name])} == set()
+    assert list(gc.callbacks) == found[1]
+
+
+class Interrupted(TrainerCallback):
+    """An interrupt where nothing is watched on transformers 4: in the scheduler."""
+
+    def on_pre_optimizer_step(self, args, state, control, lr_scheduler=None, **_):
+        def step(*_):
+            raise KeyboardInterrupt
+
+        lr_scheduler.step = step
+
+
+def test_a_trainer_that_was_interrupted_anywhere_can_be_freed(tmp_path):
+    found = list(gc.callbacks)
+    trainer = tiny.trainer(tiny.training_arguments(tmp_path), PerfCallback(), Interrupted())
+    model = weakref.ref(trainer.model)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    del trainer
+    gc.collect()
+    assert (model(), gc.callbacks) == (None, found)
