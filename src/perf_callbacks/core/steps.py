@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from perf_callbacks.core.records import Steps
 from perf_callbacks.core.stages import STAGES, Stage
 
-UNSEEN = 0
+UNSEEN: float = 0
 """Seconds of a stage that was never entered: the integer, which the first seconds added to it turn into a float."""
 
 BLOCK = 64
