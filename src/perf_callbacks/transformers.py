@@ -59,7 +59,7 @@ class PerfCallback(TrainerCallback):
     those in which an evaluation or a checkpoint fell; the last line of a run (`train_runtime`) covers all of them.
 
     While `train` runs, methods of the trainer, its accelerator and its optimizer are replaced on these objects to see
-    the stages. They are put back when `train` ends, however it ends.
+    the stages. They are put back when `train` ends, however it ends. Of two in one trainer only one measures.
     """
 
     def __init__(self, config: PerfConfig | None = None) -> None:
@@ -98,6 +98,9 @@ class PerfCallback(TrainerCallback):
         if trainer is None:
             log.warning("perf_callbacks found no Trainer around it: step time only, and not every logger may get it.")
             self.begin(args, state, None)
+            return
+        if next(other for other in trainer.callback_handler.callbacks if isinstance(other, PerfCallback)) is not self:
+            log.warning("perf_callbacks: another PerfCallback measures this trainer, this one does nothing.")
             return
         # Other callbacks go first: if one of them raises, nothing of ours is in place yet. The handler is iterating
         # over its list right now, so what is appended to that comes last; what it finds in its place is without it.

@@ -137,3 +137,13 @@ def test_a_trainer_that_was_interrupted_anywhere_can_be_freed(tmp_path):
     del trainer
     gc.collect()
     assert (model(), gc.callbacks) == (None, found)
+
+
+def test_of_two_in_one_trainer_only_one_measures(tmp_path, caplog):
+    callbacks = [PerfCallback(), PerfCallback()]
+    trainer = tiny.trainer(tiny.training_arguments(tmp_path), *callbacks)
+    trainer.train()
+    assert sorted(callback.summary is not None for callback in callbacks) == [False, True]
+    ours = [record.getMessage() for record in caplog.records if record.name == "perf_callbacks"]
+    assert ours == ["perf_callbacks: another PerfCallback measures this trainer, this one does nothing."]
+    assert "perf/step_time" in trainer.state.log_history[2]
