@@ -4,8 +4,21 @@ Nothing here imports torch or a framework. The doors are modules of their own: `
 Hugging Face `Trainer`, `perf_callbacks.loop` for a plain PyTorch loop.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from perf_callbacks.core.config import ConfigError, PerfConfig
-from perf_callbacks.core.records import Summary
 from perf_callbacks.version import __version__
 
+if TYPE_CHECKING:
+    from perf_callbacks.core.records import Summary
+
 __all__ = ["ConfigError", "PerfConfig", "Summary", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """Records take as long to import as all the rest: whoever wants only to set something doesn't wait for them."""
+    if name == "Summary":
+        from perf_callbacks.core.records import Summary  # noqa: PLC0415 only when it is asked for
+
+        return Summary
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
