@@ -93,8 +93,15 @@ def test_rows_over_any_part_of_a_fit_are_ratios_of_the_sums_of_its_steps(events)
 
 
 def without_longest(row):
-    """A row without its longest pause, which the sums don't tell, and without what is 0 or was never entered."""
-    return {name: value for name, value in row.items() if name != "perf/gc_pause" and value}
+    """A row without its longest pause, which the sums don't tell."""
+    return told({name: value for name, value in row.items() if name != "perf/gc_pause"})
+
+
+def told(row):
+    """Without stages of 0: whether one was entered for no time at all or never, the columns don't tell."""
+    return {
+        name: value for name, value in row.items() if value or name not in {f"perf/{stage}_time" for stage in STAGES}
+    }
 
 
 def naive(steps):
@@ -110,4 +117,4 @@ def naive(steps):
         amounts = [step.get(name) for step in included]
         if None not in amounts:
             rates[f"{name}_per_second"] = rates[f"{name}_per_second_per_device"] = sum(amounts) / seconds
-    return {f"perf/{name}": value for name, value in (times | pauses | rates).items() if value}
+    return told({f"perf/{name}": value for name, value in (times | pauses | rates).items()})
