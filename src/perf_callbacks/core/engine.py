@@ -154,6 +154,7 @@ class Engine:
         before = self.mark(Stage.ASIDE, now)
         self._aside.append((kind, now, before))
         self._excluded = self._excluded or kind
+        self.flush(now)  # in here it is part of no step
 
     def end_span(self, now: float) -> None:
         """The innermost span is over; without one, nothing happens."""
@@ -165,7 +166,6 @@ class Engine:
         self.mark(before, now)
         self._spans[kind] = self._spans.get(kind, 0.0) + now - start
         self._emit(Span(kind=kind, step=self.step, start=start - self._began, seconds=now - start))
-        self.flush(now)
 
     def end_step(self, step: int, now: float) -> None:
         """An optimizer step is done, the trainer's `step`-th. The next one begins."""
