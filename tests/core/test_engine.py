@@ -326,11 +326,11 @@ def test_steps_are_handed_out_after_ten_seconds():
     assert [block.step for block in fit.of(Steps)] == [(1, 2, 3), (4, 5, 6)]
 
 
-def test_the_end_of_a_span_hands_out_the_steps():
+def test_steps_are_handed_out_when_a_span_begins():
     fit = Fit()
     fit.step(forward=1)
     fit.span("checkpoint", 1)
-    assert [type(record) for record in fit.records] == [Run, Span, Steps]
+    assert [type(record) for record in fit.records] == [Run, Steps, Span]
 
 
 def test_nothing_grows_with_the_steps():
