@@ -12,16 +12,20 @@ from perf_callbacks.core import ratios
 from perf_callbacks.core.batches import Batch
 from perf_callbacks.core.ledger import Ledger
 from perf_callbacks.core.records import Amounts, Gc, Record, Row, Run, Span, Summary
-from perf_callbacks.core.stages import STAGES, Stage
-from perf_callbacks.core.steps import UNSEEN, Shown, Step, Totals, plus
+from perf_callbacks.core.stages import Stage
+from perf_callbacks.core.steps import BLOCK, Shown, Step, Totals, plus
+from perf_callbacks.core.tape import Tape
 
 FLUSH_SECONDS = 10.0
 """Steps that are longer than this are written one by one."""
 
 GENERATIONS = 3
 
+MOST_MARKS = 4096
+"""A step that writes more than this is read in parts."""
+
 # Looking a member up in its class costs as much as the rest of `mark`.
-_OPTIMIZER, _OTHER, _UNDECIDED = Stage.OPTIMIZER, Stage.OTHER, Stage.UNDECIDED
+_ASIDE, _GC, _OTHER = Stage.ASIDE, Stage.GC, Stage.OTHER
 
 
 class DeviceTimeline(Protocol):
@@ -30,11 +34,8 @@ class DeviceTimeline(Protocol):
     def mark(self, stage: Stage) -> None:
         """From here on the stream works for `stage`."""
 
-    def relabel(self, stage: Stage) -> None:
-        """What the last mark began was `stage`."""
-
     def cut(self) -> None:
-        """A step ends here."""
+        """A step ends here, and the next one begins with what belongs to no stage."""
 
     def ready(self) -> list[tuple[float, ...] | None]:
         """Stage seconds of the steps that finished since the last call; None for a lost one."""
@@ -69,9 +70,10 @@ class Engine:
             processes=run.world_size,
             devices=devices,
         )
-        self._stage = Stage.OTHER
-        self._began = self._last = 0.0
-        self._seconds: list[float] = [UNSEEN] * len(Stage)
+        self._stage = _OTHER
+        self._began = 0.0
+        self._tape = Tape(0.0)
+        self._write = self._tape.extend
         self._aside: list[tuple[str, float, Stage]] = []
 
         self.step = run.step
@@ -81,7 +83,7 @@ class Engine:
         self._nothing: tuple[int | None, int | None, Any] = (None, None, None)
         self._pause_seconds = self._longest_pause = 0.0
 
-        self._waiting: deque[Step] = deque()
+        self._waiting: deque[tuple[int, str | None, list[Batch], float, float]] = deque()
         self._ledger = Ledger(self._shown)
         self._flushed_at = 0.0
         self._spans: dict[str, float] = {}
@@ -90,40 +92,41 @@ class Engine:
 
     def start(self, now: float) -> None:
         """Training begins. The step that follows is in no row."""
-        self._began = self._last = self._flushed_at = now
+        self._began = self._flushed_at = now
+        self._tape = Tape(now)
+        self._write = self._tape.extend
         self._emit(self._run)
         if self._device is not None:
-            self._device.mark(self._stage)
+            self._device.mark(_OTHER)
 
     def mark(self, stage: Stage, now: float) -> Stage:
         """From `now` on the training thread is in `stage`; says what it was in before."""
-        previous = self._stage
-        if self._aside:
-            return previous
-        if previous is _UNDECIDED:
-            self._decide(_OPTIMIZER if stage is _OPTIMIZER else _OTHER)
-        self._seconds[self._stage] += now - self._last
-        self._last = now
-        self._stage = stage
-        if self._device is not None:
-            self._device.mark(stage)
-        return previous
+        before = self._stage
+        if before is _ASIDE:
+            return _OTHER
+        if stage is not before:
+            self._turn(stage, now)
+        return before
 
-    def _decide(self, owner: Stage) -> None:
-        self._stage = owner
-        if self._device is not None:
-            self._device.relabel(owner)
+    def _turn(self, stage: Stage, now: float) -> None:
+        self._stage = stage
+        if self._device is None:
+            self._write((stage, now))
+        else:
+            self._device.mark(stage)
 
     def batch(self, batch: Batch) -> None:
         """A micro-batch goes into the current step."""
-        if not self._aside:
+        if self._stage is not _ASIDE:
             self._batches.append(batch)
+            if len(self._tape) > MOST_MARKS:
+                self.collect()
 
     def pause(
         self, generation: int, start: float, seconds: float, collected: int, *, automatic: bool, here: bool
     ) -> None:
         """A garbage collection, in the training thread (`here`) or another."""
-        inside = here and self._stage is not Stage.ASIDE
+        inside = here and self._stage is not _ASIDE
         stage = self._stage_name() if inside else "aside" if here else "elsewhere"
         self._emit(
             Gc(
@@ -143,15 +146,14 @@ class Engine:
             self._pause_seconds += seconds
             self._longest_pause = max(self._longest_pause, seconds)
         if inside and self._device is None:
-            self._seconds[Stage.GC] += seconds
-            self._last += seconds
+            self._write((_GC, (start, seconds)))
 
     def _stage_name(self) -> str:
         return "other" if self._stage is Stage.UNDECIDED else self._stage.name.lower()
 
     def begin_span(self, kind: str, now: float) -> None:
         """Time begins that belongs to no step. Spans nest; the step in which one falls is in no row."""
-        before = self.mark(Stage.ASIDE, now)
+        before = self.mark(_ASIDE, now)
         self._aside.append((kind, now, before))
         self._excluded = self._excluded or kind
         self.flush(now)  # in here it is part of no step
@@ -163,7 +165,7 @@ class Engine:
         kind, start, before = self._aside.pop()
         if self._aside:
             return
-        self.mark(before, now)
+        self._turn(before, now)
         self._spans[kind] = self._spans.get(kind, 0.0) + now - start
         self._emit(Span(kind=kind, step=self.step, start=start - self._began, seconds=now - start))
 
@@ -171,31 +173,33 @@ class Engine:
         """An optimizer step is done, the trainer's `step`-th. The next one begins."""
         while self._aside:
             self.end_span(now)
-        self.mark(_OTHER, now)
-        seconds, self._seconds = self._seconds, [UNSEEN] * len(Stage)
-        done = Step(
-            step,
-            self._excluded,
-            *self._take_batches(),
-            self._pause_seconds,
-            self._longest_pause,
-            seconds[: len(STAGES)],
-        )
-        self.step = step
-        self._excluded = None
-        self._pause_seconds = self._longest_pause = 0.0
         if self._device is None:
-            self._ledger.enter((done,))
+            self._write((None, now))
         else:
             self._device.cut()
-            self._waiting.append(done)
-            self.collect()
-        if self._ledger.full or now - self._flushed_at > FLUSH_SECONDS:
+        self._stage = _OTHER
+        self._waiting.append((step, self._excluded, self._batches, self._pause_seconds, self._longest_pause))
+        self.step = step
+        self._excluded = None
+        self._batches = []
+        self._pause_seconds = self._longest_pause = 0.0
+        if self._device is not None:
+            self.collect()  # its events are needed again
+        if len(self._waiting) >= BLOCK or self._ledger.full or now - self._flushed_at > FLUSH_SECONDS:
             self.flush(now)
 
-    def _take_batches(self) -> tuple[int | None, int | None, Any]:
-        """What the step went through. Without a batch: nothing, of what batches have told so far."""
-        batches, self._batches = self._batches, []
+    def collect(self) -> bool:
+        """Take over the steps that are finished; whether none is outstanding."""
+        finished = self._tape.read() if self._device is None else self._device.ready()
+        self._ledger.enter([self._finish(seconds) for seconds in finished])
+        return not self._waiting
+
+    def _finish(self, seconds: tuple[float, ...] | None) -> Step:
+        number, excluded, batches, paused, longest = self._waiting.popleft()
+        return Step(number, excluded if seconds else "lost", *self._amounts(batches), paused, longest, seconds)
+
+    def _amounts(self, batches: list[Batch]) -> tuple[int | None, int | None, Any]:
+        """What a step went through. Without a batch: nothing, of what batches have told so far."""
         if not batches:
             return self._nothing
         amounts = batches[0][:3]
@@ -207,14 +211,6 @@ class Engine:
             plus(*[batch.tokens for batch in batches]),
             plus(*[batch.useful_tokens for batch in batches]),
         )
-
-    def collect(self) -> bool:
-        """Take over the step times that the device has finished; whether none is outstanding."""
-        for seconds in self._device.ready() if self._device is not None else ():
-            step = self._waiting.popleft()
-            excluded = step.excluded if seconds is not None else "lost"
-            self._ledger.enter((step._replace(seconds=seconds, excluded=excluded),))
-        return not self._waiting
 
     def flush(self, now: float) -> None:
         """Hand out the finished steps."""
@@ -251,9 +247,10 @@ class Engine:
         """Steps of this attempt, what went through them, and how many have no time. Some may still be on the device."""
         self.collect()
         steps, samples, tokens, lost = self._ledger.all()
-        samples = plus(samples, *[step.samples for step in self._waiting])
-        tokens = plus(tokens, *[step.tokens for step in self._waiting])
-        return steps + len(self._waiting), Amounts(samples=samples, tokens=tokens), lost
+        owed = [self._amounts(batches) for _, _, batches, _, _ in self._waiting]
+        samples = plus(samples, *[amounts[0] for amounts in owed])
+        tokens = plus(tokens, *[amounts[1] for amounts in owed])
+        return steps + len(owed), Amounts(samples=samples, tokens=tokens), lost
 
     def summary(self, failure: str | None = None) -> Summary:
         """The fit so far."""
@@ -289,8 +286,7 @@ class Engine:
         while self._aside:
             self.end_span(now)
         self.collect()
-        self._ledger.enter([step._replace(seconds=None, excluded="lost") for step in self._waiting])
-        self._waiting.clear()
+        self._ledger.enter([self._finish(None) for _ in range(len(self._waiting))])
         self.flush(now)
         summary = self.summary(failure)
         self._emit(summary)

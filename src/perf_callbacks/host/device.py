@@ -49,26 +49,29 @@ class EventTimeline:
 
     def mark(self, stage: Stage) -> None:
         """From here on the stream works for `stage`."""
+        self._decide(stage)
         self._stage = stage
         if not self._open or self._open[-1][0] is not stage:
             self._boundary(stage)
 
-    def relabel(self, stage: Stage) -> None:
-        """What the last mark began was `stage`."""
-        self._stage = stage
-        if self._open:
-            self._open[-1] = (stage, self._open[-1][1])
-
     def cut(self) -> None:
         """A step ends here: the event that ends it begins the next one."""
+        self._decide(Stage.OTHER)
+        self._stage = Stage.OTHER
         finished, self._open = self._open, []
-        end = self._boundary(self._stage)
+        end = self._boundary(Stage.OTHER)
         if end is None and len(finished) > 1:  # this step is lost; one of its own events saves the next one
             end = finished.pop()[1]
             end.record()
-            self._open.append((self._stage, end))
+            self._open.append((Stage.OTHER, end))
         self._closed.append((finished, None if self._broken else end))
         self._broken = end is None
+
+    def _decide(self, stage: Stage) -> None:
+        """What follows a backward shows what the time since belongs to."""
+        if self._stage is Stage.UNDECIDED and self._open:
+            owner = Stage.OPTIMIZER if stage is Stage.OPTIMIZER else Stage.OTHER
+            self._open[-1] = (owner, self._open[-1][1])
 
     def ready(self) -> list[tuple[float, ...] | None]:
         """Stage seconds of the steps that finished since the last call; None for a lost one."""
