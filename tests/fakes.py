@@ -96,6 +96,10 @@ def a_run(**changes):
     return Run(**usual | changes)
 
 
+def raising(error):
+    raise error
+
+
 class Fit:
     """A fit without a framework: an engine, the time that it is told, and the records that it hands out.
 
@@ -108,9 +112,10 @@ class Fit:
         self.number = 0
         self.engine = Engine(run or a_run(), self.records.append, **options)
         self.engine.start(self.now)
+        self.turn = self.engine.turner(lambda: self.now, raising)
 
     def spend(self, stage, seconds):
-        self.engine.mark(Stage[stage.upper()], self.now)
+        self.turn(Stage[stage.upper()])
         self.now += seconds
 
     def feed(self, samples=None, tokens=None, useful_tokens=None):

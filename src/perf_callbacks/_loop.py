@@ -1,13 +1,14 @@
 """What is watched in a plain loop: the loader, the model, the backward, the optimizer."""
 
 import functools
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
+from torch.compiler import is_compiling
 
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.host import watch
@@ -28,8 +29,9 @@ class LoopWatch:
         self.steps = recorder.run.step
         self._model = model
         self._optimizer: Any = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
-        self._thread = threading.get_ident()
-        self._compiled: object = None
+        self._thread = get_ident()
+        self._enter, self._batch = recorder.enter, recorder.batch
+        self._slot: object = None
         self._evaluating = False
         self._spans = 0
         self._backwards = 0
@@ -39,37 +41,50 @@ class LoopWatch:
         """Begin to watch. The recorder takes it all back when it closes."""
         recorder, optimizer = self.recorder, self._optimizer
         recorder.patches.add(
-            self._model.register_forward_pre_hook(_ModelHook(self, self._model), prepend=True).remove,
             optimizer.register_step_pre_hook(self._begin_step).remove,
             optimizer.register_step_post_hook(self._end_step).remove,
         )
         watch.stages(recorder, optimizer, "zero_grad", Stage.OPTIMIZER)
         recorder.patches.replace(torch.autograd, "backward", self._backward)
-        self._watch_compiled(recorder)
+        if not _has_slot(self._model):
+            hook = _ModelHook(self, self._model)
+            recorder.patches.add(self._model.register_forward_pre_hook(hook, prepend=True).remove)
+        self._watch_call(recorder)
 
-    def turn(self, stage: Stage) -> None:
-        """The loop turns to `stage`; an evaluation that was seen to begin is over."""
-        if threading.get_ident() != self._thread:
-            return
+    def resume(self) -> None:
+        """The loop trains: an evaluation that was seen to begin is over."""
         if self._evaluating:
             self._evaluating = False
             self.recorder.end_span()
-        self.recorder.enter(stage)
 
     def take(self, batch: object) -> None:
         """The loader has handed over a batch."""
-        self.recorder.batch(batch)
-        if threading.get_ident() != self._thread:
+        self._batch(batch)
+        if get_ident() != self._thread:
             return
         self._backwards = self._optimizing = 0
-        self.recorder.enter(_OTHER)
-        if self._model._compiled_call_impl is not self._compiled:  # noqa: SLF001 there is no other way to tell
-            self.recorder.attempt(self._watch_compiled)
+        self._enter(_OTHER)
+        if self._model._compiled_call_impl is not self._slot:  # noqa: SLF001 there is no other way to tell
+            self.recorder.attempt(self._watch_call)
+
+    def leave(self) -> None:
+        """The loader has no more batches."""
+        if get_ident() == self._thread:
+            self.resume()
+            self._enter(_OTHER)
+
+    def wait(self) -> None:
+        """The loop waits for the loader."""
+        if get_ident() == self._thread:
+            if self._evaluating:
+                self.resume()
+            self._enter(_DATA)
 
     @contextmanager
     def span(self, kind: str) -> Iterator[None]:
         """The block is part of no step."""
-        self.turn(Stage.OTHER)
+        self.resume()
+        self._enter(_OTHER)
         self._spans += 1
         self.recorder.begin_span(kind)
         try:
@@ -80,17 +95,22 @@ class LoopWatch:
 
     def call(self) -> None:
         """The model is being called."""
-        if self._backwards or threading.get_ident() != self._thread:  # checkpointing runs it again in the backward
+        if self._backwards or get_ident() != self._thread:  # checkpointing runs it again in the backward
             return
         if self._model.training or torch.is_grad_enabled() or self._spans:
-            self.turn(_FORWARD)
+            if self._evaluating:
+                self.resume()
+            self._enter(_FORWARD)
         elif not self._evaluating:
             self._evaluating = True
             self.recorder.begin_span("evaluation")
 
     def _begin_step(self, *_: object) -> None:
         self._optimizing += 1
-        self.turn(_OPTIMIZER)
+        if get_ident() == self._thread:
+            if self._evaluating:
+                self.resume()
+            self._enter(_OPTIMIZER)
 
     def _end_step(self, *_: object) -> None:
         # A `step` that calls `super().step()` has the hooks of both.
@@ -104,31 +124,48 @@ class LoopWatch:
 
         @functools.wraps(inner)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self._backwards or threading.get_ident() != self._thread:
+            if self._backwards or get_ident() != self._thread:
                 return inner(*args, **kwargs)
             self._backwards += 1
-            self.turn(_BACKWARD)
+            if self._evaluating:
+                self.resume()
+            self._enter(_BACKWARD)
             try:
                 return inner(*args, **kwargs)
             finally:
                 self._backwards = 0
-                self.recorder.enter(_OPTIMIZER if self._optimizing else _UNDECIDED)
+                self._enter(_OPTIMIZER if self._optimizing else _UNDECIDED)
 
         return call
 
-    def _watch_compiled(self, recorder: Recorder) -> None:
-        """A module that is compiled in place traces its hooks away, so that they are never called."""
+    def _watch_call(self, recorder: Recorder) -> None:
+        """See the whole call of the model from the slot where torch puts a compiled one.
 
-        def make(inner: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(inner)
-            def call(*args: Any, **kwargs: Any) -> Any:
+        A hook would cost more, since it takes the call off torch's fast path, and a module that is compiled in place
+        traces its hooks away. What pickles or copies a module leaves this slot out.
+        """
+        current = self._model._compiled_call_impl  # noqa: SLF001 it has no other name
+        if current is not None or _has_slot(self._model):
+            recorder.patches.put(self._model, "_compiled_call_impl", self._called(current or self._model._call_impl))  # noqa: SLF001
+        self._slot = self._model._compiled_call_impl  # noqa: SLF001
+
+    def _called(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(inner)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not is_compiling():
                 self.call()
-                return inner(*args, **kwargs)
+            return inner(*args, **kwargs)
 
-            return call
+        return call
 
-        recorder.patches.replace(self._model, "_compiled_call_impl", make)
-        self._compiled = self._model._compiled_call_impl  # noqa: SLF001
+
+def _has_slot(model: nn.Module) -> bool:
+    """Whether what stands in `_compiled_call_impl` is called, and for this module alone.
+
+    `torch.compile(model)` hands such attributes on to `model`; `DataParallel` copies them to modules on other devices.
+    """
+    alone = torch.distributed.is_initialized() or torch.cuda.device_count() <= 1
+    return alone and type(model).__setattr__ is nn.Module.__setattr__ and type(model).__call__ is nn.Module.__call__
 
 
 class MeasuredLoader(Generic[B]):
@@ -143,14 +180,14 @@ class MeasuredLoader(Generic[B]):
         if watching is None:
             yield from self._loader
             return
-        watching.turn(_DATA)
+        watching.wait()
         for batch in self._loader:
             watching.take(batch)
             held = [batch]
             del batch  # a batch on a device is freed when the loop lets go of it, not when the next one is there
             yield held.pop()
-            watching.turn(_DATA)
-        watching.turn(_OTHER)
+            watching.wait()
+        watching.leave()
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]  # where the loader has none, it says so itself
@@ -167,7 +204,7 @@ class _ModelHook:
         self._model = id(model)
 
     def __call__(self, module: nn.Module, _args: object) -> None:
-        if id(module) == self._model and not torch.compiler.is_compiling():
+        if id(module) == self._model and not is_compiling():
             self._watching.call()
 
     def __deepcopy__(self, memo: object) -> Callable[..., None]:

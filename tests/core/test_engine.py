@@ -46,7 +46,7 @@ def test_stages_come_back_as_often_as_they_like():
 
 def test_mark_says_what_it_turned_away_from():
     fit = Fit()
-    turned = [fit.engine.mark(stage, fit.now) for stage in (Stage.DATA, Stage.FORWARD, Stage.FORWARD)]
+    turned = [fit.turn(stage) for stage in (Stage.DATA, Stage.FORWARD, Stage.FORWARD)]
     assert turned == [Stage.OTHER, Stage.DATA, Stage.FORWARD]
 
 

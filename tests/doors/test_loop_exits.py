@@ -15,6 +15,7 @@ from torch import nn
 from perf_callbacks import PerfConfig, Summary
 from perf_callbacks.core.batches import BatchReader
 from perf_callbacks.core.engine import Engine
+from perf_callbacks.core.tape import Tape
 from perf_callbacks.host.garbage import GcObserver
 from perf_callbacks.host.journal import FileJournal
 from perf_callbacks.host.patches import Patches
@@ -232,10 +233,11 @@ class Fault:
         monkeypatch.setattr(owner, name, call)
 
 
-ENGINE = "__init__ start mark batch pause begin_span end_span end_step collect flush row amounts summary stop"
+ENGINE = "__init__ start turner batch pause begin_span end_span end_step collect flush row amounts summary stop"
 FAULTS = [
     *[(Engine, name) for name in ENGINE.split()],
     (Recorder, "__init__"),
+    (Tape, "extend"),
     (BatchReader, "read"),
     (GcObserver, "install"),
     *[(FileJournal, name) for name in ("__init__", "write", "flush", "close")],

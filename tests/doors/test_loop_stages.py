@@ -240,11 +240,11 @@ def test_the_call_of_a_compiled_model_is_forward(tmp_path, way):
         return run
 
     torch._dynamo.reset()
-    model = Traceable()
+    model, compiled_here = Traceable(), []
 
     def call(model, inputs):
-        if way == "in place inside the block" and model._compiled_call_impl is None:
-            model.compile(backend=backend, fullgraph=True)
+        if way == "in place inside the block" and not compiled_here:
+            compiled_here.append(model.compile(backend=backend, fullgraph=True))
         return model(inputs)
 
     if way == "in place before":

@@ -17,6 +17,7 @@ from perf_callbacks.core.engine import Engine
 from perf_callbacks.core.records import Gc, Run, Steps, Summary, attempts
 from perf_callbacks.core.settings import resolve
 from perf_callbacks.core.stages import Stage
+from perf_callbacks.core.tape import Tape
 from perf_callbacks.host import watch
 from perf_callbacks.host.garbage import GcObserver
 from perf_callbacks.host.journal import FileJournal, read
@@ -40,7 +41,9 @@ CALLS = {
 }
 
 POINTS = [
-    *[(Engine, name) for name in vars(Engine) if not name.startswith("_")],
+    *[(Engine, name) for name in vars(Engine) if not name.startswith("_") and name != "turner"],
+    (Tape, "extend"),
+    (Tape, "read"),
     (BatchReader, "read"),
     (GcObserver, "install"),
     (GcObserver, "remove"),
@@ -153,7 +156,7 @@ def test_what_a_closed_recorder_is_told_is_nothing(name, make, tmp_path):
     recorder = make()
     recorder.close()
     before = journal(tmp_path)
-    assert CALLS[name](recorder) in (None, Stage.FORWARD) or name == "collection"
+    assert CALLS[name](recorder) in (None, Stage.OTHER) or name == "collection"
     assert journal(tmp_path) == before
 
 
@@ -221,16 +224,20 @@ def test_an_interrupt_goes_through_and_everything_is_put_back(tmp_path, make, ow
     assert journal(tmp_path)[-1].failure == describe(error)
 
 
-@pytest.mark.parametrize("name", ["mark", "batch", "end_step", "begin_span", "row"])
-def test_an_interrupt_in_our_own_code_is_an_interrupt_of_the_loop(make, owner, monkeypatch, name):
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [(Tape, "extend"), *[(Engine, name) for name in ("batch", "end_step", "begin_span", "row")]],
+    ids=lambda part: getattr(part, "__name__", part),
+)
+def test_an_interrupt_in_our_own_code_is_an_interrupt_of_the_loop(make, owner, monkeypatch, part, name):
     def interrupted(*_args, **_kwargs):
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(part, name, interrupted)
     recorder = make()
     owner.loop = lambda: [call(recorder) for call in CALLS.values()]
     found = owner.loop
     watch.exits(recorder, owner, "loop")
-    monkeypatch.setattr(Engine, name, interrupted)
     with pytest.raises(KeyboardInterrupt):
         owner.loop()
     assert (owner.method, owner.loop, recorder.active) == (original, found, False)

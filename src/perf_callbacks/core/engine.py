@@ -5,7 +5,7 @@ optimizer step is done (`end_step`), that evaluation or checkpointing begins and
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from perf_callbacks.core import ratios
@@ -72,7 +72,7 @@ class Engine:
         )
         self._stage = _OTHER
         self._began = 0.0
-        self._tape = Tape(0.0)
+        self._tape = Tape()
         self._write = self._tape.extend
         self._aside: list[tuple[str, float, Stage]] = []
 
@@ -81,32 +81,47 @@ class Engine:
         self._excluded: str | None = "restart" if run.step else "first"
         self._batches: list[Batch] = []
         self._nothing: tuple[int | None, int | None, Any] = (None, None, None)
-        self._pause_seconds = self._longest_pause = 0.0
+        self._pauses: list[float] = []
 
-        self._waiting: deque[tuple[int, str | None, list[Batch], float, float]] = deque()
+        self._waiting: deque[tuple[int, str | None, list[Batch], Sequence[float]]] = deque()
         self._ledger = Ledger(self._shown)
         self._flushed_at = 0.0
         self._spans: dict[str, float] = {}
-        self._pauses = [0] * GENERATIONS
+        self._collections = [0] * GENERATIONS
         self._pause_total = self._pause_longest = 0.0
 
     def start(self, now: float) -> None:
         """Training begins. The step that follows is in no row."""
         self._began = self._flushed_at = now
-        self._tape = Tape(now)
-        self._write = self._tape.extend
+        self._tape.begin(now)
         self._emit(self._run)
         if self._device is not None:
             self._device.mark(_OTHER)
 
-    def mark(self, stage: Stage, now: float) -> Stage:
-        """From `now` on the training thread is in `stage`; says what it was in before."""
-        before = self._stage
-        if before is _ASIDE:
-            return _OTHER
-        if stage is not before:
-            self._turn(stage, now)
-        return before
+    def turner(self, clock: Callable[[], float], fail: Callable[[Exception], object]) -> Callable[[Stage], Stage]:
+        """Make the function by which the training thread says what it turns to; that answers what it was in before.
+
+        It is called many times in a step, so it is one call deep: it reads the clock and fails open by itself.
+        """
+        write, device = self._write, self._device
+
+        def turn(stage: Stage) -> Stage:
+            try:
+                before = self._stage
+                if before is _ASIDE:
+                    return _OTHER
+                if stage is not before:
+                    self._stage = stage
+                    if device is None:
+                        write((stage, clock()))
+                    else:
+                        device.mark(stage)
+            except Exception as error:  # noqa: BLE001 an observer never ends the run
+                fail(error)
+                return stage
+            return before
+
+        return turn
 
     def _turn(self, stage: Stage, now: float) -> None:
         self._stage = stage
@@ -139,12 +154,11 @@ class Engine:
                 automatic=automatic,
             )
         )
-        self._pauses[min(generation, GENERATIONS - 1)] += 1
+        self._collections[min(generation, GENERATIONS - 1)] += 1
         self._pause_total += seconds
         self._pause_longest = max(self._pause_longest, seconds)
         if inside:
-            self._pause_seconds += seconds
-            self._longest_pause = max(self._longest_pause, seconds)
+            self._pauses.append(seconds)
         if inside and self._device is None:
             self._write((_GC, (start, seconds)))
 
@@ -153,8 +167,11 @@ class Engine:
 
     def begin_span(self, kind: str, now: float) -> None:
         """Time begins that belongs to no step. Spans nest; the step in which one falls is in no row."""
-        before = self.mark(_ASIDE, now)
-        self._aside.append((kind, now, before))
+        if not self._aside:
+            self._aside.append((kind, now, self._stage))
+            self._turn(_ASIDE, now)
+        else:
+            self._aside.append((kind, now, _OTHER))
         self._excluded = self._excluded or kind
         self.flush(now)  # in here it is part of no step
 
@@ -173,30 +190,34 @@ class Engine:
         """An optimizer step is done, the trainer's `step`-th. The next one begins."""
         while self._aside:
             self.end_span(now)
-        if self._device is None:
-            self._write((None, now))
-        else:
-            self._device.cut()
         self._stage = _OTHER
-        self._waiting.append((step, self._excluded, self._batches, self._pause_seconds, self._longest_pause))
+        self._waiting.append((step, self._excluded, self._batches, self._pauses or ()))
         self.step = step
         self._excluded = None
         self._batches = []
-        self._pause_seconds = self._longest_pause = 0.0
-        if self._device is not None:
+        if self._pauses:
+            self._pauses = []
+        if self._device is None:
+            self._write((None, now))
+            full = len(self._waiting) >= BLOCK
+        else:
+            self._device.cut()
             self.collect()  # its events are needed again
-        if len(self._waiting) >= BLOCK or self._ledger.full or now - self._flushed_at > FLUSH_SECONDS:
+            full = self._ledger.full
+        if full or now - self._flushed_at > FLUSH_SECONDS:
             self.flush(now)
 
     def collect(self) -> bool:
         """Take over the steps that are finished; whether none is outstanding."""
+        finished: Iterable[tuple[float, ...] | None]
         finished = self._tape.read() if self._device is None else self._device.ready()
         self._ledger.enter([self._finish(seconds) for seconds in finished])
         return not self._waiting
 
     def _finish(self, seconds: tuple[float, ...] | None) -> Step:
-        number, excluded, batches, paused, longest = self._waiting.popleft()
-        return Step(number, excluded if seconds else "lost", *self._amounts(batches), paused, longest, seconds)
+        number, excluded, batches, pauses = self._waiting.popleft()
+        paused = (sum(pauses), max(pauses)) if pauses else (0.0, 0.0)
+        return Step(number, excluded if seconds else "lost", *self._amounts(batches), *paused, seconds)
 
     def _amounts(self, batches: list[Batch]) -> tuple[int | None, int | None, Any]:
         """What a step went through. Without a batch: nothing, of what batches have told so far."""
@@ -247,7 +268,7 @@ class Engine:
         """Steps of this attempt, what went through them, and how many have no time. Some may still be on the device."""
         self.collect()
         steps, samples, tokens, lost = self._ledger.all()
-        owed = [self._amounts(batches) for _, _, batches, _, _ in self._waiting]
+        owed = [self._amounts(batches) for _, _, batches, _ in self._waiting]
         samples = plus(samples, *[amounts[0] for amounts in owed])
         tokens = plus(tokens, *[amounts[1] for amounts in owed])
         return steps + len(owed), Amounts(samples=samples, tokens=tokens), lost
@@ -275,7 +296,7 @@ class Engine:
             included_useful_tokens=included.useful_tokens,
             total_samples=total.samples,
             total_tokens=total.tokens,
-            gc_collections=tuple(self._pauses) if gc_timed else None,
+            gc_collections=tuple(self._collections) if gc_timed else None,
             gc_seconds=self._pause_total if gc_timed else None,
             gc_longest=self._pause_longest if gc_timed else None,
             failure=failure,
@@ -288,6 +309,7 @@ class Engine:
         self.collect()
         self._ledger.enter([self._finish(None) for _ in range(len(self._waiting))])
         self.flush(now)
+        self._stage = _ASIDE  # what is said from now on counts for nothing
         summary = self.summary(failure)
         self._emit(summary)
         return summary

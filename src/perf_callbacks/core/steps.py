@@ -117,14 +117,16 @@ class Shown:
 def columns(steps: Sequence[Step], shown: Shown) -> Steps:
     """Steps as they stand in the journal."""
     number, excluded, samples, tokens, _, _, _, seconds = zip(*steps, strict=True)
-    known = [stages for stages in seconds if stages is not None]
-    totals = [sum(stage) for stage in zip(*known, strict=True)] if known else [UNSEEN] * len(STAGES)
-    stages: dict[str, Any] = {
-        name: tuple([stages and stages[stage] for stages in seconds]) for stage, name in shown.stages(totals)
-    }
+    known = any(seconds)
+    lost = (None,) * len(STAGES)
+    by_stage = tuple(zip(*[stages or lost for stages in seconds], strict=True))
+    totals = (
+        [sum([time for time in stage if time is not None]) for stage in by_stage] if known else [UNSEEN] * len(STAGES)
+    )
+    stages: dict[str, Any] = {name: by_stage[stage] for stage, name in shown.stages(totals)}
     return Steps(
         step=number,
-        step_time=tuple([None if stages is None else sum(stages) for stages in seconds]),
+        step_time=tuple([stages and sum(stages) for stages in seconds]),
         samples=samples,
         tokens=tokens,
         excluded=excluded,

@@ -15,12 +15,16 @@ class Tape(list[Any]):
     A pair is written by one call of `extend`: the collector may run before and after it, not in the middle.
     """
 
-    def __init__(self, began: float) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self._stage = _OTHER
-        self._last = began
+        self._last = 0.0
         self._seconds: list[float] = [UNSEEN] * len(Stage)
         self._pauses: list[tuple[float, float]] = []
+
+    def begin(self, now: float) -> None:
+        """The first step begins."""
+        self._last = now
 
     def read(self) -> list[tuple[float, ...]]:
         """Stage seconds of the steps that ended since the last call. What was read is gone."""

@@ -19,9 +19,8 @@ from perf_callbacks.core.batches import BatchReader
 from perf_callbacks.core.engine import Engine
 from perf_callbacks.core.records import Amounts, Summary
 from perf_callbacks.core.settings import Settings
-from perf_callbacks.core.stages import Stage
 from perf_callbacks.host import device
-from perf_callbacks.host.garbage import GcObserver, Report
+from perf_callbacks.host.garbage import GcObserver
 from perf_callbacks.host.journal import FileJournal, Journal, NullJournal
 from perf_callbacks.host.patches import Patches
 from perf_callbacks.host.place import Place, earlier, opening
@@ -83,8 +82,11 @@ class Recorder:
             staged=place.staged,
             gc_timed=config.gc != "off",
         )
-        self._reader = BatchReader()
-        self._observer = GcObserver(_weakly(self), clock)
+        self.reader = BatchReader()
+        self._batch, self._read = self._engine.batch, self.reader.read
+        self.enter = self._engine.turner(clock, _weakly(self.fail))
+        """The training thread turns to a stage; answers what it turned away from."""
+        self._observer = GcObserver(_weakly(self.on_collection), clock)
         self._at_exit = functools.partial(_at_exit, weakref.ref(self))
         self.active = True
         # Whatever else holds on to us must not: where no exit was seen, the trainer would never be freed.
@@ -97,22 +99,12 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
 
-    def enter(self, stage: Stage) -> Stage:
-        """The training thread turns to `stage`; says what it turned away from."""
-        if not self.active:
-            return stage
-        try:
-            return self._engine.mark(stage, self._clock())
-        except Exception as error:  # noqa: BLE001 an observer never ends the run
-            self.fail(error)
-            return stage
-
     def batch(self, batch: Any) -> None:
         """A micro-batch goes into the current step."""
         if not self.active:
             return
         try:
-            self._engine.batch(self._reader.read(batch))
+            self._batch(self._read(batch))
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
 
@@ -214,15 +206,16 @@ class Recorder:
             self.fail(error)
 
 
-def _weakly(recorder: Recorder) -> Report:
-    reference = weakref.ref(recorder)
+def _weakly(method: Callable[P, object]) -> Callable[P, None]:
+    """A method, called as long as somebody else holds on to whose it is."""
+    reference = weakref.WeakMethod(method)
 
-    def report(*collection: Any, **where: Any) -> None:
+    def call(*args: P.args, **kwargs: P.kwargs) -> None:
         found = reference()
         if found is not None:
-            found.on_collection(*collection, **where)
+            found(*args, **kwargs)
 
-    return report
+    return call
 
 
 def _at_exit(reference: "weakref.ref[Recorder]") -> None:

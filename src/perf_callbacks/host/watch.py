@@ -13,15 +13,16 @@ T = TypeVar("T")
 
 def stages(recorder: Recorder, owner: Any, name: str, stage: Stage, *, then: Stage | None = None) -> None:
     """The time in `owner.name` is `stage`; what follows is `then`, or what it was before."""
+    enter = recorder.enter
 
     def make(inner: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(inner)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            before = recorder.enter(stage)
+            before = enter(stage)
             try:
                 return inner(*args, **kwargs)
             finally:
-                recorder.enter(before if then is None else then)
+                enter(before if then is None else then)
 
         return call
 
