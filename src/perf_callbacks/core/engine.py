@@ -80,7 +80,7 @@ class Engine:
         """The trainer's count of optimizer steps."""
         self._excluded: str | None = "restart" if run.step else "first"
         self._batches: list[Batch] = []
-        self._nothing: tuple[int | None, int | None, Any] = (None, None, None)
+        self._batch = Batch(None, None, None, ())
         self._pauses: list[float] = []
 
         self._waiting: deque[tuple[int, str | None, list[Batch], Sequence[float]]] = deque()
@@ -221,12 +221,13 @@ class Engine:
 
     def _amounts(self, batches: list[Batch]) -> tuple[int | None, int | None, Any]:
         """What a step went through. Without a batch: nothing, of what batches have told so far."""
-        if not batches:
-            return self._nothing
-        amounts = batches[0][:3]
-        self._nothing = (amounts[0] and 0, amounts[1] and 0, None if amounts[2] is None else 0)
         if len(batches) == 1:
-            return amounts
+            self._batch = batches[0]
+            return self._batch[:3]
+        if not batches:
+            samples, tokens, useful, _ = self._batch
+            return samples and 0, tokens and 0, None if useful is None else 0
+        self._batch = batches[0]
         return (
             plus(*[batch.samples for batch in batches]),
             plus(*[batch.tokens for batch in batches]),
