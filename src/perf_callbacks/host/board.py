@@ -49,7 +49,7 @@ class Board:
         if new and not self._store.check(new):
             return []
         self._found.update(new)
-        return [_text(note) for note in self._store.multi_get(list(keys))]
+        return [_text(note) for note in self._store.multi_get(list(keys))] if keys else []
 
 
 def _text(note: bytes) -> str:
