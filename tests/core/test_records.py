@@ -13,6 +13,7 @@ from perf_callbacks.core.records import (
     Span,
     Steps,
     Summary,
+    Window,
     attempts,
     decode,
     encode,
@@ -50,6 +51,7 @@ RECORDS = [
     Row(step=10, metrics={"perf/step_time": 0.1, "perf/samples_per_second": 1e-06}),
     Gc(step=2, stage="forward", generation=2, start=1 / 3, seconds=1e-7, collected=9, automatic=True),
     Span(kind="evaluation", step=5, start=2 / 3, seconds=0.1),
+    Window(first_step=1, last_step=50, steps=49, ranks=2, seconds=1 / 3, samples=8, tokens=0, useful_tokens=None),
     SUMMARY,
 ]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from fakes import a_run
 from hypothesis import given, strategies as st
 
-from perf_callbacks.core.records import Entry, Gc, Row, Span, Steps, Summary, attempts, decode, encode
+from perf_callbacks.core.records import Entry, Gc, Row, Span, Steps, Summary, Window, attempts, decode, encode
 from perf_callbacks.host.journal import FileJournal, read
 
 COUNTS = st.integers(0, 2**40)
@@ -47,6 +47,17 @@ PAUSES = st.builds(
     automatic=st.booleans(),
 )
 SPANS = st.builds(Span, kind=WORDS, step=COUNTS, start=SECONDS, seconds=SECONDS)
+WINDOWS = st.builds(
+    Window,
+    first_step=COUNTS,
+    last_step=COUNTS,
+    steps=COUNTS,
+    ranks=COUNTS,
+    seconds=SECONDS,
+    samples=MAYBE,
+    tokens=MAYBE,
+    useful_tokens=MAYBE,
+)
 SUMMARIES = st.builds(
     Summary,
     run_id=WORDS,
@@ -69,7 +80,7 @@ SUMMARIES = st.builds(
     gc_longest=st.none() | SECONDS,
     failure=st.none() | WORDS,
 )
-RECORDS = RUNS | ROWS | PAUSES | SPANS | SUMMARIES | blocks()
+RECORDS = RUNS | ROWS | PAUSES | SPANS | WINDOWS | SUMMARIES | blocks()
 ENTRIES = st.builds(Entry, st.floats(0, 1e6).map(lambda value: round(value, 6)), RECORDS)
 
 
@@ -109,7 +120,7 @@ JSON = st.recursive(
 )
 
 
-@given(st.sampled_from(["run", "steps", "row", "gc", "span", "summary", "verdict"]), JSON, JSON)
+@given(st.sampled_from(["run", "steps", "row", "gc", "span", "window", "summary", "verdict"]), JSON, JSON)
 def test_no_value_whatsoever_is_an_error(kind, t, step):
     import json
 

@@ -107,6 +107,24 @@ class Span:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Window:
+    """Some optimizer steps over all ranks, put together from what each of them did. In rank 0's file."""
+
+    first_step: int
+    last_step: int
+    """By the trainer's count, as `first_step`; both are in it."""
+    steps: int
+    """Those of them that are in rows: what follows is about these."""
+    ranks: int
+    seconds: float
+    """Of the slowest rank: the job is not through before it."""
+    samples: int | None
+    """Over all ranks, as the next two. None: unknown."""
+    tokens: int | None
+    useful_tokens: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
     """A fit in figures, so far or at its end. None: unknown."""
 
@@ -149,9 +167,9 @@ class Summary:
         return self.included_seconds / self.included_steps if self.included_steps else None
 
 
-Record = Run | Steps | Row | Gc | Span | Summary
+Record = Run | Steps | Row | Gc | Span | Window | Summary
 
-_TYPES: dict[str, type[Record]] = {kind.__name__.lower(): kind for kind in (Run, Steps, Row, Gc, Span, Summary)}
+_TYPES: dict[str, type[Record]] = {kind.__name__.lower(): kind for kind in (Run, Steps, Row, Gc, Span, Window, Summary)}
 
 _FIELDS = {kind: tuple(item.name for item in fields(kind)) for kind in _TYPES.values()}
 

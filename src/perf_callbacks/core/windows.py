@@ -1,0 +1,154 @@
+"""What all ranks did in the same optimizer steps, put together from what each of them did.
+
+A window is `length` optimizer steps by the trainer's count. Ranks hand each other `Part`s, as one line of JSON each;
+whatever else arrives is nothing, never an error.
+"""
+
+import json
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from perf_callbacks.core.records import Window
+
+LONGEST = 1000
+"""Characters that a line may have."""
+
+LARGEST = 2**63
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """What one rank did in one window."""
+
+    window: int
+    """From 0 on: optimizer steps `window * length + 1` to `(window + 1) * length`."""
+    length: int
+    rank: int
+    world_size: int
+    data_parallel: int
+    """In how many parts the ranks share the samples. Under tensor or pipeline parallelism several ranks go through the
+    same ones: of their sum, `data_parallel / world_size` is what the job went through."""
+    steps: int
+    """Those of the window that are in rows: the next four are about these."""
+    seconds: float
+    samples: int | None
+    """None: unknown, as the next two."""
+    tokens: int | None
+    useful_tokens: Any
+    """An integer; until the part is sent, it may be a number that is still under way on a device."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What holds for one fit, on all ranks: rank 0 says it."""
+
+    fit: str
+    """Differs from fit to fit, also within one run."""
+    run_id: str
+    window: int | None
+    """Optimizer steps per window; None: nothing is exchanged."""
+
+
+def combine(parts: Collection[Part]) -> Window | None:
+    """One window over all ranks, from one part of each, in whatever order.
+
+    There is none where a rank is missing or ranks disagree on what they count: also where they included different
+    numbers of steps, since what they went through then belongs to no common time. Amounts are exact: one that a rank
+    doesn't know is unknown, and so is one that doesn't come out whole, because ranks that go through the same samples
+    counted them differently.
+    """
+    common = {(part.window, part.length, part.world_size, part.data_parallel, part.steps) for part in parts}
+    if len(common) != 1:
+        return None
+    ((window, length, world_size, data_parallel, steps),) = common
+    if steps == 0 or sorted([part.rank for part in parts]) != list(range(world_size)):
+        return None
+
+    def total(amounts: list[int | None]) -> int | None:
+        known = [amount for amount in amounts if amount is not None]
+        whole, rest = divmod(sum(known) * data_parallel, world_size)
+        return None if rest or len(known) < len(amounts) else whole
+
+    return Window(
+        first_step=window * length + 1,
+        last_step=(window + 1) * length,
+        steps=steps,
+        ranks=world_size,
+        seconds=max([part.seconds for part in parts]),
+        samples=total([part.samples for part in parts]),
+        tokens=total([part.tokens for part in parts]),
+        useful_tokens=total([part.useful_tokens for part in parts]),
+    )
+
+
+def rates(window: Window) -> dict[str, float]:
+    """What went through the job per second; what is unknown is left out.
+
+    >>> rates(Window(first_step=1, last_step=9, steps=8, ranks=2, seconds=4, samples=64, tokens=None, useful_tokens=0))
+    {'samples_per_second': 16.0, 'useful_tokens_per_second': 0.0}
+    """
+    amounts = {"samples": window.samples, "tokens": window.tokens, "useful_tokens": window.useful_tokens}
+    known = {name: amount for name, amount in amounts.items() if amount is not None and window.seconds > 0}
+    return {f"{name}_per_second": amount / window.seconds for name, amount in known.items()}
+
+
+def encode(item: Part | Window | Verdict) -> str:
+    """One line of JSON: its fields in order."""
+    values = [getattr(item, name) for name in _NAMES[type(item)]]
+    return json.dumps(values, allow_nan=False, separators=(",", ":"))
+
+
+def decode(kind: type[T], line: str) -> T | None:
+    """The `Part`, `Window` or `Verdict` on a line; None where the line is torn, foreign, or too long to be one."""
+    try:
+        values = json.loads(line) if len(line) <= LONGEST else None
+    except (ValueError, RecursionError):
+        return None
+    forms = _FORMS[kind]
+    if not isinstance(values, list) or len(values) != len(forms):
+        return None
+    if not all([fits(value) for fits, value in zip(forms, values, strict=True)]):
+        return None
+    item = kind(**dict(zip(_NAMES[kind], values, strict=True)))
+    return None if isinstance(item, Part) and not _possible(item) else item
+
+
+def _possible(part: Part) -> bool:
+    return part.rank < part.world_size and 0 < part.data_parallel <= part.world_size and part.steps <= part.length
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < LARGEST
+
+
+def _number(value: Any) -> bool:
+    return type(value) is int and 0 < value < LARGEST
+
+
+def _count_or_none(value: Any) -> bool:
+    return value is None or _count(value)
+
+
+def _number_or_none(value: Any) -> bool:
+    return value is None or _number(value)
+
+
+def _seconds(value: Any) -> bool:
+    return type(value) in {int, float} and 0 <= value < math.inf
+
+
+def _word(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+_FORMS: dict[type, tuple[Callable[[Any], bool], ...]] = {
+    Part: (_count, _number, _count, _number, _number, _count, _seconds, *[_count_or_none] * 3),
+    Window: (_number, _number, _number, _number, _seconds, *[_count_or_none] * 3),
+    Verdict: (_word, _word, _number_or_none),
+}
+
+_NAMES = {kind: tuple([item.name for item in fields(kind)]) for kind in _FORMS}

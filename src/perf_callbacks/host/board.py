@@ -1,0 +1,74 @@
+"""Where ranks of one job leave notes for each other: the key-value store that their process group came together by.
+
+No collective, no group and no socket of our own. A note is a few lines of text; nothing is unpickled.
+"""
+
+import os
+from typing import Any
+
+import torch.distributed as dist
+
+c10d: Any = dist  # torch does not export to type checkers what it documents
+
+LONGEST = 10_000
+"""Bytes that a note may have."""
+
+
+def default_store() -> Any:
+    """The store of the default process group; None where there is none to be had."""
+    try:
+        if dist.is_available() and dist.is_initialized():
+            return c10d.distributed_c10d._get_default_store()  # noqa: SLF001 the one way to it
+    except Exception:  # noqa: BLE001 how groups come about differs between versions of torch
+        return None
+    return None
+
+
+class Board:
+    """Notes by key. No note is ever taken down, only written over.
+
+    So what was once found is there for good, and reading it never waits. What is left when the process group ends is
+    one note per rank and two of rank 0, however many fits and windows there were.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self._store = c10d.PrefixStore("perf_callbacks", connection(store))
+        self._found: set[str] = set()
+
+    def write(self, key: str, note: str) -> None:
+        """Leave a note, or write over it."""
+        self._store.set(key, note)
+
+    def replace(self, key: str, note: str, other: str) -> None:
+        """Write over a note, unless somebody else has."""
+        self._store.compare_set(key, note, other)
+
+    def read(self, *keys: str) -> list[str]:
+        """The notes under some keys, in order; none of them while one is missing. Never waits for one."""
+        new = [key for key in keys if key not in self._found]
+        if new and not self._store.check(new):
+            return []
+        self._found.update(new)
+        return [_text(note) for note in self._store.multi_get(list(keys))] if keys else []
+
+
+def _text(note: bytes) -> str:
+    return note.decode(errors="replace") if len(note) <= LONGEST else ""
+
+
+def connection(store: Any) -> Any:
+    """A connection of our own to where a store leads.
+
+    A connection does one thing at a time: on a shared one a call of ours that stalls would hold up the trainer's next.
+    Nor does one of our own keep a server from ending with the process group.
+    """
+    if hasattr(store, "clone"):  # torch >= 2.8
+        return store.clone()
+    inner = store
+    while isinstance(inner, c10d.PrefixStore):
+        inner = inner.underlying_store
+    if not isinstance(inner, c10d.TCPStore):
+        return store  # in memory or in a file, and locked for no longer than one look takes
+    client = c10d.TCPStore(inner.host, inner.port, is_master=False, wait_for_workers=False, timeout=store.timeout)
+    # An elastic launcher keeps its store while workers are restarted: what the last ones left is not for us.
+    return c10d.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), client)

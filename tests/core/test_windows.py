@@ -1,0 +1,137 @@
+"""What each rank did, put together; and nothing else taken for it."""
+
+from dataclasses import replace
+
+import pytest
+
+from perf_callbacks.core.records import Window
+from perf_callbacks.core.windows import Part, Verdict, combine, decode, encode, rates
+
+PART = Part(
+    window=2,
+    length=50,
+    rank=0,
+    world_size=2,
+    data_parallel=2,
+    steps=49,
+    seconds=12.5,
+    samples=400,
+    tokens=51_200,
+    useful_tokens=None,
+)
+OTHER = replace(PART, rank=1, seconds=12.25, samples=392, tokens=50_176)
+WINDOW = Window(
+    first_step=101,
+    last_step=150,
+    steps=49,
+    ranks=2,
+    seconds=12.5,
+    samples=792,
+    tokens=101_376,
+    useful_tokens=None,
+)
+VERDICT = Verdict(fit="f1", run_id="r“1”", window=50)
+ITEMS = [PART, WINDOW, VERDICT, replace(VERDICT, window=None)]
+
+
+def test_a_window_is_what_all_ranks_went_through_in_the_time_of_the_slowest():
+    assert combine([PART, OTHER]) == WINDOW
+
+
+@pytest.mark.parametrize("name", ["samples", "tokens", "useful_tokens"])
+def test_what_one_rank_does_not_know_nobody_knows(name):
+    known = [replace(part, useful_tokens=10) for part in (PART, OTHER)]
+    assert getattr(combine(known), name) is not None
+    assert getattr(combine([known[0], replace(known[1], **{name: None})]), name) is None
+
+
+def test_samples_that_several_ranks_go_through_together_count_once():
+    ranks = [replace(PART, rank=rank, world_size=6, data_parallel=3, samples=10 + rank // 2) for rank in range(6)]
+    assert combine(ranks).samples == 10 + 11 + 12
+    assert combine([*ranks[:5], replace(ranks[5], samples=13)]).samples is None
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [],
+        [PART],
+        [PART, PART],
+        [PART, OTHER, OTHER],
+        [PART, replace(OTHER, rank=2)],
+        [PART, replace(OTHER, steps=48)],
+        [PART, replace(OTHER, window=3)],
+        [PART, replace(OTHER, length=51)],
+        [PART, replace(OTHER, world_size=3)],
+        [PART, replace(OTHER, data_parallel=1)],
+        [replace(part, steps=0, seconds=0.0) for part in (PART, OTHER)],
+    ],
+)
+def test_there_is_no_window_where_ranks_are_missing_or_count_different_things(parts):
+    assert combine(parts) is None
+
+
+def test_rates_are_amounts_over_seconds_and_the_unknown_is_left_out():
+    assert rates(WINDOW) == {"samples_per_second": 792 / 12.5, "tokens_per_second": 101_376 / 12.5}
+    assert rates(replace(WINDOW, useful_tokens=0))["useful_tokens_per_second"] == 0
+    assert rates(replace(WINDOW, seconds=0.0)) == {}
+
+
+@pytest.mark.parametrize("item", ITEMS, ids=lambda item: type(item).__name__)
+def test_what_ranks_hand_each_other_makes_the_round_trip(item):
+    assert decode(type(item), encode(item)) == item
+
+
+def test_a_part_is_one_short_line():
+    assert encode(PART) == "[2,50,0,2,2,49,12.5,400,51200,null]"
+
+
+@pytest.mark.parametrize("item", ITEMS, ids=lambda item: type(item).__name__)
+def test_what_is_torn_anywhere_is_nothing(item):
+    line = encode(item)
+    assert [decode(type(item), line[:cut]) for cut in range(len(line))] == [None] * len(line)
+    assert [decode(type(item), line[cut:]) for cut in range(1, len(line) + 1)] == [None] * len(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "null",
+        "{}",
+        "[]",
+        "[1]",
+        "\x00",
+        "[" * 900,
+        "[" * 100_000,
+        encode(WINDOW),
+        encode(VERDICT),
+        encode(PART) + encode(PART),
+        encode(PART) + " " * 1000,
+        encode(PART).replace("49", "true"),
+        encode(PART).replace("49", "-1"),
+        encode(PART).replace("49", "49.0"),
+        encode(PART).replace("49", '"49"'),
+        encode(PART).replace("49", "null"),
+        encode(PART).replace("49", "51"),
+        encode(PART).replace("12.5", "NaN"),
+        encode(PART).replace("12.5", "Infinity"),
+        encode(PART).replace("12.5", "1e999"),
+        encode(PART).replace("12.5", "-1"),
+        encode(PART).replace("12.5", "null"),
+        encode(PART).replace("400", "1" * 500),
+        encode(PART).replace("400", str(2**63)),
+        encode(PART).replace("[2,50", "[2,0"),
+        encode(replace(PART, rank=2)),
+        encode(replace(PART, data_parallel=0)),
+        encode(replace(PART, data_parallel=3)),
+    ],
+    ids=lambda line: line[:40],
+)
+def test_what_is_no_part_is_nothing(line):
+    assert decode(Part, line) is None
+
+
+def test_what_is_no_verdict_is_nothing():
+    for line in ("", '["f","r",0]', '["f","r",-1]', '["f",1,50]', '[null,"r",50]', '["f","r",true]', '["f","r",2.0]'):
+        assert decode(Verdict, line) is None

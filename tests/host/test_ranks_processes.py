@@ -1,0 +1,239 @@
+"""Ranks in processes of their own, with everything that may happen to one of them: the others go on and end."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from rank_process import Plan, samples
+
+import perf_callbacks
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="processes can't be stopped on this system"),
+]
+
+TESTS = Path(__file__).parents[1]
+PATHS = [str(Path(perf_callbacks.__file__).parents[1]), str(TESTS)]
+PROMPT = 10.0
+"""Seconds within which a process that may end has ended, on a busy machine."""
+NO_WAIT = 1.0
+"""Seconds that no call of the training thread takes, on a busy machine; a wait for another rank would take longer."""
+
+
+class Processes:
+    """The ranks of a job. Whatever happens, none outlives its test."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.processes = []
+
+    def start(self, world_size, *changes, **plan):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS), "OMP_NUM_THREADS": "1"}
+        for rank in range(world_size):
+            own = dict(changes).get(rank, {})
+            chosen = Plan(directory=str(self.directory), port=port, rank=rank, world_size=world_size, **{**plan, **own})
+            with (self.directory / f"rank{rank}.err").open("w") as errors:
+                command = [sys.executable, str(TESTS / "rank_process.py"), json.dumps(asdict(chosen))]
+                self.processes.append(subprocess.Popen(command, env=environ, stdout=errors, stderr=errors))
+        self.until(lambda: all(self.facts(rank).get("step") for rank in range(world_size)))
+
+    def facts(self, rank):
+        path = self.directory / f"rank{rank}.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def errors(self, rank):
+        """What it said, without what gloo says of every group."""
+        lines = (self.directory / f"rank{rank}.err").read_text().splitlines()
+        return [line for line in lines if "[Gloo]" not in line]
+
+    def until(self, condition, seconds=60.0):
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, [self.facts(rank) for rank in range(len(self.processes))]
+            time.sleep(0.02)
+
+    def until_done(self, *ranks):
+        self.until(lambda: all(self.facts(rank).get("done") for rank in ranks))
+
+    def signal(self, rank, number):
+        self.processes[rank].send_signal(number)
+
+    def end(self, *ranks):
+        """Let some ranks end; their exit codes."""
+        for rank in ranks:
+            (self.directory / f"end{rank}").touch()
+        return [self.processes[rank].wait(PROMPT) for rank in ranks]
+
+    def kill(self):
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+    def assert_nobody_waited(self, *ranks, agree=4.0):
+        for rank in ranks:
+            facts = self.facts(rank)
+            assert facts["agree_seconds"] < agree
+            assert facts["longest_call"] < NO_WAIT
+            assert facts["longest_step"] < NO_WAIT
+
+
+@pytest.fixture
+def job(tmp_path):
+    processes = Processes(tmp_path)
+    yield processes
+    processes.kill()
+
+
+def whole(world_size, window, length=10, step_seconds=0.01):
+    steps = range(window * length + 1, (window + 1) * length + 1)
+    amount = sum(samples(rank, step) for rank in range(world_size) for step in steps)
+    return {
+        "first_step": steps[0],
+        "last_step": steps[-1],
+        "steps": length,
+        "ranks": world_size,
+        "seconds": length * step_seconds,
+        "samples": amount,
+        "tokens": amount * 16,
+        "useful_tokens": amount * 9,
+    }
+
+
+def assert_true(windows, world_size):
+    """What is said of windows is what happened, each is said once, and in order."""
+    numbers = [window["last_step"] // 10 - 1 for window in windows]
+    assert numbers == sorted(set(numbers))
+    assert windows == [whole(world_size, number) for number in numbers]
+
+
+@pytest.mark.parametrize("destroying", [True, False])
+@pytest.mark.parametrize("closing", [True, False])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_all_ranks_know_the_truth_and_end_quietly(job, world_size, closing, destroying):
+    everyone = range(world_size)
+    job.start(world_size, (1, {"window": 7}), closing=closing, destroying=destroying)
+    job.until_done(*everyone)
+    assert job.end(*everyone) == [0] * world_size
+    assert [job.facts(rank)["latest"] for rank in everyone] == [whole(world_size, 9)] * world_size
+    assert {job.facts(rank)["run_id"] for rank in everyone} == {"run0"}
+    assert_true(job.facts(0)["taken"], world_size)
+    assert len(job.facts(0)["taken"]) > 5
+    assert [job.errors(rank) for rank in everyone] == [[]] * world_size
+    job.assert_nobody_waited(*everyone)
+
+
+@pytest.mark.parametrize("closing", [True, False])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+def test_ranks_may_end_in_any_order(job, order, closing):
+    job.start(3, steps=30, closing=closing)
+    job.until_done(*order)
+    assert [job.end(rank) for rank in order] == [[0]] * 3
+    for rank in order:
+        assert not [line for line in job.errors(rank) if "Traceback" in line or "terminate" in line]
+
+
+def test_a_rank_that_does_not_take_part_leaves_the_others_without_windows(job):
+    job.start(3, (1, {"exchanging": False}), steps=200)
+    job.until(lambda: all(job.facts(rank)["step"] == 200 for rank in range(3)))
+    assert job.end(0, 1, 2) == [0, 0, 0]
+    assert [job.facts(rank)["latest"] for rank in (0, 2)] == [None, None]
+    assert [job.errors(rank) for rank in range(3)] == [[]] * 3
+    job.assert_nobody_waited(0, 2)
+
+
+def test_without_rank_0_the_others_wait_for_five_seconds_at_the_start_and_never_again(job):
+    job.start(3, (0, {"exchanging": False}), steps=200)
+    job.until(lambda: all(job.facts(rank)["step"] == 200 for rank in range(3)))
+    assert job.end(0, 1, 2) == [0, 0, 0]
+    assert [job.facts(rank)["run_id"] for rank in (1, 2)] == [None, None]
+    assert all(job.facts(rank)["agree_seconds"] >= 5 for rank in (1, 2))
+    assert [job.errors(rank) for rank in range(3)] == [[]] * 3
+    job.assert_nobody_waited(1, 2, agree=6.0)
+
+
+def test_a_rank_that_is_killed_does_not_keep_the_others_from_going_on(job):
+    job.start(3, steps=300)
+    job.until(lambda: job.facts(0)["step"] > 100)
+    job.signal(1, signal.SIGKILL)
+    job.until(lambda: all(job.facts(rank)["step"] == 300 for rank in (0, 2)))
+    assert job.end(0, 2) == [0, 0]
+    assert_true(job.facts(0)["taken"], 3)
+    assert job.facts(0)["latest"] is not None
+    assert [job.errors(rank) for rank in (0, 2)] == [[], []]
+    job.assert_nobody_waited(0, 2)
+
+
+def test_a_rank_that_ends_earlier_leaves_the_others_without_further_windows(job):
+    job.start(3, (1, {"steps": 100, "wait": False}), steps=300)
+    job.until(lambda: all(job.facts(rank)["step"] == 300 for rank in (0, 2)))
+    assert job.end(0, 1, 2) == [0, 0, 0]
+    assert_true(job.facts(0)["taken"], 3)
+    assert job.facts(0)["latest"]["last_step"] <= 100
+    assert [job.errors(rank) for rank in range(3)] == [[]] * 3
+    job.assert_nobody_waited(0, 1, 2)
+
+
+@pytest.mark.parametrize("killed", [True, False])
+@pytest.mark.parametrize("destroying", [True, False])
+def test_others_go_on_without_rank_0_and_the_store_that_it_held(job, killed, destroying):
+    job.start(3, (0, {"steps": 100, "wait": killed}), steps=300, destroying=destroying)
+    job.until(lambda: all(job.facts(rank)["step"] > 100 for rank in (1, 2)))
+    if killed:
+        job.signal(0, signal.SIGKILL)
+    job.until(lambda: all(job.facts(rank).get("done") for rank in (1, 2)))
+    assert job.end(1, 2) == [0, 0]
+    assert job.processes[0].wait(PROMPT) == (-signal.SIGKILL if killed else 0)
+    for rank in (1, 2):
+        assert job.facts(rank)["failure"]
+        assert not [line for line in job.errors(rank) if "Traceback" in line or "terminate" in line]
+        ours = [line for line in job.errors(rank) if "perf_callbacks" in line]
+        assert len(ours) == 1
+        assert "ranks exchange no more, training goes on" in ours[0]
+    job.assert_nobody_waited(1, 2)
+
+
+@pytest.mark.parametrize("deaf", [0, 1])
+def test_others_go_on_while_a_rank_is_deaf_and_end_before_it_hears_again(job, deaf):
+    others = [rank for rank in range(3) if rank != deaf]
+    job.start(3, steps=300)
+    job.until(lambda: job.facts(deaf)["step"] > 50)
+    job.signal(deaf, signal.SIGSTOP)
+    job.until(lambda: all(job.facts(rank)["step"] == 300 for rank in others))
+    began = time.monotonic()
+    assert job.end(*others) == [0, 0]
+    assert time.monotonic() - began < 5
+    job.assert_nobody_waited(*others)
+    job.signal(deaf, signal.SIGCONT)
+    job.until(lambda: job.facts(deaf)["step"] == 300)
+    assert job.end(deaf) == [0]
+    for rank in range(3):
+        assert not [line for line in job.errors(rank) if "Traceback" in line or "terminate" in line]
+
+
+@pytest.mark.parametrize("seconds", [2, 20])
+@pytest.mark.parametrize("deaf", [0, 1])
+def test_a_rank_that_is_deaf_for_a_while_costs_no_window(job, deaf, seconds):
+    job.start(3, steps=200, lockstep=True)
+    job.until(lambda: job.facts(deaf)["step"] > 50)
+    job.signal(deaf, signal.SIGSTOP)
+    time.sleep(seconds)
+    job.signal(deaf, signal.SIGCONT)
+    job.until_done(0, 1, 2)
+    assert job.end(0, 1, 2) == [0, 0, 0]
+    assert [job.facts(rank)["latest"] for rank in range(3)] == [whole(3, 19)] * 3
+    assert_true(job.facts(0)["taken"], 3)
+    assert [job.errors(rank) for rank in range(3)] == [[]] * 3
+    assert all(job.facts(rank)["longest_call"] < NO_WAIT for rank in range(3) if rank != deaf)

@@ -1,0 +1,89 @@
+"""Laws of what ranks did, put together."""
+
+from dataclasses import replace
+
+from hypothesis import given, strategies as st
+
+from perf_callbacks.core.records import Window
+from perf_callbacks.core.windows import Part, Verdict, combine, decode, encode, rates
+
+COUNTS = st.integers(0, 2**40)
+MAYBE = st.none() | COUNTS
+SECONDS = st.floats(0, 1e6)
+AMOUNTS = ("samples", "tokens", "useful_tokens")
+PARTS = st.builds(
+    Part,
+    window=COUNTS,
+    length=st.integers(50, 1000),
+    rank=st.integers(0, 7),
+    world_size=st.just(8),
+    data_parallel=st.sampled_from([1, 2, 4, 8]),
+    steps=st.integers(0, 50),
+    seconds=SECONDS,
+    samples=MAYBE,
+    tokens=MAYBE,
+    useful_tokens=MAYBE,
+)
+
+
+@st.composite
+def jobs(draw):
+    """One part of each rank; `together` ranks go through the same samples."""
+    data_parallel, together = draw(st.integers(1, 5)), draw(st.integers(1, 4))
+    first = replace(draw(PARTS), world_size=data_parallel * together, data_parallel=data_parallel)
+    first = replace(first, steps=max(1, first.steps))
+    parts = []
+    for _ in range(data_parallel):
+        amounts = {name: draw(MAYBE) for name in AMOUNTS}
+        parts += [
+            replace(first, rank=len(parts) + number, seconds=draw(SECONDS), **amounts) for number in range(together)
+        ]
+    return parts, together
+
+
+@given(jobs())
+def test_totals_are_the_sums_over_ranks_that_share_no_samples(job):
+    parts, together = job
+    window = combine(parts)
+    for name in AMOUNTS:
+        amounts = [getattr(part, name) for part in parts[::together]]
+        assert getattr(window, name) == (None if None in amounts else sum(amounts))
+    assert window.seconds == max(part.seconds for part in parts)
+    assert (window.ranks, window.steps) == (len(parts), parts[0].steps)
+    assert window.last_step - window.first_step + 1 == parts[0].length
+
+
+@given(jobs(), st.randoms(use_true_random=False))
+def test_the_order_of_ranks_does_not_matter(job, random):
+    parts, _ = job
+    shuffled = random.sample(parts, len(parts))
+    assert combine(shuffled) == combine(parts) is not None
+
+
+@given(jobs(), st.data())
+def test_a_rank_that_is_missing_or_there_twice_leaves_no_window(job, data):
+    parts, _ = job
+    one = data.draw(st.sampled_from(parts))
+    assert combine([part for part in parts if part is not one]) is None
+    assert combine([*parts, one]) is None
+
+
+@given(jobs())
+def test_windows_make_the_round_trip_and_their_rates_are_numbers(job):
+    window = combine(job[0])
+    assert decode(Window, encode(window)) == window
+    assert all(rate >= 0 for rate in rates(window).values())
+
+
+@given(PARTS, st.data())
+def test_parts_make_the_round_trip_and_torn_ones_are_nothing(part, data):
+    line = encode(part)
+    assert decode(Part, line) == part
+    assert decode(Part, line[: data.draw(st.integers(0, len(line) - 1))]) is None
+
+
+@given(
+    st.sampled_from([Part, Window, Verdict]), st.text() | st.binary().map(lambda line: line.decode(errors="replace"))
+)
+def test_no_line_whatsoever_is_an_error(kind, line):
+    decode(kind, line)
