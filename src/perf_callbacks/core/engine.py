@@ -11,10 +11,12 @@ from typing import Any, Protocol
 from perf_callbacks.core import ratios
 from perf_callbacks.core.batches import Batch
 from perf_callbacks.core.ledger import Ledger
-from perf_callbacks.core.records import Amounts, Gc, Record, Row, Run, Span, Summary
+from perf_callbacks.core.parts import Parts
+from perf_callbacks.core.records import Amounts, Gc, Record, Row, Run, Span, Summary, Window
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.core.steps import BLOCK, Shown, Step, Totals, plus
 from perf_callbacks.core.tape import Tape
+from perf_callbacks.core.windows import Part
 
 FLUSH_SECONDS = 10.0
 """Steps that are longer than this are written one by one."""
@@ -42,6 +44,25 @@ class DeviceTimeline(Protocol):
         ...
 
 
+class Ranks(Protocol):
+    """The other ranks of a job, as far as they are heard of. Nothing here waits."""
+
+    @property
+    def window(self) -> int | None:
+        """Optimizer steps after which ranks tell each other what they did; None where they don't, or not yet."""
+
+    @property
+    def latest(self) -> Window | None:
+        """What all of them did in the last window that is known; None before the first."""
+
+    def offer(self, part: Part) -> None:
+        """Tell the others what this rank did in a window."""
+
+    def take(self) -> list[Window]:
+        """The windows that are to be written down here and were not yet."""
+        ...
+
+
 class Engine:
     """Turns the events of one fit into steps, rows and records.
 
@@ -55,7 +76,9 @@ class Engine:
         *,
         earlier: Amounts | None = None,
         device: DeviceTimeline | None = None,
+        ranks: Ranks | None = None,
         devices: int = 1,
+        data_parallel: int | None = None,
         staged: bool = True,
         gc_timed: bool = True,
     ) -> None:
@@ -63,12 +86,14 @@ class Engine:
         self._emit = emit
         self._earlier = earlier or Amounts()
         self._device = device
+        self._ranks = ranks
+        data_parallel = data_parallel or run.world_size
         self._shown = Shown(
             staged=staged,
             gc_staged=gc_timed and device is None,
             gc_timed=gc_timed,
             processes=run.world_size,
-            devices=devices,
+            devices=devices * run.world_size / data_parallel,
         )
         self._stage = _OTHER
         self._began = 0.0
@@ -84,7 +109,9 @@ class Engine:
         self._pauses: list[float] = []
 
         self._waiting: deque[tuple[int, str | None, list[Batch], Sequence[float]]] = deque()
-        self._ledger = Ledger(self._shown)
+        self._parts = Parts(rank=run.rank, world_size=run.world_size, data_parallel=data_parallel)
+        self._ledger = Ledger(self._shown, self._parts)
+        self._window_end: int | None = None
         self._flushed_at = 0.0
         self._spans: dict[str, float] = {}
         self._collections = [0] * GENERATIONS
@@ -204,7 +231,7 @@ class Engine:
             self._device.cut()
             self.collect()  # its events are needed again
             full = self._ledger.full
-        if full or now - self._flushed_at > FLUSH_SECONDS:
+        if full or step == self._window_end or now - self._flushed_at > FLUSH_SECONDS:
             self.flush(now)
 
     def collect(self) -> bool:
@@ -238,9 +265,19 @@ class Engine:
         """Hand out the finished steps."""
         self._flushed_at = now
         self.collect()
+        if self._ranks is not None:
+            self._exchange(self._ranks)
         block = self._ledger.take_block()
         if block is not None:
             self._emit(block)
+
+    def _exchange(self, ranks: Ranks) -> None:
+        for part in self._ledger.take_parts():
+            ranks.offer(part)
+        for window in ranks.take():
+            self._emit(window)
+        length = self._parts.length = ranks.window
+        self._window_end = None if length is None else (self.step // length + 1) * length
 
     def row(self, step: int) -> dict[str, float]:
         """Metrics of the included steps since the last row; empty where there are none."""
@@ -253,7 +290,8 @@ class Engine:
         return self._logged(step, self._ledger.included())
 
     def _logged(self, step: int, totals: Totals) -> dict[str, float]:
-        metrics = ratios.metrics(totals, self._shown)
+        window = self._ranks.latest if self._ranks is not None else None
+        metrics = ratios.metrics(totals, self._shown, window)
         if metrics:
             self._emit(Row(step=step, metrics=metrics))
         return metrics

@@ -2,15 +2,19 @@
 
 from collections.abc import Iterable
 
+from perf_callbacks.core.parts import Parts
 from perf_callbacks.core.records import Steps
 from perf_callbacks.core.steps import BLOCK, Shown, Step, Totals, columns, plus
+from perf_callbacks.core.windows import Part
 
 
 class Ledger:
     """The books of one fit. It never holds more than a block of steps."""
 
-    def __init__(self, shown: Shown) -> None:
+    def __init__(self, shown: Shown, parts: Parts) -> None:
         self._shown = shown
+        self._parts = parts
+        self._over: list[Part] = []
         self._block: list[Step] = []
         self._added = 0
         self._row, self._included = Totals(), Totals()
@@ -32,6 +36,12 @@ class Ledger:
         self._add()
         block, self._block, self._added = self._block, [], 0
         return columns(block, self._shown) if block else None
+
+    def take_parts(self) -> list[Part]:
+        """What this rank did in the windows that are over since the last time."""
+        self._add()
+        over, self._over = self._over, []
+        return over
 
     def take_row(self) -> Totals:
         """The included steps since the last row, added up."""
@@ -64,3 +74,4 @@ class Ledger:
         self._tokens = plus(self._tokens, *[step.tokens for step in new])
         self._lost += sum([step.seconds is None for step in new])
         self._row.add([step for step in new if step.excluded is None])
+        self._over += self._parts.add(new)

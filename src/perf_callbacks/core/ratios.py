@@ -1,15 +1,18 @@
 """Totals to metrics: ratios of sums."""
 
+from perf_callbacks.core import windows
+from perf_callbacks.core.records import Window
 from perf_callbacks.core.steps import Shown, Totals
 
 PREFIX = "perf/"
 _DIGITS = 6
 
 
-def metrics(totals: Totals, shown: Shown) -> dict[str, float]:
+def metrics(totals: Totals, shown: Shown, window: Window | None = None) -> dict[str, float]:
     """What is logged of some steps. What is unknown is left out; of no steps there is nothing to say.
 
-    Rates over all devices appear where one process sees all of them; per device they always do.
+    Rates over all devices are those of the same steps where one process sees all devices; else those of the last
+    `window` that the ranks put together. Rates per device are always those of the steps, on this rank.
     """
     seconds = totals.step_seconds
     if not totals.steps or seconds <= 0:
@@ -21,6 +24,8 @@ def metrics(totals: Totals, shown: Shown) -> dict[str, float]:
         rate = None if amount is None else amount / seconds
         values[f"{name}_per_second"] = rate if shown.processes == 1 else None
         values[f"{name}_per_second_per_device"] = None if rate is None else rate / shown.devices
+    if shown.processes > 1 and window is not None:
+        values |= windows.rates(window)
     if shown.gc_timed:
         values |= {"gc_pause": totals.longest_pause, "gc_loss": totals.pause_seconds}
     return {PREFIX + name: float(f"{value:.{_DIGITS}g}") for name, value in values.items() if value is not None}

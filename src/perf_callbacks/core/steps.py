@@ -99,9 +99,9 @@ class Shown:
     gc_staged: bool
     """Their time, as a stage of its own. On a device's clock it is none."""
     processes: int
-    """How many processes train: rates over all of them are only known of one."""
-    devices: int
-    """How many devices this process drives."""
+    """How many processes train: rates over all of them are known of one, and of what they tell each other."""
+    devices: float
+    """How many devices work on what this process counts: those it drives, and those of ranks that share its samples."""
 
     def stages(self, seconds: Sequence[float]) -> list[tuple[Stage, str]]:
         """The stages of some steps, each with the name of its time in metrics and journal.

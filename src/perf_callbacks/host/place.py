@@ -28,6 +28,8 @@ class Place:
     world_size: int = 1
     devices: int = 1
     """Devices that this process drives."""
+    data_parallel: int | None = None
+    """In how many parts ranks share the samples; None: each goes through its own."""
     step: int = 0
     """Optimizer steps done before."""
     versions: Mapping[str, str]

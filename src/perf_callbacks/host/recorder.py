@@ -5,25 +5,27 @@ it changed is put back then, or when it is closed, or when the interpreter exits
 """
 
 import atexit
+import dataclasses
 import functools
 import logging
 import time
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from perf_callbacks.core.batches import BatchReader
+from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.engine import Engine
 from perf_callbacks.core.records import Amounts, Summary
 from perf_callbacks.core.settings import Settings
-from perf_callbacks.host import device
+from perf_callbacks.host import board, device
 from perf_callbacks.host.garbage import GcObserver
 from perf_callbacks.host.journal import FileJournal, Journal, NullJournal
 from perf_callbacks.host.patches import Patches
 from perf_callbacks.host.place import Place, earlier, opening
+from perf_callbacks.host.ranks import Exchange
 
 DRAIN_SECONDS = 1.0
 """How long the end of a fit may wait for the device's last events."""
@@ -62,6 +64,10 @@ class Recorder:
         self._summary: Summary | None = None
         timeline = device.timeline(place.device)
         self.run = opening(settings, place, "host" if timeline is None else "device")
+        self._ranks = _meet(place, config, self.run.run_id)
+        verdict = self._ranks.agree() if self._ranks is not None else None
+        if verdict is not None:
+            self.run = dataclasses.replace(self.run, run_id=verdict.run_id)
         began = clock()
         self._journal: Journal = NullJournal()
         if config.journal:
@@ -78,7 +84,9 @@ class Recorder:
             self._journal.write,
             earlier=earlier(place),
             device=timeline,
+            ranks=self._ranks,
             devices=place.devices,
+            data_parallel=place.data_parallel,
             staged=place.staged,
             gc_timed=config.gc != "off",
         )
@@ -148,7 +156,13 @@ class Recorder:
         """What a checkpoint has to carry for the next attempt to count on."""
         amounts = self._asked(self._engine.amounts) or Amounts(samples=None, tokens=None)
         run, step = self.run, self._engine.step
-        return {"run_id": run.run_id, "attempt": run.attempt, "rank": run.rank, "step": step, **asdict(amounts)}
+        return {
+            "run_id": run.run_id,
+            "attempt": run.attempt,
+            "rank": run.rank,
+            "step": step,
+            **dataclasses.asdict(amounts),
+        }
 
     @property
     def summary(self) -> Summary | None:
@@ -184,6 +198,8 @@ class Recorder:
         atexit.unregister(self._at_exit)
         self._abandon.detach()
         with ExitStack() as steps:  # an interrupt in one of them must not keep the rest from being done
+            if self._ranks is not None:
+                steps.callback(self._asked, self._ranks.close)
             for step in (self._journal.close, self._finish, self._observer.remove, self.patches.restore):
                 steps.callback(self._asked, step)
 
@@ -204,6 +220,17 @@ class Recorder:
             self._engine.pause(generation, start, seconds, collected, automatic=automatic, here=here)
         except Exception as error:  # noqa: BLE001 gc prints what a callback raises, every time
             self.fail(error)
+
+
+def _meet(place: Place, config: PerfConfig, run_id: str) -> Exchange | None:
+    """The other ranks; None where there are none, or they can't be reached."""
+    store = board.default_store() if place.world_size > 1 else None
+    if store is None:
+        return None
+    window = config.window if config.stragglers == "on" else None
+    exchange = Exchange(store, rank=place.rank, world_size=place.world_size, window=window, run_id=run_id)
+    exchange.start()
+    return exchange
 
 
 def _weakly(method: Callable[P, object]) -> Callable[P, None]:
