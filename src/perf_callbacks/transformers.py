@@ -24,7 +24,7 @@ from perf_callbacks.core.records import Summary
 from perf_callbacks.core.settings import resolve
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.host import watch
-from perf_callbacks.host.place import Place
+from perf_callbacks.host.place import Place, data_parallel
 from perf_callbacks.host.recorder import Recorder, describe, log
 from perf_callbacks.report import text
 
@@ -163,7 +163,7 @@ class PerfCallback(TrainerCallback):
     def begin(self, args: TrainingArguments, state: TrainerState, trainer: Trainer | None) -> None:
         """Start measuring: called by the hooks, once the other callbacks have begun."""
         self._blind = trainer is None
-        self._recorder = Recorder(self._settings, _place(args, state, staged=not self._blind))
+        self._recorder = Recorder(self._settings, _place(args, state, trainer))
         if not self._recorder.active:
             return
         if trainer is not None:
@@ -230,7 +230,7 @@ def _outermost(trainer: Trainer) -> list[tuple[Any, str]]:
     return [*((trainer, name) for name in names.split()), *others, (trainer.optimizer, "step")]
 
 
-def _place(args: TrainingArguments, state: TrainerState, *, staged: bool) -> Place:
+def _place(args: TrainingArguments, state: TrainerState, trainer: Trainer | None) -> Place:
     saved: Any = state.stateful_callbacks
     carried = saved.get(STATE_KEY, {}) if state.global_step and isinstance(saved, dict) else {}
     return Place(
@@ -240,10 +240,11 @@ def _place(args: TrainingArguments, state: TrainerState, *, staged: bool) -> Pla
         rank=args.process_index,
         world_size=args.world_size,
         devices=max(1, args.n_gpu),
+        data_parallel=data_parallel(trainer.accelerator) if trainer is not None else None,
         step=state.global_step,
         versions={"transformers": transformers.__version__, "accelerate": accelerate.__version__},
         carried=carried.get("attributes"),
-        staged=staged,
+        staged=trainer is not None,
     )
 
 

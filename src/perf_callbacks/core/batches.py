@@ -1,6 +1,6 @@
 """How much is in a batch: read off its tensors by shape, without waiting for any of them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -22,6 +22,26 @@ class Batch(NamedTuple):
     useful_tokens: Any
     """Elements that the mask keeps: a number that may still be under way on the device. None where there is no mask."""
     shape: ShapeKey
+
+
+def together(batches: Sequence[Batch]) -> tuple[int | None, int | None, Any]:
+    """Samples, tokens and useful tokens of some batches."""
+    if len(batches) == 1:
+        return batches[0][:3]
+    return (
+        plus(*[batch.samples for batch in batches]),
+        plus(*[batch.tokens for batch in batches]),
+        plus(*[batch.useful_tokens for batch in batches]),
+    )
+
+
+def nothing(batch: Batch) -> tuple[int | None, int | None, Any]:
+    """The amounts of no batch, where others are like this one: what it doesn't tell is unknown of them too.
+
+    >>> nothing(Batch(4, None, None, ()))
+    (0, None, None)
+    """
+    return batch.samples and 0, batch.tokens and 0, None if batch.useful_tokens is None else 0
 
 
 class BatchReader:

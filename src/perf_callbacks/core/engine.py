@@ -6,61 +6,27 @@ optimizer step is done (`end_step`), that evaluation or checkpointing begins and
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from perf_callbacks.core import ratios
-from perf_callbacks.core.batches import Batch
+from perf_callbacks.core.batches import Batch, nothing, together
 from perf_callbacks.core.ledger import Ledger
 from perf_callbacks.core.parts import Parts
-from perf_callbacks.core.records import Amounts, Gc, Record, Row, Run, Span, Summary, Window
+from perf_callbacks.core.pauses import Pauses
+from perf_callbacks.core.records import Amounts, Gc, Record, Row, Run, Span, Summary
+from perf_callbacks.core.sources import DeviceTimeline, Ranks
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.core.steps import BLOCK, Shown, Step, Totals, plus
 from perf_callbacks.core.tape import Tape
-from perf_callbacks.core.windows import Part
 
 FLUSH_SECONDS = 10.0
 """Steps that are longer than this are written one by one."""
-
-GENERATIONS = 3
 
 MOST_MARKS = 4096
 """A step that writes more than this is read in parts."""
 
 # Looking a member up in its class costs as much as the rest of `mark`.
 _ASIDE, _GC, _OTHER = Stage.ASIDE, Stage.GC, Stage.OTHER
-
-
-class DeviceTimeline(Protocol):
-    """The same marks on an accelerator's clock. Times come late, in order, and sometimes never."""
-
-    def mark(self, stage: Stage) -> None:
-        """From here on the stream works for `stage`."""
-
-    def cut(self) -> None:
-        """A step ends here, and the next one begins with what belongs to no stage."""
-
-    def ready(self) -> list[tuple[float, ...] | None]:
-        """Stage seconds of the steps that finished since the last call; None for a lost one."""
-        ...
-
-
-class Ranks(Protocol):
-    """The other ranks of a job, as far as they are heard of. Nothing here waits."""
-
-    @property
-    def window(self) -> int | None:
-        """Optimizer steps after which ranks tell each other what they did; None where they don't, or not yet."""
-
-    @property
-    def latest(self) -> Window | None:
-        """What all of them did in the last window that is known; None before the first."""
-
-    def offer(self, part: Part) -> None:
-        """Tell the others what this rank did in a window."""
-
-    def take(self) -> list[Window]:
-        """The windows that are to be written down here and were not yet."""
-        ...
 
 
 class Engine:
@@ -114,8 +80,7 @@ class Engine:
         self._window_end: int | None = None
         self._flushed_at = 0.0
         self._spans: dict[str, float] = {}
-        self._collections = [0] * GENERATIONS
-        self._pause_total = self._pause_longest = 0.0
+        self._collections = Pauses()
 
     def start(self, now: float) -> None:
         """Training begins. The step that follows is in no row."""
@@ -169,11 +134,11 @@ class Engine:
     ) -> None:
         """A garbage collection, in the training thread (`here`) or another."""
         inside = here and self._stage is not _ASIDE
-        stage = self._stage_name() if inside else "aside" if here else "elsewhere"
+        stage = "other" if self._stage is Stage.UNDECIDED else self._stage.name.lower()
         self._emit(
             Gc(
                 step=self.step + 1,
-                stage=stage,
+                stage=stage if here else "elsewhere",
                 generation=generation,
                 start=start - self._began,
                 seconds=seconds,
@@ -181,24 +146,18 @@ class Engine:
                 automatic=automatic,
             )
         )
-        self._collections[min(generation, GENERATIONS - 1)] += 1
-        self._pause_total += seconds
-        self._pause_longest = max(self._pause_longest, seconds)
+        self._collections.add(generation, seconds)
         if inside:
             self._pauses.append(seconds)
         if inside and self._device is None:
             self._write((_GC, (start, seconds)))
 
-    def _stage_name(self) -> str:
-        return "other" if self._stage is Stage.UNDECIDED else self._stage.name.lower()
-
     def begin_span(self, kind: str, now: float) -> None:
         """Time begins that belongs to no step. Spans nest; the step in which one falls is in no row."""
-        if not self._aside:
-            self._aside.append((kind, now, self._stage))
+        before = self._stage
+        self._aside.append((kind, now, before))
+        if before is not _ASIDE:
             self._turn(_ASIDE, now)
-        else:
-            self._aside.append((kind, now, _OTHER))
         self._excluded = self._excluded or kind
         self.flush(now)  # in here it is part of no step
 
@@ -244,22 +203,14 @@ class Engine:
     def _finish(self, seconds: tuple[float, ...] | None) -> Step:
         number, excluded, batches, pauses = self._waiting.popleft()
         paused = (sum(pauses), max(pauses)) if pauses else (0.0, 0.0)
-        return Step(number, excluded if seconds else "lost", *self._amounts(batches), *paused, seconds)
+        return Step(number, excluded if seconds else "lost", *self._through(batches), *paused, seconds)
 
-    def _amounts(self, batches: list[Batch]) -> tuple[int | None, int | None, Any]:
+    def _through(self, batches: list[Batch]) -> tuple[int | None, int | None, Any]:
         """What a step went through. Without a batch: nothing, of what batches have told so far."""
-        if len(batches) == 1:
-            self._batch = batches[0]
-            return self._batch[:3]
         if not batches:
-            samples, tokens, useful, _ = self._batch
-            return samples and 0, tokens and 0, None if useful is None else 0
+            return nothing(self._batch)
         self._batch = batches[0]
-        return (
-            plus(*[batch.samples for batch in batches]),
-            plus(*[batch.tokens for batch in batches]),
-            plus(*[batch.useful_tokens for batch in batches]),
-        )
+        return together(batches)
 
     def flush(self, now: float) -> None:
         """Hand out the finished steps."""
@@ -307,7 +258,7 @@ class Engine:
         """Steps of this attempt, what went through them, and how many have no time. Some may still be on the device."""
         self.collect()
         steps, samples, tokens, lost = self._ledger.all()
-        owed = [self._amounts(batches) for _, _, batches, _ in self._waiting]
+        owed = [self._through(batches) for _, _, batches, _ in self._waiting]
         samples = plus(samples, *[amounts[0] for amounts in owed])
         tokens = plus(tokens, *[amounts[1] for amounts in owed])
         return steps + len(owed), Amounts(samples=samples, tokens=tokens), lost
@@ -335,9 +286,9 @@ class Engine:
             included_useful_tokens=included.useful_tokens,
             total_samples=total.samples,
             total_tokens=total.tokens,
-            gc_collections=tuple(self._collections) if gc_timed else None,
-            gc_seconds=self._pause_total if gc_timed else None,
-            gc_longest=self._pause_longest if gc_timed else None,
+            gc_collections=tuple(self._collections.collections) if gc_timed else None,
+            gc_seconds=self._collections.seconds if gc_timed else None,
+            gc_longest=self._collections.longest if gc_timed else None,
             failure=failure,
         )
 

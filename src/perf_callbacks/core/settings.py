@@ -72,8 +72,6 @@ NOT_BUILT = frozenset(
         "gc_interval",
         "affinity",
         "loaders",
-        "stragglers",
-        "window",
         "report",
         "baseline",
         "profile",

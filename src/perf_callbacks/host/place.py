@@ -75,3 +75,11 @@ def earlier(place: Place) -> Amounts:
     if (carried.get("rank"), carried.get("step")) != (place.rank, place.step):
         return Amounts(samples=None, tokens=None)
     return Amounts(samples=carried.get("samples"), tokens=carried.get("tokens"))
+
+
+def data_parallel(accelerator: Any) -> int | None:
+    """In how many parts ranks share the samples, by the parallelism that an `accelerate.Accelerator` was given."""
+    parallelism = getattr(accelerator, "parallelism_config", None)  # accelerate >= 1.10
+    if parallelism is None:
+        return None
+    return max(1, int(accelerator.num_processes) // int(parallelism.non_data_parallel_size))

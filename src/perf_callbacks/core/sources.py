@@ -1,0 +1,40 @@
+"""What an engine hears from besides its door: an accelerator's clock, the other ranks."""
+
+from typing import Protocol
+
+from perf_callbacks.core.records import Window
+from perf_callbacks.core.stages import Stage
+from perf_callbacks.core.windows import Part
+
+
+class DeviceTimeline(Protocol):
+    """The same marks on an accelerator's clock. Times come late, in order, and sometimes never."""
+
+    def mark(self, stage: Stage) -> None:
+        """From here on the stream works for `stage`."""
+
+    def cut(self) -> None:
+        """A step ends here, and the next one begins with what belongs to no stage."""
+
+    def ready(self) -> list[tuple[float, ...] | None]:
+        """Stage seconds of the steps that finished since the last call; None for a lost one."""
+        ...
+
+
+class Ranks(Protocol):
+    """The other ranks of a job, as far as they are heard of. Nothing here waits."""
+
+    @property
+    def window(self) -> int | None:
+        """Optimizer steps after which ranks tell each other what they did; None where they don't, or not yet."""
+
+    @property
+    def latest(self) -> Window | None:
+        """What all of them did in the last window that is known; None before the first."""
+
+    def offer(self, part: Part) -> None:
+        """Tell the others what this rank did in a window."""
+
+    def take(self) -> list[Window]:
+        """The windows that are to be written down here and were not yet."""
+        ...
