@@ -57,8 +57,9 @@ class LightningHooks:
             log.warning("perf_callbacks: %s", remark)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Processes that are spawned, and copies, measure for themselves."""
-        return {**self.__dict__, "_recorder": None, "_watch": None}
+        """Processes that are spawned, and copies, measure for themselves. Trainers put `log` on us, with the module."""
+        kept = {name: value for name, value in self.__dict__.items() if name not in {"log", "log_dict"}}
+        return {**kept, "_recorder": None, "_watch": None}
 
     @property
     def summary(self) -> Summary | None:

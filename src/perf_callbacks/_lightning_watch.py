@@ -41,20 +41,11 @@ class TrainerWatch:
         self._watch_exits()
         watch.stages(recorder, trainer.fit_loop, "setup_data", Stage.DATA)
         watch.stages(recorder, loop, "on_run_start", Stage.DATA)  # from the second epoch on, it makes the iterator
-        recorder.patches.method(loop, "_on_before_fetch", self._fetch)
-        recorder.patches.method(loop, "_on_after_fetch", self._fetched)
-        watch.stages(recorder, strategy, "batch_to_device", Stage.DATA)
+        self._watch_fetch()
         watch.stages(recorder, strategy, "training_step", Stage.FORWARD)
         recorder.patches.method(strategy, "training_step", self._take)
         watch.stages(recorder, precision, "backward", Stage.BACKWARD)
-        recorder.patches.method(strategy, "optimizer_step", self._optimizer_step)
-        # The hooks of callbacks and module that come between the backward and clipping.
-        watch.stages(recorder, precision, "_after_closure", Stage.OTHER)
-        watch.stages(recorder, precision, "_clip_gradients", Stage.OPTIMIZER)
-        watch.stages(recorder, loop, "update_lr_schedulers", Stage.OPTIMIZER)
-        watch.stages(recorder, loop.automatic_optimization, "_optimizer_zero_grad", Stage.OPTIMIZER)
-        if not trainer.lightning_module.automatic_optimization:
-            self._watch_manual()
+        self._watch_optimizer()
         watch.spans(recorder, loop.val_loop, "run", "evaluation")
         watch.spans(recorder, trainer, "save_checkpoint", "checkpoint")
         recorder.patches.method(trainer, "save_checkpoint", self._settle)
@@ -67,10 +58,29 @@ class TrainerWatch:
         for name in ("on_advance_start", "advance", "on_advance_end", "on_run_end"):
             watch.exits(recorder, trainer.fit_loop, name)
 
-    def _watch_manual(self) -> None:
-        """`training_step` does it all: what is not forward comes from inside of it."""
-        recorder, strategy = self.recorder, self._trainer.strategy
-        watch.stages(recorder, strategy, "backward", Stage.OTHER)  # hooks around the precision plugin's backward
+    def _watch_fetch(self) -> None:
+        """What is fetched goes to the device at once, unless `training_step` does it."""
+        recorder, loop = self.recorder, self._trainer.fit_loop.epoch_loop
+        recorder.patches.method(loop, "_on_before_fetch", self._fetch)
+        if self._fetches_itself:
+            recorder.patches.method(loop, "_on_after_fetch", self._fetched)
+        then = None if self._fetches_itself else Stage.OTHER
+        watch.stages(recorder, self._trainer.strategy, "batch_to_device", Stage.DATA, then=then)
+
+    def _watch_optimizer(self) -> None:
+        """Under manual optimization `training_step` does it all: what is not forward comes from inside of it."""
+        recorder, trainer, strategy = self.recorder, self._trainer, self._trainer.strategy
+        loop, precision = trainer.fit_loop.epoch_loop, trainer.precision_plugin
+        # The hooks of callbacks and module come between the backward and clipping.
+        watch.stages(recorder, precision, "_after_closure", Stage.OTHER)
+        watch.stages(recorder, precision, "_clip_gradients", Stage.OPTIMIZER)
+        if trainer.lightning_module.automatic_optimization:
+            recorder.patches.method(loop.automatic_optimization, "_optimizer_step", self._optimizer_step)
+            watch.stages(recorder, loop.automatic_optimization, "_optimizer_zero_grad", Stage.OPTIMIZER)
+            watch.stages(recorder, loop, "update_lr_schedulers", Stage.OPTIMIZER)
+            return
+        watch.stages(recorder, strategy, "backward", Stage.OTHER)  # hooks around the precision plugin's
+        recorder.patches.method(strategy, "optimizer_step", self._optimizer_step)
         for optimizer in (*strategy.optimizers, *getattr(strategy, "_lightning_optimizers", ())):
             watch.stages(recorder, optimizer, "zero_grad", Stage.OPTIMIZER)
 
@@ -121,10 +131,10 @@ class TrainerWatch:
         return call
 
     def _optimizer_step(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """`strategy.optimizer_step`: whatever its closure does is not the optimizer's."""
+        """The step of an optimizer: whatever its closure does is not the optimizer's."""
 
         @functools.wraps(inner)
-        def call(strategy: Any, optimizer: Any, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
+        def call(owner: Any, first: Any, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
             enter = self.recorder.enter
             before = enter(_OPTIMIZER)
 
@@ -136,7 +146,7 @@ class TrainerWatch:
                     enter(_OPTIMIZER)
 
             try:
-                return inner(strategy, optimizer, outside, *args, **kwargs)
+                return inner(owner, first, outside, *args, **kwargs)
             finally:
                 enter(before)
 
