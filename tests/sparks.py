@@ -47,7 +47,7 @@ def tree(framework="lightning"):
 
         def loss(self, batch):
             loss = self.net(batch).square().mean()
-            self.log("loss", loss)
+            self.log("loss", loss, batch_size=len(batch))
             return loss
 
         def training_step(self, batch, batch_idx):

@@ -208,9 +208,7 @@ def test_of_two_callbacks_only_the_first_measures(tmp_path, caplog):
     first, _ = fit(tmp_path, "Automatic", second)
     assert (first.summary.steps, second.summary) == (6, None)
     assert len(records(tmp_path, Run)) == 1
-    assert said(caplog) == [
-        "perf_callbacks: another PerfCallback measures this trainer, this one does nothing."
-    ]
+    assert said(caplog) == ["perf_callbacks: another PerfCallback measures this trainer, this one does nothing."]
 
 
 def test_where_the_first_is_off_the_second_measures(tmp_path, caplog):
