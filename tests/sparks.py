@@ -25,75 +25,83 @@ class Numbers(Dataset):
         return torch.randn(WIDTH, generator=torch.Generator().manual_seed(index))
 
 
+class Automatic:
+    """As in automatic optimization. Some of its batches are skipped, with the rest of their epoch."""
+
+    def __init__(self, optimizers=1, skip=()):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(optimizers)])
+        self.skip = skip
+        self.batches = 0
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.batches += 1
+        return -1 if self.batches in self.skip else None
+
+    def loss(self, batch):
+        loss = self.net(batch).square().mean()
+        self.log("loss", loss, batch_size=len(batch))
+        return loss
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch)
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.net(batch).mean())
+
+    def optimizers_and_schedulers(self):
+        optimizers = [torch.optim.SGD(layer.parameters(), lr=0.01) for layer in self.net]
+        return optimizers, [torch.optim.lr_scheduler.LambdaLR(one, lambda _: 1.0) for one in optimizers]
+
+    def configure_optimizers(self):
+        (optimizer,), (scheduler,) = self.optimizers_and_schedulers()
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+class Manual(Automatic):
+    """As in manual optimization, with two optimizers."""
+
+    def __init__(self, optimizers=2, skip=()):
+        super().__init__(optimizers, skip)
+        self.automatic_optimization = False
+
+    def configure_optimizers(self):
+        return self.optimizers_and_schedulers()
+
+    def training_step(self, batch, batch_idx):
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+            self.manual_backward(self.loss(batch))
+            optimizer.step()
+
+
+class Iterating(Automatic):
+    """Fetches its batches itself."""
+
+    def training_step(self, dataloader_iter):
+        batch, _, _ = next(dataloader_iter)
+        return self.loss(batch)
+
+
+KINDS = (Automatic, Manual, Iterating)
+
+
 @functools.cache
 def tree(framework="lightning"):
     """What a test needs of one import tree, with the callback that belongs to it."""
     pl = importlib.import_module(FRAMEWORKS[framework])
     callbacks = importlib.import_module(f"{FRAMEWORKS[framework]}.callbacks")
     loggers = importlib.import_module(f"{FRAMEWORKS[framework]}.loggers")
-    door = importlib.import_module(f"perf_callbacks.{framework}")
-
-    class Automatic(pl.LightningModule):
-        def __init__(self, optimizers=1, skip=()):
-            super().__init__()
-            torch.manual_seed(0)
-            self.net = torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(optimizers)])
-            self.skip = skip
-            self.batches = 0
-
-        def on_train_batch_start(self, batch, batch_idx):
-            self.batches += 1
-            return -1 if self.batches in self.skip else None
-
-        def loss(self, batch):
-            loss = self.net(batch).square().mean()
-            self.log("loss", loss, batch_size=len(batch))
-            return loss
-
-        def training_step(self, batch, batch_idx):
-            return self.loss(batch)
-
-        def validation_step(self, batch, batch_idx):
-            self.log("val_loss", self.net(batch).mean())
-
-        def optimizers_and_schedulers(self):
-            optimizers = [torch.optim.SGD(layer.parameters(), lr=0.01) for layer in self.net]
-            return optimizers, [torch.optim.lr_scheduler.LambdaLR(one, lambda _: 1.0) for one in optimizers]
-
-        def configure_optimizers(self):
-            (optimizer,), (scheduler,) = self.optimizers_and_schedulers()
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
-
-    class Manual(Automatic):
-        def __init__(self, optimizers=2, skip=()):
-            super().__init__(optimizers, skip)
-            self.automatic_optimization = False
-
-        def configure_optimizers(self):
-            return self.optimizers_and_schedulers()
-
-        def training_step(self, batch, batch_idx):
-            optimizers = self.optimizers()
-            for optimizer in optimizers if isinstance(optimizers, list) else [optimizers]:
-                optimizer.zero_grad()
-                self.manual_backward(self.loss(batch))
-                optimizer.step()
-
-    class Iterating(Automatic):
-        def training_step(self, dataloader_iter):
-            batch, _, _ = next(dataloader_iter)
-            return self.loss(batch)
-
+    modules = {kind.__name__: type(kind.__name__, (kind, pl.LightningModule), {}) for kind in KINDS}
     return SimpleNamespace(
         pl=pl,
         callbacks=callbacks,
         Callback=callbacks.Callback,
-        Automatic=Automatic,
-        Manual=Manual,
-        Iterating=Iterating,
-        PerfCallback=door.PerfCallback,
+        PerfCallback=importlib.import_module(f"perf_callbacks.{framework}").PerfCallback,
         CSVLogger=loggers.CSVLogger,
         TensorBoardLogger=loggers.TensorBoardLogger,
+        **modules,
     )
 
 

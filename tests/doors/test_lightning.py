@@ -81,7 +81,7 @@ def test_a_skipped_batch_is_no_step_and_in_no_count(tmp_path, module):
 
 def test_what_was_accumulated_before_a_skipped_batch_goes_into_the_next_step(tmp_path):
     module = sparks.tree().Automatic(skip=(4,))  # 1, 2 | 3 and then the epoch is over | 5, 6 | 7, 8 | 9, 10
-    ours, _ = fit(tmp_path, module, accumulate_grad_batches=2, max_steps=4)
+    fit(tmp_path, module, accumulate_grad_batches=2, max_steps=4)
     assert [step["samples"] for step in steps(tmp_path)] == [8, 12, 8, 8]
 
 
@@ -118,7 +118,7 @@ def test_a_batch_counts_once_for_an_optimizer_that_runs_its_closure_many_times(t
 
 @BOTH
 def test_the_opening_record_says_where_it_ran(tmp_path, of, capsys):
-    ours, _ = fit(tmp_path, of=of)
+    fit(tmp_path, of=of)
     (run,) = records(tmp_path, Run)
     assert (run.door, run.device, run.rank, run.world_size, run.step) == ("lightning", "cpu", 0, 1, 0)
     assert run.versions[of] == sys.modules[of].__version__
@@ -167,9 +167,7 @@ def test_without_a_fit_nothing_happens(tmp_path, what, capsys):
 
     ours = sparks.tree().PerfCallback()
     trainer = sparks.trainer(tmp_path, ours)
-    getattr(trainer, what)(Module(), sparks.loader(), verbose=False) if what != "predict" else trainer.predict(
-        Module(), sparks.loader()
-    )
+    getattr(trainer, what)(Module(), sparks.loader())
     assert ours.summary is None
     assert not (tmp_path / "perf_callbacks").exists()
     assert "perf_callbacks" not in capsys.readouterr().out
@@ -264,7 +262,7 @@ def test_the_callback_can_be_sent_to_another_process_before_and_during_a_fit(tmp
             torch.save(pl_module.state_dict(), io.BytesIO())
 
     copies.append(pickle.loads(pickle.dumps(kinds.PerfCallback(PerfConfig(gc_interval=11)))))
-    ours, _ = fit(tmp_path, "Automatic", Sending(), of=of, max_steps=2)
+    fit(tmp_path, "Automatic", Sending(), of=of, max_steps=2)
     assert {type(one) for one in copies} == {kinds.PerfCallback}
     assert copies[0]._settings.config.gc_interval == 11
     assert [one.summary for one in copies] == [None] * 5

@@ -54,9 +54,8 @@ METHODS = {
     "on_train_end of the module": lambda fit: (fit.module, "on_train_end"),
 }
 PLACES = (*HOOKS, *METHODS)
-BEFORE_US = set("setup on_fit_start on_sanity_check_start on_train_start configure_optimizers".split()) | {
-    "setup of the module"
-}
+BEFORE_US = {"setup", "on_fit_start", "on_sanity_check_start", "on_train_start", "setup of the module"}
+BEFORE_US |= {"configure_optimizers"}
 AFTER_US = {"on_fit_end", "teardown", "on_train_end of the module"}
 ERRORS = (RuntimeError("no more"), KeyboardInterrupt(), SystemExit(3))
 EARLY = BEFORE_US | {"on_train_start of the module", "on_train_epoch_start", "on_train_epoch_start of the module"}
@@ -169,9 +168,7 @@ def belongings(fit):
 @pytest.mark.parametrize("loud", [False, True], ids=["", "and another callback fails in on_exception"])
 @pytest.mark.parametrize("turn", range(3))
 @pytest.mark.parametrize("place", PLACES)
-def test_after_an_exception_everything_is_as_before_and_the_next_fit_is_measured(  # noqa: PLR0917 fixtures
-    tmp_path, place, turn, loud
-):
+def test_after_an_exception_everything_is_as_before_and_the_next_fit_is_measured(tmp_path, place, turn, loud):
     error, number = ERRORS[turn], turn + PLACES.index(place)
     bomb = Bomb(place, error, loud=loud)
     others = [Saving(), bomb, "ours"] if number % 2 or loud else [Saving(), "ours", bomb]

@@ -200,10 +200,9 @@ def sleeper(monkeypatch):
     return Sleeper(clock, clock.sleep)
 
 
-@pytest.mark.parametrize(
-    ("module", "place", "owner", "install"), PLACES, ids=[f"{module}: {place}" for module, place, *_ in PLACES]
-)
-def test_time_is_in_its_stage_and_in_no_other(tmp_path, sleeper, module, place, owner, install):
+@pytest.mark.parametrize("where", PLACES, ids=[f"{module}: {place}" for module, place, *_ in PLACES])
+def test_time_is_in_its_stage_and_in_no_other(tmp_path, sleeper, where):
+    module, place, owner, install = where
     of = [*sparks.FRAMEWORKS][len(place) % 2]
     steps = fit(tmp_path, install, sleeper, module=module, of=of)
     assert sleeper.slept.keys() == {*SLOW}
@@ -284,7 +283,7 @@ ASIDE = {
     "validation_step": ("evaluation", override("validation_step"), EVALUATING),
     "transfer of a validation batch": (
         "evaluation",
-        lambda fit, sleep: override("collate_fn", "val")(fit, sleep),
+        override("collate_fn", "val"),
         EVALUATING,
     ),
     **{
