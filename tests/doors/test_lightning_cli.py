@@ -4,8 +4,11 @@ import importlib
 
 import pytest
 import sparks
+from tiny import records
 
 from perf_callbacks.core.records import Run
+
+pytestmark = pytest.mark.filterwarnings("ignore:No seed found")
 
 YAML = """
 trainer:
@@ -22,6 +25,12 @@ trainer:
       init_args:
         config: {config}
 """
+
+
+@pytest.fixture(autouse=True)
+def _as_from_a_command_line(monkeypatch):
+    monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # of what Lightning calls
+    monkeypatch.setattr("sys.argv", ["train.py"])
 
 
 def run(directory, framework, config):
@@ -43,14 +52,8 @@ def test_a_fit_is_configured_from_yaml(tmp_path, framework):
     cli = run(tmp_path, framework, "{gc_interval: 11, gc: observe, peak_tflops: bf16=989.5}")
     (ours,) = [one for one in cli.trainer.callbacks if isinstance(one, sparks.tree(framework).PerfCallback)]
     assert ours.summary.steps == 3
-    (run_record,) = sparks_records(tmp_path)
-    assert (run_record.config["gc_interval"], run_record.config["gc"]) == (11, "observe")
-
-
-def sparks_records(directory):
-    from tiny import records
-
-    return records(directory, Run)
+    (opened,) = records(tmp_path, Run)
+    assert (opened.config["gc_interval"], opened.config["gc"]) == (11, "observe")
 
 
 @pytest.mark.parametrize("config", ["{gc_intervall: 11}", "{gc: sometimes}", "{window: 0}"])
