@@ -56,13 +56,18 @@ def test_a_fit_is_configured_from_yaml(tmp_path, framework):
     assert (opened.config["gc_interval"], opened.config["gc"]) == (11, "observe")
 
 
-@pytest.mark.parametrize("config", ["{gc_intervall: 11}", "{gc: sometimes}", "{window: 0}"])
+@pytest.mark.parametrize("config", ["{gc_intervall: 11}", "{gc: sometimes}"])
 def test_what_is_wrong_in_the_yaml_is_refused(tmp_path, capsys, config):
     with pytest.raises(SystemExit) as stopped:
         run(tmp_path, "lightning", config)
     assert stopped.value.code == 2
     assert config.strip("{}").partition(":")[0] in capsys.readouterr().err
     assert not (tmp_path / "perf_callbacks").exists()
+
+
+def test_a_value_that_is_out_of_range_is_refused_in_our_words(tmp_path):
+    with pytest.raises(ValueError, match="window: got 0, wanted a whole number from 1 on"):
+        run(tmp_path, "lightning", "{window: 0}")
 
 
 def test_the_yaml_may_leave_the_configuration_out(tmp_path):
