@@ -46,6 +46,13 @@ def test_the_loop_door_brings_what_torch_brings():
     assert brought_along("import perf_callbacks.loop") == brought_along("import torch")
 
 
+@pytest.mark.parametrize(("door", "other"), [("lightning", "pytorch_lightning"), ("pytorch_lightning", "lightning")])
+def test_a_lightning_door_brings_its_own_tree_alone(door, other):
+    found = brought_along(f"import perf_callbacks.{door}")
+    assert door in found
+    assert other not in found
+
+
 def test_every_public_name_is_there():
     assert sorted(perf_callbacks.__all__) == ["ConfigError", "PerfConfig", "Summary", "__version__"]
     assert all(hasattr(perf_callbacks, name) for name in perf_callbacks.__all__)

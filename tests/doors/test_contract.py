@@ -1,6 +1,9 @@
 """One script, through every door: the same records."""
 
+import functools
+
 import pytest
+import sparks
 import torch
 from tiny import Tokens, llama, records, steps, trainer, training_arguments
 from torch.utils.data import DataLoader
@@ -54,6 +57,44 @@ def through_loop(directory, *, interrupted):
     return perf.summary
 
 
+def through_lightning(directory, of="lightning", *, interrupted):
+    kinds = sparks.tree(of)
+
+    class Module(kinds.pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = llama()
+
+        def training_step(self, batch, batch_idx):
+            return self.model(**batch).loss
+
+        def validation_step(self, batch, batch_idx):
+            self.model(**batch)
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters())
+
+    callback = kinds.PerfCallback()
+    often = {"check_val_every_n_epoch": None, "val_check_interval": EVALUATE * ACCUMULATION}
+    save = kinds.callbacks.ModelCheckpoint(dirpath=directory, every_n_train_steps=SAVE, save_top_k=-1)
+    trainer = sparks.trainer(
+        directory,
+        callback,
+        *[save] if interrupted else [],
+        of=of,
+        accumulate_grad_batches=ACCUMULATION,
+        max_steps=STEPS,
+        enable_checkpointing=interrupted,
+        **often if interrupted else {},
+    )
+    trainer.fit(
+        Module(),
+        DataLoader(Tokens(ROWS, (16, 5)), batch_size=BATCH, shuffle=True),
+        DataLoader(Tokens(4), batch_size=BATCH) if interrupted else None,
+    )
+    return callback.summary
+
+
 def evaluate(model):
     model.eval()
     with torch.no_grad():
@@ -62,7 +103,12 @@ def evaluate(model):
     model.train()
 
 
-DOORS = {"transformers": through_trainer, "loop": through_loop}
+DOORS = {
+    "transformers": through_trainer,
+    "loop": through_loop,
+    "lightning": through_lightning,
+    "pytorch_lightning": functools.partial(through_lightning, of="pytorch_lightning"),
+}
 
 
 @pytest.mark.parametrize(
@@ -82,7 +128,7 @@ def test_the_same_script_leaves_the_same_records(tmp_path, door, interrupted, ex
     summary = DOORS[door](tmp_path, interrupted=interrupted)
 
     (run,) = records(tmp_path, Run)
-    assert (run.door, run.attempt, run.step, run.device, run.timeline) == (door, 1, 0, "cpu", "host")
+    assert (run.door, run.attempt, run.step, run.device, run.timeline) == (NAMES.get(door, door), 1, 0, "cpu", "host")
 
     samples = [8, 8, 6, 8, 8, 6, 8, 8]
     found = steps(tmp_path)
@@ -111,6 +157,8 @@ def test_the_same_script_leaves_the_same_records(tmp_path, door, interrupted, ex
     assert summary.failure is None
 
 
+NAMES = {"pytorch_lightning": "lightning"}
+"""Doors that go by the name of another one."""
 STAGES = ("data", "forward", "backward", "optimizer", "gc", "other")
 RATES = ("samples_per_second", "tokens_per_second", "useful_tokens_per_second")
 KEYS = {

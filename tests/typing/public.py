@@ -3,11 +3,15 @@
 from typing import Any, Literal
 
 import torch
+from lightning.pytorch.callbacks import Callback
+from pytorch_lightning.callbacks import Callback as PytorchCallback
 from torch.utils.data import DataLoader
 from typing_extensions import assert_type
 
 from perf_callbacks import ConfigError, PerfConfig, Summary, __version__
+from perf_callbacks.lightning import PerfCallback as LightningCallback
 from perf_callbacks.loop import Measurement, measure
+from perf_callbacks.pytorch_lightning import PerfCallback as PytorchLightningCallback
 from perf_callbacks.transformers import PerfCallback
 
 VERSION: str = __version__
@@ -92,3 +96,15 @@ def callback() -> None:
     assert_type(perf.summary, Summary | None)
     assert_type(PerfCallback().summary, Summary | None)
     PerfCallback(window=10)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+def lightning_callbacks() -> list[Callback]:
+    perf = LightningCallback(PerfConfig())
+    assert_type(perf.summary, Summary | None)
+    assert_type(perf.enabled, bool)
+    LightningCallback(window=10)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    return [perf, LightningCallback()]
+
+
+def pytorch_lightning_callbacks() -> list[PytorchCallback]:
+    return [PytorchLightningCallback(), PytorchLightningCallback(config=PerfConfig())]

@@ -1,0 +1,212 @@
+"""The hooks of the Lightning doors: for both of the import trees, so that neither is imported here."""
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
+
+from tqdm import tqdm
+
+from perf_callbacks._lightning_watch import TrainerWatch, steps_done
+from perf_callbacks.core.config import PerfConfig
+from perf_callbacks.core.records import Summary
+from perf_callbacks.core.settings import resolve
+from perf_callbacks.host.place import Place
+from perf_callbacks.host.recorder import Recorder, describe, log
+from perf_callbacks.report import text
+
+STATE_KEY = "perf_callbacks"
+"""Where our counters stand in a checkpoint. Among those of the callbacks, two of us could not be told apart."""
+
+P = ParamSpec("P")
+C = TypeVar("C", bound="LightningHooks")
+Hook = Callable[Concatenate[C, P], None]
+
+
+def _hook(body: Hook[C, P]) -> Hook[C, P]:
+    """A hook of ours never ends the run. To the loops a `StopIteration` would mean that the epoch is over."""
+
+    @functools.wraps(body)
+    def call(self: C, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        if not self.enabled:
+            return
+        try:
+            body(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
+
+    return call
+
+
+class LightningHooks:
+    """What a `PerfCallback` does, whichever of the two `Callback` classes it is."""
+
+    framework: ClassVar[str]
+    """The module whose version goes into the journal."""
+
+    def __init__(self, config: PerfConfig | None = None) -> None:
+        self._settings = resolve(config, os.environ)
+        self.enabled = self._settings.config.enabled
+        """Whether it measures. Turned off by configuration, or by a failure of its own."""
+        self._recorder: Recorder | None = None
+        self._watch: TrainerWatch | None = None
+        self._carried: dict[str, Any] | None = None
+        for remark in self._settings.remarks:
+            log.warning("perf_callbacks: %s", remark)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Processes that are spawned, and copies, measure for themselves. Trainers put `log` on us, with the module."""
+        kept = {name: value for name, value in self.__dict__.items() if name not in {"log", "log_dict"}}
+        return {**kept, "_recorder": None, "_watch": None}
+
+    @property
+    def summary(self) -> Summary | None:
+        """The current fit so far, or the last one. None before the first."""
+        return self._recorder.summary if self._recorder is not None else None
+
+    def fail(self, error: Exception) -> None:
+        """Something of ours went wrong: say so once, stop measuring, put everything back."""
+        self.enabled = False
+        if self._recorder is not None and self._recorder.active:
+            self._recorder.fail(error)
+        else:
+            log.warning("perf_callbacks could not begin, training goes on: %s.", describe(error), exc_info=error)
+
+    @_hook
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage == "fit":
+            self._close("another fit began")
+            self._carried = None
+
+    @_hook
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        self._carried = checkpoint.get(STATE_KEY)
+
+    @_hook
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        state = self._recorder.state if self._watch is not None and self._recorder is not None else self._carried
+        if state is not None:
+            checkpoint[STATE_KEY] = state
+
+    @_hook
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._close("another fit began")
+        if _first(trainer) is not self:
+            log.warning("perf_callbacks: another PerfCallback measures this trainer, this one does nothing.")
+            return
+        # Other callbacks go first: if one of them raises, nothing of ours is in place yet. The trainer is iterating
+        # over its list right now, so what is appended to that comes last; what it finds in its place is without it.
+        running = trainer.callbacks
+        trainer.callbacks = _Meanwhile(running)
+        running.append(_Afterwards(self))
+
+    @_hook
+    def begin(self, trainer: Any) -> None:
+        """Start measuring, once the other callbacks have begun."""
+        if type(trainer.callbacks) is _Meanwhile:
+            trainer.callbacks = list(trainer.callbacks)
+        recorder = self._recorder = Recorder(self._settings, self._place(trainer, self._last_state(trainer)))
+        if not recorder.active:
+            return
+        self._watch = TrainerWatch(recorder, trainer)
+        self._watch.install()
+        if trainer.is_global_zero:
+            tqdm.write(text.opening(recorder.run, journal=recorder.journal_path))
+
+    @_hook
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        # Not called for a batch that the module skips, and called for one that is None.
+        watching = self._watch
+        if watching is None or not watching.end_batch(batch):
+            return
+        # As the connector decides it for the loss, a moment later and at the same step.
+        if trainer._logger_connector.should_update_logs or trainer.fast_dev_run:  # noqa: SLF001 its cadence
+            self._log(trainer, watching)
+
+    @_hook
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        if self._watch is None:
+            return
+        self._close()
+        if self.summary is not None and trainer.is_global_zero:
+            tqdm.write(text.closing(self.summary))
+
+    @_hook
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        self._close()
+
+    @_hook
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._close(describe(exception))
+
+    @_hook
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage == "fit":
+            self._close()
+
+    def _log(self, trainer: Any, watching: TrainerWatch) -> None:
+        row = watching.recorder.row(watching.steps)
+        if not row:
+            return
+        step = trainer.fit_loop.epoch_loop._batches_that_stepped  # noqa: SLF001 the step of the loss
+        for logger in trainer.loggers:
+            logger.log_metrics(dict(row), step=step)
+        trainer.progress_bar_metrics["perf/step_time"] = row["perf/step_time"]
+
+    def _close(self, failure: str | None = None) -> None:
+        self._watch = None
+        if self._recorder is not None:
+            self._recorder.close(failure)
+
+    def _last_state(self, trainer: Any) -> dict[str, Any] | None:
+        """What this fit goes on from: a checkpoint, or the fit before it in the same trainer."""
+        done = steps_done(trainer)
+        if self._carried is not None or self._recorder is None or not done:
+            return self._carried
+        state = self._recorder.state
+        return state if state["step"] == done else None
+
+    def _place(self, trainer: Any, carried: dict[str, Any] | None) -> Place:
+        root = str(trainer.default_root_dir)
+        return Place(
+            door="lightning",
+            directory=Path() if "://" in root else Path(root),
+            device=trainer.strategy.root_device,
+            rank=trainer.global_rank,
+            world_size=trainer.world_size,
+            step=steps_done(trainer),
+            versions={self.framework: str(sys.modules[self.framework].__version__)},
+            carried=carried,
+        )
+
+
+class _Afterwards:
+    """Comes last in one `on_train_start`."""
+
+    state_key = "PerfCallback"
+
+    def __init__(self, callback: LightningHooks) -> None:
+        self._callback = callback
+
+    def on_train_start(self, trainer: Any, _pl_module: Any) -> None:
+        self._callback.begin(trainer)
+
+
+class _Meanwhile(list[Any]):
+    """The callbacks, while another list of them is iterated over: who joins now is not left out of that."""
+
+    def __init__(self, running: list[Any]) -> None:
+        super().__init__(running)
+        self._running = running
+
+    def append(self, callback: Any, /) -> None:
+        super().append(callback)
+        self._running.append(callback)
+
+
+def _first(trainer: Any) -> object:
+    """Of several in one trainer, the one that measures."""
+    ours = (callback for callback in trainer.callbacks if isinstance(callback, LightningHooks) and callback.enabled)
+    return next(ours, None)

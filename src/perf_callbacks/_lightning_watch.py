@@ -1,0 +1,163 @@
+"""What is watched of a Lightning trainer: its loops, its strategy, its precision plugin. They cost less than hooks."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from perf_callbacks.core.stages import Stage
+from perf_callbacks.host import watch
+from perf_callbacks.host.recorder import Recorder
+
+# Looking a member up in its class costs as much as recording it.
+_DATA, _OPTIMIZER = Stage.DATA, Stage.OPTIMIZER
+
+
+def steps_done(trainer: Any) -> int:
+    """Optimizer steps that this trainer has behind it, in earlier attempts too; batches, under manual optimization.
+
+    `global_step` counts each of several optimizers. A batch that is skipped, or that is None, is not started.
+    """
+    if trainer.lightning_module.automatic_optimization:
+        return int(trainer.global_step)
+    return int(trainer.fit_loop.epoch_loop.batch_progress.total.started)
+
+
+class TrainerWatch:
+    """Tells a recorder what the trainer does, from calls between its parts."""
+
+    def __init__(self, recorder: Recorder, trainer: Any) -> None:
+        self.recorder = recorder
+        self.steps = recorder.run.step
+        self._trainer = trainer
+        self._fetches_itself = hasattr(getattr(trainer.fit_loop, "_data_fetcher", None), "iterator_wrapper")
+        """Whether `training_step` takes a `dataloader_iter`."""
+        self._taken = False
+        self._before_fetch = Stage.OTHER
+
+    def install(self) -> None:
+        """Begin to watch. The recorder takes it all back when it closes."""
+        recorder, trainer = self.recorder, self._trainer
+        strategy, precision, loop = trainer.strategy, trainer.precision_plugin, trainer.fit_loop.epoch_loop
+        self._watch_exits()
+        watch.stages(recorder, trainer.fit_loop, "setup_data", Stage.DATA)
+        watch.stages(recorder, loop, "on_run_start", Stage.DATA)  # from the second epoch on, it makes the iterator
+        self._watch_fetch()
+        watch.stages(recorder, strategy, "training_step", Stage.FORWARD)
+        recorder.patches.method(strategy, "training_step", self._take)
+        watch.stages(recorder, precision, "backward", Stage.BACKWARD)
+        self._watch_optimizer()
+        watch.spans(recorder, loop.val_loop, "run", "evaluation")
+        watch.spans(recorder, trainer, "save_checkpoint", "checkpoint")
+        recorder.patches.method(trainer, "save_checkpoint", self._settle)
+
+    def _watch_exits(self) -> None:
+        """An exception is seen where it leaves the loop: a callback that fails in `on_exception` hides it from us."""
+        recorder, trainer = self.recorder, self._trainer
+        watch.exits(recorder, trainer.lightning_module, "on_train_start")
+        watch.exits(recorder, trainer.strategy, "on_train_start")
+        for name in ("on_advance_start", "advance", "on_advance_end", "on_run_end"):
+            watch.exits(recorder, trainer.fit_loop, name)
+
+    def _watch_fetch(self) -> None:
+        """What is fetched goes to the device at once, unless `training_step` does it."""
+        recorder, loop = self.recorder, self._trainer.fit_loop.epoch_loop
+        recorder.patches.method(loop, "_on_before_fetch", self._fetch)
+        if self._fetches_itself:
+            recorder.patches.method(loop, "_on_after_fetch", self._fetched)
+        then = None if self._fetches_itself else Stage.OTHER
+        watch.stages(recorder, self._trainer.strategy, "batch_to_device", Stage.DATA, then=then)
+
+    def _watch_optimizer(self) -> None:
+        """Under manual optimization `training_step` does it all: what is not forward comes from inside of it."""
+        recorder, trainer, strategy = self.recorder, self._trainer, self._trainer.strategy
+        loop, precision = trainer.fit_loop.epoch_loop, trainer.precision_plugin
+        # The hooks of callbacks and module come between the backward and clipping.
+        watch.stages(recorder, precision, "_after_closure", Stage.OTHER)
+        watch.stages(recorder, precision, "_clip_gradients", Stage.OPTIMIZER)
+        if trainer.lightning_module.automatic_optimization:
+            recorder.patches.method(loop.automatic_optimization, "_optimizer_step", self._optimizer_step)
+            watch.stages(recorder, loop.automatic_optimization, "_optimizer_zero_grad", Stage.OPTIMIZER)
+            watch.stages(recorder, loop, "update_lr_schedulers", Stage.OPTIMIZER)
+            return
+        watch.stages(recorder, strategy, "backward", Stage.OTHER)  # hooks around the precision plugin's
+        recorder.patches.method(strategy, "optimizer_step", self._optimizer_step)
+        for optimizer in (*strategy.optimizers, *getattr(strategy, "_lightning_optimizers", ())):
+            watch.stages(recorder, optimizer, "zero_grad", Stage.OPTIMIZER)
+
+    def end_batch(self, batch: object) -> bool:
+        """A micro-batch is done; whether an optimizer step is."""
+        if self._fetches_itself:
+            self.recorder.batch(batch)
+        self._taken = False
+        return self.end_step()
+
+    def end_step(self) -> bool:
+        """If there was an optimizer step since the last one, it is done."""
+        steps = steps_done(self._trainer)
+        if steps == self.steps:
+            return False
+        self.steps = steps
+        self.recorder.end_step(steps)
+        return True
+
+    def _fetch(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(inner)
+        def call(loop: Any) -> Any:
+            self._before_fetch = self.recorder.enter(_DATA)
+            return inner(loop)
+
+        return call
+
+    def _fetched(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(inner)
+        def call(loop: Any) -> Any:
+            try:
+                return inner(loop)
+            finally:
+                self.recorder.enter(self._before_fetch)
+
+        return call
+
+    def _take(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        """`strategy.training_step`: a batch that gets here is trained on. Some optimizers call it more than once."""
+
+        @functools.wraps(inner)
+        def call(strategy: Any, *args: Any, **kwargs: Any) -> Any:
+            if args and not self._taken and not self._fetches_itself:
+                self._taken = True
+                self.recorder.batch(args[0])
+            return inner(strategy, *args, **kwargs)
+
+        return call
+
+    def _optimizer_step(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        """The step of an optimizer: whatever its closure does is not the optimizer's."""
+
+        @functools.wraps(inner)
+        def call(owner: Any, first: Any, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
+            enter = self.recorder.enter
+            before = enter(_OPTIMIZER)
+
+            def outside(*closure_args: Any, **closure_kwargs: Any) -> Any:
+                enter(before)
+                try:
+                    return closure(*closure_args, **closure_kwargs)
+                finally:
+                    enter(_OPTIMIZER)
+
+            try:
+                return inner(owner, first, outside, *args, **kwargs)
+            finally:
+                enter(before)
+
+        return call
+
+    def _settle(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        """A checkpoint counts the step whose batch is done, also where another callback saves it before our turn."""
+
+        @functools.wraps(inner)
+        def call(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+            self.recorder.attempt(lambda _: self.end_step())
+            return inner(trainer, *args, **kwargs)
+
+        return call

@@ -1,0 +1,302 @@
+"""What a Lightning trainer logs of us, and what it is that we count: with real trainers, of both import trees."""
+
+import copy
+import io
+import pickle
+import sys
+
+import pytest
+import sparks
+import torch
+from tiny import records, steps
+
+from perf_callbacks import PerfConfig
+from perf_callbacks.core.records import Row, Run, Span, Summary
+
+BOTH = pytest.mark.parametrize("of", sparks.FRAMEWORKS)
+
+
+def fit(directory, module="Automatic", *callbacks, of="lightning", rows=24, val=None, ckpt_path=None, **options):
+    """A fit with our callback in it, and what came of it."""
+    kinds = sparks.tree(of)
+    ours = kinds.PerfCallback()
+    trainer = sparks.trainer(directory, ours, *callbacks, of=of, **options)
+    module = getattr(kinds, module)() if isinstance(module, str) else module
+    trainer.fit(module, sparks.loader(rows), val, ckpt_path=ckpt_path)
+    return ours, trainer
+
+
+def rows_and_losses(directory):
+    lines = sparks.logged(directory)
+    rows = [int(line["step"]) for line in lines if "perf/step_time" in line]
+    losses = [int(line["step"]) for line in lines if "loss" in line]
+    assert not [line for line in lines if {"perf/step_time", "loss"} <= line.keys()]
+    return rows, losses
+
+
+def said(caplog):
+    """Our own words in the log."""
+    return [record.getMessage() for record in caplog.records if record.name == "perf_callbacks"]
+
+
+CASES = {
+    "automatic": ("Automatic", {}, [1, 2, 3, 4, 5]),
+    "accumulated": ("Automatic", {"accumulate_grad_batches": 4}, [1, 2, 3, 4, 5]),
+    "every second step": ("Automatic", {"log_every_n_steps": 2}, [1, 3, 5]),
+    "manual with two optimizers": ("Manual", {"max_steps": 12}, [1, 2, 3, 4, 5]),
+    "dataloader_iter": ("Iterating", {}, [1, 2, 3, 4, 5]),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("case", CASES)
+def test_rows_stand_at_the_step_of_the_loss_in_every_logger(tmp_path, of, case):
+    module, options, expected = CASES[case]
+    kinds = sparks.tree(of)
+    loggers = [kinds.CSVLogger(tmp_path), kinds.TensorBoardLogger(tmp_path)]
+    ours, _ = fit(tmp_path, module, of=of, logger=loggers, **options)
+    rows, losses = rows_and_losses(tmp_path)
+    assert rows == expected
+    assert losses == [*expected] if 0 not in losses else [0, *expected]
+    assert sparks.points(tmp_path, "perf/step_time") == expected
+    assert sparks.points(tmp_path, "loss") == losses
+    assert ours.summary.steps == ours.summary.step == 6
+    assert [row.step for row in records(tmp_path, Row)] == [number + 1 for number in expected]
+
+
+@pytest.mark.parametrize("module", ["Automatic", "Manual"])
+def test_a_skipped_batch_is_no_step_and_in_no_count(tmp_path, module):
+    kind = getattr(sparks.tree(), module)
+    # Batches 1, 2 | 4, 5, 6 | 8 to 13 are trained on, the others end their epoch.
+    ours, trainer = fit(
+        tmp_path, kind(skip=(3, 7)), logger=sparks.tree().CSVLogger(tmp_path), max_steps=-1, max_epochs=3
+    )
+    rows, losses = rows_and_losses(tmp_path)
+    assert losses == list(range(11))
+    assert rows == list(range(1, 11))
+    assert (ours.summary.steps, ours.summary.samples) == (11, 44)
+    assert [step["step"] for step in steps(tmp_path)] == list(range(1, 12))
+    assert trainer.fit_loop.epoch_loop._batches_that_stepped == 11
+
+
+def test_what_was_accumulated_before_a_skipped_batch_goes_into_the_next_step(tmp_path):
+    module = sparks.tree().Automatic(skip=(4,))  # 1, 2 | 3 and then the epoch is over | 5, 6 | 7, 8 | 9, 10
+    fit(tmp_path, module, accumulate_grad_batches=2, max_steps=4)
+    assert [step["samples"] for step in steps(tmp_path)] == [8, 12, 8, 8]
+
+
+@pytest.mark.filterwarnings("ignore:train_dataloader yielded None")
+def test_a_batch_that_is_none_is_no_step(tmp_path):
+    def collate(rows):
+        return None if rows[0].equal(sparks.Numbers()[8]) else torch.stack(rows)
+
+    ours = sparks.tree().PerfCallback()
+    trainer = sparks.trainer(tmp_path, ours, max_steps=-1, max_epochs=1)
+    trainer.fit(sparks.tree().Automatic(), sparks.loader(collate_fn=collate))
+    assert [(step["step"], step["samples"]) for step in steps(tmp_path)] == [(number, 4) for number in range(1, 6)]
+
+
+@BOTH
+@pytest.mark.parametrize("module", ["Automatic", "Manual", "Iterating"])
+def test_samples_are_exact_with_a_ragged_last_batch(tmp_path, of, module):
+    ours, _ = fit(tmp_path, module, of=of, rows=10, max_steps=-1, max_epochs=2)
+    assert [step["samples"] for step in steps(tmp_path)] == [4, 4, 2] * 2
+    assert (ours.summary.samples, ours.summary.tokens) == (20, None)
+
+
+def test_samples_are_exact_with_accumulation(tmp_path):
+    fit(tmp_path, rows=18, accumulate_grad_batches=2, max_steps=-1, max_epochs=2)
+    assert [step["samples"] for step in steps(tmp_path)] == [8, 8, 2] * 2
+
+
+def test_a_batch_counts_once_for_an_optimizer_that_runs_its_closure_many_times(tmp_path):
+    module = sparks.tree().Automatic()
+    module.configure_optimizers = lambda: torch.optim.LBFGS(module.parameters(), max_iter=4)
+    fit(tmp_path, module)
+    assert [step["samples"] for step in steps(tmp_path)] == [4] * 6
+
+
+@BOTH
+def test_the_opening_record_says_where_it_ran(tmp_path, of, capsys):
+    fit(tmp_path, of=of)
+    (run,) = records(tmp_path, Run)
+    assert (run.door, run.device, run.rank, run.world_size, run.step) == ("lightning", "cpu", 0, 1, 0)
+    assert run.versions[of] == sys.modules[of].__version__
+    output = capsys.readouterr().out
+    assert output.count("step time, stages and throughput on cpu") == output.count("6 steps, 5 of them") == 1
+
+
+def test_the_progress_bar_has_the_step_time_and_no_logger_has_it_twice(tmp_path, capsys):
+    logger = sparks.tree().CSVLogger(tmp_path)
+    bar = sparks.tree().callbacks.TQDMProgressBar()
+    _, trainer = fit(tmp_path, "Automatic", bar, logger=logger, enable_progress_bar=True)
+    assert trainer.progress_bar_metrics["perf/step_time"] > 0
+    assert "perf/step_time=" in capsys.readouterr().out
+    assert rows_and_losses(tmp_path)[0] == [1, 2, 3, 4, 5]
+
+
+@BOTH
+def test_validation_and_checkpoint_are_in_no_step(tmp_path, of):
+    save = sparks.tree(of).callbacks.ModelCheckpoint(every_n_train_steps=3, save_top_k=-1, dirpath=tmp_path)
+    ours, _ = fit(
+        tmp_path,
+        "Automatic",
+        save,
+        of=of,
+        val=sparks.loader(4),
+        val_check_interval=2,
+        enable_checkpointing=True,
+        max_steps=7,
+        rows=40,
+    )
+    excluded = {step["step"]: step["excluded"] for step in steps(tmp_path) if step["excluded"]}
+    assert excluded == {1: "first", 3: "evaluation", 4: "checkpoint", 5: "evaluation", 7: "checkpoint"}
+    spans = [(span.kind, span.step) for span in records(tmp_path, Span)]
+    assert spans == [("evaluation", 2), ("checkpoint", 3), ("evaluation", 4), ("checkpoint", 6), ("evaluation", 6)]
+    assert ours.summary.included_steps == 2
+
+
+@pytest.mark.parametrize("what", ["validate", "test", "predict"])
+def test_without_a_fit_nothing_happens(tmp_path, what, capsys):
+    class Module(sparks.tree().Automatic):
+        def test_step(self, batch):
+            return None
+
+        def predict_step(self, batch):
+            return self.net(batch)
+
+    ours = sparks.tree().PerfCallback()
+    trainer = sparks.trainer(tmp_path, ours)
+    getattr(trainer, what)(Module(), sparks.loader())
+    assert ours.summary is None
+    assert not (tmp_path / "perf_callbacks").exists()
+    assert "perf_callbacks" not in capsys.readouterr().out
+
+
+def test_a_fit_of_one_batch_says_so(tmp_path):
+    ours, _ = fit(tmp_path, fast_dev_run=True)
+    assert (ours.summary.steps, ours.summary.included_steps) == (1, 0)
+
+
+def test_a_fit_that_has_nothing_to_do_leaves_nothing(tmp_path):
+    ours, _ = fit(tmp_path, limit_train_batches=0)
+    assert ours.summary is None
+
+
+def test_batches_that_are_repeated_on_purpose_count_each_time(tmp_path):
+    fit(tmp_path, overfit_batches=2, max_steps=6)
+    assert [step["samples"] for step in steps(tmp_path)] == [4] * 6
+
+
+def test_loaders_that_are_made_anew_and_have_no_length(tmp_path):
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(sparks.Numbers(10)[index] for index in range(10))
+
+    ours = sparks.tree().PerfCallback()
+    trainer = sparks.trainer(tmp_path, ours, max_steps=-1, max_epochs=2, reload_dataloaders_every_n_epochs=1)
+    module = sparks.tree().Automatic()
+    module.train_dataloader = lambda: torch.utils.data.DataLoader(Stream(), batch_size=4)
+    trainer.fit(module)
+    assert [step["samples"] for step in steps(tmp_path)] == [4, 4, 2] * 2
+
+
+def test_of_two_callbacks_only_the_first_measures(tmp_path, caplog):
+    second = sparks.tree().PerfCallback()
+    first, _ = fit(tmp_path, "Automatic", second)
+    assert (first.summary.steps, second.summary) == (6, None)
+    assert len(records(tmp_path, Run)) == 1
+    assert said(caplog) == ["perf_callbacks: another PerfCallback measures this trainer, this one does nothing."]
+
+
+def test_where_the_first_is_off_the_second_measures(tmp_path, caplog):
+    kinds = sparks.tree()
+    off, on = kinds.PerfCallback(PerfConfig(enabled=False)), kinds.PerfCallback()
+    sparks.trainer(tmp_path, off, on).fit(kinds.Automatic(), sparks.loader())
+    assert (off.summary, on.summary.steps) == (None, 6)
+    assert said(caplog) == []
+
+
+def test_a_trainer_within_a_fit_is_measured_by_its_own_callback(tmp_path):
+    kinds = sparks.tree()
+
+    class Within(kinds.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if trainer.global_step == 3:
+                self.inner, _ = fit(tmp_path / "inner", max_steps=2)
+
+    within = Within()
+    ours, _ = fit(tmp_path / "outer", "Automatic", within)
+    assert (ours.summary.steps, within.inner.summary.steps) == (6, 2)
+    assert [step["samples"] for step in steps(tmp_path / "outer")] == [4] * 6
+
+
+def test_a_callback_that_joins_late_is_not_left_out_of_the_start(tmp_path):
+    kinds, seen = sparks.tree(), []
+
+    class Late(kinds.Callback):
+        def on_train_start(self, trainer, pl_module):
+            seen.append("start")
+
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            seen.append(batch_idx)
+
+    class Inviting(kinds.Callback):
+        def on_train_start(self, trainer, pl_module):
+            trainer.callbacks.append(Late())
+
+    _, trainer = fit(tmp_path, "Automatic", Inviting(), max_steps=2)
+    assert seen == ["start", 0, 1]
+    assert [type(callback).__name__ for callback in trainer.callbacks] == ["PerfCallback", "Inviting", "Late"]
+    assert type(trainer.callbacks) is list
+
+
+@BOTH
+def test_the_callback_can_be_sent_to_another_process_before_and_during_a_fit(tmp_path, of):
+    kinds, copies = sparks.tree(of), []
+
+    class Sending(kinds.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            copies.append(pickle.loads(pickle.dumps(trainer.callbacks[0])))
+            copies.append(copy.deepcopy(trainer.callbacks[0]))
+            torch.save(pl_module.state_dict(), io.BytesIO())
+
+    copies.append(pickle.loads(pickle.dumps(kinds.PerfCallback(PerfConfig(gc_interval=11)))))
+    fit(tmp_path, "Automatic", Sending(), of=of, max_steps=2)
+    assert {type(one) for one in copies} == {kinds.PerfCallback}
+    assert copies[0]._settings.config.gc_interval == 11
+    assert [one.summary for one in copies] == [None] * 5
+    sparks.trainer(tmp_path, copies[1], of=of).fit(kinds.Automatic(), sparks.loader())
+    assert copies[1].summary.steps == 6
+
+
+def test_a_logger_that_fails_for_us_costs_the_measuring_and_not_the_run(tmp_path, caplog):
+    class Choosy(sparks.tree().CSVLogger):
+        def log_metrics(self, metrics, step=None):
+            if "perf/step_time" in metrics:
+                raise StopIteration
+            super().log_metrics(metrics, step)
+
+    ours, trainer = fit(tmp_path, logger=Choosy(tmp_path))
+    assert trainer.global_step == 6
+    assert ours.summary.failure == "StopIteration"
+    assert said(caplog) == ["perf_callbacks stopped measuring, training goes on: StopIteration."]
+
+
+def test_turned_off_it_does_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("PERF_CALLBACKS", "0")
+    ours, _ = fit(tmp_path)
+    assert ours.summary is None
+    assert not (tmp_path / "perf_callbacks").exists()
+
+
+def test_the_summary_grows_during_the_run(tmp_path):
+    seen = []
+
+    class Asking(sparks.tree().Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            seen.append(trainer.callbacks[0].summary.steps)
+
+    ours, _ = fit(tmp_path, "Automatic", Asking())
+    assert seen == [1, 2, 3, 4, 5, 6]
+    assert records(tmp_path, Summary) == [ours.summary]

@@ -1,0 +1,323 @@
+"""However a fit ends, and whatever breaks in us: everything is as it was, and training never notices."""
+
+import gc
+import inspect
+import itertools
+import logging
+import pkgutil
+import signal
+
+import pytest
+import sparks
+import tiny
+
+from perf_callbacks.core.records import Run, Steps, Summary, attempts
+from perf_callbacks.host.journal import read
+from perf_callbacks.host.recorder import describe
+
+HOOKS = (
+    "setup",
+    "on_fit_start",
+    "on_sanity_check_start",
+    "on_train_start",
+    "on_train_epoch_start",
+    "on_train_batch_start",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_train_batch_end",
+    "on_validation_start",
+    "on_validation_batch_end",
+    "on_validation_end",
+    "on_save_checkpoint",
+    "on_train_epoch_end",
+    "on_train_end",
+    "on_fit_end",
+    "teardown",
+)
+METHODS = {
+    "setup of the module": lambda fit: (fit.module, "setup"),
+    "configure_optimizers": lambda fit: (fit.module, "configure_optimizers"),
+    "on_train_start of the module": lambda fit: (fit.module, "on_train_start"),
+    "on_train_epoch_start of the module": lambda fit: (fit.module, "on_train_epoch_start"),
+    "the collator": lambda fit: (fit.loader, "collate_fn"),
+    "transfer_batch_to_device": lambda fit: (fit.module, "transfer_batch_to_device"),
+    "training_step": lambda fit: (fit.module, "training_step"),
+    "the backward": lambda fit: (fit.module, "backward"),
+    "clipping": lambda fit: (fit.module, "configure_gradient_clipping"),
+    "optimizer_step": lambda fit: (fit.module, "optimizer_step"),
+    "optimizer_zero_grad": lambda fit: (fit.module, "optimizer_zero_grad"),
+    "lr_scheduler_step": lambda fit: (fit.module, "lr_scheduler_step"),
+    "validation_step": lambda fit: (fit.module, "validation_step"),
+    "save_checkpoint": lambda fit: (fit.trainer.strategy, "save_checkpoint"),
+    "on_train_end of the module": lambda fit: (fit.module, "on_train_end"),
+}
+PLACES = (*HOOKS, *METHODS)
+BEFORE_US = {"setup", "on_fit_start", "on_sanity_check_start", "on_train_start", "setup of the module"}
+BEFORE_US |= {"configure_optimizers"}
+AFTER_US = {"on_fit_end", "teardown", "on_train_end of the module"}
+ERRORS = (RuntimeError("no more"), KeyboardInterrupt(), SystemExit(3))
+EARLY = BEFORE_US | {"on_train_start of the module", "on_train_epoch_start", "on_train_epoch_start of the module"}
+
+
+class Bomb:
+    """Raises at one place once it is reached in the third step, or wherever it is reached first after that."""
+
+    def __init__(self, place, error, *, loud):
+        self.place, self.error, self.loud, self.armed = place, error, loud, True
+        if place in HOOKS:
+            setattr(self, place, self.explode)
+
+    def explode(self, *_args, **_kwargs):
+        early = self.fit.trainer.global_step < 2 and self.place not in EARLY
+        if self.armed and not early:
+            raise self.error
+
+    def on_exception(self, *_):
+        if self.loud:
+            raise ValueError("and I fail as well")
+
+    def put(self, fit):
+        self.fit = fit
+        if self.place in METHODS:
+            owner, name = METHODS[self.place](fit)
+            inner, explode = getattr(owner, name), self.explode
+
+            def call(*args, **kwargs):
+                explode()
+                return inner(*args, **kwargs)
+
+            object.__setattr__(owner, name, call)
+
+
+class Saving:
+    """Saves a checkpoint every second step."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.global_step % 2 == 0 and batch_idx % 2:
+            trainer.save_checkpoint(f"{trainer.default_root_dir}/saved.ckpt")
+
+
+class Collecting:
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        gc.collect(0)
+
+
+class Losses:
+    def __init__(self):
+        self.losses = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.losses.append(outputs["loss"].item())
+
+
+@pytest.fixture(autouse=True)
+def _interruptible():
+    """After one interrupt, Lightning ignores the next."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+class Fit:
+    """A trainer of either import tree, with others' callbacks around ours."""
+
+    def __init__(self, directory, *callbacks, of="lightning", **options):
+        kinds = sparks.tree(of)
+        self.callbacks = [self.of(kinds, one) for one in callbacks]
+        self.ours = next(one for one in self.callbacks if isinstance(one, kinds.PerfCallback))
+        self.module, self.loader = kinds.Automatic(), sparks.loader(32)
+        self.trainer = sparks.trainer(
+            directory,
+            *self.callbacks,
+            of=of,
+            **{"max_steps": 4, "accumulate_grad_batches": 2, "val_check_interval": 4, "limit_val_batches": 1} | options,
+        )
+
+    @staticmethod
+    def of(kinds, one):
+        """A callback of the tree that the trainer is of."""
+        if one == "ours":
+            return kinds.PerfCallback()
+        if isinstance(one, kinds.Callback):
+            return one
+        one.__class__ = type(type(one).__name__, (type(one), kinds.Callback), {})
+        return one
+
+    def run(self):
+        self.trainer.fit(self.module, self.loader, sparks.loader(4))
+
+
+def belongings(fit):
+    """What could be seen of us afterwards: methods put on objects, callbacks, what the collector is set to."""
+    trainer, loop = fit.trainer, fit.trainer.fit_loop
+    owners = [trainer, loop, loop.epoch_loop, loop.epoch_loop.val_loop, loop.epoch_loop.automatic_optimization]
+    owners += [trainer.strategy, trainer.precision_plugin, fit.module, fit.loader]
+    methods = {
+        f"{type(owner).__name__}.{name}": value
+        for owner in owners
+        for name, value in vars(owner).items()
+        if inspect.isroutine(value)
+    }
+    collector = (gc.isenabled(), gc.get_threshold(), list(gc.callbacks))
+    return methods | {"callbacks": [id(one) for one in trainer.callbacks if one], "collector": collector}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore:Detected KeyboardInterrupt")
+@pytest.mark.parametrize("loud", [False, True], ids=["", "and another callback fails in on_exception"])
+@pytest.mark.parametrize("turn", range(3))
+@pytest.mark.parametrize("place", PLACES)
+def test_after_an_exception_everything_is_as_before_and_the_next_fit_is_measured(tmp_path, place, turn, loud):
+    error, number = ERRORS[turn], turn + PLACES.index(place)
+    bomb = Bomb(place, error, loud=loud)
+    others = [Saving(), bomb, "ours"] if number % 2 or loud else [Saving(), "ours", bomb]
+    of = [*sparks.FRAMEWORKS][number % 2]
+    fit = Fit(tmp_path, *others, of=of)
+    bomb.put(fit)
+    before = belongings(fit)
+
+    expected = ValueError if loud else SystemExit if isinstance(error, KeyboardInterrupt) else type(error)
+    with pytest.raises(expected):
+        fit.run()
+    assert belongings(fit) == before
+
+    journal = tmp_path / "perf_callbacks" / "rank0.jsonl"
+    if place in BEFORE_US:
+        assert not journal.exists()
+    else:
+        records = [entry.record for entry in attempts(read(journal))[0]]
+        assert [type(record) for record in records if isinstance(record, Run | Summary)] == [Run, Summary]
+        assert isinstance(records[-1], Summary)
+        assert sum(len(record.step) for record in records if isinstance(record, Steps)) == records[-1].steps
+        ended = place in AFTER_US or (place == "on_train_end" and others[-1] is bomb)
+        assert records[-1].failure == (None if ended else describe(error))
+
+    bomb.armed = bomb.loud = False
+    again = Fit(tmp_path / "again", fit.ours, of=of)
+    again.run()
+    assert again.ours is fit.ours
+    assert (again.ours.summary.steps, again.ours.summary.failure) == (4, None)
+
+
+def test_a_second_fit_after_an_exception_goes_on_in_the_same_trainer(tmp_path):
+    bomb = Bomb("training_step", RuntimeError("no more"), loud=False)
+    fit = Fit(tmp_path, "ours", bomb)
+    bomb.put(fit)
+    with pytest.raises(RuntimeError, match="no more"):
+        fit.run()
+    bomb.armed = False
+    fit.run()
+    assert fit.trainer.global_step == fit.ours.summary.step == 4
+    assert fit.ours.summary.failure is None
+
+
+def test_what_nobody_tells_us_of_is_put_back_by_the_next_fit(tmp_path, monkeypatch):
+    monkeypatch.setattr("perf_callbacks.host.watch.exits", lambda *_, **__: None)
+    bomb = Bomb("training_step", RuntimeError("no more"), loud=True)
+    fit = Fit(tmp_path, bomb, "ours")
+    bomb.put(fit)
+    before = belongings(fit)
+    with pytest.raises(ValueError, match="and I fail as well"):
+        fit.run()
+    assert belongings(fit) != before
+    bomb.armed = bomb.loud = False
+    fit.run()
+    assert belongings(fit) == before
+    (summary,) = tiny.records(tmp_path, Summary, attempt=0)
+    assert summary.failure == "another fit began"
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_start", "on_train_batch_end", "on_train_epoch_end"])
+def test_a_stop_iteration_of_another_callback_does_what_it_did_without_us(tmp_path, hook):
+    def stop(trainer, *_args, **_kwargs):
+        if trainer.global_step == 2:
+            raise StopIteration
+
+    def fit(directory, *callbacks):
+        stopper = sparks.tree().Callback()
+        setattr(stopper, hook, stop)
+        trainer = sparks.trainer(directory, *callbacks, stopper, max_steps=-1, max_epochs=2)
+        trainer.fit(sparks.tree().Automatic(), sparks.loader(12))
+        return trainer.global_step, trainer.current_epoch, trainer.fit_loop.epoch_loop._batches_that_stepped
+
+    assert fit(tmp_path / "with", sparks.tree().PerfCallback()) == fit(tmp_path / "without")
+
+
+def outcome(fit, losses):
+    """What training came to, to the last bit."""
+    return losses.losses, {name: value.numpy().tobytes() for name, value in fit.module.state_dict().items()}
+
+
+def around_ours(directory, **options):
+    losses = Losses()
+    fit = Fit(directory, Collecting(), Saving(), losses, "ours", **options)
+    before = belongings(fit)
+    fit.run()
+    assert belongings(fit) == before
+    return outcome(fit, losses), fit
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    losses = Losses()
+    fit = Fit(tmp_path_factory.mktemp("undisturbed"), Collecting(), Saving(), losses, "ours")
+    fit.ours.enabled = False
+    fit.run()
+    return outcome(fit, losses)
+
+
+FAULTS = {
+    "core.engine": "Engine.start Engine.stop",
+    "core.engine.Engine": "mark batch pause begin_span end_span end_step collect flush row amounts summary",
+    "core.batches.BatchReader": "read",
+    "core.ledger.Ledger": "take_row",
+    "core.ratios": "metrics",
+    "host.recorder": "opening earlier",
+    "host.recorder.Recorder": "__init__",
+    "host.watch": "stages spans exits",
+    "host.journal": "encode",
+    "host.journal.FileJournal": "__init__ write flush close",
+    "host.garbage.GcObserver": "install",
+    "host.patches.Patches": "replace method",
+    "host.device": "timeline",
+    "report.text": "opening closing",
+    "_lightning": "steps_done _first _Afterwards _Meanwhile TrainerWatch",
+    "_lightning.LightningHooks": "_log _place _last_state",
+    "_lightning_watch": "steps_done",
+    "_lightning_watch.TrainerWatch": "install end_batch end_step _take _fetch _optimizer_step _settle",
+}
+
+
+def warnings(caplog):
+    return [
+        record for record in caplog.records if record.name == "perf_callbacks" and record.levelno >= logging.WARNING
+    ]
+
+
+@pytest.mark.parametrize("first", [0, 1, 4], ids=["at once", "the second time", "later"])
+@pytest.mark.parametrize("part", [f"{owner}.{name}" for owner, names in FAULTS.items() for name in names.split()])
+def test_a_part_of_ours_that_breaks_costs_one_warning_and_nothing_else(  # noqa: PLR0917 fixtures
+    tmp_path, monkeypatch, caplog, undisturbed, part, first
+):
+    inner, calls = pkgutil.resolve_name(f"perf_callbacks.{part}"), itertools.count()
+
+    def broken(*args, **kwargs):
+        if next(calls) >= first:
+            raise StopIteration("a bug of ours")
+        return inner(*args, **kwargs)
+
+    monkeypatch.setattr(f"perf_callbacks.{part}", broken)
+    found, _ = around_ours(tmp_path)
+    assert found == undisturbed
+    reached = next(calls) > first
+    assert reached or first
+    assert ["a bug of ours" in record.getMessage() for record in warnings(caplog)] == [True] * reached
+
+
+@pytest.mark.parametrize("of", sparks.FRAMEWORKS)
+def test_measuring_changes_no_bit_of_what_training_comes_to(tmp_path, caplog, undisturbed, of):
+    found, fit = around_ours(tmp_path, of=of)
+    assert found == undisturbed
+    assert fit.ours.summary.steps == 4
+    assert warnings(caplog) == []
