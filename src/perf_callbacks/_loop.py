@@ -2,6 +2,7 @@
 
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
@@ -11,6 +12,7 @@ from torch import nn
 
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.host import watch
+from perf_callbacks.host.patches import Patches
 from perf_callbacks.host.recorder import Recorder
 
 B = TypeVar("B")
@@ -44,7 +46,9 @@ class LoopWatch:
             optimizer.register_step_post_hook(self._end_step).remove,
         )
         watch.stages(recorder, optimizer, "zero_grad", Stage.OPTIMIZER)
-        recorder.patches.replace(torch.autograd, "backward", self._backward)
+        everywhere = Patches()  # taken back as well when nobody closes us: this one is not on an object of the user's
+        everywhere.replace(torch.autograd, "backward", self._backward)
+        recorder.patches.add(weakref.finalize(self, everywhere.restore))
         self._watch_compiled(recorder)
 
     def turn(self, stage: Stage) -> None:
@@ -78,13 +82,18 @@ class LoopWatch:
             self._spans -= 1
             self.recorder.end_span()
 
-    def call(self) -> None:
-        """The model is being called."""
+    def call(self, model: nn.Module) -> None:
+        """A model is being called."""
         if self._backwards or threading.get_ident() != self._thread:  # checkpointing runs it again in the backward
             return
-        if self._model.training or torch.is_grad_enabled() or self._spans:
+        if model.training or torch.is_grad_enabled() or self._spans:
             self.turn(_FORWARD)
-        elif not self._evaluating:
+        else:
+            self.evaluate()
+
+    def evaluate(self) -> None:
+        """An evaluation was seen to begin, or to go on."""
+        if not self._evaluating:
             self._evaluating = True
             self.recorder.begin_span("evaluation")
 
@@ -101,20 +110,32 @@ class LoopWatch:
 
     def _backward(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         """`torch.autograd.backward`, which `Tensor.backward` calls. Reentrant checkpointing calls it from inside."""
+        reference = weakref.ref(self)
 
         @functools.wraps(inner)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self._backwards or threading.get_ident() != self._thread:
+            watching = reference()
+            if watching is None or not watching.begin_backward():
                 return inner(*args, **kwargs)
-            self._backwards += 1
-            self.turn(_BACKWARD)
             try:
                 return inner(*args, **kwargs)
             finally:
-                self._backwards = 0
-                self.recorder.enter(_OPTIMIZER if self._optimizing else _UNDECIDED)
+                watching.end_backward()
 
         return call
+
+    def begin_backward(self) -> bool:
+        """A backward begins; whether it is one of this loop's, and the outermost."""
+        if self._backwards or threading.get_ident() != self._thread:
+            return False
+        self._backwards += 1
+        self.turn(_BACKWARD)
+        return True
+
+    def end_backward(self) -> None:
+        """It is over."""
+        self._backwards = 0
+        self.recorder.enter(_OPTIMIZER if self._optimizing else _UNDECIDED)
 
     def _watch_compiled(self, recorder: Recorder) -> None:
         """A module that is compiled in place traces its hooks away, so that they are never called."""
@@ -122,7 +143,7 @@ class LoopWatch:
         def make(inner: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(inner)
             def call(*args: Any, **kwargs: Any) -> Any:
-                self.call()
+                self.call(self._model)
                 return inner(*args, **kwargs)
 
             return call
@@ -168,7 +189,7 @@ class _ModelHook:
 
     def __call__(self, module: nn.Module, _args: object) -> None:
         if id(module) == self._model and not torch.compiler.is_compiling():
-            self._watching.call()
+            self._watching.call(module)
 
     def __deepcopy__(self, memo: object) -> Callable[..., None]:
         return functools.partial(dict.get, {})
