@@ -45,14 +45,20 @@ class AcceleratedWatch(LoopWatch):
     training mode belongs to an evaluation, until a batch to train on is fetched, or a model trained.
     """
 
-    def __init__(self, recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        before: tuple[object, Batch] | None = None,
+    ) -> None:
         super().__init__(recorder, model, optimizer)
         self._models = [model]
         self._trained: set[int] = set()  # models that were called in training
         self._compilations: dict[int, object] = {}
         self._reader = BatchReader()
         self._pending: dict[int, deque[Batch]] = {}  # by loader
-        self._doubtful: tuple[int, Batch] | None = None
+        self._doubtful = before  # the last batch that seemed to be for an evaluation, and its loader
         self._learned = False
         self._always: set[int] = set()  # loaders that models in evaluation mode are trained from
 
@@ -136,7 +142,7 @@ class AcceleratedWatch(LoopWatch):
             return
         self._backwards = self._optimizing = 0
         if self._evaluating:
-            self._doubtful = (id(loader), found)
+            self._doubtful = loader, found
             return
         if self._learned:  # what was not trained on by now was skipped
             self._learned = False
@@ -166,7 +172,7 @@ class AcceleratedWatch(LoopWatch):
         doubtful, self._doubtful = self._doubtful, None
         batches = [waiting.pop() for waiting in self._pending.values() if waiting]
         if not batches and doubtful is not None:
-            self._always.add(doubtful[0])
+            self._always.add(id(doubtful[0]))
             batches = [doubtful[1]]
         for batch in batches:
             self.recorder.batch(batch)
