@@ -3,6 +3,7 @@
 import functools
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -42,6 +43,17 @@ def fails_open(method: "Callable[Concatenate[Fits, P], T]") -> "Callable[Concate
     return call
 
 
+class _Recorder(Recorder):
+    """One that says whether it failed, at its very end too."""
+
+    broken = False
+
+    def fail(self, error: Exception) -> None:
+        """Something of ours went wrong."""
+        self.broken = True
+        super().fail(error)
+
+
 class Fits:
     """Measures what an accelerator trains, from the first batch or backward of training on."""
 
@@ -61,8 +73,9 @@ class Fits:
         self._before: tuple[object, Batch] | None = None
         self._prepared = Prepared(self)
         self._watch: AcceleratedWatch | None = None
-        self.recorder: Recorder | None = None
+        self.recorder: _Recorder | None = None
         """Of the current fit, or the last one."""
+        self._untold: Recorder | None = None
         self.patches = Patches()
         """What was changed for as long as it is attached."""
         self.attached = settings.config.enabled
@@ -109,7 +122,7 @@ class Fits:
         if self._watch is not None or not models or not optimizers:
             return
         self._take_over(optimizers[0])
-        self.recorder = recorder = Recorder(self._settings, self._place(self._carried))
+        self.recorder = self._untold = recorder = _Recorder(self._settings, self._place(self._carried))
         recorder.patches.add(functools.partial(self._ended, recorder))
         self._watch = watching = AcceleratedWatch(recorder, models[0], optimizers[0], self._before)
         if recorder.active:
@@ -141,15 +154,15 @@ class Fits:
     @fails_open
     def load(self, directory: Path) -> None:
         """A checkpoint was loaded from there: training goes on from another point, in a fit of its own."""
-        if self._watch is not None:
-            self._watch.recorder.close()
+        self._end()
         self._carried = counters.read(directory, self._accelerator.process_index)
         self._state = dict(self._carried)
 
     @fails_open
     def free(self) -> None:
         """What was trained is let go of; what is prepared next is a fit of its own."""
-        self._finish()
+        self._end()
+        self._tell()
         self._carried = self._before = None
         self._prepared.forget()
 
@@ -161,7 +174,9 @@ class Fits:
                 "perf_callbacks measured nothing: call attach(accelerator) before accelerator.prepare(...), and "
                 "prepare the model and its optimizer with that accelerator."
             )
-        self._finish(failure)
+        self._end(failure)
+        if failure is None:
+            self._tell()
         self._detach()
 
     def fail(self, error: Exception) -> None:
@@ -170,15 +185,21 @@ class Fits:
             self.recorder.fail(error)
         else:
             log.warning("perf_callbacks could not begin, training goes on: %s.", describe(error), exc_info=error)
-        self._detach()
+        with suppress(Exception):  # it has been said that something is wrong
+            self._detach()
 
-    def _finish(self, failure: str | None = None) -> None:
-        if self._watch is None:
+    def _end(self, failure: str | None = None) -> None:
+        if self.recorder is None:
             return
-        recorder = self._watch.recorder
-        recorder.close(failure)
-        if failure is None and recorder.run.rank == 0 and recorder.summary is not None:
-            print(text.closing(recorder.summary))  # noqa: T201 what a person sees
+        self.recorder.close(failure)
+        if self.recorder.broken:
+            self._detach()
+
+    def _tell(self) -> None:
+        """The last fit, as a person sees it."""
+        untold, self._untold = self._untold, None
+        if untold is not None and untold.run.rank == 0 and untold.summary is not None:
+            print(text.closing(untold.summary))  # noqa: T201 what a person sees
 
     def _ended(self, recorder: Recorder) -> None:
         """A recorder has closed. After a failure there is no other."""
