@@ -71,7 +71,7 @@ class AcceleratedWatch(LoopWatch):
         elif isinstance(prepared, torch.optim.Optimizer):
             self._add_optimizer(getattr(prepared, "optimizer", prepared))
         elif hasattr(prepared, "get_last_lr"):
-            watch.stages(self.recorder, prepared, "step", _OPTIMIZER)
+            self.recorder.patches.replace(prepared, "step", functools.partial(self._schedule, prepared))
 
     def _add_model(self, model: nn.Module) -> None:
         self._models.append(model)
@@ -176,6 +176,21 @@ class AcceleratedWatch(LoopWatch):
             batches = [doubtful[1]]
         for batch in batches:
             self.recorder.batch(batch)
+
+    def _schedule(self, scheduler: Any, inner: Callable[..., Any]) -> Callable[..., Any]:
+        """A scheduler's step, which does nothing between the micro-batches of one step."""
+
+        @functools.wraps(inner)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not getattr(getattr(scheduler, "gradient_state", None), "sync_gradients", True):
+                return inner(*args, **kwargs)
+            before = self.recorder.enter(_OPTIMIZER)
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                self.recorder.enter(before)
+
+        return call
 
     def _checkpoint(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(inner)

@@ -2,8 +2,12 @@
 
 import copy
 import gc
+import os
 import pickle
-from contextlib import nullcontext
+import signal
+import subprocess
+import sys
+from contextlib import nullcontext, suppress
 
 import pytest
 import torch
@@ -454,6 +458,80 @@ def test_a_loop_that_only_evaluates_leaves_no_journal(tmp_path, prepare):
     perf.close("only looking")
     assert perf.summary is None
     assert records_or_nothing(tmp_path) == []
+
+
+RANK = """
+import sys
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader
+from perf_callbacks.accelerate import attach
+
+class Tracker:
+    name = "printed"
+    main_process_only = True
+
+    def log(self, values, step=None, **_):
+        print(step, *sorted(values))
+
+    def finish(self):
+        print("finished")
+
+torch.set_num_threads(1)
+accelerator = Accelerator(gradient_accumulation_steps=2)
+accelerator.trackers = [Tracker()]
+attach(accelerator)
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(torch.ones(26, 8), batch_size=2)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for number, batch in enumerate(loader, 1):
+    with accelerator.accumulate(model):
+        accelerator.backward(model(batch).mean())
+        optimizer.step()
+        optimizer.zero_grad()
+    if accelerator.sync_gradients:
+        accelerator.log({"loss": 1.0}, step=number)
+accelerator.save_state("checkpoint")
+accelerator.end_training()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+def test_each_of_two_ranks_has_a_journal_and_the_first_logs(tmp_path):
+    (tmp_path / "train.py").write_text(RANK)
+    environ = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    if sys.platform == "linux":
+        environ |= {"GLOO_SOCKET_IFNAME": "lo"}
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "train.py"],
+        cwd=tmp_path,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        printed, _ = launcher.communicate(timeout=120)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.wait()
+    assert launcher.returncode == 0, printed
+    # 13 batches between two ranks: the shorter one gets rows of the first batch once more
+    rows = [line.split() for line in printed.splitlines() if line[:2].strip().isdigit()]
+    assert [row[0] for row in rows] == ["2", "4", "6", "7"]
+    assert "perf/samples_per_second_per_device" in rows[-1]
+    assert "perf/samples_per_second" not in rows[-1]
+    assert printed.count("perf_callbacks: 4 steps") == 1
+    for rank in range(2):
+        (run,) = records(tmp_path, Run, rank=rank)
+        assert (run.rank, run.world_size) == (rank, 2)
+        assert [step["samples"] for step in steps(tmp_path, rank=rank)] == [4, 4, 4, 2]
+        assert (tmp_path / "checkpoint" / f"perf_callbacks_{rank}.json").is_file()
 
 
 def records_or_nothing(directory):
