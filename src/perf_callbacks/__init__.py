@@ -1,7 +1,7 @@
 """Measure what a PyTorch training run does with its time, from inside the run.
 
 Nothing here imports torch or a framework. The doors are modules of their own: `perf_callbacks.transformers` for the
-Hugging Face `Trainer`, `perf_callbacks.loop` for a plain PyTorch loop.
+Hugging Face `Trainer`, `perf_callbacks.accelerate` for a loop with Accelerate, `perf_callbacks.loop` for a plain loop.
 """
 
 from typing import TYPE_CHECKING, Any

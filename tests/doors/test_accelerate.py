@@ -311,6 +311,27 @@ class Twofold(nn.Module):
         return self.linear(inputs)
 
 
+@pytest.mark.parametrize("way", ["before", "after", "by accelerate"])
+def test_the_call_of_a_compiled_model_is_forward_and_its_evaluation_is_seen(tmp_path, way):
+    torch._dynamo.reset()
+    accelerator = an_accelerator(tmp_path, **({"dynamo_backend": "eager"} if way == "by accelerate" else {}))
+    with attach(accelerator):
+        model = Twofold()
+        if way == "before":
+            model.compile(backend="eager")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(torch.ones(8, 4), batch_size=2))
+        if way == "after":
+            model.compile(backend="eager")
+        for inputs in loader:
+            accelerator.backward(model(inputs).mean())
+            optimizer.step()
+        with torch.no_grad():
+            model.eval()(torch.ones(2, 4))
+    assert all(step["forward_time"] > 0 for step in steps(tmp_path))
+    assert [(span.kind, span.step) for span in records(tmp_path, Span)] == [("evaluation", 4)]
+
+
 def test_of_several_optimizers_the_first_that_was_prepared_counts(tmp_path):
     accelerator = an_accelerator(tmp_path)
     perf = attach(accelerator)
