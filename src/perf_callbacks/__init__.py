@@ -2,7 +2,7 @@
 
 Nothing here imports torch or a framework. The doors are modules of their own: `perf_callbacks.transformers` for the
 Hugging Face `Trainer`, `perf_callbacks.lightning` and `perf_callbacks.pytorch_lightning` for the Lightning `Trainer`,
-`perf_callbacks.loop` for a plain PyTorch loop.
+`perf_callbacks.accelerate` for a loop with Accelerate, `perf_callbacks.loop` for a plain PyTorch loop.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -20,13 +20,13 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import nn
 
-from perf_callbacks._loop import LoopWatch, MeasuredLoader
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.records import Summary
 from perf_callbacks.core.settings import resolve
 from perf_callbacks.host.place import Place
 from perf_callbacks.host.recorder import Recorder, describe, log
 from perf_callbacks.report import text
+from perf_callbacks.watching.loop import LoopWatch, MeasuredLoader
 
 __all__ = ["Measurement", "measure"]
 

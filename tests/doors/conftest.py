@@ -15,3 +15,17 @@ def _quick():
     yield
     gc.unfreeze()
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def accelerate_state():
+    """Accelerate keeps its state in the process."""
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    def reset():
+        for state in (AcceleratorState, GradientState, PartialState):
+            state._reset_state()
+
+    reset()
+    yield
+    reset()

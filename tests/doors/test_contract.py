@@ -5,10 +5,12 @@ import functools
 import pytest
 import sparks
 import torch
+from accelerated import an_accelerator
 from tiny import Tokens, llama, records, steps, trainer, training_arguments
 from torch.utils.data import DataLoader
 
 from perf_callbacks import PerfConfig, Summary
+from perf_callbacks.accelerate import attach
 from perf_callbacks.core.records import Row, Run, Span
 from perf_callbacks.loop import measure
 from perf_callbacks.transformers import PerfCallback
@@ -95,10 +97,38 @@ def through_lightning(directory, of="lightning", *, interrupted):
     return callback.summary
 
 
-def evaluate(model):
+def through_accelerator(directory, *, interrupted):
+    accelerator = an_accelerator(directory, gradient_accumulation_steps=ACCUMULATION)
+    perf = attach(accelerator)
+    model, data = llama(), DataLoader(Tokens(ROWS, (16, 5)), batch_size=BATCH, shuffle=True)
+    model, optimizer, loader, validation = accelerator.prepare(
+        model, torch.optim.AdamW(model.parameters()), data, DataLoader(Tokens(4), batch_size=BATCH)
+    )
+    done = 0
+    while done < STEPS:
+        for batch in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(**batch).loss)
+                optimizer.step()
+                optimizer.zero_grad()
+            if not accelerator.sync_gradients:
+                continue
+            done += 1
+            accelerator.log({"loss": 1.0}, step=done)
+            if interrupted and done % EVALUATE == 0:
+                evaluate(model, validation)
+            if interrupted and done % SAVE == 0:
+                accelerator.save_state(str(directory / "checkpoint"))
+            if done == STEPS:
+                break
+    accelerator.end_training()
+    return perf.summary
+
+
+def evaluate(model, loader=None):
     model.eval()
     with torch.no_grad():
-        for batch in DataLoader(Tokens(4), batch_size=BATCH):
+        for batch in loader or DataLoader(Tokens(4), batch_size=BATCH):
             model(**batch)
     model.train()
 
@@ -106,6 +136,7 @@ def evaluate(model):
 DOORS = {
     "transformers": through_trainer,
     "loop": through_loop,
+    "accelerate": through_accelerator,
     "lightning": through_lightning,
     "pytorch_lightning": functools.partial(through_lightning, of="pytorch_lightning"),
 }
@@ -124,6 +155,7 @@ DOORS = {
     ids=["undisturbed", "interrupted"],
 )
 @pytest.mark.parametrize("door", DOORS)
+@pytest.mark.usefixtures("accelerate_state")
 def test_the_same_script_leaves_the_same_records(tmp_path, door, interrupted, excluded, spans):
     summary = DOORS[door](tmp_path, interrupted=interrupted)
 

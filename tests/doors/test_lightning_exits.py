@@ -268,8 +268,9 @@ def undisturbed(tmp_path_factory):
 
 
 FAULTS = {
-    "core.engine": "Engine.start Engine.stop",
-    "core.engine.Engine": "mark batch pause begin_span end_span end_step collect flush row amounts summary",
+    "core.engine": "Engine.start Engine.turner Engine.stop",
+    "core.tape.Tape": "extend read",
+    "core.engine.Engine": "batch pause begin_span end_span end_step collect flush row amounts summary",
     "core.batches.BatchReader": "read",
     "core.ledger.Ledger": "take_row",
     "core.ratios": "metrics",
@@ -282,10 +283,10 @@ FAULTS = {
     "host.patches.Patches": "replace method",
     "host.device": "timeline",
     "report.text": "opening closing",
-    "_lightning": "steps_done _first _Afterwards _Meanwhile TrainerWatch",
-    "_lightning.LightningHooks": "_log _place _last_state",
-    "_lightning_watch": "steps_done",
-    "_lightning_watch.TrainerWatch": "install end_batch end_step _take _fetch _optimizer_step _settle",
+    "watching.lightning": "steps_done _first _Afterwards _Meanwhile TrainerWatch",
+    "watching.lightning.LightningHooks": "_log _place _last_state",
+    "watching.lightning_trainer": "steps_done",
+    "watching.lightning_trainer.TrainerWatch": "install end_batch end_step _take _fetch _optimizer_step _settle",
 }
 
 

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 from typing_extensions import assert_type
 
 from perf_callbacks import ConfigError, PerfConfig, Summary, __version__
+from perf_callbacks.accelerate import Attachment, attach
 from perf_callbacks.lightning import PerfCallback as LightningCallback
 from perf_callbacks.loop import Measurement, measure
 from perf_callbacks.pytorch_lightning import PerfCallback as PytorchLightningCallback
@@ -55,6 +56,14 @@ def refused() -> str:
         assert_type(error, ConfigError)
         return str(error)
     return ""
+
+
+def accelerated(accelerator: Any) -> None:
+    perf = attach(accelerator, PerfConfig(), resume={"step": 4})
+    assert_type(perf, Attachment)
+    assert_type(perf.summary, Summary | None)
+    assert_type(perf.state(), dict[str, Any])
+    perf.close()
 
 
 def loop(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -62,6 +62,8 @@ class BatchReader:
         try:
             known, masks = self.seen[tuple([(name, tensor.shape) for name, tensor in batch.items()])]
         except (AttributeError, KeyError):
+            if isinstance(batch, Batch):  # it was read before
+                return batch
             if _is_rows(batch):
                 return Batch(len(batch), None, None, ())
             batch = dict(_walk(batch))

@@ -35,7 +35,7 @@ class Place:
     versions: Mapping[str, str]
     """Of the frameworks."""
     carried: Mapping[str, Any] | None = None
-    """What `Recorder.state` was at the checkpoint that this fit goes on from."""
+    """What `Recorder.state` was at the checkpoint that this fit goes on from; empty if that doesn't say."""
     staged: bool = True
     """Whether the door sees the stages."""
 
@@ -65,12 +65,12 @@ def opening(settings: Settings, place: Place, timeline: str) -> Run:
 
 
 def earlier(place: Place) -> Amounts:
-    """What earlier attempts of this rank went through: nothing before step 0, unknown where no checkpoint says.
+    """What earlier attempts of this rank went through: nothing if there were none, unknown where no checkpoint says.
 
     A checkpoint may carry the counters of an older one: training went on without us in between.
     """
     carried = place.carried or {}
-    if place.step == 0:
+    if place.step == 0 and place.carried is None:
         return Amounts()
     if (carried.get("rank"), carried.get("step")) != (place.rank, place.step):
         return Amounts(samples=None, tokens=None)

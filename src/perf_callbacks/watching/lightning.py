@@ -9,13 +9,13 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 from tqdm import tqdm
 
-from perf_callbacks._lightning_watch import TrainerWatch, steps_done
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.records import Summary
 from perf_callbacks.core.settings import resolve
 from perf_callbacks.host.place import Place
 from perf_callbacks.host.recorder import Recorder, describe, log
 from perf_callbacks.report import text
+from perf_callbacks.watching.lightning_trainer import TrainerWatch, steps_done
 
 STATE_KEY = "perf_callbacks"
 """Where our counters stand in a checkpoint. Among those of the callbacks, two of us could not be told apart."""

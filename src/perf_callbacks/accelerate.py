@@ -1,0 +1,188 @@
+"""The door for a loop of one's own with Hugging Face Accelerate.
+
+from perf_callbacks.accelerate import attach
+
+accelerator = Accelerator(...)
+attach(accelerator)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+"""
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import accelerate  # type: ignore[import-untyped]
+from accelerate import Accelerator
+
+from perf_callbacks.core.config import PerfConfig
+from perf_callbacks.core.records import Summary
+from perf_callbacks.core.settings import resolve
+from perf_callbacks.host.place import Place
+from perf_callbacks.host.recorder import describe, log
+from perf_callbacks.watching.fits import TAKEN_OVER, Fits
+
+__all__ = ["Attachment", "attach"]
+
+ATTRIBUTE = "_perf_callbacks"
+"""Under this name an accelerator knows what is attached to it."""
+
+PREPARING = (
+    "prepare",
+    "prepare_model",
+    "prepare_optimizer",
+    "prepare_data_loader",
+    "prepare_scheduler",
+    "skip_first_batches",
+)
+"""What hands out something prepared."""
+
+PREPARED = ("_models", "_optimizers", "_schedulers", "_dataloaders")
+"""Where an accelerator keeps what it has prepared."""
+
+T = TypeVar("T")
+
+
+def attach(
+    accelerator: Accelerator, config: PerfConfig | None = None, *, resume: Mapping[str, Any] | None = None
+) -> "Attachment":
+    """Measure the loop that is run with this accelerator; nothing else in it changes.
+
+    Call it before `accelerator.prepare(...)`. A step ends where the first prepared optimizer really steps, so
+    accumulation and skipped steps are counted as they are. Metrics named `perf/*` join the values of each
+    `accelerator.log(...)`: they cover the steps since the one before.
+
+    Data is the time in `next` of any prepared loader, the copy to the device included. Forward begins with the call of
+    a prepared model and lasts until the backward, so it holds the loss. Optimizer holds clipping, the prepared
+    scheduler and `zero_grad`. What is fetched or called while the model is in evaluation mode is an evaluation, which
+    lasts until there is training again; `save_state`, `save_model`, `save` and `get_state_dict` are checkpoints.
+    Neither is part of any step, and the step in which one falls is in no row.
+
+    Measuring begins with the first batch or backward of training, and ends with `accelerator.end_training()`,
+    `free_memory()`, or `close()` of what is returned here. Everything is put back then. `save_state` and `load_state`
+    take the counters along.
+
+    Args:
+        accelerator: Whose loop to measure. Attached to before, the newcomer takes over.
+        config: What to measure; the environment overrules it.
+        resume: `state()` as it was saved, where checkpoints are not left to `save_state`.
+    """
+    return Attachment(accelerator, config, resume)
+
+
+class Attachment:
+    """What is attached to an accelerator."""
+
+    def __init__(
+        self, accelerator: Accelerator, config: PerfConfig | None = None, resume: Mapping[str, Any] | None = None
+    ) -> None:
+        settings = resolve(config, os.environ)
+        for remark in settings.remarks:
+            log.warning("perf_callbacks: %s", remark)
+        self._fits = Fits(settings, accelerator, functools.partial(_place, accelerator), resume)
+        if self._fits.attached:
+            try:
+                _install(accelerator, self._fits)
+            except Exception as error:  # noqa: BLE001 an observer never ends the run
+                self._fits.fail(error)
+
+    def __enter__(self) -> "Attachment":  # noqa: PYI034 Python 3.10 has no Self
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(None if error is None else describe(error))
+
+    @property
+    def summary(self) -> Summary | None:
+        """The current fit so far, or the last one. None before the first."""
+        return self._fits.recorder.summary if self._fits.recorder is not None else None
+
+    def state(self) -> dict[str, Any]:
+        """What to save with a checkpoint, for `attach(resume=…)`, where it is not left to `save_state`."""
+        return self._fits.state
+
+    def close(self, failure: str | None = None) -> None:
+        """Stop measuring and put everything back. Twice is once."""
+        self._fits.close(failure)
+
+
+def _install(accelerator: Accelerator, fits: Fits) -> None:
+    earlier = vars(accelerator).get(ATTRIBUTE)
+    if earlier is not None:
+        earlier.close(TAKEN_OVER)
+    setattr(accelerator, ATTRIBUTE, fits)
+    fits.patches.add(functools.partial(vars(accelerator).pop, ATTRIBUTE))
+    replace = functools.partial(fits.patches.replace, accelerator)
+    for name in PREPARING:
+        replace(name, functools.partial(_around, after=fits.see))
+    replace("backward", functools.partial(_around, before=fits.begin))
+    replace("log", functools.partial(_logging, fits))
+    replace("save_state", functools.partial(_noting, accelerator.register_save_state_pre_hook, fits.save))
+    replace("load_state", functools.partial(_noting, accelerator.register_load_state_pre_hook, fits.load))
+    for name in ("free_memory", "clear"):
+        replace(name, functools.partial(_around, before=fits.free))
+    replace("end_training", functools.partial(_around, before=fits.close))
+    for name in PREPARED:  # before we came
+        fits.see(tuple(getattr(accelerator, name, ())))
+
+
+def _around(
+    inner: Callable[..., T], *, before: Callable[[], object] = int, after: Callable[[T], object] = id
+) -> Callable[..., T]:
+    @functools.wraps(inner)
+    def call(*args: Any, **kwargs: Any) -> T:
+        before()
+        result = inner(*args, **kwargs)
+        after(result)
+        return result
+
+    return call
+
+
+def _logging(fits: Fits, inner: Callable[..., T]) -> Callable[..., T]:
+    """What the user logs, and what we have to say with it."""
+
+    @functools.wraps(inner)
+    def call(values: Any, *args: Any, **kwargs: Any) -> T:
+        metrics = fits.row() if isinstance(values, Mapping) else None
+        return inner({**values, **metrics, **values} if metrics else values, *args, **kwargs)
+
+    return call
+
+
+def _noting(register: Callable[..., Any], use: Callable[[Path], object], inner: Callable[..., T]) -> Callable[..., T]:
+    """Do something with the directory of a checkpoint, once accelerate is done with it.
+
+    What is registered for checkpointing would have to be in every checkpoint that is loaded.
+    """
+
+    @functools.wraps(inner)
+    def call(*args: Any, **kwargs: Any) -> T:
+        noted: list[Any] = []
+        hook = register(lambda *arguments: noted.append(arguments[-1]))
+        try:
+            result = inner(*args, **kwargs)
+        finally:
+            hook.remove()
+        for directory in noted:
+            use(Path(directory))
+        return result
+
+    return call
+
+
+def _place(accelerator: Accelerator, carried: Mapping[str, Any] | None) -> Place:
+    return Place(
+        door="accelerate",
+        directory=Path(accelerator.project_dir or "."),
+        device=accelerator.device,
+        rank=accelerator.process_index,
+        world_size=accelerator.num_processes,
+        step=int((carried or {}).get("step", 0)),
+        versions={"accelerate": accelerate.__version__},
+        carried=carried,
+    )

@@ -1,0 +1,1 @@
+"""What is watched behind each door: the calls of a loop, of an accelerator, of a trainer."""

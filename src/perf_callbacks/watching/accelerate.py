@@ -1,0 +1,199 @@
+"""What is watched in an Accelerate loop beyond what every loop has: several models, optimizers and loaders."""
+
+import functools
+from collections import deque
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any, Concatenate, ParamSpec
+
+import torch
+from torch import nn
+
+from perf_callbacks.core.batches import Batch, BatchReader
+from perf_callbacks.core.stages import Stage
+from perf_callbacks.host import watch
+from perf_callbacks.host.recorder import Recorder
+from perf_callbacks.watching.loop import LoopWatch
+
+P = ParamSpec("P")
+
+MOST_PENDING = 1024
+"""Batches of one loader that may wait for being trained on."""
+
+# Looking a member up in its class costs as much as recording it.
+_DATA, _FORWARD, _OPTIMIZER, _OTHER = Stage.DATA, Stage.FORWARD, Stage.OPTIMIZER, Stage.OTHER
+
+
+def _fails_open(method: Callable[Concatenate[Any, P], None]) -> Callable[Concatenate[Any, P], None]:
+    """What goes wrong in here ends the measuring and nothing else."""
+
+    @functools.wraps(method)
+    def call(self: "AcceleratedWatch", /, *args: P.args, **kwargs: P.kwargs) -> None:
+        if self.recorder.active:
+            try:
+                method(self, *args, **kwargs)
+            except Exception as error:  # noqa: BLE001 an observer never ends the run
+                self.recorder.fail(error)
+
+    return call
+
+
+class AcceleratedWatch(LoopWatch):
+    """Tells training from evaluation by what the loop does, since any prepared loader may serve either.
+
+    A batch counts once a backward follows it. What is fetched, or called without gradients, while no model is in
+    training mode belongs to an evaluation, until a batch to train on is fetched, or a model trained.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        before: tuple[object, Batch] | None = None,
+    ) -> None:
+        super().__init__(recorder, model, optimizer)
+        self._models = [model]
+        self._trained: set[int] = set()  # models that were called in training
+        self._reader = BatchReader()
+        self._pending: dict[int, deque[Batch]] = {}  # by loader
+        self._doubtful = before  # the last batch that seemed to be for an evaluation, and its loader
+        self._learned = False
+        self._always: set[int] = set()  # loaders that models in evaluation mode are trained from
+
+    def add(self, prepared: object) -> None:
+        """Something more was prepared: its time goes where it belongs. Only the first optimizer's steps count."""
+        if prepared is self._model or self.counts(prepared):
+            return
+        if isinstance(prepared, nn.Module):
+            self._add_model(prepared)
+        elif isinstance(prepared, torch.optim.Optimizer):
+            self._add_optimizer(getattr(prepared, "optimizer", prepared))
+        elif hasattr(prepared, "get_last_lr"):
+            self.recorder.patches.replace(prepared, "step", functools.partial(self._schedule, prepared))
+
+    def _add_model(self, model: nn.Module) -> None:
+        self._models.append(model)
+        self._watch_model(model)
+
+    def _add_optimizer(self, optimizer: Any) -> None:
+        self.recorder.patches.add(
+            optimizer.register_step_pre_hook(lambda *_: self.turn(_OPTIMIZER)).remove,
+            optimizer.register_step_post_hook(lambda *_: self.turn(_OTHER)).remove,
+        )
+        watch.stages(self.recorder, optimizer, "zero_grad", _OPTIMIZER)
+
+    def add_accelerator(self, accelerator: object) -> None:
+        """What the loop calls instead of torch."""
+        recorder = self.recorder
+        recorder.patches.replace(accelerator, "backward", self._backward)
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            watch.stages(recorder, accelerator, name, _OPTIMIZER)
+        watch.stages(recorder, accelerator, "log", _OTHER)
+        for name in ("save_state", "save_model", "save", "get_state_dict"):
+            recorder.patches.replace(accelerator, name, self._checkpoint)
+
+    def counts(self, optimizer: Any) -> bool:
+        """Whether it is this optimizer whose steps count."""
+        return self._optimizer is getattr(optimizer, "optimizer", optimizer)
+
+    @property
+    def training(self) -> bool:
+        """Whether a model is in training mode: of those that were trained, else of all."""
+        trained = [model.training for model in self._models if id(model) in self._trained]
+        return any(trained or [model.training for model in self._models])
+
+    @_fails_open
+    def call(self, model: nn.Module) -> None:
+        """A model is being called."""
+        if self._backwards or get_ident() != self._thread:  # checkpointing runs it again in the backward
+            return
+        gradients = torch.is_grad_enabled()
+        if gradients and model.training:
+            self._trained.add(id(model))
+            self.turn(_FORWARD)
+        elif self._evaluating:
+            self._doubtful = self._doubtful if gradients else None
+        # A teacher is in evaluation mode while its student trains.
+        elif gradients or self._spans or model.training or (id(model) not in self._trained and self.training):
+            self.turn(_FORWARD)
+        else:
+            self.evaluate()
+
+    @_fails_open
+    def fetch(self, loader: object) -> None:
+        """The loop asks a loader for a batch."""
+        if get_ident() != self._thread:
+            return
+        if torch.is_grad_enabled() and (self.training or id(loader) in self._always):
+            self.turn(_DATA)
+        else:
+            self.evaluate()
+
+    @_fails_open
+    def fetched(self, loader: object, batch: object) -> None:
+        """A loader has handed over a batch. It is read now: the loop may take it apart before it trains on it."""
+        found = self._reader.read(batch)
+        if get_ident() != self._thread:
+            self.recorder.batch(found)
+            return
+        self._backwards = self._optimizing = 0
+        if self._evaluating:
+            self._doubtful = loader, found
+            return
+        if self._learned:  # what was not trained on by now was skipped
+            self._learned = False
+            self._pending.clear()
+        self._pending.setdefault(id(loader), deque(maxlen=MOST_PENDING)).append(found)
+        self.recorder.enter(_OTHER)
+        for calls in self._calls:
+            calls.again()
+
+    @_fails_open
+    def exhausted(self) -> None:
+        """A loader has no more."""
+        if not self._evaluating:
+            self.turn(_OTHER)
+
+    def begin_backward(self) -> bool:
+        """A backward begins: of each loader, the last batch that was fetched is trained on now."""
+        begun = super().begin_backward()
+        if begun:
+            self._count()
+        return begun
+
+    @_fails_open
+    def _count(self) -> None:
+        self._learned = True
+        doubtful, self._doubtful = self._doubtful, None
+        batches = [waiting.pop() for waiting in self._pending.values() if waiting]
+        if not batches and doubtful is not None:
+            self._always.add(id(doubtful[0]))
+            batches = [doubtful[1]]
+        for batch in batches:
+            self.recorder.batch(batch)
+
+    def _schedule(self, scheduler: Any, inner: Callable[..., Any]) -> Callable[..., Any]:
+        """A scheduler's step, which does nothing between the micro-batches of one step."""
+
+        @functools.wraps(inner)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not getattr(getattr(scheduler, "gradient_state", None), "sync_gradients", True):
+                return inner(*args, **kwargs)
+            before = self.recorder.enter(_OPTIMIZER)
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                self.recorder.enter(before)
+
+        return call
+
+    def _checkpoint(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(inner)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if get_ident() != self._thread or not self.recorder.active:
+                return inner(*args, **kwargs)
+            with self.span("checkpoint"):
+                return inner(*args, **kwargs)
+
+        return call

@@ -1,0 +1,215 @@
+"""One fit after the other, with one accelerator: when measuring begins, what it goes on from, and how it ends."""
+
+import functools
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import torch
+
+from perf_callbacks.core.batches import Batch, BatchReader
+from perf_callbacks.core.settings import Settings
+from perf_callbacks.host import counters
+from perf_callbacks.host.patches import Patches
+from perf_callbacks.host.place import Place
+from perf_callbacks.host.recorder import Recorder, describe, log
+from perf_callbacks.report import text
+from perf_callbacks.watching.accelerate import AcceleratedWatch
+from perf_callbacks.watching.prepared import Prepared
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+TAKEN_OVER = "another attach(accelerator) took over"
+
+_all: "weakref.WeakSet[Fits]" = weakref.WeakSet()
+
+
+def fails_open(method: "Callable[Concatenate[Fits, P], T]") -> "Callable[Concatenate[Fits, P], T | None]":
+    """What goes wrong in here ends the measuring and nothing else."""
+
+    @functools.wraps(method)
+    def call(self: "Fits", /, *args: P.args, **kwargs: P.kwargs) -> T | None:
+        if not self.attached:
+            return None
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
+            return None
+
+    return call
+
+
+class _Recorder(Recorder):
+    """One that says whether it failed, at its very end too."""
+
+    broken = False
+
+    def fail(self, error: Exception) -> None:
+        """Something of ours went wrong."""
+        self.broken = True
+        super().fail(error)
+
+
+class Fits:
+    """Measures what an accelerator trains, from the first batch or backward of training on."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        accelerator: Any,
+        place: Callable[[Mapping[str, Any] | None], Place],
+        resume: Mapping[str, Any] | None,
+    ) -> None:
+        self._settings = settings
+        self._accelerator = accelerator
+        self._place = place
+        self._carried = None if resume is None else dict(resume)
+        self._state = dict(resume or {})
+        self._reader = BatchReader()
+        self._before: tuple[object, Batch] | None = None
+        self._prepared = Prepared(self)
+        self._watch: AcceleratedWatch | None = None
+        self.recorder: _Recorder | None = None
+        """Of the current fit, or the last one."""
+        self._untold: Recorder | None = None
+        self.patches = Patches()
+        """What was changed for as long as it is attached."""
+        self.attached = settings.config.enabled
+        """Whether it measures, or will: not once it is closed, failed, or where the configuration says so."""
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint has to carry."""
+        return dict(self._state) if self._watch is None else self._watch.recorder.state
+
+    @fails_open
+    def see(self, prepared: object) -> None:
+        """The accelerator has prepared something."""
+        for one in self._prepared.see(prepared):
+            if self._watch is not None:
+                self._watch.add(one)
+
+    @fails_open
+    def fetch(self, loader: object) -> None:
+        """The loop asks a loader for a batch."""
+        if self._watch is None and torch.is_grad_enabled() and any(model.training for model in self._prepared.models):
+            self.begin()
+        if self._watch is not None:
+            self._watch.fetch(loader)
+
+    @fails_open
+    def fetched(self, loader: object, batch: object) -> None:
+        """A loader has handed over a batch."""
+        if self._watch is not None:
+            self._watch.fetched(loader, batch)
+        else:
+            self._before = loader, self._reader.read(batch)
+
+    @fails_open
+    def exhausted(self) -> None:
+        """A loader has no more."""
+        if self._watch is not None:
+            self._watch.exhausted()
+
+    @fails_open
+    def begin(self) -> None:
+        """Training begins. What it takes to measure it has been prepared by now, or it is not ours to measure."""
+        models, optimizers = self._prepared.models, self._prepared.optimizers
+        if self._watch is not None or not models or not optimizers:
+            return
+        self._take_over(optimizers[0])
+        self.recorder = self._untold = recorder = _Recorder(self._settings, self._place(self._carried))
+        recorder.patches.add(functools.partial(self._ended, recorder))
+        self._watch = watching = AcceleratedWatch(recorder, models[0], optimizers[0], self._before)
+        if recorder.active:
+            watching.install()
+            watching.add_accelerator(self._accelerator)
+            for one in self._prepared:
+                watching.add(one)
+        if recorder.active and recorder.run.rank == 0:
+            print(text.opening(recorder.run, journal=recorder.journal_path))  # noqa: T201 what a person sees
+
+    def _take_over(self, optimizer: object) -> None:
+        """Whoever counts the steps of this optimizer for an accelerator that was given up does so no more."""
+        for other in [*_all]:
+            if other._watch is not None and other._watch.counts(optimizer):  # noqa: SLF001 one of us
+                other.close(TAKEN_OVER)
+        _all.add(self)
+
+    @fails_open
+    def row(self) -> dict[str, float] | None:
+        """Metrics of the steps since the last row."""
+        return None if self._watch is None else self._watch.recorder.row(self._watch.steps)
+
+    @fails_open
+    def save(self, directory: Path) -> None:
+        """A checkpoint was written there."""
+        if self.state:
+            counters.write(directory, self._accelerator.process_index, self.state)
+
+    @fails_open
+    def load(self, directory: Path) -> None:
+        """A checkpoint was loaded from there: training goes on from another point, in a fit of its own."""
+        self._end()
+        self._carried = counters.read(directory, self._accelerator.process_index)
+        self._state = dict(self._carried)
+
+    @fails_open
+    def free(self) -> None:
+        """What was trained is let go of; what is prepared next is a fit of its own."""
+        self._end()
+        self._tell()
+        self._carried = self._before = None
+        self._prepared.forget()
+
+    @fails_open
+    def close(self, failure: str | None = None) -> None:
+        """Stop measuring and put everything back. Twice is once."""
+        if self.recorder is None and failure is None:
+            log.warning(
+                "perf_callbacks measured nothing: call attach(accelerator) before accelerator.prepare(...), and "
+                "prepare the model and its optimizer with that accelerator."
+            )
+        self._end(failure)
+        if failure is None:
+            self._tell()
+        self._detach()
+
+    def fail(self, error: Exception) -> None:
+        """Something of ours went wrong: say so once, stop measuring, put everything back."""
+        if self.recorder is not None:
+            self.recorder.fail(error)
+        else:
+            log.warning("perf_callbacks could not begin, training goes on: %s.", describe(error), exc_info=error)
+        with suppress(Exception):  # it has been said that something is wrong
+            self._detach()
+
+    def _end(self, failure: str | None = None) -> None:
+        if self.recorder is None:
+            return
+        self.recorder.close(failure)
+        if self.recorder.broken:
+            self._detach()
+
+    def _tell(self) -> None:
+        """The last fit, as a person sees it."""
+        untold, self._untold = self._untold, None
+        if untold is not None and untold.run.rank == 0 and untold.summary is not None:
+            print(text.closing(untold.summary))  # noqa: T201 what a person sees
+
+    def _ended(self, recorder: Recorder) -> None:
+        """A recorder has closed. After a failure there is no other."""
+        self._watch, self._state = None, recorder.state
+        if recorder.failure is not None:
+            self._detach()
+
+    def _detach(self) -> None:
+        self.attached = False
+        try:
+            self.patches.restore()
+        finally:
+            self._prepared.forget()

@@ -1,0 +1,169 @@
+"""What is watched in a plain loop: the loader, the model, the backward, the optimizer."""
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from threading import get_ident
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import is_grad_enabled, nn
+
+from perf_callbacks.core.stages import Stage
+from perf_callbacks.host import watch
+from perf_callbacks.host.patches import Patches
+from perf_callbacks.host.recorder import Recorder
+from perf_callbacks.watching.calls import ModelCalls
+
+B = TypeVar("B")
+
+# Looking a member up in its class costs as much as recording it.
+_DATA, _FORWARD, _BACKWARD, _OPTIMIZER = Stage.DATA, Stage.FORWARD, Stage.BACKWARD, Stage.OPTIMIZER
+_OTHER, _UNDECIDED = Stage.OTHER, Stage.UNDECIDED
+
+
+class LoopWatch:
+    """Tells a recorder what the loop does, from the calls that every loop makes. Other threads are not listened to."""
+
+    def __init__(self, recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.recorder = recorder
+        self.steps = recorder.run.step
+        self._enter = recorder.enter
+        self._model = model
+        self._optimizer: Any = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
+        self._thread = get_ident()
+        self._calls: list[ModelCalls] = []
+        self._evaluating = False
+        self._spans = 0
+        self._backwards = 0
+        self._optimizing = 0
+
+    def install(self) -> None:
+        """Begin to watch. The recorder takes it all back when it closes."""
+        recorder, optimizer = self.recorder, self._optimizer
+        recorder.patches.add(
+            optimizer.register_step_pre_hook(self._begin_step).remove,
+            optimizer.register_step_post_hook(self._end_step).remove,
+        )
+        watch.stages(recorder, optimizer, "zero_grad", Stage.OPTIMIZER)
+        everywhere = Patches()  # taken back as well when nobody closes us: this one is not on an object of the user's
+        everywhere.replace(torch.autograd, "backward", self._backward)
+        recorder.patches.add(weakref.finalize(self, everywhere.restore))
+        self._watch_model(self._model)
+
+    def turn(self, stage: Stage) -> None:
+        """The loop trains, and turns to `stage`; an evaluation that was seen to begin is over."""
+        if get_ident() != self._thread:
+            return
+        if self._evaluating:
+            self._evaluating = False
+            self.recorder.end_span()
+        self._enter(stage)
+
+    def take(self, batch: object) -> None:
+        """The loader has handed over a batch."""
+        self.recorder.batch(batch)
+        if get_ident() == self._thread:
+            self._backwards = self._optimizing = 0
+            self._enter(_OTHER)
+            for calls in self._calls:
+                calls.again()
+
+    @contextmanager
+    def span(self, kind: str) -> Iterator[None]:
+        """The block is part of no step."""
+        self.turn(_OTHER)
+        self._spans += 1
+        self.recorder.begin_span(kind)
+        try:
+            yield
+        finally:
+            self._spans -= 1
+            self.recorder.end_span()
+
+    def call(self, model: nn.Module) -> None:
+        """A model is being called."""
+        if self._backwards or get_ident() != self._thread:  # checkpointing runs it again in the backward
+            return
+        if model.training or is_grad_enabled() or self._spans:
+            self.turn(_FORWARD)
+        else:
+            self.evaluate()
+
+    def evaluate(self) -> None:
+        """An evaluation was seen to begin, or to go on."""
+        if not self._evaluating:
+            self._evaluating = True
+            self.recorder.begin_span("evaluation")
+
+    def begin_backward(self) -> bool:
+        """A backward begins; whether it is one of this loop's, and the outermost."""
+        if self._backwards or get_ident() != self._thread:
+            return False
+        self._backwards += 1
+        self.turn(_BACKWARD)
+        return True
+
+    def end_backward(self) -> None:
+        """It is over."""
+        self._backwards = 0
+        self._enter(_OPTIMIZER if self._optimizing else _UNDECIDED)
+
+    def _backward(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        """`torch.autograd.backward`, which `Tensor.backward` calls. Reentrant checkpointing calls it from inside."""
+        reference = weakref.ref(self)
+
+        @functools.wraps(inner)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            watching = reference()
+            if watching is None or not watching.begin_backward():
+                return inner(*args, **kwargs)
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                watching.end_backward()
+
+        return call
+
+    def _watch_model(self, model: nn.Module) -> None:
+        self._calls.append(ModelCalls(model, self.recorder.patches, self.call))
+
+    def _begin_step(self, *_: object) -> None:
+        self._optimizing += 1
+        self.turn(_OPTIMIZER)
+
+    def _end_step(self, *_: object) -> None:
+        # A `step` that calls `super().step()` has the hooks of both.
+        self._optimizing = max(0, self._optimizing - 1)
+        if not self._optimizing:
+            self.steps += 1
+            self.recorder.end_step(self.steps)
+
+
+class MeasuredLoader(Generic[B]):
+    """A loader whose waits are measured; in all other respects the loader itself."""
+
+    def __init__(self, loader: Iterable[B], current: Callable[[], LoopWatch | None]) -> None:
+        self._loader = loader
+        self._current = current
+
+    def __iter__(self) -> Iterator[B]:
+        watching = self._current()
+        if watching is None:
+            yield from self._loader
+            return
+        watching.turn(_DATA)
+        for batch in self._loader:
+            watching.take(batch)
+            held = [batch]
+            del batch  # a batch on a device is freed when the loop lets go of it, not when the next one is there
+            yield held.pop()
+            watching.turn(_DATA)
+        watching.turn(_OTHER)
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]  # where the loader has none, it says so itself
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
