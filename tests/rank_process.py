@@ -131,12 +131,10 @@ def main(plan):
 
         until(lambda: complete() or (directory / f"end{plan.rank}").exists())
         taken += [asdict(window) for window in timed("take")]
-        clock = time.pthread_getcpuclockid(exchange._talk._thread.ident) if exchange._talk._thread.is_alive() else None
         told(
             taken=taken,
             latest=exchange.latest and asdict(exchange.latest),
             failure=exchange.failure,
-            thread_cpu=clock and time.clock_gettime(clock),
         )
     told(done=True)
     if plan.wait:
