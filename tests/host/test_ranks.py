@@ -4,6 +4,7 @@ import gc
 import itertools
 import logging
 import os
+import socket
 import threading
 import time
 import uuid
@@ -433,6 +434,7 @@ def test_what_is_offered_while_the_store_does_not_answer_is_bounded(job):
 def test_an_end_takes_the_verdict_back_and_lets_go_of_the_store(job):
     held = weakref.ref(job.ranks[0]._rounds._board)
     job.end()
+    assert [exchange._rounds._store for exchange in job.ranks] == [None] * 3
     assert dist.PrefixStore("perf_callbacks", job.store).get("verdict") == b""
     assert held() is None
     job.end()
@@ -492,11 +494,12 @@ def test_threads_exchange_windows_and_end(caplog):
 
 @pytest.mark.timeout(60)
 def test_a_server_that_goes_away_is_told_once_by_each_rank(caplog):
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    job = Job(store=dist.PrefixStore("default_pg", store))
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = dist.TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False)
+    job = Job(store=dist.PrefixStore("default_pg", client))
     threads = Threads(job)
     threads.until(lambda: all(exchange.window for exchange in job.ranks))
-    job.store = store = None
+    del server
     gc.collect()
     with caplog.at_level(logging.INFO):
         for window in range(5):
@@ -506,6 +509,19 @@ def test_a_server_that_goes_away_is_told_once_by_each_rank(caplog):
     assert len(caplog.messages) == 3
     start = "perf_callbacks: ranks exchange no more, training goes on: DistNetworkError: "
     assert all(message.startswith(start) and "\n" not in message for message in caplog.messages)
+
+
+@pytest.mark.timeout(60)
+def test_a_store_that_rank_0_serves_does_not_end_before_its_last_word(capfd):
+    job = Job(world_size=1, store=dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+    port = job.store.port
+    threads = Threads(job)
+    threads.until(lambda: job.ranks[0]._rounds._board is not None)
+    job.store = None
+    threads.end()
+    assert capfd.readouterr().err == ""
+    with socket.socket() as client:
+        assert client.connect_ex(("127.0.0.1", port)) != 0
 
 
 @pytest.mark.timeout(60)

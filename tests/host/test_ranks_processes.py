@@ -141,8 +141,7 @@ def test_ranks_may_end_in_any_order(job, order, closing):
     job.start(3, steps=30, closing=closing)
     job.until_done(*order)
     assert [job.end(rank) for rank in order] == [[0]] * 3
-    for rank in order:
-        assert not [line for line in job.errors(rank) if "Traceback" in line or "terminate" in line]
+    assert [job.errors(rank) for rank in order] == [[]] * 3
 
 
 def test_a_rank_that_does_not_take_part_leaves_the_others_without_windows(job):

@@ -60,7 +60,7 @@ def connection(store: Any) -> Any:
     """A connection of our own to where a store leads.
 
     A connection does one thing at a time: on a shared one a call of ours that stalls would hold up the trainer's next.
-    Nor does one of our own keep a server from ending with the process group.
+
     """
     if hasattr(store, "clone"):  # torch >= 2.8
         return store.clone()

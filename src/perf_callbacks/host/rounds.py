@@ -36,7 +36,7 @@ class Rounds:
     """One rank's side of the talk during one fit. What goes wrong ends it, and nothing else."""
 
     def __init__(self, store: Any, *, rank: int, world_size: int) -> None:
-        self._store = store
+        self._store = store  # rank 0 may be the one that serves it: until we are through, it must not end under us
         self._board: Board | None = None
         self._rank = rank
         self._world_size = world_size
@@ -56,7 +56,7 @@ class Rounds:
             return None
         try:
             if self._board is None:
-                self._board, self._store = Board(self._store), None
+                self._board = Board(self._store)
             return self._round(self._board, now)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.failure = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -73,7 +73,8 @@ class Rounds:
         except Exception:  # noqa: BLE001, S110 there may be no store any more
             pass
         finally:
-            self._board = self._store = None
+            self._board = None
+            self._store = None
             self.agreed.set()
 
     def _take_back(self, board: Board) -> None:
