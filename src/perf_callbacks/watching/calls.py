@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 
-from perf_callbacks.host.patches import Patches
+from perf_callbacks.host.recorder import Recorder
 
 _SLOT = "_compiled_call_impl"
 
@@ -20,24 +20,24 @@ class ModelCalls:
     its hooks away. What pickles or copies a module leaves this slot out.
     """
 
-    def __init__(self, model: nn.Module, patches: Patches, called: Callable[[nn.Module], object]) -> None:
+    def __init__(self, recorder: Recorder, model: nn.Module, called: Callable[[nn.Module], object]) -> None:
         self.model = model
-        self._patches = patches
+        self._recorder = recorder
         self._called = called
         self._ours: object = None
         if not _has_slot(model):
-            patches.add(model.register_forward_pre_hook(_Hook(model, called), prepend=True).remove)
-        self._watch()
+            recorder.patches.add(model.register_forward_pre_hook(_Hook(model, called), prepend=True).remove)
+        self._watch(recorder)
 
     def again(self) -> None:
         """The model may have been compiled in place since."""
         if self.model._compiled_call_impl is not self._ours:  # noqa: SLF001 there is no other way to tell
-            self._watch()
+            self._recorder.attempt(self._watch)
 
-    def _watch(self) -> None:
+    def _watch(self, recorder: Recorder) -> None:
         current: Any = self.model._compiled_call_impl  # noqa: SLF001 it has no other name
         if current is not None or _has_slot(self.model):
-            self._patches.put(self.model, _SLOT, self._telling(current or self.model._call_impl))  # noqa: SLF001
+            recorder.patches.put(self.model, _SLOT, self._telling(current or self.model._call_impl))  # noqa: SLF001
         self._ours = self.model._compiled_call_impl  # noqa: SLF001
 
     def _telling(self, inner: Callable[..., Any]) -> Callable[..., Any]:

@@ -86,10 +86,12 @@ class LoopWatch:
         """A model is being called."""
         if self._backwards or get_ident() != self._thread:  # checkpointing runs it again in the backward
             return
-        if model.training or is_grad_enabled() or self._spans:
+        if not (model.training or is_grad_enabled() or self._spans):
+            self.evaluate()
+        elif self._evaluating:
             self.turn(_FORWARD)
         else:
-            self.evaluate()
+            self._enter(_FORWARD)
 
     def evaluate(self) -> None:
         """An evaluation was seen to begin, or to go on."""
@@ -127,7 +129,7 @@ class LoopWatch:
         return call
 
     def _watch_model(self, model: nn.Module) -> None:
-        self._calls.append(ModelCalls(model, self.recorder.patches, self.call))
+        self._calls.append(ModelCalls(self.recorder, model, self.call))
 
     def _begin_step(self, *_: object) -> None:
         self._optimizing += 1
