@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 from perf_callbacks.core.batches import Batch
 from perf_callbacks.core.engine import Engine
+from perf_callbacks.core.marks import Pause
 from perf_callbacks.core.records import Run, Steps
 from perf_callbacks.core.stages import Stage
 
@@ -96,10 +97,6 @@ def a_run(**changes):
     return Run(**usual | changes)
 
 
-def raising(error):
-    raise error
-
-
 class Fit:
     """A fit without a framework: an engine, the time that it is told, and the records that it hands out.
 
@@ -112,7 +109,9 @@ class Fit:
         self.number = 0
         self.engine = Engine(run or a_run(), self.records.append, **options)
         self.engine.start(self.now)
-        self.turn = self.engine.turner(lambda: self.now, raising)
+
+    def turn(self, mark):
+        self.engine.tape.write((mark, self.now))
 
     def spend(self, stage, seconds):
         self.turn(Stage[stage.upper()])
@@ -123,7 +122,7 @@ class Fit:
 
     def pause(self, seconds, *, generation=0, collected=0, automatic=True, here=True):
         start, self.now = self.now, self.now + seconds
-        self.engine.pause(generation, start, seconds, collected, automatic=automatic, here=here)
+        self.engine.pause(Pause(generation, start, seconds, collected, automatic, here))
 
     def span(self, kind, seconds):
         self.engine.begin_span(kind, self.now)
@@ -141,6 +140,7 @@ class Fit:
         self.end_step()
 
     def of(self, kind):
+        self.engine.collect()
         return [record for record in self.records if isinstance(record, kind)]
 
     def steps(self):

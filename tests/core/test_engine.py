@@ -4,6 +4,7 @@ import pytest
 import torch
 from fakes import FakeStream, Fit, a_run
 
+from perf_callbacks.core.marks import BACK, BEGIN
 from perf_callbacks.core.records import Amounts, Gc, Row, Run, Span, Steps, Summary
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.host.device import EventTimeline
@@ -44,10 +45,30 @@ def test_stages_come_back_as_often_as_they_like():
     assert fit.engine.row(2)["perf/useful_tokens_per_second"] == 6.4
 
 
-def test_mark_says_what_it_turned_away_from():
+def test_a_call_that_is_over_gives_way_to_what_was_before():
     fit = Fit()
-    turned = [fit.turn(stage) for stage in (Stage.DATA, Stage.FORWARD, Stage.FORWARD)]
-    assert turned == [Stage.OTHER, Stage.DATA, Stage.FORWARD]
+    fit.spend("forward", 1)
+    fit.turn(BEGIN[Stage.BACKWARD])
+    fit.now += 2
+    fit.turn(BEGIN[Stage.OPTIMIZER])
+    fit.now += 4
+    fit.turn(BACK)
+    fit.now += 8
+    fit.turn(BACK)
+    fit.now += 16
+    fit.end_step()
+    (step,) = fit.steps()
+    assert [step[f"{stage}_time"] for stage in ("forward", "backward", "optimizer")] == [17, 10, 4]
+
+
+def test_a_step_begins_with_nothing_to_turn_back_to():
+    fit = Fit()
+    fit.turn(BEGIN[Stage.FORWARD])
+    fit.step(backward=1)
+    fit.turn(BACK)
+    fit.now += 2
+    fit.end_step()
+    assert [step["other_time"] for step in fit.steps()] == [0, 2]
 
 
 @pytest.mark.parametrize(

@@ -293,8 +293,8 @@ def test_measuring_changes_no_bit_of_what_training_comes_to(tmp_path, caplog, un
 
 
 FAULTS = {
-    "core.engine": "Engine.start Engine.turner Engine.stop",
-    "core.tape.Tape": "extend read",
+    "core.engine": "Engine.start Engine.stop",
+    "core.tape.Tape": "begin read",
     "core.engine.Engine": "batch pause begin_span end_span end_step collect flush row amounts",
     "core.batches.BatchReader": "read",
     "host.recorder": "opening earlier",

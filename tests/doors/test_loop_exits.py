@@ -233,11 +233,11 @@ class Fault:
         monkeypatch.setattr(owner, name, call)
 
 
-ENGINE = "__init__ start turner batch pause begin_span end_span end_step collect flush row amounts summary stop"
+ENGINE = "__init__ start batch pause begin_span end_span end_step collect flush row amounts summary stop"
 FAULTS = [
     *[(Engine, name) for name in ENGINE.split()],
     (Recorder, "__init__"),
-    (Tape, "extend"),
+    (Tape, "read"),
     (BatchReader, "read"),
     (GcObserver, "install"),
     *[(FileJournal, name) for name in ("__init__", "write", "flush", "close")],

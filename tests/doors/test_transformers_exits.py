@@ -188,8 +188,8 @@ def undisturbed(tmp_path_factory):
 
 
 FAULTS = {
-    "core.engine": "Engine.start Engine.turner Engine.stop",
-    "core.tape.Tape": "extend read",
+    "core.engine": "Engine.start Engine.stop",
+    "core.tape.Tape": "begin read",
     "core.engine.Engine": "batch pause begin_span end_span end_step collect flush row whole amounts summary",
     "core.batches.BatchReader": "read",
     "core.ledger.Ledger": "take_row",

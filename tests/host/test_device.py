@@ -4,6 +4,7 @@ import pytest
 import torch
 from fakes import FakeStream, Fit
 
+from perf_callbacks.core.marks import END
 from perf_callbacks.core.records import Gc
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.host import device
@@ -209,7 +210,7 @@ def test_the_timeline_names_stages_by_their_place():
     for stage in Stage:
         timeline.mark(stage)
         stream.work(1.0)
-    timeline.cut()
+    timeline.mark(END)
     stream.run()
     assert timeline.ready() == [(1.0, 1.0, 1.0, 1.0, 1.0, 2.0)]  # what was undecided became other
 
@@ -220,7 +221,7 @@ def test_marking_a_stage_again_takes_no_event():
     for _ in range(1000):
         timeline.mark(Stage.FORWARD)
         stream.work(0.25)
-    timeline.cut()
+    timeline.mark(END)
     stream.run()
     assert timeline.ready() == [(0, 250, 0, 0, 0, 0)]
     assert len(timeline._free) == 63  # the one that begins the next step is out

@@ -18,9 +18,9 @@ PATHS = [str(Path(perf_callbacks.__file__).parents[1]), str(Path(__file__).paren
 
 
 class Pauses(list):
-    def __call__(self, generation, start, seconds, collected, *, automatic, here):
-        self.append((generation, automatic, here))
-        self.last = (start, seconds, collected)
+    def __call__(self, pause):
+        self.append((pause.generation, pause.automatic, pause.here))
+        self.last = (pause.start, pause.seconds, pause.collected)
 
 
 @pytest.fixture
@@ -136,8 +136,8 @@ WITHOUT_TORCH = """
     from perf_callbacks.report import text
 
     pauses = []
-    def report(generation, start, seconds, collected, *, automatic, here):
-        pauses.append((generation, automatic, here, seconds >= 0))
+    def report(pause):
+        pauses.append((pause.generation, pause.automatic, pause.here, pause.seconds >= 0))
     def seen():
         found = set(pauses)
         pauses.clear()

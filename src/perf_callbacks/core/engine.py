@@ -5,19 +5,20 @@ optimizer step is done (`end_step`), that evaluation or checkpointing begins and
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from perf_callbacks.core import ratios
 from perf_callbacks.core.batches import Batch, nothing, together
 from perf_callbacks.core.ledger import Ledger
+from perf_callbacks.core.marks import BACK, BEGIN, END, Pause
 from perf_callbacks.core.parts import Parts
 from perf_callbacks.core.pauses import Pauses
 from perf_callbacks.core.records import Amounts, Gc, Record, Row, Run, Span, Summary
 from perf_callbacks.core.sources import DeviceTimeline, Ranks
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.core.steps import BLOCK, Shown, Step, Totals, plus
-from perf_callbacks.core.tape import Tape
+from perf_callbacks.core.tape import Past, Tape
 
 FLUSH_SECONDS = 10.0
 """Steps that are longer than this are written one by one."""
@@ -25,8 +26,7 @@ FLUSH_SECONDS = 10.0
 MOST_MARKS = 4096
 """A step that writes more than this is read in parts."""
 
-# Looking a member up in its class costs as much as the rest of `mark`.
-_ASIDE, _GC, _OTHER = Stage.ASIDE, Stage.GC, Stage.OTHER
+_OTHER = Stage.OTHER
 
 
 class Engine:
@@ -61,20 +61,19 @@ class Engine:
             processes=run.world_size,
             devices=devices * run.world_size / data_parallel,
         )
-        self._stage = _OTHER
+        self.tape = Tape(None if device is None else device.mark)
+        """Where the training thread writes what it turns to."""
         self._began = 0.0
-        self._tape = Tape()
-        self._write = self._tape.extend
-        self._aside: list[tuple[str, float, Stage]] = []
+        self._aside: list[tuple[str, float]] = []
 
         self.step = run.step
         """The trainer's count of optimizer steps."""
         self._excluded: str | None = "restart" if run.step else "first"
         self._batches: list[Batch] = []
         self._batch = Batch(None, None, None, ())
-        self._pauses: list[float] = []
 
-        self._waiting: deque[tuple[int, str | None, list[Batch], Sequence[float]]] = deque()
+        self._waiting: deque[tuple[int, str | None, list[Batch]]] = deque()  # for being read
+        self._passed: deque[Step] = deque()  # for the device
         self._parts = Parts(rank=run.rank, world_size=run.world_size, data_parallel=data_parallel)
         self._ledger = Ledger(self._shown, self._parts)
         self._window_end: int | None = None
@@ -85,79 +84,45 @@ class Engine:
     def start(self, now: float) -> None:
         """Training begins. The step that follows is in no row."""
         self._began = self._flushed_at = now
-        self._tape.begin(now)
+        self.tape.begin(now)
         self._emit(self._run)
         if self._device is not None:
             self._device.mark(_OTHER)
 
-    def turner(self, clock: Callable[[], float], fail: Callable[[Exception], object]) -> Callable[[Stage], Stage]:
-        """Make the function by which the training thread says what it turns to; that answers what it was in before.
-
-        It is called many times in a step, so it is one call deep: it reads the clock and fails open by itself.
-        """
-        write, device = self._write, self._device
-
-        def turn(stage: Stage) -> Stage:
-            try:
-                before = self._stage
-                if before is _ASIDE:
-                    return _OTHER
-                if stage is not before:
-                    self._stage = stage
-                    if device is None:
-                        write((stage, clock()))
-                    else:
-                        device.mark(stage)
-            except Exception as error:  # noqa: BLE001 an observer never ends the run
-                fail(error)
-                return stage
-            return before
-
-        return turn
-
-    def _turn(self, stage: Stage, now: float) -> None:
-        self._stage = stage
-        if self._device is None:
-            self._write((stage, now))
-        else:
-            self._device.mark(stage)
-
     def batch(self, batch: Batch) -> None:
         """A micro-batch goes into the current step."""
-        if self._stage is not _ASIDE:
+        if not self._aside:
             self._batches.append(batch)
-            if len(self._tape) > MOST_MARKS:
+            if len(self.tape) > MOST_MARKS:
                 self.collect()
 
-    def pause(
-        self, generation: int, start: float, seconds: float, collected: int, *, automatic: bool, here: bool
-    ) -> None:
-        """A garbage collection, in the training thread (`here`) or another."""
-        inside = here and self._stage is not _ASIDE
-        stage = "other" if self._stage is Stage.UNDECIDED else self._stage.name.lower()
+    def pause(self, pause: Pause) -> None:
+        """A garbage collection. It may be in the midst of anything: one that is part of a step is told of later."""
+        self._collections.add(pause)
+        if self._aside or not pause.here:
+            self._tell(pause, "aside" if pause.here else "elsewhere", self.step + 1)
+        else:
+            self.tape.note(pause)
+
+    def _tell(self, pause: Pause, stage: str, step: int) -> None:
         self._emit(
             Gc(
-                step=self.step + 1,
-                stage=stage if here else "elsewhere",
-                generation=generation,
-                start=start - self._began,
-                seconds=seconds,
-                collected=collected,
-                automatic=automatic,
+                step=step,
+                stage=stage,
+                generation=pause.generation,
+                start=pause.start - self._began,
+                seconds=pause.seconds,
+                collected=pause.collected,
+                automatic=pause.automatic,
             )
         )
-        self._collections.add(generation, seconds)
-        if inside:
-            self._pauses.append(seconds)
-        if inside and self._device is None:
-            self._write((_GC, (start, seconds)))
 
     def begin_span(self, kind: str, now: float) -> None:
         """Time begins that belongs to no step. Spans nest; the step in which one falls is in no row."""
-        before = self._stage
-        self._aside.append((kind, now, before))
-        if before is not _ASIDE:
-            self._turn(_ASIDE, now)
+        if not self._aside:
+            self.tape.write((BEGIN[Stage.ASIDE], now))
+            self.tape.ignore()
+        self._aside.append((kind, now))
         self._excluded = self._excluded or kind
         self.flush(now)  # in here it is part of no step
 
@@ -165,10 +130,11 @@ class Engine:
         """The innermost span is over; without one, nothing happens."""
         if not self._aside:
             return
-        kind, start, before = self._aside.pop()
+        kind, start = self._aside.pop()
         if self._aside:
             return
-        self._turn(before, now)
+        self.tape.listen()
+        self.tape.write((BACK, now))
         self._spans[kind] = self._spans.get(kind, 0.0) + now - start
         self._emit(Span(kind=kind, step=self.step, start=start - self._began, seconds=now - start))
 
@@ -176,34 +142,42 @@ class Engine:
         """An optimizer step is done, the trainer's `step`-th. The next one begins."""
         while self._aside:
             self.end_span(now)
-        self._stage = _OTHER
-        self._waiting.append((step, self._excluded, self._batches, self._pauses or ()))
+        self._waiting.append((step, self._excluded, self._batches))
+        self.tape.write((END, now))
         self.step = step
         self._excluded = None
         self._batches = []
-        if self._pauses:
-            self._pauses = []
-        if self._device is None:
-            self._write((None, now))
-            full = len(self._waiting) >= BLOCK
-        else:
-            self._device.cut()
+        if self._device is not None:
             self.collect()  # its events are needed again
-            full = self._ledger.full
-        if full or step == self._window_end or now - self._flushed_at > FLUSH_SECONDS:
+        if (
+            step == self._window_end
+            or len(self._waiting) >= BLOCK
+            or self._ledger.full
+            or now - self._flushed_at > FLUSH_SECONDS
+        ):
             self.flush(now)
 
     def collect(self) -> bool:
         """Take over the steps that are finished; whether none is outstanding."""
-        finished: Iterable[tuple[float, ...] | None]
-        finished = self._tape.read() if self._device is None else self._device.ready()
-        self._ledger.enter([self._finish(seconds) for seconds in finished])
-        return not self._waiting
+        done, told = self.tape.read()
+        for pause, stage, place in told:
+            step = self._waiting[place][0] if place < len(self._waiting) else self.step + 1
+            self._tell(pause, "other" if stage is Stage.UNDECIDED else stage.name.lower(), step)
+        finished = [self._finish(past) for past in done]
+        if self._device is not None:
+            self._passed += finished
+            finished = [self._timed(self._passed.popleft(), seconds) for seconds in self._device.ready()]
+        self._ledger.enter(finished)
+        return not self._passed
 
-    def _finish(self, seconds: tuple[float, ...] | None) -> Step:
-        number, excluded, batches, pauses = self._waiting.popleft()
-        paused = (sum(pauses), max(pauses)) if pauses else (0.0, 0.0)
-        return Step(number, excluded if seconds else "lost", *self._through(batches), *paused, seconds)
+    def _finish(self, past: Past) -> Step:
+        number, excluded, batches = self._waiting.popleft()
+        paused = (sum(past.pauses), max(past.pauses)) if past.pauses else (0.0, 0.0)
+        return Step(number, excluded, *self._through(batches), *paused, past.seconds)
+
+    def _timed(self, step: Step, seconds: tuple[float, ...] | None) -> Step:
+        """A step as the device saw it."""
+        return step._replace(seconds=seconds, excluded=step.excluded if seconds else "lost")
 
     def _through(self, batches: list[Batch]) -> tuple[int | None, int | None, Any]:
         """What a step went through. Without a batch: nothing, of what batches have told so far."""
@@ -258,10 +232,9 @@ class Engine:
         """Steps of this attempt, what went through them, and how many have no time. Some may still be on the device."""
         self.collect()
         steps, samples, tokens, lost = self._ledger.all()
-        owed = [self._through(batches) for _, _, batches, _ in self._waiting]
-        samples = plus(samples, *[amounts[0] for amounts in owed])
-        tokens = plus(tokens, *[amounts[1] for amounts in owed])
-        return steps + len(owed), Amounts(samples=samples, tokens=tokens), lost
+        samples = plus(samples, *[step.samples for step in self._passed])
+        tokens = plus(tokens, *[step.tokens for step in self._passed])
+        return steps + len(self._passed), Amounts(samples=samples, tokens=tokens), lost
 
     def summary(self, failure: str | None = None) -> Summary:
         """The fit so far."""
@@ -297,9 +270,10 @@ class Engine:
         while self._aside:
             self.end_span(now)
         self.collect()
-        self._ledger.enter([self._finish(None) for _ in range(len(self._waiting))])
+        self._ledger.enter([self._timed(step, None) for step in self._passed])
+        self._passed.clear()
         self.flush(now)
-        self._stage = _ASIDE  # what is said from now on counts for nothing
+        self.tape.ignore()
         summary = self.summary(failure)
         self._emit(summary)
         return summary

@@ -1,5 +1,7 @@
 """Garbage collections, counted."""
 
+from perf_callbacks.core.marks import Pause
+
 GENERATIONS = 3
 
 
@@ -12,8 +14,8 @@ class Pauses:
         self.seconds = 0.0
         self.longest = 0.0
 
-    def add(self, generation: int, seconds: float) -> None:
+    def add(self, pause: Pause) -> None:
         """There was one."""
-        self.collections[min(generation, GENERATIONS - 1)] += 1
-        self.seconds += seconds
-        self.longest = max(self.longest, seconds)
+        self.collections[min(pause.generation, GENERATIONS - 1)] += 1
+        self.seconds += pause.seconds
+        self.longest = max(self.longest, pause.seconds)

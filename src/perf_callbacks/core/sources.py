@@ -2,19 +2,16 @@
 
 from typing import Protocol
 
+from perf_callbacks.core.marks import Mark
 from perf_callbacks.core.records import Window
-from perf_callbacks.core.stages import Stage
 from perf_callbacks.core.windows import Part
 
 
 class DeviceTimeline(Protocol):
     """The same marks on an accelerator's clock. Times come late, in order, and sometimes never."""
 
-    def mark(self, stage: Stage) -> None:
-        """From here on the stream works for `stage`."""
-
-    def cut(self) -> None:
-        """A step ends here, and the next one begins with what belongs to no stage."""
+    def mark(self, mark: Mark) -> None:
+        """What is queued from here on comes after this mark."""
 
     def ready(self) -> list[tuple[float, ...] | None]:
         """Stage seconds of the steps that finished since the last call; None for a lost one."""

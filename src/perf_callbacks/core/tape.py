@@ -1,105 +1,156 @@
 """What the training thread turned to and when: written down as it happens, read later, many steps at once."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat
 from operator import add, sub
-from typing import Any
+from typing import Any, NamedTuple
 
+from perf_callbacks.core.marks import END, Course, Mark, Pause
 from perf_callbacks.core.stages import STAGES, Stage
 from perf_callbacks.core.steps import UNSEEN
 
-# Looking a member up in its class costs more than most of what is done here.
-_GC, _OPTIMIZER, _OTHER, _UNDECIDED = Stage.GC, Stage.OPTIMIZER, Stage.OTHER, Stage.UNDECIDED
+_GC, _ASIDE = Stage.GC, Stage.ASIDE
 
 
-class Tape(list[Any]):
-    """Pairs, one after the other: a stage and when it began; None and when a step ended; GC and the pause it was.
+class Past(NamedTuple):
+    """A step that was read."""
 
-    A pair is written by one call of `extend`: the collector may run before and after it, not in the middle.
+    seconds: tuple[float, ...]
+    """By stage."""
+    pauses: tuple[float, ...]
+    """The collections in it."""
+
+
+class Told(NamedTuple):
+    """A pause, and where it fell."""
+
+    pause: Pause
+    stage: Stage
+    step: int
+    """Of the steps that were read together, the first being 0."""
+
+
+class Tape:
+    """Pairs of a mark and its time, one after the other in a list; a pause stands there with no time of its own.
+
+    To write is to call `write` with such a pair: by one call into C, so that it costs next to nothing, and so that the
+    collector may run before and after it, not in the middle.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._stage = _OTHER
+    __slots__ = ("_begun", "_course", "_echo", "_last", "_pairs", "_pauses", "_seconds", "_since", "write")
+
+    def __init__(self, echo: Callable[[Mark], object] | None = None) -> None:
+        self._pairs: list[Any] = []
+        self._echo = echo
+        self.write: Callable[[tuple[Any, Any]], object] = _nowhere
+        """Take a pair; nothing is kept while nobody listens."""
+        self._course = Course()
         self._last = 0.0
         self._seconds: list[float] = [UNSEEN] * len(Stage)
         self._begun = False
-        self._pauses: list[tuple[float, float]] = []
+        self._since: list[Pause] = []
+        self._pauses: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self._pairs)
 
     def begin(self, now: float) -> None:
         """The first step begins."""
         self._last = now
+        self.listen()
 
-    def read(self) -> list[tuple[float, ...]]:
-        """Stage seconds of the steps that ended since the last call. What was read is gone."""
-        written = self[:]
-        del self[: len(written)]
-        stages, times = written[::2], written[1::2]
-        done: list[tuple[float, ...]] = []
-        for start, stop, width in _runs(stages):
-            if width and not self._begun and not self._pauses and _GC not in stages[start : start + width]:
-                done += self._alike(stages[start : start + width], times[start:stop])
+    def listen(self) -> None:
+        """From now on, what is written is kept."""
+        self.write = self._pairs.extend if self._echo is None else self._write_and_echo
+
+    def ignore(self) -> None:
+        """From now on, what is written is not kept; pauses are."""
+        self.write = _nowhere
+
+    def note(self, pause: Pause) -> None:
+        """There was a collection."""
+        self._pairs.extend((pause, None))
+
+    def _write_and_echo(self, pair: tuple[Mark, float]) -> None:
+        self._pairs.extend(pair)
+        if self._echo is not None:
+            self._echo(pair[0])
+
+    def read(self) -> tuple[list[Past], list[Told]]:
+        """The steps that ended since the last call, and the pauses. What was read is gone."""
+        written = self._pairs[:]
+        del self._pairs[: len(written)]
+        marks, times = written[::2], written[1::2]
+        done: list[Past] = []
+        told: list[Told] = []
+        for start, stop, width in _runs(marks):
+            first = marks[start : start + width]
+            if width and not self._begun and not any([type(mark) is Pause for mark in first]):
+                done += [Past(seconds, ()) for seconds in self._alike(first, times[start:stop])]
             else:
-                done += self._one_by_one(stages[start:stop], times[start:stop])
-        return done
+                self._one_by_one(marks[start:stop], times[start:stop], done, told)
+        return done, told
 
-    def _alike(self, stages: list[Stage | None], times: list[float]) -> Iterable[tuple[float, ...]]:
-        """Steps that went through the same stages: column by column, which is several times as fast as one by one."""
+    def _alike(self, marks: list[Mark], times: list[float]) -> Iterable[tuple[float, ...]]:
+        """Steps of the same marks: column by column, which is several times as fast as one by one."""
         spans = list(map(sub, times, [self._last, *times]))
         columns: list[Iterable[float]] = [repeat(UNSEEN)] * len(Stage)
-        seen: set[Stage] = set()
-        stage = _OTHER
-        for place, following in enumerate(stages):
-            column: Iterable[float] = spans[place :: len(stages)]
-            owner = _decide(stage, following)
+        seen: set[int] = set()
+        for place, mark in enumerate(marks):
+            column: Iterable[float] = spans[place :: len(marks)]
+            owner = int(self._course.turn(mark))
             columns[owner] = list(map(add, columns[owner], column)) if owner in seen else column
             seen.add(owner)
-            stage = _OTHER if following is None else following
         self._last = times[-1]
         return zip(*columns[: len(STAGES)], strict=False)
 
-    def _one_by_one(self, stages: list[Stage | None], times: list[Any]) -> Iterator[tuple[float, ...]]:
-        for following, time in zip(stages, times, strict=True):
-            if following is _GC:
-                self._pauses.append(time)
+    def _one_by_one(self, marks: list[Any], times: list[Any], done: list[Past], told: list[Told]) -> None:
+        for mark, time in zip(marks, times, strict=True):
+            if type(mark) is Pause:
+                self._pause(mark, told, len(done))
                 continue
-            owner = _decide(self._stage, following)
+            owner = self._course.turn(mark)
             self._seconds[owner] += time - self._last
-            if self._pauses:
+            if self._since:
                 self._carve(owner, time)
             self._last = time
-            self._stage = _OTHER if following is None else following
-            self._begun = following is not None
-            if following is None:
-                yield tuple(self._seconds[: len(STAGES)])
+            self._begun = mark is not END
+            if mark is END:
+                done.append(Past(tuple(self._seconds[: len(STAGES)]), tuple(self._pauses)))
                 self._seconds = [UNSEEN] * len(Stage)
+                self._pauses = []
+
+    def _pause(self, pause: Pause, told: list[Told], step: int) -> None:
+        stage = self._course.stage
+        told.append(Told(pause, stage, step))
+        self._begun = True  # what follows has to be read one by one
+        if pause.here and stage is not _ASIDE:
+            self._pauses.append(pause.seconds)
+            self._since.append(pause)
 
     def _carve(self, stage: Stage, until: float) -> None:
         """Take the pauses before `until` out of the stage they fell in. A later one was written before its time."""
-        for start, pause in self._pauses:
-            if start < until:
-                self._seconds[stage] -= pause
-                self._seconds[_GC] += pause
-        self._pauses = [pause for pause in self._pauses if pause[0] >= until]
+        for pause in self._since:
+            if pause.start < until:
+                self._seconds[stage] -= pause.seconds
+                self._seconds[_GC] += pause.seconds
+        self._since = [pause for pause in self._since if pause.start >= until]
 
 
-def _runs(stages: list[Stage | None]) -> Iterator[tuple[int, int, int]]:
-    """Where steps of the same stages begin and end, and how many marks each has; 0 for a step without an end yet."""
+def _nowhere(_pair: object) -> None:
+    """Where nobody listens."""
+
+
+def _runs(marks: list[Any]) -> Iterator[tuple[int, int, int]]:
+    """Where steps of the same marks begin and end, and how many marks each has; 0 for a step without an end yet."""
     start = 0
-    while start < len(stages):
-        stop = next((place + 1 for place in range(start, len(stages)) if stages[place] is None), 0)
+    while start < len(marks):
+        stop = next((place + 1 for place in range(start, len(marks)) if marks[place] is END), 0)
         if not stop:
-            yield start, len(stages), 0
+            yield start, len(marks), 0
             return
-        width, first = stop - start, stages[start:stop]
-        while stages[stop : stop + width] == first:
+        width, first = stop - start, marks[start:stop]
+        while marks[stop : stop + width] == first:
             stop += width
         yield start, stop, width
         start = stop
-
-
-def _decide(stage: Stage, following: Stage | None) -> Stage:
-    """What follows a backward shows what the time since belongs to."""
-    if stage is _UNDECIDED:
-        return _OPTIMIZER if following is _OPTIMIZER else _OTHER
-    return stage

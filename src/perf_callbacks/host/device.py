@@ -2,10 +2,12 @@
 
 from collections import deque
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
 
+from perf_callbacks.core.marks import END, Course, Mark
 from perf_callbacks.core.stages import STAGES, Stage
 from perf_callbacks.core.steps import UNSEEN
 
@@ -42,36 +44,27 @@ class EventTimeline:
         self._capacity = capacity
         self._free: list[Event] = [make() for _ in range(min(64, capacity))]
         self._made = len(self._free)
-        self._stage = Stage.OTHER
-        self._open: list[tuple[Stage, Event]] = []
+        self._open: list[tuple[Mark, Event]] = []
         self._broken = False
-        self._closed: deque[tuple[list[tuple[Stage, Event]], Event | None]] = deque()
+        self._closed: deque[tuple[list[tuple[Mark, Event]], Event | None]] = deque()
 
-    def mark(self, stage: Stage) -> None:
-        """From here on the stream works for `stage`."""
-        self._decide(stage)
-        self._stage = stage
-        if not self._open or self._open[-1][0] is not stage:
-            self._boundary(stage)
+    def mark(self, mark: Mark) -> None:
+        """What is queued from here on comes after this mark."""
+        if mark is END:
+            self._cut()
+        elif not (self._open and isinstance(mark, Stage) and self._open[-1][0] is mark):
+            self._boundary(mark)
 
-    def cut(self) -> None:
+    def _cut(self) -> None:
         """A step ends here: the event that ends it begins the next one."""
-        self._decide(Stage.OTHER)
-        self._stage = Stage.OTHER
         finished, self._open = self._open, []
-        end = self._boundary(Stage.OTHER)
+        end = self._boundary(END)
         if end is None and len(finished) > 1:  # this step is lost; one of its own events saves the next one
             end = finished.pop()[1]
             end.record()
-            self._open.append((Stage.OTHER, end))
+            self._open.append((END, end))
         self._closed.append((finished, None if self._broken else end))
         self._broken = end is None
-
-    def _decide(self, stage: Stage) -> None:
-        """What follows a backward shows what the time since belongs to."""
-        if self._stage is Stage.UNDECIDED and self._open:
-            owner = Stage.OPTIMIZER if stage is Stage.OPTIMIZER else Stage.OTHER
-            self._open[-1] = (owner, self._open[-1][1])
 
     def ready(self) -> list[tuple[float, ...] | None]:
         """Stage seconds of the steps that finished since the last call; None for a lost one."""
@@ -85,13 +78,13 @@ class EventTimeline:
             self._free += [event for _, event in marks]
         return done
 
-    def _boundary(self, stage: Stage) -> Event | None:
+    def _boundary(self, mark: Mark) -> Event | None:
         event = self._take()
         if event is None:
             self._broken = True
             return None
         event.record()
-        self._open.append((stage, event))
+        self._open.append((mark, event))
         return event
 
     def _take(self) -> Event | None:
@@ -103,14 +96,15 @@ class EventTimeline:
         return self._make()
 
 
-def _measure(marks: list[tuple[Stage, Event]], end: Event | None) -> tuple[float, ...] | None:
+def _measure(marks: list[tuple[Mark, Event]], end: Event | None) -> tuple[float, ...] | None:
     if end is None:
         return None
     seconds: list[float] = [UNSEEN] * len(Stage)
-    stops = [event for _, event in marks[1:]] + [end]
+    course = Course()
+    course.turn(marks[0][0])
     try:
-        for (stage, start), stop in zip(marks, stops, strict=True):
-            seconds[stage] += start.elapsed_time(stop) / 1000
+        for (_, start), (mark, stop) in pairwise([*marks, (END, end)]):
+            seconds[course.turn(mark)] += start.elapsed_time(stop) / 1000
     except RuntimeError:  # an event that was recorded on another stream, and is not done there
         return None
     return tuple(seconds[: len(STAGES)])

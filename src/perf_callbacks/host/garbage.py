@@ -5,16 +5,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
-
-class Report(Protocol):
-    """Who wants to know of a collection."""
-
-    def __call__(
-        self, generation: int, start: float, seconds: float, collected: int, *, automatic: bool, here: bool
-    ) -> None:
-        """`here`: in the thread that began to observe. `automatic`: nobody asked for it."""
+from perf_callbacks.core.marks import Pause
 
 
 class GcObserver:
@@ -24,7 +16,7 @@ class GcObserver:
     that very moment passes for automatic.
     """
 
-    def __init__(self, report: Report, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, report: Callable[[Pause], object], clock: Callable[[], float] = time.perf_counter) -> None:
         self._report = report
         self._clock = clock
         self._start: float | None = None
@@ -49,7 +41,5 @@ class GcObserver:
         elif self._start is not None and os.getpid() == self._process:
             seconds = self._clock() - self._start
             here = threading.get_ident() == self._thread
-            self._report(
-                info["generation"], self._start, seconds, info["collected"], automatic=self._automatic, here=here
-            )
+            self._report(Pause(info["generation"], self._start, seconds, info["collected"], self._automatic, here))
             self._start = None

@@ -18,6 +18,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from perf_callbacks.core.batches import BatchReader
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.engine import Engine
+from perf_callbacks.core.marks import Mark, Pause
 from perf_callbacks.core.records import Amounts, Summary
 from perf_callbacks.core.settings import Settings
 from perf_callbacks.host import board, device
@@ -57,7 +58,6 @@ class Recorder:
 
     def __init__(self, settings: Settings, place: Place, *, clock: Callable[[], float] = time.perf_counter) -> None:
         config = settings.config
-        self._clock = clock
         self.patches = Patches()
         self.failure: str | None = None
         self._told = False
@@ -92,8 +92,8 @@ class Recorder:
         )
         self.reader = BatchReader()
         self._batch, self._read = self._engine.batch, self.reader.read
-        self.enter = self._engine.turner(clock, _weakly(self.fail))
-        """The training thread turns to a stage; answers what it turned away from."""
+        self.tape, self.clock = self._engine.tape, clock
+        """For whoever turns to a stage in every step: to write a mark and the time costs least."""
         self._observer = GcObserver(_weakly(self.on_collection), clock)
         self._at_exit = functools.partial(_at_exit, weakref.ref(self))
         self.active = True
@@ -104,6 +104,13 @@ class Recorder:
             self._engine.start(began)
             if config.gc != "off":
                 self._observer.install()
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
+
+    def enter(self, mark: Mark) -> None:
+        """The training thread turns to a stage."""
+        try:
+            self.tape.write((mark, self.clock()))
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
 
@@ -121,19 +128,19 @@ class Recorder:
         if not self.active:
             return
         try:
-            self._engine.end_step(step, self._clock())
+            self._engine.end_step(step, self.clock())
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
 
     @fails_open
     def begin_span(self, kind: str) -> None:
         """Evaluation, checkpointing or the like begins."""
-        self._engine.begin_span(kind, self._clock())
+        self._engine.begin_span(kind, self.clock())
 
     @fails_open
     def end_span(self) -> None:
         """It is over."""
-        self._engine.end_span(self._clock())
+        self._engine.end_span(self.clock())
 
     @fails_open
     def row(self, step: int) -> dict[str, float]:
@@ -204,20 +211,18 @@ class Recorder:
                 steps.callback(self._asked, step)
 
     def _drain(self) -> None:
-        deadline = self._clock() + DRAIN_SECONDS
-        while not self._engine.collect() and self._clock() < deadline:
+        deadline = self.clock() + DRAIN_SECONDS
+        while not self._engine.collect() and self.clock() < deadline:
             time.sleep(0.001)
 
     def _finish(self) -> None:
         self._drain()
-        self._summary = self._engine.stop(self._clock(), self.failure)
+        self._summary = self._engine.stop(self.clock(), self.failure)
 
-    def on_collection(
-        self, generation: int, start: float, seconds: float, collected: int, *, automatic: bool, here: bool
-    ) -> None:
+    def on_collection(self, pause: Pause) -> None:
         """A garbage collection happened."""
         try:
-            self._engine.pause(generation, start, seconds, collected, automatic=automatic, here=here)
+            self._engine.pause(pause)
         except Exception as error:  # noqa: BLE001 gc prints what a callback raises, every time
             self.fail(error)
 

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+from perf_callbacks.core.marks import BACK, BEGIN
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.host.recorder import Recorder, describe
 
@@ -13,16 +14,23 @@ T = TypeVar("T")
 
 def stages(recorder: Recorder, owner: Any, name: str, stage: Stage, *, then: Stage | None = None) -> None:
     """The time in `owner.name` is `stage`; what follows is `then`, or what it was before."""
-    enter = recorder.enter
+    begin, end = (BEGIN[stage], BACK) if then is None else (stage, then)
+    tape, clock, fail = recorder.tape, recorder.clock, recorder.fail
 
     def make(inner: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(inner)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            before = enter(stage)
+            try:
+                tape.write((begin, clock()))
+            except Exception as error:  # noqa: BLE001 an observer never ends the run
+                fail(error)
             try:
                 return inner(*args, **kwargs)
             finally:
-                enter(before if then is None else then)
+                try:
+                    tape.write((end, clock()))
+                except Exception as error:  # noqa: BLE001 as above
+                    fail(error)
 
         return call
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from perf_callbacks.core.batches import Batch, BatchReader
+from perf_callbacks.core.marks import BACK, BEGIN
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.host import watch
 from perf_callbacks.host.recorder import Recorder
@@ -180,11 +181,11 @@ class AcceleratedWatch(LoopWatch):
         def call(*args: Any, **kwargs: Any) -> Any:
             if not getattr(getattr(scheduler, "gradient_state", None), "sync_gradients", True):
                 return inner(*args, **kwargs)
-            before = self.recorder.enter(_OPTIMIZER)
+            self.recorder.enter(BEGIN[_OPTIMIZER])
             try:
                 return inner(*args, **kwargs)
             finally:
-                self.recorder.enter(before)
+                self.recorder.enter(BACK)
 
         return call
 

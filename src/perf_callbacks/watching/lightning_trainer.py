@@ -4,12 +4,12 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from perf_callbacks.core.marks import BACK, BEGIN
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.host import watch
 from perf_callbacks.host.recorder import Recorder
 
-# Looking a member up in its class costs as much as recording it.
-_DATA, _OPTIMIZER = Stage.DATA, Stage.OPTIMIZER
+_OPTIMIZER = BEGIN[Stage.OPTIMIZER]
 
 
 def steps_done(trainer: Any) -> int:
@@ -32,7 +32,6 @@ class TrainerWatch:
         self._fetches_itself = hasattr(getattr(trainer.fit_loop, "_data_fetcher", None), "iterator_wrapper")
         """Whether `training_step` takes a `dataloader_iter`."""
         self._taken = False
-        self._before_fetch = Stage.OTHER
 
     def install(self) -> None:
         """Begin to watch. The recorder takes it all back when it closes."""
@@ -101,9 +100,12 @@ class TrainerWatch:
         return True
 
     def _fetch(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        """What is fetched for a `dataloader_iter` comes back into the `training_step` that asked for it."""
+        mark = BEGIN[Stage.DATA] if self._fetches_itself else Stage.DATA
+
         @functools.wraps(inner)
         def call(loop: Any) -> Any:
-            self._before_fetch = self.recorder.enter(_DATA)
+            self.recorder.enter(mark)
             return inner(loop)
 
         return call
@@ -114,7 +116,7 @@ class TrainerWatch:
             try:
                 return inner(loop)
             finally:
-                self.recorder.enter(self._before_fetch)
+                self.recorder.enter(BACK)
 
         return call
 
@@ -136,19 +138,19 @@ class TrainerWatch:
         @functools.wraps(inner)
         def call(owner: Any, first: Any, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
             enter = self.recorder.enter
-            before = enter(_OPTIMIZER)
 
             def outside(*closure_args: Any, **closure_kwargs: Any) -> Any:
-                enter(before)
+                enter(BACK)
                 try:
                     return closure(*closure_args, **closure_kwargs)
                 finally:
                     enter(_OPTIMIZER)
 
+            enter(_OPTIMIZER)
             try:
                 return inner(owner, first, outside, *args, **kwargs)
             finally:
-                enter(before)
+                enter(BACK)
 
         return call
 

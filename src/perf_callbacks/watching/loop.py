@@ -29,7 +29,6 @@ class LoopWatch:
     def __init__(self, recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.recorder = recorder
         self.steps = recorder.run.step
-        self._enter = recorder.enter
         self._model = model
         self._optimizer: Any = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
         self._thread = get_ident()
@@ -59,14 +58,14 @@ class LoopWatch:
         if self._evaluating:
             self._evaluating = False
             self.recorder.end_span()
-        self._enter(stage)
+        self.recorder.enter(stage)
 
     def take(self, batch: object) -> None:
         """The loader has handed over a batch."""
         self.recorder.batch(batch)
         if get_ident() == self._thread:
             self._backwards = self._optimizing = 0
-            self._enter(_OTHER)
+            self.recorder.enter(_OTHER)
             for calls in self._calls:
                 calls.again()
 
@@ -91,7 +90,7 @@ class LoopWatch:
         elif self._evaluating:
             self.turn(_FORWARD)
         else:
-            self._enter(_FORWARD)
+            self.recorder.enter(_FORWARD)
 
     def evaluate(self) -> None:
         """An evaluation was seen to begin, or to go on."""
@@ -110,7 +109,7 @@ class LoopWatch:
     def end_backward(self) -> None:
         """It is over."""
         self._backwards = 0
-        self._enter(_OPTIMIZER if self._optimizing else _UNDECIDED)
+        self.recorder.enter(_OPTIMIZER if self._optimizing else _UNDECIDED)
 
     def _backward(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         """`torch.autograd.backward`, which `Tensor.backward` calls. Reentrant checkpointing calls it from inside."""
