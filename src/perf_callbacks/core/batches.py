@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from perf_callbacks.core.steps import plus
@@ -10,6 +11,9 @@ ShapeKey = tuple[tuple[str, tuple[int, ...]], ...]
 """Names and shapes of the tensors in a batch."""
 
 _MOST_SHAPES = 1024
+
+_ROWS = {tuple, list}
+_shape = attrgetter("shape")
 
 
 class Batch(NamedTuple):
@@ -56,24 +60,35 @@ class BatchReader:
     def __init__(self) -> None:
         self.seen: dict[ShapeKey, tuple[Batch, tuple[str, ...]]] = {}
         """For each shape its batch, and the names of its masks."""
+        self._known: dict[tuple[Any, ...], tuple[Batch, tuple[str, ...]]] = {}
 
     def read(self, batch: Any) -> Batch:
         """Samples, tokens and shape of a batch."""
+        key: tuple[Any, ...] | None = None
         try:
-            known, masks = self.seen[tuple([(name, tensor.shape) for name, tensor in batch.items()])]
-        except (AttributeError, KeyError):
+            key = tuple(map(_shape, batch)) if type(batch) in _ROWS else (*map(_shape, batch.values()), *batch)
+            known, masks = self._known[key]
+        except (AttributeError, KeyError, TypeError, RuntimeError):  # a tensor has values only if it is sparse
             if isinstance(batch, Batch):  # it was read before
                 return batch
             if _is_rows(batch):
                 return Batch(len(batch), None, None, ())
-            batch = dict(_walk(batch))
-            known, masks = self._learn(batch)
+            known, masks, batch = self._look(batch, key)
         if not masks:
             return known
         useful = _kept(batch[masks[0]])
         for name in masks[1:]:
             useful = plus(useful, _kept(batch[name]))
         return Batch(known.samples, known.tokens, useful, known.shape)
+
+    def _look(self, batch: Any, key: tuple[Any, ...] | None) -> tuple[Batch, tuple[str, ...], Mapping[str, Any]]:
+        tensors = dict(_walk(batch))
+        known, masks = self._learn(tensors)
+        if key is not None:
+            if len(self._known) == _MOST_SHAPES:
+                self._known.clear()
+            self._known[key] = known, masks
+        return known, masks, tensors
 
     def _learn(self, tensors: Mapping[str, Any]) -> tuple[Batch, tuple[str, ...]]:
         shape = tuple((name, tuple(tensor.shape)) for name, tensor in tensors.items())

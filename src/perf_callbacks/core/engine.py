@@ -93,7 +93,7 @@ class Engine:
         """A micro-batch goes into the current step."""
         if not self._aside:
             self._batches.append(batch)
-            if len(self.tape) > MOST_MARKS:
+            if len(self.tape.pairs) > MOST_MARKS:
                 self.collect()
 
     def pause(self, pause: Pause) -> None:
@@ -149,12 +149,8 @@ class Engine:
         self._batches = []
         if self._device is not None:
             self.collect()  # its events are needed again
-        if (
-            step == self._window_end
-            or len(self._waiting) >= BLOCK
-            or self._ledger.full
-            or now - self._flushed_at > FLUSH_SECONDS
-        ):
+        full = len(self._waiting if self._device is None else self._ledger.block) >= BLOCK
+        if full or step == self._window_end or now - self._flushed_at > FLUSH_SECONDS:
             self.flush(now)
 
     def collect(self) -> bool:

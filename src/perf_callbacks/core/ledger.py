@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from perf_callbacks.core.parts import Parts
 from perf_callbacks.core.records import Steps
-from perf_callbacks.core.steps import BLOCK, Shown, Step, Totals, columns, plus
+from perf_callbacks.core.steps import Shown, Step, Totals, columns, plus
 from perf_callbacks.core.windows import Part
 
 
@@ -15,26 +15,22 @@ class Ledger:
         self._shown = shown
         self._parts = parts
         self._over: list[Part] = []
-        self._block: list[Step] = []
+        self.block: list[Step] = []
+        """Steps that were not handed out yet."""
         self._added = 0
         self._row, self._included = Totals(), Totals()
         self._steps = self._lost = 0
         self._samples: int | None = 0
         self._tokens: int | None = 0
 
-    @property
-    def full(self) -> bool:
-        """Whether it is time to take the block out."""
-        return len(self._block) >= BLOCK
-
     def enter(self, steps: Iterable[Step]) -> None:
         """Steps are finished."""
-        self._block += steps
+        self.block += steps
 
     def take_block(self) -> Steps | None:
         """The steps since the last block, as they stand in the journal."""
         self._add()
-        block, self._block, self._added = self._block, [], 0
+        block, self.block, self._added = self.block, [], 0
         return columns(block, self._shown) if block else None
 
     def take_parts(self) -> list[Part]:
@@ -67,8 +63,8 @@ class Ledger:
 
     def _add(self) -> None:
         """Add up what came since the last time: together, since that is cheaper than one by one."""
-        new = self._block[self._added :]
-        self._added = len(self._block)
+        new = self.block[self._added :]
+        self._added = len(self.block)
         self._steps += len(new)
         self._samples = plus(self._samples, *[step.samples for step in new])
         self._tokens = plus(self._tokens, *[step.tokens for step in new])

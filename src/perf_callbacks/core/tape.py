@@ -37,10 +37,11 @@ class Tape:
     collector may run before and after it, not in the middle.
     """
 
-    __slots__ = ("_begun", "_course", "_echo", "_last", "_pairs", "_pauses", "_seconds", "_since", "write")
+    __slots__ = ("_begun", "_course", "_echo", "_last", "_pauses", "_seconds", "_since", "pairs", "write")
 
     def __init__(self, echo: Callable[[Mark], object] | None = None) -> None:
-        self._pairs: list[Any] = []
+        self.pairs: list[Any] = []
+        """What was written and not read yet, two by two."""
         self._echo = echo
         self.write: Callable[[tuple[Any, Any]], object] = _nowhere
         """Take a pair; nothing is kept while nobody listens."""
@@ -51,9 +52,6 @@ class Tape:
         self._since: list[Pause] = []
         self._pauses: list[float] = []
 
-    def __len__(self) -> int:
-        return len(self._pairs)
-
     def begin(self, now: float) -> None:
         """The first step begins."""
         self._last = now
@@ -61,7 +59,7 @@ class Tape:
 
     def listen(self) -> None:
         """From now on, what is written is kept."""
-        self.write = self._pairs.extend if self._echo is None else self._write_and_echo
+        self.write = self.pairs.extend if self._echo is None else self._write_and_echo
 
     def ignore(self) -> None:
         """From now on, what is written is not kept; pauses are."""
@@ -69,17 +67,17 @@ class Tape:
 
     def note(self, pause: Pause) -> None:
         """There was a collection."""
-        self._pairs.extend((pause, None))
+        self.pairs.extend((pause, None))
 
     def _write_and_echo(self, pair: tuple[Mark, float]) -> None:
-        self._pairs.extend(pair)
+        self.pairs.extend(pair)
         if self._echo is not None:
             self._echo(pair[0])
 
     def read(self) -> tuple[list[Past], list[Told]]:
         """The steps that ended since the last call, and the pauses. What was read is gone."""
-        written = self._pairs[:]
-        del self._pairs[: len(written)]
+        written = self.pairs[:]
+        del self.pairs[: len(written)]
         marks, times = written[::2], written[1::2]
         done: list[Past] = []
         told: list[Told] = []

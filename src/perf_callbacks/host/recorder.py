@@ -205,6 +205,7 @@ class Recorder:
         atexit.unregister(self._at_exit)
         self._abandon.detach()
         with ExitStack() as steps:  # an interrupt in one of them must not keep the rest from being done
+            steps.callback(self.tape.ignore)
             if self._ranks is not None:
                 steps.callback(self._asked, self._ranks.close)
             for step in (self._journal.close, self._finish, self._observer.remove, self.patches.restore):

@@ -29,6 +29,7 @@ class LoopWatch:
     def __init__(self, recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.recorder = recorder
         self.steps = recorder.run.step
+        self._tape, self._clock = recorder.tape, recorder.clock
         self._model = model
         self._optimizer: Any = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
         self._thread = get_ident()
@@ -55,10 +56,13 @@ class LoopWatch:
         """The loop trains, and turns to `stage`; an evaluation that was seen to begin is over."""
         if get_ident() != self._thread:
             return
-        if self._evaluating:
-            self._evaluating = False
-            self.recorder.end_span()
-        self.recorder.enter(stage)
+        try:
+            if self._evaluating:
+                self._evaluating = False
+                self.recorder.end_span()
+            self._tape.write((stage, self._clock()))
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.recorder.fail(error)
 
     def take(self, batch: object) -> None:
         """The loader has handed over a batch."""
@@ -85,12 +89,10 @@ class LoopWatch:
         """A model is being called."""
         if self._backwards or get_ident() != self._thread:  # checkpointing runs it again in the backward
             return
-        if not (model.training or is_grad_enabled() or self._spans):
-            self.evaluate()
-        elif self._evaluating:
+        if model.training or is_grad_enabled() or self._spans:
             self.turn(_FORWARD)
         else:
-            self.recorder.enter(_FORWARD)
+            self.evaluate()
 
     def evaluate(self) -> None:
         """An evaluation was seen to begin, or to go on."""
