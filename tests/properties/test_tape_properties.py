@@ -1,0 +1,91 @@
+"""Laws of the tape: however it is read, it says what a naive reading of all marks says. Lengths are exact as floats."""
+
+from hypothesis import given, strategies as st
+
+from perf_callbacks.core.marks import BACK, BEGIN, END, Pause
+from perf_callbacks.core.stages import STAGES, Stage
+from perf_callbacks.core.tape import Tape
+
+MARKED = [Stage.DATA, Stage.FORWARD, Stage.BACKWARD, Stage.OPTIMIZER, Stage.OTHER, Stage.UNDECIDED]
+SECONDS = st.integers(0, 2**10).map(lambda units: units / 1024)
+MARKS = st.sampled_from([*MARKED, *[BEGIN[stage] for stage in MARKED], BACK])
+STEPS = st.lists(MARKS, max_size=6)
+
+
+def naive(events):
+    """Seconds by stage of each step, one mark at a time."""
+    steps, seconds, stage, before = [], dict.fromkeys(Stage, 0.0), Stage.OTHER, []
+    for mark, length in events:
+        if mark == "pause":
+            seconds[Stage.GC] += length
+            continue
+        following = mark
+        if mark is END:
+            before, following = [], Stage.OTHER
+        elif mark is BACK:
+            following = before.pop() if before else Stage.OTHER
+        elif mark not in MARKED:
+            before.append(stage)
+            following = mark.stage
+        owner = stage
+        if stage is Stage.UNDECIDED:
+            owner = Stage.OPTIMIZER if following is Stage.OPTIMIZER else Stage.OTHER
+        seconds[owner] += length
+        stage = following
+        if mark is END:
+            steps.append([seconds[stage] for stage in STAGES])
+            seconds = dict.fromkeys(Stage, 0.0)
+    return steps
+
+
+def write(events, reads):
+    tape, now, done = Tape(), 0.0, []
+    tape.begin(now)
+    for place, (mark, length) in enumerate(events):
+        if mark == "pause":
+            tape.note(Pause(0, now, length, 0, automatic=True, here=True))
+            now += length
+        else:
+            now += length
+            tape.write((mark, now))
+        if place in reads:
+            done += tape.read()[0]
+    return done + tape.read()[0]
+
+
+@given(STEPS, st.lists(st.lists(SECONDS, min_size=7, max_size=7), max_size=8), st.sets(st.integers(0, 60)))
+def test_steps_of_the_same_marks_are_read_as_if_one_by_one(marks, lengths, reads):
+    events = [pair for times in lengths for pair in zip([*marks, END], times, strict=False)]
+    assert [list(step.seconds) for step in write(events, reads)] == naive(events)
+
+
+@given(st.lists(st.tuples(MARKS | st.just(END) | st.just("pause"), SECONDS), max_size=40), st.sets(st.integers(0, 40)))
+def test_any_marks_and_pauses_are_read_as_if_one_by_one(events, reads):
+    assert [list(step.seconds) for step in write(events, reads)] == naive(events)
+
+
+@given(st.lists(st.tuples(MARKS | st.just(END) | st.just("pause"), SECONDS), max_size=40))
+def test_what_was_read_is_gone_and_no_pause_is_lost(events):
+    tape = Tape()
+    tape.begin(0.0)
+    for mark, length in events:
+        if mark == "pause":
+            tape.note(Pause(0, 0.0, length, 0, automatic=True, here=True))
+        else:
+            tape.write((mark, 0.0))
+    done, told = tape.read()
+    assert (len(done), len(told)) == ([mark for mark, _ in events].count(END), [m for m, _ in events].count("pause"))
+    assert tape.pairs == []
+    assert tape.read() == ([], [])
+
+
+def test_nobody_listens_before_the_begin_nor_after_ignore():
+    tape = Tape()
+    tape.write((Stage.FORWARD, 1.0))
+    tape.begin(1.0)
+    tape.ignore()
+    tape.write((END, 2.0))
+    assert tape.pairs == []
+    tape.listen()
+    tape.write((END, 3.0))
+    assert [step.seconds for step in tape.read()[0]] == [(0, 0, 0, 0, 0, 2.0)]
