@@ -29,6 +29,9 @@ class TrainerWatch:
         self.recorder = recorder
         self.steps = recorder.run.step
         self._trainer = trainer
+        loop = trainer.fit_loop.epoch_loop
+        automatic = trainer.lightning_module.automatic_optimization
+        self._progress = loop.automatic_optimization.optim_progress if automatic else None
         self._fetches_itself = hasattr(getattr(trainer.fit_loop, "_data_fetcher", None), "iterator_wrapper")
         """Whether `training_step` takes a `dataloader_iter`."""
         self._taken = False
@@ -92,7 +95,8 @@ class TrainerWatch:
 
     def end_step(self) -> bool:
         """If there was an optimizer step since the last one, it is done."""
-        steps = steps_done(self._trainer)
+        # As `steps_done`, by a shorter way.
+        steps = steps_done(self._trainer) if self._progress is None else self._progress.optimizer_steps
         if steps == self.steps:
             return False
         self.steps = steps
