@@ -27,6 +27,7 @@ from perf_callbacks.host import watch
 from perf_callbacks.host.place import Place, data_parallel
 from perf_callbacks.host.recorder import Recorder, describe, log
 from perf_callbacks.report import text
+from perf_callbacks.watching.meanwhile import Meanwhile
 
 __all__ = ["PerfCallback"]
 
@@ -106,7 +107,7 @@ class PerfCallback(TrainerCallback):
         # over its list right now, so what is appended to that comes last; what it finds in its place is without it.
         _move_to_front(trainer, self)
         running = trainer.callback_handler.callbacks
-        trainer.callback_handler.callbacks = _Meanwhile(running)
+        trainer.callback_handler.callbacks = Meanwhile(running)
         running.append(_Afterwards(self, trainer))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -186,18 +187,6 @@ class _Afterwards(TrainerCallback):
         if trainer is not None:
             trainer.callback_handler.callbacks = list(trainer.callback_handler.callbacks)
         self._begin(args, state, trainer)
-
-
-class _Meanwhile(list[TrainerCallback]):
-    """The callbacks, while another list of them is iterated over: who joins now is not left out of that."""
-
-    def __init__(self, running: list[TrainerCallback]) -> None:
-        super().__init__(running)
-        self._running = running
-
-    def append(self, callback: TrainerCallback, /) -> None:
-        super().append(callback)
-        self._running.append(callback)
 
 
 def _watch(trainer: Trainer, recorder: Recorder) -> None:

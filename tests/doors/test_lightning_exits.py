@@ -283,7 +283,7 @@ FAULTS = {
     "host.patches.Patches": "replace method",
     "host.device": "timeline",
     "report.text": "opening closing",
-    "watching.lightning": "steps_done _first _Afterwards _Meanwhile TrainerWatch",
+    "watching.lightning": "steps_done _first _Afterwards Meanwhile TrainerWatch",
     "watching.lightning.LightningHooks": "_log _place _last_state",
     "watching.lightning_trainer": "steps_done",
     "watching.lightning_trainer.TrainerWatch": "install end_batch end_step _take _fetch _optimizer_step _settle",

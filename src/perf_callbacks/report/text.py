@@ -27,6 +27,7 @@ def opening(run: Run, *, journal: object | None, staged: bool = True) -> str:
     parts = [
         f"{'step time, stages and throughput' if staged else 'step time'} on {run.device} ({TIMELINES[run.timeline]})",
         "garbage collection timed" if run.config["gc"] != "off" else "garbage collection not timed",
+        f"rank {run.rank} of {run.world_size}" if run.world_size > 1 else "",
         f"attempt {run.attempt} from step {run.step}" if run.attempt > 1 else "",
         "set by environment: " + ", ".join(run.from_env) if run.from_env else "",
         f"journal {journal}" if journal else "no journal",

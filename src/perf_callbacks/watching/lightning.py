@@ -16,6 +16,7 @@ from perf_callbacks.host.place import Place
 from perf_callbacks.host.recorder import Recorder, describe, log
 from perf_callbacks.report import text
 from perf_callbacks.watching.lightning_trainer import TrainerWatch, steps_done
+from perf_callbacks.watching.meanwhile import Meanwhile
 
 STATE_KEY = "perf_callbacks"
 """Where our counters stand in a checkpoint. Among those of the callbacks, two of us could not be told apart."""
@@ -99,13 +100,13 @@ class LightningHooks:
         # Other callbacks go first: if one of them raises, nothing of ours is in place yet. The trainer is iterating
         # over its list right now, so what is appended to that comes last; what it finds in its place is without it.
         running = trainer.callbacks
-        trainer.callbacks = _Meanwhile(running)
+        trainer.callbacks = Meanwhile(running)
         running.append(_Afterwards(self))
 
     @_hook
     def begin(self, trainer: Any) -> None:
         """Start measuring, once the other callbacks have begun."""
-        if type(trainer.callbacks) is _Meanwhile:
+        if type(trainer.callbacks) is Meanwhile:
             trainer.callbacks = list(trainer.callbacks)
         recorder = self._recorder = Recorder(self._settings, self._place(trainer, self._last_state(trainer)))
         if not recorder.active:
@@ -192,18 +193,6 @@ class _Afterwards:
 
     def on_train_start(self, trainer: Any, _pl_module: Any) -> None:
         self._callback.begin(trainer)
-
-
-class _Meanwhile(list[Any]):
-    """The callbacks, while another list of them is iterated over: who joins now is not left out of that."""
-
-    def __init__(self, running: list[Any]) -> None:
-        super().__init__(running)
-        self._running = running
-
-    def append(self, callback: Any, /) -> None:
-        super().append(callback)
-        self._running.append(callback)
 
 
 def _first(trainer: Any) -> object:
