@@ -45,9 +45,9 @@ class PerfConfig:
     loaders: Literal["apply", "advise", "off"] = "apply"
     """Pin memory and copy without blocking where that pays, or only say so."""
     stragglers: Literal["on", "off"] = "on"
-    """Look for the slow rank and its cause."""
+    """Let ranks tell each other what they did. To look for the slow one and its cause is still to come."""
     window: int = 50
-    """Optimizer steps per exchange between ranks."""
+    """Optimizer steps after which they do."""
     journal: bool = True
     """Write `<output_dir>/perf_callbacks/rank<k>.jsonl`."""
     report: bool = False
