@@ -5,7 +5,6 @@ import inspect
 from collections import deque
 from collections.abc import Callable
 from threading import get_ident
-from types import MethodType
 from typing import Any
 
 import torch
@@ -41,7 +40,7 @@ class AcceleratedWatch(LoopWatch):
         super().__init__(recorder, model, optimizer)
         self._models = [model]
         self._trained: set[int] = set()  # models that were called in training
-        self._decisive = self._models  # those whose mode tells whether there is training: trained, else all
+        self._decisive = self._models  # whose mode tells whether there is training: those trained, else all
         self._read = recorder.reader.read
         self._pending: dict[int, deque[Batch]] = {}  # by loader
         self._doubtful = before  # the last batch that seemed to be for an evaluation, and its loader
@@ -158,9 +157,10 @@ class AcceleratedWatch(LoopWatch):
         if self._learned:  # what was not trained on by now was skipped
             self._learned = False
             self._pending.clear()
-        if loader not in self._pending:
-            self._pending[loader] = deque(maxlen=MOST_PENDING)
-        self._pending[loader].append(batch)
+        if loader in self._pending:
+            self._pending[loader].append(batch)
+        else:
+            self._pending[loader] = deque((batch,), MOST_PENDING)
 
     def exhausted(self) -> None:
         """A loader has no more."""
@@ -184,14 +184,15 @@ class AcceleratedWatch(LoopWatch):
         return begun
 
     def _count(self) -> None:
-        self._learned = True
-        doubtful, self._doubtful = self._doubtful, None
-        batches = [waiting.pop() for waiting in self._pending.values() if waiting]
-        if not batches and doubtful is not None:
-            self._always.add(id(doubtful[0]))
-            batches = [doubtful[1]]
-        for batch in batches:
-            self.recorder.add(batch)
+        self._learned, counted = True, False
+        for waiting in self._pending.values():
+            if waiting:
+                self.recorder.add(waiting.pop())
+                counted = True
+        if self._doubtful is not None and not counted:
+            self._always.add(id(self._doubtful[0]))
+            self.recorder.add(self._doubtful[1])
+        self._doubtful = None
 
     def _schedule(self, scheduler: Any, inner: Callable[..., Any]) -> Callable[..., Any]:
         """A scheduler's step, which does nothing between the micro-batches of one step."""
@@ -221,8 +222,13 @@ class AcceleratedWatch(LoopWatch):
 
 
 def _know_signature(optimizer: object) -> None:
-    """Accelerate asks for the signature of `zero_grad` before each call: what we put there has it at hand."""
-    replaced = vars(optimizer).get("zero_grad")
-    if isinstance(replaced, MethodType):
-        function: Any = replaced.__func__
-        function.__signature__ = inspect.signature(function)
+    """Accelerate asks for the signature of `zero_grad` before each call: what we put there has it at hand.
+
+    It is kept one layer below, since who wraps a method in turn takes over its attributes, but not its `self`.
+    """
+    ours: Any = getattr(vars(optimizer).get("zero_grad"), "__func__", None)
+    inner = getattr(ours, "__wrapped__", None)
+    if inner is not None:
+        known: Any = functools.partial(inner)
+        known.__signature__ = inspect.signature(inner)
+        ours.__wrapped__ = known
