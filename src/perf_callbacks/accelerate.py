@@ -18,8 +18,10 @@ import accelerate  # type: ignore[import-untyped]
 from accelerate import Accelerator
 
 from perf_callbacks.core.config import PerfConfig
+from perf_callbacks.core.marks import BACK, BEGIN
 from perf_callbacks.core.records import Summary
 from perf_callbacks.core.settings import resolve
+from perf_callbacks.core.stages import Stage
 from perf_callbacks.host.place import Place
 from perf_callbacks.host.recorder import describe, log
 from perf_callbacks.watching.fits import TAKEN_OVER, Fits
@@ -119,7 +121,7 @@ def _install(accelerator: Accelerator, fits: Fits) -> None:
     replace = functools.partial(fits.patches.replace, accelerator)
     for name in PREPARING:
         replace(name, functools.partial(_around, after=fits.see))
-    replace("backward", functools.partial(_around, before=fits.begin))
+    replace("backward", functools.partial(_training, fits))
     replace("log", functools.partial(_logging, fits))
     replace("save_state", functools.partial(_noting, accelerator.register_save_state_pre_hook, fits.save))
     replace("load_state", functools.partial(_noting, accelerator.register_load_state_pre_hook, fits.load))
@@ -143,13 +145,38 @@ def _around(
     return call
 
 
+def _training(fits: Fits, inner: Callable[..., T]) -> Callable[..., T]:
+    """A backward, with which a fit may begin."""
+
+    @functools.wraps(inner)
+    def call(*args: Any, **kwargs: Any) -> T:
+        if fits.watch is None:
+            fits.begin()
+        watching = fits.watch
+        if watching is None or not watching.begin_backward():
+            return inner(*args, **kwargs)
+        try:
+            return inner(*args, **kwargs)
+        finally:
+            watching.end_backward()
+
+    return call
+
+
 def _logging(fits: Fits, inner: Callable[..., T]) -> Callable[..., T]:
     """What the user logs, and what we have to say with it."""
 
     @functools.wraps(inner)
     def call(values: Any, *args: Any, **kwargs: Any) -> T:
-        metrics = fits.row() if isinstance(values, Mapping) else None
-        return inner({**values, **metrics, **values} if metrics else values, *args, **kwargs)
+        if fits.watch is None:
+            return inner(values, *args, **kwargs)
+        enter = fits.watch.recorder.enter
+        enter(BEGIN[Stage.OTHER])
+        try:
+            metrics = fits.row() if isinstance(values, Mapping) else None
+            return inner({**values, **metrics, **values} if metrics else values, *args, **kwargs)
+        finally:
+            enter(BACK)
 
     return call
 

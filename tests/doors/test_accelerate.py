@@ -1,7 +1,9 @@
 """What the Accelerate door counts and logs in loops that know nothing of it, and what it gets along with."""
 
 import copy
+import functools
 import gc
+import inspect
 import os
 import pickle
 import signal
@@ -380,6 +382,21 @@ def test_a_step_that_was_skipped_for_an_overflow_does_not_count(tmp_path):
             assert optimizer.step_was_skipped == (number == 2)
             optimizer.zero_grad()
     assert [(step["step"], step["samples"]) for step in steps(tmp_path)] == [(1, 2), (2, 2), (3, 4), (4, 2)]
+
+
+def test_zero_grad_keeps_its_signature_also_where_somebody_wraps_it(tmp_path):
+    accelerator = an_accelerator(tmp_path)
+    model, _, training, _ = prepared(accelerator, rows_of_tokens(4))
+    several = [torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2)]
+    expected = inspect.signature(several[0].zero_grad)
+    with attach(accelerator):
+        for optimizer in several:
+            accelerator.prepare(optimizer)
+        train(accelerator, model, accelerator.prepare(several[0]), training)
+        for optimizer in several:
+            assert "zero_grad" in vars(optimizer)
+            for method in (optimizer.zero_grad, functools.wraps(optimizer.zero_grad)(lambda **_: None)):
+                assert inspect.signature(method) == expected
 
 
 def test_what_was_prepared_before_is_measured_too(tmp_path):

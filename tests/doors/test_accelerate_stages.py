@@ -123,7 +123,7 @@ class Saved:
 def train(tmp_path, monkeypatch):
     """Four epochs of three steps of two micro-batches each, with a sleep in one place."""
     clock = FakeClock()
-    monkeypatch.setattr(fits, "_Recorder", functools.partial(fits._Recorder, clock=clock))
+    monkeypatch.setattr(fits, "Recorder", functools.partial(fits.Recorder, clock=clock))
 
     def run(place, *, evaluating=False, saving=False):
         sleep = Sleeper(place, clock)

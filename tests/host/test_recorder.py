@@ -12,7 +12,7 @@ import torch
 from fakes import FakeClock
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.core.batches import BatchReader
+from perf_callbacks.core.batches import Batch, BatchReader
 from perf_callbacks.core.engine import Engine
 from perf_callbacks.core.records import Gc, Run, Steps, Summary, attempts
 from perf_callbacks.core.settings import resolve
@@ -27,6 +27,7 @@ from perf_callbacks.host.recorder import Recorder, describe
 CALLS = {
     "enter": lambda recorder: recorder.enter(Stage.FORWARD),
     "batch": lambda recorder: recorder.batch({"input_ids": torch.ones(2, 3)}),
+    "add": lambda recorder: recorder.add(Batch(2, 6, None, ())),
     "collection": lambda _: gc.collect(),
     "end_step": lambda recorder: recorder.end_step(1),
     "begin_span": lambda recorder: recorder.begin_span("evaluation"),
@@ -103,6 +104,14 @@ def test_a_fit_leaves_its_records_and_its_summary(tmp_path, make):
     assert (steps.step_time, steps.tokens, steps.excluded) == ((0.5,) * 3, (8,) * 3, ("first", None, None))
 
 
+def test_a_batch_that_was_read_before_goes_into_its_step_as_it_is(make):
+    recorder = make()
+    recorder.add(Batch(2, 8, 5, ()))
+    recorder.batch({"input_ids": torch.ones(2, 4)})
+    recorder.end_step(1)
+    assert (recorder.summary.samples, recorder.summary.tokens) == (4, 16)
+
+
 def test_collections_are_observed_unless_they_are_off(tmp_path, make):
     for config in ("observe", "off"):
         recorder = make(gc=config)
@@ -166,6 +175,7 @@ def test_a_failure_stops_the_measuring_and_keeps_what_there_is(tmp_path, make, c
     recorder.attempt(raising)
     recorder.end_step(4)
     assert recorder.failure == recorder.summary.failure == "ValueError: no"
+    assert recorder.failed
     assert caplog.messages == ["perf_callbacks stopped measuring, training goes on: ValueError: no."]
     summary = journal(tmp_path)[-1]
     assert (summary, summary.steps) == (recorder.summary, 3)
@@ -175,6 +185,7 @@ def test_what_cannot_be_undone_keeps_nothing_else_from_it(tmp_path, make, owner,
     recorder = make()
     recorder.patches.add(raising)
     recorder.close()
+    assert (recorder.failure, recorder.failed) == (None, True)
     assert caplog.messages == ["perf_callbacks stopped measuring, training goes on: ValueError: no."]
     assert owner.method is original
     assert type(journal(tmp_path)[-1]) is Summary

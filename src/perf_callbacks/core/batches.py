@@ -69,8 +69,6 @@ class BatchReader:
             key = tuple(map(_shape, batch)) if type(batch) in _ROWS else (*map(_shape, batch.values()), *batch)
             known, masks = self._known[key]
         except (AttributeError, KeyError, TypeError, RuntimeError):  # a tensor has values only if it is sparse
-            if isinstance(batch, Batch):  # it was read before
-                return batch
             if _is_rows(batch):
                 return Batch(len(batch), None, None, ())
             known, masks, batch = self._look(batch, key)

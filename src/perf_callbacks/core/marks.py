@@ -20,10 +20,15 @@ class Back:
     __slots__ = ()
 
 
+class End:
+    """A step ends. The next one begins with what belongs to no stage, and nothing to turn back to."""
+
+    __slots__ = ()
+
+
 BEGIN: Final = {stage: Begin(stage) for stage in Stage}
 BACK: Final = Back()
-END: Final = None
-"""A step ends. The next one begins with what belongs to no stage, and nothing to turn back to."""
+END: Final = End()
 
 
 class Pause(NamedTuple):
@@ -38,7 +43,7 @@ class Pause(NamedTuple):
     """In the training thread."""
 
 
-Mark = Stage | Begin | Back | None
+Mark = Stage | Begin | Back | End
 
 # Looking a member up in its class costs more than most of what is done here.
 _OPTIMIZER, _OTHER, _UNDECIDED = Stage.OPTIMIZER, Stage.OTHER, Stage.UNDECIDED

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from perf_callbacks.core.batches import BatchReader
+from perf_callbacks.core.batches import Batch, BatchReader
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.engine import Engine
 from perf_callbacks.core.marks import Mark, Pause
@@ -60,7 +60,8 @@ class Recorder:
         config = settings.config
         self.patches = Patches()
         self.failure: str | None = None
-        self._told = False
+        self.failed = False
+        """Whether something of ours went wrong, at the very end too."""
         self._summary: Summary | None = None
         timeline = device.timeline(place.device)
         self.run = opening(settings, place, "host" if timeline is None else "device")
@@ -120,6 +121,15 @@ class Recorder:
             return
         try:
             self._batch(self._read(batch))
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
+
+    def add(self, batch: Batch) -> None:
+        """As `batch`, for one that was read before."""
+        if not self.active:
+            return
+        try:
+            self._batch(batch)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
 
@@ -191,8 +201,8 @@ class Recorder:
 
     def fail(self, error: Exception) -> None:
         """Something of ours went wrong: say so once, stop measuring, put everything back."""
-        if not self._told:
-            self._told = True
+        if not self.failed:
+            self.failed = True
             log.warning("perf_callbacks stopped measuring, training goes on: %s.", describe(error), exc_info=error)
         self.close(describe(error))
 

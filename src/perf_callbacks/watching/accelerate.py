@@ -1,42 +1,27 @@
 """What is watched in an Accelerate loop beyond what every loop has: several models, optimizers and loaders."""
 
 import functools
+import inspect
 from collections import deque
 from collections.abc import Callable
 from threading import get_ident
-from typing import Any, Concatenate, ParamSpec
+from typing import Any
 
 import torch
-from torch import nn
+from torch import is_grad_enabled, nn
 
-from perf_callbacks.core.batches import Batch, BatchReader
+from perf_callbacks.core.batches import Batch
 from perf_callbacks.core.marks import BACK, BEGIN
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.host import watch
 from perf_callbacks.host.recorder import Recorder
 from perf_callbacks.watching.loop import LoopWatch
 
-P = ParamSpec("P")
-
 MOST_PENDING = 1024
 """Batches of one loader that may wait for being trained on."""
 
 # Looking a member up in its class costs as much as recording it.
 _DATA, _FORWARD, _OPTIMIZER, _OTHER = Stage.DATA, Stage.FORWARD, Stage.OPTIMIZER, Stage.OTHER
-
-
-def _fails_open(method: Callable[Concatenate[Any, P], None]) -> Callable[Concatenate[Any, P], None]:
-    """What goes wrong in here ends the measuring and nothing else."""
-
-    @functools.wraps(method)
-    def call(self: "AcceleratedWatch", /, *args: P.args, **kwargs: P.kwargs) -> None:
-        if self.recorder.active:
-            try:
-                method(self, *args, **kwargs)
-            except Exception as error:  # noqa: BLE001 an observer never ends the run
-                self.recorder.fail(error)
-
-    return call
 
 
 class AcceleratedWatch(LoopWatch):
@@ -56,11 +41,17 @@ class AcceleratedWatch(LoopWatch):
         super().__init__(recorder, model, optimizer)
         self._models = [model]
         self._trained: set[int] = set()  # models that were called in training
-        self._reader = BatchReader()
+        self._decisive = self._models  # whose mode tells whether there is training: those trained, else all
+        self._read = recorder.reader.read
         self._pending: dict[int, deque[Batch]] = {}  # by loader
         self._doubtful = before  # the last batch that seemed to be for an evaluation, and its loader
         self._learned = False
         self._always: set[int] = set()  # loaders that models in evaluation mode are trained from
+
+    def install(self) -> None:
+        """Begin to watch. The recorder takes it all back when it closes."""
+        super().install()
+        _know_signature(self._optimizer)
 
     def add(self, prepared: object) -> None:
         """Something more was prepared: its time goes where it belongs. Only the first optimizer's steps count."""
@@ -83,14 +74,13 @@ class AcceleratedWatch(LoopWatch):
             optimizer.register_step_post_hook(lambda *_: self.turn(_OTHER)).remove,
         )
         watch.stages(self.recorder, optimizer, "zero_grad", _OPTIMIZER)
+        _know_signature(optimizer)
 
     def add_accelerator(self, accelerator: object) -> None:
         """What the loop calls instead of torch."""
         recorder = self.recorder
-        recorder.patches.replace(accelerator, "backward", self._backward)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             watch.stages(recorder, accelerator, name, _OPTIMIZER)
-        watch.stages(recorder, accelerator, "log", _OTHER)
         for name in ("save_state", "save_model", "save", "get_state_dict"):
             recorder.patches.replace(accelerator, name, self._checkpoint)
 
@@ -101,19 +91,29 @@ class AcceleratedWatch(LoopWatch):
     @property
     def training(self) -> bool:
         """Whether a model is in training mode: of those that were trained, else of all."""
-        trained = [model.training for model in self._models if id(model) in self._trained]
-        return any(trained or [model.training for model in self._models])
+        return any(model.training for model in self._decisive)
 
-    @_fails_open
     def call(self, model: nn.Module) -> None:
         """A model is being called."""
         if self._backwards or get_ident() != self._thread:  # checkpointing runs it again in the backward
             return
-        gradients = torch.is_grad_enabled()
-        if gradients and model.training:
-            self._trained.add(id(model))
-            self.turn(_FORWARD)
-        elif self._evaluating:
+        try:
+            if not (model.training and is_grad_enabled()):
+                self._call_untrained(model)
+                return
+            if id(model) not in self._trained:
+                self._trained.add(id(model))
+                self._decisive = [one for one in self._models if id(one) in self._trained]
+            if self._evaluating:
+                self.turn(_FORWARD)
+            else:
+                self._tape.write((_FORWARD, self._clock()))
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.recorder.fail(error)
+
+    def _call_untrained(self, model: nn.Module) -> None:
+        gradients = is_grad_enabled()
+        if self._evaluating:
             self._doubtful = self._doubtful if gradients else None
         # A teacher is in evaluation mode while its student trains.
         elif gradients or self._spans or model.training or (id(model) not in self._trained and self.training):
@@ -121,65 +121,87 @@ class AcceleratedWatch(LoopWatch):
         else:
             self.evaluate()
 
-    @_fails_open
     def fetch(self, loader: object) -> None:
         """The loop asks a loader for a batch."""
         if get_ident() != self._thread:
             return
-        if torch.is_grad_enabled() and (self.training or id(loader) in self._always):
-            self.turn(_DATA)
-        else:
-            self.evaluate()
+        try:
+            if not (is_grad_enabled() and (self._decisive[0].training or self.training or id(loader) in self._always)):
+                self.evaluate()
+            elif self._evaluating:
+                self.turn(_DATA)
+            else:
+                self._tape.write((_DATA, self._clock()))
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.recorder.fail(error)
 
-    @_fails_open
     def fetched(self, loader: object, batch: object) -> None:
         """A loader has handed over a batch. It is read now: the loop may take it apart before it trains on it."""
-        found = self._reader.read(batch)
-        if get_ident() != self._thread:
-            self.recorder.batch(found)
-            return
-        self._backwards = self._optimizing = 0
-        if self._evaluating:
-            self._doubtful = loader, found
-            return
+        try:
+            found = self._read(batch)
+            if get_ident() != self._thread:
+                self.recorder.add(found)
+                return
+            self._backwards = self._optimizing = 0
+            if self._evaluating:
+                self._doubtful = loader, found
+                return
+            self._wait(id(loader), found)
+            self._tape.write((_OTHER, self._clock()))
+            for calls in self._calls:
+                calls.again()
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.recorder.fail(error)
+
+    def _wait(self, loader: int, batch: Batch) -> None:
+        """A batch waits for being trained on."""
         if self._learned:  # what was not trained on by now was skipped
             self._learned = False
             self._pending.clear()
-        self._pending.setdefault(id(loader), deque(maxlen=MOST_PENDING)).append(found)
-        self.recorder.enter(_OTHER)
-        for calls in self._calls:
-            calls.again()
+        if loader in self._pending:
+            self._pending[loader].append(batch)
+        else:
+            self._pending[loader] = deque((batch,), MOST_PENDING)
 
-    @_fails_open
     def exhausted(self) -> None:
         """A loader has no more."""
-        if not self._evaluating:
-            self.turn(_OTHER)
+        try:
+            if not self._evaluating:
+                self.turn(_OTHER)
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.recorder.fail(error)
 
     def begin_backward(self) -> bool:
         """A backward begins: of each loader, the last batch that was fetched is trained on now."""
-        begun = super().begin_backward()
-        if begun:
-            self._count()
+        if self._backwards:
+            return False
+        try:
+            begun = super().begin_backward()
+            if begun:
+                self._count()
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.recorder.fail(error)
+            return False
         return begun
 
-    @_fails_open
     def _count(self) -> None:
-        self._learned = True
-        doubtful, self._doubtful = self._doubtful, None
-        batches = [waiting.pop() for waiting in self._pending.values() if waiting]
-        if not batches and doubtful is not None:
-            self._always.add(id(doubtful[0]))
-            batches = [doubtful[1]]
-        for batch in batches:
-            self.recorder.batch(batch)
+        self._learned, counted = True, False
+        for waiting in self._pending.values():
+            if waiting:
+                self.recorder.add(waiting.pop())
+                counted = True
+        if self._doubtful is not None and not counted:
+            self._always.add(id(self._doubtful[0]))
+            self.recorder.add(self._doubtful[1])
+        self._doubtful = None
 
     def _schedule(self, scheduler: Any, inner: Callable[..., Any]) -> Callable[..., Any]:
         """A scheduler's step, which does nothing between the micro-batches of one step."""
+        gradients = getattr(scheduler, "gradient_state", None)
 
         @functools.wraps(inner)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not getattr(getattr(scheduler, "gradient_state", None), "sync_gradients", True):
+            if not getattr(gradients, "sync_gradients", True):
                 return inner(*args, **kwargs)
             self.recorder.enter(BEGIN[_OPTIMIZER])
             try:
@@ -198,3 +220,16 @@ class AcceleratedWatch(LoopWatch):
                 return inner(*args, **kwargs)
 
         return call
+
+
+def _know_signature(optimizer: object) -> None:
+    """Accelerate asks for the signature of `zero_grad` before each call: what we put there has it at hand.
+
+    It is kept one layer below, since who wraps a method in turn takes over its attributes, but not its `self`.
+    """
+    ours: Any = getattr(vars(optimizer).get("zero_grad"), "__func__", None)
+    inner = getattr(ours, "__wrapped__", None)
+    if inner is not None:
+        known: Any = functools.partial(inner)
+        known.__signature__ = inspect.signature(inner)
+        ours.__wrapped__ = known

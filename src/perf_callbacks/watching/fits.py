@@ -17,7 +17,7 @@ from perf_callbacks.host.place import Place
 from perf_callbacks.host.recorder import Recorder, describe, log
 from perf_callbacks.report import text
 from perf_callbacks.watching.accelerate import AcceleratedWatch
-from perf_callbacks.watching.prepared import Prepared
+from perf_callbacks.watching.prepared import Prepared, Told
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,17 +43,6 @@ def fails_open(method: "Callable[Concatenate[Fits, P], T]") -> "Callable[Concate
     return call
 
 
-class _Recorder(Recorder):
-    """One that says whether it failed, at its very end too."""
-
-    broken = False
-
-    def fail(self, error: Exception) -> None:
-        """Something of ours went wrong."""
-        self.broken = True
-        super().fail(error)
-
-
 class Fits:
     """Measures what an accelerator trains, from the first batch or backward of training on."""
 
@@ -72,8 +61,11 @@ class Fits:
         self._reader = BatchReader()
         self._before: tuple[object, Batch] | None = None
         self._prepared = Prepared(self)
-        self._watch: AcceleratedWatch | None = None
-        self.recorder: _Recorder | None = None
+        self.watch: AcceleratedWatch | None = None
+        """What watches the current fit. None between fits."""
+        self.told: Told = self
+        """Whom measured loaders tell: who watches the fit, else us."""
+        self.recorder: Recorder | None = None
         """Of the current fit, or the last one."""
         self._untold: Recorder | None = None
         self.patches = Patches()
@@ -84,47 +76,41 @@ class Fits:
     @property
     def state(self) -> dict[str, Any]:
         """What a checkpoint has to carry."""
-        return dict(self._state) if self._watch is None else self._watch.recorder.state
+        return dict(self._state) if self.watch is None else self.watch.recorder.state
 
     @fails_open
     def see(self, prepared: object) -> None:
         """The accelerator has prepared something."""
         for one in self._prepared.see(prepared):
-            if self._watch is not None:
-                self._watch.add(one)
+            if self.watch is not None:
+                self.watch.add(one)
 
     @fails_open
     def fetch(self, loader: object) -> None:
-        """The loop asks a loader for a batch."""
-        if self._watch is None and torch.is_grad_enabled() and any(model.training for model in self._prepared.models):
+        """The loop asks a loader for a batch, and no fit has begun."""
+        if torch.is_grad_enabled() and any(model.training for model in self._prepared.models):
             self.begin()
-        if self._watch is not None:
-            self._watch.fetch(loader)
+        if self.watch is not None:
+            self.watch.fetch(loader)
 
     @fails_open
     def fetched(self, loader: object, batch: object) -> None:
-        """A loader has handed over a batch."""
-        if self._watch is not None:
-            self._watch.fetched(loader, batch)
-        else:
-            self._before = loader, self._reader.read(batch)
+        """A loader has handed over a batch. No fit has begun, but maybe this is what it will begin with."""
+        self._before = loader, self._reader.read(batch)
 
-    @fails_open
     def exhausted(self) -> None:
         """A loader has no more."""
-        if self._watch is not None:
-            self._watch.exhausted()
 
     @fails_open
     def begin(self) -> None:
         """Training begins. What it takes to measure it has been prepared by now, or it is not ours to measure."""
         models, optimizers = self._prepared.models, self._prepared.optimizers
-        if self._watch is not None or not models or not optimizers:
+        if self.watch is not None or not models or not optimizers:
             return
         self._take_over(optimizers[0])
-        self.recorder = self._untold = recorder = _Recorder(self._settings, self._place(self._carried))
+        self.recorder = self._untold = recorder = Recorder(self._settings, self._place(self._carried))
         recorder.patches.add(functools.partial(self._ended, recorder))
-        self._watch = watching = AcceleratedWatch(recorder, models[0], optimizers[0], self._before)
+        self.watch = self.told = watching = AcceleratedWatch(recorder, models[0], optimizers[0], self._before)
         if recorder.active:
             watching.install()
             watching.add_accelerator(self._accelerator)
@@ -136,14 +122,14 @@ class Fits:
     def _take_over(self, optimizer: object) -> None:
         """Whoever counts the steps of this optimizer for an accelerator that was given up does so no more."""
         for other in [*_all]:
-            if other._watch is not None and other._watch.counts(optimizer):  # noqa: SLF001 one of us
+            if other.watch is not None and other.watch.counts(optimizer):
                 other.close(TAKEN_OVER)
         _all.add(self)
 
     @fails_open
     def row(self) -> dict[str, float] | None:
         """Metrics of the steps since the last row."""
-        return None if self._watch is None else self._watch.recorder.row(self._watch.steps)
+        return None if self.watch is None else self.watch.recorder.row(self.watch.steps)
 
     @fails_open
     def save(self, directory: Path) -> None:
@@ -192,7 +178,7 @@ class Fits:
         if self.recorder is None:
             return
         self.recorder.close(failure)
-        if self.recorder.broken:
+        if self.recorder.failed:
             self._detach()
 
     def _tell(self) -> None:
@@ -203,7 +189,7 @@ class Fits:
 
     def _ended(self, recorder: Recorder) -> None:
         """A recorder has closed. After a failure there is no other."""
-        self._watch, self._state = None, recorder.state
+        self.watch, self.told, self._state = None, self, recorder.state
         if recorder.failure is not None:
             self._detach()
 

@@ -12,7 +12,7 @@ from perf_callbacks.host.patches import Patches
 
 
 class Told(Protocol):
-    """Whom measured loaders tell."""
+    """Whom measured loaders tell. What goes wrong in here stays in here."""
 
     def fetch(self, loader: object) -> None:
         """The loop asks a loader for a batch."""
@@ -24,11 +24,17 @@ class Told(Protocol):
         """A loader has no more."""
 
 
+class Source(Protocol):
+    """Who knows whom measured loaders tell: now this one, now that one."""
+
+    told: Told
+
+
 class Prepared:
     """Models, optimizers, schedulers and loaders, in the order in which they were prepared."""
 
-    def __init__(self, told: Told) -> None:
-        self._told = told
+    def __init__(self, source: Source) -> None:
+        self._source = source
         self._all: list[Any] = []
         self._patches = Patches()
         self._kinds: dict[type, type] = {}
@@ -64,7 +70,7 @@ class Prepared:
     def _measure(self, loader: DataLoader[Any]) -> None:
         kind = type(loader)  # not its `__class__`: accelerate's loaders say that theirs is torch's
         if kind not in self._kinds:
-            self._kinds[kind] = _measured(kind, self._told)
+            self._kinds[kind] = _measured(kind, self._source)
         _become(self._kinds[kind], loader)
         self._patches.add(functools.partial(_become, kind, loader))
 
@@ -74,22 +80,22 @@ def _become(kind: type, loader: object) -> None:
     vars(object)["__class__"].__set__(loader, kind)
 
 
-def _measured(kind: type, told: Told) -> type:
+def _measured(kind: type, source: Source) -> type:
     """A class of loaders, as `kind` in all but its iterations. Accelerate's pickle and copy as what they were."""
 
     def iterate(self: Any) -> Iterator[Any]:
-        return _iterate(self, kind.__iter__(self), told)  # type: ignore[attr-defined]
+        return _iterate(self, kind.__iter__(self), source)  # type: ignore[attr-defined]
 
     names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
     return type(kind.__name__, (kind,), names | {"__iter__": iterate})
 
 
-def _iterate(loader: object, batches: Iterator[Any], told: Told) -> Iterator[Any]:
-    told.fetch(loader)
+def _iterate(loader: object, batches: Iterator[Any], source: Source) -> Iterator[Any]:
+    source.told.fetch(loader)
     for batch in batches:
-        told.fetched(loader, batch)
+        source.told.fetched(loader, batch)
         held = [batch]
         del batch  # a batch on a device is freed when the loop lets go of it, not when the next one is there
         yield held.pop()
-        told.fetch(loader)
-    told.exhausted()
+        source.told.fetch(loader)
+    source.told.exhausted()
