@@ -176,6 +176,7 @@ class LightningHooks:
             device=trainer.strategy.root_device,
             rank=trainer.global_rank,
             world_size=trainer.world_size,
+            data_parallel=_data_parallel(trainer),
             step=steps_done(trainer),
             versions={self.framework: str(sys.modules[self.framework].__version__)},
             carried=carried,
@@ -204,6 +205,15 @@ class _Meanwhile(list[Any]):
     def append(self, callback: Any, /) -> None:
         super().append(callback)
         self._running.append(callback)
+
+
+def _data_parallel(trainer: Any) -> int | None:
+    """In how many parts ranks share the samples: in as many as the sampler of their loaders does."""
+    try:
+        replicas = trainer.strategy.distributed_sampler_kwargs["num_replicas"]
+    except Exception:  # noqa: BLE001 a single process has none, and a strategy of the user's own may answer as it likes
+        return None
+    return replicas if type(replicas) is int and 0 < replicas <= trainer.world_size else None
 
 
 def _first(trainer: Any) -> object:
