@@ -22,7 +22,7 @@ from perf_callbacks.core.marks import BACK, BEGIN
 from perf_callbacks.core.records import Summary
 from perf_callbacks.core.settings import resolve
 from perf_callbacks.core.stages import Stage
-from perf_callbacks.host.place import Place
+from perf_callbacks.host.place import Place, data_parallel
 from perf_callbacks.host.recorder import describe, log
 from perf_callbacks.watching.fits import TAKEN_OVER, Fits
 
@@ -209,6 +209,7 @@ def _place(accelerator: Accelerator, carried: Mapping[str, Any] | None) -> Place
         device=accelerator.device,
         rank=accelerator.process_index,
         world_size=accelerator.num_processes,
+        data_parallel=data_parallel(accelerator),
         step=int((carried or {}).get("step", 0)),
         versions={"accelerate": accelerate.__version__},
         carried=carried,

@@ -74,7 +74,7 @@ class Engine:
 
         self._waiting: deque[tuple[int, str | None, list[Batch]]] = deque()  # for being read
         self._passed: deque[Step] = deque()  # for the device
-        self._parts = Parts(rank=run.rank, world_size=run.world_size, data_parallel=data_parallel)
+        self._parts = Parts(step=run.step, rank=run.rank, world_size=run.world_size, data_parallel=data_parallel)
         self._ledger = Ledger(self._shown, self._parts)
         self._window_end: int | None = None
         self._flushed_at = 0.0
@@ -86,6 +86,8 @@ class Engine:
         self._began = self._flushed_at = now
         self.tape.begin(now)
         self._emit(self._run)
+        if self._ranks is not None:
+            self._exchange(self._ranks)
         if self._device is not None:
             self._device.mark(_OTHER)
 

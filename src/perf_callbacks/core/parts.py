@@ -7,27 +7,46 @@ from perf_callbacks.core.windows import Part
 
 
 class Parts:
-    """Adds up the included steps of a window until it is over."""
+    """Adds up the included steps of a window until it is over. A window that was heard of too late is left out."""
 
-    def __init__(self, *, rank: int, world_size: int, data_parallel: int) -> None:
-        self.length: int | None = None
-        """Optimizer steps per window; None: there are none."""
+    def __init__(self, *, step: int, rank: int, world_size: int, data_parallel: int) -> None:
+        self._length: int | None = None
+        self._start = self._seen = step
+        self._after = step  # the totals hold what came after this step
         self._rank = rank
         self._world_size = world_size
         self._data_parallel = data_parallel
         self._totals = Totals()
 
+    @property
+    def length(self) -> int | None:
+        """Optimizer steps per window; None: there are none."""
+        return self._length
+
+    @length.setter
+    def length(self, length: int | None) -> None:
+        if length != self._length:
+            self._length = length
+            self._begin(self._seen)
+
     def add(self, steps: Sequence[Step]) -> Iterator[Part]:
         """Steps that follow those before; what is complete with them."""
-        if self.length is None:
+        if steps:
+            self._seen = steps[-1].number
+        if self._length is None:
             return
         start = 0
         for stop, step in enumerate(steps, 1):
-            if step.number % self.length == 0:
+            if step.number % self._length == 0:
                 self._totals.add([one for one in steps[start:stop] if one.excluded is None])
-                yield self._part(step.number // self.length - 1, self.length)
-                self._totals, start = Totals(), stop
+                if self._after <= max(self._start, step.number - self._length):
+                    yield self._part(step.number // self._length - 1, self._length)
+                self._begin(step.number)
+                start = stop
         self._totals.add([one for one in steps[start:] if one.excluded is None])
+
+    def _begin(self, after: int) -> None:
+        self._totals, self._after = Totals(), after
 
     def _part(self, window: int, length: int) -> Part:
         totals = self._totals

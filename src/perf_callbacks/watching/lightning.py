@@ -177,6 +177,7 @@ class LightningHooks:
             device=trainer.strategy.root_device,
             rank=trainer.global_rank,
             world_size=trainer.world_size,
+            data_parallel=_data_parallel(trainer),
             step=steps_done(trainer),
             versions={self.framework: str(sys.modules[self.framework].__version__)},
             carried=carried,
@@ -193,6 +194,15 @@ class _Afterwards:
 
     def on_train_start(self, trainer: Any, _pl_module: Any) -> None:
         self._callback.begin(trainer)
+
+
+def _data_parallel(trainer: Any) -> int | None:
+    """In how many parts ranks share the samples: in as many as the sampler of their loaders does."""
+    try:
+        replicas = trainer.strategy.distributed_sampler_kwargs["num_replicas"]
+    except Exception:  # noqa: BLE001 a single process has none, and a strategy of the user's own may answer as it likes
+        return None
+    return replicas if type(replicas) is int and 0 < replicas <= trainer.world_size else None
 
 
 def _first(trainer: Any) -> object:

@@ -1,0 +1,316 @@
+"""Ranks that train together, through every door: what they say of all of them is true, and nobody waits for anybody."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import door_process
+import pytest
+from door_process import Plan
+from tiny import records, steps
+
+import perf_callbacks
+from perf_callbacks.core.records import Run, Summary, Window
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(150),
+    pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="processes can't be stopped on this system"),
+]
+
+TESTS = Path(__file__).parents[1]
+PATHS = os.pathsep.join([str(Path(perf_callbacks.__file__).parents[1]), str(TESTS)])
+AMOUNTS = ("samples", "tokens", "useful_tokens")
+WINDOW = 5
+AGREE = 5.0
+PROMPT = 10.0
+"""Seconds within which a process that may end has ended, on a busy machine."""
+NO_WAIT = 1.0
+"""Seconds that nothing of ours takes in the training thread, on a busy machine, but for the start."""
+
+
+@dataclass
+class Job:
+    """The ranks of a job. Whatever happens, none outlives its test."""
+
+    directory: Path
+    door: str = "loop"
+    world_size: int = 2
+    plan: dict = field(default_factory=dict)
+    own: dict = field(default_factory=dict)
+    """Of some ranks: what they do otherwise."""
+    environ: dict = field(default_factory=dict)
+    """Of some ranks: what they are told otherwise."""
+
+    def __enter__(self):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.directory.mkdir(exist_ok=True)
+        self.plans = [
+            Plan(
+                directory=str(self.directory),
+                door=self.door,
+                rank=rank,
+                world_size=self.world_size,
+                **{**self.plan, **self.own.get(rank, {})},
+            )
+            for rank in range(self.world_size)
+        ]
+        self.processes = [self._start(plan, port) for plan in self.plans]
+        return self
+
+    def _start(self, plan, port):
+        environ = {
+            **os.environ,
+            "PYTHONPATH": PATHS,
+            "OMP_NUM_THREADS": "1",
+            "ACCELERATE_USE_CPU": "true",
+            "PERF_CALLBACKS_WINDOW": str(WINDOW),
+            "RANK": str(plan.rank),
+            "LOCAL_RANK": str(plan.rank),
+            "NODE_RANK": "0",
+            "WORLD_SIZE": str(plan.world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}),
+            **self.environ.get(plan.rank, {}),
+        }
+        command = [sys.executable, str(TESTS / "door_process.py"), json.dumps(asdict(plan))]
+        with (self.directory / f"rank{plan.rank}.err").open("w") as errors:
+            return subprocess.Popen(command, cwd=self.directory, env=environ, stdout=subprocess.DEVNULL, stderr=errors)
+
+    def __exit__(self, *_):
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+    def facts(self, rank):
+        path = self.directory / f"rank{rank}.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def said(self, rank):
+        return (self.directory / f"rank{rank}.err").read_text()
+
+    def until(self, condition, seconds=90.0):
+        deadline = time.monotonic() + seconds
+        while not condition():
+            failed = [rank for rank, process in enumerate(self.processes) if process.poll() not in {None, 0, -9}]
+            assert not failed, self.said(failed[0])
+            assert time.monotonic() < deadline, [self.said(rank) for rank in range(self.world_size)]
+            time.sleep(0.02)
+
+    def until_step(self, step, *ranks):
+        self.until(lambda: all(self.facts(rank).get("step", 0) >= step for rank in ranks))
+
+    def assert_ended(self, *ranks):
+        """They end by themselves, soon after their last step."""
+        self.until(lambda: all(self.facts(rank).get("done") for rank in ranks))
+        deadline = time.monotonic() + PROMPT
+        for rank in ranks:
+            assert self.processes[rank].wait(max(0.1, deadline - time.monotonic())) == 0, self.said(rank)
+
+    def assert_unharmed(self, *ranks, agree=AGREE - 1, warnings=0):
+        """All that they did is counted, nothing held them up, and next to nothing was said of it."""
+        for rank in ranks:
+            facts, plan = self.facts(rank), self.plans[rank]
+            assert len(facts["got"]) == plan.steps
+            if plan.door == "loop":
+                assert facts["enter_seconds"] < agree
+                assert facts["exit_seconds"] < NO_WAIT
+                assert max(facts["waits"]) < plan.step_seconds + NO_WAIT
+            if plan.measured:
+                (summary,) = records(self.directory, Summary, rank=rank)
+                truth = [sum(column) for column in list(zip(*self.got(rank), strict=True))[:2]]
+                assert [summary.steps, summary.samples, summary.tokens] == [plan.steps, *truth]
+                assert summary.failure is None
+            told = [line for line in self.said(rank).splitlines() if re.search(r"\bperf_callbacks(:| [a-z])", line)]
+            assert len(told) <= warnings, told
+            assert not [word for word in ("Traceback", "terminate called", "Error in") if word in self.said(rank)]
+
+    def got(self, rank):
+        """What went through the model: samples, tokens and useful tokens of each step."""
+        return [(rows, rows * columns, useful) for rows, columns, useful in self.facts(rank)["got"]]
+
+    @property
+    def windows(self):
+        return records(self.directory, Window)
+
+    @property
+    def rows(self):
+        return [row for row in self.facts(0)["rows"] if "perf/step_time" in row]
+
+
+JOBS = {
+    "loop": {"door": "loop"},
+    "loop of three": {
+        "door": "loop",
+        "world_size": 3,
+        "environ": {1: {"PERF_CALLBACKS_WINDOW": "7"}, 2: {"PERF_CALLBACKS_STRAGGLERS": "off"}},
+    },
+    "transformers": {"door": "transformers"},
+    "lightning": {"door": "lightning"},
+    "accelerate": {"door": "accelerate"},
+}
+
+
+@pytest.fixture(scope="module", params=JOBS)
+def job(request, tmp_path_factory):
+    """Ranks that trained together, under DDP; of three in a loop, two were told otherwise and obey the first."""
+    with Job(tmp_path_factory.mktemp("job"), **JOBS[request.param]) as running:
+        running.assert_ended(*range(running.world_size))
+        return running
+
+
+def test_ranks_that_train_together_are_unharmed(job):
+    job.assert_unharmed(*range(job.world_size))
+
+
+def test_ranks_that_train_together_are_one_run(job):
+    runs = [records(job.directory, Run, rank=rank) for rank in range(job.world_size)]
+    assert [[(run.rank, run.world_size) for run in opened] for opened in runs] == [
+        [(rank, job.world_size)] for rank in range(job.world_size)
+    ]
+    assert len({run.run_id for (run,) in runs}) == 1
+
+
+def test_a_window_is_the_sum_of_what_all_ranks_went_through_in_the_time_of_the_slowest(job):
+    assert len(job.windows) >= 3
+    assert {len(records(job.directory, Window, rank=rank)) for rank in range(1, job.world_size)} == {0}
+    lasts = [window.last_step for window in job.windows]
+    assert lasts == sorted(set(lasts))
+    everyone = [steps(job.directory, rank=rank) for rank in range(job.world_size)]
+    for window in job.windows:
+        assert (window.last_step % WINDOW, window.last_step - window.first_step) == (0, WINDOW - 1)
+        numbers = range(window.first_step, window.last_step + 1)
+        included = [
+            [step for step in mine if step["step"] in numbers and step.get("excluded") is None] for mine in everyone
+        ]
+        assert {len(mine) for mine in included} == {window.steps}
+        assert window.steps == WINDOW - (window.first_step == 1)
+        assert window.ranks == job.world_size
+        slowest = max(sum(step["step_time"] for step in mine) for mine in included)
+        assert window.seconds == pytest.approx(slowest, abs=1e-6)
+        for amount in ("samples", "tokens"):
+            assert getattr(window, amount) == sum(step[amount] for mine in included for step in mine)
+        truth = [job.got(rank)[step["step"] - 1] for rank in range(job.world_size) for step in included[rank]]
+        assert [getattr(window, amount) for amount in AMOUNTS] == [sum(column) for column in zip(*truth, strict=True)]
+
+
+def test_what_ranks_get_is_uneven(job):
+    """Or sums over them could not be told from multiples of one."""
+    first, second = job.got(0), job.got(1)
+    assert len(set(first)) > 2
+    assert [tokens for _, tokens, _ in first] != [tokens for _, tokens, _ in second]
+    assert sum(useful for *_, useful in first) < sum(tokens for _, tokens, _ in first)
+    if job.door == "loop":
+        for rank in range(job.world_size):
+            known = [door_process.amounts(rank, step) for step in range(1, 61)]
+            assert job.got(rank) == [(rows, rows * columns, useful) for rows, columns, useful in known]
+    if job.door == "lightning":  # 203 rows are 102 for each, of which the last batch gets two
+        assert [samples for samples, *_ in first] == ([4] * 25 + [2]) * 2 + [4] * 8
+
+
+def test_rows_of_rank_0_say_what_all_ranks_did_in_a_window_once_there_is_one(job):
+    assert job.rows
+    told = ["perf/samples_per_second" in row for row in job.rows]
+    assert sum(told) >= 3
+    assert told == sorted(told), "once known, always there"
+    for row in [row for row in job.rows if "perf/samples_per_second" in row]:
+        over = [window for window in job.windows if window.last_step <= row["step"]]
+        said = [row[f"perf/{amount}_per_second"] for amount in AMOUNTS]
+        assert any(
+            said == pytest.approx([getattr(window, amount) / window.seconds for amount in AMOUNTS], rel=1e-5)
+            for window in over
+        ), row
+    for row in job.rows:
+        assert {f"perf/{amount}_per_second_per_device" for amount in AMOUNTS} <= row.keys()
+
+
+def test_lightnings_ranks_each_go_through_their_own_samples(job):
+    if job.door == "lightning":
+        assert [job.facts(rank)["data_parallel"] for rank in range(2)] == [2, 2]
+
+
+@pytest.mark.parametrize("door", ["loop", "transformers"])
+def test_a_rank_that_is_not_measured_leaves_rank_0_with_what_it_knows_of_itself(tmp_path, door):
+    with Job(tmp_path, door, own={1: {"measured": False}}) as job:
+        job.assert_ended(0, 1)
+        job.assert_unharmed(0, 1)
+        assert job.windows == []
+        assert job.rows
+        assert not [row for row in job.rows if "perf/samples_per_second" in row]
+
+
+def test_without_rank_0_the_others_wait_for_five_seconds_at_the_start_and_never_again(tmp_path):
+    with Job(tmp_path, own={0: {"measured": False}}) as job:
+        job.assert_ended(0, 1)
+        job.assert_unharmed(1, agree=AGREE + NO_WAIT)
+        assert job.facts(1)["enter_seconds"] >= AGREE
+        first, *later = job.facts(0)["waits"]  # in DDP, for the other one's first backward
+        assert first < AGREE + NO_WAIT
+        assert max(later) < NO_WAIT
+        assert not (tmp_path / "perf_callbacks" / "rank0.jsonl").exists()
+
+
+def test_where_rank_0_is_told_to_exchange_nothing_nobody_does(tmp_path):
+    with Job(tmp_path, environ={0: {"PERF_CALLBACKS_STRAGGLERS": "off"}}) as job:
+        job.assert_ended(0, 1)
+        job.assert_unharmed(0, 1)
+        assert job.windows == []
+        assert len({records(tmp_path, Run, rank=rank)[0].run_id for rank in range(2)}) == 1
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_the_other_goes_on_to_its_end_when_a_rank_is_killed(tmp_path, victim):
+    other = 1 - victim
+    with Job(tmp_path, plan={"alone": True, "steps": 150}) as job:
+        job.until_step(50, 0, 1)
+        job.processes[victim].kill()
+        job.assert_ended(other)
+        job.assert_unharmed(other, warnings=other)  # rank 0 takes the store with it, which may be said once
+        if other == 0:
+            assert job.windows
+            assert job.windows[-1].last_step < 150
+
+
+def test_the_other_goes_on_to_its_end_when_a_rank_ends_earlier(tmp_path):
+    with Job(tmp_path, plan={"alone": True, "steps": 120}, own={1: {"steps": 40}}) as job:
+        job.assert_ended(0, 1)
+        job.assert_unharmed(0, 1)
+        assert job.windows
+        assert job.windows[-1].last_step <= 40
+
+
+def test_the_other_goes_on_while_a_rank_is_deaf_for_twenty_seconds(tmp_path):
+    """In one job rank 0, whose store is as deaf, beyond the other's end; in another rank 1, which then goes on too."""
+    with (
+        Job(tmp_path / "0", plan={"alone": True, "steps": 150}) as leaderless,
+        Job(tmp_path / "1", plan={"alone": True, "steps": 1050}, own={1: {"steps": 60}}) as behind,
+    ):
+        deaf = [(leaderless, 0), (behind, 1)]
+        for job, rank in deaf:
+            job.until_step(30, *range(job.world_size))
+            job.processes[rank].send_signal(signal.SIGSTOP)
+        until = time.monotonic() + 20
+        leaderless.assert_ended(1)
+        assert time.monotonic() < until
+        assert behind.facts(0)["step"] < 1050
+        time.sleep(until - time.monotonic())
+        for job, rank in deaf:
+            job.processes[rank].send_signal(signal.SIGCONT)
+        leaderless.assert_ended(0)
+        behind.assert_ended(0, 1)
+        leaderless.assert_unharmed(1, warnings=1)
+        behind.assert_unharmed(0)
+        for job, rank in deaf:
+            (summary,) = records(job.directory, Summary, rank=rank)
+            assert (summary.steps, summary.failure) == (job.plans[rank].steps, None)
