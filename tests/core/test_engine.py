@@ -4,6 +4,7 @@ import pytest
 import torch
 from fakes import FakeStream, Fit, a_run
 
+from perf_callbacks.core.engine import MOST_BATCHES, MOST_MARKS
 from perf_callbacks.core.marks import BACK, BEGIN
 from perf_callbacks.core.records import Amounts, Gc, Row, Run, Span, Steps, Summary
 from perf_callbacks.core.stages import Stage
@@ -441,3 +442,40 @@ def test_steps_that_are_still_on_the_device_count_in_what_a_checkpoint_carries()
     assert (fit.engine.amounts(), fit.engine.summary().steps) == (Amounts(samples=12, tokens=192), 3)
     stream.run()
     assert (fit.engine.amounts(), fit.engine.summary().steps) == (Amounts(samples=12, tokens=192), 3)
+
+
+def test_rows_do_not_keep_steps_from_being_handed_out_by_64():
+    fit = Fit()
+    for number in range(1, 641):
+        fit.step(forward=0.125)
+        if number % 10 == 0:
+            fit.engine.row(number)
+    assert [len(block.step) for block in fit.of(Steps)] == [64] * 10
+
+
+def test_batches_of_a_step_without_an_end_are_added_up():
+    fit = Fit()
+    for _ in range(10_000):
+        fit.feed(2, 16, 3)
+    assert len(fit.engine._batches) <= MOST_BATCHES
+    fit.end_step()
+    assert [(step["samples"], step["tokens"]) for step in fit.steps()] == [(20_000, 160_000)]
+
+
+def test_collections_of_a_step_without_an_end_are_told_at_once_from_some_number_on():
+    fit = Fit()
+    for _ in range(3 * MOST_MARKS):
+        fit.pause(0.5)
+    assert len(fit.engine.tape.pairs) <= 2 * MOST_MARKS + 2
+    fit.end_step()
+    assert len(fit.of(Gc)) == 3 * MOST_MARKS
+
+
+def test_while_a_thread_takes_steps_over_another_one_does_not():
+    fit = Fit()
+    fit.step(forward=1)
+    with fit.engine._reading:
+        assert not fit.engine.collect()
+        assert fit.engine.row(1) == {}
+    assert fit.engine.collect()
+    assert fit.engine.summary().steps == 1

@@ -300,3 +300,18 @@ def test_the_summary_grows_during_the_run(tmp_path):
     ours, _ = fit(tmp_path, "Automatic", Asking())
     assert seen == [1, 2, 3, 4, 5, 6]
     assert records(tmp_path, Summary) == [ours.summary]
+
+
+def test_rows_are_logged_where_another_callback_saves_before_our_turn(tmp_path):
+    class Saving(sparks.tree().Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if trainer.global_step % 2 == 0:
+                trainer.save_checkpoint(tmp_path / "checkpoint.ckpt")
+
+    steps = {}
+    for order in ("before", "after"):
+        kinds, directory = sparks.tree(), tmp_path / order
+        callbacks = [kinds.PerfCallback(), Saving()][:: -1 if order == "before" else 1]
+        sparks.trainer(directory, *callbacks, log_every_n_steps=2).fit(kinds.Automatic(), sparks.loader(24))
+        steps[order] = [row.step for row in records(directory, Row)]
+    assert steps["before"] == steps["after"] != []

@@ -292,10 +292,18 @@ class Inert(nn.Module):
         return self.linear(inputs)
 
 
+def attribute_by_attribute(model):
+    other = type(model).__new__(type(model))
+    other.__dict__.update(model.__dict__)
+    other.linear = copy.deepcopy(model.linear)
+    other._modules = {"linear": copy.deepcopy(model.linear)}
+    return other
+
+
 @pytest.mark.parametrize(
     "duplicate",
-    [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model)), through_a_file],
-    ids=["deepcopy", "pickle", "torch.save"],
+    [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model)), through_a_file, attribute_by_attribute],
+    ids=["deepcopy", "pickle", "torch.save", "attribute by attribute"],
 )
 @pytest.mark.parametrize("context", [nullcontext, torch.no_grad], ids=["training", "evaluating"])
 def test_a_copy_of_the_model_is_not_the_model(tmp_path, monkeypatch, duplicate, context):

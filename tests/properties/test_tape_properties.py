@@ -89,3 +89,15 @@ def test_nobody_listens_before_the_begin_nor_after_ignore():
     tape.listen()
     tape.write((END, 3.0))
     assert [step.seconds for step in tape.read()[0]] == [(0, 0, 0, 0, 0, 2.0)]
+
+
+def test_a_pause_between_the_clock_and_the_end_of_a_step_is_in_the_next_one():
+    tape = Tape()
+    tape.begin(0.0)
+    tape.note(Pause(0, 1.5, 0.25, 0, automatic=True, here=True))  # the clock had been read before
+    tape.write((END, 1.0))
+    for now in (2.0, 3.0, 4.0):
+        tape.write((END, now))
+    steps = [dict(zip(STAGES, step.seconds, strict=True)) for step in tape.read()[0]]
+    assert [step[Stage.GC] for step in steps] == [0, 0.25, 0, 0]
+    assert [step[Stage.OTHER] for step in steps] == [1.0, 0.75, 1.0, 1.0]

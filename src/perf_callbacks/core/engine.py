@@ -6,6 +6,7 @@ optimizer step is done (`end_step`), that evaluation or checkpointing begins and
 
 from collections import deque
 from collections.abc import Callable
+from threading import Lock
 from typing import Any
 
 from perf_callbacks.core import ratios
@@ -24,7 +25,10 @@ FLUSH_SECONDS = 10.0
 """Steps that are longer than this are written one by one."""
 
 MOST_MARKS = 4096
-"""A step that writes more than this is read in parts."""
+"""What a step writes beyond this is read before it ends; collections beyond it are told of at once."""
+
+MOST_BATCHES = 256
+"""More batches than this, in one step, are added up before it ends."""
 
 _OTHER = Stage.OTHER
 
@@ -74,6 +78,7 @@ class Engine:
 
         self._waiting: deque[tuple[int, str | None, list[Batch]]] = deque()  # for being read
         self._passed: deque[Step] = deque()  # for the device
+        self._reading = Lock()
         self._parts = Parts(step=run.step, rank=run.rank, world_size=run.world_size, data_parallel=data_parallel)
         self._ledger = Ledger(self._shown, self._parts)
         self._window_end: int | None = None
@@ -95,14 +100,16 @@ class Engine:
         """A micro-batch goes into the current step."""
         if not self._aside:
             self._batches.append(batch)
+            if len(self._batches) > MOST_BATCHES:
+                self._batches = [Batch(*together(self._batches), batch.shape)]
             if len(self.tape.pairs) > MOST_MARKS:
                 self.collect()
 
     def pause(self, pause: Pause) -> None:
         """A garbage collection. It may be in the midst of anything: one that is part of a step is told of later."""
         self._collections.add(pause)
-        if self._aside or not pause.here:
-            self._tell(pause, "aside" if pause.here else "elsewhere", self.step + 1)
+        if self._aside or not pause.here or len(self.tape.pairs) > 2 * MOST_MARKS:
+            self._tell(pause, ("aside" if self._aside else "other") if pause.here else "elsewhere", self.step + 1)
         else:
             self.tape.note(pause)
 
@@ -151,12 +158,22 @@ class Engine:
         self._batches = []
         if self._device is not None:
             self.collect()  # its events are needed again
-        full = len(self._waiting if self._device is None else self._ledger.block) >= BLOCK
+        read = len(self._ledger.block)
+        full = (read if self._device is not None else read + len(self._waiting)) >= BLOCK
         if full or step == self._window_end or now - self._flushed_at > FLUSH_SECONDS:
             self.flush(now)
 
     def collect(self) -> bool:
         """Take over the steps that are finished; whether none is outstanding."""
+        if not self._reading.acquire(blocking=False):  # a loader may hand over its batches in a thread of its own
+            return False
+        try:
+            self._collect()
+        finally:
+            self._reading.release()
+        return not self._passed
+
+    def _collect(self) -> None:
         done, told = self.tape.read()
         for pause, stage, place in told:
             step = self._waiting[place][0] if place < len(self._waiting) else self.step + 1
@@ -166,7 +183,6 @@ class Engine:
             self._passed += finished
             finished = [self._timed(self._passed.popleft(), seconds) for seconds in self._device.ready()]
         self._ledger.enter(finished)
-        return not self._passed
 
     def _finish(self, past: Past) -> Step:
         number, excluded, batches = self._waiting.popleft()

@@ -112,7 +112,7 @@ class Tape:
             if self._since:
                 self._carve(owner, time)
             self._last = time
-            self._begun = mark is not END
+            self._begun = mark is not END or bool(self._since)
             if mark is END:
                 done.append(Past(tuple(self._seconds[: len(STAGES)]), tuple(self._pauses)))
                 self._seconds = [UNSEEN] * len(Stage)

@@ -28,11 +28,8 @@ class Patches:
         current = getattr(owner, name, None)
         if current is None:
             return
-        self.put(owner, name, make(current))
-
-    def put(self, owner: Any, name: str, after: object) -> None:
-        """Put something in place of `owner.name`, or where nothing was."""
         before = vars(owner).get(name, _ABSENT)
+        after = make(current)
         setattr(owner, name, after)
         self.add(functools.partial(_put_back, owner, name, before, after))
 

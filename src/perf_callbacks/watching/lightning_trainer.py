@@ -27,7 +27,7 @@ class TrainerWatch:
 
     def __init__(self, recorder: Recorder, trainer: Any) -> None:
         self.recorder = recorder
-        self.steps = recorder.run.step
+        self.steps = self._told = recorder.run.step
         self._trainer = trainer
         loop = trainer.fit_loop.epoch_loop
         automatic = trainer.lightning_module.automatic_optimization
@@ -91,17 +91,17 @@ class TrainerWatch:
         if self._fetches_itself:
             self.recorder.batch(batch)
         self._taken = False
-        return self.end_step()
+        self.end_step()
+        told, self._told = self._told, self.steps
+        return told != self.steps
 
-    def end_step(self) -> bool:
+    def end_step(self) -> None:
         """If there was an optimizer step since the last one, it is done."""
         # As `steps_done`, by a shorter way.
         steps = steps_done(self._trainer) if self._progress is None else self._progress.optimizer_steps
-        if steps == self.steps:
-            return False
-        self.steps = steps
-        self.recorder.end_step(steps)
-        return True
+        if steps != self.steps:
+            self.steps = steps
+            self.recorder.end_step(steps)
 
     def _fetch(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         """What is fetched for a `dataloader_iter` comes back into the `training_step` that asked for it."""

@@ -60,7 +60,9 @@ class LoopWatch:
             if self._evaluating:
                 self._evaluating = False
                 self.recorder.end_span()
-            self._tape.write((stage, self._clock()))
+            pairs = self._tape.pairs
+            if not pairs or pairs[-2] is not stage:  # a model may be called a million times before a step ends
+                self._tape.write((stage, self._clock()))
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.recorder.fail(error)
 
