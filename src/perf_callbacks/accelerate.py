@@ -152,13 +152,7 @@ def _training(fits: Fits, inner: Callable[..., T]) -> Callable[..., T]:
     def call(*args: Any, **kwargs: Any) -> T:
         if fits.watch is None:
             fits.begin()
-        watching = fits.watch
-        if watching is None or not watching.begin_backward():
-            return inner(*args, **kwargs)
-        try:
-            return inner(*args, **kwargs)
-        finally:
-            watching.end_backward()
+        return inner(*args, **kwargs) if fits.watch is None else fits.watch.backward(inner, *args, **kwargs)
 
     return call
 

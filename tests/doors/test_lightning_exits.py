@@ -285,7 +285,6 @@ FAULTS = {
     "report.text": "opening closing",
     "watching.lightning": "steps_done _first _Afterwards Meanwhile TrainerWatch",
     "watching.lightning.LightningHooks": "_log _place _last_state",
-    "watching.lightning_trainer": "steps_done",
     "watching.lightning_trainer.TrainerWatch": "install end_batch end_step _take _fetch _optimizer_step _settle",
 }
 

@@ -5,7 +5,7 @@ import inspect
 from collections import deque
 from collections.abc import Callable
 from threading import get_ident
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import is_grad_enabled, nn
@@ -16,6 +16,8 @@ from perf_callbacks.core.stages import Stage
 from perf_callbacks.host import watch
 from perf_callbacks.host.recorder import Recorder
 from perf_callbacks.watching.loop import LoopWatch
+
+T = TypeVar("T")
 
 MOST_PENDING = 1024
 """Batches of one loader that may wait for being trained on."""
@@ -149,7 +151,8 @@ class AcceleratedWatch(LoopWatch):
             self._wait(id(loader), found)
             self._tape.write((_OTHER, self._clock()))
             for calls in self._calls:
-                calls.again()
+                if calls.model._compiled_call_impl is not calls.compiled:  # noqa: SLF001 there is no other way to tell
+                    calls.again()
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.recorder.fail(error)
 
@@ -171,18 +174,14 @@ class AcceleratedWatch(LoopWatch):
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.recorder.fail(error)
 
-    def begin_backward(self) -> bool:
-        """A backward begins: of each loader, the last batch that was fetched is trained on now."""
-        if self._backwards:
-            return False
-        try:
-            begun = super().begin_backward()
-            if begun:
+    def backward(self, inner: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """A backward: of each loader, the last batch that was fetched is trained on now."""
+        if not self._backwards and get_ident() == self._thread:
+            try:
                 self._count()
-        except Exception as error:  # noqa: BLE001 an observer never ends the run
-            self.recorder.fail(error)
-            return False
-        return begun
+            except Exception as error:  # noqa: BLE001 an observer never ends the run
+                self.recorder.fail(error)
+        return super().backward(inner, *args, **kwargs)
 
     def _count(self) -> None:
         self._learned, counted = True, False

@@ -21,19 +21,19 @@ class ModelCalls:
         self.model = model
         self._recorder = recorder
         self._called = called
-        self._compiled: object = None
+        self.compiled: object = None
+        """What the module called at the last look, where it was compiled in place."""
         recorder.patches.add(model.register_forward_pre_hook(_Hook(model, called), prepend=True).remove)
         self._watch(recorder)
 
     def again(self) -> None:
-        """The model may have been compiled in place since."""
-        if self.model._compiled_call_impl is not self._compiled:  # noqa: SLF001 there is no other way to tell
-            self._recorder.attempt(self._watch)
+        """The model was compiled in place since."""
+        self._recorder.attempt(self._watch)
 
     def _watch(self, recorder: Recorder) -> None:
         """A module that is compiled in place traces its hooks away, so that they are never called."""
         recorder.patches.replace(self.model, "_compiled_call_impl", self._telling)
-        self._compiled = self.model._compiled_call_impl  # noqa: SLF001
+        self.compiled = self.model._compiled_call_impl  # noqa: SLF001
 
     def _telling(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         model, called = self.model, self._called

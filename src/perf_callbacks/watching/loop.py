@@ -17,6 +17,7 @@ from perf_callbacks.host.recorder import Recorder
 from perf_callbacks.watching.calls import ModelCalls
 
 B = TypeVar("B")
+T = TypeVar("T")
 
 # Looking a member up in its class costs as much as recording it.
 _DATA, _FORWARD, _BACKWARD, _OPTIMIZER = Stage.DATA, Stage.FORWARD, Stage.BACKWARD, Stage.OPTIMIZER
@@ -60,20 +61,23 @@ class LoopWatch:
             if self._evaluating:
                 self._evaluating = False
                 self.recorder.end_span()
-            pairs = self._tape.pairs
-            if not pairs or pairs[-2] is not stage:  # a model may be called a million times before a step ends
-                self._tape.write((stage, self._clock()))
+            self._tape.write((stage, self._clock()))
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.recorder.fail(error)
 
     def take(self, batch: object) -> None:
         """The loader has handed over a batch."""
         self.recorder.batch(batch)
-        if get_ident() == self._thread:
-            self._backwards = self._optimizing = 0
-            self.recorder.enter(_OTHER)
+        if get_ident() != self._thread:
+            return
+        self._backwards = self._optimizing = 0
+        try:
+            self._tape.write((_OTHER, self._clock()))
             for calls in self._calls:
-                calls.again()
+                if calls.model._compiled_call_impl is not calls.compiled:  # noqa: SLF001 there is no other way to tell
+                    calls.again()
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.recorder.fail(error)
 
     @contextmanager
     def span(self, kind: str) -> Iterator[None]:
@@ -91,10 +95,14 @@ class LoopWatch:
         """A model is being called."""
         if self._backwards or get_ident() != self._thread:  # checkpointing runs it again in the backward
             return
-        if model.training or is_grad_enabled() or self._spans:
+        if not (model.training or is_grad_enabled() or self._spans):
+            self.evaluate()
+        elif self._evaluating:
             self.turn(_FORWARD)
         else:
-            self.evaluate()
+            pairs = self._tape.pairs
+            if not pairs or pairs[-2] is not _FORWARD:  # it may be called a million times before a step ends
+                self.recorder.enter(_FORWARD)
 
     def evaluate(self) -> None:
         """An evaluation was seen to begin, or to go on."""
@@ -102,32 +110,29 @@ class LoopWatch:
             self._evaluating = True
             self.recorder.begin_span("evaluation")
 
-    def begin_backward(self) -> bool:
-        """A backward begins; whether it is one of this loop's, and the outermost."""
+    def backward(self, inner: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """A backward. Reentrant checkpointing does others inside of it."""
         if self._backwards or get_ident() != self._thread:
-            return False
+            return inner(*args, **kwargs)
         self._backwards += 1
-        self.turn(_BACKWARD)
-        return True
-
-    def end_backward(self) -> None:
-        """It is over."""
-        self._backwards = 0
-        self.recorder.enter(_OPTIMIZER if self._optimizing else _UNDECIDED)
+        try:
+            self.turn(_BACKWARD)
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.recorder.fail(error)
+        try:
+            return inner(*args, **kwargs)
+        finally:
+            self._backwards = 0
+            self.recorder.enter(_OPTIMIZER if self._optimizing else _UNDECIDED)
 
     def _backward(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """`torch.autograd.backward`, which `Tensor.backward` calls. Reentrant checkpointing calls it from inside."""
+        """`torch.autograd.backward`, which `Tensor.backward` calls."""
         reference = weakref.ref(self)
 
         @functools.wraps(inner)
         def call(*args: Any, **kwargs: Any) -> Any:
             watching = reference()
-            if watching is None or not watching.begin_backward():
-                return inner(*args, **kwargs)
-            try:
-                return inner(*args, **kwargs)
-            finally:
-                watching.end_backward()
+            return inner(*args, **kwargs) if watching is None else watching.backward(inner, *args, **kwargs)
 
         return call
 
