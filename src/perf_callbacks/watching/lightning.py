@@ -122,8 +122,8 @@ class LightningHooks:
         watching = self._watch
         if watching is None or not watching.end_batch(batch):
             return
-        # As the connector decides it for the loss, a moment later and at the same step.
-        if trainer._logger_connector.should_update_logs or trainer.fast_dev_run:  # noqa: SLF001 its cadence
+        # As the connector decides it for the loss, a moment later and at the same step. It takes a while to say so.
+        if watching.logs_now() and (trainer._logger_connector.should_update_logs or trainer.fast_dev_run):  # noqa: SLF001
             self._log(trainer, watching)
 
     @_hook

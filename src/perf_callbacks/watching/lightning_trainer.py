@@ -79,7 +79,8 @@ class TrainerWatch:
         if trainer.lightning_module.automatic_optimization:
             recorder.patches.method(loop.automatic_optimization, "_optimizer_step", self._optimizer_step)
             watch.stages(recorder, loop.automatic_optimization, "_optimizer_zero_grad", Stage.OPTIMIZER)
-            watch.stages(recorder, loop, "update_lr_schedulers", Stage.OPTIMIZER)
+            if trainer.lr_scheduler_configs:
+                watch.stages(recorder, loop, "update_lr_schedulers", Stage.OPTIMIZER)
             return
         watch.stages(recorder, strategy, "backward", Stage.OTHER)  # hooks around the precision plugin's
         recorder.patches.method(strategy, "optimizer_step", self._optimizer_step)
@@ -94,6 +95,13 @@ class TrainerWatch:
         self.end_step()
         told, self._told = self._told, self.steps
         return told != self.steps
+
+    def logs_now(self) -> bool:
+        """Whether what is logged may be logged now."""
+        trainer = self._trainer
+        every = trainer.log_every_n_steps
+        batch = trainer.fit_loop.epoch_loop._batches_that_stepped + 1  # noqa: SLF001 what the trainer goes by
+        return not every or batch % every == 0 or trainer.should_stop or bool(trainer.fast_dev_run)
 
     def end_step(self) -> None:
         """If there was an optimizer step since the last one, it is done."""
