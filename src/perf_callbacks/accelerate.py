@@ -84,7 +84,7 @@ class Attachment:
         for remark in settings.remarks:
             log.warning("perf_callbacks: %s", remark)
         self._fits = Fits(settings, accelerator, functools.partial(_place, accelerator), resume)
-        if self._fits.attached:
+        if self._fits.active:
             try:
                 _install(accelerator, self._fits)
             except Exception as error:  # noqa: BLE001 an observer never ends the run

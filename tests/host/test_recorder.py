@@ -294,3 +294,28 @@ def test_an_interrupt_while_it_closes_keeps_nothing_from_being_put_back(make, ow
     with pytest.raises(KeyboardInterrupt):
         recorder.close()
     assert (owner.method, gc.callbacks, recorder.active) == (original, found, False)
+
+
+def test_a_failure_within_a_collection_waits_until_what_it_fell_into_is_done(make, owner, monkeypatch, caplog):
+    monkeypatch.setattr(Engine, "pause", raising)
+    recorder = make()
+
+    def change(_current):
+        gc.collect()  # as it may happen at any moment: here between a change and the note of how to undo it
+        return lambda: "ours"
+
+    owner.other = original
+    recorder.patches.replace(owner, "other", change)
+    assert recorder.active
+    recorder.end_step(1)
+    assert (recorder.active, owner.other, owner.method) == (False, original, original)
+    assert len(caplog.records) == 1
+
+
+def test_a_failure_within_the_last_collection_is_told_at_the_end(tmp_path, make, monkeypatch, caplog):
+    monkeypatch.setattr(Engine, "pause", raising)
+    recorder = make()
+    gc.collect()
+    recorder.close()
+    assert (recorder.failed, len(caplog.records)) == (True, 1)
+    assert journal(tmp_path)[-1].failure == "ValueError: no"

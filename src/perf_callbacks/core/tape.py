@@ -90,7 +90,7 @@ class Tape:
         return done, told
 
     def _alike(self, marks: list[Mark], times: list[float]) -> Iterable[tuple[float, ...]]:
-        """Steps of the same marks: column by column, which is several times as fast as one by one."""
+        """Steps of the same marks: column by column, which is faster than one by one."""
         spans = list(map(sub, times, [self._last, *times]))
         columns: list[Iterable[float]] = [repeat(UNSEEN)] * len(Stage)
         seen: set[int] = set()

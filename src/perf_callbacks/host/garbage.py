@@ -10,7 +10,7 @@ from perf_callbacks.core.marks import Pause
 
 
 class GcObserver:
-    """Times every collection while it is installed. Costs under a microsecond per collection, nothing between them.
+    """Times every collection while it is installed. Between collections it costs nothing.
 
     A collection is automatic if the youngest generation was over its threshold when it began. One that is asked for at
     that very moment passes for automatic.

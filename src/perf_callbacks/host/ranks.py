@@ -14,8 +14,11 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.records import Window
 from perf_callbacks.core.windows import Part, Verdict
+from perf_callbacks.host import board
+from perf_callbacks.host.place import Place
 from perf_callbacks.host.rounds import SOON, Follower, Leader, Rounds
 
 AGREE_SECONDS = 5.0
@@ -25,6 +28,21 @@ EXIT_SECONDS = 1.0
 """How long the end of the interpreter may wait for a call that the store does not answer."""
 
 log = logging.getLogger("perf_callbacks")
+
+
+def meet(place: Place, config: PerfConfig, run_id: str) -> "Exchange | None":
+    """The other ranks of a fit; None where there are none, or they can't be reached."""
+    store = board.default_store() if place.world_size > 1 else None
+    if store is None:
+        return None
+    window = config.window if config.stragglers == "on" else None
+    try:
+        exchange = Exchange(store, rank=place.rank, world_size=place.world_size, window=window, run_id=run_id)
+        exchange.start()
+    except Exception as error:  # noqa: BLE001 an observer never ends the run
+        log.warning("perf_callbacks: ranks exchange nothing, training goes on: %s", error)
+        return None
+    return exchange
 
 
 class Exchange:

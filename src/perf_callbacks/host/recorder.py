@@ -13,20 +13,18 @@ import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from perf_callbacks.core.batches import Batch, BatchReader
-from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.engine import Engine
 from perf_callbacks.core.marks import Mark, Pause
 from perf_callbacks.core.records import Amounts, Summary
 from perf_callbacks.core.settings import Settings
-from perf_callbacks.host import board, device
+from perf_callbacks.host import device, ranks
 from perf_callbacks.host.garbage import GcObserver
 from perf_callbacks.host.journal import FileJournal, Journal, NullJournal
 from perf_callbacks.host.patches import Patches
 from perf_callbacks.host.place import Place, earlier, opening
-from perf_callbacks.host.ranks import Exchange
 
 DRAIN_SECONDS = 1.0
 """How long the end of a fit may wait for the device's last events."""
@@ -37,11 +35,23 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def fails_open(method: "Callable[Concatenate[Recorder, P], T]") -> "Callable[Concatenate[Recorder, P], T | None]":
-    """Of a recorder that is closed, or that fails here, nothing more is to be had."""
+class Measuring(Protocol):
+    """Who measures until something of its own goes wrong."""
+
+    active: bool
+
+    def fail(self, error: Exception) -> None:
+        """Something of ours went wrong."""
+
+
+M = TypeVar("M", bound=Measuring)
+
+
+def fails_open(method: Callable[Concatenate[M, P], T]) -> Callable[Concatenate[M, P], T | None]:
+    """Of who measures no longer, or fails here, nothing more is to be had."""
 
     @functools.wraps(method)
-    def call(self: "Recorder", /, *args: P.args, **kwargs: P.kwargs) -> T | None:
+    def call(self: M, /, *args: P.args, **kwargs: P.kwargs) -> T | None:
         if not self.active:
             return None
         try:
@@ -63,9 +73,10 @@ class Recorder:
         self.failed = False
         """Whether something of ours went wrong, at the very end too."""
         self._summary: Summary | None = None
+        self._late: Exception | None = None
         timeline = device.timeline(place.device)
         self.run = opening(settings, place, "host" if timeline is None else "device")
-        self._ranks = _meet(place, config, self.run.run_id)
+        self._ranks = ranks.meet(place, config, self.run.run_id)
         verdict = self._ranks.agree() if self._ranks is not None else None
         if verdict is not None:
             self.run = dataclasses.replace(self.run, run_id=verdict.run_id)
@@ -138,6 +149,8 @@ class Recorder:
         if not self.active:
             return
         try:
+            if self._late is not None:
+                raise self._late  # noqa: TRY301 it is about time
             self._engine.end_step(step, self.clock())
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
@@ -210,6 +223,10 @@ class Recorder:
         """Stop measuring and put back what was changed. Twice is once."""
         if not self.active:
             return
+        late, self._late = self._late, None
+        if late is not None and not self.failed:
+            self.fail(late)
+            return
         self.failure = failure
         self.active = False
         atexit.unregister(self._at_exit)
@@ -231,26 +248,12 @@ class Recorder:
         self._summary = self._engine.stop(self.clock(), self.failure)
 
     def on_collection(self, pause: Pause) -> None:
-        """A garbage collection happened."""
+        """A garbage collection happened, maybe in the midst of a change of ours: a failure waits until after it."""
         try:
             self._engine.pause(pause)
         except Exception as error:  # noqa: BLE001 gc prints what a callback raises, every time
-            self.fail(error)
-
-
-def _meet(place: Place, config: PerfConfig, run_id: str) -> Exchange | None:
-    """The other ranks; None where there are none, or they can't be reached."""
-    store = board.default_store() if place.world_size > 1 else None
-    if store is None:
-        return None
-    window = config.window if config.stragglers == "on" else None
-    try:
-        exchange = Exchange(store, rank=place.rank, world_size=place.world_size, window=window, run_id=run_id)
-        exchange.start()
-    except Exception as error:  # noqa: BLE001 an observer never ends the run
-        log.warning("perf_callbacks: ranks exchange nothing, training goes on: %s.", describe(error))
-        return None
-    return exchange
+            self._late = error
+            self._observer.remove()
 
 
 def _weakly(method: Callable[P, object]) -> Callable[P, None]:

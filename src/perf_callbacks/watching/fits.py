@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -14,7 +14,7 @@ from perf_callbacks.core.settings import Settings
 from perf_callbacks.host import counters
 from perf_callbacks.host.patches import Patches
 from perf_callbacks.host.place import Place
-from perf_callbacks.host.recorder import Recorder, describe, log
+from perf_callbacks.host.recorder import Recorder, describe, fails_open, log
 from perf_callbacks.report import text
 from perf_callbacks.watching.accelerate import AcceleratedWatch
 from perf_callbacks.watching.prepared import Prepared, Told
@@ -25,22 +25,6 @@ T = TypeVar("T")
 TAKEN_OVER = "another attach(accelerator) took over"
 
 _all: "weakref.WeakSet[Fits]" = weakref.WeakSet()
-
-
-def fails_open(method: "Callable[Concatenate[Fits, P], T]") -> "Callable[Concatenate[Fits, P], T | None]":
-    """What goes wrong in here ends the measuring and nothing else."""
-
-    @functools.wraps(method)
-    def call(self: "Fits", /, *args: P.args, **kwargs: P.kwargs) -> T | None:
-        if not self.attached:
-            return None
-        try:
-            return method(self, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001 an observer never ends the run
-            self.fail(error)
-            return None
-
-    return call
 
 
 class Fits:
@@ -70,7 +54,7 @@ class Fits:
         self._untold: Recorder | None = None
         self.patches = Patches()
         """What was changed for as long as it is attached."""
-        self.attached = settings.config.enabled
+        self.active = settings.config.enabled
         """Whether it measures, or will: not once it is closed, failed, or where the configuration says so."""
 
     @property
@@ -194,7 +178,7 @@ class Fits:
             self._detach()
 
     def _detach(self) -> None:
-        self.attached = False
+        self.active = False
         try:
             self.patches.restore()
         finally:
