@@ -14,12 +14,13 @@ from perf_callbacks.core.work import Phase
 
 _Place = Literal["engine", "module", "optimizer"]
 
-_PLACES: dict[tuple[str, str], _Place] = {
-    ("torch/autograd/graph.py", "_engine_run_backward"): "engine",
-    ("torch/nn/modules/module.py", "_call_impl"): "module",
-    ("torch/utils/checkpoint.py", "recompute_fn"): "module",
-    ("torch/optim/optimizer.py", "wrapper"): "optimizer",
+_PLACES: dict[str, tuple[str, _Place]] = {
+    "_engine_run_backward": ("torch/autograd/graph.py", "engine"),
+    "_call_impl": ("torch/nn/modules/module.py", "module"),
+    "recompute_fn": ("torch/utils/checkpoint.py", "module"),
+    "wrapper": ("torch/optim/optimizer.py", "optimizer"),
 }
+"""Functions of torch, their files, and what it means to be called by them."""
 
 _known: dict[CodeType, _Place | None] = {}
 
@@ -51,10 +52,9 @@ def _innermost() -> _Place | None:
 
 
 def _look(code: CodeType) -> _Place | None:
-    path = code.co_filename.replace("\\", "/")
-    place = next(
-        (place for (file, name), place in _PLACES.items() if code.co_name == name and path.endswith(file)), None
-    )
+    file, place = _PLACES.get(code.co_name, ("", None))
+    if not code.co_filename.replace("\\", "/").endswith(file):
+        place = None
     if len(_known) > 10_000:  # noqa: PLR2004 code may be made at run time
         _known.clear()
     _known[code] = place
