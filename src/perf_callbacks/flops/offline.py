@@ -1,0 +1,118 @@
+"""FLOPs without running anything: for a model that must not run eagerly for a step, or not at all for this.
+
+First by a copy of the model that holds no numbers, given a batch that holds none; where that can't be had, in closed
+form from the sizes of the weights.
+"""
+
+import copy
+import inspect
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from perf_callbacks.core.work import Cell, Work
+from perf_callbacks.flops.counter import FlopCounter
+
+_MATRIX = 2
+
+
+class Example(NamedTuple):
+    """A batch without its numbers."""
+
+    tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype, torch.device]]
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Any]) -> "Example":
+        """A batch, by the names of its tensors."""
+        return cls({name: (tuple(one.shape), one.dtype, one.device) for name, one in tensors.items()})
+
+
+def count(model: nn.Module, example: Example) -> FlopCounter:
+    """Count a forward and a backward of a Hugging Face model. What can't be repeated raises.
+
+    Neither the model nor what it holds is touched: a copy is called, whose tensors have a shape and no values.
+    """
+    model = innermost(model)
+    accepted = inspect.signature(type(model).forward).parameters
+    if not hasattr(model, "config") or not set(example.tensors) <= set(accepted):
+        raise TypeError("only a model that is called with its batch, as those of transformers are, can be repeated")
+    mode, counter = FakeTensorMode(), FlopCounter()
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(torch.enable_grad())
+        emptied = _emptied(model, mode)
+        stack.enter_context(mode)
+        batch = {
+            name: torch.empty(shape, dtype=dtype, device=device)
+            for name, (shape, dtype, device) in example.tensors.items()
+        }
+        stack.enter_context(counter)
+        emptied(**batch).loss.backward()
+    return counter
+
+
+def closed_form(model: nn.Module, rows: int, length: int) -> Work:
+    """A forward and a backward by the sizes of the weights.
+
+    Two FLOPs per token and weight for the forward, two for the gradients of its inputs, two for its own if it is
+    trained; and attention over the whole length, where the configuration tells its width.
+
+    It knows nothing of recomputation, nor of experts that a token doesn't go to.
+    """
+    model = innermost(model)
+    embeddings = {id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding)}
+    matrices = [one for one in model.parameters() if one.dim() >= _MATRIX and id(one) not in embeddings]
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    if head is not None and id(head.weight) in embeddings:  # tied: picked from, and multiplied with
+        matrices.append(head.weight)
+    used = sum(one.numel() for one in matrices)
+    trained = sum(one.numel() for one in matrices if one.requires_grad)
+    attention = 4 * _width(model) * rows * length**2
+    dtype = str(matrices[0].dtype).removeprefix("torch.") if matrices else "float32"
+    tokens = rows * length
+    return Work(
+        {
+            Cell("forward", dtype, "matmul"): 2 * used * tokens,
+            Cell("backward", dtype, "matmul"): 2 * (used + trained) * tokens,
+            Cell("forward", dtype, "attention"): attention,
+            Cell("backward", dtype, "attention"): 2 * attention,
+        }
+    )
+
+
+def _width(model: nn.Module) -> int:
+    """All heads of all layers side by side; 0 where the configuration doesn't say."""
+    config: Any = getattr(model, "config", None)
+    layers, heads = (getattr(config, name, None) or 0 for name in ("num_hidden_layers", "num_attention_heads"))
+    hidden = getattr(config, "hidden_size", None) or 0
+    return int(layers * heads * (getattr(config, "head_dim", None) or (hidden // heads if heads else 0)))
+
+
+def _emptied(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    """A copy of the model whose tensors are empty; nothing that is large is copied on the way."""
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(mode.from_tensor(parameter.detach()), requires_grad=parameter.requires_grad)
+    memo.update((id(buffer), mode.from_tensor(buffer)) for buffer in model.buffers())
+    copied: nn.Module = copy.deepcopy(model, memo)
+    for module in copied.modules():
+        for hooks in _HOOKS:  # the user's are not to be called once more
+            getattr(module, hooks).clear()
+        module._compiled_call_impl = None  # noqa: SLF001 as it was before `compile`
+    return copied
+
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def innermost(model: nn.Module) -> nn.Module:
+    """The model that others are wrapped around: by the compiler, for data parallelism."""
+    for name in ("_orig_mod", "module"):
+        inner = getattr(model, name, None)
+        if isinstance(inner, nn.Module):
+            return innermost(inner)
+    return model
