@@ -43,7 +43,7 @@ def main() -> None:
     print("|", " | ".join(COLUMNS), "|")
     print("|---" * 4 + "|---:" * 5 + "|")
     for case in cases:
-        if case.kind.needs_transformers <= RELEASE:
+        if case.needs_transformers <= RELEASE:
             print("|", " | ".join(str(cell) for cell in row(case)), "|")
 
 

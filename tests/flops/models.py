@@ -1,6 +1,7 @@
 """Models of torch alone and of transformers, tiny, random, each with a batch of its own."""
 
 import inspect
+from importlib import import_module
 from types import SimpleNamespace
 
 import torch
@@ -150,11 +151,10 @@ def hugging(name, config, **options):
     return kind(kind.config_class(**config, **options))
 
 
-def rotary_is_a_product():
-    """Whether the release of transformers at hand writes the rotary table as an outer product."""
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-    return " @ " in inspect.getsource(LlamaRotaryEmbedding.forward)
+def rotary_is_a_product(family):
+    """Whether the release of transformers at hand writes the rotary table of these models as an outer product."""
+    module = import_module(f"transformers.models.{family.lower()}.modeling_{family.lower()}")
+    return " @ " in inspect.getsource(getattr(module, f"{family}RotaryEmbedding").forward)
 
 
 def tokens(length=LENGTH):

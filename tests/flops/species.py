@@ -31,6 +31,7 @@ class Species:
     reads: bool = True
     """Whether its input is tokens: checkpointing then asks a gradient of what was embedded."""
     needs_transformers: int = 4
+    fused_needs_transformers: int = 4
 
     @property
     def trainings(self):
@@ -41,8 +42,8 @@ def config(values, **others):
     return SimpleNamespace(**values, **others)
 
 
-def decoder(values=models.DECODER, **others):
-    return config(values, rotary_is_a_product=models.rotary_is_a_product(), **others)
+def decoder(family, values=models.DECODER, **others):
+    return config(values, rotary_is_a_product=models.rotary_is_a_product(family), **others)
 
 
 def labelled(length=models.LENGTH):
@@ -64,7 +65,7 @@ def mixtral(experts):
         build=hugging("MixtralForCausalLM", models.MIXTRAL, **options),
         batch=labelled,
         formula=lambda hand: by_hand.mixtral(
-            hand, decoder(models.MIXTRAL, experts=experts), models.BATCH, models.LENGTH
+            hand, decoder("Mixtral", models.MIXTRAL, experts=experts), models.BATCH, models.LENGTH
         ),
         frozen=("embed_tokens", "layers.0.", "lm_head"),
         adapted=("q_proj", "v_proj"),
@@ -91,14 +92,14 @@ ALL = (
         name="Llama",
         build=hugging("LlamaForCausalLM", models.DECODER),
         batch=labelled,
-        formula=lambda hand: by_hand.llama(hand, decoder(), BATCH, LENGTH),
+        formula=lambda hand: by_hand.llama(hand, decoder("Llama"), BATCH, LENGTH),
         **DECODERS,
     ),
     Species(
         name="Qwen2",
         build=hugging("Qwen2ForCausalLM", models.DECODER, tie_word_embeddings=True),
         batch=labelled,
-        formula=lambda hand: by_hand.llama(hand, decoder(), BATCH, LENGTH),
+        formula=lambda hand: by_hand.llama(hand, decoder("Qwen2"), BATCH, LENGTH),
         **DECODERS,
     ),
     Species(
@@ -122,6 +123,7 @@ ALL = (
         build=hugging("T5ForConditionalGeneration", models.T5),
         batch=lambda: {"input_ids": models.tokens(), "labels": models.tokens(TARGET)},
         formula=lambda hand: by_hand.t5(hand, config(models.T5), BATCH, LENGTH, TARGET),
+        fused_needs_transformers=5,
         frozen=("shared", "lm_head", "encoder.", "relative_attention_bias"),
         adapted=("q", "v"),
     ),
@@ -188,7 +190,7 @@ ALL = (
         name="seen before read",
         build=lambda attention: towers(models.Prefix, "LlamaForCausalLM", models.DECODER, attention),
         batch=both,
-        formula=lambda hand: ours.prefix(hand, config(models.VIT), decoder(), BATCH, LENGTH),
+        formula=lambda hand: ours.prefix(hand, config(models.VIT), decoder("Llama"), BATCH, LENGTH),
         checkpointings=NON_REENTRANT,
         frozen=("vision.", "language.", "layers."),
     ),

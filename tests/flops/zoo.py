@@ -40,6 +40,10 @@ class Case:
         return SPECIES[self.species]
 
     @property
+    def needs_transformers(self):
+        return max(self.kind.needs_transformers, self.kind.fused_needs_transformers if self.attention == "sdpa" else 0)
+
+    @property
     def trained(self):
         chosen = {
             "full": FULL,
