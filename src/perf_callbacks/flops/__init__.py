@@ -1,0 +1,5 @@
+"""Counting the FLOPs of a training step while it runs."""
+
+from perf_callbacks.flops.formulas import register_flop_formula
+
+__all__ = ["register_flop_formula"]

@@ -1,0 +1,196 @@
+"""How many FLOPs an operation has: torch's formulas, and ours where torch has none or a wrong one.
+
+Formulas are called as those of `torch.utils.flop_counter`: with what the operation was called with, and `out_val`.
+Causal attention is counted in full, as in the papers that MFU is compared with.
+"""
+
+from collections.abc import Callable
+from math import prod
+from typing import Any, NamedTuple
+
+from torch.utils import flop_counter
+
+from perf_callbacks.core.work import Kind
+
+Flops = Callable[..., int]
+
+
+class Formula(NamedTuple):
+    """FLOPs of one operation."""
+
+    flops: Flops
+    kind: Kind = "matmul"
+    again: Callable[..., float] | None = None
+    """For the backward of fused attention: which share of it computes the scores again."""
+
+
+def register_flop_formula(operation: Any) -> Callable[[Flops], Flops]:
+    """Say how many FLOPs an operation of your own has, its backward apart if that is one too.
+
+    The formula gets what the operation is called with, tensors as they are, and the result as `out_val`.
+
+        @register_flop_formula(torch.ops.mylib.fused_linear)
+        def fused_linear(x, weight, *, out_val):
+            return 2 * x.numel() * weight.shape[0]
+
+    It comes before any other. What is registered with `torch.utils.flop_counter.register_flop_formula` counts as well.
+    """
+
+    def register(flops: Flops) -> Flops:
+        _registered[name(operation)] = Formula(flops)
+        return flops
+
+    return register
+
+
+def name(operation: Any) -> str:
+    """What an operation is called, whichever overload it is: "aten::mm", or "flex_attention"."""
+    packet = getattr(operation, "_overloadpacket", operation)
+    return str(getattr(packet, "_qualified_op_name", None) or packet.name())
+
+
+def formula(operation: Any) -> Formula | None:
+    """The formula of an operation, if there is one."""
+    called = name(operation)
+    found = _registered.get(called) or _OURS.get(called)
+    if found is not None:
+        return found
+    packet = getattr(operation, "_overloadpacket", operation)
+    flops = flop_counter.flop_registry.get(packet)
+    if flops is None:
+        return None
+    return Formula(flops, "convolution" if "conv" in called else "attention" if "attention" in called else "matmul")
+
+
+_registered: dict[str, Formula] = {}
+
+
+def _product(a: Any, b: Any, *_: Any, **__: Any) -> int:
+    """[..., m, k] x [..., k, n], [m, k] x [k], [k] x [k]."""
+    return int(2 * a.numel() * (b.shape[-1] if b.dim() > 1 else 1))
+
+
+def _added_product(_added: Any, a: Any, b: Any, *_: Any, **__: Any) -> int:
+    return _product(a, b)
+
+
+def _outer(_added: Any, a: Any, b: Any, *_: Any, **__: Any) -> int:
+    return int(2 * a.numel() * b.numel())
+
+
+def _grouped(a: Any, b: Any, *_: Any, **__: Any) -> int:
+    """Rows of `a`, in groups, times a matrix for each group; or, for a weight's gradient, their columns."""
+    return int(2 * a.shape[-2] * a.shape[-1] * b.shape[-1] * (a.shape[0] if a.dim() == b.dim() == _BATCHED else 1))
+
+
+_BATCHED = 3
+
+
+def _trilinear(*args: Any, **_: Any) -> int:
+    """Three tensors, each broadcast along the dimensions it lacks, multiplied and summed up."""
+    full = [list(tensor.shape) for tensor in args[:3]]
+    for shape, lacking in zip(full, args[3:6], strict=True):
+        for dimension in sorted(lacking):
+            shape.insert(dimension, 1)
+    return int(2 * prod(max(sizes) for sizes in zip(*full, strict=True)))
+
+
+def _convolution_backward(*args: Any, **_: Any) -> int:
+    """The gradients of input and weight each cost what the forward did, whatever the groups."""
+    grad, x, weight, transposed, wanted = args[0], args[1], args[2], args[7], args[10]
+    forward = 2 * x.shape[0] * prod((x if transposed else grad).shape[2:]) * weight.numel()
+    return int(forward * sum(wanted[:2]))
+
+
+def _attention(query: int = 0, *, backward: bool = False, rows: bool = False, starts: int | None = None) -> Formula:
+    """Fused attention, whose query, key and value are the arguments from `query` on.
+
+    They are [batch, heads, sequence, head], or with `rows` [batch, sequence, heads, head]; or sequences in a row, as
+    [tokens, heads, head], where the argument `starts` says where each begins, and the next one so of the keys.
+
+    The forward makes the scores, and multiplies them with the values. The backward makes the scores again, and the
+    gradients of the scores, of the values, of query and key.
+    """
+
+    def width(args: Any) -> int:
+        of_query, of_value = args[query].shape[-1], args[query + 2].shape[-1]
+        return int(3 * of_query + 2 * of_value if backward else of_query + of_value)
+
+    def flops(*args: Any, **_: Any) -> int:
+        q, k = args[query], args[query + 1]
+        begin = args[starts] if starts is not None and starts < len(args) else None
+        if begin is not None:
+            of_keys = begin if args[starts + 1] is None else args[starts + 1]  # type: ignore[operator] # not None here
+            pairs = int((begin.diff().long() * of_keys.diff().long()).sum())
+            return int(2 * q.shape[-2] * pairs * width(args))
+        sequence = -3 if rows else -2
+        return int(2 * q.numel() // q.shape[-1] * k.shape[sequence] * width(args))
+
+    def again(*args: Any, **_: Any) -> float:
+        return float(args[query].shape[-1] / width(args))
+
+    return Formula(flops, "attention", again if backward else None)
+
+
+def _recurrent(x: Any, weights: Any, *_: Any, **__: Any) -> int:
+    """Each row of the input, at each time, goes through each of the matrices."""
+    rows = prod(x.shape[:-1])
+    return int(2 * rows * sum(weight.numel() for weight in weights if weight.dim() > 1))
+
+
+def _recurrent_backward(x: Any, weights: Any, *_: Any, **__: Any) -> int:
+    return 2 * _recurrent(x, weights)
+
+
+def _mkldnn_recurrent(x: Any, of_input: Any, of_state: Any, *_: Any, **__: Any) -> int:
+    return _recurrent(x, (of_input, of_state))
+
+
+def _mkldnn_recurrent_backward(x: Any, of_input: Any, of_state: Any, *_: Any, **__: Any) -> int:
+    return _recurrent_backward(x, (of_input, of_state))
+
+
+_OURS: dict[str, Formula] = {
+    # torch has none
+    "aten::_scaled_mm_v2": Formula(_product),
+    "aten::_int_mm": Formula(_product),
+    "aten::mv": Formula(_product),
+    "aten::dot": Formula(_product),
+    "aten::vdot": Formula(_product),
+    "aten::addmv": Formula(_added_product),
+    "aten::addbmm": Formula(_added_product),
+    "aten::addr": Formula(_outer),
+    "aten::_grouped_mm": Formula(_grouped),
+    "aten::_scaled_grouped_mm": Formula(_grouped),
+    "aten::_scaled_grouped_mm_v2": Formula(_grouped),
+    "transformers::grouped_mm_fallback": Formula(_grouped),
+    "aten::_trilinear": Formula(_trilinear),
+    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention(),
+    "aten::_scaled_dot_product_fused_attention_overrideable": _attention(),
+    "aten::mkldnn_rnn_layer": Formula(_mkldnn_recurrent),
+    "aten::mkldnn_rnn_layer_backward": Formula(_mkldnn_recurrent_backward),
+    "aten::_cudnn_rnn": Formula(_recurrent),
+    "aten::_cudnn_rnn_backward": Formula(_recurrent_backward),
+    "aten::miopen_rnn": Formula(_recurrent),
+    "aten::miopen_rnn_backward": Formula(_recurrent_backward),
+    "flash_attn::_flash_attn_forward": _attention(rows=True),
+    "flash_attn::_flash_attn_varlen_forward": _attention(starts=3),
+    "flash_attn::_flash_attn_backward": _attention(1, backward=True, rows=True),
+    "flash_attn::_flash_attn_varlen_backward": _attention(1, backward=True, starts=9),
+    # torch's forgets the groups
+    "aten::convolution_backward": Formula(_convolution_backward, "convolution"),
+    # torch's takes [batch, sequence, heads, head] for [batch, heads, sequence, head]
+    "aten::_flash_attention_forward": _attention(rows=True, starts=3),
+    "aten::_flash_attention_backward": _attention(1, backward=True, rows=True, starts=6),
+    # torch's don't tell the scores that are computed again from the rest
+    "aten::_scaled_dot_product_flash_attention_backward": _attention(1, backward=True),
+    "aten::_scaled_dot_product_efficient_attention_backward": _attention(1, backward=True),
+    "aten::_scaled_dot_product_cudnn_attention_backward": _attention(1, backward=True),
+    "aten::_scaled_dot_product_fused_attention_overrideable_backward": _attention(1, backward=True),
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention(1, backward=True),
+    "aten::_efficient_attention_forward": _attention(rows=True, starts=4),
+    "aten::_efficient_attention_backward": _attention(1, backward=True, rows=True, starts=6),
+    # not every version of torch has one
+    "flex_attention": _attention(),
+    "flex_attention_backward": _attention(backward=True),
+}

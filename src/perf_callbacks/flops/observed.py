@@ -1,0 +1,149 @@
+"""What else there is to see in the counted step: what was not counted, and what makes a step slow."""
+
+import sys
+from collections import Counter
+from types import FrameType
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+
+from perf_callbacks.flops.coverage import Weights
+from perf_callbacks.flops.formulas import name
+
+LARGE_BYTES = 1 << 20
+"""Copies of fewer bytes are not worth a word."""
+
+MOST = 100
+"""Of each sort of thing, this many are kept."""
+
+_PRODUCTS = (
+    "aten::_cdist_forward",
+    "aten::_euclidean_dist",
+    "aten::_sparse_addmm",
+    "aten::_sparse_sparse_matmul",
+    "aten::sparse_sampled_addmm",
+    "aten::_cslt_sparse_mm",
+    "aten::_transformer_encoder_layer_fwd",
+    "aten::_native_multi_head_attention",
+    "aten::_weight_int",
+    "aten::_convert_weight_to_int",
+    "aten::_mixed_dtypes_linear",
+    "aten::_fft_",
+    "aten::linalg_",
+    "aten::_linalg_",
+    "aten::cholesky",
+    "aten::triangular_solve",
+    "aten::ormqr",
+    "aten::lu_solve",
+    "aten::_thnn_",
+    "aten::mkldnn_",
+    "aten::quantized_",
+)
+"""Operations of torch that multiply matrices, and have no formula. Names that begin so."""
+
+_ELEMENTWISE = ("aten::_thnn_fused", "aten::linalg_vector_norm", "aten::linalg_cross", "aten::_linalg_check_errors")
+"""Names that begin so although they don't."""
+
+_TRANSPARENT = {
+    "aten",
+    "prim",
+    "prims",
+    "rngprims",
+    "debugprims",
+    "profiler",
+    "c10d",
+    "c10d_functional",
+    "_c10d_functional",
+    "_c10d_functional_autograd",
+    "_dtensor",
+    "fsdp",
+    "symm_mem",
+    "streams",
+    "torchvision",
+}
+"""Namespaces whose operations multiply nothing, unless they are named above."""
+
+_COPIES = {"aten::clone", "aten::_to_copy", "aten::copy_", "aten::cat"}
+
+
+class Observed:
+    """Things noted while a step is counted. Bounded."""
+
+    def __init__(self) -> None:
+        self.unknown: Counter[str] = Counter()
+        """Calls of operations that multiply matrices, or may do so, and were not counted."""
+        self.products: Counter[tuple[str, str, str]] = Counter()
+        """FLOPs by operation, shapes and number format."""
+        self.copies: Counter[tuple[str, str]] = Counter()
+        """Bytes by operation and shape."""
+        self.reads: Counter[str] = Counter()
+        """Times that the host waited to read from the device, by the line that asked."""
+        self._kinds: dict[Any, tuple[str, bool, bool]] = {}
+
+    def product(self, func: Any, operands: list[torch.Tensor], dtype: str, flops: int) -> None:
+        """A counted operation."""
+        shapes = " x ".join(_shape(operand) for operand in operands if operand.dim() > 1)
+        self._note(self.products, (name(func), shapes, dtype), flops)
+
+    def uncounted(self, func: Any, args: Any, out: Any, weights: Weights) -> None:
+        """One that is not."""
+        called, opaque, pointwise = self._kinds.get(func) or self._look(func)
+        if opaque:
+            self._note(self.unknown, called, 1)
+            return
+        if args:
+            first = args[0]
+            operands = first if isinstance(first, list | tuple) else args
+            weights.passed(called, operands, out, pointwise=pointwise)
+        if called in _COPIES:
+            self._copied(called, out)
+        self._read(called, args, out)
+
+    def _look(self, func: Any) -> tuple[str, bool, bool]:
+        called = name(func)
+        pointwise = isinstance(func, OpOverload) and torch.Tag.pointwise in func.tags
+        kind = called, _opaque(func, called), pointwise
+        self._kinds[func] = kind
+        return kind
+
+    def _copied(self, called: str, out: Any) -> None:
+        if isinstance(out, torch.Tensor) and out.numel() * out.element_size() >= LARGE_BYTES:
+            self._note(self.copies, (called, _shape(out)), out.numel() * out.element_size())
+
+    def _read(self, called: str, args: Any, out: Any) -> None:
+        """Only what the host has to wait for: a number, a size that depends on values, a blocking copy."""
+        source = args[0] if args else None
+        if not isinstance(source, torch.Tensor) or source.device.type in {"cpu", "meta"}:
+            return
+        copied = called == "aten::_to_copy" and isinstance(out, torch.Tensor) and out.device.type == "cpu"
+        if copied or called in {"aten::_local_scalar_dense", "aten::nonzero", "aten::_unique2", "aten::masked_select"}:
+            self._note(self.reads, _line(), 1)
+
+    @staticmethod
+    def _note(counter: "Counter[Any]", key: Any, amount: int) -> None:
+        if key in counter or len(counter) < MOST:
+            counter[key] += amount
+
+
+def _opaque(func: Any, called: str) -> bool:
+    if isinstance(func, HigherOrderOperator):
+        return True
+    if called.startswith(_PRODUCTS):
+        return not called.startswith(_ELEMENTWISE)
+    return called.partition("::")[0] not in _TRANSPARENT
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return "[" + ", ".join(str(int(size)) for size in tensor.shape) + "]"
+
+
+def _line() -> str:
+    """The line outside of torch that led here."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 the one way to the caller
+    while frame is not None:
+        path = frame.f_code.co_filename.replace("\\", "/")
+        if "/torch/" not in path and "/perf_callbacks/" not in path:
+            return f"{path}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "somewhere in torch"
