@@ -12,14 +12,17 @@ import torch
 
 from perf_callbacks.core.work import Phase
 
-_Place = Literal["engine", "module", "optimizer"]
+_Place = Literal["engine", "module", "function", "optimizer"]
 
-_PLACES: dict[tuple[str, str], _Place] = {
-    ("torch/autograd/graph.py", "_engine_run_backward"): "engine",
-    ("torch/nn/modules/module.py", "_call_impl"): "module",
-    ("torch/utils/checkpoint.py", "recompute_fn"): "module",
-    ("torch/optim/optimizer.py", "wrapper"): "optimizer",
+_PLACES: dict[str, tuple[str, _Place]] = {
+    "_engine_run_backward": ("torch/autograd/graph.py", "engine"),
+    "_call_impl": ("torch/nn/modules/module.py", "module"),
+    "recompute_fn": ("torch/utils/checkpoint.py", "module"),
+    "forward": ("torch/utils/checkpoint.py", "module"),  # a reentrant one, around what need not be a module
+    "backward": ("torch/utils/checkpoint.py", "module"),
+    "wrapper": ("torch/optim/optimizer.py", "optimizer"),
 }
+"""Functions of torch, their files, and what it means to be called by them."""
 
 _known: dict[CodeType, _Place | None] = {}
 
@@ -35,7 +38,7 @@ def phase() -> Phase:
         return "forward"
     place = _innermost()
     if in_backward:
-        return "recompute" if place == "module" else "backward"
+        return "recompute" if place in {"module", "function"} else "backward"
     return "optimizer" if place == "optimizer" else "forward"
 
 
@@ -44,17 +47,30 @@ def _innermost() -> _Place | None:
     while frame is not None:
         code = frame.f_code
         place = _known[code] if code in _known else _look(code)
+        if place == "engine" and torch.is_grad_enabled() and not _makes_graph(frame):
+            return "function"
         if place is not None:
             return place
         frame = frame.f_back
     return None  # autograd runs a device's backward in a thread of its own
 
 
+def _makes_graph(frame: FrameType) -> bool:
+    """Whether a backward is to be differentiated in its turn. In one that is not, gradients are off.
+
+    If they are on there, a function's own backward has switched them on, to run again what it wants to differentiate.
+    """
+    arguments = frame.f_locals.get("args", ())
+    return len(arguments) <= _CREATE_GRAPH or bool(arguments[_CREATE_GRAPH])
+
+
+_CREATE_GRAPH = 2  # after the gradients that come in, and whether to keep the graph
+
+
 def _look(code: CodeType) -> _Place | None:
-    path = code.co_filename.replace("\\", "/")
-    place = next(
-        (place for (file, name), place in _PLACES.items() if code.co_name == name and path.endswith(file)), None
-    )
+    file, place = _PLACES.get(code.co_name, ("", None))
+    if not code.co_filename.replace("\\", "/").endswith(file):
+        place = None
     if len(_known) > 10_000:  # noqa: PLR2004 code may be made at run time
         _known.clear()
     _known[code] = place
