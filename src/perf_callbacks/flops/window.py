@@ -1,12 +1,16 @@
 """A stretch of training that is counted: a counter entered and left in the midst of a run, not by a `with` block."""
 
 import sys
+import warnings
 from threading import get_ident
 from typing import Any
 
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from perf_callbacks.flops.counter import FlopCounter
+
+_GLOBAL_HOOKS = "Using .torch.compile.module.. when there are global hooks on modules"
+"""What compiled modules say of our looking at modules, for which it makes no difference."""
 
 
 class CountWindow:
@@ -61,10 +65,16 @@ class CountWindow:
             from torch.compiler import set_stance  # noqa: PLC0415 it imports the compiler
 
             self._stance = set_stance("force_eager")
+            warnings.filterwarnings("ignore", _GLOBAL_HOOKS)
 
     def _let_compiler_go(self) -> None:
         stance, self._stance = self._stance, None
-        if stance is not None and _stance() is stance.stance:  # if somebody else has set it since, it is theirs
+        if stance is None:
+            return
+        ours = next((one for one in warnings.filters if getattr(one[1], "pattern", None) == _GLOBAL_HOOKS), None)
+        if ours is not None:
+            warnings.filters.remove(ours)  # type: ignore[attr-defined] # it is a list
+        if _stance() is stance.stance:  # if somebody else has set it since, it is theirs
             stance.__exit__(None, None, None)
 
 
