@@ -135,6 +135,8 @@ def _opaque(func: Any, called: str) -> bool:
 
 
 def _shape(tensor: torch.Tensor) -> str:
+    if tensor.is_nested:
+        return "[nested]"
     return "[" + ", ".join(str(int(size)) for size in tensor.shape) + "]"
 
 
