@@ -22,8 +22,9 @@ from perf_callbacks.core.marks import BACK, BEGIN
 from perf_callbacks.core.records import Summary
 from perf_callbacks.core.settings import resolve
 from perf_callbacks.core.stages import Stage
+from perf_callbacks.host.failing import describe
 from perf_callbacks.host.place import Place, data_parallel
-from perf_callbacks.host.recorder import describe, log
+from perf_callbacks.host.recorder import log
 from perf_callbacks.watching.fits import TAKEN_OVER, Fits
 
 __all__ = ["Attachment", "attach"]

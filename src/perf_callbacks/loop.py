@@ -23,9 +23,11 @@ from torch import nn
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.records import Summary
 from perf_callbacks.core.settings import resolve
+from perf_callbacks.host.failing import describe
 from perf_callbacks.host.place import Place
-from perf_callbacks.host.recorder import Recorder, describe, log
+from perf_callbacks.host.recorder import Recorder, log
 from perf_callbacks.report import text
+from perf_callbacks.watching import counting
 from perf_callbacks.watching.loop import LoopWatch, MeasuredLoader
 
 __all__ = ["Measurement", "measure"]
@@ -137,6 +139,7 @@ class Measurement(Generic[B]):
         self._watch = LoopWatch(recorder, self._model, self._optimizer)
         if recorder.active:
             self._watch.install()
+            counting.begin(recorder)
         if recorder.active and recorder.run.rank == 0:
             print(text.opening(recorder.run, journal=recorder.journal_path))  # noqa: T201 what a person sees
 

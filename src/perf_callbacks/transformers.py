@@ -24,9 +24,11 @@ from perf_callbacks.core.records import Summary
 from perf_callbacks.core.settings import resolve
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.host import watch
+from perf_callbacks.host.failing import describe
 from perf_callbacks.host.place import Place, data_parallel
-from perf_callbacks.host.recorder import Recorder, describe, log
+from perf_callbacks.host.recorder import Recorder, log
 from perf_callbacks.report import text
+from perf_callbacks.watching import counting
 from perf_callbacks.watching.meanwhile import Meanwhile
 
 __all__ = ["PerfCallback"]
@@ -168,6 +170,7 @@ class PerfCallback(TrainerCallback):
             return
         if trainer is not None:
             _watch(trainer, self._recorder)
+            counting.begin(self._recorder)
         if state.is_world_process_zero:
             tqdm.write(text.opening(self._recorder.run, journal=self._recorder.journal_path, staged=not self._blind))
 

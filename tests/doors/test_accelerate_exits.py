@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from perf_callbacks.accelerate import attach
 from perf_callbacks.core.records import Summary
-from perf_callbacks.host.recorder import describe
+from perf_callbacks.host.failing import describe
 
 pytestmark = pytest.mark.usefixtures("accelerate_state")
 

@@ -12,8 +12,8 @@ import sparks
 import tiny
 
 from perf_callbacks.core.records import Run, Steps, Summary, attempts
+from perf_callbacks.host.failing import describe
 from perf_callbacks.host.journal import read
-from perf_callbacks.host.recorder import describe
 
 HOOKS = (
     "setup",

@@ -16,10 +16,11 @@ from perf_callbacks import PerfConfig, Summary
 from perf_callbacks.core.batches import BatchReader
 from perf_callbacks.core.engine import Engine
 from perf_callbacks.core.tape import Tape
+from perf_callbacks.host.failing import describe
 from perf_callbacks.host.garbage import GcObserver
 from perf_callbacks.host.journal import FileJournal
 from perf_callbacks.host.patches import Patches
-from perf_callbacks.host.recorder import Recorder, describe
+from perf_callbacks.host.recorder import Recorder
 from perf_callbacks.loop import measure
 from perf_callbacks.report import text
 

@@ -11,8 +11,8 @@ import torch
 from transformers import Trainer, TrainerCallback
 
 from perf_callbacks.core.records import Run, Steps, Summary, attempts
+from perf_callbacks.host.failing import describe
 from perf_callbacks.host.journal import read
-from perf_callbacks.host.recorder import describe
 from perf_callbacks.transformers import PerfCallback
 
 HOOKS = (

@@ -19,10 +19,11 @@ from perf_callbacks.core.settings import resolve
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.core.tape import Tape
 from perf_callbacks.host import watch
+from perf_callbacks.host.failing import describe
 from perf_callbacks.host.garbage import GcObserver
 from perf_callbacks.host.journal import FileJournal, read
 from perf_callbacks.host.place import Place
-from perf_callbacks.host.recorder import Recorder, describe
+from perf_callbacks.host.recorder import Recorder
 
 CALLS = {
     "enter": lambda recorder: recorder.enter(Stage.FORWARD),

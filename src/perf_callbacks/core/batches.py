@@ -1,6 +1,6 @@
 """How much is in a batch: read off its tensors by shape, without waiting for any of them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -60,6 +60,8 @@ class BatchReader:
     def __init__(self) -> None:
         self.seen: dict[ShapeKey, tuple[Batch, tuple[str, ...]]] = {}
         """For each shape its batch, and the names of its masks."""
+        self.news: Callable[[ShapeKey], object] = bool
+        """Told of a shape that was not seen before, or was forgotten, before its batch goes anywhere."""
         self._known: dict[tuple[Any, ...], tuple[Batch, tuple[str, ...]]] = {}
 
     def read(self, batch: Any) -> Batch:
@@ -79,6 +81,11 @@ class BatchReader:
             useful = plus(useful, _kept(batch[name]))
         return Batch(known.samples, known.tokens, useful, known.shape)
 
+    def forget(self, shape: ShapeKey) -> None:
+        """The next batch of this shape is news."""
+        self.seen.pop(shape, None)
+        self._known = {key: known for key, known in self._known.items() if known[0].shape != shape}
+
     def _look(self, batch: Any, key: tuple[Any, ...] | None) -> tuple[Batch, tuple[str, ...], Mapping[str, Any]]:
         tensors = dict(_walk(batch))
         known, masks = self._learn(tensors)
@@ -94,6 +101,7 @@ class BatchReader:
             if len(self.seen) == _MOST_SHAPES:
                 del self.seen[next(iter(self.seen))]
             self.seen[shape] = _measure(shape)
+            self.news(shape)
         return self.seen[shape]
 
 

@@ -11,11 +11,13 @@ from typing import Any
 
 from perf_callbacks.core import ratios
 from perf_callbacks.core.batches import Batch, nothing, together
+from perf_callbacks.core.exchange import Exchange
 from perf_callbacks.core.ledger import Ledger
 from perf_callbacks.core.marks import BACK, BEGIN, END, Pause
 from perf_callbacks.core.parts import Parts
 from perf_callbacks.core.pauses import Pauses
 from perf_callbacks.core.records import Amounts, Gc, Record, Row, Run, Span, Summary
+from perf_callbacks.core.shapes import ShapedWork
 from perf_callbacks.core.sources import DeviceTimeline, Ranks
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.core.steps import BLOCK, Shown, Step, Totals, plus
@@ -51,12 +53,13 @@ class Engine:
         data_parallel: int | None = None,
         staged: bool = True,
         gc_timed: bool = True,
+        work: ShapedWork | None = None,
     ) -> None:
         self._run = run
         self._emit = emit
         self._earlier = earlier or Amounts()
         self._device = device
-        self._ranks = ranks
+        self._work = work or ShapedWork()
         data_parallel = data_parallel or run.world_size
         self._shown = Shown(
             staged=staged,
@@ -79,9 +82,9 @@ class Engine:
         self._waiting: deque[tuple[int, str | None, list[Batch]]] = deque()  # for being read
         self._passed: deque[Step] = deque()  # for the device
         self._reading = Lock()
-        self._parts = Parts(step=run.step, rank=run.rank, world_size=run.world_size, data_parallel=data_parallel)
-        self._ledger = Ledger(self._shown, self._parts)
-        self._window_end: int | None = None
+        parts = Parts(step=run.step, rank=run.rank, world_size=run.world_size, data_parallel=data_parallel)
+        self._ledger = Ledger(self._shown, parts)
+        self._exchange = Exchange(ranks, parts, self._ledger, emit)
         self._flushed_at = 0.0
         self._spans: dict[str, float] = {}
         self._collections = Pauses()
@@ -91,8 +94,7 @@ class Engine:
         self._began = self._flushed_at = now
         self.tape.begin(now)
         self._emit(self._run)
-        if self._ranks is not None:
-            self._exchange(self._ranks)
+        self._exchange.do(self.step)
         if self._device is not None:
             self._device.mark(_OTHER)
 
@@ -101,9 +103,18 @@ class Engine:
         if not self._aside:
             self._batches.append(batch)
             if len(self._batches) > MOST_BATCHES:
-                self._batches = [Batch(*together(self._batches), batch.shape)]
+                self._batches = [Batch(*together(self._batches), ())]
             if len(self.tape.pairs) > MOST_MARKS:
                 self.collect()
+
+    @property
+    def batches(self) -> list[Batch]:
+        """What went into the current step so far."""
+        return self._batches
+
+    def exclude(self, reason: str) -> None:
+        """The current step is to be in no row."""
+        self._excluded = self._excluded or reason
 
     def pause(self, pause: Pause) -> None:
         """A garbage collection. It may be in the midst of anything: one that is part of a step is told of later."""
@@ -160,7 +171,7 @@ class Engine:
             self.collect()  # its events are needed again
         read = len(self._ledger.block)
         full = (read if self._device is not None else read + len(self._waiting)) >= BLOCK
-        if full or step == self._window_end or now - self._flushed_at > FLUSH_SECONDS:
+        if full or step == self._exchange.due or now - self._flushed_at > FLUSH_SECONDS:
             self.flush(now)
 
     def collect(self) -> bool:
@@ -187,7 +198,8 @@ class Engine:
     def _finish(self, past: Past) -> Step:
         number, excluded, batches = self._waiting.popleft()
         paused = (sum(past.pauses), max(past.pauses)) if past.pauses else (0.0, 0.0)
-        return Step(number, excluded, *self._through(batches), *paused, past.seconds)
+        effort = self._work.of([batch.shape for batch in batches]) if batches else None
+        return Step(number, excluded, *self._through(batches), effort, *paused, past.seconds)
 
     def _timed(self, step: Step, seconds: tuple[float, ...] | None) -> Step:
         """A step as the device saw it."""
@@ -204,19 +216,10 @@ class Engine:
         """Hand out the finished steps."""
         self._flushed_at = now
         self.collect()
-        if self._ranks is not None:
-            self._exchange(self._ranks)
+        self._exchange.do(self.step)
         block = self._ledger.take_block()
         if block is not None:
             self._emit(block)
-
-    def _exchange(self, ranks: Ranks) -> None:
-        for part in self._ledger.take_parts():
-            ranks.offer(part)
-        for window in ranks.take():
-            self._emit(window)
-        length = self._parts.length = ranks.window
-        self._window_end = None if length is None else (self.step // length + 1) * length
 
     def row(self, step: int) -> dict[str, float]:
         """Metrics of the included steps since the last row; empty where there are none."""
@@ -229,8 +232,7 @@ class Engine:
         return self._logged(step, self._ledger.included())
 
     def _logged(self, step: int, totals: Totals) -> dict[str, float]:
-        window = self._ranks.latest if self._ranks is not None else None
-        metrics = ratios.metrics(totals, self._shown, window)
+        metrics = ratios.metrics(totals, self._shown, self._exchange.latest, self._work.coverage)
         if metrics:
             self._emit(Row(step=step, metrics=metrics))
         return metrics
@@ -255,7 +257,7 @@ class Engine:
         total = self.amounts()
         steps, done, lost = self._all()
         included = self._ledger.included()
-        gc_timed = self._shown.gc_timed
+        gc_timed, worked = self._shown.gc_timed, included.effort_steps > 0
         return Summary(
             run_id=self._run.run_id,
             attempt=self._run.attempt,
@@ -271,6 +273,11 @@ class Engine:
             included_samples=included.samples,
             included_tokens=included.tokens,
             included_useful_tokens=included.useful_tokens,
+            model_flops=included.effort.model_flops if worked else None,
+            hardware_flops=included.effort.hardware_flops if worked else None,
+            flops_seconds=included.effort_seconds if worked else None,
+            flops_coverage=self._work.coverage if worked else None,
+            flops_lower_bound=self._work.lower_bound,
             total_samples=total.samples,
             total_tokens=total.tokens,
             gc_collections=tuple(self._collections.collections) if gc_timed else None,

@@ -5,14 +5,18 @@ from perf_callbacks.core.records import Window
 from perf_callbacks.core.steps import Shown, Totals
 
 PREFIX = "perf/"
+TERA = 1e12
 _DIGITS = 6
 
 
-def metrics(totals: Totals, shown: Shown, window: Window | None = None) -> dict[str, float]:
+def metrics(
+    totals: Totals, shown: Shown, window: Window | None = None, coverage: float | None = None
+) -> dict[str, float]:
     """What is logged of some steps. What is unknown is left out; of no steps there is nothing to say.
 
     Rates over all devices are those of the same steps where one process sees all devices; else those of the last
-    `window` that the ranks put together. Rates per device are always those of the steps, on this rank.
+    `window` that the ranks put together. Rates per device are always those of the steps, on this rank; FLOPs per second
+    are of those steps whose FLOPs are known.
     """
     seconds = totals.step_seconds
     if not totals.steps or seconds <= 0:
@@ -26,6 +30,10 @@ def metrics(totals: Totals, shown: Shown, window: Window | None = None) -> dict[
         values[f"{name}_per_second_per_device"] = None if rate is None else rate / shown.devices
     if shown.processes > 1 and window is not None:
         values |= windows.rates(window)
+    if totals.effort_steps and totals.effort_seconds > 0:
+        values["tflops"] = totals.effort.model_flops / totals.effort_seconds / TERA
+        values["hardware_tflops"] = totals.effort.hardware_flops / totals.effort_seconds / TERA
+        values["flops_coverage"] = coverage
     if shown.gc_timed:
         values |= {"gc_pause": totals.longest_pause, "gc_loss": totals.pause_seconds}
     return {PREFIX + name: float(f"{value:.{_DIGITS}g}") for name, value in values.items() if value is not None}

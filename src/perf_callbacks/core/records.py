@@ -63,11 +63,12 @@ class Steps:
     optimizer_time: tuple[float | None, ...] = ()
     gc_time: tuple[float | None, ...] = ()
     other_time: tuple[float | None, ...] = ()
-    model_flops: tuple[float | None, ...] = ()
+    model_flops: tuple[int | None, ...] = ()
+    """On this rank; None for a step whose FLOPs are unknown."""
     samples: tuple[int | None, ...] = ()
     tokens: tuple[int | None, ...] = ()
     excluded: tuple[str | None, ...] = ()
-    """Why a step is in no row: "first", "restart", "evaluation", "checkpoint", "lost"; None for those that are."""
+    """Why a step is in no row: "first", "restart", "counted", "evaluation", "checkpoint", "lost"; None for others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,6 +105,47 @@ class Span:
     """Optimizer steps done when it began."""
     start: float
     seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flops:
+    """What was counted in a step, on this rank."""
+
+    step: int
+    model_flops: int
+    """Of forward and backward: the numerator of MFU."""
+    hardware_flops: int
+    """Of everything executed: the numerator of HFU."""
+    by_phase: Mapping[str, int]
+    """forward, backward, recompute, attention_recompute, optimizer."""
+    by_dtype: Mapping[str, int]
+    """Model FLOPs by the number format of the operands."""
+    source: str
+    """"counted"."""
+    coverage: float | None
+    """Of the elements of weights that should have been multiplied as matrices, the share that was seen to be."""
+    uncounted: Mapping[str, int]
+    """Calls of operations that multiply matrices, or may do so, and have no formula."""
+    lower_bound: bool
+    """Whether there was more work than was counted."""
+    whole_step: bool = True
+    """False: only the batches of a new shape, and those after them."""
+    compiled: bool = False
+    """Whether something is compiled, and ran eagerly to be counted."""
+    logical_flops: int | None = None
+    """Of operations on sharded tensors, as though one rank did them all; None where there are none."""
+    causal_flops: int = 0
+    """Of fused attention with a causal mask, counted in full: a kernel that skips the mask does about half of it."""
+    over_six_n: float | None = None
+    """Model FLOPs over six per token and multiplied weight. None where there are no tokens."""
+    products: tuple[tuple[str, str, str, int], ...] = ()
+    """The heaviest: operation, shapes, number format, FLOPs."""
+    copies: tuple[tuple[str, str, int], ...] = ()
+    """The largest: operation, shape, bytes."""
+    reads: Mapping[str, int] = field(default_factory=dict)
+    """How often the host waited to read from the device, by the line that asked."""
+    errors: Mapping[str, int] = field(default_factory=dict)
+    """What went wrong in counting, by operation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,6 +193,13 @@ class Summary:
     """Of the included steps, as the next two: for rates."""
     included_tokens: int | None
     included_useful_tokens: int | None
+    model_flops: int | None = None
+    """Of those included steps whose FLOPs are known, on this rank; as the next two."""
+    hardware_flops: int | None = None
+    flops_seconds: float | None = None
+    flops_coverage: float | None = None
+    """As in `Flops`, at the last count; the next too."""
+    flops_lower_bound: bool = False
     total_samples: int | None
     """Of all attempts so far, counted by the checkpoints between them; as the next."""
     total_tokens: int | None
@@ -167,9 +216,11 @@ class Summary:
         return self.included_seconds / self.included_steps if self.included_steps else None
 
 
-Record = Run | Steps | Row | Gc | Span | Window | Summary
+Record = Run | Steps | Row | Gc | Span | Flops | Window | Summary
 
-_TYPES: dict[str, type[Record]] = {kind.__name__.lower(): kind for kind in (Run, Steps, Row, Gc, Span, Window, Summary)}
+_TYPES: dict[str, type[Record]] = {
+    kind.__name__.lower(): kind for kind in (Run, Steps, Row, Gc, Span, Flops, Window, Summary)
+}
 
 _FIELDS = {kind: tuple(item.name for item in fields(kind)) for kind in _TYPES.values()}
 
@@ -231,4 +282,4 @@ def attempts(journal: Iterable[Entry]) -> list[list[Entry]]:
 
 
 def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    return tuple([_frozen(one) for one in value]) if isinstance(value, list) else value

@@ -64,7 +64,6 @@ def _stranger(name: str, nearest: list[str]) -> str:
 
 NOT_BUILT = frozenset(
     {
-        "flops",
         "peak_tflops",
         "measure_peak",
         "checklist",

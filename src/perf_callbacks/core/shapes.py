@@ -4,10 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from itertools import combinations
-from typing import NamedTuple
 
 from perf_callbacks.core.batches import ShapeKey
-from perf_callbacks.core.work import Cell, Kind, Work
+from perf_callbacks.core.work import Cell, Effort, Kind, Work
 
 _MOST_SHAPES = 4096
 
@@ -20,31 +19,19 @@ _POWERS: dict[Kind, tuple[tuple[int, ...], ...]] = {
 is a sum, as of layers that see every token and a head that sees a row."""
 
 
-class Effort(NamedTuple):
-    """What an optimizer step took."""
-
-    model_flops: int
-    hardware_flops: int
-
-
 class ShapedWork:
     """What batches of each shape take.
 
     A new shape is scaled from counted ones once another count has confirmed how: rows that are as long, by their
     number; longer or shorter ones by a + b * length, or whatever else fits every count exactly. What fits nothing is
     unknown until it is counted itself.
-
-    >>> shapes = ShapedWork()
-    >>> for rows, length in ((2, 8), (4, 16)):
-    ...     cell = Cell("forward", "float32", "attention")
-    ...     shapes.learn([(("input_ids", (rows, length)),)], [Work({cell: 10 * rows * length**2})])
-    >>> shapes.of([(("input_ids", (3, 5)),)])
-    Effort(model_flops=750, hardware_flops=750)
     """
 
     def __init__(self) -> None:
         self.coverage: float | None = None
         """Of the last count."""
+        self.lower_bound = False
+        """Whether the last count knows of more work than it counted."""
         self.optimizer = Work()
         """What the optimizer does in each step."""
         self._families: dict[ShapeKey, dict[tuple[int, int], Work]] = {}

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from perf_callbacks.core.records import Steps
 from perf_callbacks.core.stages import STAGES, Stage
+from perf_callbacks.core.work import Effort
 
 UNSEEN: float = 0
 """Seconds of a stage that was never entered: the integer, which the first seconds added to it turn into a float."""
@@ -25,6 +26,8 @@ class Step(NamedTuple):
     tokens: int | None
     useful_tokens: Any
     """As `Batch.useful_tokens`."""
+    effort: Effort | None
+    """None: nobody knows what it took."""
     pause_seconds: float
     """Garbage collection, on either timeline."""
     longest_pause: float
@@ -35,7 +38,18 @@ class Step(NamedTuple):
 class Totals:
     """Steps added up. What one of them doesn't know, their sum doesn't."""
 
-    __slots__ = ("longest_pause", "pause_seconds", "samples", "seconds", "steps", "tokens", "useful_tokens")
+    __slots__ = (
+        "effort",
+        "effort_seconds",
+        "effort_steps",
+        "longest_pause",
+        "pause_seconds",
+        "samples",
+        "seconds",
+        "steps",
+        "tokens",
+        "useful_tokens",
+    )
 
     def __init__(self) -> None:
         self.steps = 0
@@ -43,6 +57,10 @@ class Totals:
         self.samples: int | None = 0
         self.tokens: int | None = 0
         self.useful_tokens: Any = 0
+        self.effort = Effort(0, 0)
+        """Of the steps whose effort is known; so the next two."""
+        self.effort_steps = 0
+        self.effort_seconds = 0.0
         self.pause_seconds = 0.0
         self.longest_pause = 0.0
 
@@ -60,8 +78,17 @@ class Totals:
         self.samples = plus(self.samples, *[step.samples for step in steps])
         self.tokens = plus(self.tokens, *[step.tokens for step in steps])
         self.useful_tokens = plus(self.useful_tokens, *[step.useful_tokens for step in steps])
+        self._exert(steps)
         self.pause_seconds += sum([step.pause_seconds for step in steps])
         self.longest_pause = max(self.longest_pause, *[step.longest_pause for step in steps])
+
+    def _exert(self, steps: Sequence[Step]) -> None:
+        known = [(step.effort, sum(step.seconds or ())) for step in steps if step.effort is not None]
+        if known:
+            efforts, seconds = zip(*known, strict=True)
+            self.effort = Effort(*map(sum, zip(self.effort, *efforts, strict=True)))
+            self.effort_steps += len(known)
+            self.effort_seconds += sum(seconds)
 
     def merge(self, other: "Totals") -> None:
         """Add what others added up."""
@@ -70,6 +97,9 @@ class Totals:
         self.samples = plus(self.samples, other.samples)
         self.tokens = plus(self.tokens, other.tokens)
         self.useful_tokens = plus(self.useful_tokens, other.useful_tokens)
+        self.effort = Effort(*map(sum, zip(self.effort, other.effort, strict=True)))
+        self.effort_steps += other.effort_steps
+        self.effort_seconds += other.effort_seconds
         self.pause_seconds += other.pause_seconds
         self.longest_pause = max(self.longest_pause, other.longest_pause)
 
@@ -116,7 +146,7 @@ class Shown:
 
 def columns(steps: Sequence[Step], shown: Shown) -> Steps:
     """Steps as they stand in the journal."""
-    number, excluded, samples, tokens, _, _, _, seconds = zip(*steps, strict=True)
+    number, excluded, samples, tokens, _, efforts, _, _, seconds = zip(*steps, strict=True)
     known = any(seconds)
     lost = (None,) * len(STAGES)
     by_stage = tuple(zip(*[stages or lost for stages in seconds], strict=True))
@@ -127,6 +157,7 @@ def columns(steps: Sequence[Step], shown: Shown) -> Steps:
     return Steps(
         step=number,
         step_time=tuple([stages and sum(stages) for stages in seconds]),
+        model_flops=tuple([effort and effort.model_flops for effort in efforts]) if any(efforts) else (),
         samples=samples,
         tokens=tokens,
         excluded=excluded,

@@ -28,13 +28,19 @@ class Cell(NamedTuple):
     kind: Kind
 
 
+class Effort(NamedTuple):
+    """What an optimizer step took."""
+
+    model_flops: int
+    hardware_flops: int
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """FLOPs by sort.
 
-    >>> work = Work({Cell("forward", "bfloat16", "matmul"): 10, Cell("recompute", "bfloat16", "matmul"): 10})
-    >>> work.model_flops, work.hardware_flops
-    (10, 20)
+    >>> Work({Cell("forward", "float32", "matmul"): 10, Cell("recompute", "float32", "matmul"): 10}).hardware_flops
+    20
     """
 
     cells: Mapping[Cell, int] = field(default_factory=dict)

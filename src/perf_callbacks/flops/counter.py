@@ -24,8 +24,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
     Models that are compiled must run eagerly meanwhile: see `perf_callbacks.flops.window`.
 
     >>> with FlopCounter() as counter:
-    ...     _ = torch.ones(2, 3, requires_grad=True) @ torch.ones(3, 5)
-    >>> counter.work().by_phase
+    ...     product = torch.ones(2, 3) @ torch.ones(3, 5)
+    ...     print(counter.work().by_phase)
     {'forward': 60}
     """
 
@@ -127,7 +127,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         cells[cell] += flops - again
         if again:
             cells[cell._replace(phase="attention_recompute" if cell.phase == "backward" else cell.phase)] += again
-        self.observed.product(func, operands, cell.dtype, flops)
+        self.observed.product(func, (args, kwargs), operands, cell.dtype, flops)
 
     def _turn(self, cell: Cell) -> Counter[Cell]:
         """Where to count: a forward after a backward begins another pass."""

@@ -75,14 +75,18 @@ class Observed:
         """Calls of operations that multiply matrices, or may do so, and were not counted."""
         self.products: Counter[tuple[str, str, str]] = Counter()
         """FLOPs by operation, shapes and number format."""
+        self.causal_flops = 0
+        """Of fused attention with a causal mask."""
         self.copies: Counter[tuple[str, str]] = Counter()
         """Bytes by operation and shape."""
         self.reads: Counter[str] = Counter()
         """Times that the host waited to read from the device, by the line that asked."""
         self._kinds: dict[Any, tuple[str, bool, bool]] = {}
 
-    def product(self, func: Any, operands: list[torch.Tensor], dtype: str, flops: int) -> None:
+    def product(self, func: Any, call: tuple[Any, Any], operands: list[torch.Tensor], dtype: str, flops: int) -> None:
         """A counted operation."""
+        if _causal(func, *call):
+            self.causal_flops += flops
         shapes = " x ".join(_shape(operand) for operand in operands if operand.dim() > 1)
         self._note(self.products, (name(func), shapes, dtype), flops)
 
@@ -132,6 +136,17 @@ def _opaque(func: Any, called: str) -> bool:
     if called.startswith(_PRODUCTS):
         return not called.startswith(_ELEMENTWISE)
     return called.partition("::")[0] not in _TRANSPARENT
+
+
+def _causal(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether it was told that no row looks at those after it."""
+    if "attention" not in str(func):
+        return False
+    arguments = getattr(getattr(func, "_schema", None), "arguments", ())
+    for place, argument in enumerate(arguments):
+        if argument.name in {"is_causal", "causal"}:
+            return bool(args[place] if place < len(args) else kwargs.get(argument.name, argument.default_value))
+    return False
 
 
 def _shape(tensor: torch.Tensor) -> str:

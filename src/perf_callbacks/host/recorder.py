@@ -13,14 +13,17 @@ import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from perf_callbacks.core.batches import Batch, BatchReader
 from perf_callbacks.core.engine import Engine
 from perf_callbacks.core.marks import Mark, Pause
-from perf_callbacks.core.records import Amounts, Summary
+from perf_callbacks.core.records import Amounts, Record, Summary
 from perf_callbacks.core.settings import Settings
+from perf_callbacks.core.shapes import ShapedWork
 from perf_callbacks.host import device, ranks
+from perf_callbacks.host.companions import Companions
+from perf_callbacks.host.failing import describe, fails_open
 from perf_callbacks.host.garbage import GcObserver
 from perf_callbacks.host.journal import FileJournal, Journal, NullJournal
 from perf_callbacks.host.patches import Patches
@@ -33,34 +36,6 @@ log = logging.getLogger("perf_callbacks")
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class Measuring(Protocol):
-    """Who measures until something of its own goes wrong."""
-
-    active: bool
-
-    def fail(self, error: Exception) -> None:
-        """Something of ours went wrong."""
-
-
-M = TypeVar("M", bound=Measuring)
-
-
-def fails_open(method: Callable[Concatenate[M, P], T]) -> Callable[Concatenate[M, P], T | None]:
-    """Of who measures no longer, or fails here, nothing more is to be had."""
-
-    @functools.wraps(method)
-    def call(self: M, /, *args: P.args, **kwargs: P.kwargs) -> T | None:
-        if not self.active:
-            return None
-        try:
-            return method(self, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001 an observer never ends the run
-            self.fail(error)
-            return None
-
-    return call
 
 
 class Recorder:
@@ -91,6 +66,8 @@ class Recorder:
                 began=began,
                 clock=clock,
             )
+        self.work = ShapedWork()
+        """What steps take, as far as it was counted."""
         self._engine = Engine(
             self.run,
             self._journal.write,
@@ -101,7 +78,10 @@ class Recorder:
             data_parallel=place.data_parallel,
             staged=place.staged,
             gc_timed=config.gc != "off",
+            work=self.work,
         )
+        self.companions = Companions()
+        """Who else is told of each step and each span."""
         self.reader = BatchReader()
         self._batch, self._read = self._engine.batch, self.reader.read
         self.tape, self.clock = self._engine.tape, clock
@@ -151,7 +131,11 @@ class Recorder:
         try:
             if self._late is not None:
                 raise self._late  # noqa: TRY301 it is about time
+            if self.companions:
+                self.companions.end_step(step)
             self._engine.end_step(step, self.clock())
+            if self.companions:
+                self.companions.begin_step()
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
 
@@ -159,11 +143,26 @@ class Recorder:
     def begin_span(self, kind: str) -> None:
         """Evaluation, checkpointing or the like begins."""
         self._engine.begin_span(kind, self.clock())
+        self.companions.begin_span()
 
     @fails_open
     def end_span(self) -> None:
         """It is over."""
         self._engine.end_span(self.clock())
+        self.companions.end_span()
+
+    @property
+    def batches(self) -> list[Batch]:
+        """What went into the current step so far."""
+        return self._engine.batches
+
+    def exclude(self, reason: str) -> None:
+        """The current step is to be in no row."""
+        self._engine.exclude(reason)
+
+    def write(self, record: Record) -> None:
+        """Put something into the journal."""
+        self._journal.write(record)
 
     @fails_open
     def row(self, step: int) -> dict[str, float]:
@@ -277,13 +276,3 @@ def _at_exit(reference: "weakref.ref[Recorder]") -> None:
 def _abandon(observer: GcObserver, journal: Journal) -> None:
     observer.remove()
     journal.close()
-
-
-def describe(error: BaseException) -> str:
-    """An exception in one line.
-
-    >>> describe(ValueError("no"))
-    'ValueError: no'
-    """
-    message = str(error)
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__

@@ -6,7 +6,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from perf_callbacks.core.marks import BACK, BEGIN
 from perf_callbacks.core.stages import Stage
-from perf_callbacks.host.recorder import Recorder, describe
+from perf_callbacks.host.failing import describe
+from perf_callbacks.host.recorder import Recorder
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -12,10 +12,12 @@ import torch
 from perf_callbacks.core.batches import Batch, BatchReader
 from perf_callbacks.core.settings import Settings
 from perf_callbacks.host import counters
+from perf_callbacks.host.failing import describe, fails_open
 from perf_callbacks.host.patches import Patches
 from perf_callbacks.host.place import Place
-from perf_callbacks.host.recorder import Recorder, describe, fails_open, log
+from perf_callbacks.host.recorder import Recorder, log
 from perf_callbacks.report import text
+from perf_callbacks.watching import counting
 from perf_callbacks.watching.accelerate import AcceleratedWatch
 from perf_callbacks.watching.prepared import Prepared, Told
 
@@ -100,6 +102,7 @@ class Fits:
             watching.add_accelerator(self._accelerator)
             for one in self._prepared:
                 watching.add(one)
+            counting.begin(recorder)
         if recorder.active and recorder.run.rank == 0:
             print(text.opening(recorder.run, journal=recorder.journal_path))  # noqa: T201 what a person sees
 

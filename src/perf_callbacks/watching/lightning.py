@@ -12,9 +12,11 @@ from tqdm import tqdm
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.records import Summary
 from perf_callbacks.core.settings import resolve
+from perf_callbacks.host.failing import describe
 from perf_callbacks.host.place import Place
-from perf_callbacks.host.recorder import Recorder, describe, log
+from perf_callbacks.host.recorder import Recorder, log
 from perf_callbacks.report import text
+from perf_callbacks.watching import counting
 from perf_callbacks.watching.lightning_trainer import TrainerWatch, steps_done
 from perf_callbacks.watching.meanwhile import Meanwhile
 
@@ -113,6 +115,7 @@ class LightningHooks:
             return
         self._watch = TrainerWatch(recorder, trainer)
         self._watch.install()
+        counting.begin(recorder)
         if trainer.is_global_zero:
             tqdm.write(text.opening(recorder.run, journal=recorder.journal_path))
 

@@ -1,0 +1,46 @@
+"""What goes wrong in an observer stays in it."""
+
+import functools
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Measuring(Protocol):
+    """Who measures until something of its own goes wrong."""
+
+    active: bool
+
+    def fail(self, error: Exception) -> None:
+        """Something of ours went wrong."""
+
+
+M = TypeVar("M", bound=Measuring)
+
+
+def fails_open(method: Callable[Concatenate[M, P], T]) -> Callable[Concatenate[M, P], T | None]:
+    """Of who measures no longer, or fails here, nothing more is to be had."""
+
+    @functools.wraps(method)
+    def call(self: M, /, *args: P.args, **kwargs: P.kwargs) -> T | None:
+        if not self.active:
+            return None
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
+            return None
+
+    return call
+
+
+def describe(error: BaseException) -> str:
+    """An exception in one line.
+
+    >>> describe(ValueError("no"))
+    'ValueError: no'
+    """
+    message = str(error)
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
