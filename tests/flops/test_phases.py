@@ -1,5 +1,7 @@
 """Who asked for the work: the model going forward and backward, somebody who does it again, or the optimizer."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -223,6 +225,75 @@ def test_a_reentrant_checkpoint_in_a_closure_is_forward_and_then_recompute(throu
 
     work = counted(lambda: optimizer.step(closure))
     assert work.by_phase == {"forward": PRODUCT, "recompute": PRODUCT, "backward": 2 * PRODUCT}
+
+
+class Objects:
+    """A closure that is an object."""
+
+    def __init__(self, closure):
+        self.closure = closure
+
+    def __call__(self):
+        return self.closure()
+
+    def method(self):
+        return self.closure()
+
+
+WAYS = {
+    "a function": lambda closure: closure,
+    "an object": Objects,
+    "a method": lambda closure: Objects(closure).method,
+    "a function with arguments": lambda closure: partial(lambda inner: inner(), closure),
+}
+
+
+@pytest.mark.parametrize("way", [pytest.param(way, id=name) for name, way in WAYS.items()])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.LBFGS])
+@pytest.mark.parametrize("gradients", [torch.enable_grad, torch.no_grad])
+def test_a_product_in_a_closure_is_forward_though_no_module_asked_and_nothing_needs_a_gradient(way, kind, gradients):
+    model, x, fixed = layer(), inputs(), torch.randn(OUT, WIDE)
+    optimizer = kind(model.parameters(), lr=0.01, **({"max_iter": 1} if kind is torch.optim.LBFGS else {}))
+
+    def closure():
+        with gradients():
+            wanted = again(x, fixed)
+        loss = squared(model(x) - wanted)
+        loss.backward()
+        return loss
+
+    work = counted(lambda: optimizer.step(way(closure)))
+    assert work.by_phase.get("forward") == 2 * PRODUCT
+    assert work.by_phase.get("backward") == PRODUCT
+    assert work.by_phase.get("optimizer", 0) < PRODUCT
+
+
+class OnData(torch.optim.Optimizer):
+    """One that multiplies, with gradients on, and so on `.data`."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    def step(self, closure=None):
+        loss = closure() if closure is not None else None
+        for parameter in self.param_groups[0]["params"]:
+            gradient = parameter.grad.data
+            parameter.data.add_((gradient @ gradient.T) @ gradient, alpha=-0.01)
+        return loss
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_an_optimizer_that_leaves_gradients_on_is_not_taken_for_the_model(closed):
+    model, x = layer(), inputs()
+    optimizer = OnData(model.parameters())
+
+    def closure():
+        loss = squared(model(x))
+        loss.backward()
+        return loss
+
+    work = counted(lambda: optimizer.step(closure) if closed else (closure(), optimizer.step()))
+    assert work.by_phase == {"forward": PRODUCT, "backward": PRODUCT, "optimizer": 2 * 2 * OUT * OUT * WIDE}
 
 
 def test_what_lbfgs_tries_is_the_models_work_and_its_own_products_are_not():
