@@ -54,6 +54,7 @@ class Hand:
     checkpointing: str = "none"
     products: list[Product] = field(default_factory=list)
     replayed: int = 0
+    _last: int = 0
 
     def product(self, a, b, *sizes, kept=False, again=0, gradients=None):
         flops = 2
@@ -94,17 +95,21 @@ class Hand:
     @contextmanager
     def block(self, *, tail=0):
         """What one checkpoint stands around; `tail`: products after the last tensor that its backward needs."""
-        start = len(self.products)
+        self._last = start = len(self.products)
         yield
         self.replayed += self._replay(self.products[start:], tail)
 
     @contextmanager
     def outer(self):
-        """What an outer checkpoint stands around where they nest: everything in it once more."""
+        """What an outer checkpoint stands around where they nest: everything in it once more.
+
+        Where it stops early, that is all but the last block: what goes into that is the last thing to be known again.
+        """
         start = len(self.products)
         yield
         if "nested" in self.checkpointing:
-            self.replayed += sum(product.flops for product in self.products[start:])
+            end = self._last if self.checkpointing == "nested early" else len(self.products)
+            self.replayed += sum(product.flops for product in self.products[start:end])
 
     def _replay(self, products, tail):
         if not any(product.gradients for product in products):
@@ -115,6 +120,7 @@ class Hand:
             "whole": products,
             "early": products[: len(products) - tail],
             "nested": products,
+            "nested early": products[: len(products) - tail],
             "nested whole": products,
             "selective": [product for product in products if not product.kept],
         }[self.checkpointing]

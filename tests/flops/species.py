@@ -182,7 +182,7 @@ ALL = (
         build=models.Stack,
         batch=lambda: {"x": torch.randn(BATCH, LENGTH, WIDE)},
         formula=lambda hand: ours.stack(hand, BATCH, LENGTH, WIDE, 4),
-        checkpointings=("none", "reentrant", "early", "whole", "selective", "nested", "nested whole"),
+        checkpointings=("none", "reentrant", "early", "whole", "selective", "nested", "nested early", "nested whole"),
         frozen=("head",),
         reads=False,
     ),

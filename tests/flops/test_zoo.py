@@ -49,7 +49,9 @@ def test_the_rest_of_the_zoo_too(case):
     assert counted(case).by_phase == case.formula().by_phase
 
 
-@pytest.mark.parametrize("checkpointing", ["reentrant", "early", "whole", "selective", "nested", "nested whole"])
+@pytest.mark.parametrize(
+    "checkpointing", ["reentrant", "early", "whole", "selective", "nested", "nested early", "nested whole"]
+)
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_checkpointing_leaves_model_flops_as_they_are(attention, checkpointing):
     from flops.zoo import Case

@@ -18,6 +18,7 @@ CHECKPOINTING = {
     "whole": {"use_reentrant": False},
     "selective": {"use_reentrant": False, "context_fn": partial(create_selective_checkpoint_contexts, KEPT)},
     "nested": {"use_reentrant": True},
+    "nested early": {"use_reentrant": False},
     "nested whole": {"use_reentrant": False},
 }
 
@@ -157,6 +158,7 @@ CASES = (
     Case("stack", "sdpa", "selective"),
     Case("stack", "eager", "nested"),
     Case("stack", "sdpa", "nested"),
+    Case("stack", "sdpa", "nested early"),
     Case("stack", "sdpa", "nested whole"),
     Case("stack", "eager", "none", "frozen"),
     Case("seen before read", "eager", "none", "frozen"),
