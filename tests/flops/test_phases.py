@@ -3,7 +3,7 @@
 import pytest
 import torch
 from flops.products import OUT, PRODUCT, ROWS, WIDE, again, counted, inputs, layer, squared
-from torch.func import functional_call, grad, jacrev, vjp
+from torch.func import functional_call, grad, jacrev, jvp, vjp
 from torch.utils.checkpoint import checkpoint
 
 
@@ -138,6 +138,24 @@ def test_a_function_without_modules_is_recomputed_as_well_as_a_module(use_reentr
         squared(checkpoint(lambda x: again(x, model.weight).tanh(), x, use_reentrant=use_reentrant)).backward()
 
     assert counted(step).by_phase == {"forward": PRODUCT, "recompute": PRODUCT, "backward": 2 * PRODUCT}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch, of itself
+def test_a_derivative_in_a_direction_goes_forward_alone():
+    model, x = layer(), inputs()
+    work = counted(lambda: jvp(model, (x,), (torch.ones_like(x),)))
+    assert work.by_phase == {"forward": 2 * PRODUCT}
+
+
+def test_gradients_of_gradients_of_functions_do_nothing_again():
+    model, x = layer(), inputs()
+
+    def slope(x):
+        return squared(grad(lambda x: squared(model(x)))(x))
+
+    work = counted(lambda: grad(slope)(x))
+    # the inner gradient is one product; of the outer's path, that of it, and that of the forward
+    assert work.by_phase == {"forward": PRODUCT, "backward": 3 * PRODUCT}
 
 
 def test_a_teacher_is_forward():

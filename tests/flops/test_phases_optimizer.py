@@ -29,6 +29,15 @@ def test_muon_is_the_optimizers_work_and_the_closure_in_its_step_is_the_models()
     assert work.model_flops == 2 * PRODUCT
 
 
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+def test_an_optimizer_that_steps_in_the_midst_of_the_backward_is_the_optimizer():
+    model, x = layer(), inputs()
+    optimizer = torch.optim.Muon(model.parameters(), lr=0.01)
+    model.weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    work = counted(lambda: squared(model(x)).backward())
+    assert work.by_phase == {"forward": PRODUCT, "backward": PRODUCT, "optimizer": newton_schulz(WIDE, OUT)}
+
+
 @pytest.mark.parametrize("through", [lambda model, x: model(x), lambda model, x: again(x, model.weight)])
 def test_a_reentrant_checkpoint_in_a_closure_is_forward_and_then_recompute(through):
     model, x = layer(), inputs(requires_grad=True)

@@ -40,7 +40,7 @@ def phase(operands: Iterable[torch.Tensor] = ()) -> Phase:
     if not in_backward and torch.is_grad_enabled() and any(operand.requires_grad for operand in operands):
         return "forward"
     place = _innermost()
-    if in_backward:
+    if in_backward and place != "optimizer":  # which may step as soon as a gradient is there
         return "recompute" if place in {"module", "function"} else "backward"
     return "optimizer" if place == "optimizer" else "forward"
 
