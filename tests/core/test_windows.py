@@ -83,7 +83,7 @@ def test_what_ranks_hand_each_other_makes_the_round_trip(item):
 
 
 def test_a_part_is_one_short_line():
-    assert encode(PART) == "[2,50,0,2,2,49,12.5,400,51200,null]"
+    assert encode(PART) == "[2,50,0,2,2,49,12.5,400,51200,null,null,null]"
 
 
 @pytest.mark.parametrize("item", ITEMS, ids=lambda item: type(item).__name__)

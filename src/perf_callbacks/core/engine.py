@@ -11,13 +11,13 @@ from typing import Any
 
 from perf_callbacks.core import ratios
 from perf_callbacks.core.batches import Batch, nothing, together
-from perf_callbacks.core.exchange import Exchange
 from perf_callbacks.core.ledger import Ledger
 from perf_callbacks.core.marks import BACK, BEGIN, END, Pause
 from perf_callbacks.core.parts import Parts
 from perf_callbacks.core.pauses import Pauses
 from perf_callbacks.core.records import Amounts, Gc, Record, Row, Run, Span, Summary
 from perf_callbacks.core.shapes import ShapedWork
+from perf_callbacks.core.sharing import Sharing
 from perf_callbacks.core.sources import DeviceTimeline, Ranks
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.core.steps import BLOCK, Shown, Step, Totals, plus
@@ -84,7 +84,7 @@ class Engine:
         self._reading = Lock()
         parts = Parts(step=run.step, rank=run.rank, world_size=run.world_size, data_parallel=data_parallel)
         self._ledger = Ledger(self._shown, parts)
-        self._exchange = Exchange(ranks, parts, self._ledger, emit)
+        self._sharing = Sharing(ranks, parts, self._ledger, emit)
         self._flushed_at = 0.0
         self._spans: dict[str, float] = {}
         self._collections = Pauses()
@@ -94,7 +94,7 @@ class Engine:
         self._began = self._flushed_at = now
         self.tape.begin(now)
         self._emit(self._run)
-        self._exchange.do(self.step)
+        self._sharing.do(self.step)
         if self._device is not None:
             self._device.mark(_OTHER)
 
@@ -171,7 +171,7 @@ class Engine:
             self.collect()  # its events are needed again
         read = len(self._ledger.block)
         full = (read if self._device is not None else read + len(self._waiting)) >= BLOCK
-        if full or step == self._exchange.due or now - self._flushed_at > FLUSH_SECONDS:
+        if full or step == self._sharing.due or now - self._flushed_at > FLUSH_SECONDS:
             self.flush(now)
 
     def collect(self) -> bool:
@@ -216,7 +216,7 @@ class Engine:
         """Hand out the finished steps."""
         self._flushed_at = now
         self.collect()
-        self._exchange.do(self.step)
+        self._sharing.do(self.step)
         block = self._ledger.take_block()
         if block is not None:
             self._emit(block)
@@ -232,7 +232,7 @@ class Engine:
         return self._logged(step, self._ledger.included())
 
     def _logged(self, step: int, totals: Totals) -> dict[str, float]:
-        metrics = ratios.metrics(totals, self._shown, self._exchange.latest, self._work.coverage)
+        metrics = ratios.metrics(totals, self._shown, self._sharing.latest, self._work.coverage)
         if metrics:
             self._emit(Row(step=step, metrics=metrics))
         return metrics

@@ -61,4 +61,6 @@ class Parts:
             samples=totals.samples,
             tokens=totals.tokens,
             useful_tokens=totals.useful_tokens,
+            model_flops=totals.effort.model_flops if totals.effort_steps == totals.steps else None,
+            hardware_flops=totals.effort.hardware_flops if totals.effort_steps == totals.steps else None,
         )

@@ -164,6 +164,9 @@ class Window:
     """Over all ranks, as the next two. None: unknown."""
     tokens: int | None
     useful_tokens: int | None
+    model_flops: int | None = None
+    """What all ranks did, each counted by itself; so the next."""
+    hardware_flops: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from perf_callbacks.core.records import Window
+from perf_callbacks.core.steps import plus
 
 LONGEST = 1000
 """Characters that a line may have."""
@@ -33,13 +34,16 @@ class Part:
     """In how many parts the ranks share the samples. Under tensor or pipeline parallelism several ranks go through the
     same ones: of their sum, `data_parallel / world_size` is what the job went through."""
     steps: int
-    """Those of the window that are in rows: the next four are about these."""
+    """Those of the window that are in rows: what follows is about these."""
     seconds: float
     samples: int | None
     """None: unknown, as the next two."""
     tokens: int | None
     useful_tokens: Any
     """An integer; until the part is sent, it may be a number that is still under way on a device."""
+    model_flops: int | None = None
+    """What this rank itself did, also where several go through the same samples; None: unknown of some step."""
+    hardware_flops: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +86,8 @@ def combine(parts: Collection[Part]) -> Window | None:
         samples=total([part.samples for part in parts]),
         tokens=total([part.tokens for part in parts]),
         useful_tokens=total([part.useful_tokens for part in parts]),
+        model_flops=plus(*[part.model_flops for part in parts]),
+        hardware_flops=plus(*[part.hardware_flops for part in parts]),
     )
 
 
@@ -133,6 +139,11 @@ def _count_or_none(value: Any) -> bool:
     return value is None or _count(value)
 
 
+def _flops(value: Any) -> bool:
+    """More of them than of anything else: a large job does 2**63 in a second."""
+    return value is None or (type(value) is int and 0 <= value < LARGEST**2)
+
+
 def _number_or_none(value: Any) -> bool:
     return value is None or _number(value)
 
@@ -146,8 +157,8 @@ def _word(value: Any) -> bool:
 
 
 _FORMS: dict[type, tuple[Callable[[Any], bool], ...]] = {
-    Part: (_count, _number, _count, _number, _number, _count, _seconds, *[_count_or_none] * 3),
-    Window: (_number, _number, _number, _number, _seconds, *[_count_or_none] * 3),
+    Part: (_count, _number, _count, _number, _number, _count, _seconds, *[_count_or_none] * 3, *[_flops] * 2),
+    Window: (_number, _number, _number, _number, _seconds, *[_count_or_none] * 3, *[_flops] * 2),
     Verdict: (_word, _word, _number_or_none),
 }
 

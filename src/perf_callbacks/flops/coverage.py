@@ -36,6 +36,8 @@ class Weights:
         self._weights: dict[tuple[int, int, int], _Weight] = {}
         self._of: dict[int, list[_Weight]] = {}
         self._held: list[StorageWeakRef] = []
+        self._sharded = False
+        self._strangers: set[tuple[int, int, int]] = set()  # multiplied, and maybe a weight that was gathered for it
 
     def see(self, module: nn.Module) -> None:
         """A module runs: with its own weights, or with those of a child, as `nn.MultiheadAttention` does."""
@@ -45,6 +47,7 @@ class Weights:
             for weight in owner._parameters.values():  # noqa: SLF001 as above
                 if weight is not None and weight.dim() >= _MATRIX:
                     shard = getattr(weight, "_local_tensor", None)
+                    self._sharded = self._sharded or shard is not None
                     optional = shard is not None or isinstance(owner, nn.Embedding | nn.EmbeddingBag)
                     self._add(weight if shard is None else shard, optional=optional)
 
@@ -55,6 +58,7 @@ class Weights:
         if place in self._weights or not elements:
             return
         weight = self._weights[place] = _Weight(start, elements, optional=optional)
+        weight.multiplied = place in self._strangers
         self._hold(storage, [weight])
 
     def _hold(self, storage: Any, weights: "list[_Weight]") -> None:
@@ -62,10 +66,8 @@ class Weights:
         self._held.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call] # torch leaves it so
         self._of.setdefault(storage._cdata, []).extend(weights)  # noqa: SLF001 as above
 
-    def behind(self, tensor: Any) -> "list[_Weight]":
+    def behind(self, tensor: torch.Tensor) -> "list[_Weight]":
         """The weights that a tensor is, is a view of, or was made of."""
-        if not isinstance(tensor, torch.Tensor):
-            return []
         there = self._of.get(tensor.untyped_storage()._cdata)  # noqa: SLF001 as above
         if there is None or len(there) == 1:
             return there or []
@@ -73,12 +75,23 @@ class Weights:
         end = start + tensor.numel()
         return [weight for weight in there if weight.start < end and start < weight.start + weight.elements]
 
-    def multiplied(self, operands: Iterable[object]) -> bool:
+    def multiplied(self, operands: Iterable[torch.Tensor]) -> bool:
         """A counted operation took these; whether one of them is a weight."""
-        weights = [weight for operand in operands for weight in self.behind(operand)]
-        for weight in weights:
-            weight.source.multiplied = True
-        return bool(weights)
+        found = False
+        for operand in operands:
+            weights = self.behind(operand)
+            found = found or bool(weights)
+            for weight in weights:
+                weight.source.multiplied = True
+            if self._sharded and not weights:
+                self._remember(operand)
+        return found
+
+    def _remember(self, operand: torch.Tensor) -> None:
+        """A module that is sharded as a whole has its weights only while it runs: they are seen when it has."""
+        storage = operand.untyped_storage()
+        self._held.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call] # as below
+        self._strangers.add((storage._cdata, int(operand.storage_offset()), operand.numel()))  # noqa: SLF001 as above
 
     def passed(self, called: str, operands: Iterable[object], out: object, *, pointwise: bool) -> None:
         """An operation that is not counted took these. Made of nothing but weights, its result stands for them."""

@@ -8,7 +8,7 @@ from perf_callbacks.core.records import Record, Window
 from perf_callbacks.core.sources import Ranks
 
 
-class Exchange:
+class Sharing:
     """Hands over the parts that are complete, and hands out the windows that came back. Without ranks, nothing."""
 
     def __init__(self, ranks: Ranks | None, parts: Parts, ledger: Ledger, emit: Callable[[Record], None]) -> None:
