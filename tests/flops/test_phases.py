@@ -144,7 +144,8 @@ def test_a_function_without_modules_is_recomputed_as_well_as_a_module(use_reentr
 def test_a_derivative_in_a_direction_goes_forward_alone():
     model, x = layer(), inputs()
     work = counted(lambda: jvp(model, (x,), (torch.ones_like(x),)))
-    assert work.by_phase == {"forward": 2 * PRODUCT}
+    # torch does multiply by the direction of the weight, which is zero
+    assert work.by_phase == {"forward": 3 * PRODUCT}
 
 
 def test_gradients_of_gradients_of_functions_do_nothing_again():
