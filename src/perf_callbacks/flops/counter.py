@@ -121,7 +121,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         operands = [*_tensors(args)]
         mixed = not self.weights.multiplied(operands)
         kind: Kind = "attention" if mixed and formula.kind == "matmul" and _batched(operands) else formula.kind
-        cell = Cell(phase(), _dtype(operands, formula.kind), kind)
+        cell = Cell(phase(operands), _dtype(operands, formula.kind), kind)
         cells = self._turn(cell)
         again = int(flops * formula.again(*args, **kwargs)) if formula.again is not None else 0
         cells[cell] += flops - again
@@ -143,7 +143,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             formula = self._formula(func)
             operands = [*_tensors(args)]
             if formula is not None and any(hasattr(operand, "device_mesh") for operand in operands):
-                self.logical[Cell(phase(), _dtype(operands, formula.kind), formula.kind)] += formula.flops(
+                self.logical[Cell(phase(operands), _dtype(operands, formula.kind), formula.kind)] += formula.flops(
                     *args, **kwargs, out_val=None
                 )
         except Exception as error:  # noqa: BLE001 an observer never ends the run

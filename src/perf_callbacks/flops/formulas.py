@@ -5,6 +5,7 @@ Causal attention is counted in full, as in the papers that MFU is compared with.
 """
 
 from collections.abc import Callable
+from itertools import zip_longest
 from math import prod
 from typing import Any, NamedTuple
 
@@ -72,6 +73,26 @@ def _product(a: Any, b: Any, *_: Any, **__: Any) -> int:
 
 def _added_product(_added: Any, a: Any, b: Any, *_: Any, **__: Any) -> int:
     return _product(a, b)
+
+
+def _linear(x: Any, weight: Any, *_: Any, **__: Any) -> int:
+    """Not taken apart into products where a wrapper, of jagged rows for example, hands on what it wraps."""
+    return int(2 * x.numel() * weight.shape[0])
+
+
+def _any_product(a: Any, b: Any, *_: Any, **__: Any) -> int:
+    """Of vectors, matrices, batches of them that are broadcast, or as many matrices that differ in size."""
+    if a.is_nested:
+        pairs = zip(a._nested_tensor_size().tolist(), b._nested_tensor_size().tolist(), strict=True)  # noqa: SLF001
+        return int(2 * sum(prod(of_a) * of_b[-1] for of_a, of_b in pairs))
+    if 1 in {a.dim(), b.dim()}:
+        return int(2 * max(a.numel(), b.numel()))
+    batch = prod(max(sizes) for sizes in zip_longest(a.shape[-3::-1], b.shape[-3::-1], fillvalue=1))
+    return int(2 * batch * a.shape[-2] * a.shape[-1] * b.shape[-1])
+
+
+def _any_product_backward(_grad: Any, a: Any, b: Any, wanted: Any, **_: Any) -> int:
+    return int(_any_product(a, b) * sum(wanted))
 
 
 def _outer(_added: Any, a: Any, b: Any, *_: Any, **__: Any) -> int:
@@ -160,6 +181,9 @@ _OURS: dict[str, Formula] = {
     "aten::addmv": Formula(_added_product),
     "aten::addbmm": Formula(_added_product),
     "aten::addr": Formula(_outer),
+    "aten::linear": Formula(_linear),
+    "aten::matmul": Formula(_any_product),
+    "aten::matmul_backward": Formula(_any_product_backward),
     "aten::_grouped_mm": Formula(_grouped),
     "aten::_scaled_grouped_mm": Formula(_grouped),
     "aten::_scaled_grouped_mm_v2": Formula(_grouped),

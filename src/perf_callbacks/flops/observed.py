@@ -150,6 +150,8 @@ def _causal(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _shape(tensor: torch.Tensor) -> str:
+    if tensor.is_nested:
+        return "[nested]"
     return "[" + ", ".join(str(int(size)) for size in tensor.shape) + "]"
 
 

@@ -5,19 +5,23 @@ frame that means something decides.
 """
 
 import sys
+from collections.abc import Iterable
+from functools import partial
 from types import CodeType, FrameType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from perf_callbacks.core.work import Phase
 
-_Place = Literal["engine", "module", "optimizer"]
+_Place = Literal["engine", "module", "function", "optimizer"]
 
 _PLACES: dict[str, tuple[str, _Place]] = {
     "_engine_run_backward": ("torch/autograd/graph.py", "engine"),
     "_call_impl": ("torch/nn/modules/module.py", "module"),
     "recompute_fn": ("torch/utils/checkpoint.py", "module"),
+    "forward": ("torch/utils/checkpoint.py", "module"),  # a reentrant one, around what need not be a module
+    "backward": ("torch/utils/checkpoint.py", "module"),
     "wrapper": ("torch/optim/optimizer.py", "optimizer"),
 }
 """Functions of torch, their files, and what it means to be called by them."""
@@ -25,18 +29,19 @@ _PLACES: dict[str, tuple[str, _Place]] = {
 _known: dict[CodeType, _Place | None] = {}
 
 
-def phase() -> Phase:
-    """The phase of the operation that is being dispatched.
+def phase(operands: Iterable[torch.Tensor] = ()) -> Phase:
+    """The phase of the operation that is being dispatched on these operands.
 
     Run in a backward, a module is being run again. Run without gradients, outside of a backward, it is the forward of a
-    reentrant checkpoint, or of a teacher: work that the training asks for.
+    reentrant checkpoint, or of a teacher: work that the training asks for. Optimizers need not switch gradients off:
+    those that work on `.data` have nothing that needs one.
     """
     in_backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001 there is no public name
-    if not in_backward and torch.is_grad_enabled():
+    if not in_backward and torch.is_grad_enabled() and any(operand.requires_grad for operand in operands):
         return "forward"
     place = _innermost()
-    if in_backward:
-        return "recompute" if place == "module" else "backward"
+    if in_backward and place != "optimizer":  # which may step as soon as a gradient is there
+        return "recompute" if place in {"module", "function"} else "backward"
     return "optimizer" if place == "optimizer" else "forward"
 
 
@@ -45,10 +50,49 @@ def _innermost() -> _Place | None:
     while frame is not None:
         code = frame.f_code
         place = _known[code] if code in _known else _look(code)
+        if place == "engine" and torch.is_grad_enabled() and not _makes_graph(frame):
+            return "function"
+        if place == "optimizer" and _in_closure(frame):
+            return None
         if place is not None:
             return place
         frame = frame.f_back
     return None  # autograd runs a device's backward in a thread of its own
+
+
+def _in_closure(step: FrameType) -> bool:
+    """Whether it is the closure that an optimizer's step was given that led here, and not the optimizer."""
+    arguments, named = step.f_locals.get("args", ()), step.f_locals.get("kwargs", {})
+    closure = named.get("closure", arguments[1] if len(arguments) > 1 else None)
+    code = _code(closure)
+    frame: FrameType | None = sys._getframe(3)  # noqa: SLF001 as above
+    while code is not None and frame is not None and frame is not step:
+        if frame.f_code is code:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _code(closure: Any) -> CodeType | None:
+    """What runs when it is called: a function, a method, one with arguments given, an object that can be called."""
+    while isinstance(closure, partial):
+        closure = closure.func
+    function = getattr(closure, "__func__", closure)
+    if not hasattr(function, "__code__"):
+        function = type(function).__call__
+    return getattr(function, "__code__", None)
+
+
+def _makes_graph(frame: FrameType) -> bool:
+    """Whether a backward is to be differentiated in its turn. In one that is not, gradients are off.
+
+    If they are on there, a function's own backward has switched them on, to run again what it wants to differentiate.
+    """
+    arguments = frame.f_locals.get("args", ())
+    return len(arguments) <= _CREATE_GRAPH or bool(arguments[_CREATE_GRAPH])
+
+
+_CREATE_GRAPH = 2  # after the gradients that come in, and whether to keep the graph
 
 
 def _look(code: CodeType) -> _Place | None:

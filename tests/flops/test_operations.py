@@ -1,0 +1,159 @@
+"""Operation by operation: what each costs forward, and backward, by hand."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from perf_callbacks.flops.counter import FlopCounter
+
+B, M, K, N = 3, 4, 5, 6
+PRODUCT = 2 * M * K * N
+
+
+def random(*sizes):
+    return torch.randn(*sizes, requires_grad=True)
+
+
+def sizes(*shapes):
+    return lambda: [random(*shape) for shape in shapes]
+
+
+def recurrent(kind):
+    return kind(K, N, batch_first=True), random(B, M, K)
+
+
+# what runs, on what, what it costs forward, how many times that backward: once for each gradient that is a product
+OPERATIONS = {
+    "mm": (torch.mm, sizes((M, K), (K, N)), PRODUCT, 2),
+    "addmm": (torch.addmm, sizes((N,), (M, K), (K, N)), PRODUCT, 2),
+    "bmm": (torch.bmm, sizes((B, M, K), (B, K, N)), B * PRODUCT, 2),
+    "baddbmm": (torch.baddbmm, sizes((B, M, N), (B, M, K), (B, K, N)), B * PRODUCT, 2),
+    "addbmm": (torch.addbmm, sizes((M, N), (B, M, K), (B, K, N)), B * PRODUCT, 2),
+    # the gradient of the matrix is element by element
+    "matrix by vector": (torch.mv, sizes((M, K), (K,)), 2 * M * K, 1),
+    "addmv": (torch.addmv, sizes((M,), (M, K), (K,)), 2 * M * K, 1),
+    "a product that is broadcast": (torch.matmul, sizes((B, 1, M, K), (2, K, N)), 2 * B * PRODUCT, 2),
+    "einsum": (partial(torch.einsum, "bmk,bnk->bmn"), sizes((B, M, K), (B, N, K)), B * PRODUCT, 2),
+    "tensordot": (partial(torch.tensordot, dims=1), sizes((B, M, K), (K, N)), B * PRODUCT, 2),
+    "chain": (lambda a, b, c: torch.linalg.multi_dot([a, b, c]), sizes((M, K), (K, N), (N, 1)), 2 * (K * N + M * K), 2),
+    "linear": (functional.linear, sizes((B, M, K), (N, K), (N,)), B * PRODUCT, 2),
+    "convolution of a line": (functional.conv1d, sizes((B, 4, 9), (6, 4, 3)), 2 * B * 7 * 6 * 4 * 3, 2),
+    "convolution in groups": (
+        partial(functional.conv2d, groups=2),
+        sizes((B, 4, 9, 9), (6, 2, 3, 3)),
+        2 * B * 49 * 6 * 18,
+        2,
+    ),
+    "transposed in groups": (
+        partial(functional.conv_transpose2d, stride=2, groups=2),
+        sizes((B, 4, 5, 5), (4, 3, 3, 3)),
+        2 * B * 25 * 4 * 27,
+        2,
+    ),
+    "convolution of a volume": (functional.conv3d, sizes((B, 2, 5, 5, 5), (3, 2, 2, 2, 2)), 2 * B * 64 * 3 * 16, 2),
+    "attention of its own": (
+        functional.scaled_dot_product_attention,
+        sizes((B, 2, M, 8), (B, 2, M, 8), (B, 2, M, 8)),
+        2 * 2 * B * 2 * M * M * 8,
+        2,
+    ),
+    "causal attention, in full": (
+        partial(functional.scaled_dot_product_attention, is_causal=True),
+        sizes((B, 2, M, 8), (B, 2, M, 8), (B, 2, M, 8)),
+        2 * 2 * B * 2 * M * M * 8,
+        2,
+    ),
+    "attention to others": (
+        functional.scaled_dot_product_attention,
+        sizes((B, 2, M, 8), (B, 2, K, 8), (B, 2, K, 8)),
+        2 * 2 * B * 2 * M * K * 8,
+        2,
+    ),
+    "attention of more queries than keys": (
+        partial(functional.scaled_dot_product_attention, enable_gqa=True),
+        sizes((B, 4, M, 8), (B, 2, K, 8), (B, 2, K, 8)),
+        2 * 2 * B * 4 * M * K * 8,
+        2,
+    ),
+    "attention to values of another width": (
+        functional.scaled_dot_product_attention,
+        sizes((B, 2, M, 8), (B, 2, K, 8), (B, 2, K, 4)),
+        2 * B * 2 * M * K * (8 + 4),
+        2,
+    ),
+    "attention with dropout": (
+        partial(functional.scaled_dot_product_attention, dropout_p=0.1),
+        sizes((B, 2, M, 8), (B, 2, M, 8), (B, 2, M, 8)),
+        2 * 2 * B * 2 * M * M * 8,
+        2,
+    ),
+    "LSTM": (lambda model, x: model(x)[0], lambda: recurrent(nn.LSTM), 2 * B * M * 4 * N * (K + N), 2),
+    "LSTM both ways": (
+        lambda model, x: model(x)[0],
+        lambda: recurrent(partial(nn.LSTM, bidirectional=True)),
+        2 * 2 * B * M * 4 * N * (K + N),
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_forward_and_backward_cost_what_they_do_by_hand(name):
+    run, make, forward, gradients = OPERATIONS[name]
+    operands = make()
+    with FlopCounter() as counter:
+        run(*operands).square().sum().backward()
+    work = counter.work()
+    assert work.by_phase["forward"] == forward
+    assert work.model_flops == (1 + gradients) * forward
+    assert work.hardware_flops == work.model_flops + work.by_phase.get("attention_recompute", 0)
+    assert not counter.errors
+    assert not counter.observed.unknown
+
+
+@pytest.mark.parametrize("grad", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_forward_costs_the_same_where_no_gradient_is_wanted(name, grad):
+    run, make, forward, _ = OPERATIONS[name]
+    operands = make()
+    with grad(), FlopCounter() as counter:
+        run(*operands)
+    assert counter.work().by_phase == {"forward": forward}
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.RNN])
+def test_other_recurrent_layers_are_products_at_each_time(kind):
+    gates = {nn.GRU: 3, nn.RNN: 1}[kind]
+    model, x = recurrent(kind)
+    with FlopCounter() as counter:
+        model(x)[0].square().sum().backward()
+    step = 2 * B * gates * N
+    # the state before the first time is no one's output: it needs no gradient
+    assert counter.work().by_phase == {"forward": M * step * (K + N), "backward": M * step * (2 * K + 2 * N) - step * N}
+
+
+def test_a_row_by_a_column_is_a_product_too():
+    a, b = random(K), random(K)
+    with FlopCounter() as counter:
+        torch.dot(a, b).backward()
+    assert counter.work().by_phase == {"forward": 2 * K}  # its gradients are element by element
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_only_a_fused_attention_computes_its_scores_again(dropout):
+    query, key, value = [random(B, 2, M, 8) for _ in range(3)]
+    with FlopCounter() as counter:
+        functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout).sum().backward()
+    scores = 2 * B * 2 * M * M * 8
+    assert counter.work().by_phase.get("attention_recompute", 0) == (0 if dropout else scores)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_work_is_booked_under_the_format_of_its_operands(dtype):
+    model, x = nn.Linear(K, N), torch.randn(M, K)
+    with FlopCounter() as counter, torch.autocast("cpu", dtype, enabled=dtype is torch.bfloat16):
+        model(x).sum().backward()
+    assert counter.work().by_dtype == {str(dtype).removeprefix("torch."): 2 * PRODUCT}

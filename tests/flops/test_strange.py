@@ -1,0 +1,224 @@
+"""Whatever runs while it is counted comes out as without the counter, and leaves nothing on the stack of modes."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.attention.flex_attention import flex_attention
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from perf_callbacks.flops.counter import FlopCounter
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage"),
+]
+ROWS, WIDE, OUT = 4, 8, 6
+PRODUCT = 2 * ROWS * WIDE * OUT
+
+
+class ByNumpy(torch.autograd.Function):
+    """A kernel that torch doesn't see: it goes past the dispatcher, forward and backward."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return torch.from_numpy(x.detach().numpy() @ weight.detach().numpy().T)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = [saved.detach().numpy() for saved in ctx.saved_tensors]
+        return torch.from_numpy(gradient.numpy() @ weight), torch.from_numpy(gradient.numpy().T @ x)
+
+
+@torch.library.custom_op("perf_callbacks_zoo::linear", mutates_args=())
+def custom_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x @ weight.T
+
+
+def _save(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
+
+
+def _linear_backward(ctx, gradient):
+    x, weight = ctx.saved_tensors
+    return gradient @ weight, gradient.T @ x
+
+
+custom_linear.register_autograd(_linear_backward, setup_context=_save)
+
+
+class Layer(nn.Module):
+    """A weight multiplied by some function."""
+
+    def __init__(self, multiply=functional.linear):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(OUT, WIDE))
+        self.multiply = multiply
+
+    def forward(self, x):
+        return self.multiply(x, self.weight)
+
+
+class Attending(nn.Module):
+    """Projections to queries, keys and values, and some attention of two heads."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.projections = nn.ModuleList(nn.Linear(WIDE, WIDE, bias=False) for _ in range(3))
+        self.attention = attention
+
+    def forward(self, x):
+        return self.attention(*[one(x).unflatten(-1, (2, WIDE // 2)).transpose(1, 2) for one in self.projections])
+
+
+def flex(query, key, value):
+    """Without gradients: on a CPU it has none."""
+    with torch.no_grad():
+        mixed = flex_attention(query.detach(), key.detach(), value.detach())
+    return mixed + value
+
+
+def nested():
+    rows = [torch.randn(length, WIDE) for length in (3, 5)]
+    return torch.nested.nested_tensor(rows, layout=torch.jagged)
+
+
+def dense():
+    return torch.randn(ROWS, WIDE)
+
+
+class Strange(NamedTuple):
+    """Something that counters trip over."""
+
+    model: Callable[[], nn.Module]
+    batch: Callable[[], torch.Tensor] = dense
+
+
+STRANGE = {
+    "a kernel past the dispatcher": Strange(lambda: Layer(ByNumpy.apply)),
+    "an operation of one's own": Strange(lambda: Layer(custom_linear)),
+    "flex attention": Strange(lambda: Attending(flex), lambda: torch.randn(2, 16, WIDE)),
+    "a jagged linear layer": Strange(lambda: nn.Linear(WIDE, OUT), nested),
+    "jagged attention": Strange(lambda: Attending(functional.scaled_dot_product_attention), nested),
+    "dropout": Strange(lambda: nn.Sequential(nn.Linear(WIDE, OUT), nn.Dropout())),
+}
+
+
+def values(y):
+    return y.values() if y.is_nested else y
+
+
+def step(strange, *, within=None):
+    """What a step leaves behind: loss, gradients, and how far the random numbers went."""
+    torch.manual_seed(0)
+    model, batch = strange.model(), strange.batch()
+    with torch.compiler.set_stance("force_eager"), within or torch.enable_grad():
+        loss = values(model(batch)).square().mean()
+        loss.backward()
+    return [loss.detach(), *[one.grad for one in model.parameters() if one.grad is not None], torch.get_rng_state()]
+
+
+@pytest.mark.parametrize("strange", [pytest.param(strange, id=name) for name, strange in STRANGE.items()])
+def test_a_step_comes_out_as_without_the_counter(strange):
+    counter = FlopCounter()
+    with_counter, without = step(strange, within=counter), step(strange)
+    assert all(torch.equal(one, other) for one, other in zip(with_counter, without, strict=True))
+    assert _get_current_dispatch_mode_stack() == []
+    assert not counter.errors
+
+
+def test_a_kernel_past_the_dispatcher_shows_as_a_weight_that_nobody_multiplied():
+    counter = FlopCounter()
+    step(STRANGE["a kernel past the dispatcher"], within=counter)
+    assert counter.work().by_phase == {}
+    assert counter.weights.coverage() == 0.0
+
+
+def test_an_operation_of_ones_own_is_named_and_its_backward_counts():
+    counter = FlopCounter()
+    step(STRANGE["an operation of one's own"], within=counter)
+    assert counter.observed.unknown == {"perf_callbacks_zoo::linear": 1}
+    # the operation is opaque; its backward is made of products that are not, and computes both gradients
+    assert counter.work().by_phase.get("backward") == 2 * PRODUCT
+
+
+def test_flex_attention_counts_like_any_other():
+    counter = FlopCounter()
+    step(STRANGE["flex attention"], within=counter)
+    projection, product = 2 * (2 * 16) * WIDE * WIDE, 2 * (2 * 2) * 16 * 16 * (WIDE // 2)
+    # on a CPU it goes forward alone, and what is added to it needs a gradient of the last projection
+    assert counter.work().by_phase == {"forward": 3 * projection + 2 * product, "backward": projection}
+
+
+def test_a_jagged_linear_layer_counts_the_rows_that_are_there():
+    counter = FlopCounter()
+    step(STRANGE["a jagged linear layer"], within=counter)
+    rows = 3 + 5
+    assert counter.work().by_phase == {"forward": 2 * rows * WIDE * OUT, "backward": 2 * rows * WIDE * OUT}
+
+
+def test_jagged_attention_counts_each_row_with_its_own_length():
+    counter = FlopCounter()
+    step(STRANGE["jagged attention"], within=counter)
+    projections, products = 3 * 2 * (3 + 5) * WIDE * WIDE, 2 * 2 * (3 * 3 + 5 * 5) * WIDE
+    assert counter.work().by_phase == {
+        "forward": projections + products,
+        "backward": projections + 2 * products,
+    }
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_error_in_the_step_goes_on_as_it_came_and_leaves_no_mode(error):
+    def fail(x, weight):
+        raise error("of the step")
+
+    with pytest.raises(error, match="of the step"):
+        step(Strange(lambda: Layer(fail)), within=FlopCounter())
+    assert _get_current_dispatch_mode_stack() == []
+
+
+def test_an_error_of_an_operation_goes_on_as_it_came():
+    x, weight = torch.randn(2, 3), torch.randn(4, 5)
+    with pytest.raises(RuntimeError) as without:
+        x @ weight
+    with pytest.raises(RuntimeError) as within, FlopCounter():
+        x @ weight
+    assert str(within.value) == str(without.value)
+    assert _get_current_dispatch_mode_stack() == []
+
+
+def test_an_error_in_the_backward_leaves_no_mode_and_the_next_step_counts():
+    layer, failing = Layer(), Layer(ByNumpy.apply)
+    x = dense().requires_grad_()
+    y = failing(x)
+    x.register_hook(lambda _: (_ for _ in ()).throw(ValueError("of a hook")))
+    with pytest.raises(ValueError, match="of a hook"), FlopCounter():
+        y.sum().backward()
+    assert _get_current_dispatch_mode_stack() == []
+    with FlopCounter() as counter:
+        layer(dense()).sum().backward()
+    assert counter.work().by_phase == {"forward": PRODUCT, "backward": PRODUCT}
+
+
+def test_a_step_without_a_loss_counts_what_ran():
+    layer = Layer()
+    with FlopCounter() as counter:
+        layer(dense())
+    assert counter.work().by_phase == {"forward": PRODUCT}
+    with FlopCounter() as counter:
+        pass
+    assert counter.work().by_phase == {}
+    assert counter.work().model_flops == 0
+
+
+def test_another_mode_within_sees_every_operation_and_stays_where_it_is():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    layer, x = Layer(), dense()
+    with FlopCounter() as counter, FlopCounterMode(display=False) as torchs:
+        layer(x).sum().backward()
+    assert torchs.get_total_flops() == counter.work().hardware_flops == 2 * PRODUCT
