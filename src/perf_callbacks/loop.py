@@ -139,7 +139,7 @@ class Measurement(Generic[B]):
         self._watch = LoopWatch(recorder, self._model, self._optimizer)
         if recorder.active:
             self._watch.install()
-            counting.begin(recorder)
+            counting.begin(recorder, self._model)
         if recorder.active and recorder.run.rank == 0:
             print(text.opening(recorder.run, journal=recorder.journal_path))  # noqa: T201 what a person sees
 

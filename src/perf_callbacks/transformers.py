@@ -170,7 +170,7 @@ class PerfCallback(TrainerCallback):
             return
         if trainer is not None:
             _watch(trainer, self._recorder)
-            counting.begin(self._recorder)
+            counting.begin(self._recorder, trainer.model)
         if state.is_world_process_zero:
             tqdm.write(text.opening(self._recorder.run, journal=self._recorder.journal_path, staged=not self._blind))
 

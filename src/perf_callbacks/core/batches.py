@@ -60,8 +60,8 @@ class BatchReader:
     def __init__(self) -> None:
         self.seen: dict[ShapeKey, tuple[Batch, tuple[str, ...]]] = {}
         """For each shape its batch, and the names of its masks."""
-        self.news: Callable[[ShapeKey], object] = bool
-        """Told of a shape that was not seen before, or was forgotten, before its batch goes anywhere."""
+        self.news: Callable[[ShapeKey, Mapping[str, Any]], object] | None = None
+        """Told of a shape that was not seen before, or was forgotten, before the batch of these tensors is used."""
         self._known: dict[tuple[Any, ...], tuple[Batch, tuple[str, ...]]] = {}
 
     def read(self, batch: Any) -> Batch:
@@ -101,7 +101,8 @@ class BatchReader:
             if len(self.seen) == _MOST_SHAPES:
                 del self.seen[next(iter(self.seen))]
             self.seen[shape] = _measure(shape)
-            self.news(shape)
+            if self.news is not None:
+                self.news(shape, tensors)
         return self.seen[shape]
 
 

@@ -121,7 +121,8 @@ class Flops:
     by_dtype: Mapping[str, int]
     """Model FLOPs by the number format of the operands."""
     source: str
-    """"counted"."""
+    """"counted": in the step as it ran. "offline": on a copy of the model without numbers. "closed form": by the sizes
+    of the weights."""
     coverage: float | None
     """Of the elements of weights that should have been multiplied as matrices, the share that was seen to be."""
     uncounted: Mapping[str, int]

@@ -106,11 +106,21 @@ def _fold(shape: ShapeKey) -> tuple[ShapeKey, tuple[int, int]]:
     >>> _fold((("input_ids", (2, 8)), ("mask", (2, 1, 8, 8)), ("scale", (3,))))
     ((('input_ids', (-1, -2)), ('mask', (-1, 1, -2, -2)), ('scale', (3,))), (2, 8))
     """
+    rows, length = extent(shape)
+    folded = tuple((name, _template(sizes, rows, length)) for name, sizes in shape)
+    return folded, (rows, length)
+
+
+def extent(shape: ShapeKey) -> tuple[int, int]:
+    """The rows of a batch, and how long they are, by its token ids or else its first tensor; 0: it has none.
+
+    >>> extent((("pixel_values", (4, 3, 8, 8)), ("input_ids", (4, 16))))
+    (4, 16)
+    """
     named = (sizes for name, sizes in shape if name.rpartition(".")[2] == "input_ids")
     guide = next(named, None) or next((sizes for _, sizes in shape if sizes), ())
     rows, length = (*guide, 0, 0)[:2]
-    folded = tuple((name, _template(sizes, rows, length)) for name, sizes in shape)
-    return folded, (rows, length)
+    return rows, length
 
 
 def _template(sizes: tuple[int, ...], rows: int, length: int) -> tuple[int, ...]:

@@ -65,6 +65,14 @@ class Work:
         """Model FLOPs in each number format."""
         return _sums((cell.dtype, flops) for cell, flops in self.cells.items() if cell.phase in MODEL)
 
+    def only(self, phase: Phase) -> "Work":
+        """What was done in one phase."""
+        return Work({cell: flops for cell, flops in self.cells.items() if cell.phase == phase})
+
+    def without(self, phase: Phase) -> "Work":
+        """What was done in the others."""
+        return Work({cell: flops for cell, flops in self.cells.items() if cell.phase != phase})
+
     @staticmethod
     def sum(works: Iterable["Work"]) -> "Work":
         """All of them together."""

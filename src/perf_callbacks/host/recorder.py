@@ -152,6 +152,11 @@ class Recorder:
         self.companions.end_span()
 
     @property
+    def step(self) -> int:
+        """The trainer's count of optimizer steps."""
+        return self._engine.step
+
+    @property
     def batches(self) -> list[Batch]:
         """What went into the current step so far."""
         return self._engine.batches

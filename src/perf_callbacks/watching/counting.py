@@ -1,16 +1,24 @@
 """Counting FLOPs in a fit: the second optimizer step, and whatever later has a shape that tells nothing by itself."""
 
 import sys
+from collections.abc import Mapping
 from threading import get_ident
 from typing import Any
 
+import torch
+from torch import nn
+
 from perf_callbacks.core.batches import ShapeKey
-from perf_callbacks.core.records import Flops
+from perf_callbacks.core.shapes import extent
 from perf_callbacks.core.steps import plus
 from perf_callbacks.core.work import Work
+from perf_callbacks.flops import offline
 from perf_callbacks.flops.counter import FlopCounter
+from perf_callbacks.flops.offline import Example
 from perf_callbacks.flops.window import CountWindow
-from perf_callbacks.host.recorder import Recorder
+from perf_callbacks.host.failing import describe
+from perf_callbacks.host.recorder import Recorder, log
+from perf_callbacks.watching.counted import counted, estimated
 
 FREE_COUNTS = 3
 """Steps that may be counted in any case."""
@@ -18,41 +26,44 @@ FREE_COUNTS = 3
 STEPS_PER_COUNT = 50
 """Beyond these, one step in so many."""
 
-MOST_OWED = 1024
+MOST_OWED = 256
 """Shapes that are remembered for being counted later."""
 
-ENOUGH = 0.98
-"""Coverage under this makes of FLOPs a lower bound."""
-
-_HEAVIEST = 20
+EAGER_MEMORY = 0.5
+"""A compiled model that fills more of its device than this is not run eagerly."""
 
 
-def begin(recorder: Recorder) -> None:
-    """Count what this recorder measures, unless its configuration says otherwise."""
-    if recorder.active and recorder.run.config["flops"] == "count":
-        counting = Counting(recorder)
-        recorder.companions.append(counting)
-        recorder.reader.news = counting.see
-        recorder.patches.add(counting.close)
+def begin(recorder: Recorder, model: nn.Module | None) -> None:
+    """Find out what the steps of this fit take, unless its configuration says otherwise."""
+    how = recorder.run.config["flops"]
+    if not recorder.active or how == "off":
+        return
+    counting = Counting(recorder, model, live=how == "count")
+    recorder.companions.append(counting)
+    recorder.reader.news = counting.see
+    recorder.patches.add(counting.close)
 
 
 class Counting:
     """Opens a window in which FLOPs are counted, and puts down what was counted.
 
     The step in which one is open is in no row. The first step is left alone: it is the one in which things are made,
-    and compiled. Evaluation is never counted.
+    and compiled. Evaluation is never counted. Where nothing may run eagerly to be counted, what it would take is worked
+    out without running it, and so called.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, model: nn.Module | None, *, live: bool) -> None:
         self._recorder = recorder
+        self._model = model
+        self._live = live
         self._thread = get_ident()
         self._window: CountWindow | None = None
         self._left: list[CountWindow] = []
         self._before = 0
         self._steps = self._counts = self._spans = 0
-        self._due = False
         self._done = False
-        self._owed: set[ShapeKey] = set()
+        self._examples: dict[ShapeKey, Example] = {}
+        """Batches of shapes whose work is not known yet."""
 
     def end_step(self, step: int) -> None:
         """An optimizer step is over."""
@@ -62,16 +73,18 @@ class Counting:
             self._window = None
             self._shut(window)
             self._put_down(window.counter, step)
-        self._due = not self._done
 
     def begin_step(self) -> None:
         """The next one begins."""
-        if self._due and self._may_count():
-            self._open()
-        elif self._owed and self._affordable():
-            for shape in self._owed:
-                self._recorder.reader.forget(shape)
-            self._owed.clear()
+        if not self._examples and self._done:
+            return
+        if self._live and self._eager():
+            if not self._done:
+                self._open()
+            elif self._affordable():
+                self._await()
+        else:
+            self._work_out()
 
     def begin_span(self) -> None:
         """Evaluation or the like begins: it is not counted."""
@@ -85,18 +98,19 @@ class Counting:
         if self._window is not None and not self._spans:
             self._window.open()
 
-    def see(self, shape: ShapeKey) -> None:
+    def see(self, shape: ShapeKey, tensors: Mapping[str, Any]) -> None:
         """A batch of a new shape is about to be trained on, or evaluated."""
-        if not self._done or self._window is not None or not shape or self._recorder.work.knows(shape):
+        if self._window is not None or not shape or self._recorder.work.knows(shape):
             return
-        if self._spans or get_ident() != self._thread or not self._affordable():
-            if len(self._owed) < MOST_OWED:
-                self._owed.add(shape)
-        elif self._may_count():
+        here = not self._spans and get_ident() == self._thread
+        if here and self._done and self._live and self._affordable() and self._eager():
             self._open()
+        elif len(self._examples) < MOST_OWED:
+            self._examples[shape] = Example.of(tensors)
 
     def close(self) -> None:
         """Count no more."""
+        self._recorder.reader.news = None
         window, self._window = self._window, None
         if window is not None:
             self._shut(window)
@@ -106,11 +120,31 @@ class Counting:
     def _affordable(self) -> bool:
         return self._counts < FREE_COUNTS or self._counts * STEPS_PER_COUNT < self._steps
 
-    def _may_count(self) -> bool:
-        """After the second step, a rank that runs eagerly among compiled ones might order its collectives otherwise."""
-        return not (self._done and self._recorder.run.world_size > 1 and _compiled())
+    def _eager(self) -> bool:
+        """Whether a step may run eagerly.
+
+        After the second one, a rank that does so among compiled ones might order its collectives otherwise. Attention
+        that is compiled keeps no scores, nor does a compiled model keep all that an eager one does.
+        """
+        if getattr(getattr(self._model, "config", None), "_attn_implementation", None) == "flex_attention":
+            return False
+        return not _compiled() or not (self._full() or (self._done and self._recorder.run.world_size > 1))
+
+    def _full(self) -> bool:
+        device = next((parameter.device for parameter in self._model.parameters()), None) if self._model else None
+        if device is None or device.type != "cuda":
+            return False
+        total = torch.cuda.get_device_properties(device).total_memory
+        return torch.cuda.max_memory_allocated(device) > EAGER_MEMORY * total
+
+    def _await(self) -> None:
+        """The next batch of a shape that is not known is to be told of again."""
+        for shape in self._examples:
+            self._recorder.reader.forget(shape)
+        self._examples.clear()
 
     def _open(self) -> None:
+        self._examples.clear()
         self._before = len(self._recorder.batches)
         self._recorder.exclude("counted")
         self._counts += 1
@@ -133,39 +167,37 @@ class Counting:
         self._done = True
         work, batches = self._recorder.work, self._recorder.batches[self._before :]
         passes = [Work(cells) for cells in counter.passes]
-        work.optimizer = Work({cell: flops for cell, flops in total.cells.items() if cell.phase == "optimizer"})
-        work.learn([batch.shape for batch in batches], [_without_optimizer(one) for one in passes])
-        record = self._record(counter, total, step, plus(*[batch.tokens for batch in batches]))
+        work.optimizer = total.only("optimizer")
+        work.learn([batch.shape for batch in batches], [one.without("optimizer") for one in passes])
+        tokens = plus(*[batch.tokens for batch in batches])
+        record = counted(counter, step, tokens, whole_step=not self._before, compiled=_compiled())
         work.coverage, work.lower_bound = record.coverage, record.lower_bound
         self._recorder.write(record)
 
-    def _record(self, counter: FlopCounter, total: Work, step: int, tokens: int | None) -> Flops:
-        coverage, observed = counter.weights.coverage(), counter.observed
-        six_n = 6 * counter.weights.multiplied_elements() * (tokens or 0)
-        return Flops(
-            step=step,
-            model_flops=total.model_flops,
-            hardware_flops=total.hardware_flops,
-            by_phase=total.by_phase,
-            by_dtype=total.by_dtype,
-            source="counted",
-            coverage=coverage,
-            uncounted=dict(observed.unknown),
-            lower_bound=bool(observed.unknown or counter.errors) or (coverage is not None and coverage < ENOUGH),
-            whole_step=not self._before,
-            compiled=_compiled(),
-            logical_flops=sum(counter.logical.values()) or None,
-            causal_flops=observed.causal_flops,
-            over_six_n=total.model_flops / six_n if six_n else None,
-            products=tuple((*what, flops) for what, flops in observed.products.most_common(_HEAVIEST)),
-            copies=tuple((*what, size) for what, size in observed.copies.most_common(_HEAVIEST)),
-            reads=dict(observed.reads),
-            errors=dict(counter.errors),
-        )
+    def _work_out(self) -> None:
+        """Of each shape that is not known, without running it: the last resort is a closed form."""
+        self._done = True
+        self._recorder.exclude("counted")
+        examples, self._examples = self._examples, {}
+        for shape, example in examples.items():
+            if self._model is not None and not self._recorder.work.knows(shape):
+                self._estimate(self._model, shape, example)
 
-
-def _without_optimizer(work: Work) -> Work:
-    return Work({cell: flops for cell, flops in work.cells.items() if cell.phase != "optimizer"})
+    def _estimate(self, model: nn.Module, shape: ShapeKey, example: Example) -> None:
+        work, (rows, length) = self._recorder.work, extent(shape)
+        try:
+            counter = offline.count(model, example)
+            record = counted(counter, self._recorder.step, rows * length, source="offline", compiled=_compiled())
+            total = counter.work()
+        except Exception as error:  # noqa: BLE001 models may do in their forward what they like
+            log.info("perf_callbacks could not count on empty tensors: %s.", describe(error))
+            if "input_ids" not in example.tensors:
+                return
+            total = offline.closed_form(model, rows, length)
+            record = estimated(total, self._recorder.step)
+        work.learn([shape], [total])
+        work.coverage, work.lower_bound = record.coverage, record.lower_bound
+        self._recorder.write(record)
 
 
 def _compiled() -> bool:

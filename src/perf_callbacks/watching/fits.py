@@ -102,7 +102,7 @@ class Fits:
             watching.add_accelerator(self._accelerator)
             for one in self._prepared:
                 watching.add(one)
-            counting.begin(recorder)
+            counting.begin(recorder, models[0])
         if recorder.active and recorder.run.rank == 0:
             print(text.opening(recorder.run, journal=recorder.journal_path))  # noqa: T201 what a person sees
 

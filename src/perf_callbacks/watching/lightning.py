@@ -115,7 +115,7 @@ class LightningHooks:
             return
         self._watch = TrainerWatch(recorder, trainer)
         self._watch.install()
-        counting.begin(recorder)
+        counting.begin(recorder, trainer.lightning_module)
         if trainer.is_global_zero:
             tqdm.write(text.opening(recorder.run, journal=recorder.journal_path))
 
