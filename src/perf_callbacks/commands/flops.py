@@ -54,7 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--recompute", choices=("none", "selective", "full"), default="none", help="activation recomputation"
     )
     run.add_argument("--trainable", choices=("all", "lora"), default="all", help="lora: no gradients of the weights")
-    run.add_argument("--causal", choices=("full", "half"), default="full", help="of attention; for matmul alone")
+    run.add_argument(
+        "--causal", choices=("full", "half"), default="full", help="how much of causal attention matmul counts"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

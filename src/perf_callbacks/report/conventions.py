@@ -74,10 +74,12 @@ def _apart(model: Architecture, work: Work, results: Mapping[str, Result]) -> It
         return
     low, high = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
     yield f"Model FLOPs lie between {shares[low]:.3f} ({low}) and {shares[high]:.3f} ({high}) of {OURS}:"
+    alike: dict[tuple[str, str], list[str]] = {}
     for name, value in shares.items():
-        reasons = differences(name, model, work)
+        reasons = "; ".join(differences(name, model, work))
         if reasons:
-            yield f"  {name:<18}{value:.3f}  {'; '.join(reasons)}"
+            alike.setdefault((f"{value:.3f}", reasons), []).append(name)
+    yield from (f"  {value}  {', '.join(names)}: {reasons}" for (value, reasons), names in alike.items())
 
 
 def _flops(value: int | None) -> str:
