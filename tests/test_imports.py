@@ -28,6 +28,8 @@ def brought_along(statement):
         "perf_callbacks.core.engine",
         "perf_callbacks.core.settings",
         "perf_callbacks.core.batches",
+        "perf_callbacks.core.peaks",
+        "perf_callbacks.commands",
         "perf_callbacks.report.text",
         "perf_callbacks.host.garbage",
         "perf_callbacks.host.journal",

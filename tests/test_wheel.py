@@ -37,4 +37,8 @@ def test_without_torch_the_package_imports_and_a_door_says_what_is_missing(wheel
     installed = run(python, "-m", "pip", "install", "--no-deps", str(wheel))
     assert installed.returncode == 0, installed.stderr
     assert run(python, "-c", "import perf_callbacks; print(perf_callbacks.PerfConfig().gc)").stdout == "sync\n"
+    calculator = str(tmp_path / "env" / "bin" / "perf-callbacks")
+    assert run(calculator, "flops", "--params", "1e9", "--seq", "1", "--batch", "1").stdout.startswith(
+        "model: 1,000,000,000"
+    )
     assert "No module named 'torch'" in run(python, "-c", "import perf_callbacks.loop").stderr

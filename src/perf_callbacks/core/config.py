@@ -114,9 +114,10 @@ FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": 
 """How true and false may be spelt in the environment."""
 
 _NUMBER = r"(?=[\d.]*[1-9])\d+(\.\d+)?"
+_DTYPE = "(bf16|fp16|half|tf32|fp32|fp64|fp8|bfloat16|float(8|16|32|64)|tfloat32)"
 _PATTERNS = {
     "peak_tflops": (
-        rf"{_NUMBER}|\w+={_NUMBER}(,\w+={_NUMBER})*",
+        rf"{_NUMBER}|{_DTYPE}={_NUMBER}(,{_DTYPE}={_NUMBER})*",
         'TFLOPS above 0 such as "989.5" or "bf16=989.5,fp32=67", or None',
     ),
     "profile": (r"off|\d+:[1-9]\d*", '"off", or first step and number of steps such as "20:3"'),

@@ -1,0 +1,46 @@
+"""`perf-callbacks`: one file per command."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Protocol
+
+from perf_callbacks.commands import flops
+from perf_callbacks.core.config import ConfigError
+from perf_callbacks.version import __version__
+
+
+class Command(Protocol):
+    """What the module of a command has."""
+
+    NAME: str
+    SUMMARY: str
+    """One line for the list of commands."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser, /) -> None:
+        """Say what the command takes."""
+
+    def run(self, arguments: argparse.Namespace, /) -> int:
+        """Do it. The exit status; `ConfigError` for what makes no sense."""
+        ...
+
+
+COMMANDS: tuple[Command, ...] = (flops,)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run what the command line says."""
+    parser = argparse.ArgumentParser(prog="perf-callbacks", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"perf_callbacks {__version__}")
+    choices = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        chosen = choices.add_parser(command.NAME, help=command.SUMMARY, description=command.SUMMARY, allow_abbrev=False)
+        command.add_arguments(chosen)
+        chosen.set_defaults(command=command, parser=chosen)
+    arguments = parser.parse_args(words)
+    command, chosen = arguments.command, arguments.parser
+    try:
+        return int(command.run(arguments))
+    except ConfigError as error:
+        print(f"{chosen.prog}: {error}", file=sys.stderr)
+        return 2

@@ -1,0 +1,152 @@
+"""`perf-callbacks flops`: what a training step costs and what share of the peak that was, by every convention."""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from perf_callbacks.core import peaks
+from perf_callbacks.core.architecture import Architecture, dimensions
+from perf_callbacks.core.config import ConfigError
+from perf_callbacks.core.conventions import Job, Work, compare
+from perf_callbacks.report import conventions as report
+
+NAME: str = "flops"
+SUMMARY: str = "FLOPs of a training step, TFLOPS, MFU and HFU, by each of the formulas in use"
+
+_MODEL: dict[str, tuple[type, str]] = {
+    "layers": (int, "layers"),
+    "hidden": (int, "width of the model"),
+    "heads": (int, "heads of attention; else attention is as wide as the model"),
+    "head-dim": (int, "width of a head; else hidden over heads"),
+    "kv-heads": (int, "heads of keys and values; else as many as of queries"),
+    "ffn": (int, "width of the MLP, which is then gated: three matrices; else there are two of 4 x hidden"),
+    "experts": (int, "experts of the MLP"),
+    "active-experts": (int, "experts that a token goes through"),
+    "params": (float, "all parameters, such as 52e9; else the matrices are added up"),
+    "vocab": (int, "tokens in the vocabulary"),
+}
+
+_RUN: dict[str, tuple[type, str]] = {
+    "batch": (int, "sequences in an optimizer step, over all GPUs"),
+    "gpus": (int, "GPUs"),
+    "step-time": (float, "seconds per optimizer step"),
+    "tokens-per-second-per-gpu": (float, "instead of the step time"),
+    "peak-tflops": (str, 'dense peak of a GPU: "312" or "bf16=312,fp32=19.5"'),
+    "device": (str, 'or its name, such as "NVIDIA H100 80GB HBM3"'),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Say what the command takes."""
+    parser.add_argument("path", nargs="?", metavar="CONFIG", help="config.json of a model on Hugging Face")
+    model = parser.add_argument_group("the model", "what is given here wins over config.json")
+    model.add_argument("--config", metavar="CONFIG", help="as CONFIG")
+    _add(model, _MODEL)
+    model.add_argument("--tied", action="store_true", default=None, help="the output head is the embedding")
+    run = parser.add_argument_group("the run")
+    run.add_argument("--seq", type=int, required=True, help="tokens in a sequence")
+    _add(run, _RUN)
+    run.add_argument("--dtype", default="bf16", help="in which most is multiplied (default: bf16)")
+    run.add_argument(
+        "--recompute", choices=("none", "selective", "full"), default="none", help="activation recomputation"
+    )
+    run.add_argument("--trainable", choices=("all", "lora"), default="all", help="lora: no gradients of the weights")
+    run.add_argument(
+        "--causal", choices=("full", "half"), default="full", help="how much of causal attention matmul counts"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add(group: Any, options: dict[str, tuple[type, str]]) -> None:
+    for name, (kind, description) in options.items():
+        group.add_argument(f"--{name}", type=kind, help=description)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print every convention's figures."""
+    model = _model(arguments)
+    work = _work(arguments)
+    peak = _peak(arguments)
+    job = _job(arguments, work, peak)
+    results = compare(model, work, job)
+    if all(result.model_flops_per_step is None for result in results.values()):
+        raise ConfigError("got too little of the model, wanted --params, or --layers, --hidden and --vocab, or CONFIG.")
+    if arguments.json:
+        print(json.dumps({"conventions": {name: asdict(result) for name, result in results.items()}}, indent=2))
+    else:
+        print(report.render(model, work, job, results, peak=None if peak is None else peak.source))
+    return 0
+
+
+def _model(arguments: argparse.Namespace) -> Architecture:
+    if arguments.path and arguments.config:
+        raise ConfigError("CONFIG: got two of them, wanted one.")
+    path = arguments.path or arguments.config
+    found: dict[str, Any] = {} if path is None else dimensions(_read(Path(path)))
+    flags = {name.replace("-", "_"): getattr(arguments, name.replace("-", "_")) for name in _MODEL}
+    found |= {name: value for name, value in flags.items() if value is not None}
+    if arguments.params is not None:
+        found["params"] = round(arguments.params)
+    if arguments.ffn is not None and path is None:
+        found["gated"] = True
+    if arguments.tied:
+        found["tied"] = True
+    return Architecture(**found)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: wanted a config.json, got {error}.") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: wanted a config.json, got {type(content).__name__}.")
+    return content
+
+
+def _work(arguments: argparse.Namespace) -> Work:
+    rate = arguments.tokens_per_second_per_gpu
+    if arguments.step_time is not None and rate is not None:
+        raise ConfigError("--step-time and --tokens-per-second-per-gpu: got both, wanted one.")
+    if arguments.step_time is not None and arguments.batch is None:
+        raise ConfigError("--batch: is missing, wanted the sequences that --step-time is for.")
+    batch = 1 if arguments.batch is None else arguments.batch
+    _check(batch=batch, seq=arguments.seq, gpus=arguments.gpus, step_time=arguments.step_time, rate=rate)
+    return Work(
+        batch=batch,
+        seq=arguments.seq,
+        recompute=arguments.recompute,
+        trainable=arguments.trainable,
+        causal=arguments.causal,
+    )
+
+
+def _check(**values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and not 0 < value < float("inf"):
+            raise ConfigError(f"{name}: got {value}, wanted a number above 0.")
+
+
+def _peak(arguments: argparse.Namespace) -> peaks.Peaks | None:
+    if arguments.peak_tflops is not None:
+        return peaks.given(arguments.peak_tflops)
+    if arguments.device is None:
+        return None
+    found = peaks.lookup(arguments.device)
+    if found is None:
+        print(f"No dense peak is known for {arguments.device!r}: give it with --peak-tflops.", file=sys.stderr)
+    return found
+
+
+def _job(arguments: argparse.Namespace, work: Work, peak: peaks.Peaks | None) -> Job:
+    gpus = 1 if arguments.gpus is None else arguments.gpus
+    seconds, rate = arguments.step_time, arguments.tokens_per_second_per_gpu
+    if rate is not None:
+        seconds = work.tokens / (rate * gpus)
+    flops_per_second = None if peak is None else peak.peak_flops_per_second(arguments.dtype)
+    if peak is not None and flops_per_second is None:
+        print(f"No dense peak in {arguments.dtype} is known, by {peak.source}: there is no MFU.", file=sys.stderr)
+    return Job(gpus=gpus, step_seconds=seconds, peak_flops_per_second=flops_per_second)

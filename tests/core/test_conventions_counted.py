@@ -1,0 +1,87 @@
+"""What the calculator says of a model's config.json is what its matmuls amount to when it runs."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from torch.utils.checkpoint import set_checkpoint_early_stop
+from torch.utils.flop_counter import FlopCounterMode
+
+from perf_callbacks.core.architecture import FAMILIES, Architecture, dimensions
+from perf_callbacks.core.conventions import step_flops
+
+SMALL = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 88,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+OWN = {
+    "gpt2": {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
+    "bloom": {"vocab_size": 96, "hidden_size": 32, "n_layer": 2, "n_head": 4},
+    "gemma": SMALL | {"head_dim": 24},
+    "gemma2": SMALL | {"head_dim": 24, "sliding_window": 8},
+    "gpt_neox": {name: value for name, value in SMALL.items() if name != "num_key_value_heads"},
+    "mistral": SMALL | {"sliding_window": 8},
+    "mixtral": SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2": SMALL | {"tie_word_embeddings": True},
+    "qwen3": SMALL | {"head_dim": 16},
+}
+BATCH, SEQ = 2, 24
+
+
+def built(kind, directory):
+    """A tiny model with random weights, and the config.json that it would be saved with."""
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(kind, **OWN.get(kind, SMALL))
+    options = {"experts_implementation": "eager"} if kind == "mixtral" else {}
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", **options)
+    model.config.save_pretrained(directory)
+    return model, json.loads((directory / "config.json").read_text())
+
+
+def counted(model):
+    """FLOPs of a forward and a backward."""
+    ids = torch.randint(3, 96, (BATCH, SEQ), generator=torch.Generator().manual_seed(0))
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_matmul_is_what_is_counted(kind, tmp_path):
+    model, config = built(kind, tmp_path)
+    flops = step_flops(Architecture(**dimensions(config)), BATCH, SEQ)
+    assert flops.model == pytest.approx(counted(model), rel=0.001)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_the_matrices_add_up_to_the_parameters_but_for_biases_and_norms(kind, tmp_path):
+    model, config = built(kind, tmp_path)
+    matrices = sum(parameter.numel() for parameter in model.parameters() if parameter.ndim > 1)
+    assert Architecture(**dimensions(config)).parameters == matrices
+
+
+def test_frozen_weights_are_what_lora_counts(tmp_path):
+    model, config = built("llama", tmp_path)
+    model.requires_grad_(False)
+    embeddings = model.get_input_embeddings()
+    embeddings.register_forward_hook(lambda module, inputs, output: output.requires_grad_())
+    flops = step_flops(Architecture(**dimensions(config)), BATCH, SEQ, trainable="lora")
+    assert flops.model == pytest.approx(counted(model), rel=0.001)
+
+
+def test_checkpointed_layers_are_what_full_recomputation_counts(tmp_path):
+    model, config = built("llama", tmp_path)
+    model.train()
+    getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)({"use_reentrant": False})
+    flops = step_flops(Architecture(**dimensions(config)), BATCH, SEQ, recompute="full")
+    with set_checkpoint_early_stop(False):  # by itself it does all but the last matrix of a layer again
+        assert flops.hardware == pytest.approx(counted(model), rel=0.001)
