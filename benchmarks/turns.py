@@ -12,6 +12,8 @@ BLOCK = 128
 SETTLE = 8
 """Steps at the start of a turn that don't count: switching costs."""
 
+TURN = SETTLE + BLOCK
+
 Switch = Callable[[], object]
 
 
@@ -33,14 +35,14 @@ class Turns:
     @property
     def steps(self) -> int:
         """How many it takes; the first cycle is for warming up."""
-        return (self.cycles + 1) * len(self.variants) * (BLOCK + SETTLE)
+        return (self.cycles + 1) * len(self.variants) * TURN
 
     def step(self) -> None:
         """A step is done."""
         self._times.append(time.perf_counter())
         if len(self._times) == SETTLE:
             self._cpu = time.process_time()
-        elif len(self._times) == SETTLE + BLOCK:
+        elif len(self._times) == TURN:
             cpu = (time.process_time() - self._cpu) / BLOCK
             steps = [end - start for start, end in itertools.pairwise(self._times[SETTLE - 1 :])]
             self.blocks[self._now].append((sorted(steps)[len(steps) // 10], cpu))
