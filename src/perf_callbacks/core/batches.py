@@ -60,14 +60,17 @@ class BatchReader:
     def __init__(self) -> None:
         self.seen: dict[ShapeKey, tuple[Batch, tuple[str, ...]]] = {}
         """For each shape its batch, and the names of its masks."""
-        self._known: dict[tuple[Any, ...], tuple[Batch, tuple[str, ...]]] = {}
+        self._known: dict[tuple[Any, ...], Batch | tuple[Batch, tuple[str, ...]]] = {}  # without masks, just the batch
 
     def read(self, batch: Any) -> Batch:
         """Samples, tokens and shape of a batch."""
         key: tuple[Any, ...] | None = None
         try:
             key = tuple(map(_shape, batch)) if type(batch) in _ROWS else (*map(_shape, batch.values()), *batch)
-            known, masks = self._known[key]
+            found = self._known[key]
+            if isinstance(found, Batch):
+                return found
+            known, masks = found
         except (AttributeError, KeyError, TypeError, RuntimeError):  # a tensor has values only if it is sparse
             if _is_rows(batch):
                 return Batch(len(batch), None, None, ())
@@ -85,7 +88,7 @@ class BatchReader:
         if key is not None:
             if len(self._known) == _MOST_SHAPES:
                 self._known.clear()
-            self._known[key] = known, masks
+            self._known[key] = (known, masks) if masks else known
         return known, masks, tensors
 
     def _learn(self, tensors: Mapping[str, Any]) -> tuple[Batch, tuple[str, ...]]:
