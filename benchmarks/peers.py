@@ -12,8 +12,10 @@ not in use is not in its figure.
 import atexit
 import functools
 import os
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -163,3 +165,8 @@ def _serve() -> None:
     server = subprocess.Popen(command, cwd=os.environ["TRACEML_LOGS_DIR"], **quiet)
     os.sched_setaffinity(server.pid, range(os.cpu_count() or 1))
     atexit.register(server.terminate)
+    for _ in range(300):
+        with suppress(OSError):
+            socket.create_connection(("127.0.0.1", int(PORT)), 1).close()
+            return
+        time.sleep(0.2)
