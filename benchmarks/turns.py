@@ -12,38 +12,43 @@ BLOCK = 128
 SETTLE = 8
 """Steps at the start of a turn that don't count: switching costs."""
 
+TURN = SETTLE + BLOCK
+
 Switch = Callable[[], object]
 
 
 class Turns:
     """Told of the end of every step, it times blocks of them and switches from one variant to the next.
 
-    A variant is what switches it on and what switches it off. The first one is what the others are compared with.
+    A variant is what switches it on and what switches it off. The first one is what the others are compared with: it
+    has its turn before and after each of them.
     """
 
     def __init__(self, variants: Mapping[str, tuple[Switch, Switch]], cycles: int) -> None:
         self.variants = variants
-        self.blocks: dict[str, list[tuple[float, float]]] = {name: [] for name in variants}
+        self.base, *self.others = variants
+        self.blocks: list[tuple[str, tuple[float, float]]] = []
+        self.cycle = [name for other in self.others for name in (self.base, other)]
         self.cycles = cycles
-        self._order = itertools.cycle(variants)
+        self._order = itertools.cycle(self.cycle)
         self._now = next(self._order)
         self._times: list[float] = []
         self._cpu = 0.0
 
     @property
     def steps(self) -> int:
-        """How many it takes; the first cycle is for warming up."""
-        return (self.cycles + 1) * len(self.variants) * (BLOCK + SETTLE)
+        """How many it takes; the first cycle is for warming up, and after the last one the first has its turn again."""
+        return ((self.cycles + 1) * len(self.cycle) + 1) * TURN
 
     def step(self) -> None:
         """A step is done."""
         self._times.append(time.perf_counter())
         if len(self._times) == SETTLE:
             self._cpu = time.process_time()
-        elif len(self._times) == SETTLE + BLOCK:
+        elif len(self._times) == TURN:
             cpu = (time.process_time() - self._cpu) / BLOCK
             steps = [end - start for start, end in itertools.pairwise(self._times[SETTLE - 1 :])]
-            self.blocks[self._now].append((sorted(steps)[len(steps) // 10], cpu))
+            self.blocks.append((self._now, (sorted(steps)[len(steps) // 10], cpu)))
             self.switch()
 
     def switch(self) -> None:
@@ -55,17 +60,18 @@ class Turns:
 
     def report(self, door: str) -> None:
         """Print what each variant added: to a quiet step by the clock, and to the mean step in CPU time."""
-        count = min(map(len, self.blocks.values()))
-        blocks = {name: values[1:count] for name, values in self.blocks.items()}
-        name, *others = blocks
-        base = statistics.median([quiet for quiet, _ in blocks[name]]) * 1e6
-        print(f"\n{door}: a step with {name} takes {base:.0f} us; {count - 1} cycles")
+        blocks = self.blocks[len(self.cycle) :]
+        base = statistics.median([quiet for name, (quiet, _) in blocks if name == self.base]) * 1e6
+        print(f"\n{door}: a step with {self.base} takes {base:.0f} us; {self.cycles} cycles")
         print(f"  {'':<24}{'quiet step':>12}  95 % interval      {'mean CPU':>9}  95 % interval")
-        for other in others:
+        for other in self.others:
             figures = []
             for column in (0, 1):
-                pairs = zip(blocks[other], blocks[name], strict=True)
-                differences = [(ours[column] - none[column]) * 1e6 for ours, none in pairs]
+                differences = [
+                    (ours[column] - (before[column] + after[column]) / 2) * 1e6
+                    for (_, before), (name, ours), (_, after) in zip(blocks, blocks[1:], blocks[2:], strict=False)
+                    if name == other
+                ]
                 figures += [statistics.median(differences), *interval(differences)]
             print("  {:<24}{:>12.1f}  [{:.1f}, {:.1f}]{:>14.1f}  [{:.1f}, {:.1f}]".format(other, *figures))
 

@@ -12,6 +12,7 @@ from tiny import records, steps
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.core.records import Row, Run, Span, Summary
+from perf_callbacks.watching.lightning import EVERY_BATCH
 
 BOTH = pytest.mark.parametrize("of", sparks.FRAMEWORKS)
 
@@ -315,3 +316,26 @@ def test_rows_are_logged_where_another_callback_saves_before_our_turn(tmp_path):
         sparks.trainer(directory, *callbacks, log_every_n_steps=2).fit(kinds.Automatic(), sparks.loader(24))
         steps[order] = [row.step for row in records(directory, Row)]
     assert steps["before"] == steps["after"] != []
+
+
+@BOTH
+def test_hooks_that_have_nothing_to_do_are_not_called_for_every_batch(tmp_path, of):
+    ours, trainer = fit(tmp_path, of=of, profiler="simple")
+    called = {action.rpartition(".")[2] for action in trainer.profiler.recorded_durations if "PerfCallback" in action}
+    assert "on_train_batch_end" in called
+    assert not called & {*EVERY_BATCH}
+    assert not vars(ours).keys() & {*EVERY_BATCH}
+
+
+@pytest.mark.parametrize("hook", EVERY_BATCH)
+def test_hooks_that_a_subclass_has_something_to_do_in_are_called(tmp_path, hook):
+    called = []
+
+    def body(self, *args):
+        called.append(hook)
+        getattr(super(kind, self), hook)(*args)
+
+    kind = type("Mine", (sparks.tree().PerfCallback,), {hook: body})
+    trainer = sparks.trainer(tmp_path, kind())
+    trainer.fit(sparks.tree().Automatic(), sparks.loader(24))
+    assert called == [hook] * 6

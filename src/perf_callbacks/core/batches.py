@@ -62,14 +62,17 @@ class BatchReader:
         """For each shape its batch, and the names of its masks."""
         self.news: Callable[[ShapeKey, Mapping[str, Any]], object] | None = None
         """Told of a shape that was not seen before, or was forgotten, before the batch of these tensors is used."""
-        self._known: dict[tuple[Any, ...], tuple[Batch, tuple[str, ...]]] = {}
+        self._known: dict[tuple[Any, ...], Batch | tuple[Batch, tuple[str, ...]]] = {}  # without masks, just the batch
 
     def read(self, batch: Any) -> Batch:
         """Samples, tokens and shape of a batch."""
         key: tuple[Any, ...] | None = None
         try:
             key = tuple(map(_shape, batch)) if type(batch) in _ROWS else (*map(_shape, batch.values()), *batch)
-            known, masks = self._known[key]
+            found = self._known[key]
+            if isinstance(found, Batch):
+                return found
+            known, masks = found
         except (AttributeError, KeyError, TypeError, RuntimeError):  # a tensor has values only if it is sparse
             if _is_rows(batch):
                 return Batch(len(batch), None, None, ())
@@ -84,7 +87,8 @@ class BatchReader:
     def forget(self, shape: ShapeKey) -> None:
         """The next batch of this shape is news."""
         self.seen.pop(shape, None)
-        self._known = {key: known for key, known in self._known.items() if known[0].shape != shape}
+        found = {key: known if isinstance(known, Batch) else known[0] for key, known in self._known.items()}
+        self._known = {key: known for key, known in self._known.items() if found[key].shape != shape}
 
     def _look(self, batch: Any, key: tuple[Any, ...] | None) -> tuple[Batch, tuple[str, ...], Mapping[str, Any]]:
         tensors = dict(_walk(batch))
@@ -92,7 +96,7 @@ class BatchReader:
         if key is not None:
             if len(self._known) == _MOST_SHAPES:
                 self._known.clear()
-            self._known[key] = known, masks
+            self._known[key] = (known, masks) if masks else known
         return known, masks, tensors
 
     def _learn(self, tensors: Mapping[str, Any]) -> tuple[Batch, tuple[str, ...]]:

@@ -5,7 +5,7 @@ this version doesn't know are dropped.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -244,8 +244,16 @@ def encode(entry: Entry) -> str:
     for name in _FIELDS[type(record)]:
         value = getattr(record, name)
         if value != ():
-            parts.append(f'"{name}":{_times(value) if name.endswith("_time") else _json(value)}')
+            write = _times if name.endswith("_time") else _json
+            parts.append(f'"{name}":{_column(value, write) if type(value) is tuple else write(value)}')
     return "{" + ",".join(parts) + "}"
+
+
+def _column(values: tuple[Any, ...], write: Callable[[Any], str]) -> str:
+    """One where every step has the same is written faster."""
+    if values.count(values[0]) < len(values):
+        return write(values)
+    return "[" + ",".join([write(values[:1])[1:-1]] * len(values)) + "]"
 
 
 def _times(values: tuple[float | None, ...]) -> str:
@@ -254,8 +262,7 @@ def _times(values: tuple[float | None, ...]) -> str:
     return "[" + (("%.7f," * len(values)) % values)[:-1] + "]"
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
 def decode(line: str) -> Entry | None:

@@ -174,14 +174,14 @@ class AcceleratedWatch(LoopWatch):
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.recorder.fail(error)
 
-    def backward(self, inner: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """A backward: of each loader, the last batch that was fetched is trained on now."""
+    def begins_backward(self) -> bool:
+        """A backward begins: of each loader, the last batch that was fetched is trained on now."""
         if not self._backwards and get_ident() == self._thread:
             try:
                 self._count()
             except Exception as error:  # noqa: BLE001 an observer never ends the run
                 self.recorder.fail(error)
-        return super().backward(inner, *args, **kwargs)
+        return super().begins_backward()
 
     def _count(self) -> None:
         self._learned, counted = True, False

@@ -23,6 +23,15 @@ from perf_callbacks.watching.meanwhile import Meanwhile
 STATE_KEY = "perf_callbacks"
 """Where our counters stand in a checkpoint. Among those of the callbacks, two of us could not be told apart."""
 
+EVERY_BATCH = (
+    "on_train_batch_start",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+)
+"""Hooks that the trainer calls for every batch, and that have nothing to do."""
+
 P = ParamSpec("P")
 C = TypeVar("C", bound="LightningHooks")
 Hook = Callable[Concatenate[C, P], None]
@@ -61,7 +70,7 @@ class LightningHooks:
 
     def __getstate__(self) -> dict[str, Any]:
         """Processes that are spawned, and copies, measure for themselves. Trainers put `log` on us, with the module."""
-        kept = {name: value for name, value in self.__dict__.items() if name not in {"log", "log_dict"}}
+        kept = {name: value for name, value in self.__dict__.items() if name not in {"log", "log_dict", *EVERY_BATCH}}
         return {**kept, "_recorder": None, "_watch": None}
 
     @property
@@ -116,6 +125,7 @@ class LightningHooks:
         self._watch = TrainerWatch(recorder, trainer)
         self._watch.install()
         counting.begin(recorder, trainer.lightning_module)
+        self._keep_quiet(recorder)
         if trainer.is_global_zero:
             tqdm.write(text.opening(recorder.run, journal=recorder.journal_path))
 
@@ -159,6 +169,12 @@ class LightningHooks:
             logger.log_metrics(dict(row), step=step)
         trainer.progress_bar_metrics["perf/step_time"] = row["perf/step_time"]
 
+    def _keep_quiet(self, recorder: Recorder) -> None:
+        """To call a hook costs the trainer a profiler's context, also if it is empty. What can't be called it skips."""
+        for name in EVERY_BATCH:
+            if getattr(self, name).__module__.partition(".")[0] == self.framework:
+                recorder.patches.replace(self, name, _nothing)
+
     def _close(self, failure: str | None = None) -> None:
         self._watch = None
         if self._recorder is not None:
@@ -197,6 +213,10 @@ class _Afterwards:
 
     def on_train_start(self, trainer: Any, _pl_module: Any) -> None:
         self._callback.begin(trainer)
+
+
+def _nothing(_hook: object) -> None:
+    """What is there instead of a hook that is not called."""
 
 
 def _data_parallel(trainer: Any) -> int | None:

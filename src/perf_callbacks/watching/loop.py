@@ -112,18 +112,28 @@ class LoopWatch:
 
     def backward(self, inner: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """A backward. Reentrant checkpointing does others inside of it."""
-        if self._backwards or get_ident() != self._thread:
+        if not self.begins_backward():
             return inner(*args, **kwargs)
-        self._backwards += 1
+        try:
+            return inner(*args, **kwargs)
+        finally:
+            self.ends_backward()
+
+    def begins_backward(self) -> bool:
+        """A backward begins; whether it is one that counts."""
+        if self._backwards or get_ident() != self._thread:
+            return False
+        self._backwards = 1
         try:
             self.turn(_BACKWARD)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.recorder.fail(error)
-        try:
-            return inner(*args, **kwargs)
-        finally:
-            self._backwards = 0
-            self.recorder.enter(_OPTIMIZER if self._optimizing else _UNDECIDED)
+        return True
+
+    def ends_backward(self) -> None:
+        """It is over."""
+        self._backwards = 0
+        self.recorder.enter(_OPTIMIZER if self._optimizing else _UNDECIDED)
 
     def _backward(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         """`torch.autograd.backward`, which `Tensor.backward` calls."""
@@ -132,7 +142,12 @@ class LoopWatch:
         @functools.wraps(inner)
         def call(*args: Any, **kwargs: Any) -> Any:
             watching = reference()
-            return inner(*args, **kwargs) if watching is None else watching.backward(inner, *args, **kwargs)
+            if watching is None or not watching.begins_backward():
+                return inner(*args, **kwargs)
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                watching.ends_backward()
 
         return call
 

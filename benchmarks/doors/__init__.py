@@ -1,0 +1,1 @@
+"""One small training run for each door, in which variants take turns."""
