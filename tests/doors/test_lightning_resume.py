@@ -5,7 +5,8 @@ import sparks
 import tiny
 import torch
 
-from perf_callbacks.core.records import Summary, attempts
+from perf_callbacks.core.lines import attempts
+from perf_callbacks.core.records import Summary
 from perf_callbacks.host.journal import read
 
 BOTH = pytest.mark.parametrize("of", sparks.FRAMEWORKS)

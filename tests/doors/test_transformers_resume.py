@@ -10,7 +10,8 @@ import pytest
 import tiny
 from transformers import Trainer, TrainerCallback
 
-from perf_callbacks.core.records import Run, Summary, attempts
+from perf_callbacks.core.lines import attempts
+from perf_callbacks.core.records import Run, Summary
 from perf_callbacks.host.journal import read
 from perf_callbacks.transformers import PerfCallback
 

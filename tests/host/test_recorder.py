@@ -14,7 +14,8 @@ from fakes import FakeClock
 from perf_callbacks import PerfConfig
 from perf_callbacks.core.batches import Batch, BatchReader
 from perf_callbacks.core.engine import Engine
-from perf_callbacks.core.records import Gc, Run, Steps, Summary, attempts
+from perf_callbacks.core.lines import attempts
+from perf_callbacks.core.records import Gc, Run, Steps, Summary
 from perf_callbacks.core.settings import resolve
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.core.tape import Tape

@@ -9,6 +9,9 @@ import torch
 from torch import nn
 
 from perf_callbacks.core.batches import ShapeKey
+from perf_callbacks.core.peaks import Peaks, advice
+from perf_callbacks.core.rating import rate
+from perf_callbacks.core.records import Flops
 from perf_callbacks.core.shapes import extent
 from perf_callbacks.core.steps import plus
 from perf_callbacks.core.work import Work
@@ -17,6 +20,8 @@ from perf_callbacks.flops.counter import FlopCounter
 from perf_callbacks.flops.offline import Example
 from perf_callbacks.flops.window import CountWindow
 from perf_callbacks.host.failing import describe
+from perf_callbacks.host.measured_peaks import forget
+from perf_callbacks.host.peaks import find
 from perf_callbacks.host.recorder import Recorder, log
 from perf_callbacks.watching.counted import counted, estimated
 
@@ -76,6 +81,8 @@ class Counting:
 
     def begin_step(self) -> None:
         """The next one begins."""
+        if self._recorder.work.refuted:
+            self._look_at_peak()
         if not self._examples and self._done:
             return
         if self._live and self._eager():
@@ -170,9 +177,27 @@ class Counting:
         work.optimizer = total.only("optimizer")
         work.learn([batch.shape for batch in batches], [one.without("optimizer") for one in passes])
         tokens = plus(*[batch.tokens for batch in batches])
-        record = counted(counter, step, tokens, whole_step=not self._before, compiled=_compiled())
-        work.coverage, work.lower_bound = record.coverage, record.lower_bound
+        self._conclude(counted(counter, step, tokens, whole_step=not self._before, compiled=_compiled()), total)
+
+    def _conclude(self, record: Flops, total: Work) -> None:
         self._recorder.write(record)
+        work = self._recorder.work
+        peaks = work.rating.peaks if work.rating is not None else self._peaks(total)
+        work.rate(rate(total, coverage=record.coverage, lower_bound=record.lower_bound, peaks=peaks))
+
+    def _peaks(self, total: Work) -> Peaks | None:
+        """Once in a fit. It may take a second, which is part of a step that is in no row."""
+        recorder = self._recorder
+        found = find(recorder.device, total.by_dtype, recorder.config)
+        if found is None and recorder.run.rank == 0:
+            log.warning("perf_callbacks: %s", advice(recorder.run.device))
+        return found
+
+    def _look_at_peak(self) -> None:
+        """A peak that was measured, and is lower than what was done since, is to be measured anew the next time."""
+        self._recorder.work.refuted = False
+        log.warning("perf_callbacks: more was done than the measured peak allows; there is no MFU and no HFU any more.")
+        forget(self._recorder.device)
 
     def _work_out(self) -> None:
         """Of each shape that is not known, without running it: the last resort is a closed form."""
@@ -196,8 +221,7 @@ class Counting:
             total = offline.closed_form(model, rows, length)
             record = estimated(total, self._recorder.step)
         work.learn([shape], [total])
-        work.coverage, work.lower_bound = record.coverage, record.lower_bound
-        self._recorder.write(record)
+        self._conclude(record, total)
 
 
 def _compiled() -> bool:
