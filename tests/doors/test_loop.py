@@ -22,6 +22,8 @@ from perf_callbacks import PerfConfig
 from perf_callbacks.core.records import Gc, Row, Run, Steps, Summary as SummaryRecord
 from perf_callbacks.loop import measure
 
+FLOPS_OF_A_ROW = 6 * 8 * (8 + 1) - 2 * 8 * 8
+"""Of `mlp`: six per weight, without the gradient of the input."""
 STAGES = ("data", "forward", "backward", "optimizer", "gc", "other")
 FORKED = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
@@ -164,6 +166,15 @@ def test_the_loader_is_in_all_other_respects_the_users_own(tmp_path):
 
 def test_a_generator_has_no_length_inside_the_block_either():
     perf = measure(model=mlp(), optimizer=torch.optim.SGD([torch.ones(1)]), loader=generated())
+@pytest.mark.parametrize("sizes", [(3, 4, 3, 4, 3), (3, 4, 4, 3, 3)])
+def test_a_shape_that_only_the_first_step_had_is_counted_when_it_comes_again(tmp_path, sizes):
+    train(tmp_path, [pair for rows in sizes for pair in pairs(1, rows)])
+    again = sizes.index(3, 1) + 1
+    excluded = {step["step"]: step["excluded"] for step in steps(tmp_path) if step["excluded"]}
+    assert excluded == {1: "first", 2: "counted", again: "counted"}
+    assert [step["model_flops"] for step in steps(tmp_path)[1:]] == [rows * FLOPS_OF_A_ROW for rows in sizes[1:]]
+
+
     with pytest.raises(TypeError, match=r"'generator' .*len\(\)"):
         len(perf.loader)
 

@@ -87,9 +87,9 @@ class Counting:
 
     def see(self, shape: ShapeKey) -> None:
         """A batch of a new shape is about to be trained on, or evaluated."""
-        if not self._done or self._window is not None or not shape or self._recorder.work.knows(shape):
+        if not shape or (self._done and (self._window is not None or self._recorder.work.knows(shape))):
             return
-        if self._spans or get_ident() != self._thread or not self._affordable():
+        if not self._done or self._spans or get_ident() != self._thread or not self._affordable():
             if len(self._owed) < MOST_OWED:
                 self._owed.add(shape)
         elif self._may_count():
