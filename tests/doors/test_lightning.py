@@ -17,7 +17,15 @@ BOTH = pytest.mark.parametrize("of", sparks.FRAMEWORKS)
 
 
 def fit(
-    directory, module="Automatic", *callbacks, of="lightning", rows=24, val=None, ckpt_path=None, flops="count", **options
+    directory,
+    module="Automatic",
+    *callbacks,
+    of="lightning",
+    rows=24,
+    val=None,
+    ckpt_path=None,
+    flops="count",
+    **options,
 ):
     """A fit with our callback in it, and what came of it."""
     kinds = sparks.tree(of)
