@@ -66,7 +66,8 @@ class Steps:
     samples: tuple[int | None, ...] = ()
     tokens: tuple[int | None, ...] = ()
     excluded: tuple[str | None, ...] = ()
-    """Why a step is in no row: "first", "restart", "counted", "evaluation", "checkpoint", "lost"; None for others."""
+    """Why a step is in no row: "first", "restart", "counted", "recounted", "evaluation", "checkpoint", "lost"; None:
+    it is in one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,7 +156,7 @@ class Window:
     last_step: int
     """By the trainer's count, as `first_step`; both are in it."""
     steps: int
-    """Those of them that are in rows: what follows is about these."""
+    """Those of them that are in rows, or were counted again: what follows is about these."""
     ranks: int
     seconds: float
     """Of the slowest rank: the job is not through before it."""

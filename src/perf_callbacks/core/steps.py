@@ -15,6 +15,13 @@ BLOCK = 64
 """Steps that are kept one by one before they are added up."""
 
 
+COUNTED = "counted"
+"""Why the step in which FLOPs are counted, the same on all ranks, is in no row."""
+
+RECOUNTED = "recounted"
+"""Why one is in which they are counted for a new shape: ranks may meet it at different steps, so windows have it."""
+
+
 class Step(NamedTuple):
     """A finished optimizer step."""
 

@@ -13,7 +13,7 @@ from perf_callbacks.core.peaks import Peaks, advice
 from perf_callbacks.core.rating import rate
 from perf_callbacks.core.records import Flops
 from perf_callbacks.core.shapes import extent
-from perf_callbacks.core.steps import plus
+from perf_callbacks.core.steps import COUNTED, RECOUNTED, plus
 from perf_callbacks.core.work import Work
 from perf_callbacks.flops import offline
 from perf_callbacks.flops.counter import FlopCounter
@@ -107,9 +107,9 @@ class Counting:
 
     def see(self, shape: ShapeKey, tensors: Mapping[str, Any]) -> None:
         """A batch of a new shape is about to be trained on, or evaluated."""
-        if self._window is not None or not shape or self._recorder.work.knows(shape):
+        if not shape or self._recorder.work.knows(shape):
             return
-        here = not self._spans and get_ident() == self._thread
+        here = self._window is None and not self._spans and get_ident() == self._thread
         if here and self._done and self._live and self._affordable() and self._eager():
             self._open()
         elif len(self._examples) < MOST_OWED:
@@ -153,7 +153,7 @@ class Counting:
     def _open(self) -> None:
         self._examples.clear()
         self._before = len(self._recorder.batches)
-        self._recorder.exclude("counted")
+        self._recorder.exclude(RECOUNTED if self._done else COUNTED)
         self._counts += 1
         self._window = CountWindow()
         if not self._spans:
@@ -176,6 +176,7 @@ class Counting:
         passes = [Work(cells) for cells in counter.passes]
         work.optimizer = total.only("optimizer")
         work.learn([batch.shape for batch in batches], [one.without("optimizer") for one in passes])
+        self._examples = {shape: example for shape, example in self._examples.items() if not work.knows(shape)}
         tokens = plus(*[batch.tokens for batch in batches])
         self._conclude(counted(counter, step, tokens, whole_step=not self._before, compiled=_compiled()), total)
 
@@ -201,8 +202,8 @@ class Counting:
 
     def _work_out(self) -> None:
         """Of each shape that is not known, without running it: the last resort is a closed form."""
+        self._recorder.exclude(RECOUNTED if self._done else COUNTED)
         self._done = True
-        self._recorder.exclude("counted")
         examples, self._examples = self._examples, {}
         for shape, example in examples.items():
             if self._model is not None and not self._recorder.work.knows(shape):
