@@ -1,17 +1,25 @@
 """Nothing leaks from one test into the next."""
 
+import atexit
 import gc
 import os
+import shutil
+import tempfile
 import threading
 from collections.abc import Iterator
 
 import pytest
 import torch
+from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for subprocesses; threads that spin for a shared core cost minutes
 torch.set_num_threads(1)
+
+# A peak that is measured is kept for all tests of this run, and for no other.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="perf_callbacks-tests-")
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
 def _process() -> dict[str, object]:
@@ -21,6 +29,7 @@ def _process() -> dict[str, object]:
         "gc callbacks": list(gc.callbacks),
         "dispatch modes": len(_get_current_dispatch_mode_stack()),
         "backward": torch.autograd.backward,
+        "module hooks": [*modules._global_forward_pre_hooks, *modules._global_forward_hooks],
         "affinity": os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None,
         "threads": {thread.name for thread in threading.enumerate() if not thread.daemon},
     }

@@ -184,6 +184,9 @@ def test_the_same_script_leaves_the_same_records(tmp_path, door, interrupted, ex
         assert row.metrics["perf/tflops"] == pytest.approx(rate * FLOPS_OF_A_ROW, rel=1e-4)
         assert row.metrics["perf/hardware_tflops"] == pytest.approx(rate * HARDWARE_FLOPS_OF_A_ROW, rel=1e-4)
         assert row.metrics["perf/flops_coverage"] == 1.0
+        peak = row.metrics["perf/peak_tflops"]
+        for ratio, tflops in {"mfu": "tflops", "mfu_mixed": "tflops", "hfu": "hardware_tflops"}.items():
+            assert row.metrics[f"perf/{ratio}"] == pytest.approx(row.metrics[f"perf/{tflops}"] / peak, rel=1e-4)
 
     (recorded,) = records(tmp_path, Summary)
     assert recorded == summary
@@ -233,6 +236,7 @@ KEYS = {
     "perf/tflops",
     "perf/hardware_tflops",
     "perf/flops_coverage",
+    *(f"perf/{name}" for name in ("mfu", "hfu", "mfu_mixed", "peak_tflops")),
 }
 COLUMNS = {"step", "samples", "tokens", "excluded", "model_flops", "step_time", *(f"{stage}_time" for stage in STAGES)}
 

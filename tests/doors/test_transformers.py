@@ -27,7 +27,10 @@ KEYS = {
     *(f"perf/{name}" for name in ("step_time", "gc_pause", "gc_loss")),
     *(f"perf/{stage}_time" for stage in STAGES),
     *(f"perf/{amount}_per_second{per}" for amount in AMOUNTS for per in ("", "_per_device")),
-    *(f"perf/{name}" for name in ("tflops", "hardware_tflops", "flops_coverage")),
+    *(
+        f"perf/{name}"
+        for name in ("tflops", "hardware_tflops", "flops_coverage", "mfu", "hfu", "mfu_mixed", "peak_tflops")
+    ),
 }
 INTERRUPTIONS = {"eval_strategy": "steps", "eval_steps": 3, "save_strategy": "steps", "save_steps": 4}
 

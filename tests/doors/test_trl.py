@@ -10,7 +10,8 @@ from trl import SFTConfig, SFTTrainer
 from perf_callbacks.transformers import PerfCallback
 
 LENGTHS = (5, 9, 14, 20)
-FLOPS = {"perf/tflops", "perf/hardware_tflops", "perf/flops_coverage"}
+RATED = ("tflops", "hardware_tflops", "flops_coverage", "mfu", "hfu", "mfu_mixed", "peak_tflops")
+FLOPS = {f"perf/{name}" for name in RATED}
 
 
 @pytest.fixture

@@ -117,7 +117,7 @@ class Counting:
 
     def close(self) -> None:
         """Count no more."""
-        self._recorder.reader.news = None
+        self._recorder.reader.news = self._model = None
         window, self._window = self._window, None
         if window is not None:
             self._shut(window)
@@ -138,8 +138,8 @@ class Counting:
         return not _compiled() or not (self._full() or (self._done and self._recorder.run.world_size > 1))
 
     def _full(self) -> bool:
-        device = next((parameter.device for parameter in self._model.parameters()), None) if self._model else None
-        if device is None or device.type != "cuda":
+        device = self._recorder.device
+        if device.type != "cuda":
             return False
         total = torch.cuda.get_device_properties(device).total_memory
         return torch.cuda.max_memory_allocated(device) > EAGER_MEMORY * total
@@ -151,7 +151,6 @@ class Counting:
         self._examples.clear()
 
     def _open(self) -> None:
-        self._examples.clear()
         self._before = len(self._recorder.batches)
         self._recorder.exclude(RECOUNTED if self._done else COUNTED)
         self._counts += 1
