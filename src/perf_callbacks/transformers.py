@@ -19,6 +19,7 @@ import transformers
 from tqdm.auto import tqdm
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from perf_callbacks.checklist import startup
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.records import Summary
 from perf_callbacks.core.settings import resolve
@@ -163,13 +164,16 @@ class PerfCallback(TrainerCallback):
     def begin(self, args: TrainingArguments, state: TrainerState, trainer: Trainer | None) -> None:
         """Start measuring: called by the hooks, once the other callbacks have begun."""
         self._blind = trainer is None
-        self._recorder = Recorder(self._settings, _place(args, state, trainer))
-        if not self._recorder.active:
+        place = _place(args, state, trainer)
+        recorder = self._recorder = Recorder(self._settings, place)
+        if not recorder.active:
             return
         if trainer is not None:
-            _watch(trainer, self._recorder)
+            _watch(trainer, recorder)
+        rows = startup.start(recorder, self._settings, place.device)
         if state.is_world_process_zero:
-            tqdm.write(text.opening(self._recorder.run, journal=self._recorder.journal_path, staged=not self._blind))
+            journal = recorder.journal_path
+            tqdm.write(text.opening(recorder.run, journal=journal, staged=place.staged, checklist=rows))
 
 
 class _Afterwards(TrainerCallback):

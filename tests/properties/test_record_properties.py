@@ -6,7 +6,19 @@ from pathlib import Path
 from fakes import a_run
 from hypothesis import given, strategies as st
 
-from perf_callbacks.core.records import Entry, Gc, Row, Span, Steps, Summary, Window, attempts, decode, encode
+from perf_callbacks.core.records import (
+    Checklist,
+    Entry,
+    Gc,
+    Row,
+    Span,
+    Steps,
+    Summary,
+    Window,
+    attempts,
+    decode,
+    encode,
+)
 from perf_callbacks.host.journal import FileJournal, read
 
 COUNTS = st.integers(0, 2**40)
@@ -80,7 +92,10 @@ SUMMARIES = st.builds(
     gc_longest=st.none() | SECONDS,
     failure=st.none() | WORDS,
 )
-RECORDS = RUNS | ROWS | PAUSES | SPANS | WINDOWS | SUMMARIES | blocks()
+ITEMS = st.builds(
+    Checklist, item=WORDS, status=WORDS, before=st.none() | WORDS, after=st.none() | WORDS, why=st.none() | WORDS
+)
+RECORDS = RUNS | ITEMS | ROWS | PAUSES | SPANS | WINDOWS | SUMMARIES | blocks()
 ENTRIES = st.builds(Entry, st.floats(0, 1e6).map(lambda value: round(value, 6)), RECORDS)
 
 

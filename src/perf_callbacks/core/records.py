@@ -43,6 +43,20 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Checklist:
+    """One item of the startup checklist. Of several records of one item the last one holds."""
+
+    item: str
+    status: str
+    """applied, already so, advised, not applicable, skipped, failed."""
+    before: str | None = None
+    """What was found. None: there is nothing to say, as in the next two."""
+    after: str | None = None
+    """What it is made, or would be where that is advised."""
+    why: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Amounts:
     """What went through the model. None: unknown."""
 
@@ -167,9 +181,10 @@ class Summary:
         return self.included_seconds / self.included_steps if self.included_steps else None
 
 
-Record = Run | Steps | Row | Gc | Span | Window | Summary
+Record = Run | Checklist | Steps | Row | Gc | Span | Window | Summary
 
-_TYPES: dict[str, type[Record]] = {kind.__name__.lower(): kind for kind in (Run, Steps, Row, Gc, Span, Window, Summary)}
+_KINDS: tuple[type[Record], ...] = (Run, Checklist, Steps, Row, Gc, Span, Window, Summary)
+_TYPES = {kind.__name__.lower(): kind for kind in _KINDS}
 
 _FIELDS = {kind: tuple(item.name for item in fields(kind)) for kind in _TYPES.values()}
 

@@ -67,9 +67,6 @@ NOT_BUILT = frozenset(
         "flops",
         "peak_tflops",
         "measure_peak",
-        "checklist",
-        "skip",
-        "gc_interval",
         "affinity",
         "loaders",
         "report",
@@ -92,6 +89,6 @@ def unbuilt(config: PerfConfig) -> tuple[str, ...]:
     default = asdict(PerfConfig())
     chosen = {name: value for name, value in asdict(config).items() if value != default[name]}
     sentences = [f"{name}={chosen[name]!r} is not built yet and has no effect." for name in chosen if name in NOT_BUILT]
-    if chosen.get("gc") == "freeze":
-        sentences.append("gc='freeze' is not built yet: collections are timed and left as they are.")
+    if chosen.get("checklist") == "prove":
+        sentences.append("checklist='prove' is not built yet: it applies the checklist as 'on' does.")
     return tuple(sentences)

@@ -25,6 +25,7 @@ from perf_callbacks.host.garbage import GcObserver
 from perf_callbacks.host.journal import FileJournal, Journal, NullJournal
 from perf_callbacks.host.patches import Patches
 from perf_callbacks.host.place import Place, earlier, opening
+from perf_callbacks.host.upkeep import Keeping
 
 DRAIN_SECONDS = 1.0
 """How long the end of a fit may wait for the device's last events."""
@@ -91,6 +92,8 @@ class Recorder:
                 began=began,
                 clock=clock,
             )
+        self.upkeep = Keeping(self._journal.write)
+        """What is seen to between steps."""
         self._engine = Engine(
             self.run,
             self._journal.write,
@@ -151,6 +154,8 @@ class Recorder:
         try:
             if self._late is not None:
                 raise self._late  # noqa: TRY301 it is about time
+            if step >= self.upkeep.due:
+                self.upkeep.end_step(step)
             self._engine.end_step(step, self.clock())
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
@@ -159,10 +164,12 @@ class Recorder:
     def begin_span(self, kind: str) -> None:
         """Evaluation, checkpointing or the like begins."""
         self._engine.begin_span(kind, self.clock())
+        self.upkeep.begin_span(kind, self._engine.step)
 
     @fails_open
     def end_span(self) -> None:
         """It is over."""
+        self.upkeep.end_span()
         self._engine.end_span(self.clock())
 
     @fails_open

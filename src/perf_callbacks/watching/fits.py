@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from perf_callbacks.checklist import startup
 from perf_callbacks.core.batches import Batch, BatchReader
 from perf_callbacks.core.settings import Settings
 from perf_callbacks.host import counters
@@ -92,7 +93,8 @@ class Fits:
         if self.watch is not None or not models or not optimizers:
             return
         self._take_over(optimizers[0])
-        self.recorder = self._untold = recorder = Recorder(self._settings, self._place(self._carried))
+        place = self._place(self._carried)
+        self.recorder = self._untold = recorder = Recorder(self._settings, place)
         recorder.patches.add(functools.partial(self._ended, recorder))
         self.watch = self.told = watching = AcceleratedWatch(recorder, models[0], optimizers[0], self._before)
         if recorder.active:
@@ -100,8 +102,10 @@ class Fits:
             watching.add_accelerator(self._accelerator)
             for one in self._prepared:
                 watching.add(one)
+        rows = startup.start(recorder, self._settings, place.device)
         if recorder.active and recorder.run.rank == 0:
-            print(text.opening(recorder.run, journal=recorder.journal_path))  # noqa: T201 what a person sees
+            card = text.opening(recorder.run, journal=recorder.journal_path, checklist=rows)
+            print(card)  # noqa: T201 what a person sees
 
     def _take_over(self, optimizer: object) -> None:
         """Whoever counts the steps of this optimizer for an accelerator that was given up does so no more."""

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 from tqdm import tqdm
 
+from perf_callbacks.checklist import startup
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.records import Summary
 from perf_callbacks.core.settings import resolve
@@ -108,13 +109,15 @@ class LightningHooks:
         """Start measuring, once the other callbacks have begun."""
         if type(trainer.callbacks) is Meanwhile:
             trainer.callbacks = list(trainer.callbacks)
-        recorder = self._recorder = Recorder(self._settings, self._place(trainer, self._last_state(trainer)))
+        place = self._place(trainer, self._last_state(trainer))
+        recorder = self._recorder = Recorder(self._settings, place)
         if not recorder.active:
             return
         self._watch = TrainerWatch(recorder, trainer)
         self._watch.install()
+        rows = startup.start(recorder, self._settings, place.device)
         if trainer.is_global_zero:
-            tqdm.write(text.opening(recorder.run, journal=recorder.journal_path))
+            tqdm.write(text.opening(recorder.run, journal=recorder.journal_path, checklist=rows))
 
     @_hook
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
