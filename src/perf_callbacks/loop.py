@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from perf_callbacks.checklist import startup
+from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.records import Summary
 from perf_callbacks.core.settings import resolve
@@ -83,6 +84,7 @@ class Measurement(Generic[B]):
             log.warning("perf_callbacks: %s", remark)
         self._model = model
         self._optimizer = optimizer
+        self._loader = loader
         self._carried = dict(resume or {})
         self._watch: LoopWatch | None = None
         self.loader = MeasuredLoader(loader, lambda: self._watch)
@@ -139,7 +141,9 @@ class Measurement(Generic[B]):
         self._watch = LoopWatch(recorder, self._model, self._optimizer)
         if recorder.active:
             self._watch.install()
-        rows = startup.start(recorder, self._settings, place.device)
+        pinned = True if getattr(self._loader, "pin_memory", False) else None
+        batches = Batches(pinned=pinned, loaders=(self._loader,))
+        rows = startup.start(recorder, self._settings, place.device, batches)
         if recorder.active and recorder.run.rank == 0:
             card = text.opening(recorder.run, journal=recorder.journal_path, checklist=rows)
             print(card)  # noqa: T201 what a person sees

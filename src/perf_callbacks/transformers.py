@@ -20,6 +20,7 @@ from tqdm.auto import tqdm
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from perf_callbacks.checklist import startup
+from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.records import Summary
 from perf_callbacks.core.settings import resolve
@@ -170,7 +171,7 @@ class PerfCallback(TrainerCallback):
             return
         if trainer is not None:
             _watch(trainer, recorder)
-        rows = startup.start(recorder, self._settings, place.device)
+        rows = startup.start(recorder, self._settings, place.device, _batches(args, state, trainer))
         if state.is_world_process_zero:
             journal = recorder.journal_path
             tqdm.write(text.opening(recorder.run, journal=journal, staged=place.staged, checklist=rows))
@@ -238,6 +239,15 @@ def _place(args: TrainingArguments, state: TrainerState, trainer: Trainer | None
         carried=carried.get("attributes"),
         staged=trainer is not None,
     )
+
+
+def _batches(args: TrainingArguments, state: TrainerState, trainer: Trainer | None) -> Batches:
+    """A resumed fit skips batches by loaders of accelerate's that forget how to copy."""
+    if trainer is None:
+        return Batches(pinned=args.dataloader_pin_memory)
+    aside = bool(getattr(trainer.accelerator, "non_blocking", False)) and not state.global_step
+    copy = accelerate.data_loader, "send_to_device"
+    return Batches(pinned=args.dataloader_pin_memory, copied_aside=aside, copy=copy)
 
 
 def _carry(trainer: Trainer, recorder: Recorder) -> None:

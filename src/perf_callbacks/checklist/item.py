@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.records import Checklist
@@ -18,6 +18,24 @@ FAILED = "failed"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Batches:
+    """How batches get to the device, as a door knows it. Functions are given by whose they are and their name."""
+
+    pinned: bool | None = None
+    """Whether the trainer's loaders pin. None: each as it was told to."""
+    copied_aside: bool | None = None
+    """Whether the trainer's copies are not waited for. None: it is not the trainer that copies."""
+    loaders: tuple[Any, ...] = ()
+    """The loaders that are known by now."""
+    process: tuple[Any, str] | None = None
+    """What makes others ready, and returns them."""
+    first: tuple[Any, str] | None = None
+    """What gets each batch before it is copied."""
+    copy: tuple[Any, str] | None = None
+    """What copies a batch to a device, unless it is asked to be `non_blocking`, waiting for it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
     """The fit that items are applied to."""
 
@@ -27,6 +45,7 @@ class Fit:
     """Optimizer steps done before."""
     memory: Callable[[], Mapping[str, int]]
     """The bytes in use, by kind, as of now."""
+    batches: Batches = Batches()
 
 
 class Item(Protocol):

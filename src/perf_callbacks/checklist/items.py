@@ -2,5 +2,7 @@
 
 from perf_callbacks.checklist.garbage import Garbage
 from perf_callbacks.checklist.item import Item
+from perf_callbacks.checklist.loaders import Loaders
 
-ITEMS: tuple[Item, ...] = (Garbage(),)
+LOADERS: Item = Loaders()
+ITEMS: tuple[Item, ...] = (Garbage(), LOADERS)

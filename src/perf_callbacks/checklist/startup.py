@@ -6,8 +6,8 @@ from contextlib import ExitStack
 
 import torch
 
-from perf_callbacks.checklist.item import APPLIED, FAILED, SKIPPED, Fit, Item
-from perf_callbacks.checklist.items import ITEMS
+from perf_callbacks.checklist.item import APPLIED, FAILED, SKIPPED, Batches, Fit, Item
+from perf_callbacks.checklist.items import ITEMS, LOADERS
 from perf_callbacks.core.records import Checklist
 from perf_callbacks.core.settings import Settings
 from perf_callbacks.core.sources import Upkeep
@@ -17,21 +17,22 @@ from perf_callbacks.host.upkeep import NEVER
 
 log = logging.getLogger("perf_callbacks")
 
+NO_BATCHES = Batches()
+
 
 class Startup:
     """The items that were applied. One that fails is undone and says so; the others go on."""
 
-    def __init__(self, fit: Fit, items: Iterable[Item] = ITEMS) -> None:
-        self._applied: dict[str, Upkeep] = {}
+    def __init__(self, fit: Fit, items: Iterable[Item] = ITEMS, earlier: "Startup | None" = None) -> None:
+        self._applied: dict[str, Upkeep] = {} if earlier is None else earlier.hand_over()
         self._news: list[Checklist] = []
         self.due = NEVER
-        self.rows: tuple[Checklist, ...] = ()
+        skipped = {name.strip() for name in fit.config.skip.split(",")}
+        done = {} if earlier is None else {row.item: row for row in earlier.rows}
+        self.rows: tuple[Checklist, ...] = tuple(
+            done.get(item.slug) or self._start(item, fit, skip=item.slug in skipped) for item in items
+        )
         """One for each item, as decided at the beginning."""
-        skipped = {name.strip() for name in fit.config.skip.split(",") if name.strip()}
-        known = [item.slug for item in items]
-        for name in sorted(skipped - {*known}):
-            log.warning("perf_callbacks: skip names %s, which is no item: they are %s.", name, ", ".join(known))
-        self.rows = tuple(self._start(item, fit, skip=item.slug in skipped) for item in items)
         self._news += self.rows
         self._look_ahead()
 
@@ -71,6 +72,11 @@ class Startup:
             for upkeep in applied.values():
                 undo.callback(upkeep.close)
 
+    def hand_over(self) -> dict[str, Upkeep]:
+        """What was applied is somebody else's to undo now."""
+        applied, self._applied = self._applied, {}
+        return applied
+
     def _each(self, tell: Callable[[Upkeep], object]) -> None:
         for slug, upkeep in [*self._applied.items()]:
             try:
@@ -91,24 +97,45 @@ class Startup:
         self.due = min((upkeep.due for upkeep in self._applied.values()), default=NEVER)
 
 
-def start(recorder: Recorder, settings: Settings, place_device: torch.device) -> tuple[Checklist, ...]:
+def start(
+    recorder: Recorder,
+    settings: Settings,
+    place_device: torch.device,
+    batches: Batches = NO_BATCHES,
+    earlier: Startup | None = None,
+) -> tuple[Checklist, ...]:
     """Go through the checklist for the fit that a recorder measures; it is undone when that closes."""
     if not recorder.active or settings.config.checklist == "off":
         return ()
     try:
-        startup = Startup(_fit(recorder, settings, place_device))
+        startup = Startup(_fit(settings, place_device, recorder.run.step, batches), ITEMS, earlier)
     except Exception as error:
         log.warning("perf_callbacks: no checklist, measuring goes on: %s.", describe(error), exc_info=error)
         return ()
+    _warn_of_strangers(settings.config.skip)
     recorder.patches.add(startup.close)
     recorder.upkeep.take(startup)
     return startup.rows
 
 
-def _fit(recorder: Recorder, settings: Settings, place_device: torch.device) -> Fit:
-    return Fit(
-        config=settings.config,
-        environment=environment.read(accelerator=None if place_device.type == "cpu" else place_device.type),
-        step=recorder.run.step,
-        memory=memory.reading(lambda: device.allocated_bytes(place_device)),
+def prepare(settings: Settings, place_device: torch.device, batches: Batches) -> Startup | None:
+    """What has to be there before the loaders are, for a `start` that comes later."""
+    if settings.config.checklist == "off" or not settings.config.enabled:
+        return None
+    return Startup(_fit(settings, place_device, 0, batches), (LOADERS,))
+
+
+def _fit(settings: Settings, place_device: torch.device, step: int, batches: Batches) -> Fit:
+    found = environment.read(
+        accelerator=None if place_device.type == "cpu" else place_device.type,
+        loaders_pin=batches.pinned,
+        copies_go_on=batches.copied_aside,
     )
+    measure = memory.reading(lambda: device.allocated_bytes(place_device))
+    return Fit(config=settings.config, environment=found, step=step, memory=measure, batches=batches)
+
+
+def _warn_of_strangers(skip: str) -> None:
+    known = [item.slug for item in ITEMS]
+    for name in sorted({name.strip() for name in skip.split(",")} - {*known, ""}):
+        log.warning("perf_callbacks: skip names %s, which is no item: they are %s.", name, ", ".join(known))

@@ -68,7 +68,6 @@ NOT_BUILT = frozenset(
         "peak_tflops",
         "measure_peak",
         "affinity",
-        "loaders",
         "report",
         "baseline",
         "profile",

@@ -29,10 +29,23 @@ class Environment:
     """CPUs that this process may run on."""
     memory_available: int | None
     """Bytes of host memory that the process may still take, its control group's limit included."""
+    local_world_size: int = 1
+    """Processes of the job on this machine."""
+    loaders_pin: bool | None = None
+    """Whether the trainer's loaders pin their batches. None: each as it was told to."""
+    copies_go_on: bool | None = None
+    """Whether the trainer's copies to the device are not waited for. None: it is not the trainer that copies."""
 
 
-def read(*, accelerator: str | None = None, root: Path = Path("/")) -> Environment:
-    """Look around. `root` is where `/proc` and `/sys` are."""
+def read(
+    *,
+    accelerator: str | None = None,
+    loaders_pin: bool | None = None,
+    copies_go_on: bool | None = None,
+    root: Path = Path("/"),
+) -> Environment:
+    """Look around; what the door knows is passed on. `root` is where `/proc` and `/sys` are."""
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
     return Environment(
         python=sys.version_info[:2],
         gc_enabled=CUSTODY.automatic,
@@ -42,6 +55,9 @@ def read(*, accelerator: str | None = None, root: Path = Path("/")) -> Environme
         accelerator=accelerator,
         cpus=len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
         memory_available=memory_available(root),
+        local_world_size=max(1, int(local)) if local.isdecimal() else 1,
+        loaders_pin=loaders_pin,
+        copies_go_on=copies_go_on,
     )
 
 

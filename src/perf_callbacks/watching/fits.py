@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from perf_callbacks.checklist import startup
+from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.batches import Batch, BatchReader
 from perf_callbacks.core.settings import Settings
 from perf_callbacks.host import counters
@@ -37,8 +38,10 @@ class Fits:
         accelerator: Any,
         place: Callable[[Mapping[str, Any] | None], Place],
         resume: Mapping[str, Any] | None,
+        batches: Callable[[tuple[Any, ...]], Batches] = lambda _: Batches(),
     ) -> None:
         self._settings = settings
+        self._batches = batches
         self._accelerator = accelerator
         self._place = place
         self._carried = None if resume is None else dict(resume)
@@ -102,7 +105,7 @@ class Fits:
             watching.add_accelerator(self._accelerator)
             for one in self._prepared:
                 watching.add(one)
-        rows = startup.start(recorder, self._settings, place.device)
+        rows = startup.start(recorder, self._settings, place.device, self._batches(self._prepared.loaders))
         if recorder.active and recorder.run.rank == 0:
             card = text.opening(recorder.run, journal=recorder.journal_path, checklist=rows)
             print(card)  # noqa: T201 what a person sees

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 from tqdm import tqdm
 
 from perf_callbacks.checklist import startup
+from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.records import Summary
 from perf_callbacks.core.settings import resolve
@@ -54,6 +55,7 @@ class LightningHooks:
         """Whether it measures. Turned off by configuration, or by a failure of its own."""
         self._recorder: Recorder | None = None
         self._watch: TrainerWatch | None = None
+        self._startup: startup.Startup | None = None
         self._carried: dict[str, Any] | None = None
         for remark in self._settings.remarks:
             log.warning("perf_callbacks: %s", remark)
@@ -61,7 +63,7 @@ class LightningHooks:
     def __getstate__(self) -> dict[str, Any]:
         """Processes that are spawned, and copies, measure for themselves. Trainers put `log` on us, with the module."""
         kept = {name: value for name, value in self.__dict__.items() if name not in {"log", "log_dict"}}
-        return {**kept, "_recorder": None, "_watch": None}
+        return {**kept, "_recorder": None, "_watch": None, "_startup": None}
 
     @property
     def summary(self) -> Summary | None:
@@ -81,6 +83,8 @@ class LightningHooks:
         if stage == "fit":
             self._close("another fit began")
             self._carried = None
+            if _first(trainer) is self:
+                self._prepare(trainer.strategy)
 
     @_hook
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
@@ -94,7 +98,7 @@ class LightningHooks:
 
     @_hook
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self._close("another fit began")
+        self._end("another fit began")
         if _first(trainer) is not self:
             log.warning("perf_callbacks: another PerfCallback measures this trainer, this one does nothing.")
             return
@@ -115,7 +119,7 @@ class LightningHooks:
             return
         self._watch = TrainerWatch(recorder, trainer)
         self._watch.install()
-        rows = startup.start(recorder, self._settings, place.device)
+        rows = startup.start(recorder, self._settings, place.device, earlier=self._startup)
         if trainer.is_global_zero:
             tqdm.write(text.opening(recorder.run, journal=recorder.journal_path, checklist=rows))
 
@@ -150,6 +154,11 @@ class LightningHooks:
         if stage == "fit":
             self._close()
 
+    def _prepare(self, strategy: Any) -> None:
+        """Loaders are made ready before training starts; that they are copied from is seen in the first batch."""
+        ways = Batches(copied_aside=True, process=(strategy, "process_dataloader"), first=(strategy, "batch_to_device"))
+        self._startup = startup.prepare(self._settings, strategy.root_device, ways)
+
     def _log(self, trainer: Any, watching: TrainerWatch) -> None:
         row = watching.recorder.row(watching.steps)
         if not row:
@@ -160,6 +169,14 @@ class LightningHooks:
         trainer.progress_bar_metrics["perf/step_time"] = row["perf/step_time"]
 
     def _close(self, failure: str | None = None) -> None:
+        prepared, self._startup = self._startup, None
+        try:
+            self._end(failure)
+        finally:
+            if prepared is not None:
+                prepared.close()
+
+    def _end(self, failure: str | None = None) -> None:
         self._watch = None
         if self._recorder is not None:
             self._recorder.close(failure)
