@@ -96,13 +96,31 @@ def test_an_item_that_fails_says_so_and_is_undone_and_the_others_go_on(point, ca
     assert other.upkeep.told[-1] == ("close",)
 
 
-def test_what_is_to_be_skipped_is(caplog):
+def test_what_is_to_be_skipped_is():
     one, other = Item("one"), Item("other")
     startup = Startup(fit(skip="one , nothing"), (one, other))
     assert startup.rows[0] == Checklist(item="one", status="skipped", before="so", why="skip names one")
     assert startup.rows[1].status == "applied"
+
+
+def test_what_was_applied_earlier_is_told_and_undone_with_the_rest():
+    one, other = Item("one", due=7), Item("other", due=9)
+    earlier = Startup(fit(), (other,))
+    startup = Startup(fit(), (one, other), earlier)
+    earlier.close()
+    assert [row.item for row in startup.news()] == ["one", "other"]
+    assert (other.upkeep.told, startup.due) == ([], 7)
+    startup.close()
+    assert (one.upkeep.told, other.upkeep.told) == ([("close",)], [("close",)])
+
+
+def test_to_skip_what_is_no_item_is_said(monkeypatch, caplog):
+    put(monkeypatch, FakeGc())
+    recorder, _ = a_recorder()
+    rows = startup.start(recorder, resolve(PerfConfig(skip="gcc, gc,"), {}), CPU)
+    assert [row.status for row in rows] == ["skipped", "not applicable"]
     assert [record.message for record in caplog.records] == [
-        "perf_callbacks: skip names nothing, which is no item: they are one, other."
+        "perf_callbacks: skip names gcc, which is no item: they are gc, loaders."
     ]
 
 
@@ -121,7 +139,7 @@ def test_a_fit_that_is_measured_has_its_checklist_until_it_closes(monkeypatch):
     recorder, journal = a_recorder()
     rows = startup.start(recorder, resolve(PerfConfig(), {}), CPU)
     assert journal == list(rows)
-    assert [row.item for row in rows] == ["gc"]
+    assert [row.item for row in rows] == ["gc", "loaders"]
     assert recorder.upkeep.due == 2
     recorder.upkeep.end_step(2)
     assert (fake.enabled, recorder.upkeep.due) == (False, 3)

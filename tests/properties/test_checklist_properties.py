@@ -1,12 +1,14 @@
 """Laws that hold for every item of the checklist."""
 
 import pytest
+import torch
 from collector import FakeGc, put
 from hypothesis import given, strategies as st
+from torch.utils.data import DataLoader
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.checklist.garbage import FULL, YOUNG, due_between
-from perf_callbacks.checklist.item import Fit
+from perf_callbacks.checklist.item import Batches, Fit
 from perf_callbacks.checklist.items import ITEMS
 from perf_callbacks.core.records import Checklist
 from perf_callbacks.host.environment import Environment
@@ -22,6 +24,9 @@ ENVIRONMENTS = st.builds(
     accelerator=st.none() | st.sampled_from(["cuda", "xpu", "mps"]),
     cpus=st.none() | st.integers(1, 1024),
     memory_available=st.none() | st.integers(0, 2**45),
+    local_world_size=st.integers(1, 64),
+    loaders_pin=st.none() | st.booleans(),
+    copies_go_on=st.none() | st.booleans(),
 )
 CONFIGS = st.builds(
     PerfConfig,
@@ -32,7 +37,7 @@ CONFIGS = st.builds(
 
 
 def test_slugs_are_stable_and_differ():
-    assert [item.slug for item in ITEMS] == ["gc"]
+    assert [item.slug for item in ITEMS] == ["gc", "loaders"]
 
 
 @pytest.mark.parametrize("item", ITEMS, ids=lambda item: item.slug)
@@ -57,21 +62,42 @@ SPANS = st.lists(st.tuples(st.integers(1, 60), st.sampled_from(["evaluation", "c
 FINDS = st.builds(FakeGc, enabled=st.booleans(), frozen=st.sampled_from([0, 400, 9000]))
 
 
+class Copier:
+    """What a door may name: functions that make loaders ready, see batches, and copy them."""
+
+    def process(self, loader):
+        return loader
+
+    def first(self, batch):
+        return batch
+
+    def copy(self, batch, device, *, non_blocking=False):
+        return non_blocking
+
+
 @pytest.mark.parametrize("item", ITEMS, ids=lambda item: item.slug)
 @given(environment=ENVIRONMENTS, config=CONFIGS, fake=FINDS, spans=SPANS)
 def test_what_was_applied_and_undone_twice_leaves_the_world_as_found(item, environment, config, fake, spans):
+    loader, later, copier = DataLoader(range(4)), DataLoader(range(4)), Copier()
+    batches = Batches(
+        loaders=(loader, None), process=(copier, "process"), first=(copier, "first"), copy=(copier, "copy")
+    )
     with pytest.MonkeyPatch.context() as monkeypatch:
         found = put(monkeypatch, fake).state
-        upkeep = item.apply(Fit(config=config, environment=environment, step=0, memory=dict))
+        upkeep = item.apply(Fit(config=config, environment=environment, step=0, memory=dict, batches=batches))
+        assert copier.process(later) is later
         for step in range(1, 60):
             for at, kind in spans:
                 if at == step:
                     upkeep.begin_span(kind, step - 1)
+            assert copier.first(step) is step
+            assert copier.copy([torch.ones(1)], "cpu") is False
             if step >= upkeep.due or step in dict(spans):
                 upkeep.end_step(step)
         upkeep.close()
         upkeep.close()
         assert fake.state == found
+        assert (loader.pin_memory, later.pin_memory, vars(copier)) == (False, False, {})
 
 
 @given(st.integers(1, 50), st.lists(st.integers(1, 60), min_size=1, max_size=30))

@@ -117,9 +117,10 @@ class LightningHooks:
         recorder = self._recorder = Recorder(self._settings, place)
         if not recorder.active:
             return
+        # What was changed in `setup` lies beneath what is watched, and has to be put back after it.
+        rows = startup.start(recorder, self._settings, place.device, earlier=self._startup)
         self._watch = TrainerWatch(recorder, trainer)
         self._watch.install()
-        rows = startup.start(recorder, self._settings, place.device, earlier=self._startup)
         if trainer.is_global_zero:
             tqdm.write(text.opening(recorder.run, journal=recorder.journal_path, checklist=rows))
 
