@@ -167,9 +167,13 @@ def test_a_loop_that_evaluates_in_each_step_does_not_collect_each_time(fake, beg
 def test_a_span_that_nobody_ends_does_so_with_its_step(fake, begin):
     upkeep = begin(gc_interval=100)
     go(upkeep, fake, 50)
+    assert upkeep.due == 58
     upkeep.begin_span("evaluation", 50)
+    upkeep.begin_span("checkpoint", 50)
+    upkeep.end_span()
+    assert upkeep.due <= 51
     upkeep.end_step(51)
-    assert not fake.enabled
+    assert (fake.enabled, upkeep.due) == (False, 58)
 
 
 def test_a_span_before_the_second_step_changes_nothing(fake, begin):

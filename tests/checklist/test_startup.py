@@ -11,8 +11,10 @@ from perf_callbacks import PerfConfig
 from perf_callbacks.checklist import startup
 from perf_callbacks.checklist.item import Fit
 from perf_callbacks.checklist.startup import Startup
+from perf_callbacks.core.marks import BACK, BEGIN
 from perf_callbacks.core.records import Checklist
 from perf_callbacks.core.settings import resolve
+from perf_callbacks.core.stages import Stage
 from perf_callbacks.host import environment
 from perf_callbacks.host.patches import Patches
 from perf_callbacks.host.upkeep import NEVER, Keeping
@@ -126,8 +128,15 @@ def test_to_skip_what_is_no_item_is_said(monkeypatch, caplog):
 
 def a_recorder(*, active=True):
     journal = []
-    run = SimpleNamespace(step=0)
-    recorder = SimpleNamespace(active=active, run=run, patches=Patches(), upkeep=Keeping(journal.append))
+
+    class Recorder:
+        run, patches, upkeep, marks = SimpleNamespace(step=0), Patches(), Keeping(journal.append), []
+
+        def enter(self, mark):
+            self.marks.append(mark)
+
+    recorder = Recorder()
+    recorder.active = active
     return recorder, journal
 
 
@@ -143,6 +152,7 @@ def test_a_fit_that_is_measured_has_its_checklist_until_it_closes(monkeypatch):
     assert recorder.upkeep.due == 2
     recorder.upkeep.end_step(2)
     assert (fake.enabled, recorder.upkeep.due) == (False, 3)
+    assert recorder.marks == [BEGIN[Stage.ASIDE], BACK]
     recorder.patches.restore()
     assert fake.enabled
 

@@ -90,7 +90,7 @@ class Collecting:
         self._interval = fit.config.gc_interval
         self._apart = max(1, self._interval // RARER)
         self._young = YOUNG if fit.environment.gc_generational else FULL
-        self._memory = fit.memory
+        self._memory, self._aside_of_steps = fit.memory, fit.aside
         self._base: Mapping[str, int] = {}
         self._holder = object()
         self._let_go = weakref.finalize(self, CUSTODY.let_go, self._holder)  # at exit too
@@ -99,13 +99,18 @@ class Collecting:
         self._spans: list[str] = []
         self._news: list[Checklist] = []
         self._warned = False
-        self.due = self._first
+        self._due = self._first
+
+    @property
+    def due(self) -> int:
+        """The step from whose end on there is something to do: a span that nobody ends does so with its step."""
+        return 0 if self._spans else self._due
 
     def end_step(self, step: int) -> None:
         """A step that is due is about to end."""
         while self._spans:
             self.end_span()
-        if step < self.due:
+        if step < self._due:
             return
         if not CUSTODY.held_by(self._holder):  # the beginning, or a fit within this one had it meanwhile
             self._begin(step)
@@ -119,7 +124,7 @@ class Collecting:
                 self._collect(generation, step)
             # Garbage that grows fast shows soon after the beginning.
             look = step + min(self._apart, max(1, step - self._first))
-            self.due = min((step // self._interval + 1) * self._interval, look)
+            self._due = min((step // self._interval + 1) * self._interval, look)
         self._last = step
 
     def begin_span(self, kind: str, step: int) -> None:
@@ -128,14 +133,14 @@ class Collecting:
             self._aside = step
             if kind == "evaluation":
                 self._collect_aside()
-            if self.due != NEVER:
+            if self._due != NEVER:
                 CUSTODY.turn_on(self._holder)
         self._spans.append(kind)
 
     def end_span(self) -> None:
         """What is left of a checkpoint is garbage."""
         kind = self._spans.pop() if self._spans else None
-        if kind is None or self._spans or self.due == NEVER:
+        if kind is None or self._spans or self._due == NEVER:
             return
         CUSTODY.turn_off(self._holder)
         if kind != "evaluation":
@@ -148,23 +153,25 @@ class Collecting:
 
     def close(self) -> None:
         """Everything is as it was found. Twice is once."""
-        self.due = NEVER
+        self._due = NEVER
+        self._spans.clear()
         self._let_go()
 
     def _begin(self, step: int) -> None:
         if not CUSTODY.take(self._holder):  # a fit in another thread: there is one collector
-            self.due = step + self._interval
+            self._due = step + self._interval
             return
         if not CUSTODY.turn_off(self._holder) and self._level == "sync":
             self._give_up(ALREADY, OTHERS)
             return
-        self._collect(FULL, step)
-        CUSTODY.freeze(self._holder)
+        with self._aside_of_steps():
+            self._collect(FULL, step)
+            CUSTODY.freeze(self._holder)
         self._base = self._memory()
-        self.due = step + 1
+        self._due = step + 1
         if self._level == "freeze":
             CUSTODY.turn_on(self._holder)
-            self.due = NEVER
+            self._due = NEVER
 
     def _give_up(self, status: str, why: str) -> None:
         self.close()
@@ -177,7 +184,7 @@ class Collecting:
 
     def _collect_aside(self) -> None:
         """In time that belongs to no step; not each time where a loop evaluates in each of its steps."""
-        if self.due != NEVER and self._aside - self._last_full >= self._apart and CUSTODY.held_by(self._holder):
+        if self._due != NEVER and self._aside - self._last_full >= self._apart and CUSTODY.held_by(self._holder):
             self._collect(FULL, self._aside)
 
     def _guard(self, step: int) -> None:

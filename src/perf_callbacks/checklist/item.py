@@ -1,6 +1,7 @@
 """The shape of an item of the checklist."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -46,6 +47,8 @@ class Fit:
     memory: Callable[[], Mapping[str, int]]
     """The bytes in use, by kind, as of now."""
     batches: Batches = Batches()
+    aside: Callable[[], AbstractContextManager[object]] = nullcontext
+    """What is done within is part of no step."""
 
 
 class Item(Protocol):

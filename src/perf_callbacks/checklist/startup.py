@@ -1,16 +1,21 @@
 """One fit's checklist: decided and applied when it begins, seen to while it lasts, undone when it ends."""
 
+import dataclasses
+import functools
 import logging
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 
 import torch
 
 from perf_callbacks.checklist.item import APPLIED, FAILED, SKIPPED, Batches, Fit, Item
 from perf_callbacks.checklist.items import ITEMS, LOADERS
+from perf_callbacks.core.marks import BACK, BEGIN
 from perf_callbacks.core.records import Checklist
 from perf_callbacks.core.settings import Settings
 from perf_callbacks.core.sources import Upkeep
+from perf_callbacks.core.stages import Stage
 from perf_callbacks.host import device, environment, memory
 from perf_callbacks.host.recorder import Recorder, describe
 from perf_callbacks.host.upkeep import NEVER
@@ -108,7 +113,9 @@ def start(
     if not recorder.active or settings.config.checklist == "off":
         return ()
     try:
-        startup = Startup(_fit(settings, place_device, recorder.run.step, batches), ITEMS, earlier)
+        fit = _fit(settings, place_device, batches)
+        aside = functools.partial(_aside, weakref.ref(recorder))
+        startup = Startup(dataclasses.replace(fit, step=recorder.run.step, aside=aside), ITEMS, earlier)
     except Exception as error:
         log.warning("perf_callbacks: no checklist, measuring goes on: %s.", describe(error), exc_info=error)
         return ()
@@ -122,17 +129,30 @@ def prepare(settings: Settings, place_device: torch.device, batches: Batches) ->
     """What has to be there before the loaders are, for a `start` that comes later."""
     if settings.config.checklist == "off" or not settings.config.enabled:
         return None
-    return Startup(_fit(settings, place_device, 0, batches), (LOADERS,))
+    return Startup(_fit(settings, place_device, batches), (LOADERS,))
 
 
-def _fit(settings: Settings, place_device: torch.device, step: int, batches: Batches) -> Fit:
+@contextmanager
+def _aside(reference: "weakref.ref[Recorder]") -> Iterator[None]:
+    """What is done once is part of no step, but the step it falls in is as good as any."""
+    recorder = reference()
+    if recorder is not None:
+        recorder.enter(BEGIN[Stage.ASIDE])
+    try:
+        yield
+    finally:
+        if recorder is not None:
+            recorder.enter(BACK)
+
+
+def _fit(settings: Settings, place_device: torch.device, batches: Batches) -> Fit:
     found = environment.read(
         accelerator=None if place_device.type == "cpu" else place_device.type,
         loaders_pin=batches.pinned,
         copies_go_on=batches.copied_aside,
     )
     measure = memory.reading(lambda: device.allocated_bytes(place_device))
-    return Fit(config=settings.config, environment=found, step=step, memory=measure, batches=batches)
+    return Fit(config=settings.config, environment=found, step=0, memory=measure, batches=batches)
 
 
 def _warn_of_strangers(skip: str) -> None:

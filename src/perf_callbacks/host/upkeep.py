@@ -34,11 +34,10 @@ class Keeping:
             self._catch_up(self._upkeep)
 
     def begin_span(self, kind: str, step: int) -> None:
-        """Time has begun that belongs to no step. Who forgets to end it does so with the step."""
+        """Time has begun that belongs to no step."""
         if self._upkeep is not None:
             self._upkeep.begin_span(kind, step)
             self._catch_up(self._upkeep)
-            self.due = step
 
     def end_span(self) -> None:
         """It is about to end."""
