@@ -118,7 +118,7 @@ class Loading:
         if batches.copy is not None:
             self._patches.replace(*batches.copy, functools.partial(_copying, self._first))
 
-    def end_step(self, _step: int) -> None:
+    def end_step(self, step: int) -> None:  # noqa: ARG002 it is the shape of all
         """After the first batch it is known whether it was worth it."""
         if self._first.kind is None or self.due == NEVER:
             return
