@@ -35,6 +35,8 @@ class Plan:
     flops: str = "off"
     alone: bool = False
     """Train a model of one's own: no collective."""
+    kept: int = 0
+    """Objects that are made and kept in each step."""
 
 
 class Facts:
@@ -58,7 +60,8 @@ class Net(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(64, 4)
         self.head = nn.Linear(4, 64)
-        self.got, self.times = [], []
+        self.got, self.times, self.kept = [], [], []
+        self._kept = plan.kept
         self._told = facts.tell
         self._step_seconds = plan.step_seconds
 
@@ -66,6 +69,7 @@ class Net(nn.Module):
         self.got.append([*input_ids.shape, int(attention_mask.sum())])
         self.times.append(time.perf_counter())
         self._told(step=len(self.got))
+        self.kept.append([[] for _ in range(self._kept)])
         time.sleep(self._step_seconds)
         logits = self.head(self.embedding(input_ids))
         return {"loss": nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}

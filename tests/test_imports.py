@@ -33,6 +33,8 @@ def brought_along(statement):
         "perf_callbacks.report.text",
         "perf_callbacks.host.garbage",
         "perf_callbacks.host.journal",
+        "perf_callbacks.host.environment",
+        "perf_callbacks.checklist.garbage",
     ],
 )
 def test_an_import_brings_no_torch_and_no_framework(module):

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import accelerate  # type: ignore[import-untyped]
 from accelerate import Accelerator
 
+from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.marks import BACK, BEGIN
 from perf_callbacks.core.records import Summary
@@ -84,7 +85,7 @@ class Attachment:
         settings = resolve(config, os.environ)
         for remark in settings.remarks:
             log.warning("perf_callbacks: %s", remark)
-        self._fits = Fits(settings, accelerator, functools.partial(_place, accelerator), resume)
+        self._fits = Fits(settings, accelerator, functools.partial(_place, accelerator), resume, _batches)
         if self._fits.active:
             try:
                 _install(accelerator, self._fits)
@@ -208,4 +209,14 @@ def _place(accelerator: Accelerator, carried: Mapping[str, Any] | None) -> Place
         step=int((carried or {}).get("step", 0)),
         versions={"accelerate": accelerate.__version__},
         carried=carried,
+    )
+
+
+def _batches(loaders: tuple[Any, ...]) -> Batches:
+    """Loaders that skip batches, as after a resume, forget how they were told to copy."""
+    return Batches(
+        pinned=True if loaders and all(getattr(loader, "pin_memory", False) for loader in loaders) else None,
+        copied_aside=False,
+        loaders=loaders,
+        copy=(accelerate.data_loader, "send_to_device"),
     )

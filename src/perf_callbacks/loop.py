@@ -20,6 +20,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import nn
 
+from perf_callbacks.checklist import startup
+from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.records import Summary
 from perf_callbacks.core.settings import resolve
@@ -84,6 +86,7 @@ class Measurement(Generic[B]):
             log.warning("perf_callbacks: %s", remark)
         self._model = model
         self._optimizer = optimizer
+        self._loader = loader
         self._carried = dict(resume or {})
         self._watch: LoopWatch | None = None
         self.loader = MeasuredLoader(loader, lambda: self._watch)
@@ -135,13 +138,18 @@ class Measurement(Generic[B]):
         return nullcontext() if self._watch is None else self._watch.span("checkpoint")
 
     def _begin(self) -> None:
-        recorder = Recorder(self._settings, self._place())
+        place = self._place()
+        recorder = Recorder(self._settings, place)
         self._watch = LoopWatch(recorder, self._model, self._optimizer)
         if recorder.active:
             self._watch.install()
             counting.begin(recorder, self._model)
+        pinned = True if getattr(self._loader, "pin_memory", False) else None
+        batches = Batches(pinned=pinned, loaders=(self._loader,))
+        rows = startup.start(recorder, self._settings, place.device, batches)
         if recorder.active and recorder.run.rank == 0:
-            print(text.opening(recorder.run, journal=recorder.journal_path))  # noqa: T201 what a person sees
+            card = text.opening(recorder.run, journal=recorder.journal_path, checklist=rows)
+            print(card)  # noqa: T201 what a person sees
 
     def _fail(self, error: Exception) -> None:
         if self._watch is not None:

@@ -19,6 +19,8 @@ import transformers
 from tqdm.auto import tqdm
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from perf_callbacks.checklist import startup
+from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.records import Summary
 from perf_callbacks.core.settings import resolve
@@ -165,14 +167,17 @@ class PerfCallback(TrainerCallback):
     def begin(self, args: TrainingArguments, state: TrainerState, trainer: Trainer | None) -> None:
         """Start measuring: called by the hooks, once the other callbacks have begun."""
         self._blind = trainer is None
-        self._recorder = Recorder(self._settings, _place(args, state, trainer))
-        if not self._recorder.active:
+        place = _place(args, state, trainer)
+        recorder = self._recorder = Recorder(self._settings, place)
+        if not recorder.active:
             return
         if trainer is not None:
-            _watch(trainer, self._recorder)
-            counting.begin(self._recorder, trainer.model)
+            _watch(trainer, recorder)
+            counting.begin(recorder, trainer.model)
+        rows = startup.start(recorder, self._settings, place.device, _batches(args, state, trainer))
         if state.is_world_process_zero:
-            tqdm.write(text.opening(self._recorder.run, journal=self._recorder.journal_path, staged=not self._blind))
+            journal = recorder.journal_path
+            tqdm.write(text.opening(recorder.run, journal=journal, staged=place.staged, checklist=rows))
 
 
 class _Afterwards(TrainerCallback):
@@ -237,6 +242,15 @@ def _place(args: TrainingArguments, state: TrainerState, trainer: Trainer | None
         carried=carried.get("attributes"),
         staged=trainer is not None,
     )
+
+
+def _batches(args: TrainingArguments, state: TrainerState, trainer: Trainer | None) -> Batches:
+    """A resumed fit skips batches by loaders of accelerate's that forget how to copy."""
+    if trainer is None:
+        return Batches(pinned=args.dataloader_pin_memory)
+    aside = bool(getattr(trainer.accelerator, "non_blocking", False)) and not state.global_step
+    copy = accelerate.data_loader, "send_to_device"
+    return Batches(pinned=args.dataloader_pin_memory, copied_aside=aside, copy=copy)
 
 
 def _carry(trainer: Trainer, recorder: Recorder) -> None:

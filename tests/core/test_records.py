@@ -6,7 +6,7 @@ import pytest
 from fakes import a_run
 
 from perf_callbacks.core.lines import Entry, attempts, decode, encode, entries
-from perf_callbacks.core.records import SCHEMA, Gc, Row, Span, Steps, Summary, Window
+from perf_callbacks.core.records import SCHEMA, Checklist, Gc, Row, Span, Steps, Summary, Window
 
 SUMMARY = Summary(
     run_id="a1",
@@ -31,6 +31,8 @@ SUMMARY = Summary(
 )
 RECORDS = [
     a_run(),
+    Checklist(item="gc", status="applied", before="automatic", after="every 100 steps", why="ranks wait"),
+    Checklist(item="loaders", status="not applicable"),
     a_run(run_id="b2", attempt=2, step=40, from_env=("gc", "window"), versions={"torch": "2.13"}, started_unix=1.7e9),
     Steps(
         step=(1, 2), step_time=(0.5, None), forward_time=(0.1234567, None), samples=(4, None), excluded=("first", None)

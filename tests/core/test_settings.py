@@ -12,7 +12,7 @@ FROM_ENV = {
     "flops": ("estimate", "estimate", "guess"),
     "peak_tflops": ("bf16=989.5", "bf16=989.5", "fast"),
     "measure_peak": ("off", "off", "1"),
-    "checklist": ("prove", "prove", "true"),
+    "checklist": ("off", "off", "true"),
     "skip": ("gc,affinity", "gc,affinity", "gc;affinity"),
     "gc": ("observe", "observe", "none"),
     "gc_interval": ("20", 20, "0"),
@@ -109,9 +109,9 @@ def test_what_is_not_built_yet_says_so(name):
     assert resolve(PerfConfig(**{name: value}), {}).remarks == (sentence,)
 
 
-def test_freezing_is_not_built_yet_and_times_collections():
-    sentence = "gc='freeze' is not built yet: collections are timed and left as they are."
-    assert resolve(PerfConfig(gc="freeze"), {}).remarks == (sentence,)
+def test_proving_the_checklist_is_not_built_yet_and_applies_it():
+    sentence = "checklist='prove' is not built yet: it applies the checklist as 'on' does."
+    assert resolve(PerfConfig(checklist="prove"), {}).remarks == (sentence,)
 
 
 @pytest.mark.parametrize("name", sorted(set(rules()) - NOT_BUILT))

@@ -55,12 +55,12 @@ def train(
     accumulation=1,
     resume=None,
     after_step=lambda _: None,
-    flops="count",
+    **config,
 ):
     """Measure one pass over the loader; the last step may have fewer micro-batches."""
     model = mlp() if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    config = PerfConfig(output_dir=str(directory), flops=flops)
+    config = PerfConfig(output_dir=str(directory), **config)
     with measure(model=model, optimizer=optimizer, loader=loader, config=config, resume=resume) as perf:
         last = None
         for number, batch in enumerate(perf.loader, 1):
@@ -208,9 +208,10 @@ def test_every_pass_over_the_loader_is_measured(tmp_path):
 
 def test_a_person_sees_a_line_at_the_start_and_a_table_at_the_end(tmp_path, capsys):
     train(tmp_path, pairs(3))
-    first, *table = capsys.readouterr().out.splitlines()
+    first, collector, loaders, *table = capsys.readouterr().out.splitlines()
     assert first.startswith("perf_callbacks ")
     assert first.endswith(f"journal {tmp_path / 'perf_callbacks' / 'rank0.jsonl'}")
+    assert [collector.split()[:2], loaders.split()[:3]] == [["gc", "applied"], ["loaders", "not", "applicable"]]
     assert table[0].startswith("perf_callbacks: 3 steps, 1 of them ")
     assert [line.split()[0] for line in table[1:7]] == list(STAGES)
 
@@ -293,7 +294,7 @@ class Collecting(Dataset):
 @FORKED
 def test_a_forked_worker_neither_writes_nor_complains_about_its_own_garbage(tmp_path, capfd):
     loader = DataLoader(Collecting(), batch_size=4, num_workers=2, multiprocessing_context="fork")
-    train(tmp_path, loader)
+    train(tmp_path, loader, gc="observe")
     assert [record.automatic for record in records(tmp_path, Gc) if not record.automatic] == []
     assert (len(records(tmp_path, Run)), len(records(tmp_path, SummaryRecord))) == (1, 1)
     assert capfd.readouterr().err == ""

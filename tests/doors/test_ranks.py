@@ -17,7 +17,7 @@ from door_process import Plan
 from tiny import records, steps
 
 import perf_callbacks
-from perf_callbacks.core.records import Run, Summary, Window
+from perf_callbacks.core.records import Gc, Run, Summary, Window
 
 pytestmark = [
     pytest.mark.slow,
@@ -332,3 +332,30 @@ def test_the_other_goes_on_while_a_rank_is_deaf_for_twenty_seconds(tmp_path):
         for job, rank in deaf:
             (summary,) = records(job.directory, Summary, rank=rank)
             assert (summary.steps, summary.failure) == (job.plans[rank].steps, None)
+
+
+def test_ranks_collect_at_steps_of_their_own_unless_the_counter_says_when(tmp_path):
+    """They keep different numbers of objects, as ranks do that read different data."""
+
+    def collections(gc):
+        environ = {"PERF_CALLBACKS_GC": gc, "PERF_CALLBACKS_GC_INTERVAL": "10"}
+        with Job(
+            tmp_path / gc,
+            plan={"step_seconds": 0.001},
+            own={0: {"kept": 3000}, 1: {"kept": 5000}},
+            environ={0: environ, 1: environ},
+        ) as job:
+            job.assert_ended(0, 1)
+            job.assert_unharmed(0, 1)
+            found = [records(job.directory, Gc, rank=rank) for rank in (0, 1)]
+        return [[(one.step, one.generation, one.automatic) for one in mine if one.step > 2] for mine in found]
+
+    first, second = collections("observe")
+    assert all(automatic for *_, automatic in first + second)
+    longer = [{step for step, generation, _ in mine if generation} for mine in (first, second)]
+    assert min(map(len, longer)) > 5
+    assert longer[0] - longer[1]
+    assert longer[1] - longer[0]
+
+    first, second = collections("sync")
+    assert first == second == [(step, 1, False) for step in range(10, 61, 10)]

@@ -170,6 +170,29 @@ WITHOUT_TORCH = """
     assert len(text.closing(fit.engine.stop(fit.now)).splitlines()) == 8
     assert [decode(encode(Entry(1.0, record))).record for record in fit.records] == fit.records
     assert PerfConfig(gc="observe").gc == "observe"
+
+    from perf_callbacks.checklist.garbage import Garbage
+    from perf_callbacks.checklist.item import Fit as Applied
+    from perf_callbacks.host import environment, memory
+    gc.set_threshold(700, 10, 10)
+    found = gc.isenabled(), gc.get_threshold(), gc.callbacks[:]
+    config = PerfConfig(gc_interval=2)
+    facts = environment.read()
+    assert Garbage().decide(facts, config).status == "applied"
+    observer.install()
+    fit = Applied(config=config, environment=facts, step=0, memory=memory.reading())
+    applied = Garbage().apply(fit)
+    for step in range(1, 21):
+        if step >= applied.due:
+            applied.end_step(step)
+        assert gc.isenabled() == (step < 2)
+    assert gc.get_freeze_count() > 1000
+    observer.remove()
+    told = [(generation, automatic) for generation, automatic, _, _ in pauses if not automatic]
+    assert told == [(2, False)] + [(1, False)] * 8 + [(2, False)], told
+    applied.close()
+    assert (gc.isenabled(), gc.get_threshold(), gc.callbacks[:]) == found
+    assert gc.get_freeze_count() < 1000
     assert "torch" not in sys.modules
     print("ok", *sys.version_info[:2])
 """

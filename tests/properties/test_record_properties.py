@@ -7,7 +7,7 @@ from fakes import a_run
 from hypothesis import given, strategies as st
 
 from perf_callbacks.core.lines import Entry, attempts, decode, encode
-from perf_callbacks.core.records import Gc, Row, Span, Steps, Summary, Window
+from perf_callbacks.core.records import Checklist, Gc, Row, Span, Steps, Summary, Window
 from perf_callbacks.host.journal import FileJournal, read
 
 COUNTS = st.integers(0, 2**40)
@@ -81,7 +81,10 @@ SUMMARIES = st.builds(
     gc_longest=st.none() | SECONDS,
     failure=st.none() | WORDS,
 )
-RECORDS = RUNS | ROWS | PAUSES | SPANS | WINDOWS | SUMMARIES | blocks()
+ITEMS = st.builds(
+    Checklist, item=WORDS, status=WORDS, before=st.none() | WORDS, after=st.none() | WORDS, why=st.none() | WORDS
+)
+RECORDS = RUNS | ITEMS | ROWS | PAUSES | SPANS | WINDOWS | SUMMARIES | blocks()
 ENTRIES = st.builds(Entry, st.floats(0, 1e6).map(lambda value: round(value, 6)), RECORDS)
 
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
-from perf_callbacks.core.records import Flops, Gc, Record, Row, Run, Span, Steps, Summary, Window
+from perf_callbacks.core.records import Checklist, Flops, Gc, Record, Row, Run, Span, Steps, Summary, Window
 
 _TYPES: dict[str, type[Record]] = {
-    kind.__name__.lower(): kind for kind in (Run, Steps, Row, Gc, Span, Flops, Window, Summary)
+    kind.__name__.lower(): kind for kind in (Run, Checklist, Steps, Row, Gc, Span, Flops, Window, Summary)
 }
 
 _FIELDS = {kind: tuple(item.name for item in fields(kind)) for kind in _TYPES.values()}

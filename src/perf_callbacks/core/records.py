@@ -41,6 +41,20 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Checklist:
+    """One item of the startup checklist. Of several records of one item the last one holds."""
+
+    item: str
+    status: str
+    """applied, already so, advised, not applicable, skipped, failed."""
+    before: str | None = None
+    """What was found. None: there is nothing to say, as in the next two."""
+    after: str | None = None
+    """What it is made, or would be where that is advised."""
+    why: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Amounts:
     """What went through the model. None: unknown."""
 
@@ -239,4 +253,4 @@ class Summary:
         return self.included_seconds / self.included_steps if self.included_steps else None
 
 
-Record = Run | Steps | Row | Gc | Span | Flops | Window | Summary
+Record = Run | Checklist | Steps | Row | Gc | Span | Flops | Window | Summary

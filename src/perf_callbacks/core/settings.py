@@ -64,11 +64,7 @@ def _stranger(name: str, nearest: list[str]) -> str:
 
 NOT_BUILT = frozenset(
     {
-        "checklist",
-        "skip",
-        "gc_interval",
         "affinity",
-        "loaders",
         "report",
         "baseline",
         "profile",
@@ -89,6 +85,6 @@ def unbuilt(config: PerfConfig) -> tuple[str, ...]:
     default = asdict(PerfConfig())
     chosen = {name: value for name, value in asdict(config).items() if value != default[name]}
     sentences = [f"{name}={chosen[name]!r} is not built yet and has no effect." for name in chosen if name in NOT_BUILT]
-    if chosen.get("gc") == "freeze":
-        sentences.append("gc='freeze' is not built yet: collections are timed and left as they are.")
+    if chosen.get("checklist") == "prove":
+        sentences.append("checklist='prove' is not built yet: it applies the checklist as 'on' does.")
     return tuple(sentences)

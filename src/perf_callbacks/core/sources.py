@@ -1,9 +1,9 @@
-"""What an engine hears from besides its door: an accelerator's clock, the other ranks."""
+"""Whom a fit deals with besides its door: an accelerator's clock, the other ranks, what is seen to between steps."""
 
 from typing import Protocol
 
 from perf_callbacks.core.marks import Mark
-from perf_callbacks.core.records import Window
+from perf_callbacks.core.records import Checklist, Window
 from perf_callbacks.core.windows import Part
 
 
@@ -35,3 +35,28 @@ class Ranks(Protocol):
     def take(self) -> list[Window]:
         """The windows that are to be written down here and were not yet."""
         ...
+
+
+class Upkeep(Protocol):
+    """What is seen to between steps, for as long as a fit lasts. It fails by itself, and takes nobody along."""
+
+    @property
+    def due(self) -> int:
+        """The step, by the trainer's count, from whose end on there is something to do."""
+        ...
+
+    def end_step(self, step: int) -> None:
+        """A step is about to end, in which something is due, or in which a span was."""
+
+    def begin_span(self, kind: str, step: int) -> None:
+        """Evaluation, checkpointing or the like has begun after that step."""
+
+    def end_span(self) -> None:
+        """It is about to end."""
+
+    def news(self) -> list[Checklist]:
+        """What there is to say since the last call."""
+        ...
+
+    def close(self) -> None:
+        """The fit is over: put everything back. Twice is once."""

@@ -123,3 +123,10 @@ def name(device: torch.device) -> str:
     if device.type not in EVENT_DEVICES:
         return device.type
     return str(torch.get_device_module(device).get_device_name(device))
+
+
+def allocated_bytes(device: torch.device) -> int | None:
+    """Bytes of the device that tensors hold; None where it doesn't say. Nothing waits for the device."""
+    if device.type not in EVENT_DEVICES:
+        return None
+    return int(torch.get_device_module(device).memory_allocated(device))

@@ -28,6 +28,7 @@ from perf_callbacks.host.garbage import GcObserver
 from perf_callbacks.host.journal import FileJournal, Journal, NullJournal
 from perf_callbacks.host.patches import Patches
 from perf_callbacks.host.place import Place, earlier, opening
+from perf_callbacks.host.upkeep import Keeping
 
 DRAIN_SECONDS = 1.0
 """How long the end of a fit may wait for the device's last events."""
@@ -69,6 +70,8 @@ class Recorder:
         self.device, self.config = place.device, config
         self.work = ShapedWork()
         """What steps take, as far as it was counted."""
+        self.upkeep = Keeping(self._journal.write)
+        """What is seen to between steps."""
         self._engine = Engine(
             self.run,
             self._journal.write,
@@ -132,6 +135,8 @@ class Recorder:
         try:
             if self._late is not None:
                 raise self._late  # noqa: TRY301 it is about time
+            if step >= self.upkeep.due:
+                self.upkeep.end_step(step)
             if self.companions:
                 self.companions.end_step(step)
             self._engine.end_step(step, self.clock())
@@ -145,10 +150,12 @@ class Recorder:
         """Evaluation, checkpointing or the like begins."""
         self._engine.begin_span(kind, self.clock())
         self.companions.begin_span()
+        self.upkeep.begin_span(kind, self._engine.step)
 
     @fails_open
     def end_span(self) -> None:
         """It is over."""
+        self.upkeep.end_span()
         self._engine.end_span(self.clock())
         self.companions.end_span()
 

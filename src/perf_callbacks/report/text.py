@@ -1,17 +1,17 @@
 """What a person reads: one line when training starts, a short table when it ends."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from perf_callbacks.core.peaks import TERA
-from perf_callbacks.core.records import Run, Summary
+from perf_callbacks.core.records import Checklist, Run, Summary
 
 DASH = "—"
 TIMELINES = {"host": "host clock", "device": "device events"}
 
 
-def opening(run: Run, *, journal: object | None, staged: bool = True) -> str:
-    r"""The line at the start.
+def opening(run: Run, *, journal: object | None, staged: bool = True, checklist: Sequence[Checklist] = ()) -> str:
+    r"""The line at the start, and the checklist below it.
 
     >>> line = opening(
     ...     Run(run_id="a", attempt=2, step=40, rank=0, world_size=1, device="cpu", timeline="host", door="loop",
@@ -33,7 +33,19 @@ def opening(run: Run, *, journal: object | None, staged: bool = True) -> str:
         "set by environment: " + ", ".join(run.from_env) if run.from_env else "",
         f"journal {journal}" if journal else "no journal",
     ]
-    return f"perf_callbacks {run.versions.get('perf_callbacks', '')}: " + ", ".join(part for part in parts if part)
+    line = f"perf_callbacks {run.versions.get('perf_callbacks', '')}: " + ", ".join(part for part in parts if part)
+    return "\n  ".join([line, *_items(checklist)])
+
+
+def _items(rows: Sequence[Checklist]) -> Iterable[str]:
+    """What the checklist found and did, an item a line."""
+    widths = [
+        max((len(word) for word in column), default=0) for column in ([r.item for r in rows], [r.status for r in rows])
+    ]
+    for row in rows:
+        change = " -> ".join(part for part in (row.before, row.after) if part)
+        told = "; ".join(part for part in (change, None if row.status == "applied" else row.why) if part)
+        yield f"{row.item:<{widths[0]}}  {row.status:<{widths[1]}}  {told}".rstrip()
 
 
 def closing(summary: Summary) -> str:

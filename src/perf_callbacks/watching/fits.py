@@ -9,6 +9,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from perf_callbacks.checklist import startup
+from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.batches import Batch, BatchReader
 from perf_callbacks.core.settings import Settings
 from perf_callbacks.host import counters
@@ -38,8 +40,10 @@ class Fits:
         accelerator: Any,
         place: Callable[[Mapping[str, Any] | None], Place],
         resume: Mapping[str, Any] | None,
+        batches: Callable[[tuple[Any, ...]], Batches] = lambda _: Batches(),
     ) -> None:
         self._settings = settings
+        self._batches = batches
         self._accelerator = accelerator
         self._place = place
         self._carried = None if resume is None else dict(resume)
@@ -94,7 +98,8 @@ class Fits:
         if self.watch is not None or not models or not optimizers:
             return
         self._take_over(optimizers[0])
-        self.recorder = self._untold = recorder = Recorder(self._settings, self._place(self._carried))
+        place = self._place(self._carried)
+        self.recorder = self._untold = recorder = Recorder(self._settings, place)
         recorder.patches.add(functools.partial(self._ended, recorder))
         self.watch = self.told = watching = AcceleratedWatch(recorder, models[0], optimizers[0], self._before)
         if recorder.active:
@@ -103,8 +108,10 @@ class Fits:
             for one in self._prepared:
                 watching.add(one)
             counting.begin(recorder, models[0])
+        rows = startup.start(recorder, self._settings, place.device, self._batches(self._prepared.loaders))
         if recorder.active and recorder.run.rank == 0:
-            print(text.opening(recorder.run, journal=recorder.journal_path))  # noqa: T201 what a person sees
+            card = text.opening(recorder.run, journal=recorder.journal_path, checklist=rows)
+            print(card)  # noqa: T201 what a person sees
 
     def _take_over(self, optimizer: object) -> None:
         """Whoever counts the steps of this optimizer for an accelerator that was given up does so no more."""

@@ -9,6 +9,8 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 from tqdm import tqdm
 
+from perf_callbacks.checklist import startup
+from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.records import Summary
 from perf_callbacks.core.settings import resolve
@@ -64,6 +66,7 @@ class LightningHooks:
         """Whether it measures. Turned off by configuration, or by a failure of its own."""
         self._recorder: Recorder | None = None
         self._watch: TrainerWatch | None = None
+        self._startup: startup.Startup | None = None
         self._carried: dict[str, Any] | None = None
         for remark in self._settings.remarks:
             log.warning("perf_callbacks: %s", remark)
@@ -71,7 +74,7 @@ class LightningHooks:
     def __getstate__(self) -> dict[str, Any]:
         """Processes that are spawned, and copies, measure for themselves. Trainers put `log` on us, with the module."""
         kept = {name: value for name, value in self.__dict__.items() if name not in {"log", "log_dict", *EVERY_BATCH}}
-        return {**kept, "_recorder": None, "_watch": None}
+        return {**kept, "_recorder": None, "_watch": None, "_startup": None}
 
     @property
     def summary(self) -> Summary | None:
@@ -91,6 +94,8 @@ class LightningHooks:
         if stage == "fit":
             self._close("another fit began")
             self._carried = None
+            if _first(trainer) is self:
+                self._prepare(trainer.strategy)
 
     @_hook
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
@@ -104,7 +109,7 @@ class LightningHooks:
 
     @_hook
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self._close("another fit began")
+        self._end("another fit began")
         if _first(trainer) is not self:
             log.warning("perf_callbacks: another PerfCallback measures this trainer, this one does nothing.")
             return
@@ -119,15 +124,18 @@ class LightningHooks:
         """Start measuring, once the other callbacks have begun."""
         if type(trainer.callbacks) is Meanwhile:
             trainer.callbacks = list(trainer.callbacks)
-        recorder = self._recorder = Recorder(self._settings, self._place(trainer, self._last_state(trainer)))
+        place = self._place(trainer, self._last_state(trainer))
+        recorder = self._recorder = Recorder(self._settings, place)
         if not recorder.active:
             return
+        # What was changed in `setup` lies beneath what is watched, and has to be put back after it.
+        rows = startup.start(recorder, self._settings, place.device, earlier=self._startup)
         self._watch = TrainerWatch(recorder, trainer)
         self._watch.install()
         counting.begin(recorder, trainer.lightning_module)
         self._keep_quiet(recorder)
         if trainer.is_global_zero:
-            tqdm.write(text.opening(recorder.run, journal=recorder.journal_path))
+            tqdm.write(text.opening(recorder.run, journal=recorder.journal_path, checklist=rows))
 
     @_hook
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -160,6 +168,11 @@ class LightningHooks:
         if stage == "fit":
             self._close()
 
+    def _prepare(self, strategy: Any) -> None:
+        """Loaders are made ready before training starts; that they are copied from is seen in the first batch."""
+        ways = Batches(copied_aside=True, process=(strategy, "process_dataloader"), first=(strategy, "batch_to_device"))
+        self._startup = startup.prepare(self._settings, strategy.root_device, ways)
+
     def _log(self, trainer: Any, watching: TrainerWatch) -> None:
         row = watching.recorder.row(watching.steps)
         if not row:
@@ -176,6 +189,14 @@ class LightningHooks:
                 recorder.patches.replace(self, name, _nothing)
 
     def _close(self, failure: str | None = None) -> None:
+        prepared, self._startup = self._startup, None
+        try:
+            self._end(failure)
+        finally:
+            if prepared is not None:
+                prepared.close()
+
+    def _end(self, failure: str | None = None) -> None:
         self._watch = None
         if self._recorder is not None:
             self._recorder.close(failure)

@@ -52,6 +52,11 @@ class Prepared:
         """Those that are optimizers."""
         return [one for one in self._all if isinstance(one, torch.optim.Optimizer)]
 
+    @property
+    def loaders(self) -> tuple[DataLoader[Any], ...]:
+        """Those that are torch's."""
+        return tuple(one for one in self._all if isinstance(one, DataLoader))
+
     def see(self, prepared: object) -> list[Any]:
         """One or several were prepared; gives those that were not seen before."""
         several = prepared if isinstance(prepared, tuple | list) else (prepared,)

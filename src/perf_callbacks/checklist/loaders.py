@@ -1,0 +1,214 @@
+"""Batches in pinned memory, and copies of those to the device that the host doesn't wait for.
+
+A copy from memory that is not pinned waits for the device, however it is asked for; a copy from pinned memory does so
+unless it is asked not to. Nothing is changed of how many batches there are, and in which order.
+"""
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from perf_callbacks.checklist.item import ADVISED, ALREADY, APPLIED, NOT_APPLICABLE, SKIPPED, Fit
+from perf_callbacks.core.config import PerfConfig
+from perf_callbacks.core.records import Checklist
+from perf_callbacks.host.environment import Environment
+from perf_callbacks.host.patches import Patches
+from perf_callbacks.host.upkeep import NEVER
+
+PINNING = frozenset({"cuda", "xpu"})
+"""Accelerators that copy from pinned memory by themselves."""
+
+MOST_PINNED = 0.1
+"""Share of the memory that is left that pinned batches may take: it can't be swapped out."""
+
+
+class Loaders:
+    """The item."""
+
+    slug = "loaders"
+
+    def decide(self, environment: Environment, config: PerfConfig) -> Checklist:
+        """What is to be done about how batches get to the device."""
+        status, why = _status(environment, config)
+        before = ", ".join(part for part in (_PINS[environment.loaders_pin], _COPIES[environment.copies_go_on]) if part)
+        if status == ADVISED:
+            return Checklist(item=self.slug, status=status, before=before, after=_line(environment), why=why)
+        after = "pinned" if environment.copies_go_on is None else "pinned, copies go on by themselves"
+        return Checklist(
+            item=self.slug, status=status, before=before, after=after if status == APPLIED else None, why=why
+        )
+
+    def apply(self, fit: Fit) -> "Loading":
+        """Pin what can be pinned, and don't wait for copies of what is pinned."""
+        return Loading(fit)
+
+
+_PINS = {True: "pinned", False: "not pinned", None: "pinned where a loader says so"}
+_COPIES = {True: "copies go on by themselves", False: "the host may wait for copies", None: ""}
+WHY = "a host that waits for copies can't run ahead of its device"
+
+
+def _status(environment: Environment, config: PerfConfig) -> tuple[str, str]:
+    if config.loaders == "off":
+        return SKIPPED, "loaders=off"
+    if environment.accelerator is None:
+        return NOT_APPLICABLE, "there is no accelerator to copy to"
+    if environment.accelerator not in PINNING:
+        return NOT_APPLICABLE, f"{environment.accelerator} does not copy from pinned memory"
+    if environment.loaders_pin is False:
+        return SKIPPED, "whoever configured the trainer wants nothing pinned"
+    if environment.loaders_pin and environment.copies_go_on is not False:
+        return ALREADY, WHY
+    return (ADVISED if config.loaders == "advise" else APPLIED), WHY
+
+
+def _line(environment: Environment) -> str:
+    """What to write."""
+    pin = "" if environment.loaders_pin else "DataLoader(..., pin_memory=True)"
+    copies = "" if environment.copies_go_on is not False else "non_blocking=True for the trainer's copies"
+    return ", ".join(part for part in (pin, copies) if part)
+
+
+class First:
+    """The first batch that is about to be copied: whether it is pinned, and how large it is."""
+
+    def __init__(self) -> None:
+        self.kind: str | None = None
+        self.pinned = False
+        self.bytes = 0
+
+    def see(self, batch: object) -> None:
+        """A batch is about to be copied."""
+        if self.kind is not None:
+            return
+        tensors = [*_tensors(batch)]
+        if tensors:
+            self.kind = type(batch).__name__
+            self.pinned = tensors[0].is_pinned()
+            self.bytes = sum([tensor.nbytes for tensor in tensors])
+
+
+class Loading:
+    """Pins, and copies without waiting, until it is closed."""
+
+    def __init__(self, fit: Fit) -> None:
+        self._patches = Patches()
+        self._undo = weakref.finalize(self, self._patches.restore)
+        self._room = None
+        if fit.environment.memory_available is not None:
+            self._room = MOST_PINNED * fit.environment.memory_available / fit.environment.local_world_size
+        self._first = First()
+        self._held: list[int] = []
+        self._news: list[Checklist] = []
+        self.due = 0
+        batches = fit.batches
+        if fit.environment.loaders_pin is None:
+            pin = functools.partial(_pin, self._patches, self._held)
+            for loader in batches.loaders:
+                pin(loader)
+            if batches.process is not None:
+                self._patches.replace(*batches.process, functools.partial(_processing, pin))
+        if batches.first is not None:
+            self._patches.replace(*batches.first, functools.partial(_seeing, self._first))
+        if batches.copy is not None:
+            self._patches.replace(*batches.copy, functools.partial(_copying, self._first))
+
+    def end_step(self, step: int) -> None:  # noqa: ARG002 it is the shape of all
+        """After the first batch it is known whether it was worth it."""
+        if self._first.kind is None or self.due == NEVER:
+            return
+        self.due = NEVER
+        needed = self._first.bytes * max(self._held, default=0)
+        if not self._first.pinned:
+            self.close()
+            self._say(NOT_APPLICABLE, f"batches that are a {self._first.kind} did not get pinned")
+        elif self._room is not None and needed > self._room:
+            self.close()
+            self._say(SKIPPED, f"pinned batches would take {needed / 1e6:,.0f} MB of {self._room / 1e6:,.0f} to spare")
+
+    def begin_span(self, kind: str, step: int) -> None:
+        """Nothing to do."""
+
+    def end_span(self) -> None:
+        """Nothing to do."""
+
+    def news(self) -> list[Checklist]:
+        """What there is to say since the last call."""
+        news, self._news = self._news, []
+        return news
+
+    def close(self) -> None:
+        """Loaders and copies are as they were found. Twice is once."""
+        self.due = NEVER
+        self._undo()
+
+    def _say(self, status: str, why: str) -> None:
+        self._news.append(Checklist(item=Loaders.slug, status=status, why=why))
+
+
+def _pin(patches: Patches, held: list[int], loader: Any) -> None:
+    """Let a loader pin its batches, unless it is under way. Of one that does already, nothing is changed."""
+    loader = getattr(loader, "base_dataloader", loader)  # accelerate wraps it
+    if isinstance(loader, DataLoader) and not loader.pin_memory and loader._iterator is None:  # noqa: SLF001
+        patches.replace(loader, "pin_memory", lambda _: True)
+        held.append((loader.prefetch_factor or 0) * loader.num_workers + 2)
+
+
+def _processing(pin: Callable[[Any], None], inner: Callable[..., Any]) -> Callable[..., Any]:
+    """What makes a loader ready for a trainer."""
+
+    @functools.wraps(inner)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        loader = inner(*args, **kwargs)
+        with suppress(Exception):  # then it is not pinned, which the first batch shows
+            pin(loader)
+        return loader
+
+    return call
+
+
+def _seeing(first: First, inner: Callable[..., Any]) -> Callable[..., Any]:
+    """What gets a batch before it is copied."""
+
+    @functools.wraps(inner)
+    def call(batch: Any, *args: Any, **kwargs: Any) -> Any:
+        if first.kind is None:
+            try:
+                first.see(batch)
+            except Exception:  # noqa: BLE001 a batch may be anything
+                first.kind = type(batch).__name__
+        return inner(batch, *args, **kwargs)
+
+    return call
+
+
+def _copying(first: First, inner: Callable[..., Any]) -> Callable[..., Any]:
+    """What copies a batch: whoever is asked to by a loader that forgot how does it as well."""
+
+    @functools.wraps(inner)
+    def call(batch: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            first.see(batch)
+            pinned = not args and next(_tensors(batch)).is_pinned()
+        except Exception:  # noqa: BLE001 a batch may be anything, and have no tensor at all
+            pinned = False
+        return inner(batch, device, *args, **(kwargs | {"non_blocking": True} if pinned else kwargs))
+
+    return call
+
+
+def _tensors(batch: object) -> Iterator[torch.Tensor]:
+    """The tensors of a batch, where torch looks for them when it pins."""
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from _tensors(value)
+    elif isinstance(batch, tuple | list):
+        for value in batch:
+            yield from _tensors(value)

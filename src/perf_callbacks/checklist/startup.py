@@ -1,0 +1,162 @@
+"""One fit's checklist: decided and applied when it begins, seen to while it lasts, undone when it ends."""
+
+import dataclasses
+import functools
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+from perf_callbacks.checklist.item import APPLIED, FAILED, SKIPPED, Batches, Fit, Item
+from perf_callbacks.checklist.items import ITEMS, LOADERS
+from perf_callbacks.core.marks import BACK, BEGIN
+from perf_callbacks.core.records import Checklist
+from perf_callbacks.core.settings import Settings
+from perf_callbacks.core.sources import Upkeep
+from perf_callbacks.core.stages import Stage
+from perf_callbacks.host import device, environment, memory
+from perf_callbacks.host.failing import describe
+from perf_callbacks.host.recorder import Recorder
+from perf_callbacks.host.upkeep import NEVER
+
+log = logging.getLogger("perf_callbacks")
+
+NO_BATCHES = Batches()
+
+
+class Startup:
+    """The items that were applied. One that fails is undone and says so; the others go on."""
+
+    def __init__(self, fit: Fit, items: Iterable[Item] = ITEMS, earlier: "Startup | None" = None) -> None:
+        self._applied: dict[str, Upkeep] = {} if earlier is None else earlier.hand_over()
+        self._news: list[Checklist] = []
+        self.due = NEVER
+        skipped = {name.strip() for name in fit.config.skip.split(",")}
+        done = {} if earlier is None else {row.item: row for row in earlier.rows}
+        self.rows: tuple[Checklist, ...] = tuple(
+            done.get(item.slug) or self._start(item, fit, skip=item.slug in skipped) for item in items
+        )
+        """One for each item, as decided at the beginning."""
+        self._news += self.rows
+        self._look_ahead()
+
+    def _start(self, item: Item, fit: Fit, *, skip: bool) -> Checklist:
+        try:
+            row = item.decide(fit.environment, fit.config)
+            if skip:
+                return Checklist(item=item.slug, status=SKIPPED, before=row.before, why=f"skip names {item.slug}")
+            if row.status == APPLIED:
+                self._applied[item.slug] = item.apply(fit)
+        except Exception as error:  # noqa: BLE001 the other items don't depend on this one
+            return Checklist(item=item.slug, status=FAILED, why=describe(error))
+        return row
+
+    def end_step(self, step: int) -> None:
+        """A step that is due is about to end."""
+        self._each(lambda upkeep: upkeep.end_step(step))
+
+    def begin_span(self, kind: str, step: int) -> None:
+        """Evaluation, checkpointing or the like has begun after that step."""
+        self._each(lambda upkeep: upkeep.begin_span(kind, step))
+
+    def end_span(self) -> None:
+        """It is about to end."""
+        self._each(lambda upkeep: upkeep.end_span())
+
+    def news(self) -> list[Checklist]:
+        """What there is to say since the last call."""
+        news, self._news = self._news, []
+        return news
+
+    def close(self) -> None:
+        """Undo everything, last first. Twice is once."""
+        applied, self._applied = self._applied, {}
+        self.due = NEVER
+        with ExitStack() as undo:
+            for upkeep in applied.values():
+                undo.callback(upkeep.close)
+
+    def hand_over(self) -> dict[str, Upkeep]:
+        """What was applied is somebody else's to undo now."""
+        applied, self._applied = self._applied, {}
+        return applied
+
+    def _each(self, tell: Callable[[Upkeep], object]) -> None:
+        for slug, upkeep in [*self._applied.items()]:
+            try:
+                tell(upkeep)
+                self._hear(upkeep.news())
+            except Exception as error:  # noqa: BLE001 an item that fails is undone, and nothing else ends
+                del self._applied[slug]
+                self._hear([Checklist(item=slug, status=FAILED, why=describe(error))])
+                upkeep.close()
+        self._look_ahead()
+
+    def _hear(self, news: list[Checklist]) -> None:
+        for row in news:
+            log.warning("perf_callbacks: %s: %s: %s.", row.item, row.status, row.why)
+        self._news += news
+
+    def _look_ahead(self) -> None:
+        self.due = min((upkeep.due for upkeep in self._applied.values()), default=NEVER)
+
+
+def start(
+    recorder: Recorder,
+    settings: Settings,
+    place_device: torch.device,
+    batches: Batches = NO_BATCHES,
+    earlier: Startup | None = None,
+) -> tuple[Checklist, ...]:
+    """Go through the checklist for the fit that a recorder measures; it is undone when that closes."""
+    if not recorder.active or settings.config.checklist == "off":
+        return ()
+    try:
+        fit = _fit(settings, place_device, batches)
+        aside = functools.partial(_aside, weakref.ref(recorder))
+        startup = Startup(dataclasses.replace(fit, step=recorder.run.step, aside=aside), ITEMS, earlier)
+    except Exception as error:
+        log.warning("perf_callbacks: no checklist, measuring goes on: %s.", describe(error), exc_info=error)
+        return ()
+    _warn_of_strangers(settings.config.skip)
+    recorder.patches.add(startup.close)
+    recorder.upkeep.take(startup)
+    return startup.rows
+
+
+def prepare(settings: Settings, place_device: torch.device, batches: Batches) -> Startup | None:
+    """What has to be there before the loaders are, for a `start` that comes later."""
+    if settings.config.checklist == "off" or not settings.config.enabled:
+        return None
+    return Startup(_fit(settings, place_device, batches), (LOADERS,))
+
+
+@contextmanager
+def _aside(reference: "weakref.ref[Recorder]") -> Iterator[None]:
+    """What is done once is part of no step, but the step it falls in is as good as any."""
+    recorder = reference()
+    if recorder is not None:
+        recorder.enter(BEGIN[Stage.ASIDE])
+    try:
+        yield
+    finally:
+        if recorder is not None:
+            recorder.enter(BACK)
+
+
+def _fit(settings: Settings, place_device: torch.device, batches: Batches) -> Fit:
+    found = environment.read(
+        accelerator=None if place_device.type == "cpu" else place_device.type,
+        loaders_pin=batches.pinned,
+        copies_go_on=batches.copied_aside,
+    )
+    measure = memory.reading(lambda: device.allocated_bytes(place_device))
+    return Fit(config=settings.config, environment=found, step=0, memory=measure, batches=batches)
+
+
+def _warn_of_strangers(skip: str) -> None:
+    known = [item.slug for item in ITEMS]
+    for name in sorted({name.strip() for name in skip.split(",")} - {*known, ""}):
+        log.warning("perf_callbacks: skip names %s, which is no item: they are %s.", name, ", ".join(known))

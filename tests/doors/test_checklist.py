@@ -1,0 +1,217 @@
+"""The checklist through every door: applied while a fit lasts, and nothing left of it afterwards."""
+
+import gc
+import multiprocessing
+
+import pytest
+import sparks
+import tiny
+import torch
+from accelerated import an_accelerator
+from tiny import Tokens, llama, records
+from torch.utils.data import DataLoader, Dataset
+from transformers import TrainerCallback
+
+from perf_callbacks import PerfConfig
+from perf_callbacks.accelerate import attach
+from perf_callbacks.core.records import Checklist, Gc
+from perf_callbacks.loop import measure
+from perf_callbacks.transformers import PerfCallback
+
+STEPS = 8
+
+
+def through_loop(directory, after_step, **config):
+    model = llama()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(Tokens(STEPS), batch_size=1)
+    config = PerfConfig(output_dir=str(directory), **config)
+    with measure(model=model, optimizer=optimizer, loader=loader, config=config) as perf:
+        for step, batch in enumerate(perf.loader, 1):
+            model(**batch).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            after_step(step)
+    return perf.summary
+
+
+def through_accelerator(directory, after_step, **config):
+    accelerator = an_accelerator(directory)
+    with attach(accelerator, PerfConfig(**config)) as perf:
+        model = llama()
+        model, optimizer, loader = accelerator.prepare(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(Tokens(STEPS), batch_size=1)
+        )
+        for step, batch in enumerate(loader, 1):
+            accelerator.backward(model(**batch).loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            after_step(step)
+    return perf.summary
+
+
+class Telling(TrainerCallback):
+    def __init__(self, after_step):
+        self.after_step = after_step
+
+    def on_log(self, args, state, control, **_):
+        if state.global_step and "train_runtime" not in state.log_history[-1]:
+            self.after_step(state.global_step)
+
+
+def through_trainer(directory, after_step, **config):
+    callback = PerfCallback(PerfConfig(**config))
+    arguments = tiny.training_arguments(directory, max_steps=STEPS)
+    tiny.trainer(arguments, callback, Telling(after_step)).train()
+    return callback.summary
+
+
+def through_lightning(of):
+    def through(directory, after_step, **config):
+        kinds = sparks.tree(of)
+
+        class Told(kinds.Callback):
+            def on_train_batch_end(self, trainer, *_):
+                after_step(trainer.global_step)
+
+        callback = kinds.PerfCallback(PerfConfig(**config))
+        trainer = sparks.trainer(directory, callback, Told(), of=of, max_steps=STEPS)
+        trainer.fit(kinds.Automatic(), sparks.loader())
+        return callback.summary
+
+    return through
+
+
+DOORS = {
+    "transformers": through_trainer,
+    "loop": through_loop,
+    "accelerate": through_accelerator,
+    "lightning": through_lightning("lightning"),
+    "pytorch_lightning": through_lightning("pytorch_lightning"),
+}
+every_door = pytest.mark.parametrize("through", DOORS.values(), ids=DOORS)
+pytestmark = pytest.mark.usefixtures("accelerate_state")
+
+
+@every_door
+def test_ranks_collect_when_the_counter_says_so_and_not_otherwise(tmp_path, through):
+    automatic = {}
+
+    def after_step(step):
+        automatic[step] = gc.isenabled()
+
+    summary = through(tmp_path, after_step, gc_interval=3)
+    assert automatic == {step: step < 2 for step in range(1, STEPS + 1)}
+    assert gc.isenabled()
+    ours = [(pause.step, pause.generation) for pause in records(tmp_path, Gc) if 2 <= pause.step <= STEPS]
+    assert [one for one in ours if one[0] != 2] == [(3, 1), (6, 1)]
+    assert ("aside", 2, 2) in [(pause.stage, pause.step, pause.generation) for pause in records(tmp_path, Gc)]
+    assert [pause.step for pause in records(tmp_path, Gc) if pause.automatic and pause.step in range(3, STEPS)] == []
+    row, loaders = records(tmp_path, Checklist)
+    assert (row.item, row.status, row.after) == ("gc", "applied", "every 3 steps, full every 30")
+    assert (loaders.item, loaders.status) == ("loaders", "not applicable")
+    assert summary.failure is None
+
+
+@every_door
+@pytest.mark.parametrize("config", [{"checklist": "off"}, {"skip": "gc"}, {"gc": "observe"}, {"gc": "off"}], ids=str)
+def test_each_switch_leaves_the_collector_alone(tmp_path, through, config):
+    automatic = []
+    through(tmp_path, lambda _: automatic.append(gc.isenabled()), **config)
+    assert automatic == [True] * STEPS
+    found = [row.status for row in records(tmp_path, Checklist) if row.item == "gc"]
+    assert found == ([] if "checklist" in config else ["skipped"])
+
+
+@every_door
+@pytest.mark.parametrize("error", [RuntimeError("no more"), KeyboardInterrupt(), SystemExit(3)], ids=repr)
+def test_however_it_ends_automatic_collection_is_back(tmp_path, through, error):
+    def after_step(step):
+        if step == 3:
+            assert not gc.isenabled()
+            raise error
+
+    with pytest.raises((type(error), SystemExit)):  # Lightning exits after an interrupt
+        through(tmp_path, after_step)
+    assert gc.isenabled()
+
+
+@every_door
+def test_who_manages_the_collector_by_themselves_is_left_alone(tmp_path, through):
+    gc.disable()
+    try:
+        through(tmp_path, lambda _: None, gc_interval=1)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    assert [row.status for row in records(tmp_path, Checklist) if row.item == "gc"] == ["already so"]
+    assert [pause for pause in records(tmp_path, Gc) if 3 <= pause.step <= STEPS] == []
+
+
+@every_door
+@pytest.mark.parametrize("other", [through_loop, through_trainer], ids=["loop", "transformers"])
+def test_a_fit_within_a_fit_leaves_the_outer_one_what_it_had(tmp_path, through, other):
+    automatic = []
+
+    def after_step(step):
+        automatic.append(gc.isenabled())
+        if step == 4:
+            inner = []
+            other(tmp_path / "inner", lambda _: inner.append(gc.isenabled()))
+            assert inner == [False] * STEPS  # first the outer one's doing, then its own
+            assert gc.isenabled()
+
+    through(tmp_path, after_step, gc_interval=1)
+    assert automatic == [True] + [False] * (STEPS - 1)
+    assert gc.isenabled()
+
+
+@every_door
+def test_one_fit_after_the_other_each_has_its_own(tmp_path, through):
+    for number in (1, 2):
+        automatic = []
+        through(tmp_path / str(number), automatic_after(automatic))
+        assert automatic == [True] + [False] * (STEPS - 1)
+        assert gc.isenabled()
+
+
+def automatic_after(found):
+    return lambda _: found.append(gc.isenabled())
+
+
+def test_what_was_not_frozen_before_is_frozen_while_a_fit_lasts(tmp_path):
+    gc.unfreeze()
+    try:
+        frozen = []
+        through_loop(tmp_path, lambda _: frozen.append(gc.get_freeze_count() > 10_000))
+        assert frozen == [False] + [True] * (STEPS - 1)
+        assert gc.get_freeze_count() < 1000
+    finally:
+        gc.freeze()
+
+
+class Answers(Dataset):
+    """Whether automatic collection is on where the item is made."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.tensor(float(gc.isenabled()))
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="nothing is forked on this system")
+def test_workers_that_are_forked_while_it_is_off_collect_by_themselves(tmp_path):
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(Answers(), batch_size=2, num_workers=2, multiprocessing_context="fork")
+    here, there = [], []
+    with measure(model=model, optimizer=optimizer, loader=loader, config=PerfConfig(output_dir=str(tmp_path))) as perf:
+        for _ in range(2):
+            for batch in perf.loader:
+                model(batch[:, None]).sum().backward()
+                optimizer.step()
+                here.append(gc.isenabled())
+                there += batch.tolist()
+    assert here == [True] + [False] * 7
+    assert there == [1.0] * 16

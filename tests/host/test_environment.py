@@ -1,0 +1,74 @@
+"""The machine and the interpreter, read once."""
+
+import gc
+import os
+import sys
+
+import pytest
+from collector import FakeGc, put
+
+from perf_callbacks.host import environment
+
+
+def lay(root, files):
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+MEMINFO = {"proc/meminfo": "MemTotal:       4000 kB\nMemAvailable:   3000 kB\n"}
+V2 = {"sys/fs/cgroup/memory.max": "2000000\n", "sys/fs/cgroup/memory.current": "500000\n"}
+V1 = {
+    "sys/fs/cgroup/memory/memory.limit_in_bytes": "2000000\n",
+    "sys/fs/cgroup/memory/memory.usage_in_bytes": "1900000\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "available"),
+    [
+        ({}, None),
+        (MEMINFO, 3_072_000),
+        ({"proc/meminfo": "MemAvailable: plenty\n"}, None),
+        ({"proc/meminfo": "MemAvailable:\n"}, None),
+        (MEMINFO | V2, 1_500_000),
+        (MEMINFO | V1, 100_000),
+        (MEMINFO | V2 | {"sys/fs/cgroup/memory.max": "max\n"}, 3_072_000),
+        (V2 | {"sys/fs/cgroup/memory.current": "2500000\n"}, 0),
+    ],
+)
+def test_memory_is_what_the_machine_and_the_control_group_leave(tmp_path, files, available):
+    assert environment.read(root=lay(tmp_path, files)).memory_available == available
+
+
+def test_the_interpreter_is_as_it_says_itself():
+    found = environment.read(accelerator="cuda")
+    assert (found.python, found.gc_enabled, found.gc_thresholds) == (
+        sys.version_info[:2],
+        gc.isenabled(),
+        gc.get_threshold(),
+    )
+    assert found.accelerator == "cuda"
+    assert 1 <= found.cpus <= os.cpu_count()
+
+
+@pytest.mark.parametrize(("threshold", "generational"), [((700, 10, 10), True), ((2000, 10, 0), False)])
+def test_an_incremental_collector_is_told_by_what_it_answers(monkeypatch, threshold, generational):
+    put(monkeypatch, FakeGc(threshold=threshold))
+    assert environment.read().gc_generational is generational
+
+
+def test_a_free_threaded_interpreter_has_no_young_collections(monkeypatch):
+    monkeypatch.setattr(environment.sysconfig, "get_config_var", {"Py_GIL_DISABLED": 1}.get)
+    assert not environment.generational()
+
+
+def test_what_a_fit_turned_off_and_froze_is_not_how_it_was_found(monkeypatch):
+    fake = put(monkeypatch, FakeGc())
+    environment.CUSTODY.take("a")
+    environment.CUSTODY.turn_off("a")
+    environment.CUSTODY.freeze("a")
+    found = environment.read()
+    assert (found.gc_enabled, found.gc_frozen, fake.enabled) == (True, 0, False)

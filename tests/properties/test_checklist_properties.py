@@ -1,0 +1,115 @@
+"""Laws that hold for every item of the checklist."""
+
+import pytest
+import torch
+from collector import FakeGc, put
+from hypothesis import given, strategies as st
+from torch.utils.data import DataLoader
+
+from perf_callbacks import PerfConfig
+from perf_callbacks.checklist.garbage import FULL, YOUNG, due_between
+from perf_callbacks.checklist.item import Batches, Fit
+from perf_callbacks.checklist.items import ITEMS
+from perf_callbacks.core.records import Checklist
+from perf_callbacks.host.environment import Environment
+
+STATUSES = {"applied", "already so", "advised", "not applicable", "skipped", "failed"}
+ENVIRONMENTS = st.builds(
+    Environment,
+    python=st.tuples(st.just(3), st.integers(10, 20)),
+    gc_enabled=st.booleans(),
+    gc_thresholds=st.tuples(*[st.integers(0, 10**6)] * 3),
+    gc_frozen=st.integers(0, 10**9),
+    gc_generational=st.booleans(),
+    accelerator=st.none() | st.sampled_from(["cuda", "xpu", "mps"]),
+    cpus=st.none() | st.integers(1, 1024),
+    memory_available=st.none() | st.integers(0, 2**45),
+    local_world_size=st.integers(1, 64),
+    loaders_pin=st.none() | st.booleans(),
+    copies_go_on=st.none() | st.booleans(),
+)
+CONFIGS = st.builds(
+    PerfConfig,
+    gc=st.sampled_from(["sync", "freeze", "observe", "off"]),
+    gc_interval=st.integers(1, 1000),
+    loaders=st.sampled_from(["apply", "advise", "off"]),
+)
+
+
+def test_slugs_are_stable_and_differ():
+    assert [item.slug for item in ITEMS] == ["gc", "loaders"]
+
+
+@pytest.mark.parametrize("item", ITEMS, ids=lambda item: item.slug)
+@given(environment=ENVIRONMENTS, config=CONFIGS)
+def test_an_item_decides_whatever_it_is_shown_and_looks_at_nothing_else(item, environment, config):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for enabled in (True, False):
+            fake = put(monkeypatch, FakeGc(enabled=enabled))
+            found = fake.state
+            row = item.decide(environment, config)
+            assert type(row) is Checklist
+            assert (row.item, row.status in STATUSES - {"failed"}) == (item.slug, True)
+            assert row == item.decide(environment, config)
+            assert row.after if row.status == "applied" else row.why
+            assert fake.state == found
+            assert fake.collected == []
+
+
+SPANS = st.lists(st.tuples(st.integers(1, 60), st.sampled_from(["evaluation", "checkpoint"])), max_size=4)
+
+
+FINDS = st.builds(FakeGc, enabled=st.booleans(), frozen=st.sampled_from([0, 400, 9000]))
+
+
+class Copier:
+    """What a door may name: functions that make loaders ready, see batches, and copy them."""
+
+    def process(self, loader):
+        return loader
+
+    def first(self, batch):
+        return batch
+
+    def copy(self, batch, device, *, non_blocking=False):
+        return non_blocking
+
+
+@pytest.mark.parametrize("item", ITEMS, ids=lambda item: item.slug)
+@given(environment=ENVIRONMENTS, config=CONFIGS, fake=FINDS, spans=SPANS)
+def test_what_was_applied_and_undone_twice_leaves_the_world_as_found(item, environment, config, fake, spans):
+    loader, later, copier = DataLoader(range(4)), DataLoader(range(4)), Copier()
+    batches = Batches(
+        loaders=(loader, None), process=(copier, "process"), first=(copier, "first"), copy=(copier, "copy")
+    )
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        found = put(monkeypatch, fake).state
+        upkeep = item.apply(Fit(config=config, environment=environment, step=0, memory=dict, batches=batches))
+        assert copier.process(later) is later
+        for step in range(1, 60):
+            for at, kind in spans:
+                if at == step:
+                    upkeep.begin_span(kind, step - 1)
+            assert copier.first(step) is step
+            assert copier.copy([torch.ones(1)], "cpu") is False
+            if step >= upkeep.due or step in dict(spans):
+                upkeep.end_step(step)
+        upkeep.close()
+        upkeep.close()
+        assert fake.state == found
+        assert (loader.pin_memory, later.pin_memory, vars(copier)) == (False, False, {})
+
+
+@given(st.integers(1, 50), st.lists(st.integers(1, 60), min_size=1, max_size=30))
+def test_what_falls_due_depends_on_the_steps_alone_and_comes_once(interval, strides):
+    """However many steps lie between two looks, no multiple of the interval is missed or met twice."""
+    step, met = 0, []
+    for stride in strides:
+        found = due_between(step, step + stride, interval)
+        multiples = [number for number in range(step + 1, step + stride + 1) if number % interval == 0]
+        assert (found is not None) == bool(multiples)
+        assert (found == FULL) == any(number % (interval * 10) == 0 for number in multiples)
+        assert found in {None, YOUNG, FULL}
+        met += multiples
+        step += stride
+    assert len(met) == step // interval
