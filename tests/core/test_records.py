@@ -6,7 +6,7 @@ import pytest
 from fakes import a_run
 
 from perf_callbacks.core.lines import Entry, attempts, decode, encode, entries
-from perf_callbacks.core.records import SCHEMA, Checklist, Gc, Row, Span, Steps, Summary, Window
+from perf_callbacks.core.records import SCHEMA, Checklist, Flops, Gc, Row, Span, Steps, Summary, Window
 
 SUMMARY = Summary(
     run_id="a1",
@@ -31,8 +31,6 @@ SUMMARY = Summary(
 )
 RECORDS = [
     a_run(),
-    Checklist(item="gc", status="applied", before="automatic", after="every 100 steps", why="ranks wait"),
-    Checklist(item="loaders", status="not applicable"),
     a_run(run_id="b2", attempt=2, step=40, from_env=("gc", "window"), versions={"torch": "2.13"}, started_unix=1.7e9),
     Steps(
         step=(1, 2), step_time=(0.5, None), forward_time=(0.1234567, None), samples=(4, None), excluded=("first", None)
@@ -42,6 +40,25 @@ RECORDS = [
     Gc(step=2, stage="forward", generation=2, start=1 / 3, seconds=1e-7, collected=9, automatic=True),
     Span(kind="evaluation", step=5, start=2 / 3, seconds=0.1),
     Window(first_step=1, last_step=50, steps=49, ranks=2, seconds=1 / 3, samples=8, tokens=0, useful_tokens=None),
+    Checklist(item="gc", status="applied", before="automatic", after="every 100 steps", why="ranks wait"),
+    Checklist(item="loaders", status="not applicable"),
+    Flops(
+        step=2,
+        model_flops=2**70,
+        hardware_flops=2**71,
+        by_phase={"forward": 1, "backward": 2},
+        by_dtype={"bfloat16": 3},
+        source="counted",
+        coverage=0.75,
+        uncounted={"mylib::op": 2},
+        lower_bound=True,
+        over_six_n=1.0625,
+        products=(
+            ("aten::mm", "[2, 3] x [3, 4]", "bfloat16", 48),
+            ("aten::bmm", "[1, 2, 3] x [1, 3, 4]", "float32", 48),
+        ),
+        reads={"train.py:10": 1},
+    ),
     SUMMARY,
 ]
 
