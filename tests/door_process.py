@@ -32,6 +32,7 @@ class Plan:
     steps: int = 60
     step_seconds: float = 0.02
     measured: bool = True
+    flops: str = "off"
     alone: bool = False
     """Train a model of one's own: no collective."""
 
@@ -106,7 +107,7 @@ def callbacks(plan, door):
 
 
 def config(plan):
-    return PerfConfig(output_dir=plan.directory, enabled=plan.measured)
+    return PerfConfig(output_dir=plan.directory, enabled=plan.measured, flops=plan.flops)
 
 
 def sgd(net):

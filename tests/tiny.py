@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 from torch.utils.data import Dataset
 
-from perf_callbacks.core.records import Steps, attempts
+from perf_callbacks.core.lines import attempts
+from perf_callbacks.core.records import Steps
 from perf_callbacks.host.journal import read
 
 VOCABULARY = 64

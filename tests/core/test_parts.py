@@ -27,7 +27,7 @@ class FakeRanks:
 
 
 def step(number, excluded=None):
-    return Step(number, excluded, number, 10 * number, None, 0.0, 0.0, [0.5] * len(STAGES))
+    return Step(number, excluded, number, 10 * number, None, None, 0.0, 0.0, [0.5] * len(STAGES))
 
 
 def parts_of(*, after=0, length=None):

@@ -5,20 +5,8 @@ import json
 import pytest
 from fakes import a_run
 
-from perf_callbacks.core.records import (
-    SCHEMA,
-    Entry,
-    Gc,
-    Row,
-    Span,
-    Steps,
-    Summary,
-    Window,
-    attempts,
-    decode,
-    encode,
-    entries,
-)
+from perf_callbacks.core.lines import Entry, attempts, decode, encode, entries
+from perf_callbacks.core.records import SCHEMA, Gc, Row, Span, Steps, Summary, Window
 
 SUMMARY = Summary(
     run_id="a1",

@@ -41,7 +41,7 @@ def test_an_unmodified_loop_with_accumulation_and_evaluation_reaches_tensorboard
     assert [(step["step"], step["samples"]) for step in steps(tmp_path)] == [
         (number, 2 if number in {5, 10} else 8) for number in range(1, 11)
     ]
-    excluded = {1: "first", 6: "evaluation"}
+    excluded = {1: "first", 2: "counted", 6: "evaluation"}
     assert {step["step"]: step["excluded"] for step in steps(tmp_path) if step["excluded"]} == excluded
     assert [(span.kind, span.step) for span in records(tmp_path, Span)] == [("evaluation", 5), ("evaluation", 10)]
 
@@ -119,7 +119,7 @@ def test_samples_and_tokens_are_exact(tmp_path, loader, accumulation, options, e
 @pytest.mark.parametrize(("mask", "useful"), [(True, 2 * 16 + 2 * 5), (False, None)])
 def test_useful_tokens_are_those_that_the_mask_keeps(tmp_path, mask, useful):
     accelerator = an_accelerator(tmp_path)
-    with attach(accelerator) as perf:
+    with attach(accelerator, PerfConfig(flops="off")) as perf:
         train(accelerator, *prepared(accelerator, rows_of_tokens(8, (16, 5), batch_size=4, mask=mask)))
     assert perf.summary.included_useful_tokens == useful
 
@@ -298,7 +298,7 @@ def test_a_batch_counts_once_it_is_trained_on(tmp_path, loop):
 )
 def test_only_the_step_in_which_an_evaluation_falls_is_in_no_row(tmp_path, loop, expected):
     accelerator = an_accelerator(tmp_path)
-    with attach(accelerator):
+    with attach(accelerator, PerfConfig(flops="off")):
         loop(accelerator, *prepared(accelerator, rows_of_tokens(9), rows_of_tokens(5, batch_size=3)))
     found = {step["step"]: step["excluded"] for step in steps(tmp_path)}
     assert {number: reason for number, reason in found.items() if number > 1 and reason} == expected
@@ -336,7 +336,7 @@ def test_the_call_of_a_compiled_model_is_forward_and_its_evaluation_is_seen(tmp_
 
 def test_of_several_optimizers_the_first_that_was_prepared_counts(tmp_path):
     accelerator = an_accelerator(tmp_path)
-    perf = attach(accelerator)
+    perf = attach(accelerator, PerfConfig(flops="off"))
     generator, critic = Twofold(), Twofold()
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (generator, critic)]
     generator, critic, first, second, loader = accelerator.prepare(
@@ -453,7 +453,7 @@ def test_a_person_sees_a_line_at_the_start_and_a_table_at_the_end(tmp_path, caps
     accelerator.end_training()
     first, *table = capsys.readouterr().out.splitlines()
     assert first.endswith(f"journal {tmp_path / 'perf_callbacks' / 'rank0.jsonl'}")
-    assert table[0].startswith("perf_callbacks: 4 steps, 3 of them undisturbed: ")
+    assert table[0].startswith("perf_callbacks: 4 steps, 2 of them undisturbed: ")
     (run,) = records(tmp_path, Run)
     assert (run.door, run.device, run.rank, run.world_size, run.step) == ("accelerate", "cpu", 0, 1, 0)
     assert "accelerate" in run.versions

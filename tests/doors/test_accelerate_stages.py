@@ -11,6 +11,7 @@ from tiny import records, steps as steps_of
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
 from perf_callbacks.core.records import Span
 from perf_callbacks.watching import fits
@@ -130,7 +131,7 @@ def train(tmp_path, monkeypatch):
         accelerator = an_accelerator(tmp_path, gradient_accumulation_steps=2)
         accelerator.trackers = [Tracker(sleep)]
         accelerator.register_for_checkpointing(Saved(sleep))
-        with attach(accelerator):
+        with attach(accelerator, PerfConfig(flops="off")):
             loop(accelerator, sleep, evaluating=evaluating, saving=saving, directory=tmp_path / "checkpoint")
         return sleep, {step["step"]: step for step in steps_of(tmp_path)}
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from perf_callbacks import PerfConfig, Summary
 from perf_callbacks.accelerate import attach
-from perf_callbacks.core.records import Row, Run, Span
+from perf_callbacks.core.records import Flops, Row, Run, Span
 from perf_callbacks.loop import measure
 from perf_callbacks.transformers import PerfCallback
 
@@ -145,10 +145,10 @@ DOORS = {
 @pytest.mark.parametrize(
     ("interrupted", "excluded", "spans"),
     [
-        (False, {1: "first"}, []),
+        (False, {1: "first", 2: "counted", 3: "recounted"}, []),
         (
             True,
-            {1: "first", 5: "evaluation", 7: "checkpoint"},
+            {1: "first", 2: "counted", 3: "recounted", 5: "evaluation", 7: "checkpoint"},
             [("evaluation", 4), ("checkpoint", 6), ("evaluation", 8)],
         ),
     ],
@@ -168,7 +168,8 @@ def test_the_same_script_leaves_the_same_records(tmp_path, door, interrupted, ex
         (number, count, 16 * count) for number, count in enumerate(samples, 1)
     ]
     assert {step["step"]: step["excluded"] for step in found if step["excluded"]} == excluded
-    assert set().union(*found) == {"step", "samples", "tokens", "excluded", "step_time", *(f"{s}_time" for s in STAGES)}
+    assert set().union(*found) == COLUMNS
+    assert [step["model_flops"] for step in found] == [None, *(count * FLOPS_OF_A_ROW for count in samples[1:])]
     found_spans = [(span.kind, span.step) for span in records(tmp_path, Span)]
     assert found_spans[: len(spans)] == spans
     assert set(found_spans[len(spans) :]) <= {("checkpoint", STEPS)}  # a trainer saves once more at the end
@@ -178,6 +179,11 @@ def test_the_same_script_leaves_the_same_records(tmp_path, door, interrupted, ex
     whole = [STEPS] if door == "transformers" else []  # the line in which the trainer sums up
     assert [row.step for row in rows] == included + whole
     assert all(row.metrics.keys() == KEYS for row in rows)
+    for number, row in zip(included, rows, strict=False):
+        rate = samples[number - 1] / found[number - 1]["step_time"] / 1e12
+        assert row.metrics["perf/tflops"] == pytest.approx(rate * FLOPS_OF_A_ROW, rel=1e-4)
+        assert row.metrics["perf/hardware_tflops"] == pytest.approx(rate * HARDWARE_FLOPS_OF_A_ROW, rel=1e-4)
+        assert row.metrics["perf/flops_coverage"] == 1.0
 
     (recorded,) = records(tmp_path, Summary)
     assert recorded == summary
@@ -186,7 +192,32 @@ def test_the_same_script_leaves_the_same_records(tmp_path, door, interrupted, ex
     assert summary.included_samples == sum(samples[number - 1] for number in included)
     assert summary.stage_seconds.keys() == {f"{stage}_time" for stage in STAGES}
     assert sum(summary.stage_seconds.values()) == pytest.approx(summary.included_seconds)
+    assert summary.model_flops == summary.included_samples * FLOPS_OF_A_ROW
+    assert summary.hardware_flops == summary.included_samples * HARDWARE_FLOPS_OF_A_ROW
+    assert summary.flops_seconds == pytest.approx(summary.included_seconds)
+    assert (summary.flops_coverage, summary.flops_lower_bound) == (1.0, False)
     assert summary.failure is None
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.usefixtures("accelerate_state")
+def test_what_is_counted_is_the_same_through_every_door(tmp_path, door):
+    """The second step; and of the third, the batch with fewer rows than those before."""
+    DOORS[door](tmp_path, interrupted=False)
+    counted = records(tmp_path, Flops)
+    assert [(one.step, one.whole_step, one.model_flops) for one in counted] == [
+        (2, True, 2 * BATCH * FLOPS_OF_A_ROW),
+        (3, False, 2 * FLOPS_OF_A_ROW),
+    ]
+    for one, rows in zip(counted, (2 * BATCH, 2), strict=True):
+        assert one.by_phase == {phase: rows * flops for phase, flops in FLOPS_BY_PHASE.items()}
+        assert one.hardware_flops == rows * HARDWARE_FLOPS_OF_A_ROW
+        assert one.by_dtype == {"float32": one.model_flops}
+        assert one.over_six_n == pytest.approx(FLOPS_OF_A_ROW / (6 * WEIGHTS * LENGTH))
+        assert (one.coverage, one.lower_bound, one.uncounted, one.errors) == (1.0, False, {}, {})
+        assert (one.source, one.logical_flops, one.copies, one.reads) == ("counted", None, (), {})
+        assert sum(flops for *_, flops in one.products) <= one.hardware_flops
+        assert {"aten::mm", SCORES} <= {operation for operation, *_ in one.products}
 
 
 NAMES = {"pytorch_lightning": "lightning"}
@@ -199,4 +230,23 @@ KEYS = {
     *(f"perf/{rate}{suffix}" for rate in RATES for suffix in ("", "_per_device")),
     "perf/gc_pause",
     "perf/gc_loss",
+    "perf/tflops",
+    "perf/hardware_tflops",
+    "perf/flops_coverage",
 }
+COLUMNS = {"step", "samples", "tokens", "excluded", "model_flops", "step_time", *(f"{stage}_time" for stage in STAGES)}
+
+LENGTH, HIDDEN = 16, 16
+WEIGHTS = 4 * HIDDEN * HIDDEN + 3 * HIDDEN * 32 + HIDDEN * 64
+"""Of the Llama, those that are multiplied: around attention, in the block after it, in the head."""
+ATTENTION = 4 * LENGTH * LENGTH * HIDDEN
+"""FLOPs of a row: each token's scores for each token, and what they make of the values."""
+FLOPS_BY_PHASE = {
+    "forward": 2 * WEIGHTS * LENGTH + ATTENTION,
+    "backward": 4 * WEIGHTS * LENGTH + 2 * ATTENTION,
+    "attention_recompute": ATTENTION // 2,
+}
+"""By hand, of a row. The scores are made again in the backward."""
+FLOPS_OF_A_ROW = FLOPS_BY_PHASE["forward"] + FLOPS_BY_PHASE["backward"]
+HARDWARE_FLOPS_OF_A_ROW = sum(FLOPS_BY_PHASE.values())
+SCORES = "aten::_scaled_dot_product_flash_attention_for_cpu"

@@ -11,7 +11,8 @@ import pytest
 import sparks
 import tiny
 
-from perf_callbacks.core.records import Run, Steps, Summary, attempts
+from perf_callbacks.core.lines import attempts
+from perf_callbacks.core.records import Run, Steps, Summary
 from perf_callbacks.host.failing import describe
 from perf_callbacks.host.journal import read
 

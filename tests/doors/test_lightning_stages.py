@@ -14,6 +14,7 @@ import tiny
 import torch
 from fakes import FakeClock
 
+from perf_callbacks import PerfConfig
 from perf_callbacks.core.records import Span
 from perf_callbacks.host.recorder import Recorder
 
@@ -181,7 +182,7 @@ PLACES = (
 def fit(directory, install, sleep, *, module="Automatic", of="lightning", **options):
     """The steps of a fit in which there is a sleep where `install` puts it."""
     kinds = sparks.tree(of)
-    sleep.ours = ours = kinds.PerfCallback()
+    sleep.ours = ours = kinds.PerfCallback(PerfConfig(flops="off"))
     usual = {"max_steps": 22, "gradient_clip_val": None} if module == "Manual" else {"accumulate_grad_batches": 2}
     trainer = sparks.trainer(directory, ours, of=of, **{"max_steps": 11} | usual | options)
     running = SimpleNamespace(

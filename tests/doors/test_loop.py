@@ -22,6 +22,8 @@ from perf_callbacks import PerfConfig
 from perf_callbacks.core.records import Gc, Row, Run, Steps, Summary as SummaryRecord
 from perf_callbacks.loop import measure
 
+FLOPS_OF_A_ROW = 6 * 8 * (8 + 1) - 2 * 8 * 8
+"""Of `mlp`: six per weight, without the gradient of the input."""
 STAGES = ("data", "forward", "backward", "optimizer", "gc", "other")
 FORKED = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
@@ -44,11 +46,21 @@ def loss_of_tokens(model, batch):
     return model(**batch).loss
 
 
-def train(directory, loader, *, model=None, loss=squared_error, accumulation=1, resume=None, after_step=lambda _: None):
+def train(
+    directory,
+    loader,
+    *,
+    model=None,
+    loss=squared_error,
+    accumulation=1,
+    resume=None,
+    after_step=lambda _: None,
+    flops="count",
+):
     """Measure one pass over the loader; the last step may have fewer micro-batches."""
     model = mlp() if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    config = PerfConfig(output_dir=str(directory))
+    config = PerfConfig(output_dir=str(directory), flops=flops)
     with measure(model=model, optimizer=optimizer, loader=loader, config=config, resume=resume) as perf:
         last = None
         for number, batch in enumerate(perf.loader, 1):
@@ -96,7 +108,7 @@ def generated():
     ids=["even", "ragged", "accumulated", "masked", "two workers", "stream", "list"],
 )
 def test_samples_and_tokens_are_exact(tmp_path, loader, accumulation, expected):
-    perf = train(tmp_path, loader, model=llama(), loss=loss_of_tokens, accumulation=accumulation)
+    perf = train(tmp_path, loader, model=llama(), loss=loss_of_tokens, accumulation=accumulation, flops="off")
     assert amounts(tmp_path) == expected
     samples, tokens = (sum(column) for column in zip(*expected, strict=True))
     summary = perf.summary
@@ -111,7 +123,8 @@ def test_a_generator_is_measured_as_any_loader(tmp_path):
 
 @pytest.mark.parametrize(("mask", "useful"), [(True, 2 * 16 + 2 * 5), (False, None)])
 def test_useful_tokens_are_those_that_the_mask_keeps(tmp_path, mask, useful):
-    perf = train(tmp_path, rows_of_tokens(rows=8, lengths=(16, 5), mask=mask), model=llama(), loss=loss_of_tokens)
+    data = rows_of_tokens(rows=8, lengths=(16, 5), mask=mask)
+    perf = train(tmp_path, data, model=llama(), loss=loss_of_tokens, flops="off")
     assert perf.summary.included_useful_tokens == useful
 
 
@@ -138,7 +151,7 @@ def test_a_row_is_the_included_steps_since_the_row_before_as_ratios_of_sums(tmp_
     train(tmp_path, data, model=llama(), loss=loss_of_tokens, after_step=log)
     done = steps(tmp_path)
     assert rows[0] == {}
-    for row, included in zip(rows[1:], [done[1:3], done[3:7]], strict=True):
+    for row, included in zip(rows[1:], [done[2:3], done[3:7]], strict=True):
         seconds = sum(step["step_time"] for step in included)
         expected = {"perf/step_time": seconds / len(included)}
         for stage in STAGES:
@@ -146,9 +159,20 @@ def test_a_row_is_the_included_steps_since_the_row_before_as_ratios_of_sums(tmp_
         for name, amount in {"samples": 4, "tokens": 64, "useful_tokens": 42}.items():
             rate = amount * len(included) / seconds
             expected |= {f"perf/{name}_per_second": rate, f"perf/{name}_per_second_per_device": rate}
+        flops = sum(step["model_flops"] for step in included)
+        expected |= {"perf/tflops": flops / seconds / 1e12, "perf/flops_coverage": 1.0}
         assert {key: row[key] for key in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
-        assert row.keys() - expected.keys() == {"perf/gc_pause", "perf/gc_loss"}
+        assert row.keys() - expected.keys() == {"perf/gc_pause", "perf/gc_loss", "perf/hardware_tflops"}
     assert [(record.step, record.metrics) for record in records(tmp_path, Row)] == [(3, rows[1]), (7, rows[2])]
+
+
+@pytest.mark.parametrize("sizes", [(3, 4, 3, 4, 3), (3, 4, 4, 3, 3)])
+def test_a_shape_that_only_the_first_step_had_is_counted_when_it_comes_again(tmp_path, sizes):
+    train(tmp_path, [pair for rows in sizes for pair in pairs(1, rows)])
+    again = sizes.index(3, 1) + 1
+    excluded = {step["step"]: step["excluded"] for step in steps(tmp_path) if step["excluded"]}
+    assert excluded == {1: "first", 2: "counted", again: "recounted"}
+    assert [step["model_flops"] for step in steps(tmp_path)[1:]] == [rows * FLOPS_OF_A_ROW for rows in sizes[1:]]
 
 
 def test_the_loader_is_in_all_other_respects_the_users_own(tmp_path):
@@ -184,7 +208,7 @@ def test_a_person_sees_a_line_at_the_start_and_a_table_at_the_end(tmp_path, caps
     first, *table = capsys.readouterr().out.splitlines()
     assert first.startswith("perf_callbacks ")
     assert first.endswith(f"journal {tmp_path / 'perf_callbacks' / 'rank0.jsonl'}")
-    assert table[0].startswith("perf_callbacks: 3 steps, 2 of them ")
+    assert table[0].startswith("perf_callbacks: 3 steps, 1 of them ")
     assert [line.split()[0] for line in table[1:7]] == list(STAGES)
 
 
@@ -217,7 +241,7 @@ def test_a_resumed_loop_goes_on_counting_under_the_same_id(tmp_path):
 
     first, second = (records(tmp_path, Run, attempt=attempt)[0] for attempt in (0, 1))
     assert (second.run_id, second.attempt, second.step) == (first.run_id, 2, 2)
-    assert [(step["step"], step["excluded"]) for step in steps(tmp_path)] == [(3, "restart"), (4, None), (5, None)]
+    assert [(step["step"], step["excluded"]) for step in steps(tmp_path)] == [(3, "restart"), (4, "counted"), (5, None)]
     assert (perf.summary.step, perf.summary.steps) == (5, 3)
     assert (perf.summary.samples, perf.summary.total_samples) == (12, 8 + 12)
     assert (perf.summary.tokens, perf.summary.total_tokens) == (192, 128 + 192)

@@ -118,6 +118,11 @@ class Optimizer(torch.optim.Optimizer):
         super().zero_grad(set_to_none)
 
 
+def uncounted(directory):
+    """Counting FLOPs would take its time in the second step."""
+    return PerfConfig(output_dir=str(directory), flops="off")
+
+
 def train(directory, pause, *, model=None, call=lambda model, inputs: model(inputs), after_step=lambda *_: None):
     """A loop of 25 steps with two micro-batches each."""
     model = Model(pause) if model is None else model
@@ -128,7 +133,7 @@ def train(directory, pause, *, model=None, call=lambda model, inputs: model(inpu
         return torch.stack(rows).requires_grad_()
 
     loader = DataLoader(Rows(pause), batch_size=2, collate_fn=collate)
-    with measure(model=model, optimizer=optimizer, loader=loader, config=PerfConfig(output_dir=str(directory))) as perf:
+    with measure(model=model, optimizer=optimizer, loader=loader, config=uncounted(directory)) as perf:
         for index, inputs in enumerate(perf.loader):
             outputs = call(model, inputs)
             pause("loss")
@@ -258,8 +263,7 @@ def test_what_follows_the_closure_in_an_optimizer_step_is_optimizer(tmp_path):
     model = Model(pause)
     optimizer = Optimizer(model, pause)
     batches = [torch.ones(2, 4)] * STEPS
-    config = PerfConfig(output_dir=str(tmp_path))
-    with measure(model=model, optimizer=optimizer, loader=batches, config=config) as perf:
+    with measure(model=model, optimizer=optimizer, loader=batches, config=uncounted(tmp_path)) as perf:
         for inputs in perf.loader:
 
             def closure(inputs=inputs):

@@ -151,6 +151,7 @@ class Job:
 
 JOBS = {
     "loop": {"door": "loop"},
+    "loop that counts FLOPs": {"door": "loop", "plan": {"flops": "count"}},
     "loop of three": {
         "door": "loop",
         "world_size": 3,
@@ -160,6 +161,13 @@ JOBS = {
     "lightning": {"door": "lightning"},
     "accelerate": {"door": "accelerate"},
 }
+
+
+COUNTED = {2, 3, 4}
+
+
+def counts(job):
+    return job.plan.get("flops") == "count"
 
 
 @pytest.fixture(scope="module", params=JOBS)
@@ -195,7 +203,7 @@ def test_a_window_is_the_sum_of_what_all_ranks_went_through_in_the_time_of_the_s
             [step for step in mine if step["step"] in numbers and step.get("excluded") is None] for mine in everyone
         ]
         assert {len(mine) for mine in included} == {window.steps}
-        assert window.steps == WINDOW - (window.first_step == 1)
+        assert window.steps == len({*numbers} - ({1} | COUNTED if counts(job) else {1}))
         assert window.ranks == job.world_size
         slowest = max(sum(step["step_time"] for step in mine) for mine in included)
         assert window.seconds == pytest.approx(slowest, abs=1e-6)
@@ -203,6 +211,16 @@ def test_a_window_is_the_sum_of_what_all_ranks_went_through_in_the_time_of_the_s
             assert getattr(window, amount) == sum(step[amount] for mine in included for step in mine)
         truth = [job.got(rank)[step["step"] - 1] for rank in range(job.world_size) for step in included[rank]]
         assert [getattr(window, amount) for amount in AMOUNTS] == [sum(column) for column in zip(*truth, strict=True)]
+
+
+def test_each_rank_counts_its_own_flops_in_the_same_steps_and_knows_those_of_all_others(job):
+    """Three shapes are enough to know how any other scales. Six per token and weight of the head."""
+    for rank in range(job.world_size):
+        done = steps(job.directory, rank=rank)
+        counted = {step["step"] for step in done if step["excluded"] == "counted"}
+        flops = [step.get("model_flops") for step in done[1:]]
+        assert counted == (COUNTED if counts(job) else set())
+        assert flops == [6 * tokens * 4 * 64 if counts(job) else None for _, tokens, _ in job.got(rank)[1:]]
 
 
 def test_what_ranks_get_is_uneven(job):

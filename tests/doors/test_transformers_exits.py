@@ -10,7 +10,8 @@ import tiny
 import torch
 from transformers import Trainer, TrainerCallback
 
-from perf_callbacks.core.records import Run, Steps, Summary, attempts
+from perf_callbacks.core.lines import attempts
+from perf_callbacks.core.records import Run, Steps, Summary
 from perf_callbacks.host.failing import describe
 from perf_callbacks.host.journal import read
 from perf_callbacks.transformers import PerfCallback

@@ -10,7 +10,8 @@ import pytest
 import tiny
 from transformers import Trainer, TrainerCallback
 
-from perf_callbacks.core.records import Run, Summary, attempts
+from perf_callbacks.core.lines import attempts
+from perf_callbacks.core.records import Run, Summary
 from perf_callbacks.host.journal import read
 from perf_callbacks.transformers import PerfCallback
 
@@ -180,11 +181,12 @@ TWO_RANKS = """
 import os, sys
 import tiny
 import torch
+from perf_callbacks import PerfConfig
 from perf_callbacks.transformers import PerfCallback
 
 for steps in (2, 4)[:int(sys.argv[2])]:
     arguments = tiny.training_arguments(sys.argv[1], max_steps=steps, save_strategy="steps", save_steps=2)
-    trainer = tiny.trainer(arguments, PerfCallback(), train_dataset=tiny.Tokens(40))
+    trainer = tiny.trainer(arguments, PerfCallback(PerfConfig(flops="off")), train_dataset=tiny.Tokens(40))
     trainer.train(resume_from_checkpoint=steps == 4)
 torch.distributed.barrier()
 os._exit(0)  # gloo's threads at times abort the interpreter's own way out

@@ -13,6 +13,7 @@ import torch
 from fakes import FakeClock
 from transformers import Trainer, TrainerCallback
 
+from perf_callbacks import PerfConfig
 from perf_callbacks.core.records import Span
 from perf_callbacks.host.recorder import Recorder
 from perf_callbacks.transformers import PerfCallback
@@ -184,7 +185,7 @@ def fit(directory, install, sleep, **arguments):
         kind=type("Own", (Trainer,), {}),
     )
     install(trainer, sleep)
-    trainer.add_callback(PerfCallback())
+    trainer.add_callback(PerfCallback(PerfConfig(flops="off")))
     trainer.train()
     return {step["step"]: step for step in tiny.steps(directory)}
 

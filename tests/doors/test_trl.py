@@ -10,6 +10,7 @@ from trl import SFTConfig, SFTTrainer
 from perf_callbacks.transformers import PerfCallback
 
 LENGTHS = (5, 9, 14, 20)
+FLOPS = {"perf/tflops", "perf/hardware_tflops", "perf/flops_coverage"}
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def texts():
 def test_every_row_has_metrics_and_the_amounts_are_those_that_the_model_saw(tmp_path, tokenizer, texts, packing):
     ours, seen = PerfCallback(), {}
     arguments = tiny.training_arguments(
-        tmp_path, kind=SFTConfig, max_length=32, packing=packing, gradient_accumulation_steps=2, max_steps=4
+        tmp_path, kind=SFTConfig, max_length=32, packing=packing, gradient_accumulation_steps=2, max_steps=8
     )
     trainer = SFTTrainer(
         model=tiny.llama(), args=arguments, train_dataset=texts, processing_class=tokenizer, callbacks=[ours]
@@ -50,13 +51,21 @@ def test_every_row_has_metrics_and_the_amounts_are_those_that_the_model_saw(tmp_
     assert [(step["step"], step["samples"], step["tokens"]) for step in steps] == [
         (step, sum(samples), sum(tokens)) for step, (samples, tokens, _) in amounts.items()
     ]
-    useful = [amount for step in (2, 3, 4) for amount in amounts[step][2]]
+    excluded = [step["excluded"] for step in steps]
+    assert excluded[:3] == ["first", "counted", "recounted"]  # there is a shape in the third that the second has not
+    assert {*excluded[3:]} == ({"recounted", None} if packing else {None})  # packed, hardly any shape comes again
+    included = [step["step"] for step in steps if step["excluded"] is None]
+    useful = [amount for step in included for amount in amounts[step][2]]
     assert ours.summary.included_useful_tokens == (None if None in useful else sum(useful))
     assert (None in useful) == packing
 
-    rows = [row for row in trainer.state.log_history if "loss" in row or "train_runtime" in row]
-    keys = [{key for key in row if key.startswith("perf/")} for row in rows]
-    assert keys[0] == set()
-    assert all(one == keys[-1] for one in keys[1:])
-    assert {"perf/step_time", "perf/tokens_per_second", "perf/forward_time", "perf/backward_time"} <= keys[-1]
-    assert all(metrics[key] > 0 for key in keys[-1] - {"perf/gc_time", "perf/gc_pause", "perf/gc_loss"})
+    rows = {row["step"]: row for row in trainer.state.log_history if "loss" in row}
+    keys = {step: {key for key in row if key.startswith("perf/")} for step, row in rows.items()}
+    whole = {key for key in metrics if key.startswith("perf/")}
+    counted = {step["step"] for step in steps if step.get("model_flops") is not None}
+    assert keys == {
+        step: set() if step not in included else whole if step in counted else whole - FLOPS for step in range(1, 9)
+    }
+    assert counted & {*included} == ({6, 8} if packing else {*included})
+    assert {"perf/step_time", "perf/tokens_per_second", "perf/forward_time", "perf/backward_time"} | FLOPS <= whole
+    assert all(metrics[key] > 0 for key in whole - {"perf/gc_time", "perf/gc_pause", "perf/gc_loss"})

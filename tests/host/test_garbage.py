@@ -131,7 +131,7 @@ WITHOUT_TORCH = """
     import gc, sys, threading
     from fakes import Fit
     from perf_callbacks import PerfConfig
-    from perf_callbacks.core.records import Entry, decode, encode
+    from perf_callbacks.core.lines import Entry, decode, encode
     from perf_callbacks.host.garbage import GcObserver
     from perf_callbacks.report import text
 

@@ -6,7 +6,8 @@ import os
 import pytest
 from fakes import FakeClock, a_run
 
-from perf_callbacks.core.records import Entry, Gc, Row, Span, Steps, attempts
+from perf_callbacks.core.lines import Entry, attempts
+from perf_callbacks.core.records import Gc, Row, Span, Steps
 from perf_callbacks.host.journal import FileJournal, NullJournal, read
 
 ROW, SPAN = Row(step=1, metrics={"perf/step_time": 0.5}), Span(kind="evaluation", step=1, start=0.0, seconds=1.0)

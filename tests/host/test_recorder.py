@@ -14,7 +14,8 @@ from fakes import FakeClock
 from perf_callbacks import PerfConfig
 from perf_callbacks.core.batches import Batch, BatchReader
 from perf_callbacks.core.engine import Engine
-from perf_callbacks.core.records import Gc, Run, Steps, Summary, attempts
+from perf_callbacks.core.lines import attempts
+from perf_callbacks.core.records import Gc, Run, Span, Steps, Summary
 from perf_callbacks.core.settings import resolve
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.core.tape import Tape
@@ -52,6 +53,25 @@ POINTS = [
     (FileJournal, "flush"),
     (FileJournal, "close"),
 ]
+
+
+class Companion:
+    """Asks for what a recorder hands to those that go along with it, and tells it what they may tell."""
+
+    def __init__(self, recorder):
+        self.recorder = recorder
+
+    def end_step(self, step):
+        self.recorder.write(Span(kind="counting", step=step, start=len(self.recorder.batches), seconds=0.0))
+
+    def begin_step(self):
+        self.recorder.exclude("counted")
+
+    def begin_span(self):
+        pass
+
+    def end_span(self):
+        pass
 
 
 def original():
@@ -149,8 +169,9 @@ def test_a_disk_that_refuses_the_journal_costs_nothing_else(tmp_path, make, capl
 def test_a_failure_anywhere_is_said_once_and_everything_is_put_back(point, make, owner, caplog, monkeypatch):
     found = list(gc.callbacks)
     with monkeypatch.context() as patch:
-        patch.setattr(*point, raising)
+        patch.setattr(*point, property(raising) if isinstance(getattr(*point), property) else raising)
         recorder = make()
+        recorder.companions.append(Companion(recorder))
         for call in [*CALLS.values()] * 2:
             call(recorder)
     if point == (GcObserver, "remove"):  # what fails to put something back does not put it back

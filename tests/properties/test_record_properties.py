@@ -6,7 +6,8 @@ from pathlib import Path
 from fakes import a_run
 from hypothesis import given, strategies as st
 
-from perf_callbacks.core.records import Entry, Gc, Row, Span, Steps, Summary, Window, attempts, decode, encode
+from perf_callbacks.core.lines import Entry, attempts, decode, encode
+from perf_callbacks.core.records import Gc, Row, Span, Steps, Summary, Window
 from perf_callbacks.host.journal import FileJournal, read
 
 COUNTS = st.integers(0, 2**40)

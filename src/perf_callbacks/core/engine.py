@@ -232,7 +232,8 @@ class Engine:
         return self._logged(step, self._ledger.included())
 
     def _logged(self, step: int, totals: Totals) -> dict[str, float]:
-        metrics = ratios.metrics(totals, self._shown, self._sharing.latest, self._work.coverage)
+        self._work.judge(totals.effort, totals.effort_seconds)
+        metrics = ratios.metrics(totals, self._shown, self._sharing.latest, self._work.rating)
         if metrics:
             self._emit(Row(step=step, metrics=metrics))
         return metrics
@@ -276,8 +277,7 @@ class Engine:
             model_flops=included.effort.model_flops if worked else None,
             hardware_flops=included.effort.hardware_flops if worked else None,
             flops_seconds=included.effort_seconds if worked else None,
-            flops_coverage=self._work.coverage if worked else None,
-            flops_lower_bound=self._work.lower_bound,
+            **(self._work.rating.summary() if worked and self._work.rating is not None else {}),
             total_samples=total.samples,
             total_tokens=total.tokens,
             gc_collections=tuple(self._collections.collections) if gc_timed else None,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from perf_callbacks.core.steps import Step, Totals
+from perf_callbacks.core.steps import RECOUNTED, Step, Totals
 from perf_callbacks.core.windows import Part
 
 
@@ -38,12 +38,12 @@ class Parts:
         start = 0
         for stop, step in enumerate(steps, 1):
             if step.number % self._length == 0:
-                self._totals.add([one for one in steps[start:stop] if one.excluded is None])
+                self._totals.add([one for one in steps[start:stop] if _belongs(one)])
                 if self._after <= max(self._start, step.number - self._length):
                     yield self._part(step.number // self._length - 1, self._length)
                 self._begin(step.number)
                 start = stop
-        self._totals.add([one for one in steps[start:] if one.excluded is None])
+        self._totals.add([one for one in steps[start:] if _belongs(one)])
 
     def _begin(self, after: int) -> None:
         self._totals, self._after = Totals(), after
@@ -64,3 +64,7 @@ class Parts:
             model_flops=totals.effort.model_flops if totals.effort_steps == totals.steps else None,
             hardware_flops=totals.effort.hardware_flops if totals.effort_steps == totals.steps else None,
         )
+
+
+def _belongs(step: Step) -> bool:
+    return step.excluded is None or (step.excluded == RECOUNTED and step.seconds is not None)

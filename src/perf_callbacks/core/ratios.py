@@ -1,16 +1,16 @@
 """Totals to metrics: ratios of sums."""
 
 from perf_callbacks.core import windows
+from perf_callbacks.core.rating import Rating
 from perf_callbacks.core.records import Window
 from perf_callbacks.core.steps import Shown, Totals
 
 PREFIX = "perf/"
-TERA = 1e12
 _DIGITS = 6
 
 
 def metrics(
-    totals: Totals, shown: Shown, window: Window | None = None, coverage: float | None = None
+    totals: Totals, shown: Shown, window: Window | None = None, rating: Rating | None = None
 ) -> dict[str, float]:
     """What is logged of some steps. What is unknown is left out; of no steps there is nothing to say.
 
@@ -30,10 +30,8 @@ def metrics(
         values[f"{name}_per_second_per_device"] = None if rate is None else rate / shown.devices
     if shown.processes > 1 and window is not None:
         values |= windows.rates(window)
-    if totals.effort_steps and totals.effort_seconds > 0:
-        values["tflops"] = totals.effort.model_flops / totals.effort_seconds / TERA
-        values["hardware_tflops"] = totals.effort.hardware_flops / totals.effort_seconds / TERA
-        values["flops_coverage"] = coverage
+    if rating is not None and totals.effort_seconds > 0:
+        values |= rating.metrics(totals.effort, totals.effort_seconds)
     if shown.gc_timed:
         values |= {"gc_pause": totals.longest_pause, "gc_loss": totals.pause_seconds}
     return {PREFIX + name: float(f"{value:.{_DIGITS}g}") for name, value in values.items() if value is not None}

@@ -1,12 +1,10 @@
-"""What a run leaves behind, as frozen records that go to JSON and back.
+"""What a run leaves behind, as frozen records.
 
-A journal is one JSON object per line, with `type` and `t`. A torn or foreign line is skipped, never fatal; keys that
-this version doesn't know are dropped.
+`perf_callbacks.core.lines` writes them as lines of a journal.
 """
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 SCHEMA = 1
@@ -68,7 +66,8 @@ class Steps:
     samples: tuple[int | None, ...] = ()
     tokens: tuple[int | None, ...] = ()
     excluded: tuple[str | None, ...] = ()
-    """Why a step is in no row: "first", "restart", "counted", "evaluation", "checkpoint", "lost"; None for others."""
+    """Why a step is in no row: "first", "restart", "counted", "recounted", "evaluation", "checkpoint", "lost"; None:
+    it is in one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,7 +156,7 @@ class Window:
     last_step: int
     """By the trainer's count, as `first_step`; both are in it."""
     steps: int
-    """Those of them that are in rows: what follows is about these."""
+    """Those of them that are in rows, or were counted again: what follows is about these."""
     ranks: int
     seconds: float
     """Of the slowest rank: the job is not through before it."""
@@ -204,6 +203,11 @@ class Summary:
     flops_coverage: float | None = None
     """As in `Flops`, at the last count; the next too."""
     flops_lower_bound: bool = False
+    flops_dtype: str | None = None
+    """The number format that carries most FLOPs; so the next, of one device."""
+    peak_flops_per_second: float | None = None
+    peak_source: str | None = None
+    peak_measured: bool = False
     total_samples: int | None
     """Of all attempts so far, counted by the checkpoints between them; as the next."""
     total_tokens: int | None
@@ -215,82 +219,24 @@ class Summary:
     """Why measuring stopped early, where it did."""
 
     @property
+    def mfu(self) -> float | None:
+        """Model FLOPs per second over the peak, from 0 to 1."""
+        return self._of_peak(self.model_flops)
+
+    @property
+    def hfu(self) -> float | None:
+        """All FLOPs per second over the peak, from 0 to 1."""
+        return self._of_peak(self.hardware_flops)
+
+    def _of_peak(self, flops: int | None) -> float | None:
+        if flops is None or not self.flops_seconds or not self.peak_flops_per_second:
+            return None
+        return flops / self.flops_seconds / self.peak_flops_per_second
+
+    @property
     def step_time(self) -> float | None:
         """Seconds per included step."""
         return self.included_seconds / self.included_steps if self.included_steps else None
 
 
 Record = Run | Steps | Row | Gc | Span | Flops | Window | Summary
-
-_TYPES: dict[str, type[Record]] = {
-    kind.__name__.lower(): kind for kind in (Run, Steps, Row, Gc, Span, Flops, Window, Summary)
-}
-
-_FIELDS = {kind: tuple(item.name for item in fields(kind)) for kind in _TYPES.values()}
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A record and when it was written, in seconds since its run began."""
-
-    t: float
-    record: Record
-
-
-def encode(entry: Entry) -> str:
-    """One line of a journal, without its end. Columns of times are kept to a tenth of a microsecond."""
-    record = entry.record
-    parts = [f'"type":"{type(record).__name__.lower()}"', f'"t":{entry.t:.6f}']
-    for name in _FIELDS[type(record)]:
-        value = getattr(record, name)
-        if value != ():
-            write = _times if name.endswith("_time") else _json
-            parts.append(f'"{name}":{_column(value, write) if type(value) is tuple else write(value)}')
-    return "{" + ",".join(parts) + "}"
-
-
-def _column(values: tuple[Any, ...], write: Callable[[Any], str]) -> str:
-    """One where every step has the same is written faster."""
-    if values.count(values[0]) < len(values):
-        return write(values)
-    return "[" + ",".join([write(values[:1])[1:-1]] * len(values)) + "]"
-
-
-def _times(values: tuple[float | None, ...]) -> str:
-    if None in values:
-        return _json([value if value is None else round(value, 7) for value in values])
-    return "[" + (("%.7f," * len(values)) % values)[:-1] + "]"
-
-
-_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
-
-
-def decode(line: str) -> Entry | None:
-    """The entry on one line; None where the line is torn, foreign, or of a type that came later."""
-    try:
-        values = json.loads(line)
-        kind = _TYPES[values.pop("type")]
-        t = float(values.pop("t"))
-        return Entry(t, kind(**{name: _frozen(value) for name, value in values.items() if name in _FIELDS[kind]}))
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-        return None
-
-
-def entries(lines: Iterable[str]) -> Iterator[Entry]:
-    """The entries of a journal, in order."""
-    return (entry for entry in map(decode, lines) if entry is not None)
-
-
-def attempts(journal: Iterable[Entry]) -> list[list[Entry]]:
-    """A journal cut into its fits and attempts, each from its `Run` on. What precedes the first one is dropped."""
-    parts: list[list[Entry]] = []
-    for entry in journal:
-        if isinstance(entry.record, Run):
-            parts.append([])
-        if parts:
-            parts[-1].append(entry)
-    return parts
-
-
-def _frozen(value: Any) -> Any:
-    return tuple([_frozen(one) for one in value]) if isinstance(value, list) else value

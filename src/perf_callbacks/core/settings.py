@@ -64,8 +64,6 @@ def _stranger(name: str, nearest: list[str]) -> str:
 
 NOT_BUILT = frozenset(
     {
-        "peak_tflops",
-        "measure_peak",
         "checklist",
         "skip",
         "gc_interval",

@@ -6,6 +6,7 @@ from fractions import Fraction
 from itertools import combinations
 
 from perf_callbacks.core.batches import ShapeKey
+from perf_callbacks.core.rating import Rating
 from perf_callbacks.core.work import Cell, Effort, Kind, Work
 
 _MOST_SHAPES = 4096
@@ -28,16 +29,27 @@ class ShapedWork:
     """
 
     def __init__(self) -> None:
-        self.coverage: float | None = None
-        """Of the last count."""
-        self.lower_bound = False
-        """Whether the last count knows of more work than it counted."""
+        self.rating: Rating | None = None
+        """What work is compared with. None: none was counted."""
+        self.refuted = False
+        """Whether a measured peak turned out to be none."""
         self.optimizer = Work()
         """What the optimizer does in each step."""
         self._families: dict[ShapeKey, dict[tuple[int, int], Work]] = {}
         self._steps: dict[frozenset[tuple[ShapeKey, int]], Work] = {}
         self._known: dict[ShapeKey, Work | None] = {}
         self._efforts: dict[tuple[ShapeKey, ...], Effort | None] = {}
+
+    def rate(self, rating: Rating) -> None:
+        """Compare work with this."""
+        self.rating = rating
+        self._efforts.clear()
+
+    def judge(self, effort: Effort, seconds: float) -> None:
+        """Some steps took this long: a measured peak that is lower than what they did is none."""
+        if self.rating is not None and self.rating.refuted(effort, seconds):
+            self.refuted = True
+            self.rate(self.rating.without_peak())
 
     def learn(self, shapes: Sequence[ShapeKey], passes: Sequence[Work]) -> None:
         """The batches of a counted step, and the work of each forward and its backward."""
@@ -67,10 +79,9 @@ class ShapedWork:
         whole = self._steps.get(frozenset(Counter(shapes).items()))
         works = [whole] if whole is not None else [self._one(shape) for shape in shapes]
         known = [work for work in works if work is not None]
-        if not known or len(known) < len(works):
+        if self.rating is None or not known or len(known) < len(works):
             return None
-        total = Work.sum([*known, self.optimizer])
-        return Effort(total.model_flops, total.hardware_flops)
+        return self.rating.effort(Work.sum([*known, self.optimizer]))
 
     def _one(self, shape: ShapeKey) -> Work | None:
         if shape not in self._known:

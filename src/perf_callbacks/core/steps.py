@@ -15,6 +15,13 @@ BLOCK = 64
 """Steps that are kept one by one before they are added up."""
 
 
+COUNTED = "counted"
+"""Why the step in which FLOPs are counted, the same on all ranks, is in no row."""
+
+RECOUNTED = "recounted"
+"""Why one is in which they are counted for a new shape: ranks may meet it at different steps, so windows have it."""
+
+
 class Step(NamedTuple):
     """A finished optimizer step."""
 
@@ -57,7 +64,7 @@ class Totals:
         self.samples: int | None = 0
         self.tokens: int | None = 0
         self.useful_tokens: Any = 0
-        self.effort = Effort(0, 0)
+        self.effort = Effort(0, 0, 0.0)
         """Of the steps whose effort is known; so the next two."""
         self.effort_steps = 0
         self.effort_seconds = 0.0
@@ -86,7 +93,7 @@ class Totals:
         known = [(step.effort, sum(step.seconds or ())) for step in steps if step.effort is not None]
         if known:
             efforts, seconds = zip(*known, strict=True)
-            self.effort = Effort(*map(sum, zip(self.effort, *efforts, strict=True)))
+            self.effort = Effort(*[plus(*amounts) for amounts in zip(self.effort, *efforts, strict=True)])
             self.effort_steps += len(known)
             self.effort_seconds += sum(seconds)
 
@@ -97,7 +104,7 @@ class Totals:
         self.samples = plus(self.samples, other.samples)
         self.tokens = plus(self.tokens, other.tokens)
         self.useful_tokens = plus(self.useful_tokens, other.useful_tokens)
-        self.effort = Effort(*map(sum, zip(self.effort, other.effort, strict=True)))
+        self.effort = Effort(*[plus(*amounts) for amounts in zip(self.effort, other.effort, strict=True)])
         self.effort_steps += other.effort_steps
         self.effort_seconds += other.effort_seconds
         self.pause_seconds += other.pause_seconds

@@ -34,7 +34,7 @@ class Part:
     """In how many parts the ranks share the samples. Under tensor or pipeline parallelism several ranks go through the
     same ones: of their sum, `data_parallel / world_size` is what the job went through."""
     steps: int
-    """Those of the window that are in rows: what follows is about these."""
+    """Those of the window that are in rows, or were counted again: what follows is about these."""
     seconds: float
     samples: int | None
     """None: unknown, as the next two."""

@@ -33,6 +33,8 @@ class Effort(NamedTuple):
 
     model_flops: int
     hardware_flops: int
+    ideal_seconds: float | None
+    """How long the model's work takes at peak, each number format at its own; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)

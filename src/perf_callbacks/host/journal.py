@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from perf_callbacks.core.records import Entry, Gc, Record, Steps, decode, encode
+from perf_callbacks.core.lines import Entry, decode, encode
+from perf_callbacks.core.records import Gc, Record, Steps
 
 PENDING = 256
 """Records that are held back before they are written together."""

@@ -66,6 +66,7 @@ class Recorder:
                 began=began,
                 clock=clock,
             )
+        self.device, self.config = place.device, config
         self.work = ShapedWork()
         """What steps take, as far as it was counted."""
         self._engine = Engine(

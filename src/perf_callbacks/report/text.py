@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 
+from perf_callbacks.core.peaks import TERA
 from perf_callbacks.core.records import Run, Summary
 
 DASH = "—"
@@ -37,7 +38,14 @@ def opening(run: Run, *, journal: object | None, staged: bool = True) -> str:
 
 def closing(summary: Summary) -> str:
     """The table at the end."""
-    lines = [_headline(summary), *_stages(summary), _throughput(summary), _spans(summary), _pauses(summary)]
+    lines = [
+        _headline(summary),
+        *_stages(summary),
+        _throughput(summary),
+        *_work(summary),
+        _spans(summary),
+        _pauses(summary),
+    ]
     if summary.failure:
         lines.append(f"measuring stopped early: {summary.failure}")
     return "\n  ".join(line for line in lines if line)
@@ -68,6 +76,21 @@ def _throughput(summary: Summary) -> str:
     known = {name: amount for name, amount in amounts.items() if amount and seconds}
     rates = "   ".join(f"{rate(amount / seconds)} {name}" for name, amount in known.items())
     return f"on this rank: {rates}" if rates else ""
+
+
+def _work(summary: Summary) -> Iterable[str]:
+    if not summary.flops_seconds or summary.model_flops is None or summary.hardware_flops is None:
+        return
+    at_least = "≥ " if summary.flops_lower_bound else ""
+    model, hardware = (flops / summary.flops_seconds / TERA for flops in (summary.model_flops, summary.hardware_flops))
+    parts = [f"{at_least}{rate(model)} TFLOPS of the model, {at_least}{rate(hardware)} with what is done again"]
+    if summary.flops_coverage is not None:
+        parts.append(f"{summary.flops_coverage:.1%} of the weights seen")
+    yield ", ".join(parts)
+    if summary.mfu is None or summary.hfu is None or summary.peak_flops_per_second is None:
+        return
+    peak = f"{'measured peak' if summary.peak_measured else 'peak'} {rate(summary.peak_flops_per_second / TERA)} TFLOPS"
+    yield f"MFU {at_least}{summary.mfu:.1%}, HFU {at_least}{summary.hfu:.1%} of {peak} ({summary.flops_dtype})"
 
 
 def _spans(summary: Summary) -> str:

@@ -9,14 +9,19 @@ import torch
 from torch import nn
 
 from perf_callbacks.core.batches import ShapeKey
+from perf_callbacks.core.peaks import Peaks, advice
+from perf_callbacks.core.rating import rate
+from perf_callbacks.core.records import Flops
 from perf_callbacks.core.shapes import extent
-from perf_callbacks.core.steps import plus
+from perf_callbacks.core.steps import COUNTED, RECOUNTED, plus
 from perf_callbacks.core.work import Work
 from perf_callbacks.flops import offline
 from perf_callbacks.flops.counter import FlopCounter
 from perf_callbacks.flops.offline import Example
 from perf_callbacks.flops.window import CountWindow
 from perf_callbacks.host.failing import describe
+from perf_callbacks.host.measured_peaks import forget
+from perf_callbacks.host.peaks import find
 from perf_callbacks.host.recorder import Recorder, log
 from perf_callbacks.watching.counted import counted, estimated
 
@@ -76,6 +81,8 @@ class Counting:
 
     def begin_step(self) -> None:
         """The next one begins."""
+        if self._recorder.work.refuted:
+            self._look_at_peak()
         if not self._examples and self._done:
             return
         if self._live and self._eager():
@@ -100,9 +107,9 @@ class Counting:
 
     def see(self, shape: ShapeKey, tensors: Mapping[str, Any]) -> None:
         """A batch of a new shape is about to be trained on, or evaluated."""
-        if self._window is not None or not shape or self._recorder.work.knows(shape):
+        if not shape or self._recorder.work.knows(shape):
             return
-        here = not self._spans and get_ident() == self._thread
+        here = self._window is None and not self._spans and get_ident() == self._thread
         if here and self._done and self._live and self._affordable() and self._eager():
             self._open()
         elif len(self._examples) < MOST_OWED:
@@ -146,7 +153,7 @@ class Counting:
     def _open(self) -> None:
         self._examples.clear()
         self._before = len(self._recorder.batches)
-        self._recorder.exclude("counted")
+        self._recorder.exclude(RECOUNTED if self._done else COUNTED)
         self._counts += 1
         self._window = CountWindow()
         if not self._spans:
@@ -169,15 +176,34 @@ class Counting:
         passes = [Work(cells) for cells in counter.passes]
         work.optimizer = total.only("optimizer")
         work.learn([batch.shape for batch in batches], [one.without("optimizer") for one in passes])
+        self._examples = {shape: example for shape, example in self._examples.items() if not work.knows(shape)}
         tokens = plus(*[batch.tokens for batch in batches])
-        record = counted(counter, step, tokens, whole_step=not self._before, compiled=_compiled())
-        work.coverage, work.lower_bound = record.coverage, record.lower_bound
+        self._conclude(counted(counter, step, tokens, whole_step=not self._before, compiled=_compiled()), total)
+
+    def _conclude(self, record: Flops, total: Work) -> None:
         self._recorder.write(record)
+        work = self._recorder.work
+        peaks = work.rating.peaks if work.rating is not None else self._peaks(total)
+        work.rate(rate(total, coverage=record.coverage, lower_bound=record.lower_bound, peaks=peaks))
+
+    def _peaks(self, total: Work) -> Peaks | None:
+        """Once in a fit. It may take a second, which is part of a step that is in no row."""
+        recorder = self._recorder
+        found = find(recorder.device, total.by_dtype, recorder.config)
+        if found is None and recorder.run.rank == 0:
+            log.warning("perf_callbacks: %s", advice(recorder.run.device))
+        return found
+
+    def _look_at_peak(self) -> None:
+        """A peak that was measured, and is lower than what was done since, is to be measured anew the next time."""
+        self._recorder.work.refuted = False
+        log.warning("perf_callbacks: more was done than the measured peak allows; there is no MFU and no HFU any more.")
+        forget(self._recorder.device)
 
     def _work_out(self) -> None:
         """Of each shape that is not known, without running it: the last resort is a closed form."""
+        self._recorder.exclude(RECOUNTED if self._done else COUNTED)
         self._done = True
-        self._recorder.exclude("counted")
         examples, self._examples = self._examples, {}
         for shape, example in examples.items():
             if self._model is not None and not self._recorder.work.knows(shape):
@@ -196,8 +222,7 @@ class Counting:
             total = offline.closed_form(model, rows, length)
             record = estimated(total, self._recorder.step)
         work.learn([shape], [total])
-        work.coverage, work.lower_bound = record.coverage, record.lower_bound
-        self._recorder.write(record)
+        self._conclude(record, total)
 
 
 def _compiled() -> bool:
