@@ -1,4 +1,4 @@
-"""README and docstrings are tests: their code runs with a model, data and a directory of its own."""
+"""README, pages and docstrings are tests; the code in README runs with a model, data and a directory of its own."""
 
 import os
 import sys
@@ -9,6 +9,7 @@ import torch
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser
 from sybil.parsers.rest import DocTestParser
+from sybil.sybil import SybilCollection
 
 _HOME = Path.cwd()
 
@@ -46,5 +47,6 @@ def _leave(namespace):
 
 
 _readme = Sybil(parsers=[PythonCodeBlockParser()], patterns=["README.md"], setup=_stage, teardown=_leave)
+_pages = Sybil(parsers=[PythonCodeBlockParser()], path="docs", patterns=["*.md"])
 _docstrings = Sybil(parsers=[DocTestParser()], path="src", patterns=["*.py"])
-pytest_collect_file = (_readme + _docstrings).pytest()
+pytest_collect_file = SybilCollection([_readme, _pages, _docstrings]).pytest()

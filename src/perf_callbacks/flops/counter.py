@@ -49,7 +49,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self.errors: Counter[str] = Counter()
         """What went wrong here, by operation."""
         self._backwards = False
-        self._formulas: dict[Any, Formula | None] = {}
+        self._formulas: dict[int, tuple[Any, Formula | None]] = {}  # with the operation, whose id it keeps
         self._hooks: list[Any] = []
 
     def __enter__(self) -> "FlopCounter":  # noqa: PYI034 Python 3.10 has no Self
@@ -80,7 +80,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         kwargs = kwargs or {}
         if self.inert:
             return func(*args, **kwargs)
-        if _wrapped(types):  # it takes itself apart, into what we get then
+        if types and _wrapped(types):  # it takes itself apart, into what we get then
             self._count_whole(func, args, kwargs)
             return NotImplemented
         if torch.is_inference_mode_enabled() and isinstance(func, OpOverload) and self._formula(func) is None:
@@ -106,11 +106,10 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             self._err(type(module).__name__, error)
 
     def _formula(self, func: Any) -> Formula | None:
-        try:
-            return self._formulas[func]
-        except KeyError:
-            self._formulas[func] = found = formulas.formula(func)
-            return found
+        known = self._formulas.get(id(func))
+        if known is None:
+            known = self._formulas[id(func)] = func, formulas.formula(func)
+        return known[1]
 
     def _count(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         formula = self._formula(func)

@@ -95,7 +95,14 @@ class Weights:
 
     def passed(self, called: str, operands: Iterable[object], out: object, *, pointwise: bool) -> None:
         """An operation that is not counted took these. Made of nothing but weights, its result stands for them."""
+        of = self._of
         tensors = [one for one in operands if isinstance(one, torch.Tensor) and one.is_floating_point()]
+        for tensor in tensors:  # most have nothing to do with weights, and are to cost little
+            if tensor.untyped_storage()._cdata in of:  # noqa: SLF001 as above
+                self._passed(called, tensors, out, pointwise=pointwise)
+                return
+
+    def _passed(self, called: str, tensors: list[torch.Tensor], out: object, *, pointwise: bool) -> None:
         behind = [self.behind(tensor) for tensor in tensors]
         if not any(behind):
             return

@@ -201,6 +201,11 @@ _OURS: dict[str, Formula] = {
     "flash_attn::_flash_attn_varlen_forward": _attention(starts=3),
     "flash_attn::_flash_attn_backward": _attention(1, backward=True, rows=True),
     "flash_attn::_flash_attn_varlen_backward": _attention(1, backward=True, starts=9),
+    # torch's gives the same, but first takes everything apart that an operation was called with
+    "aten::mm": Formula(_product),
+    "aten::addmm": Formula(_added_product),
+    "aten::bmm": Formula(_product),
+    "aten::baddbmm": Formula(_added_product),
     # torch's forgets the groups
     "aten::convolution_backward": Formula(_convolution_backward, "convolution"),
     # torch's takes [batch, sequence, heads, head] for [batch, heads, sequence, head]

@@ -3,7 +3,7 @@
 import sys
 from collections import Counter
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
@@ -66,6 +66,36 @@ _TRANSPARENT = {
 
 _COPIES = {"aten::clone", "aten::_to_copy", "aten::copy_", "aten::cat"}
 
+_READS = {"aten::_to_copy", "aten::_local_scalar_dense", "aten::nonzero", "aten::_unique2", "aten::masked_select"}
+"""Operations that a device may have to be waited for."""
+
+
+class _Sort(NamedTuple):
+    """What there is to know of an operation before it is called: it is looked up once, and called often."""
+
+    operation: Any
+    """Itself: while it is held, no other one has its id."""
+    called: str
+    opaque: bool
+    pointwise: bool
+    copies: bool
+    reads: bool
+    causal: tuple[int, str, bool] | None
+    """Which argument says whether a mask is causal: its place, its name, its default."""
+
+    @classmethod
+    def of(cls, operation: Any) -> "_Sort":
+        called = name(operation)
+        return cls(
+            operation,
+            called,
+            opaque=_opaque(operation, called),
+            pointwise=isinstance(operation, OpOverload) and torch.Tag.pointwise in operation.tags,
+            copies=called in _COPIES,
+            reads=called in _READS,
+            causal=_causal_argument(operation),
+        )
+
 
 class Observed:
     """Things noted while a step is counted. Bounded."""
@@ -81,35 +111,34 @@ class Observed:
         """Bytes by operation and shape."""
         self.reads: Counter[str] = Counter()
         """Times that the host waited to read from the device, by the line that asked."""
-        self._kinds: dict[Any, tuple[str, bool, bool]] = {}
+        self._sorts: dict[int, _Sort] = {}
 
     def product(self, func: Any, call: tuple[Any, Any], operands: list[torch.Tensor], dtype: str, flops: int) -> None:
         """A counted operation."""
-        if _causal(func, *call):
+        sort = self._sorts.get(id(func)) or self._look(func)
+        if sort.causal is not None and _causal(sort.causal, *call):
             self.causal_flops += flops
-        shapes = " x ".join(_shape(operand) for operand in operands if operand.dim() > 1)
-        self._note(self.products, (name(func), shapes, dtype), flops)
+        shapes = " x ".join([_shape(operand) for operand in operands if operand.dim() > 1])
+        self._note(self.products, (sort.called, shapes, dtype), flops)
 
     def uncounted(self, func: Any, args: Any, out: Any, weights: Weights) -> None:
         """One that is not."""
-        called, opaque, pointwise = self._kinds.get(func) or self._look(func)
-        if opaque:
-            self._note(self.unknown, called, 1)
+        sort = self._sorts.get(id(func)) or self._look(func)
+        if sort.opaque:
+            self._note(self.unknown, sort.called, 1)
             return
         if args:
             first = args[0]
             operands = first if isinstance(first, list | tuple) else args
-            weights.passed(called, operands, out, pointwise=pointwise)
-        if called in _COPIES:
-            self._copied(called, out)
-        self._read(called, args, out)
+            weights.passed(sort.called, operands, out, pointwise=sort.pointwise)
+        if sort.copies:
+            self._copied(sort.called, out)
+        if sort.reads:
+            self._read(sort.called, args, out)
 
-    def _look(self, func: Any) -> tuple[str, bool, bool]:
-        called = name(func)
-        pointwise = isinstance(func, OpOverload) and torch.Tag.pointwise in func.tags
-        kind = called, _opaque(func, called), pointwise
-        self._kinds[func] = kind
-        return kind
+    def _look(self, func: Any) -> _Sort:
+        sort = self._sorts[id(func)] = _Sort.of(func)
+        return sort
 
     def _copied(self, called: str, out: Any) -> None:
         if isinstance(out, torch.Tensor) and out.numel() * out.element_size() >= LARGE_BYTES:
@@ -120,8 +149,8 @@ class Observed:
         source = args[0] if args else None
         if not isinstance(source, torch.Tensor) or source.device.type in {"cpu", "meta"}:
             return
-        copied = called == "aten::_to_copy" and isinstance(out, torch.Tensor) and out.device.type == "cpu"
-        if copied or called in {"aten::_local_scalar_dense", "aten::nonzero", "aten::_unique2", "aten::masked_select"}:
+        copied = isinstance(out, torch.Tensor) and out.device.type == "cpu"
+        if copied or called != "aten::_to_copy":
             self._note(self.reads, _line(), 1)
 
     @staticmethod
@@ -138,21 +167,24 @@ def _opaque(func: Any, called: str) -> bool:
     return called.partition("::")[0] not in _TRANSPARENT
 
 
-def _causal(func: Any, args: Any, kwargs: Any) -> bool:
+def _causal_argument(func: Any) -> tuple[int, str, bool] | None:
+    if "attention" in str(func):
+        for place, argument in enumerate(getattr(getattr(func, "_schema", None), "arguments", ())):
+            if argument.name in {"is_causal", "causal"}:
+                return place, argument.name, bool(argument.default_value)
+    return None
+
+
+def _causal(argument: tuple[int, str, bool], args: Any, kwargs: Any) -> bool:
     """Whether it was told that no row looks at those after it."""
-    if "attention" not in str(func):
-        return False
-    arguments = getattr(getattr(func, "_schema", None), "arguments", ())
-    for place, argument in enumerate(arguments):
-        if argument.name in {"is_causal", "causal"}:
-            return bool(args[place] if place < len(args) else kwargs.get(argument.name, argument.default_value))
-    return False
+    place, called, default = argument
+    return bool(args[place] if place < len(args) else kwargs.get(called, default))
 
 
 def _shape(tensor: torch.Tensor) -> str:
     if tensor.is_nested:
         return "[nested]"
-    return "[" + ", ".join(str(int(size)) for size in tensor.shape) + "]"
+    return "[" + ", ".join([str(int(size)) for size in tensor.shape]) + "]"
 
 
 def _line() -> str:
