@@ -176,7 +176,9 @@ def _dtype(operands: list[torch.Tensor], kind: Kind) -> str:
 
 
 def _tf32(kind: Kind) -> bool:
-    """Whether float32 is multiplied in tfloat32, as the knobs stand."""
-    if kind == "convolution":
-        return bool(torch.backends.cudnn.allow_tf32)
-    return bool(torch.backends.cuda.matmul.allow_tf32)
+    """Whether float32 is multiplied in tfloat32, as the knobs stand: those of torch 2.9 first, the older follow them."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    older: Any = cudnn if kind == "convolution" else matmul
+    knobs = getattr(cudnn, "conv", None) if kind == "convolution" else matmul
+    precision = getattr(knobs, "fp32_precision", None)
+    return bool(older.allow_tf32) if precision is None else precision == "tf32"

@@ -1,0 +1,63 @@
+"""What work is compared with."""
+
+import pytest
+
+from perf_callbacks.core.peaks import Peaks
+from perf_callbacks.core.rating import Rating, rate
+from perf_callbacks.core.work import Cell, Effort, Work
+
+WORK = Work(
+    {
+        Cell("forward", "bfloat16", "matmul"): 6_000,
+        Cell("backward", "float32", "matmul"): 2_000,
+        Cell("recompute", "float32", "matmul"): 9_000,
+    }
+)
+PEAKS = Peaks({"bfloat16": 4_000.0, "float32": 1_000.0}, "by hand")
+
+
+def rated(peaks=PEAKS):
+    return rate(WORK, coverage=1.0, lower_bound=False, peaks=peaks)
+
+
+def test_mfu_goes_by_the_format_with_most_flops_of_the_model_and_mfu_mixed_by_each():
+    rating = rated()
+    assert (rating.dtype, rating.peak_flops_per_second) == ("bfloat16", 4_000.0)
+    effort = rating.effort(WORK)
+    assert effort == Effort(8_000, 17_000, 6_000 / 4_000 + 2_000 / 1_000)
+    assert rating.metrics(effort, 10.0) == {
+        "tflops": 800e-12,
+        "hardware_tflops": 1_700e-12,
+        "flops_coverage": 1.0,
+        "mfu": 0.2,
+        "hfu": pytest.approx(0.425),
+        "mfu_mixed": 0.35,
+        "peak_tflops": 4_000e-12,
+    }
+
+
+def test_without_a_peak_there_are_flops_and_no_ratios():
+    rating = rated(None)
+    assert rating.effort(WORK) == Effort(8_000, 17_000, None)
+    assert rating.metrics(rating.effort(WORK), 10.0).keys() == {"tflops", "hardware_tflops", "flops_coverage"}
+
+
+def test_where_a_format_has_no_peak_there_is_no_mixed_ratio_and_the_others_stand():
+    metrics = rated(Peaks({"bfloat16": 4_000.0}, "by hand")).metrics(Effort(8_000, 17_000, None), 10.0)
+    assert (metrics["mfu"], metrics["mfu_mixed"]) == (0.2, None)
+
+
+@pytest.mark.parametrize(
+    ("peaks", "seconds", "refuted"),
+    [
+        (Peaks({"bfloat16": 4_000.0}, "x", measured=True), 4.0, True),
+        (Peaks({"bfloat16": 4_000.0}, "x", measured=True), 4.5, False),
+        (Peaks({"bfloat16": 4_000.0}, "a data sheet"), 4.0, False),
+        (Peaks({"float32": 4_000.0}, "x", measured=True), 4.0, False),
+        (None, 4.0, False),
+    ],
+)
+def test_only_a_measured_peak_is_refuted_by_what_was_done(peaks, seconds, refuted):
+    rating = rated(peaks)
+    assert rating.refuted(Effort(8_000, 17_000, None), seconds) is refuted
+    assert rating.without_peak() == Rating(dtype="bfloat16", coverage=1.0, lower_bound=False)
