@@ -176,7 +176,7 @@ def _dtype(operands: list[torch.Tensor], kind: Kind) -> str:
 
 
 def _tf32(kind: Kind) -> bool:
-    """Whether float32 is multiplied in tfloat32, as the knobs stand: those of torch 2.9 first, the older follow them."""
+    """Whether float32 is multiplied in tfloat32, as the knobs of torch 2.9 stand, or the older ones."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     older: Any = cudnn if kind == "convolution" else matmul
     knobs = getattr(cudnn, "conv", None) if kind == "convolution" else matmul
