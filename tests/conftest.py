@@ -27,7 +27,6 @@ def _process() -> dict[str, object]:
         "gc enabled": gc.isenabled(),
         "gc thresholds": gc.get_threshold(),
         "gc callbacks": list(gc.callbacks),
-        "gc frozen": gc.get_freeze_count() > 1000,
         "dispatch modes": len(_get_current_dispatch_mode_stack()),
         "backward": torch.autograd.backward,
         "module hooks": [*modules._global_forward_pre_hooks, *modules._global_forward_hooks],
