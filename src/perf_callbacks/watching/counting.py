@@ -159,13 +159,16 @@ class Counting:
             one.close()
 
     def _put_down(self, counter: FlopCounter, step: int) -> None:
-        """A step without a loss, or one that was skipped, tells nothing: the next one may."""
-        total = counter.work()
-        if not total.model_flops:
+        """A step without a loss, or one that was skipped, tells nothing: the next one may.
+
+        Nor does one in which something raised, and training went on with another batch.
+        """
+        total, batches = counter.work(), self._recorder.batches[self._before :]
+        if not total.model_flops or (counter.interrupted and len(batches) > 1):
             self._done = self._done or not self._affordable()
             return
         self._done = True
-        work, batches = self._recorder.work, self._recorder.batches[self._before :]
+        work = self._recorder.work
         passes = [Work(cells) for cells in counter.passes]
         work.optimizer = total.only("optimizer")
         work.learn([batch.shape for batch in batches], [one.without("optimizer") for one in passes])
