@@ -20,7 +20,7 @@ from perf_callbacks.transformers import PerfCallback
 def never_eager(monkeypatch):
     """No window is opened."""
     opened = []
-    monkeypatch.setattr(CountWindow, "open", lambda self: opened.append(self))
+    monkeypatch.setattr(CountWindow, "open", opened.append)
     yield
     assert opened == []
 
