@@ -131,7 +131,8 @@ class Counting:
         return not _compiled() or not (self._full() or (self._done and self._recorder.run.world_size > 1))
 
     def _full(self) -> bool:
-        device = next((parameter.device for parameter in self._model.parameters()), None) if self._model else None
+        parameters = iter(()) if self._model is None else self._model.parameters()  # it may have no truth to it
+        device = next((parameter.device for parameter in parameters), None)
         if device is None or device.type != "cuda":
             return False
         total = torch.cuda.get_device_properties(device).total_memory
