@@ -66,8 +66,10 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.unhook()
-        super().__exit__(*error)  # type: ignore[no-untyped-call] # as above
+        try:
+            self.unhook()
+        finally:
+            super().__exit__(*error)  # type: ignore[no-untyped-call] # as above
 
     def unhook(self) -> None:
         """Look at no more modules."""

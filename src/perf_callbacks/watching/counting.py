@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from threading import get_ident
 from typing import Any
 
@@ -70,8 +71,8 @@ class Counting:
         self._steps += 1
         window = self._window
         if window is not None:
-            self._window = None
             self._shut(window)
+            self._window = None
             self._put_down(window.counter, step)
 
     def begin_step(self) -> None:
@@ -111,11 +112,11 @@ class Counting:
     def close(self) -> None:
         """Count no more."""
         self._recorder.reader.news = None
-        window, self._window = self._window, None
-        if window is not None:
-            self._shut(window)
-        for window in self._left:
-            window.close()
+        with ExitStack() as windows:  # an interrupt in one of them must not keep the others open
+            for window in (*self._left, self._window):
+                if window is not None:
+                    windows.callback(window.close)
+        self._window = None
 
     def _affordable(self) -> bool:
         return self._counts < FREE_COUNTS or self._counts * STEPS_PER_COUNT < self._steps
