@@ -101,12 +101,12 @@ class Counting:
 
     def see(self, shape: ShapeKey, tensors: Mapping[str, Any]) -> None:
         """A batch of a new shape is about to be trained on, or evaluated."""
-        if self._window is not None or not shape or self._recorder.work.knows(shape):
+        if not shape or self._recorder.work.knows(shape):
             return
-        here = not self._spans and get_ident() == self._thread
+        here = self._window is None and not self._spans and get_ident() == self._thread
         if here and self._done and self._live and self._affordable() and self._eager():
             self._open()
-        elif len(self._examples) < MOST_OWED:
+        if len(self._examples) < MOST_OWED:
             self._examples[shape] = Example.of(tensors)
 
     def close(self) -> None:
@@ -146,7 +146,7 @@ class Counting:
         self._examples.clear()
 
     def _open(self) -> None:
-        self._examples.clear()
+        self._await()
         self._before = len(self._recorder.batches)
         self._recorder.exclude("counted")
         self._counts += 1
@@ -170,6 +170,7 @@ class Counting:
             self._done = self._done or not self._affordable()
             return
         self._done = True
+        self._examples.clear()
         work = self._recorder.work
         passes = [Work(cells) for cells in counter.passes]
         work.optimizer = total.only("optimizer")
