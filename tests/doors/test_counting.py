@@ -84,6 +84,14 @@ def test_steps_that_were_read_before_their_shape_was_counted_stay_unknown(tmp_pa
     assert known(tmp_path)[5:] == [true(size) for size in cut.sizes[5:30]]
 
 
+def test_a_shape_that_was_only_seen_before_the_first_count_is_counted_when_it_comes_again(tmp_path):
+    sizes = [(4, 6), (1, 8), (1, 8), (4, 6), (1, 8), (4, 6)]
+    true = Truths(tiny.llama())
+    loop(tmp_path, tiny.llama(), [ids(*size) for size in sizes])
+    assert known(tmp_path) == [true(size) for size in sizes]
+    assert excluded(tmp_path) == [2, 4]
+
+
 @pytest.mark.parametrize("name", ["Mamba", "Mamba2"])
 def test_a_model_that_pads_inside_is_counted_again_and_never_scaled_over_length(tmp_path, name):
     sizes = [(2, length) for length in (8, 16, 24, 12, 20, 8, 16, 5, 24, 12, 20, 9)]
