@@ -193,13 +193,8 @@ def test_a_trainer_of_transformers_that_compiles(tmp_path):
 
 
 @HOOKS
-@pytest.mark.parametrize("how", ["wrapped", "in place"])
-def test_a_model_compiled_before_the_trainer_of_transformers(tmp_path, how):
-    model = tiny.llama()
-    if how == "wrapped":
-        model = torch.compile(model, backend="aot_eager")
-    else:
-        model.compile(backend="aot_eager")
+def test_a_model_compiled_before_the_trainer_of_transformers(tmp_path):
+    model = torch.compile(tiny.llama(), backend="aot_eager")
     arguments = tiny.training_arguments(tmp_path, max_steps=5, logging_steps=10, remove_unused_columns=False)
     Trainer(model, arguments, callbacks=[PerfCallback()], train_dataset=tiny.Tokens(32)).train()
     assert graphs()["unique_graphs"] > 0
