@@ -54,6 +54,7 @@ def half_frozen(model):
     return model
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor")  # Dynamo's
 @pytest.mark.usefixtures("never_eager")
 @pytest.mark.parametrize("kind", MODELS)
 def test_models_that_can_be_repeated_are_counted_offline(tmp_path, kind):
