@@ -48,6 +48,9 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self.observed = Observed()
         self.errors: Counter[str] = Counter()
         """What went wrong here, by operation."""
+        self.broken = False
+        """Whether an operation raised: what came of it is not all that its batch would have taken."""
+        self._forwards = 0
         self._backwards = False
         self._formulas: dict[int, tuple[Any, Formula | None]] = {}  # with the operation, whose id it keeps
         self._hooks: list[Any] = []
@@ -55,22 +58,29 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
     def __enter__(self) -> "FlopCounter":  # noqa: PYI034 Python 3.10 has no Self
         if not self._hooks:
             self._hooks = [
-                modules.register_module_forward_pre_hook(lambda module, _: self._see(module)),
+                modules.register_module_forward_pre_hook(lambda module, _: self._see(module, 1)),
                 # a module that was sharded as a whole has its weights only now
-                modules.register_module_forward_hook(lambda module, *_: self._see(module)),
+                modules.register_module_forward_hook(lambda module, *_: self._see(module, -1)),
             ]
         super().__enter__()  # type: ignore[no-untyped-call] # as above
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.unhook()
-        super().__exit__(*error)  # type: ignore[no-untyped-call] # as above
+        try:
+            self.unhook()
+        finally:
+            super().__exit__(*error)  # type: ignore[no-untyped-call] # as above
 
     def unhook(self) -> None:
         """Look at no more modules."""
         hooks, self._hooks = self._hooks, []
         for hook in hooks:
             hook.remove()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether something that was begun while it was counted raised, and never came to its end."""
+        return self.broken or self._forwards != 0
 
     def work(self) -> Work:
         """All that was counted."""
@@ -88,7 +98,11 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out
-        out = func(*args, **kwargs)
+        try:
+            out = func(*args, **kwargs)
+        except BaseException:
+            self.broken = True
+            raise
         try:
             self._count(func, args, kwargs, out)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
@@ -98,8 +112,10 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
     def _err(self, func: Any, error: Exception) -> None:
         self.errors[f"{func}: {type(error).__name__}"] += 1
 
-    def _see(self, module: torch.nn.Module) -> None:
+    def _see(self, module: torch.nn.Module, begun: int) -> None:
         try:
+            if torch._C._current_graph_task_id() == -1:  # noqa: SLF001 recomputation stops in the midst of modules
+                self._forwards += begun
             if not self.inert:
                 self.weights.see(module)
         except Exception as error:  # noqa: BLE001 an observer never ends the run

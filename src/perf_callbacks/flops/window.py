@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from contextlib import ExitStack
 from threading import get_ident
 from typing import Any
 
@@ -44,11 +45,9 @@ class CountWindow:
         """Count no more. Twice is once; what had to be left behind is tried again."""
         if self._entered:
             self._entered = False
-            self.counter.unhook()
-            try:
-                self._leave()
-            finally:
-                self._let_compiler_go()
+            with ExitStack() as steps:  # an interrupt in one of them must not keep the rest from being done
+                for step in (self._let_compiler_go, self._leave, self.counter.unhook):  # the last one first
+                    steps.callback(step)
         elif self.left_behind:
             self._leave()
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from threading import get_ident
 from typing import Any
 
@@ -75,8 +76,8 @@ class Counting:
         self._steps += 1
         window = self._window
         if window is not None:
-            self._window = None
             self._shut(window)
+            self._window = None
             self._put_down(window.counter, step)
 
     def begin_step(self) -> None:
@@ -112,17 +113,17 @@ class Counting:
         here = self._window is None and not self._spans and get_ident() == self._thread
         if here and self._done and self._live and self._affordable() and self._eager():
             self._open()
-        elif len(self._examples) < MOST_OWED:
+        if len(self._examples) < MOST_OWED:
             self._examples[shape] = Example.of(tensors)
 
     def close(self) -> None:
         """Count no more."""
         self._recorder.reader.news = self._model = None
-        window, self._window = self._window, None
-        if window is not None:
-            self._shut(window)
-        for window in self._left:
-            window.close()
+        with ExitStack() as windows:  # an interrupt in one of them must not keep the others open
+            for window in (*self._left, self._window):
+                if window is not None:
+                    windows.callback(window.close)
+        self._window = None
 
     def _affordable(self) -> bool:
         return self._counts < FREE_COUNTS or self._counts * STEPS_PER_COUNT < self._steps
@@ -151,6 +152,7 @@ class Counting:
         self._examples.clear()
 
     def _open(self) -> None:
+        self._await()
         self._before = len(self._recorder.batches)
         self._recorder.exclude(RECOUNTED if self._done else COUNTED)
         self._counts += 1
@@ -165,13 +167,16 @@ class Counting:
             one.close()
 
     def _put_down(self, counter: FlopCounter, step: int) -> None:
-        """A step without a loss, or one that was skipped, tells nothing: the next one may."""
-        total = counter.work()
-        if not total.model_flops:
+        """A step without a loss, or one that was skipped, tells nothing: the next one may.
+
+        Nor does one in which something raised, and training went on with another batch.
+        """
+        total, batches = counter.work(), self._recorder.batches[self._before :]
+        if not total.model_flops or (counter.interrupted and len(batches) > 1):
             self._done = self._done or not self._affordable()
             return
         self._done = True
-        work, batches = self._recorder.work, self._recorder.batches[self._before :]
+        work = self._recorder.work
         passes = [Work(cells) for cells in counter.passes]
         work.optimizer = total.only("optimizer")
         work.learn([batch.shape for batch in batches], [one.without("optimizer") for one in passes])
@@ -220,6 +225,8 @@ class Counting:
                 return
             total = offline.closed_form(model, rows, length)
             record = estimated(total, self._recorder.step)
+        if not total.model_flops:
+            return
         work.learn([shape], [total])
         self._conclude(record, total)
 

@@ -1,0 +1,219 @@
+"""What a batch of another shape takes: looked up, scaled where counts confirm it, and else unknown."""
+
+import pytest
+
+from perf_callbacks.core.shapes import ShapedWork, extent
+from perf_callbacks.core.work import Cell, Effort, Work
+
+LINEAR = Cell("forward", "float32", "matmul")
+BACK = Cell("backward", "float32", "matmul")
+SCORES = Cell("forward", "float32", "attention")
+CONVOLVED = Cell("forward", "float32", "convolution")
+AGAIN = Cell("recompute", "float32", "matmul")
+UPDATE = Cell("optimizer", "float32", "matmul")
+
+
+def ids(rows, length):
+    return (("input_ids", (rows, length)), ("attention_mask", (rows, length)), ("labels", (rows, length)))
+
+
+def images(rows, side=8):
+    return (("pixel_values", (rows, 3, side, side)), ("labels", (rows,)))
+
+
+def transformer(rows, length):
+    return Work({LINEAR: 10 * rows * length, BACK: 20 * rows * length, SCORES: 4 * rows * length**2})
+
+
+def learned(work=transformer, of=ids, *sizes):
+    shaped = ShapedWork()
+    for size in sizes:
+        shaped.learn([of(*size)], [work(*size)])
+    return shaped
+
+
+def test_nothing_is_known_before_a_count():
+    shaped = ShapedWork()
+    assert shaped.of([ids(2, 8)]) is None
+    assert not shaped.knows(ids(2, 8))
+
+
+def test_a_counted_shape_is_looked_up():
+    shaped = learned(transformer, ids, (2, 8))
+    assert shaped.of([ids(2, 8)]) == Effort(transformer(2, 8).model_flops, transformer(2, 8).hardware_flops)
+    assert shaped.knows(ids(2, 8))
+
+
+def test_a_step_is_the_sum_of_its_batches_and_of_the_optimizer():
+    shaped = learned(transformer, ids, (2, 8), (4, 16))
+    shaped.optimizer = Work({UPDATE: 7})
+    both = transformer(2, 8).model_flops + transformer(4, 16).model_flops
+    assert shaped.of([ids(2, 8), ids(4, 16)]) == Effort(both, both + 7)
+    assert shaped.of([ids(2, 8), images(2)]) is None
+
+
+def test_one_count_tells_of_no_other_size():
+    shaped = learned(transformer, ids, (2, 8))
+    assert [shaped.of([ids(*size)]) for size in ((4, 8), (2, 16), (4, 16), (1, 8), (2, 1))] == [None] * 5
+
+
+def test_other_rows_are_scaled_once_two_counts_say_the_same_of_a_row():
+    shaped = learned(transformer, ids, (2, 8), (5, 8))
+    assert shaped.of([ids(3, 8)]).model_flops == transformer(3, 8).model_flops
+    assert shaped.of([ids(3, 9)]) is None
+
+
+def test_rows_that_cost_more_the_more_there_are_stay_unknown():
+    shaped = learned(lambda rows, _: Work({LINEAR: rows * rows}), ids, (2, 8), (5, 8))
+    assert shaped.of([ids(3, 8)]) is None
+    assert shaped.of([ids(5, 8)]).model_flops == 25
+
+
+def test_work_that_is_there_whatever_the_rows_is_not_taken_for_that_of_a_row():
+    shaped = learned(lambda rows, _: Work({LINEAR: 10 * rows + 3}), ids, (1, 8), (2, 8), (3, 8))
+    assert shaped.of([ids(4, 8)]) is None
+
+
+def test_two_lengths_tell_of_a_third():
+    shaped = learned(transformer, ids, (2, 8), (2, 16))
+    assert shaped.of([ids(2, 5)]).model_flops == transformer(2, 5).model_flops
+    assert shaped.of([ids(3, 8)]) is None, "rows never differed"
+
+
+def test_a_head_that_sees_a_row_takes_a_third_length():
+    def classifier(rows, length):
+        return Work({LINEAR: 10 * rows * length + 6 * rows, SCORES: 4 * rows * length**2})
+
+    shaped = learned(classifier, ids, (2, 8), (2, 16))
+    assert shaped.of([ids(2, 5)]) is None
+    shaped.learn([ids(3, 11)], [classifier(3, 11)])
+    assert shaped.of([ids(7, 5)]).model_flops == classifier(7, 5).model_flops
+
+
+def test_attention_to_something_of_its_own_length_takes_a_third_length_too():
+    def crossed(rows, length):
+        return Work({SCORES: 4 * rows * length**2 + 12 * rows * length})
+
+    shaped = learned(crossed, ids, (2, 8), (2, 16))
+    assert shaped.of([ids(2, 5)]) is None
+    shaped.learn([ids(2, 24)], [crossed(2, 24)])
+    assert shaped.of([ids(2, 5)]).model_flops == crossed(2, 5).model_flops
+
+
+@pytest.mark.parametrize("padding", [1, 3])
+def test_a_convolution_that_pads_is_scaled_over_rows_and_never_over_length(padding):
+    def convolved(rows, length):
+        return Work({CONVOLVED: 6 * rows * (length + padding), LINEAR: 10 * rows * length})
+
+    shaped = learned(convolved, ids, *[(2, length) for length in range(4, 20, 2)])
+    assert shaped.of([ids(2, 5)]) is None
+    shaped.learn([ids(3, 8)], [convolved(3, 8)])
+    assert shaped.of([ids(7, 8)]).model_flops == convolved(7, 8).model_flops
+
+
+def test_what_grows_in_jumps_stays_unknown_between_them():
+    def chunked(rows, length):
+        return Work({LINEAR: 10 * rows * (-(-length // 8) * 8)})
+
+    shaped = learned(chunked, ids, (2, 5), (2, 9), (2, 17))
+    assert shaped.of([ids(2, 12)]) is None
+    assert shaped.of([ids(2, 9)]).model_flops == chunked(2, 9).model_flops
+
+
+def test_images_scale_by_their_number():
+    def network(rows, side=8):
+        return Work({CONVOLVED: 100 * rows * side * side, LINEAR: 6 * rows})
+
+    shaped = ShapedWork()
+    for rows in (4, 3):
+        assert shaped.of([images(rows)]) is None
+        shaped.learn([images(rows)], [network(rows)])
+    assert shaped.of([images(9)]).model_flops == network(9).model_flops
+    assert shaped.of([images(4, side=16)]) is None
+
+
+def test_a_family_has_the_same_tensors():
+    shaped = learned(transformer, ids, (2, 8), (5, 16), (3, 4))
+    assert shaped.of([ids(2, 9)]) is not None
+    assert shaped.of([(("input_ids", (2, 9)),)]) is None
+    assert shaped.of([(*ids(2, 9), ("weights", (2,)))]) is None
+
+
+def test_the_batches_of_a_step_are_learned_apart_where_each_had_a_pass_of_its_own():
+    shaped = ShapedWork()
+    sizes = [(2, 8), (3, 12), (2, 8)]
+    shaped.learn([ids(*size) for size in sizes], [transformer(*size) for size in sizes])
+    assert shaped.of([ids(3, 12)]).model_flops == transformer(3, 12).model_flops
+    assert shaped.of([ids(4, 16)]).model_flops == transformer(4, 16).model_flops
+
+
+def test_batches_that_are_alike_share_what_was_counted_in_one_pass():
+    shaped = ShapedWork()
+    shaped.learn([ids(2, 8)] * 4, [Work({LINEAR: 400, BACK: 800})])
+    assert shaped.of([ids(2, 8)]) == Effort(300, 300)
+    assert shaped.of([ids(2, 8)] * 3) == Effort(900, 900)
+
+
+def test_what_can_not_be_shared_is_known_of_such_a_step_alone():
+    shaped = ShapedWork()
+    batches = [ids(2, 8), ids(3, 12)]
+    shaped.learn(batches, [Work({LINEAR: 401})])
+    assert shaped.of(batches) == shaped.of(batches[::-1]) == Effort(401, 401)
+    assert [shaped.of([one]) for one in batches] == [None, None]
+    shaped.learn([ids(2, 8)] * 2, [Work({LINEAR: 401})])
+    assert shaped.of([ids(2, 8)] * 2) == Effort(401, 401)
+    assert shaped.of([ids(2, 8)]) is None
+
+
+def test_batches_of_one_shape_that_took_different_work_are_not_taken_for_alike():
+    shaped = ShapedWork()
+    shaped.learn([ids(2, 8)] * 2, [Work({LINEAR: 100}), Work({LINEAR: 102})])
+    assert shaped.of([ids(2, 8)] * 2) == Effort(202, 202)
+    assert shaped.of([ids(2, 8)]) is None
+
+
+def test_what_has_no_shape_is_known_of_no_other_step():
+    shaped = ShapedWork()
+    shaped.learn([()], [Work({LINEAR: 100})])
+    assert not shaped.knows(())
+    assert shaped.of([ids(2, 8)]) is None
+
+
+def test_guesses_are_given_up_when_there_is_a_count():
+    shaped = learned(transformer, ids, (2, 8))
+    assert shaped.of([ids(2, 16)]) is None
+    shaped.learn([ids(2, 16)], [transformer(2, 16)])
+    assert shaped.of([ids(2, 16)]).model_flops == transformer(2, 16).model_flops
+    assert shaped.of([ids(2, 5)]).model_flops == transformer(2, 5).model_flops
+
+
+def test_recomputation_is_scaled_and_is_no_work_of_the_model():
+    def checkpointed(rows, length):
+        return Work({**transformer(rows, length).cells, AGAIN: 5 * rows * length})
+
+    shaped = learned(checkpointed, ids, (2, 8), (4, 16))
+    scaled = shaped.of([ids(3, 5)])
+    assert scaled == Effort(transformer(3, 5).model_flops, checkpointed(3, 5).hardware_flops)
+
+
+def test_a_sort_of_work_that_only_some_shapes_have_is_not_scaled():
+    def longer(rows, length):
+        return Work({**transformer(rows, length).cells, **({AGAIN: 5} if length > 10 else {})})
+
+    shaped = learned(longer, ids, (2, 8), (2, 16), (2, 24))
+    assert shaped.of([ids(2, 5)]) is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        (ids(4, 16), (4, 16)),
+        (images(4), (4, 3)),
+        ((("images", (4, 3)), ("text.input_ids", (8, 16))), (8, 16)),
+        ((("scale", ()), ("x", (6,))), (6, 0)),
+        ((), (0, 0)),
+        ((("x", ()),), (0, 0)),
+    ],
+)
+def test_the_extent_of_a_batch_is_that_of_its_token_ids_or_of_its_first_tensor(shape, expected):
+    assert extent(shape) == expected

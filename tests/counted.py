@@ -1,0 +1,106 @@
+"""Fits whose FLOPs are counted, what they really take, and what a count must not leave behind."""
+
+import copy
+import sys
+import warnings
+
+import torch
+from tiny import VOCABULARY, records, steps
+from torch.nn.modules import module as modules
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from perf_callbacks import PerfConfig
+from perf_callbacks.core.records import Flops
+from perf_callbacks.flops.counter import FlopCounter
+from perf_callbacks.loop import measure
+
+
+def gpt2(**config):
+    """A GPT-2 of one layer, the same each time."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    small = {"vocab_size": VOCABULARY, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 128, "n_inner": 32}
+    return GPT2LMHeadModel(GPT2Config(**(small | config)))
+
+
+def mamba(name="Mamba", **config):
+    """A Mamba of one layer, without kernels of its own."""
+    import transformers
+
+    torch.manual_seed(0)
+    small = {"vocab_size": VOCABULARY, "hidden_size": 16, "state_size": 4, "num_hidden_layers": 1, "expand": 2}
+    small |= {
+        "Mamba": {"time_step_rank": 2},
+        "Mamba2": {"num_heads": 4, "head_dim": 8, "n_groups": 1, "chunk_size": 8},
+    }[name]
+    kind = getattr(transformers, f"{name}Config")
+    return getattr(transformers, f"{name}ForCausalLM")(kind(**(small | {"use_cache": False} | config)))
+
+
+def ids(rows, length, **more):
+    """A batch of token ids."""
+    tokens = torch.randint(1, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(rows * 1000 + length))
+    return {"input_ids": tokens, "labels": tokens} | more
+
+
+def loss_of(model, batch):
+    """Of a model that is called with its batch, or of one that gives numbers."""
+    out = model(**batch) if isinstance(batch, dict) else model(batch)
+    return out.loss if hasattr(out, "loss") else out.square().mean()
+
+
+def truth(model, batch):
+    """Model FLOPs of a forward and a backward with this batch, on a model of its own."""
+    model = copy.deepcopy(model)
+    with torch.random.fork_rng(), FlopCounter() as counter:
+        loss_of(model, batch).backward()
+    return counter.work().model_flops
+
+
+def loop(directory, model, batches, *, flops="count", each=1, **config):
+    """Train in a plain loop, `each` batches a step; the losses."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    losses = []
+    config = PerfConfig(output_dir=str(directory), flops=flops, **config)
+    with measure(model=model, optimizer=optimizer, loader=batches, config=config) as perf:
+        for number, batch in enumerate(perf.loader, start=1):
+            loss = loss_of(model, batch)
+            loss.backward()
+            losses.append(loss.item())
+            if number % each == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+    return losses
+
+
+def counts(directory, **which):
+    """The records of what was counted."""
+    return records(directory, Flops, **which)
+
+
+def known(directory, **which):
+    """Model FLOPs of each step in the journal; None where they are unknown."""
+    return [step.get("model_flops") for step in steps(directory, **which)]
+
+
+def excluded(directory, reason="counted"):
+    """The steps that are in no row for this reason."""
+    return [step["step"] for step in steps(directory) if step.get("excluded") == reason]
+
+
+def left_behind():
+    """What a count changes in the process while it goes on."""
+    frame = sys.modules.get("torch._dynamo.eval_frame")
+    return {
+        "modes": list(_get_current_dispatch_mode_stack()),
+        "stance": "default" if frame is None else frame._stance.stance,
+        "before": dict(modules._global_forward_pre_hooks),
+        "after": dict(modules._global_forward_hooks),
+        "filters": list(warnings.filters),
+    }
+
+
+def bits(model):
+    """Its weights, to the last bit."""
+    return {name: value.detach().float().numpy().tobytes() for name, value in model.state_dict().items()}

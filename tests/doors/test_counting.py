@@ -1,0 +1,198 @@
+"""What every step took, whatever the shapes of its batches: counted, scaled exactly, or unknown, and never wrong."""
+
+import random
+
+import pytest
+import sparks
+import tiny
+import torch
+from counted import counts, excluded, gpt2, ids, known, loop, mamba, truth
+from torch import nn
+
+from perf_callbacks import PerfConfig
+from perf_callbacks.transformers import PerfCallback
+
+MODELS = {"llama": tiny.llama, "gpt2": gpt2}
+
+
+def shapes(number, *, seed=0):
+    """Rows and lengths, all over the place."""
+    draw = random.Random(seed)
+    return [(draw.randint(1, 6), draw.randint(2, 40)) for _ in range(number)]
+
+
+class Truths:
+    """Model FLOPs by shape, each counted once."""
+
+    def __init__(self, model, batch=ids):
+        self.model, self.batch, self.seen = model, batch, {}
+
+    def __call__(self, size):
+        if size not in self.seen:
+            self.seen[size] = truth(self.model, self.batch(*size))
+        return self.seen[size]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_fifty_shapes_in_a_loop(tmp_path, kind):
+    sizes = shapes(50)
+    true = Truths(MODELS[kind]())
+    loop(tmp_path, MODELS[kind](), [ids(*size) for size in sizes])
+    assert known(tmp_path) == [true(size) for size in sizes]
+    assert 1 < len(excluded(tmp_path)) <= 3
+    assert all(record.source == "counted" and not record.lower_bound for record in counts(tmp_path))
+
+
+class Cut:
+    """Collates rows, and cuts them to some length: another one each time."""
+
+    def __init__(self):
+        self.draw, self.sizes = random.Random(1), []
+
+    def __call__(self, rows):
+        length = self.draw.randint(2, 40)
+        self.sizes.append((len(rows), length))
+        return {name: torch.stack([row[name][:length] for row in rows]) for name in rows[0]}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_fifty_shapes_with_transformers(tmp_path, kind):
+    cut = Cut()
+    arguments = tiny.training_arguments(tmp_path, max_steps=50, logging_steps=60, disable_tqdm=True)
+    data = tiny.Tokens(22, (40,), mask=False)
+    trainer = tiny.trainer(arguments, PerfCallback(), model=MODELS[kind](), train_dataset=data, data_collator=cut)
+    trainer.train()
+    true = Truths(MODELS[kind]())
+    assert known(tmp_path) == [true(size) for size in cut.sizes[:50]]
+    assert 1 < len(excluded(tmp_path)) <= 3
+
+
+@pytest.mark.parametrize("logging_steps", [1, 5])
+def test_steps_that_were_read_before_their_shape_was_counted_stay_unknown(tmp_path, logging_steps):
+    cut = Cut()
+    arguments = tiny.training_arguments(tmp_path, max_steps=30, logging_steps=logging_steps)
+    data = tiny.Tokens(22, (40,), mask=False)
+    trainer = tiny.trainer(arguments, PerfCallback(), model=tiny.llama(), train_dataset=data, data_collator=cut)
+    trainer.train()
+    true = Truths(tiny.llama())
+    wrong = [
+        (size, flops)
+        for size, flops in zip(cut.sizes, known(tmp_path), strict=False)
+        if flops not in {None, true(size)}
+    ]
+    assert wrong == []
+    assert known(tmp_path)[5:] == [true(size) for size in cut.sizes[5:30]]
+
+
+def test_a_shape_that_was_only_seen_before_the_first_count_is_counted_when_it_comes_again(tmp_path):
+    sizes = [(4, 6), (1, 8), (1, 8), (4, 6), (1, 8), (4, 6)]
+    true = Truths(tiny.llama())
+    loop(tmp_path, tiny.llama(), [ids(*size) for size in sizes])
+    assert known(tmp_path) == [true(size) for size in sizes]
+    assert excluded(tmp_path) == [2, 4]
+
+
+@pytest.mark.parametrize("name", ["Mamba", "Mamba2"])
+def test_a_model_that_pads_inside_is_counted_again_and_never_scaled_over_length(tmp_path, name):
+    sizes = [(2, length) for length in (8, 16, 24, 12, 20, 8, 16, 5, 24, 12, 20, 9)]
+    true = Truths(mamba(name))
+    loop(tmp_path, mamba(name), [ids(*size) for size in sizes])
+    steps = list(zip(sizes, known(tmp_path), strict=True))
+    assert [(size, flops) for size, flops in steps if flops not in {None, true(size)}] == []
+    counted = {sizes[step - 1] for step in excluded(tmp_path)}
+    assert len(counted) == 3, "as many counts as come free"
+    assert {size for size, flops in steps if flops is not None} == counted
+
+
+def pictures(rows, side=8):
+    return torch.randn(rows, 3, side, side, generator=torch.Generator().manual_seed(rows))
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3, groups=2), nn.Flatten(), nn.Linear(64, 5))
+
+
+def test_images_take_two_counts_and_then_any_number_of_them_is_exact(tmp_path):
+    rows = [4, 4, 4, 3, 1, 7, 4, 2]
+    true = Truths(network(), pictures)
+    loop(tmp_path, network(), [pictures(size) for size in rows])
+    assert known(tmp_path) == [true((size,)) for size in rows]
+    assert excluded(tmp_path) == [2, 4]
+
+
+def test_micro_batches_of_different_shapes_are_told_apart(tmp_path):
+    sizes = shapes(30, seed=2)
+    true = Truths(tiny.llama())
+    loop(tmp_path, tiny.llama(), [ids(*size) for size in sizes], each=3)
+    assert known(tmp_path) == [sum(true(size) for size in sizes[at : at + 3]) for at in range(0, 30, 3)]
+    assert excluded(tmp_path) == [2]
+
+
+def test_so_they_are_with_transformers(tmp_path):
+    cut = Cut()
+    arguments = tiny.training_arguments(tmp_path, max_steps=8, gradient_accumulation_steps=2, logging_steps=20)
+    data = tiny.Tokens(32, (40,), mask=False)
+    tiny.trainer(arguments, PerfCallback(), train_dataset=data, data_collator=cut).train()
+    true = Truths(tiny.llama())
+    assert known(tmp_path) == [sum(true(size) for size in cut.sizes[at : at + 2]) for at in range(0, 16, 2)]
+    assert len(excluded(tmp_path)) <= 3
+
+
+def test_so_they_are_with_lightning(tmp_path):
+    pl = sparks.tree().pl
+
+    class Module(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = tiny.llama()
+
+        def training_step(self, batch, batch_idx):
+            return self.net(**batch).loss
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    cut = Cut()
+    data = torch.utils.data.DataLoader(tiny.Tokens(32, (40,), mask=False), batch_size=4, collate_fn=cut)
+    trainer = sparks.trainer(tmp_path, sparks.tree().PerfCallback(), max_steps=8, accumulate_grad_batches=2)
+    trainer.fit(Module(), data)
+    true = Truths(tiny.llama())
+    assert known(tmp_path)[1:] == [sum(true(size) for size in cut.sizes[at : at + 2]) for at in range(2, 16, 2)]
+    assert len(excluded(tmp_path)) <= 3
+
+
+def test_a_shape_beyond_what_counts_may_cost_stays_unknown_until_another_is_due(tmp_path):
+    """Lengths that follow no law: three of them are counted, then one in fifty steps."""
+
+    class Jumping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x):
+            for _ in range(x.shape[1] % 5 + 1):
+                x = self.layer(x)
+            return x
+
+    def rows(_, length):
+        return torch.ones(2, length, 4)
+
+    lengths = [3, 3, 5, 6, 8, *[9, 10] * 73, 9]
+    true = Truths(Jumping(), rows)
+    loop(tmp_path, Jumping(), [rows(2, length) for length in lengths])
+    found = list(zip(lengths, known(tmp_path), strict=True))
+    assert [(length, flops) for length, flops in found if flops not in {None, true((2, length))}] == []
+    counted = excluded(tmp_path)
+    assert counted[:3] == [2, 3, 4]
+    assert len(counted) == 4
+    assert 150 < counted[3] < 153
+
+
+def test_evaluation_is_never_counted(tmp_path):
+    arguments = tiny.training_arguments(tmp_path, eval_strategy="steps", eval_steps=1, max_steps=4)
+    ours = PerfCallback(PerfConfig(max_journal_mb=1))
+    tiny.trainer(arguments, ours, eval_dataset=tiny.Tokens(8), train_dataset=tiny.Tokens(32)).train()
+    (record,) = counts(tmp_path)
+    assert record.model_flops == truth(tiny.llama(), ids(4, 16))
+    assert known(tmp_path)[1:] == [record.model_flops] * 3

@@ -1,0 +1,235 @@
+"""What is compiled is counted as what is not, and is as compiled afterwards as if nobody had counted."""
+
+import functools
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import sparks
+import tiny
+import torch
+from counted import counts, excluded, ids, known, left_behind, loop, truth
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import Trainer
+
+from perf_callbacks import PerfConfig
+from perf_callbacks.transformers import PerfCallback
+
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor")  # Dynamo's
+ROWS = (2, 2, 2, 3, 5, 2, 3, 2, 5, 7, 7)
+COUNTED = 2
+HOOKS = pytest.mark.filterwarnings("error:Using .torch.compile.module.. when there are global hooks")
+
+
+@pytest.fixture(autouse=True)
+def _compiler():
+    """As new, before and after."""
+    from torch._dynamo.utils import counters
+
+    def reset():
+        torch._dynamo.reset()
+        counters.clear()
+
+    reset()
+    yield
+    reset()
+
+
+def graphs():
+    from torch._dynamo.utils import counters
+
+    return dict(counters["stats"])
+
+
+class Backend:
+    """Compiles nothing, and knows how often what it would have compiled is called."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, graph, _):
+        def call(*args):
+            self.calls.append(len(self.calls))
+            return graph.forward(*args)
+
+        return call
+
+
+class Part(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.layer(x).relu()
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), Part(), nn.Linear(8, 4))
+
+
+def wrapped(backend, **options):
+    return torch.compile(network(), backend=backend, **options)
+
+
+def in_place(backend, **options):
+    model = network()
+    model.compile(backend=backend, **options)
+    return model
+
+
+def a_part(backend, **options):
+    model = network()
+    model[1].compile(backend=backend, **options)
+    return model
+
+
+def batches():
+    return [torch.full((rows, 4), 1 / rows) for rows in ROWS]
+
+
+class Counting(nn.Module):
+    """Notes how often what was compiled has been called before each step."""
+
+    def __init__(self, model, backend):
+        super().__init__()
+        self.model, self.backend, self.before = model, backend, []
+
+    def forward(self, x):
+        self.before.append(len(self.backend.calls))
+        return self.model(x)
+
+
+def train(directory, flops, make, **options):
+    """A fit: its losses, in which steps what was compiled ran, and how many graphs there are."""
+    torch._dynamo.reset()
+    from torch._dynamo.utils import counters
+
+    counters.clear()
+    backend = Backend()
+    model = Counting(make(backend, **options), backend)
+    losses = loop(directory, model, batches(), flops=flops)
+    calls = [*model.before, len(backend.calls)]
+    return SimpleNamespace(
+        losses=losses,
+        ran=[after > before for before, after in itertools.pairwise(calls)],
+        graphs=graphs().get("unique_graphs"),
+    )
+
+
+@HOOKS
+@pytest.mark.parametrize("options", [{}, {"fullgraph": True}, {"dynamic": False}], ids=["plain", "full", "static"])
+@pytest.mark.parametrize("make", [wrapped, in_place, a_part])
+def test_in_a_loop(tmp_path, make, options):
+    before = left_behind()
+    counted = train(tmp_path / "count", "count", make, **options)
+    off = train(tmp_path / "off", "off", make, **options)
+    assert left_behind() == before
+    assert known(tmp_path / "count") == [truth(network(), batch) for batch in batches()]
+    assert [record.compiled for record in counts(tmp_path / "count")] == [True] * COUNTED
+    assert counted.losses == off.losses
+    assert off.ran == [True] * len(ROWS)
+    assert [step for step, ran in enumerate(counted.ran, start=1) if not ran] == excluded(tmp_path / "count")
+    assert counted.graphs == off.graphs > 1
+
+
+@HOOKS
+def test_a_model_that_compiles_for_the_first_time_after_the_count(tmp_path):
+    """Its first step was in eval mode, as it were: what is compiled is not there when the count begins."""
+    backend, model = Backend(), network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    from perf_callbacks.loop import measure
+
+    config = PerfConfig(output_dir=str(tmp_path))
+    with measure(model=model, optimizer=optimizer, loader=batches(), config=config) as perf:
+        for number, batch in enumerate(perf.loader):
+            if number == 1:
+                model.compile(backend=backend)
+            model(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert known(tmp_path) == [truth(network(), batch) for batch in batches()]
+    assert len(backend.calls) == len(ROWS) - 1 - len(counts(tmp_path))
+
+
+@pytest.mark.filterwarnings("ignore:Using .torch.compile.module.. when there are global hooks")
+def test_the_counter_of_torch_leaves_what_was_compiled_eager():
+    """Why it is not the one that counts: were it to change, ours could be simpler."""
+    backend = Backend()
+    model = in_place(backend)
+    for _ in range(2):
+        model(torch.ones(2, 4)).sum().backward()
+    assert len(backend.calls) == 2
+    with FlopCounterMode(display=False):
+        model(torch.ones(2, 4)).sum().backward()
+    for _ in range(3):
+        model(torch.ones(2, 4)).sum().backward()
+    assert len(backend.calls) == 2, "from then on it is never called again"
+
+
+def compiled_trainer(directory, flops, **arguments):
+    torch._dynamo.reset()
+    from torch._dynamo.utils import counters
+
+    counters.clear()
+    arguments = tiny.training_arguments(directory, max_steps=5, logging_steps=10, **arguments)
+    trainer = tiny.trainer(arguments, PerfCallback(PerfConfig(flops=flops)), train_dataset=tiny.Tokens(32))
+    trainer.train()
+    return [row.get("train_loss") for row in trainer.state.log_history], graphs()
+
+
+@HOOKS
+@pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")
+def test_a_trainer_of_transformers_that_compiles(tmp_path):
+    arguments = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
+    counted, off = [compiled_trainer(tmp_path / flops, flops, **arguments) for flops in ("count", "off")]
+    assert counted == off
+    assert off[1]["unique_graphs"] > 0
+    (record,) = counts(tmp_path / "count")
+    assert (record.model_flops, record.compiled) == (truth(tiny.llama(), ids(4, 16)), True)
+    assert known(tmp_path / "count") == [record.model_flops] * 5
+
+
+@HOOKS
+def test_a_model_compiled_before_the_trainer_of_transformers(tmp_path):
+    model = torch.compile(tiny.llama(), backend="aot_eager")
+    arguments = tiny.training_arguments(tmp_path, max_steps=5, logging_steps=10, remove_unused_columns=False)
+    Trainer(model, arguments, callbacks=[PerfCallback()], train_dataset=tiny.Tokens(32)).train()
+    assert graphs()["unique_graphs"] > 0
+    assert known(tmp_path) == [truth(tiny.llama(), ids(4, 16))] * 5
+
+
+def one_optimizer(module):
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+    return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)]
+
+
+@HOOKS
+@pytest.mark.parametrize("how", ["module", "part"])
+def test_a_module_of_lightning_that_is_compiled(tmp_path, how):
+    fits = {}
+    for flops in ("count", "off"):
+        torch._dynamo.reset()
+        from torch._dynamo.utils import counters
+
+        counters.clear()
+        kind = sparks.tree().Automatic
+        quiet = type("Quiet", (kind,), {"training_step": lambda self, batch, _: self.net(batch).square().mean()})
+        module = quiet()
+        if how == "part":
+            module.net = nn.Sequential(nn.Linear(4, 8), Part(), nn.Linear(8, 4))
+            module.net[1].compile(backend="aot_eager")
+            module.optimizers_and_schedulers = functools.partial(one_optimizer, module)
+        else:
+            module = torch.compile(module, backend="aot_eager")
+        ours = sparks.tree().PerfCallback(PerfConfig(flops=flops))
+        sparks.trainer(tmp_path / flops, ours, max_steps=5).fit(module, sparks.loader(32))
+        fits[flops] = graphs(), [parameter.tolist() for parameter in module.parameters()]
+    assert fits["count"] == fits["off"]
+    assert fits["off"][0]["unique_graphs"] > 0
+    plain = nn.Sequential(nn.Linear(4, 8), Part(), nn.Linear(8, 4)) if how == "part" else nn.Linear(4, 4)
+    true = truth(plain, torch.ones(4, 4))
+    assert [(record.model_flops, record.compiled) for record in counts(tmp_path / "count")] == [(true, True)]
+    assert known(tmp_path / "count")[1:] == [true] * 4

@@ -1,0 +1,158 @@
+"""A step that is counted computes what it would have computed: loss, weights and random numbers, to the last bit."""
+
+from types import SimpleNamespace
+
+import pytest
+import sparks
+import tiny
+import torch
+from counted import bits, counts, gpt2, ids, known, left_behind, loop, truth
+from transformers import TrainerCallback, TrainingArguments
+
+from perf_callbacks import PerfConfig
+from perf_callbacks.transformers import PerfCallback
+
+LOSSES = {"step", "loss", "grad_norm", "learning_rate"}
+CHECKPOINTING = next(
+    name for name in ("activation_checkpointing", "gradient_checkpointing") if hasattr(TrainingArguments, name)
+)
+"""As this release of transformers calls it."""
+WAYS = {
+    "fp32": {},
+    "bf16": {"bf16": True},
+    "accumulating": {"gradient_accumulation_steps": 2},
+    "checkpointed": {CHECKPOINTING: True},
+    "all of it": {"bf16": True, "gradient_accumulation_steps": 2, CHECKPOINTING: True},
+}
+
+
+def dropping():
+    """Attention and layers that draw random numbers."""
+    return gpt2(attn_pdrop=0.1, resid_pdrop=0.1, embd_pdrop=0.1)
+
+
+def by_transformers(directory, flops, **arguments):
+    arguments = tiny.training_arguments(directory, max_steps=4, **arguments)
+    trainer = tiny.trainer(
+        arguments, PerfCallback(PerfConfig(flops=flops)), model=dropping(), train_dataset=tiny.Tokens(32)
+    )
+    trainer.train()
+    losses = [{key: value for key, value in row.items() if key in LOSSES} for row in trainer.state.log_history]
+    return SimpleNamespace(outcome=(losses, bits(trainer.model), torch.get_rng_state().tolist()), model=trainer.model)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_with_transformers(tmp_path, way):
+    before = left_behind()
+    counted, off = [by_transformers(tmp_path / flops, flops, **WAYS[way]) for flops in ("count", "off")]
+    assert counted.outcome == off.outcome
+    assert left_behind() == before
+    (record,) = counts(tmp_path / "count")
+    each = 2 if "gradient_accumulation_steps" in WAYS[way] else 1
+    assert record.model_flops == each * truth(dropping(), ids(4, 16))
+    assert known(tmp_path / "count")[1:] == [record.model_flops] * 3
+    assert max(record.by_dtype, key=record.by_dtype.get) == ("bfloat16" if "bf16" in WAYS[way] else "float32")
+    assert ("recompute" in record.by_phase) == (CHECKPOINTING in WAYS[way])
+    assert (record.step, record.source, record.whole_step, record.errors) == (2, "counted", True, {})
+    assert counts(tmp_path / "off") == []
+
+
+def a_module():
+    """A Lightning module around the same model."""
+    pl = sparks.tree().pl
+
+    class Module(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = dropping()
+            self.losses = []
+
+        def training_step(self, batch, batch_idx):
+            loss = self.net(**batch).loss
+            self.losses.append(loss.item())
+            return loss
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    return Module()
+
+
+LIGHTNING = {
+    "fp32": {},
+    "bf16": {"precision": "bf16-mixed"},
+    "accumulating": {"accumulate_grad_batches": 2},
+    "checkpointed": {},
+    "all of it": {"precision": "bf16-mixed", "accumulate_grad_batches": 2},
+}
+
+
+def by_lightning(directory, flops, *, checkpointed, **options):
+    module = a_module()
+    if checkpointed:
+        net = module.net
+        getattr(net, "activation_checkpointing_enable", net.gradient_checkpointing_enable)()
+    ours = sparks.tree().PerfCallback(PerfConfig(flops=flops))
+    trainer = sparks.trainer(directory, ours, max_steps=4, **options)
+    torch.manual_seed(1)
+    trainer.fit(module, torch.utils.data.DataLoader(tiny.Tokens(32), batch_size=4, drop_last=True))
+    return module.losses, bits(module), torch.get_rng_state().tolist()
+
+
+@pytest.mark.parametrize("way", LIGHTNING)
+def test_with_lightning(tmp_path, way):
+    checkpointed = way in {"checkpointed", "all of it"}
+    off = by_lightning(tmp_path / "off", "off", checkpointed=checkpointed, **LIGHTNING[way])
+    before = left_behind()
+    counted = by_lightning(tmp_path / "count", "count", checkpointed=checkpointed, **LIGHTNING[way])
+    after = left_behind()
+    assert counted == off
+    assert set(map(str, after.pop("filters"))) == set(map(str, before.pop("filters")))  # Lightning moves its own
+    assert after == before
+    (record,) = counts(tmp_path / "count")
+    assert record.model_flops == LIGHTNING[way].get("accumulate_grad_batches", 1) * truth(dropping(), ids(4, 16))
+    assert known(tmp_path / "count")[1:] == [record.model_flops] * 3
+    assert ("recompute" in record.by_phase) == checkpointed
+    assert counts(tmp_path / "off") == []
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_in_a_plain_loop(tmp_path, autocast):
+    outcomes = []
+    for flops in ("count", "off"):
+        model = dropping()
+        torch.manual_seed(1)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            losses = loop(tmp_path / flops, model, [ids(2, 8)] * 4, flops=flops)
+        outcomes.append((losses, bits(model), torch.get_rng_state().tolist()))
+    assert outcomes[0] == outcomes[1]
+    assert known(tmp_path / "count") == [truth(dropping(), ids(2, 8))] * 4
+
+
+class Rates(TrainerCallback):
+    """Looks at what is logged."""
+
+    def __init__(self):
+        self.rows = []
+
+    def on_log(self, args, state, control, logs=None, **_):
+        self.rows.append(dict(logs))
+
+
+def test_rows_have_the_rates_once_there_is_a_count(tmp_path):
+    rates = Rates()
+    trainer = tiny.trainer(
+        tiny.training_arguments(tmp_path), PerfCallback(), model=dropping(), train_dataset=tiny.Tokens(32)
+    )
+    trainer.add_callback(rates)
+    trainer.train()
+    flops = truth(dropping(), ids(4, 16))
+    rows = [row for row in rates.rows if "perf/step_time" in row]
+    assert [row for row in rates.rows if "perf/tflops" in row] == rows
+    assert len(rows) == 5  # of four steps, and of them together
+    for row in rows[:-1]:
+        assert row["perf/tflops"] == pytest.approx(
+            flops / row["perf/step_time"] / 1e12, rel=1e-5
+        )  # six digits are logged
+        assert row["perf/hardware_tflops"] >= row["perf/tflops"]
+        assert row["perf/flops_coverage"] == 1.0

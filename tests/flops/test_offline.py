@@ -1,0 +1,114 @@
+"""FLOPs without running anything: the same as counted, and the model is not touched."""
+
+import pytest
+import torch
+from counted import bits, gpt2, ids, mamba
+from tiny import llama
+from torch import nn
+
+from perf_callbacks.flops import offline
+from perf_callbacks.flops.counter import FlopCounter
+from perf_callbacks.flops.offline import Example, closed_form, innermost
+
+
+def checkpointed(*, reentrant):
+    model = llama().train()
+    enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+    enable({"use_reentrant": reentrant})
+    return model
+
+
+MODELS = {
+    "llama": llama,
+    "eager attention": lambda: llama(attn_implementation="eager"),
+    "grouped queries": lambda: llama(num_attention_heads=4, num_key_value_heads=2),
+    "gpt2": gpt2,
+    "tied": lambda: llama(tie_word_embeddings=True),
+    "mamba": mamba,
+    "checkpointed": lambda: checkpointed(reentrant=False),
+    "reentrant": lambda: checkpointed(reentrant=True),
+    "bf16": lambda: llama().bfloat16(),
+}
+
+
+def counted(model, batch):
+    with torch.random.fork_rng(), FlopCounter() as counter:
+        model(**batch).loss.backward()
+    return counter
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
+@pytest.mark.parametrize("kind", MODELS)
+def test_it_counts_what_would_run(kind):
+    model, batch = MODELS[kind](), ids(3, 8)
+    states = bits(model), torch.get_rng_state().tolist()
+    found = offline.count(model, Example.of(batch))
+    assert (bits(model), torch.get_rng_state().tolist()) == states
+    assert all(parameter.grad is None for parameter in model.parameters())
+    true = counted(model, batch)
+    assert found.work() == true.work()
+    assert found.weights.coverage() == true.weights.coverage()
+    assert found.errors == {}
+    assert found.observed.unknown == {}
+
+
+def test_frozen_weights_have_no_gradients_there_either():
+    model = llama()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lm_head" in name)
+    assert offline.count(model, Example.of(ids(2, 8))).work() == counted(model, ids(2, 8)).work()
+
+
+def test_it_needs_no_memory_for_numbers():
+    with torch.device("meta"):
+        model = llama(hidden_size=8192, intermediate_size=65536, num_hidden_layers=4, use_cache=False)
+    work = offline.count(model, Example.of({name: value.to("meta") for name, value in ids(2, 8).items()})).work()
+    assert work.model_flops == pytest.approx(closed_form(model, 2, 8).model_flops, rel=1e-3)
+
+
+@pytest.mark.parametrize("wrap", [nn.Identity, nn.DataParallel, lambda model: torch.compile(model, backend="eager")])
+def test_what_a_model_is_wrapped_in_makes_no_difference(wrap):
+    model = llama()
+    wrapped = wrap(model) if wrap is not nn.Identity else model
+    assert innermost(wrapped) is model
+    assert offline.count(wrapped, Example.of(ids(2, 8))).work() == counted(model, ids(2, 8)).work()
+
+
+@pytest.mark.parametrize(
+    ("model", "batch"),
+    [
+        (nn.Linear(4, 4), {"input": torch.ones(2, 4)}),
+        (llama(), {"input_ids": torch.ones(2, 8, dtype=torch.long), "who_knows": torch.ones(2)}),
+        (llama(), {"input_ids": torch.ones(2, 8, dtype=torch.long)}),
+    ],
+    ids=["no configuration", "another argument", "no loss"],
+)
+def test_what_can_not_be_repeated_raises_and_leaves_nothing(model, batch):
+    from counted import left_behind
+
+    before = left_behind()
+    with pytest.raises((TypeError, AttributeError)):
+        offline.count(model, Example.of(batch))
+    assert left_behind() == before
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("options", [{}, {"num_hidden_layers": 3}, {"head_dim": 16}], ids=str)
+def test_the_closed_form_of_a_llama_is_what_is_counted(options, tied):
+    model = llama(tie_word_embeddings=tied, **options)
+    true = counted(model, ids(3, 8)).work()
+    found = closed_form(model, 3, 8)
+    rotary = true.model_flops - found.model_flops  # written as a product
+    assert 0 <= rotary < 0.01 * true.model_flops
+
+
+def test_the_closed_form_of_what_says_nothing_of_its_attention_is_that_of_its_weights():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2).requires_grad_(requires_grad=False))
+    work = closed_form(model, 3, 5)
+    assert work.by_phase == {"forward": 2 * 48 * 15, "backward": 2 * (48 + 32) * 15}
+
+
+def test_an_example_holds_no_numbers():
+    batch = ids(2, 8)
+    example = Example.of(batch)
+    assert example.tensors["input_ids"] == ((2, 8), torch.long, torch.device("cpu"))
