@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.core.records import Flops
+from perf_callbacks.core.steps import COUNTED, RECOUNTED
 from perf_callbacks.flops.counter import FlopCounter
 from perf_callbacks.loop import measure
 
@@ -84,9 +85,9 @@ def known(directory, **which):
     return [step.get("model_flops") for step in steps(directory, **which)]
 
 
-def excluded(directory, reason="counted"):
-    """The steps that are in no row for this reason."""
-    return [step["step"] for step in steps(directory) if step.get("excluded") == reason]
+def excluded(directory, reasons=(COUNTED, RECOUNTED)):
+    """The steps that are in no row because they were counted."""
+    return [step["step"] for step in steps(directory) if step.get("excluded") in reasons]
 
 
 def left_behind():

@@ -79,9 +79,10 @@ class ShapedWork:
         whole = self._steps.get(frozenset(Counter(shapes).items()))
         works = [whole] if whole is not None else [self._one(shape) for shape in shapes]
         known = [work for work in works if work is not None]
-        if self.rating is None or not known or len(known) < len(works):
+        if not known or len(known) < len(works):
             return None
-        return self.rating.effort(Work.sum([*known, self.optimizer]))
+        total = Work.sum([*known, self.optimizer])
+        return Effort(total.model_flops, total.hardware_flops) if self.rating is None else self.rating.effort(total)
 
     def _one(self, shape: ShapeKey) -> Work | None:
         if shape not in self._known:

@@ -33,7 +33,7 @@ class Effort(NamedTuple):
 
     model_flops: int
     hardware_flops: int
-    ideal_seconds: float | None
+    ideal_seconds: float | None = None
     """How long the model's work takes at peak, each number format at its own; None: unknown."""
 
 
