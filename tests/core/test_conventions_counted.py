@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from perf_callbacks.core.architecture import FAMILIES, Architecture, dimensions
 from perf_callbacks.core.conventions import step_flops
+from perf_callbacks.flops.counter import FlopCounter
 
 SMALL = {
     "vocab_size": 96,
@@ -60,6 +61,18 @@ def test_matmul_is_what_is_counted(kind, tmp_path):
     model, config = built(kind, tmp_path)
     flops = step_flops(Architecture(**dimensions(config)), BATCH, SEQ)
     assert flops.model == pytest.approx(counted(model), rel=0.001)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_matmul_is_what_perf_callbacks_counts_live(kind, tmp_path):
+    """With whatever attention and experts the model has by itself."""
+    _, config = built(kind, tmp_path)
+    by_itself = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
+    ids = torch.randint(3, 96, (BATCH, SEQ), generator=torch.Generator().manual_seed(0))
+    with FlopCounter() as counter:
+        by_itself(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+    flops = step_flops(Architecture(**dimensions(config)), BATCH, SEQ)
+    assert flops.model == pytest.approx(counter.work().model_flops, rel=0.001)
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
