@@ -1,9 +1,12 @@
 """Real training loops on a small machine: quick, and the same each time."""
 
 import gc
+from types import SimpleNamespace
 
 import pytest
 import torch
+
+from perf_callbacks.checklist import garbage
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -15,6 +18,14 @@ def _quick():
     yield
     gc.unfreeze()
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def _quick_collections(request, monkeypatch):
+    """A full collection goes through all that was ever imported: where that is not the matter, a young one will do."""
+    if "checklist" not in request.module.__name__:
+        young = {**vars(gc), "collect": lambda *_: gc.collect(0)}
+        monkeypatch.setattr(garbage, "gc", SimpleNamespace(**young))
 
 
 @pytest.fixture
