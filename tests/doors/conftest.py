@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from perf_callbacks.checklist import garbage
+from perf_callbacks.host import custody
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -22,10 +23,17 @@ def _quick():
 
 @pytest.fixture(autouse=True)
 def _quick_collections(request, monkeypatch):
-    """A full collection goes through all that was ever imported: where that is not the matter, a young one will do."""
-    if "checklist" not in request.module.__name__:
-        young = {**vars(gc), "collect": lambda *_: gc.collect(0)}
-        monkeypatch.setattr(garbage, "gc", SimpleNamespace(**young))
+    """What goes through all that was ever imported is left out where collecting is not the matter: it takes a while."""
+    if "checklist" in request.module.__name__:
+        return
+    quick = {
+        "collect": lambda *_: gc.collect(0),
+        "freeze": lambda: None,
+        "unfreeze": lambda: None,
+        "get_freeze_count": lambda: 0,
+    }
+    for module in (garbage, custody):
+        monkeypatch.setattr(module, "gc", SimpleNamespace(**vars(gc) | quick))
 
 
 @pytest.fixture
