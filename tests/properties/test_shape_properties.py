@@ -5,7 +5,7 @@ from operator import itemgetter
 from hypothesis import given, strategies as st
 
 from perf_callbacks.core.shapes import ShapedWork
-from perf_callbacks.core.work import Cell, Work
+from perf_callbacks.core.work import Cell, Effort, Work
 
 factors = st.integers(0, 10**9)
 sizes = st.tuples(st.integers(1, 64), st.integers(1, 512))
@@ -47,7 +47,7 @@ def test_an_answer_is_exactly_right(work, counts, asked):
     for size in [*counts, *asked]:
         effort, true = shaped.of([shape(size)]), work(*size)
         if effort is not None:
-            assert effort == (true.model_flops, true.hardware_flops)
+            assert effort == Effort(true.model_flops, true.hardware_flops)
         else:
             assert size not in counts
 
@@ -97,7 +97,7 @@ def test_what_was_counted_is_repeated_whatever_it_was(counts, asked):
     cell = Cell("forward", "float32", "matmul")
     shaped = learned(lambda *size: Work({cell: counts[size]}), counts)
     for size, flops in counts.items():
-        assert shaped.of([shape(size)]) == (flops, flops)
+        assert shaped.of([shape(size)]) == Effort(flops, flops)
     assert (shaped.of([shape(asked)]) is not None) == shaped.knows(shape(asked))
 
 
