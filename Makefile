@@ -22,7 +22,7 @@ demo: $(VENV)/ready  ## a real small training run on this machine, with live num
 	$(BIN)/python examples/transformers_llama.py
 
 test: $(VENV)/ready  ## what a contributor runs
-	$(BIN)/python -m pytest -m 'not slow' --cov --cov-report=term --cov-fail-under=90
+	$(BIN)/python -m pytest -m 'not slow' $(COVERAGE)
 
 test-all: $(VENV)/ready .venv-transformers4/ready  ## the slow tests too, the wheel, and the oldest line of transformers
 	$(BIN)/python -m pytest -m slow
