@@ -5,6 +5,7 @@ import functools
 import pytest
 import sparks
 import torch
+import transformers
 from accelerated import an_accelerator
 from tiny import Tokens, llama, records, steps, trainer, training_arguments
 from torch.utils.data import DataLoader
@@ -169,7 +170,10 @@ def test_the_same_script_leaves_the_same_records(tmp_path, door, interrupted, ex
     ]
     assert {step["step"]: step["excluded"] for step in found if step["excluded"]} == excluded
     assert set().union(*found) == COLUMNS
-    assert [step["model_flops"] for step in found] == [None, *(count * FLOPS_OF_A_ROW for count in samples[1:])]
+    assert [step["model_flops"] for step in found] == [
+        None,
+        *(by_hand(count * FLOPS_OF_A_ROW) for count in samples[1:]),
+    ]
     found_spans = [(span.kind, span.step) for span in records(tmp_path, Span)]
     assert found_spans[: len(spans)] == spans
     assert set(found_spans[len(spans) :]) <= {("checkpoint", STEPS)}  # a trainer saves once more at the end
@@ -195,8 +199,8 @@ def test_the_same_script_leaves_the_same_records(tmp_path, door, interrupted, ex
     assert summary.included_samples == sum(samples[number - 1] for number in included)
     assert summary.stage_seconds.keys() == {f"{stage}_time" for stage in STAGES}
     assert sum(summary.stage_seconds.values()) == pytest.approx(summary.included_seconds)
-    assert summary.model_flops == summary.included_samples * FLOPS_OF_A_ROW
-    assert summary.hardware_flops == summary.included_samples * HARDWARE_FLOPS_OF_A_ROW
+    assert summary.model_flops == by_hand(summary.included_samples * FLOPS_OF_A_ROW)
+    assert summary.hardware_flops == by_hand(summary.included_samples * HARDWARE_FLOPS_OF_A_ROW)
     assert summary.flops_seconds == pytest.approx(summary.included_seconds)
     assert (summary.flops_coverage, summary.flops_lower_bound) == (1.0, False)
     assert summary.failure is None
@@ -209,14 +213,14 @@ def test_what_is_counted_is_the_same_through_every_door(tmp_path, door):
     DOORS[door](tmp_path, interrupted=False)
     counted = records(tmp_path, Flops)
     assert [(one.step, one.whole_step, one.model_flops) for one in counted] == [
-        (2, True, 2 * BATCH * FLOPS_OF_A_ROW),
-        (3, False, 2 * FLOPS_OF_A_ROW),
+        (2, True, by_hand(2 * BATCH * FLOPS_OF_A_ROW)),
+        (3, False, by_hand(2 * FLOPS_OF_A_ROW)),
     ]
     for one, rows in zip(counted, (2 * BATCH, 2), strict=True):
-        assert one.by_phase == {phase: rows * flops for phase, flops in FLOPS_BY_PHASE.items()}
-        assert one.hardware_flops == rows * HARDWARE_FLOPS_OF_A_ROW
+        assert one.by_phase == {phase: by_hand(rows * flops) for phase, flops in FLOPS_BY_PHASE.items()}
+        assert one.hardware_flops == by_hand(rows * HARDWARE_FLOPS_OF_A_ROW)
         assert one.by_dtype == {"float32": one.model_flops}
-        assert one.over_six_n == pytest.approx(FLOPS_OF_A_ROW / (6 * WEIGHTS * LENGTH))
+        assert one.over_six_n == pytest.approx(FLOPS_OF_A_ROW / (6 * WEIGHTS * LENGTH), rel=1e-3)
         assert (one.coverage, one.lower_bound, one.uncounted, one.errors) == (1.0, False, {}, {})
         assert (one.source, one.logical_flops, one.copies, one.reads) == ("counted", None, (), {})
         assert sum(flops for *_, flops in one.products) <= one.hardware_flops
@@ -254,3 +258,9 @@ FLOPS_BY_PHASE = {
 FLOPS_OF_A_ROW = FLOPS_BY_PHASE["forward"] + FLOPS_BY_PHASE["backward"]
 HARDWARE_FLOPS_OF_A_ROW = sum(FLOPS_BY_PHASE.values())
 SCORES = "aten::_scaled_dot_product_flash_attention_for_cpu"
+
+
+def by_hand(flops):
+    """To the FLOP; but with transformers 4, rotary embeddings are a small product of their own, once for each batch."""
+    exact = int(transformers.__version__.partition(".")[0]) >= 5
+    return flops if exact else pytest.approx(flops, rel=1e-3)
