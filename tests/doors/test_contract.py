@@ -1,6 +1,7 @@
 """One script, through every door: the same records."""
 
 import functools
+from functools import partial
 
 import pytest
 import sparks
@@ -185,8 +186,9 @@ def test_the_same_script_leaves_the_same_records(tmp_path, door, interrupted, ex
     assert all(row.metrics.keys() == KEYS for row in rows)
     for number, row in zip(included, rows, strict=False):
         rate = samples[number - 1] / found[number - 1]["step_time"] / 1e12
-        assert row.metrics["perf/tflops"] == pytest.approx(rate * FLOPS_OF_A_ROW, rel=1e-4)
-        assert row.metrics["perf/hardware_tflops"] == pytest.approx(rate * HARDWARE_FLOPS_OF_A_ROW, rel=1e-4)
+        near = partial(pytest.approx, rel=1e-4 if EXACT else 1e-3)
+        assert row.metrics["perf/tflops"] == near(rate * FLOPS_OF_A_ROW)
+        assert row.metrics["perf/hardware_tflops"] == near(rate * HARDWARE_FLOPS_OF_A_ROW)
         assert row.metrics["perf/flops_coverage"] == 1.0
         peak = row.metrics["perf/peak_tflops"]
         for ratio, tflops in {"mfu": "tflops", "mfu_mixed": "tflops", "hfu": "hardware_tflops"}.items():
@@ -260,7 +262,9 @@ HARDWARE_FLOPS_OF_A_ROW = sum(FLOPS_BY_PHASE.values())
 SCORES = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
 
+EXACT = int(transformers.__version__.partition(".")[0]) >= 5
+"""With transformers 4, rotary embeddings are a small product of their own, once for each batch."""
+
+
 def by_hand(flops):
-    """To the FLOP; but with transformers 4, rotary embeddings are a small product of their own, once for each batch."""
-    exact = int(transformers.__version__.partition(".")[0]) >= 5
-    return flops if exact else pytest.approx(flops, rel=1e-3)
+    return flops if EXACT else pytest.approx(flops, rel=1e-3)
