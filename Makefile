@@ -26,7 +26,7 @@ test: $(VENV)/ready  ## what a contributor runs
 
 test-all: $(VENV)/ready .venv-transformers4/ready  ## the slow tests too, the wheel, and the oldest line of transformers
 	$(BIN)/python -m pytest -m slow
-	.venv-transformers4/bin/python -m pytest tests/doors --ignore-glob='*lightning*' --ignore-glob='*counting*' --ignore=tests/doors/test_ranks.py --ignore=tests/doors/test_contract.py --ignore=tests/doors/test_trl.py
+	.venv-transformers4/bin/python -m pytest tests/doors --ignore-glob='*lightning*' --ignore=tests/doors/test_ranks.py
 
 lint: $(VENV)/ready  ## format, lint, types, import directions
 	$(BIN)/ruff format --check .

@@ -70,6 +70,8 @@ def part(plan, window, length):
         samples=sum(seen),
         tokens=sum(seen) * 16,
         useful_tokens=torch.tensor(sum(seen) * 9),
+        model_flops=sum(seen) * 600,
+        hardware_flops=sum(seen) * 800,
     )
 
 

@@ -4,6 +4,7 @@ from collections import UserDict
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from perf_callbacks.core.batches import BatchReader
 
@@ -61,6 +62,17 @@ def test_a_batch_is_counted_in_rows_tokens_and_tokens_that_the_mask_keeps(batch,
     for _ in range(2):  # the second time from memory
         samples, tokens, useful_tokens, _ = reader.read(batch)
         assert (samples, tokens, None if useful_tokens is None else int(useful_tokens)) == expected
+
+
+class Operations(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        raise AssertionError(func)
+
+
+@pytest.mark.parametrize("batch", [ROWS, [ROWS], {"x": ROWS}, {"input_ids": IDS}], ids=["tensor", "list", "x", "ids"])
+def test_a_batch_without_masks_is_read_without_any_operation(batch):
+    with Operations():
+        BatchReader().read(batch)
 
 
 def test_what_the_mask_keeps_is_left_on_the_device():

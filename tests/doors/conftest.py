@@ -36,6 +36,12 @@ def _quick_collections(request, monkeypatch):
         monkeypatch.setattr(module, "gc", SimpleNamespace(**vars(gc) | quick))
 
 
+@pytest.fixture(autouse=True)
+def _no_precision_of_another_test(monkeypatch):
+    """The arguments of transformers 4 leave it in the environment."""
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
+
+
 @pytest.fixture
 def accelerate_state():
     """Accelerate keeps its state in the process."""

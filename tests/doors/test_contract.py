@@ -1,7 +1,7 @@
 """One script, through every door: the same records."""
 
 import functools
-from functools import partial
+from collections import Counter
 
 import pytest
 import sparks
@@ -173,7 +173,7 @@ def test_the_same_script_leaves_the_same_records(tmp_path, door, interrupted, ex
     assert set().union(*found) == COLUMNS
     assert [step["model_flops"] for step in found] == [
         None,
-        *(by_hand(count * FLOPS_OF_A_ROW) for count in samples[1:]),
+        *(by_hand(count, ACCUMULATION) for count in samples[1:]),
     ]
     found_spans = [(span.kind, span.step) for span in records(tmp_path, Span)]
     assert found_spans[: len(spans)] == spans
@@ -185,10 +185,9 @@ def test_the_same_script_leaves_the_same_records(tmp_path, door, interrupted, ex
     assert [row.step for row in rows] == included + whole
     assert all(row.metrics.keys() == KEYS for row in rows)
     for number, row in zip(included, rows, strict=False):
-        rate = samples[number - 1] / found[number - 1]["step_time"] / 1e12
-        near = partial(pytest.approx, rel=1e-4 if EXACT else 1e-3)
-        assert row.metrics["perf/tflops"] == near(rate * FLOPS_OF_A_ROW)
-        assert row.metrics["perf/hardware_tflops"] == near(rate * HARDWARE_FLOPS_OF_A_ROW)
+        rows, seconds = samples[number - 1], found[number - 1]["step_time"] * 1e12
+        assert row.metrics["perf/tflops"] == pytest.approx(by_hand(rows, ACCUMULATION) / seconds, rel=1e-4)
+        assert row.metrics["perf/hardware_tflops"] == pytest.approx(all_by_hand(rows, ACCUMULATION) / seconds, rel=1e-4)
         assert row.metrics["perf/flops_coverage"] == 1.0
         peak = row.metrics["perf/peak_tflops"]
         for ratio, tflops in {"mfu": "tflops", "mfu_mixed": "tflops", "hfu": "hardware_tflops"}.items():
@@ -201,8 +200,9 @@ def test_the_same_script_leaves_the_same_records(tmp_path, door, interrupted, ex
     assert summary.included_samples == sum(samples[number - 1] for number in included)
     assert summary.stage_seconds.keys() == {f"{stage}_time" for stage in STAGES}
     assert sum(summary.stage_seconds.values()) == pytest.approx(summary.included_seconds)
-    assert summary.model_flops == by_hand(summary.included_samples * FLOPS_OF_A_ROW)
-    assert summary.hardware_flops == by_hand(summary.included_samples * HARDWARE_FLOPS_OF_A_ROW)
+    batches = ACCUMULATION * len(included)
+    assert summary.model_flops == by_hand(summary.included_samples, batches)
+    assert summary.hardware_flops == all_by_hand(summary.included_samples, batches)
     assert summary.flops_seconds == pytest.approx(summary.included_seconds)
     assert (summary.flops_coverage, summary.flops_lower_bound) == (1.0, False)
     assert summary.failure is None
@@ -215,14 +215,16 @@ def test_what_is_counted_is_the_same_through_every_door(tmp_path, door):
     DOORS[door](tmp_path, interrupted=False)
     counted = records(tmp_path, Flops)
     assert [(one.step, one.whole_step, one.model_flops) for one in counted] == [
-        (2, True, by_hand(2 * BATCH * FLOPS_OF_A_ROW)),
-        (3, False, by_hand(2 * FLOPS_OF_A_ROW)),
+        (2, True, by_hand(2 * BATCH, ACCUMULATION)),
+        (3, False, by_hand(2, 1)),
     ]
-    for one, rows in zip(counted, (2 * BATCH, 2), strict=True):
-        assert one.by_phase == {phase: by_hand(rows * flops) for phase, flops in FLOPS_BY_PHASE.items()}
-        assert one.hardware_flops == by_hand(rows * HARDWARE_FLOPS_OF_A_ROW)
+    for one, rows, batches in zip(counted, (2 * BATCH, 2), (ACCUMULATION, 1), strict=True):
+        assert one.by_phase == Counter({phase: rows * flops for phase, flops in FLOPS_BY_PHASE.items()}) + Counter(
+            forward=batches * ROTARY
+        )
+        assert one.hardware_flops == all_by_hand(rows, batches)
         assert one.by_dtype == {"float32": one.model_flops}
-        assert one.over_six_n == pytest.approx(FLOPS_OF_A_ROW / (6 * WEIGHTS * LENGTH), rel=1e-3)
+        assert one.over_six_n == pytest.approx(by_hand(rows, batches) / (6 * WEIGHTS * LENGTH * rows))
         assert (one.coverage, one.lower_bound, one.uncounted, one.errors) == (1.0, False, {}, {})
         assert (one.source, one.logical_flops, one.copies, one.reads) == ("counted", None, (), {})
         assert sum(flops for *_, flops in one.products) <= one.hardware_flops
@@ -262,9 +264,15 @@ HARDWARE_FLOPS_OF_A_ROW = sum(FLOPS_BY_PHASE.values())
 SCORES = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
 
-EXACT = int(transformers.__version__.partition(".")[0]) >= 5
-"""With transformers 4, rotary embeddings are a small product of their own, once for each batch."""
+ROTARY = 0 if int(transformers.__version__.partition(".")[0]) >= 5 else 2 * LENGTH * (HIDDEN // 2) // 2
+"""FLOPs of a batch: up to transformers 4, the angles of positions are a product. An angle for two numbers of a head."""
 
 
-def by_hand(flops):
-    return flops if EXACT else pytest.approx(flops, rel=1e-3)
+def by_hand(rows, batches):
+    """What the model does."""
+    return rows * FLOPS_OF_A_ROW + batches * ROTARY
+
+
+def all_by_hand(rows, batches):
+    """What is executed."""
+    return rows * HARDWARE_FLOPS_OF_A_ROW + batches * ROTARY

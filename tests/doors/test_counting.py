@@ -1,6 +1,7 @@
 """What every step took, whatever the shapes of its batches: counted, scaled exactly, or unknown, and never wrong."""
 
 import random
+from contextlib import suppress
 
 import pytest
 import sparks
@@ -119,6 +120,22 @@ def test_images_take_two_counts_and_then_any_number_of_them_is_exact(tmp_path):
     loop(tmp_path, network(), [pictures(size) for size in rows])
     assert known(tmp_path) == [true((size,)) for size in rows]
     assert excluded(tmp_path) == [2, 4]
+
+
+class Probing(nn.Linear):
+    """Finds out what it got by what fails."""
+
+    def forward(self, x):
+        with suppress(RuntimeError):
+            x.values()
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, Probing])
+def test_micro_batches_that_are_lone_tensors(tmp_path, kind):
+    loop(tmp_path, kind(8, 2), [torch.ones(4, 8)] * 6, each=2)
+    assert known(tmp_path) == [2 * 4 * 4 * 8 * 2] * 3  # forward, and the gradients of weights
+    assert len(counts(tmp_path)) == 1
 
 
 def test_micro_batches_of_different_shapes_are_told_apart(tmp_path):

@@ -109,6 +109,8 @@ def whole(world_size, window, length=10, step_seconds=0.01):
         "samples": amount,
         "tokens": amount * 16,
         "useful_tokens": amount * 9,
+        "model_flops": amount * 600,
+        "hardware_flops": amount * 800,
     }
 
 

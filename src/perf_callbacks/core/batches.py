@@ -68,12 +68,12 @@ class BatchReader:
         """Samples, tokens and shape of a batch."""
         key: tuple[Any, ...] | None = None
         try:
-            key = tuple(map(_shape, batch)) if type(batch) in _ROWS else (*map(_shape, batch.values()), *batch)
+            key = tuple(map(_shape, batch)) if type(batch) in _ROWS else (*batch.keys(), *map(_shape, batch.values()))
             found = self._known[key]
             if isinstance(found, Batch):
                 return found
             known, masks = found
-        except (AttributeError, KeyError, TypeError, RuntimeError):  # a tensor has values only if it is sparse
+        except (AttributeError, KeyError, TypeError):
             if _is_rows(batch):
                 return Batch(len(batch), None, None, ())
             known, masks, batch = self._look(batch, key)

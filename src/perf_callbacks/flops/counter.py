@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import Variable
 from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -15,7 +16,7 @@ from perf_callbacks.flops import formulas
 from perf_callbacks.flops.coverage import Weights
 from perf_callbacks.flops.formulas import Formula
 from perf_callbacks.flops.observed import Observed
-from perf_callbacks.flops.phases import phase
+from perf_callbacks.flops.phases import in_backward, phase
 
 
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves it untyped
@@ -48,9 +49,9 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self.observed = Observed()
         self.errors: Counter[str] = Counter()
         """What went wrong here, by operation."""
-        self.broken = False
-        """Whether an operation raised: what came of it is not all that its batch would have taken."""
+        self._broken = False
         self._forwards = 0
+        self._begun: set[int] = set()  # backwards
         self._backwards = False
         self._formulas: dict[int, tuple[Any, Formula | None]] = {}  # with the operation, whose id it keeps
         self._hooks: list[Any] = []
@@ -80,7 +81,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
     @property
     def interrupted(self) -> bool:
         """Whether something that was begun while it was counted raised, and never came to its end."""
-        return self.broken or self._forwards != 0
+        return self._broken or self._forwards != 0 or bool(self._begun)
 
     def work(self) -> Work:
         """All that was counted."""
@@ -98,10 +99,13 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out
+        backward = in_backward()
+        if backward and backward not in self._begun:
+            self._await_end(backward)
         try:
             out = func(*args, **kwargs)
         except BaseException:
-            self.broken = True
+            self._broken |= not (self._forwards or backward)  # these may survive it, and tell when they end
             raise
         try:
             self._count(func, args, kwargs, out)
@@ -114,12 +118,21 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
 
     def _see(self, module: torch.nn.Module, begun: int) -> None:
         try:
-            if torch._C._current_graph_task_id() == -1:  # noqa: SLF001 recomputation stops in the midst of modules
+            if not in_backward():  # recomputation stops in the midst of modules
                 self._forwards += begun
             if not self.inert:
                 self.weights.see(module)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self._err(type(module).__name__, error)
+
+    def _await_end(self, backward: int) -> None:
+        """Autograd calls back at the end of a backward, and only if it comes to its end."""
+        self._begun.add(backward)
+        try:
+            Variable._execution_engine.queue_callback(lambda: self._begun.discard(backward))  # noqa: SLF001 as DDP does
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self._begun.discard(backward)
+            self._err("backward", error)
 
     def _formula(self, func: Any) -> Formula | None:
         known = self._formulas.get(id(func))

@@ -36,13 +36,18 @@ def phase(operands: Iterable[torch.Tensor] = ()) -> Phase:
     reentrant checkpoint, or of a teacher: work that the training asks for. Optimizers need not switch gradients off:
     those that work on `.data` have nothing that needs one.
     """
-    in_backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001 there is no public name
-    if not in_backward and torch.is_grad_enabled() and any(operand.requires_grad for operand in operands):
+    backward = in_backward()
+    if not backward and torch.is_grad_enabled() and any(operand.requires_grad for operand in operands):
         return "forward"
     place = _innermost()
-    if in_backward and place != "optimizer":  # which may step as soon as a gradient is there
+    if backward and place != "optimizer":  # which may step as soon as a gradient is there
         return "recompute" if place in {"module", "function"} else "backward"
     return "optimizer" if place == "optimizer" else "forward"
+
+
+def in_backward() -> int:
+    """Which backward autograd is at work on in this thread, from 1 on; 0: none."""
+    return torch._C._current_graph_task_id() + 1  # noqa: SLF001 there is no public name
 
 
 def _innermost() -> _Place | None:
