@@ -70,8 +70,47 @@ def test_rows_that_cost_more_the_more_there_are_stay_unknown():
 
 
 def test_work_that_is_there_whatever_the_rows_is_not_taken_for_that_of_a_row():
-    shaped = learned(lambda rows, _: Work({LINEAR: 10 * rows + 3}), ids, (1, 8), (2, 8), (3, 8))
+    def with_a_rest(rows, _):
+        return Work({LINEAR: 10 * rows + 3})
+
+    shaped = learned(with_a_rest, ids, (1, 8), (2, 8))
     assert shaped.of([ids(4, 8)]) is None
+    shaped.learn([ids(3, 8)], [with_a_rest(3, 8)])
+    assert shaped.of([ids(4, 8)]).model_flops == 43
+    assert shaped.of([ids(4, 9)]) is None
+
+
+def angled(rows, length):
+    """As a transformer that works out its angles of positions once for all rows."""
+    return Work({**transformer(rows, length).cells, SCORES: 4 * rows * length**2 + 3 * length})
+
+
+def test_work_that_is_done_once_for_all_rows_takes_three_numbers_of_rows():
+    shaped = learned(angled, ids, (2, 8), (2, 16), (5, 12))
+    assert shaped.of([ids(4, 10)]) is None
+    shaped.learn([ids(3, 9)], [angled(3, 9)])
+    assert shaped.of([ids(4, 10)]).model_flops == angled(4, 10).model_flops
+
+
+def test_it_takes_three_lengths_where_rows_are_as_many_each_time():
+    shaped = learned(angled, ids, (2, 8), (2, 16))
+    assert shaped.of([ids(2, 10)]) is None
+    shaped.learn([ids(2, 12)], [angled(2, 12)])
+    assert shaped.of([ids(2, 10)]).model_flops == angled(2, 10).model_flops
+    assert shaped.of([ids(3, 10)]) is None
+    shaped.learn([ids(1, 4)], [angled(1, 4)])  # the rest of an epoch, which fits no law with the others
+    assert shaped.of([ids(2, 10)]) is None
+    shaped.learn([ids(2, 20)], [angled(2, 20)])
+    assert shaped.of([ids(2, 10)]).model_flops == angled(2, 10).model_flops
+
+
+def test_a_law_that_a_count_of_other_rows_contradicts_is_given_up():
+    def chunked(rows, length):
+        return Work({LINEAR: 10 * rows * (-(-length // 8) * 8)})
+
+    shaped = learned(chunked, ids, (2, 8), (2, 16))
+    shaped.learn([ids(3, 5)], [chunked(3, 5)])
+    assert shaped.of([ids(2, 5)]) is None
 
 
 def test_two_lengths_tell_of_a_third():

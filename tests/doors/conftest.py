@@ -1,6 +1,7 @@
 """Real training loops on a small machine: quick, and the same each time."""
 
 import gc
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -37,9 +38,13 @@ def _quick_collections(request, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def _no_precision_of_another_test(monkeypatch):
-    """The arguments of transformers 4 leave it in the environment."""
-    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
+def _no_arguments_of_another_test():
+    """Training arguments leave their precision and their compiler in the environment."""
+    before = {*os.environ}
+    yield
+    for name in {*os.environ} - before:
+        if name.startswith("ACCELERATE_"):
+            del os.environ[name]
 
 
 @pytest.fixture

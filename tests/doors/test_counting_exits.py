@@ -264,7 +264,7 @@ def test_nor_is_one_of_another_shape_in_a_loop(tmp_path):
 
 
 def test_a_checkpoint_in_the_counted_step(tmp_path):
-    arguments = tiny.training_arguments(tmp_path, save_strategy="steps", save_steps=1, save_total_limit=1)
+    arguments = tiny.training_arguments(tmp_path, save_strategy="steps", save_steps=1)
     tiny.trainer(arguments, PerfCallback(), train_dataset=tiny.Tokens(32)).train()
     assert [record.model_flops for record in counts(tmp_path)] == [truth(tiny.llama(), ids(4, 16))]
 

@@ -1,7 +1,7 @@
 """The work of a batch by its shape: counted once, and from then on looked up, or scaled where that is exact."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from itertools import combinations
 
@@ -11,21 +11,29 @@ from perf_callbacks.core.work import Cell, Effort, Kind, Work
 
 _MOST_SHAPES = 4096
 
-_POWERS: dict[Kind, tuple[tuple[int, ...], ...]] = {
-    "matmul": ((1,), (0, 1)),
-    "attention": ((2,), (1, 2)),
-    "convolution": ((1,),),
+_Size = tuple[int, int]
+"""Rows of a batch, and their length."""
+
+_Law = tuple[_Size, ...]
+"""Work as a sum of terms, each of them these powers of rows and length, times a factor."""
+
+_LAWS: dict[Kind, tuple[_Law, ...]] = {
+    "matmul": (((1, 1),), ((1, 0), (1, 1)), ((0, 1), (1, 1))),
+    "attention": (((1, 2),), ((1, 1), (1, 2)), ((0, 1),), ((0, 1), (1, 2))),
+    "convolution": (((1, 1),),),
 }
-"""How the work of a row may grow with its length: as these powers of it, the simplest first. What grows as two of them
-is a sum, as of layers that see every token and a head that sees a row."""
+"""How work may grow, the simplest first. What grows in two ways is a sum: of layers that see every token and a head
+that sees rows, or of rows and what is done once for all of them, as with the angles of positions."""
+
+_OF_ONE_LENGTH: tuple[_Law, ...] = (((1, 0),), ((0, 0), (1, 0)))
 
 
 class ShapedWork:
     """What batches of each shape take.
 
     A new shape is scaled from counted ones once another count has confirmed how: rows that are as long, by their
-    number; longer or shorter ones by a + b * length, or whatever else fits every count exactly. What fits nothing is
-    unknown until it is counted itself.
+    number; longer or shorter ones by a + b * length, or whatever else fits counts exactly, and more of them than it
+    takes to be found. What fits nothing is unknown until it is counted itself.
     """
 
     def __init__(self) -> None:
@@ -35,7 +43,7 @@ class ShapedWork:
         """Whether a measured peak turned out to be none."""
         self.optimizer = Work()
         """What the optimizer does in each step."""
-        self._families: dict[ShapeKey, dict[tuple[int, int], Work]] = {}
+        self._families: dict[ShapeKey, dict[_Size, Work]] = {}
         self._steps: dict[frozenset[tuple[ShapeKey, int]], Work] = {}
         self._known: dict[ShapeKey, Work | None] = {}
         self._efforts: dict[tuple[ShapeKey, ...], Effort | None] = {}
@@ -90,7 +98,7 @@ class ShapedWork:
                 self._known.clear()
             family, size = _fold(shape)
             counted = self._families.get(family, {})
-            self._known[shape] = counted.get(size) or (_scaled(counted, *size) if counted else None)
+            self._known[shape] = counted.get(size) or _scaled(counted, size)
         return self._known[shape]
 
     def _forget_guesses(self) -> None:
@@ -112,7 +120,7 @@ def _shared(shapes: Sequence[ShapeKey], passes: Sequence[Work]) -> dict[ShapeKey
     return {shapes[0]: Work({cell: flops // len(shapes) for cell, flops in total.cells.items()})}
 
 
-def _fold(shape: ShapeKey) -> tuple[ShapeKey, tuple[int, int]]:
+def _fold(shape: ShapeKey) -> tuple[ShapeKey, _Size]:
     """A shape as its rows and their length, and the family of shapes that differ in nothing else.
 
     >>> _fold((("input_ids", (2, 8)), ("mask", (2, 1, 8, 8)), ("scale", (3,))))
@@ -123,7 +131,7 @@ def _fold(shape: ShapeKey) -> tuple[ShapeKey, tuple[int, int]]:
     return folded, (rows, length)
 
 
-def extent(shape: ShapeKey) -> tuple[int, int]:
+def extent(shape: ShapeKey) -> _Size:
     """The rows of a batch, and how long they are, by its token ids or else its first tensor; 0: it has none.
 
     >>> extent((("pixel_values", (4, 3, 8, 8)), ("input_ids", (4, 16))))
@@ -141,54 +149,60 @@ def _template(sizes: tuple[int, ...], rows: int, length: int) -> tuple[int, ...]
     return sizes
 
 
-def _scaled(counted: dict[tuple[int, int], Work], rows: int, length: int) -> Work | None:
-    """What was counted, scaled to other rows. Only in directions in which the counts themselves differ."""
-    lengths = {counted_length for _, counted_length in counted}
-    if (rows not in {counted_rows for counted_rows, _ in counted} and len({r for r, _ in counted}) == 1) or (
-        length not in lengths and len(lengths) == 1
-    ):
-        return None
+def _scaled(counted: Mapping[_Size, Work], size: _Size) -> Work | None:
+    """What was counted, scaled to another size."""
     cells: dict[Cell, int] = {}
     for cell in {cell for work in counted.values() for cell in work.cells}:
-        points = [(at, Fraction(work.cells.get(cell, 0), of)) for (of, at), work in counted.items()]
-        per_row = _per_row(points, length, _POWERS[cell.kind])
-        flops = None if per_row is None else per_row * rows
+        flops = _predicted({of: work.cells.get(cell, 0) for of, work in counted.items()}, size, _LAWS[cell.kind])
         if flops is None or flops.denominator != 1:
             return None
         cells[cell] = int(flops)
-    return Work(cells)
+    return Work(cells) if cells else None
 
 
-def _per_row(points: list[tuple[int, Fraction]], length: int, laws: Iterable[tuple[int, ...]]) -> Fraction | None:
-    """The work of a row of this length, by the simplest law that every count obeys and more counts than it needs."""
-    there = [work for at, work in points if at == length]
-    if len(there) > 1:
-        return there[0] if len(set(there)) == 1 else None
-    lengths = len({at for at, _ in points})
-    for powers in laws:
-        if len(points) > len(powers) and (lengths > len(powers) or (there and len(powers) == 1)):
-            found = _fit(points, powers)
-            if found is not None:
-                return sum((factor * length**power for factor, power in zip(found, powers, strict=True)), Fraction())
+def _predicted(counts: Mapping[_Size, int], size: _Size, laws: Iterable[_Law]) -> Fraction | None:
+    """By what was counted of this length, else by all that was counted, else by what was counted of as many rows.
+
+    The last one passes over counts that follow no law with the others, so it takes one more that does.
+    """
+    as_long = {of: flops for of, flops in counts.items() if of[1] == size[1]}
+    as_many = {of: flops for of, flops in counts.items() if of[0] == size[0]}
+    for some, known, more in ((as_long, _OF_ONE_LENGTH, 0), (counts, laws, 0), (as_many, laws, 1)):
+        for law in known:
+            if len(some) > len(law) + more and all(_spread(some, size, law, axis) for axis in (0, 1)):
+                factors = _fit(some, law)
+                if factors is not None:
+                    return _sum(factors, law, size)
     return None
 
 
-def _fit(points: list[tuple[int, Fraction]], powers: tuple[int, ...]) -> tuple[Fraction, ...] | None:
-    """The factors of a law with one or two powers, if it holds at every point."""
-    factors = _solve(points, powers)
-    if factors is None:
-        return None
-    holds = all(sum(f * at**power for f, power in zip(factors, powers, strict=True)) == work for at, work in points)
+def _spread(counts: Iterable[_Size], size: _Size, law: _Law, axis: int) -> bool:
+    """Whether counts differ enough in this direction to confirm the law, if it goes that way at all."""
+    there, powers = {of[axis] for of in counts}, {term[axis] for term in law}
+    return len(there) > len(powers) or (len(powers) == 1 and size[axis] in there)
+
+
+def _fit(counts: Mapping[_Size, int], law: _Law) -> tuple[Fraction, ...] | None:
+    """The factors of a law with one or two terms, if it holds for every count."""
+    factors = _solve(counts, law)
+    holds = factors is not None and all(_sum(factors, law, of) == flops for of, flops in counts.items())
     return factors if holds else None
 
 
-def _solve(points: list[tuple[int, Fraction]], powers: tuple[int, ...]) -> tuple[Fraction, ...] | None:
-    if len(powers) == 1:
-        at, work = points[0]
-        return (work / at ** powers[0],) if at else None
-    low, high = powers
-    for (a, x), (b, y) in combinations(points, 2):
-        determinant = a**low * b**high - b**low * a**high
+def _solve(counts: Mapping[_Size, int], law: _Law) -> tuple[Fraction, ...] | None:
+    rows = [(*(_power(of, term) for term in law), flops) for of, flops in counts.items()]
+    if len(law) == 1:
+        return next(((Fraction(flops, term),) for term, flops in rows if term), None)
+    for (a, b, x), (c, d, y) in combinations(rows, 2):
+        determinant = a * d - b * c
         if determinant:
-            return (x * b**high - y * a**high) / determinant, (y * a**low - x * b**low) / determinant
+            return Fraction(x * d - y * b, determinant), Fraction(a * y - c * x, determinant)
     return None
+
+
+def _sum(factors: Iterable[Fraction], law: _Law, size: _Size) -> Fraction:
+    return sum((factor * _power(size, term) for factor, term in zip(factors, law, strict=True)), Fraction())
+
+
+def _power(size: _Size, term: _Size) -> int:
+    return int(size[0] ** term[0] * size[1] ** term[1])
