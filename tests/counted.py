@@ -3,6 +3,7 @@
 import copy
 import sys
 import warnings
+from importlib.metadata import version
 
 import torch
 from tiny import VOCABULARY, records, steps
@@ -14,6 +15,9 @@ from perf_callbacks.core.records import Flops
 from perf_callbacks.core.steps import COUNTED, RECOUNTED
 from perf_callbacks.flops.counter import FlopCounter
 from perf_callbacks.loop import measure
+
+ANGLES = int(version("transformers").partition(".")[0]) < 5
+"""Whether the angles of positions in a Llama are a product, in single precision, once for all rows."""
 
 
 def gpt2(**config):

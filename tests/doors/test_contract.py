@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 import sparks
 import torch
-import transformers
 from accelerated import an_accelerator
+from counted import ANGLES
 from tiny import Tokens, llama, records, steps, trainer, training_arguments
 from torch.utils.data import DataLoader
 
@@ -264,8 +264,8 @@ HARDWARE_FLOPS_OF_A_ROW = sum(FLOPS_BY_PHASE.values())
 SCORES = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
 
-ROTARY = 0 if int(transformers.__version__.partition(".")[0]) >= 5 else 2 * LENGTH * (HIDDEN // 2) // 2
-"""FLOPs of a batch: up to transformers 4, the angles of positions are a product. An angle for two numbers of a head."""
+ROTARY = 2 * LENGTH * (HIDDEN // 2) // 2 if ANGLES else 0
+"""FLOPs of a batch for the angles of positions: one for two numbers of a head, of which there are two."""
 
 
 def by_hand(rows, batches):

@@ -7,7 +7,7 @@ import pytest
 import sparks
 import tiny
 import torch
-from counted import counts, excluded, gpt2, ids, known, loop, mamba, truth
+from counted import ANGLES, counts, excluded, gpt2, ids, known, loop, mamba, truth
 from torch import nn
 
 from perf_callbacks import PerfConfig
@@ -64,7 +64,8 @@ def test_fifty_shapes_with_transformers(tmp_path, kind):
     trainer = tiny.trainer(arguments, PerfCallback(), model=MODELS[kind](), train_dataset=data, data_collator=cut)
     trainer.train()
     true = Truths(MODELS[kind]())
-    assert known(tmp_path) == [true(size) for size in cut.sizes[:50]]
+    once = ANGLES and kind == "llama"  # all counts that are free are of four rows, and tell nothing of two then
+    assert known(tmp_path) == [true((rows, at)) if rows == 4 or not once else None for rows, at in cut.sizes[:50]]
     assert 1 < len(excluded(tmp_path)) <= 3
 
 
@@ -73,9 +74,9 @@ def test_steps_that_were_read_before_their_shape_was_counted_stay_unknown(tmp_pa
     cut = Cut()
     arguments = tiny.training_arguments(tmp_path, max_steps=30, logging_steps=logging_steps)
     data = tiny.Tokens(22, (40,), mask=False)
-    trainer = tiny.trainer(arguments, PerfCallback(), model=tiny.llama(), train_dataset=data, data_collator=cut)
+    trainer = tiny.trainer(arguments, PerfCallback(), model=gpt2(), train_dataset=data, data_collator=cut)
     trainer.train()
-    true = Truths(tiny.llama())
+    true = Truths(gpt2())
     wrong = [
         (size, flops)
         for size, flops in zip(cut.sizes, known(tmp_path), strict=False)

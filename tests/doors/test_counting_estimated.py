@@ -6,8 +6,7 @@ import accelerate
 import pytest
 import tiny
 import torch
-import transformers
-from counted import bits, counts, excluded, gpt2, ids, known, left_behind, loop, mamba, truth
+from counted import ANGLES, bits, counts, excluded, gpt2, ids, known, left_behind, loop, mamba, truth
 from torch import nn
 
 from perf_callbacks import PerfConfig
@@ -16,8 +15,7 @@ from perf_callbacks.flops.counter import FlopCounter
 from perf_callbacks.flops.window import CountWindow
 from perf_callbacks.transformers import PerfCallback
 
-ANGLES = set() if int(transformers.__version__.partition(".")[0]) >= 5 else {"float32"}
-"""Of positions, which are a product up to transformers 4."""
+HALF = {"bfloat16", "float32"} if ANGLES else {"bfloat16"}
 
 
 @pytest.fixture
@@ -73,7 +71,7 @@ def test_models_that_can_be_repeated_are_counted_offline(tmp_path, kind):
     assert [(record.source, record.errors, record.lower_bound) for record in records] == [("offline", {}, False)] * 2
     assert [record.model_flops for record in records] == [true[2], true[3]]
     assert known(tmp_path) == [true[2], true[2], true[3], true[3]]
-    assert set(records[0].by_dtype) == ({"bfloat16"} | ANGLES if kind == "bf16" else {"float32"})
+    assert set(records[0].by_dtype) == (HALF if kind == "bf16" else {"float32"})
     assert ("recompute" in records[0].by_phase) == (kind == "checkpointed")
 
 
@@ -93,7 +91,7 @@ def test_a_model_that_accelerate_has_prepared_for_bf16(tmp_path):
     perf.close()
     (record,) = counts(tmp_path)
     assert (record.source, record.model_flops) == ("offline", truth(tiny.llama(), ids(4, 16)))
-    assert set(record.by_dtype) == {"bfloat16"} | ANGLES
+    assert set(record.by_dtype) == HALF
 
 
 class Plain(nn.Module):

@@ -161,25 +161,27 @@ def _scaled(counted: Mapping[_Size, Work], size: _Size) -> Work | None:
 
 
 def _predicted(counts: Mapping[_Size, int], size: _Size, laws: Iterable[_Law]) -> Fraction | None:
-    """By what was counted of this length, else by all that was counted, else by what was counted of as many rows.
-
-    The last one passes over counts that follow no law with the others, so it takes one more that does.
-    """
+    """By what was counted of this length, or else by all that was counted."""
     as_long = {of: flops for of, flops in counts.items() if of[1] == size[1]}
-    as_many = {of: flops for of, flops in counts.items() if of[0] == size[0]}
-    for some, known, more in ((as_long, _OF_ONE_LENGTH, 0), (counts, laws, 0), (as_many, laws, 1)):
+    for some, known in ((as_long, _OF_ONE_LENGTH), (counts, laws)):
         for law in known:
-            if len(some) > len(law) + more and all(_spread(some, size, law, axis) for axis in (0, 1)):
+            if len(some) > len(law) and all(_confirmed(some, size, law, axis) for axis in (0, 1)):
                 factors = _fit(some, law)
                 if factors is not None:
                     return _sum(factors, law, size)
     return None
 
 
-def _spread(counts: Iterable[_Size], size: _Size, law: _Law, axis: int) -> bool:
-    """Whether counts differ enough in this direction to confirm the law, if it goes that way at all."""
+def _confirmed(counts: Mapping[_Size, int], size: _Size, law: _Law, axis: int) -> bool:
+    """Whether a law that holds could have failed to in this direction: some count is not among those it is found by.
+
+    There is no need of that where nothing goes that way.
+    """
     there, powers = {of[axis] for of in counts}, {term[axis] for term in law}
-    return len(there) > len(powers) or (len(powers) == 1 and size[axis] in there)
+    if len(powers) == 1 and size[axis] in there:
+        return True
+    rests = ({of: flops for of, flops in counts.items() if of[axis] != left_out} for left_out in there)
+    return any(_solve(rest, law) is not None for rest in rests)
 
 
 def _fit(counts: Mapping[_Size, int], law: _Law) -> tuple[Fraction, ...] | None:
