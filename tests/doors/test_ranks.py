@@ -1,5 +1,6 @@
 """Ranks that train together, through every door: what they say of all of them is true, and nobody waits for anybody."""
 
+import itertools
 import json
 import os
 import re
@@ -338,28 +339,29 @@ def test_the_other_goes_on_while_a_rank_is_deaf_for_twenty_seconds(tmp_path):
             assert (summary.steps, summary.failure) == (job.plans[rank].steps, None)
 
 
-def test_ranks_collect_at_steps_of_their_own_unless_the_counter_says_when(tmp_path):
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_ranks_collect_at_steps_of_their_own_unless_the_counter_says_when(tmp_path, world_size):
     """They keep different numbers of objects, as ranks do that read different data."""
+    everyone = range(world_size)
 
     def collections(gc):
         environ = {"PERF_CALLBACKS_GC": gc, "PERF_CALLBACKS_GC_INTERVAL": "10"}
         with Job(
             tmp_path / gc,
+            world_size=world_size,
             plan={"step_seconds": 0.001},
-            own={0: {"kept": 3000}, 1: {"kept": 5000}},
-            environ={0: environ, 1: environ},
+            own={rank: {"kept": 3000 + 2000 * rank} for rank in everyone},
+            environ=dict.fromkeys(everyone, environ),
         ) as job:
-            job.assert_ended(0, 1)
-            job.assert_unharmed(0, 1)
-            found = [records(job.directory, Gc, rank=rank) for rank in (0, 1)]
+            job.assert_ended(*everyone)
+            job.assert_unharmed(*everyone)
+            found = [records(job.directory, Gc, rank=rank) for rank in everyone]
         return [[(one.step, one.generation, one.automatic) for one in mine if one.step > 2] for mine in found]
 
-    first, second = collections("observe")
-    assert all(automatic for *_, automatic in first + second)
-    longer = [{step for step, generation, _ in mine if generation} for mine in (first, second)]
+    observed = collections("observe")
+    assert all(automatic for mine in observed for *_, automatic in mine)
+    longer = [{step for step, generation, _ in mine if generation} for mine in observed]
     assert min(map(len, longer)) > 5
-    assert longer[0] - longer[1]
-    assert longer[1] - longer[0]
+    assert all(one - other for one, other in itertools.permutations(longer, 2))
 
-    first, second = collections("sync")
-    assert first == second == [(step, 1, False) for step in range(10, 61, 10)]
+    assert collections("sync") == [[(step, 1, False) for step in range(10, 61, 10)]] * world_size

@@ -11,6 +11,7 @@ from perf_callbacks.core.sources import Upkeep
 from perf_callbacks.host.environment import Environment
 
 APPLIED = "applied"
+FORESEEN = "to be applied"
 ALREADY = "already so"
 ADVISED = "advised"
 NOT_APPLICABLE = "not applicable"

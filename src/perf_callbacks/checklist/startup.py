@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from perf_callbacks.checklist.item import APPLIED, FAILED, SKIPPED, Batches, Fit, Item
+from perf_callbacks.checklist.item import ADVISED, APPLIED, FAILED, FORESEEN, SKIPPED, Batches, Fit, Item
 from perf_callbacks.checklist.items import ITEMS, LOADERS
 from perf_callbacks.core.marks import BACK, BEGIN
 from perf_callbacks.core.records import Checklist
@@ -25,6 +25,9 @@ log = logging.getLogger("perf_callbacks")
 
 NO_BATCHES = Batches()
 
+LEFT_TO_DO = frozenset({ADVISED, FAILED})
+"""What a person should look at."""
+
 
 class Startup:
     """The items that were applied. One that fails is undone and says so; the others go on."""
@@ -33,20 +36,15 @@ class Startup:
         self._applied: dict[str, Upkeep] = {} if earlier is None else earlier.hand_over()
         self._news: list[Checklist] = []
         self.due = NEVER
-        skipped = {name.strip() for name in fit.config.skip.split(",")}
         done = {} if earlier is None else {row.item: row for row in earlier.rows}
-        self.rows: tuple[Checklist, ...] = tuple(
-            done.get(item.slug) or self._start(item, fit, skip=item.slug in skipped) for item in items
-        )
+        self.rows: tuple[Checklist, ...] = tuple(done.get(item.slug) or self._start(item, fit) for item in items)
         """One for each item, as decided at the beginning."""
         self._news += self.rows
         self._look_ahead()
 
-    def _start(self, item: Item, fit: Fit, *, skip: bool) -> Checklist:
+    def _start(self, item: Item, fit: Fit) -> Checklist:
+        row = _decide(item, fit)
         try:
-            row = item.decide(fit.environment, fit.config)
-            if skip:
-                return Checklist(item=item.slug, status=SKIPPED, before=row.before, why=f"skip names {item.slug}")
             if row.status == APPLIED:
                 self._applied[item.slug] = item.apply(fit)
         except Exception as error:  # noqa: BLE001 the other items don't depend on this one
@@ -133,6 +131,30 @@ def prepare(settings: Settings, place_device: torch.device, batches: Batches) ->
     return Startup(_fit(settings, place_device, batches), (LOADERS,))
 
 
+def foresee(settings: Settings, place_device: torch.device) -> tuple[Checklist, ...]:
+    """What a fit on this device would begin with. Nothing is changed."""
+    if settings.config.checklist == "off" or not settings.config.enabled:
+        return ()
+    _warn_of_strangers(settings.config.skip)
+    fit = _fit(settings, place_device, NO_BATCHES)
+    rows = [_decide(item, fit) for item in ITEMS]
+    return tuple(dataclasses.replace(row, status=FORESEEN) if row.status == APPLIED else row for row in rows)
+
+
+def _decide(item: Item, fit: Fit) -> Checklist:
+    try:
+        row = item.decide(fit.environment, fit.config)
+    except Exception as error:  # noqa: BLE001 the other items don't depend on this one
+        return Checklist(item=item.slug, status=FAILED, why=describe(error))
+    if item.slug in _skipped(fit.config.skip):
+        return Checklist(item=item.slug, status=SKIPPED, before=row.before, why=f"skip names {item.slug}")
+    return row
+
+
+def _skipped(skip: str) -> set[str]:
+    return {name.strip() for name in skip.split(",")} - {""}
+
+
 @contextmanager
 def _aside(reference: "weakref.ref[Recorder]") -> Iterator[None]:
     """What is done once is part of no step, but the step it falls in is as good as any."""
@@ -158,5 +180,5 @@ def _fit(settings: Settings, place_device: torch.device, batches: Batches) -> Fi
 
 def _warn_of_strangers(skip: str) -> None:
     known = [item.slug for item in ITEMS]
-    for name in sorted({name.strip() for name in skip.split(",")} - {*known, ""}):
+    for name in sorted(_skipped(skip) - {*known}):
         log.warning("perf_callbacks: skip names %s, which is no item: they are %s.", name, ", ".join(known))

@@ -118,6 +118,12 @@ def timeline(device: torch.device) -> EventTimeline | None:
     return EventTimeline(lambda: module.Event(enable_timing=True))
 
 
+def default() -> torch.device:
+    """What trainers train on if nobody says otherwise."""
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return accelerator or torch.device("cpu")
+
+
 def name(device: torch.device) -> str:
     """What the device calls itself."""
     if device.type not in EVENT_DEVICES:

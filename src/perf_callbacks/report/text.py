@@ -37,6 +37,18 @@ def opening(run: Run, *, journal: object | None, staged: bool = True, checklist:
     return "\n  ".join([line, *_items(checklist)])
 
 
+def check(device: str, checklist: Sequence[Checklist], peak: str) -> str:
+    """The same for a machine on which nothing is trained yet.
+
+    >>> print(check("cpu", [Checklist(item="gc", status="skipped", before="automatic", why="gc=observe")], "No peak."))
+    A training on cpu would begin with
+      gc  skipped  automatic; gc=observe
+    No peak.
+    """
+    items = [*_items(checklist)] or ["no checklist: it is turned off"]
+    return "\n  ".join([f"A training on {device} would begin with", *items]) + f"\n{peak}"
+
+
 def _items(rows: Sequence[Checklist]) -> Iterable[str]:
     """What the checklist found and did, an item a line."""
     widths = [

@@ -1,0 +1,59 @@
+"""`perf-callbacks check`: what the startup checklist finds on this machine, and what it would do, without training."""
+
+import argparse
+import json
+import os
+from dataclasses import asdict
+
+from perf_callbacks.core.peaks import TERA, WHATEVER, Peaks, advice
+from perf_callbacks.core.settings import resolve
+from perf_callbacks.report import text
+
+NAME: str = "check"
+SUMMARY: str = "what the startup checklist would do on this machine, and the peak that MFU would go by"
+
+_NAMES = {WHATEVER: "any number format"}
+
+LEFT_TO_DO = 1
+"""The exit status where something is left for a person to do."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Say what the command takes."""
+    parser.epilog = (
+        "Settings are those of the environment (PERF_CALLBACKS_...). Nothing is changed. Exits with 1 if something is "
+        "left to do by hand: an item is advised or failed, or the device has no known peak."
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the table."""
+    from perf_callbacks.checklist import startup  # noqa: PLC0415 other commands do without torch
+    from perf_callbacks.host import device, peaks  # noqa: PLC0415 as above
+
+    settings = resolve(None, os.environ)
+    here = device.default()
+    name, rows = device.name(here), startup.foresee(settings, here)
+    peak = peaks.find(here, ("float32",) if here.type == "cpu" else ("bfloat16", "float32"), settings.config)
+    if arguments.json:
+        print(json.dumps({"device": name, "items": [asdict(row) for row in rows], "peak": _peak(peak)}, indent=2))
+    else:
+        print("\n".join([text.check(name, rows, _said(peak, name)), *settings.remarks]))
+    return LEFT_TO_DO if peak is None or any(row.status in startup.LEFT_TO_DO for row in rows) else 0
+
+
+def _peak(peak: Peaks | None) -> dict[str, object] | None:
+    if peak is None:
+        return None
+    tflops = {dtype: flops_per_second / TERA for dtype, flops_per_second in peak.by_dtype.items()}
+    return {"tflops": tflops, "measured": peak.measured, "source": peak.source}
+
+
+def _said(peak: Peaks | None, device: str) -> str:
+    if peak is None:
+        return f"There would be no MFU. {advice(device)}"
+    if peak.measured:
+        return f"MFU would be of a peak {peak.source}"
+    rates = ", ".join(f"{flops / TERA:g} in {_NAMES.get(dtype, dtype)}" for dtype, flops in peak.by_dtype.items())
+    return f"MFU would be of a peak in TFLOPS: {rates} ({peak.source})"
