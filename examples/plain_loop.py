@@ -14,6 +14,7 @@ loader = DataLoader(data, batch_size=32, shuffle=True)
 model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
 optimizer = torch.optim.AdamW(model.parameters())
 out = Path("out/plain_loop")
+out.mkdir(parents=True, exist_ok=True)
 
 with measure(model=model, optimizer=optimizer, loader=loader, config=PerfConfig(output_dir=str(out))) as perf:
     for epoch in range(3):
@@ -24,8 +25,8 @@ with measure(model=model, optimizer=optimizer, loader=loader, config=PerfConfig(
             optimizer.step()
             optimizer.zero_grad()
             if step % 32 == 31:
-                row = perf.row()
-                print(f"{epoch=} {step=} loss={loss.item():.3f}", f"{row['perf/samples_per_second']:,.0f} samples/s")
+                rate = perf.row().get("perf/samples_per_second", float("nan"))  # an empty row if measuring is off
+                print(f"{epoch=} {step=} loss={loss.item():.3f} {rate:,.0f} samples/s")
         with perf.evaluation(), torch.no_grad():
             model(data.tensors[0]).argmax(-1)
         with perf.checkpoint():

@@ -70,7 +70,7 @@ def test_a_cpu_is_measured_as_in_a_training(check):
 def test_a_device_without_a_peak_is_something_left_to_do(check):
     status, printed = check(_MEASURE_PEAK="off")
     assert status == 1
-    assert "\nThere would be no MFU. No dense peak is known for 'cpu': set peak_tflops to " in printed
+    assert "\nThere would be no MFU: No dense peak is known for 'cpu': set peak_tflops to " in printed
     assert json.loads(check("--json")[1])["peak"] is None
 
 
@@ -98,6 +98,13 @@ def test_what_is_turned_off_is_said_to_be(check, off):
     status, printed = check(**off)
     assert status == 0
     assert "\n  no checklist: it is turned off\n" in printed
+    assert ("\nThere would be no MFU: PERF_CALLBACKS=0\n" in printed) == ("" in off)
+
+
+def test_without_flops_there_is_no_mfu_and_nothing_left_to_do(check):
+    status, printed = check(_FLOPS="off")
+    assert status == 0
+    assert printed.endswith("\nThere would be no MFU: flops=off\n")
 
 
 def test_an_item_that_is_skipped_says_so(check):
