@@ -108,6 +108,18 @@ def test_two_numbers_of_rows_tell_nothing_of_a_third_where_work_is_done_once(cou
     assert shaped.of([ids(3, 10)]) is None
 
 
+def test_as_many_tokens_each_time_tell_nothing_of_more():
+    """What never grows looks then as what grows with tokens."""
+
+    def merged(rows, length):
+        return Work({LINEAR: 10 * rows * length + 500})
+
+    shaped = learned(merged, ids, (2, 64), (4, 32), (8, 16))
+    assert shaped.of([ids(3, 16)]) is None
+    assert shaped.of([ids(16, 8)]).model_flops == merged(16, 8).model_flops
+    assert learned(transformer, ids, (2, 64), (4, 32), (8, 16)).of([ids(3, 16)]) is None
+
+
 def test_a_law_that_a_count_of_other_rows_contradicts_is_given_up():
     def chunked(rows, length):
         return Work({LINEAR: 10 * rows * (-(-length // 8) * 8)})

@@ -132,8 +132,44 @@ class Probing(nn.Linear):
         return super().forward(x)
 
 
-@pytest.mark.parametrize("kind", [nn.Linear, Probing])
-def test_micro_batches_that_are_lone_tensors(tmp_path, kind):
+class Falling(nn.Linear):
+    """Has a faster way that fails."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.faster = nn.Linear(3, 3)
+
+    def forward(self, x):
+        with suppress(RuntimeError):
+            return self.faster(x)
+        return super().forward(x)
+
+
+class Square(torch.autograd.Function):
+    """Finds out in its backward what can't be differentiated."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        with suppress(ZeroDivisionError), torch.enable_grad():
+            leaf = x.detach().requires_grad_()
+            leaf.register_hook(lambda _: 1 / 0)
+            torch.autograd.grad((leaf * 2).sum(), leaf)
+        return 2 * x * gradient
+
+
+class Nested(nn.Linear):
+    def forward(self, x):
+        return Square.apply(super().forward(x))
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, Probing, Falling, Nested])
+def test_micro_batches_are_counted_whatever_a_model_survives(tmp_path, kind):
     loop(tmp_path, kind(8, 2), [torch.ones(4, 8)] * 6, each=2)
     assert known(tmp_path) == [2 * 4 * 4 * 8 * 2] * 3  # forward, and the gradients of weights
     assert len(counts(tmp_path)) == 1

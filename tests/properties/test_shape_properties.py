@@ -58,6 +58,18 @@ def test_an_answer_is_exactly_right(work, counts, asked):
             assert size not in counts
 
 
+@given(models(), factors, st.integers(4, 9), st.lists(st.integers(0, 9), max_size=5), sizes)
+def test_nor_is_one_wrong_where_batches_have_as_many_tokens_each_time(work, once, budget, halvings, asked):
+    """Weights that are put together in each forward take the same whatever the batch."""
+
+    def with_weights(rows, length):
+        return Work({**work(rows, length).cells, Cell("recompute", "bfloat16", "matmul"): rows * length + once})
+
+    counts = [(2**halving, 2 ** (budget - halving)) for halving in halvings if halving <= budget]
+    effort, true = learned(with_weights, counts).of([shape(asked)]), with_weights(*asked)
+    assert effort in {None, Effort(true.model_flops, true.hardware_flops)}
+
+
 longer = st.tuples(st.integers(1, 64), st.integers(2, 512))  # a length of 1 looks like a dimension that is not there
 
 

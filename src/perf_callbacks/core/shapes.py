@@ -25,6 +25,8 @@ _LAWS: dict[Kind, tuple[_Law, ...]] = {
 """How work may grow, the simplest first. What grows in two ways is a sum: of layers that see every token and a head
 that sees rows, or of rows and what is done once for all of them, as with the angles of positions."""
 
+_TERMS = {term for laws in _LAWS.values() for law in laws for term in law} | {(0, 0)}
+
 _OF_ONE_LENGTH: tuple[_Law, ...] = (((1, 0),), ((0, 0), (1, 0)))
 
 
@@ -168,8 +170,20 @@ def _predicted(counts: Mapping[_Size, int], size: _Size, laws: Iterable[_Law]) -
             if len(some) > len(law) and all(_confirmed(some, size, law, axis) for axis in (0, 1)):
                 factors = _fit(some, law)
                 if factors is not None:
-                    return _sum(factors, law, size)
+                    return _sum(factors, law, size) if _alone(some, size, law) else None
     return None
+
+
+def _alone(counts: Iterable[_Size], size: _Size, law: _Law) -> bool:
+    """Whether no other term looks like the law wherever it was counted, and not here.
+
+    Where batches have as many tokens each time, what grows with tokens can't be told from what never grows.
+    """
+    for term in _TERMS.difference(law):
+        factors = _fit({of: _power(of, term) for of in counts}, law)
+        if factors is not None and _sum(factors, law, size) != _power(size, term):
+            return False
+    return True
 
 
 def _confirmed(counts: Mapping[_Size, int], size: _Size, law: _Law, axis: int) -> bool:

@@ -50,7 +50,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self.errors: Counter[str] = Counter()
         """What went wrong here, by operation."""
         self._broken = False
-        self._forwards = 0
+        self._forwards: list[torch.nn.Module] = []  # that have begun
         self._begun: set[int] = set()  # backwards
         self._backwards = False
         self._formulas: dict[int, tuple[Any, Formula | None]] = {}  # with the operation, whose id it keeps
@@ -59,9 +59,9 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
     def __enter__(self) -> "FlopCounter":  # noqa: PYI034 Python 3.10 has no Self
         if not self._hooks:
             self._hooks = [
-                modules.register_module_forward_pre_hook(lambda module, _: self._see(module, 1)),
+                modules.register_module_forward_pre_hook(lambda module, _: self._see(module, begins=True)),
                 # a module that was sharded as a whole has its weights only now
-                modules.register_module_forward_hook(lambda module, *_: self._see(module, -1)),
+                modules.register_module_forward_hook(lambda module, *_: self._see(module, begins=False)),
             ]
         super().__enter__()  # type: ignore[no-untyped-call] # as above
         return self
@@ -81,7 +81,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
     @property
     def interrupted(self) -> bool:
         """Whether something that was begun while it was counted raised, and never came to its end."""
-        return self._broken or self._forwards != 0 or bool(self._begun)
+        return self._broken or bool(self._forwards) or bool(self._begun)
 
     def work(self) -> Work:
         """All that was counted."""
@@ -116,10 +116,13 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
     def _err(self, func: Any, error: Exception) -> None:
         self.errors[f"{func}: {type(error).__name__}"] += 1
 
-    def _see(self, module: torch.nn.Module, begun: int) -> None:
+    def _see(self, module: torch.nn.Module, *, begins: bool) -> None:
         try:
-            if not in_backward():  # recomputation stops in the midst of modules
-                self._forwards += begun
+            if begins and not in_backward():  # recomputation stops in the midst of modules
+                self._forwards.append(module)
+            elif module in self._forwards and not in_backward():
+                while self._forwards.pop() is not module:  # it has survived what raised within it
+                    continue
             if not self.inert:
                 self.weights.see(module)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
@@ -129,10 +132,14 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         """Autograd calls back at the end of a backward, and only if it comes to its end."""
         self._begun.add(backward)
         try:
-            Variable._execution_engine.queue_callback(lambda: self._begun.discard(backward))  # noqa: SLF001 as DDP does
+            Variable._execution_engine.queue_callback(lambda: self._end(backward))  # noqa: SLF001 as DDP does
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self._begun.discard(backward)
             self._err("backward", error)
+
+    def _end(self, backward: int) -> None:
+        """It has survived what raised in backwards that began within it."""
+        self._begun = {begun for begun in self._begun if begun < backward}
 
     def _formula(self, func: Any) -> Formula | None:
         known = self._formulas.get(id(func))
