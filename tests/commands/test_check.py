@@ -42,6 +42,11 @@ def test_every_item_has_its_line_and_says_why(check):
     assert peak == "MFU would be of a peak in TFLOPS: 989.5 in any number format (peak_tflops=989.5)"
 
 
+def test_a_rank_that_is_none_makes_no_difference(check, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "first")
+    assert check()[0] == 0
+
+
 def test_json_holds_items_and_peak(check):
     status, printed = check("--json", _PEAK_TFLOPS="bf16=989.5,fp32=67")
     found = json.loads(printed)

@@ -19,7 +19,8 @@ def find(device: torch.device, dtypes: Iterable[str], config: PerfConfig) -> Pea
     known = None if device.type == "cpu" else peaks.lookup(devices.name(device), _processors(device))
     if config.measure_peak == "off" or (known is not None and config.measure_peak == "auto"):
         return known
-    return measured_peaks(device, dtypes, local_rank=int(os.environ.get("LOCAL_RANK") or 0)) or known
+    local_rank = os.environ.get("LOCAL_RANK", "")
+    return measured_peaks(device, dtypes, local_rank=int(local_rank) if local_rank.isdecimal() else 0) or known
 
 
 def _processors(device: torch.device) -> int | None:
