@@ -10,6 +10,8 @@ import torch
 from perf_callbacks.checklist import garbage
 from perf_callbacks.host import custody
 
+FROM_OUTSIDE = {*os.environ}
+
 
 @pytest.fixture(autouse=True, scope="module")
 def _quick():
@@ -40,9 +42,7 @@ def _quick_collections(request, monkeypatch):
 @pytest.fixture(autouse=True)
 def _no_arguments_of_another_test():
     """Training arguments leave their precision and their compiler in the environment."""
-    before = {*os.environ}
-    yield
-    for name in {*os.environ} - before:
+    for name in {*os.environ} - FROM_OUTSIDE:
         if name.startswith("ACCELERATE_"):
             del os.environ[name]
 
