@@ -55,7 +55,8 @@ def test_every_row_has_metrics_and_the_amounts_are_those_that_the_model_saw(tmp_
         (step, sum(samples), sum(tokens)) for step, (samples, tokens, _) in amounts.items()
     ]
     excluded = [step["excluded"] for step in steps]
-    assert excluded[:3] == ["first", "counted", "recounted"]  # there is a shape in the third that the second has not
+    # There is a shape in the third that the second has not. Two lengths tell of it, unless the loss comes in chunks.
+    assert excluded[:3] == ["first", "counted", "recounted" if TRL >= 1 else None]
     unlike = packing and TRL >= 1  # it packs so that hardly any shape comes again
     assert {*excluded[3:]} == ({"recounted", None} if unlike else {None})
     included = [step["step"] for step in steps if step["excluded"] is None]
