@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from itertools import combinations
 
 from perf_callbacks.core.batches import ShapeKey
 from perf_callbacks.core.rating import Rating
@@ -167,10 +166,9 @@ def _predicted(counts: Mapping[_Size, int], size: _Size, laws: Iterable[_Law]) -
     as_long = {of: flops for of, flops in counts.items() if of[1] == size[1]}
     for some, known in ((as_long, _OF_ONE_LENGTH), (counts, laws)):
         for law in known:
-            if len(some) > len(law) and all(_confirmed(some, size, law, axis) for axis in (0, 1)):
-                factors = _fit(some, law)
-                if factors is not None:
-                    return _sum(factors, law, size) if _alone(some, size, law) else None
+            factors = _fit(some, law) if len(some) > len(law) else None
+            if factors is not None and all(_confirmed(some, size, law, axis) for axis in (0, 1)):
+                return _sum(factors, law, size) if _alone(some, size, law) else None
     return None
 
 
@@ -209,7 +207,10 @@ def _solve(counts: Mapping[_Size, int], law: _Law) -> tuple[Fraction, ...] | Non
     rows = [(*(_power(of, term) for term in law), flops) for of, flops in counts.items()]
     if len(law) == 1:
         return next(((Fraction(flops, term),) for term, flops in rows if term), None)
-    for (a, b, x), (c, d, y) in combinations(rows, 2):
+    a, b, x = next(
+        (row for row in rows if any(row[:2])), (0, 0, 0)
+    )  # what is of no use with this one is of none at all
+    for c, d, y in rows:
         determinant = a * d - b * c
         if determinant:
             return Fraction(x * d - y * b, determinant), Fraction(a * y - c * x, determinant)
