@@ -21,6 +21,16 @@ torch.set_num_threads(1)
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="perf_callbacks-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
+FROM_OUTSIDE = {*os.environ}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Training arguments leave their precision and their compiler behind: gone before a fixture of any scope starts."""
+    for name in {*os.environ} - FROM_OUTSIDE:
+        if name.startswith("ACCELERATE_"):
+            del os.environ[name]
+
 
 def _process() -> dict[str, object]:
     return {

@@ -1,7 +1,6 @@
 """Real training loops on a small machine: quick, and the same each time."""
 
 import gc
-import os
 from types import SimpleNamespace
 
 import pytest
@@ -9,8 +8,6 @@ import torch
 
 from perf_callbacks.checklist import garbage
 from perf_callbacks.host import custody
-
-FROM_OUTSIDE = {*os.environ}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -37,14 +34,6 @@ def _quick_collections(request, monkeypatch):
     }
     for module in (garbage, custody):
         monkeypatch.setattr(module, "gc", SimpleNamespace(**vars(gc) | quick))
-
-
-@pytest.fixture(autouse=True)
-def _no_arguments_of_another_test():
-    """Training arguments leave their precision and their compiler in the environment."""
-    for name in {*os.environ} - FROM_OUTSIDE:
-        if name.startswith("ACCELERATE_"):
-            del os.environ[name]
 
 
 @pytest.fixture

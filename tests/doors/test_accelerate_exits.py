@@ -12,6 +12,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerated import Tracker, an_accelerator, prepared, rows_of_tokens, train
+from counted import bits
 from tiny import records, steps
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -151,7 +152,7 @@ class Loop:
     @property
     def outcome(self):
         """What training came to, to the last bit."""
-        values = {name: value.numpy().tobytes() for name, value in self.prepared[0].state_dict().items()}
+        values = bits(self.prepared[0])
         logged = [values["loss"] for _, values in self.accelerator.trackers[0].rows]
         return self.losses, values, logged, torch.rand(1).item()
 

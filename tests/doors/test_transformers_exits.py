@@ -8,6 +8,7 @@ import pkgutil
 import pytest
 import tiny
 import torch
+from counted import bits
 from transformers import Trainer, TrainerCallback
 
 from perf_callbacks.core.lines import attempts
@@ -173,7 +174,7 @@ LOSSES = {"step", "loss", "grad_norm", "learning_rate", "eval_loss", "train_loss
 def outcome(trainer):
     """What training came to, to the last bit."""
     losses = [{key: value for key, value in row.items() if key in LOSSES} for row in trainer.state.log_history]
-    return losses, {name: value.numpy().tobytes() for name, value in trainer.model.state_dict().items()}
+    return losses, bits(trainer.model)
 
 
 class Collecting(TrainerCallback):
