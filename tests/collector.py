@@ -1,6 +1,6 @@
 """A stand-in for the garbage collector, driven by hand, and places where one can be put."""
 
-from perf_callbacks.checklist import garbage
+from perf_callbacks.checklist import garbage, growth
 from perf_callbacks.host import custody, environment
 
 
@@ -56,7 +56,7 @@ def put(monkeypatch, fake):
     """In place of the collector; with it, nobody has it in custody."""
     ours = custody.Custody()
     ours._heard_of_forks = True
-    for module in (garbage, custody, environment):
+    for module in (garbage, growth, custody, environment):
         monkeypatch.setattr(module, "gc", fake)
     for module in (garbage, environment):
         monkeypatch.setattr(module, "CUSTODY", ours)

@@ -40,6 +40,20 @@ class Upkeep:
     def end_span(self):
         self.tell("end_span")
 
+    def see(self, steps):
+        self.tell("see", *steps)
+
+    @property
+    def asks(self):
+        return {}
+
+    def agree(self, asked, step):
+        self.tell("agree", asked, step)
+
+    @property
+    def turns(self):
+        return False
+
     def news(self):
         return []
 
@@ -81,10 +95,12 @@ def test_only_what_is_to_be_applied_is_and_all_is_told():
     assert (other.upkeep.told, startup.due) == ([], NEVER)
 
 
-@pytest.mark.parametrize("point", ["decide", "apply", "end_step", "begin_span", "end_span"])
+@pytest.mark.parametrize("point", ["decide", "apply", "see", "agree", "end_step", "begin_span", "end_span"])
 def test_an_item_that_fails_says_so_and_is_undone_and_the_others_go_on(point, caplog):
     one, other = Item("one", failing=point, due=2), Item("other", due=9)
     startup = Startup(fit(), (one, other))
+    startup.see(["step"])
+    startup.agree({"less": 1}, 2)
     startup.begin_span("evaluation", 1)
     startup.end_span()
     startup.end_step(2)
@@ -92,7 +108,7 @@ def test_an_item_that_fails_says_so_and_is_undone_and_the_others_go_on(point, ca
     failed = [row for row in startup.news() if row.status == "failed"]
     assert failed == [Checklist(item="one", status="failed", why="ValueError: no")]
     assert one.upkeep.told[-1:] == ([("close",)] if point not in {"decide", "apply"} else [])
-    assert [what for what, *_ in other.upkeep.told] == ["begin_span", "end_span", "end_step", "end_step"]
+    assert [what for what, *_ in other.upkeep.told] == ["see", "agree", "begin_span", "end_span", *["end_step"] * 2]
     assert startup.due == 9
     startup.close()
     assert other.upkeep.told[-1] == ("close",)

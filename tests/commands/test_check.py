@@ -55,7 +55,7 @@ def test_json_holds_items_and_peak(check):
         ("gc", "to be applied"),
         ("loaders", "not applicable"),
     ]
-    assert {*found["items"][0]} == {"item", "status", "before", "after", "why"}
+    assert {*found["items"][0]} == {"item", "status", "before", "after", "why", "saved_seconds"}
     assert found["peak"] == {
         "tflops": {"bfloat16": 989.5, "float32": 67.0},
         "measured": False,

@@ -109,11 +109,6 @@ def test_what_is_not_built_yet_says_so(name):
     assert resolve(PerfConfig(**{name: value}), {}).remarks == (sentence,)
 
 
-def test_proving_the_checklist_is_not_built_yet_and_applies_it():
-    sentence = "checklist='prove' is not built yet: it applies the checklist as 'on' does."
-    assert resolve(PerfConfig(checklist="prove"), {}).remarks == (sentence,)
-
-
 @pytest.mark.parametrize("name", sorted(set(rules()) - NOT_BUILT))
 def test_what_is_built_needs_no_remark(name):
     _, value, _ = FROM_ENV[name]

@@ -18,8 +18,9 @@ PART = Part(
     samples=400,
     tokens=51_200,
     useful_tokens=None,
+    asks={"gc_interval": 50, "keep gc": 1},
 )
-OTHER = replace(PART, rank=1, seconds=12.25, samples=392, tokens=50_176)
+OTHER = replace(PART, rank=1, seconds=12.25, samples=392, tokens=50_176, asks={"gc_interval": 25})
 WINDOW = Window(
     first_step=101,
     last_step=150,
@@ -29,6 +30,7 @@ WINDOW = Window(
     samples=792,
     tokens=101_376,
     useful_tokens=None,
+    asks={"gc_interval": 25},
 )
 VERDICT = Verdict(fit="f1", run_id="r“1”", window=50)
 ITEMS = [PART, WINDOW, VERDICT, replace(VERDICT, window=None)]
@@ -83,7 +85,8 @@ def test_what_ranks_hand_each_other_makes_the_round_trip(item):
 
 
 def test_a_part_is_one_short_line():
-    assert encode(PART) == "[2,50,0,2,2,49,12.5,400,51200,null,null,null]"
+    line = '[2,50,0,2,2,49,12.5,400,51200,null,null,null,{"gc_interval":50,"keep gc":1}]'
+    assert encode(PART) == line
 
 
 @pytest.mark.parametrize("item", ITEMS, ids=lambda item: type(item).__name__)
@@ -122,6 +125,8 @@ def test_what_is_torn_anywhere_is_nothing(item):
         encode(PART).replace("400", "1" * 500),
         encode(PART).replace("400", str(2**63)),
         encode(PART).replace("[2,50", "[2,0"),
+        encode(PART).replace(":50", ":-50"),
+        encode(PART).replace(":50", ":null"),
         encode(replace(PART, rank=2)),
         encode(replace(PART, data_parallel=0)),
         encode(replace(PART, data_parallel=3)),

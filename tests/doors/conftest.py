@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from perf_callbacks.checklist import garbage
+from perf_callbacks.checklist import garbage, growth
 from perf_callbacks.host import custody
 
 
@@ -32,7 +32,7 @@ def _quick_collections(request, monkeypatch):
         "unfreeze": lambda: None,
         "get_freeze_count": lambda: 0,
     }
-    for module in (garbage, custody):
+    for module in (garbage, growth, custody):
         monkeypatch.setattr(module, "gc", SimpleNamespace(**vars(gc) | quick))
 
 

@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+import sysconfig
 
 import pytest
 from collector import FakeGc, put
@@ -61,7 +62,7 @@ def test_an_incremental_collector_is_told_by_what_it_answers(monkeypatch, thresh
 
 
 def test_a_free_threaded_interpreter_has_no_young_collections(monkeypatch):
-    monkeypatch.setattr(environment.sysconfig, "get_config_var", {"Py_GIL_DISABLED": 1}.get)
+    monkeypatch.setattr(sysconfig, "get_config_var", {"Py_GIL_DISABLED": 1}.get)
     assert not environment.generational()
 
 

@@ -9,7 +9,8 @@ import gc
 import weakref
 from collections.abc import Mapping
 
-from perf_callbacks.checklist.item import ALREADY, APPLIED, NOT_APPLICABLE, SKIPPED, Fit
+from perf_callbacks.checklist.growth import Growth, Relief
+from perf_callbacks.checklist.item import ALREADY, APPLIED, NOT_APPLICABLE, SKIPPED, Applied, Fit
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.records import Checklist
 from perf_callbacks.host.custody import CUSTODY, OWN_FROZEN
@@ -21,17 +22,14 @@ YOUNG, FULL = 1, 2
 RARER = 10
 """Full collections are as much rarer than young ones: a young one never frees a cycle that has outlived another."""
 
+ASKED = "gc_interval"
+"""What ranks agree on, by the name by which they ask for it."""
+
+LEAST_INTERVAL = 10
+"""What is asked for is not less than this: whoever wants less configures it."""
+
 BEGIN_AFTER = 2
 """Steps of a fit after which its lazy imports, optimizer states and buckets exist."""
-
-MOST_YOUNG = 500_000
-"""Objects since the last collection from which on this rank doesn't wait for the next one."""
-
-GROWTH = 0.1
-"""As much more memory than before does the same…"""
-
-LEAST_GROWTH = 256_000_000
-"""…if it is as many bytes too."""
 
 
 class Garbage:
@@ -82,24 +80,31 @@ def due_between(before: int, step: int, interval: int) -> int | None:
     return YOUNG if before // (interval * RARER) == step // (interval * RARER) else FULL
 
 
-class Collecting:
-    """Collects when the step counter says so, and at once where garbage grows too fast for that."""
+class Collecting(Applied):
+    """Collects when the step counter says so, and at once where garbage grows too fast for that.
+
+    While it is tried it collects with each of its turns, so that these pay for what they leave behind; nothing is
+    frozen then, and between its turns the automatic collector goes on as if they had not been.
+    """
+
+    slug = Garbage.slug
 
     def __init__(self, fit: Fit) -> None:
+        super().__init__()
         self._level = fit.config.gc
-        self._interval = fit.config.gc_interval
-        self._apart = max(1, self._interval // RARER)
+        self._interval = self._least = fit.config.gc_interval
         self._young = YOUNG if fit.environment.gc_generational else FULL
-        self._memory, self._aside_of_steps = fit.memory, fit.aside
-        self._base: Mapping[str, int] = {}
+        self._growth = Growth(fit.memory, self._young)
+        self._aside_of_steps = fit.aside
         self._holder = object()
         self._let_go = weakref.finalize(self, CUSTODY.let_go, self._holder)  # at exit too
         self._first = fit.step + BEGIN_AFTER
         self._last = self._last_full = self._aside = 0
         self._spans: list[str] = []
-        self._news: list[Checklist] = []
         self._warned = False
         self._due = self._first
+        self._tried: tuple[int, ...] | None = None  # in a turn of its own: where the collector had come to before it
+        self._agreed: tuple[int, int] | None = None
 
     @property
     def due(self) -> int:
@@ -112,19 +117,12 @@ class Collecting:
             self.end_span()
         if step < self._due:
             return
-        if not CUSTODY.held_by(self._holder):  # the beginning, or a fit within this one had it meanwhile
+        if self._tried is not None:
+            self._look(step)
+        elif not CUSTODY.held_by(self._holder):  # the beginning, or a fit within this one had it meanwhile
             self._begin(step)
-        elif CUSTODY.overruled(self._holder):
-            self._give_up(SKIPPED, f"somebody turned automatic collection on before step {step}, and it stays on")
-        else:
-            generation = due_between(self._last, step, self._interval)
-            if generation is None:
-                self._guard(step)
-            else:
-                self._collect(generation, step)
-            # Garbage that grows fast shows soon after the beginning.
-            look = step + min(self._apart, max(1, step - self._first))
-            self._due = min((step // self._interval + 1) * self._interval, look)
+        elif not self._overruled(step):
+            self._keep_to_schedule(step)
         self._last = step
 
     def begin_span(self, kind: str, step: int) -> None:
@@ -146,14 +144,48 @@ class Collecting:
         if kind != "evaluation":
             self._collect_aside()
 
-    def news(self) -> list[Checklist]:
-        """What there is to say since the last call."""
-        news, self._news = self._news, []
-        return news
+    @property
+    def asks(self) -> dict[str, int]:
+        """How often it should be collected on all ranks, for the sake of this one."""
+        return {ASKED: self._least}
+
+    def agree(self, asked: Mapping[str, int], step: int) -> None:
+        """The least that any rank asks for holds from the end of that step on."""
+        interval = asked.get(ASKED, self._interval)
+        pending, _ = self._agreed or (self._interval, step)
+        if self._due != NEVER and interval != pending:
+            self._agreed = interval, step
+            self._due = min(self._due, step)
+
+    @property
+    def turns(self) -> bool:
+        """Whether it can be tried: what a full collection looks at can't be changed back and forth unnoticed."""
+        return self._level == "sync" and self._let_go.alive
+
+    def hold(self) -> None:
+        """Do nothing yet: it is to be tried."""
+        self._due = NEVER
+
+    def turn(self, step: int, *, done: bool) -> None:
+        """The turn before ends after this step; another one begins, in which it is done or left."""
+        while self._spans:
+            self.end_span()
+        tried = self._tried
+        if tried is not None and not self._overruled(step):
+            gc.collect(0 if self._young == YOUNG else FULL)
+        if done and not (tried is not None and CUSTODY.held_by(self._holder)):
+            self._try(step)
+        elif tried is not None and not done:
+            self._due, self._tried = NEVER, None
+            CUSTODY.pass_over(self._holder, tried)
+
+    def keep(self, step: int) -> None:
+        """It is worth it: from now on."""
+        self._begin(step)
 
     def close(self) -> None:
         """Everything is as it was found. Twice is once."""
-        self._due = NEVER
+        self._due, self._tried = NEVER, None
         self._spans.clear()
         self._let_go()
 
@@ -167,15 +199,45 @@ class Collecting:
         with self._aside_of_steps():
             self._collect(FULL, step)
             CUSTODY.freeze(self._holder)
-        self._base = self._memory()
+        self._growth.begin()
+        self._first = self._last = step
         self._due = step + 1
         if self._level == "freeze":
             CUSTODY.turn_on(self._holder)
             self._due = NEVER
 
+    def _try(self, step: int) -> None:
+        before = gc.get_count()
+        if not CUSTODY.take(self._holder):
+            self._give_up(SKIPPED, "a fit in another thread has the collector")
+        elif not CUSTODY.turn_off(self._holder):
+            self._give_up(ALREADY, OTHERS)
+        else:
+            self._growth.begin()
+            self._tried, self._first, self._due = before, step, step + 1
+
+    def _overruled(self, step: int) -> bool:
+        if overruled := CUSTODY.overruled(self._holder):
+            self._give_up(SKIPPED, f"somebody turned automatic collection on before step {step}, and it stays on")
+        return overruled
+
     def _give_up(self, status: str, why: str) -> None:
         self.close()
         self._say(status, why)
+
+    def _keep_to_schedule(self, step: int) -> None:
+        generation = due_between(self._last, step, self._interval)
+        if self._agreed is not None and step >= self._agreed[1]:
+            (self._interval, _), self._agreed = self._agreed, None
+            self._say(APPLIED, f"every {self._interval:,} steps from step {step} on: some rank needs it")
+        if generation is None:
+            self._look(step)
+        else:
+            self._collect(generation, step)
+            self._look_again(step)
+        self._due = min(self._due, (step // self._interval + 1) * self._interval)
+        if self._agreed is not None:
+            self._due = min(self._due, self._agreed[1])
 
     def _collect(self, generation: int, step: int) -> None:
         gc.collect(self._young if generation == YOUNG else FULL)
@@ -184,32 +246,30 @@ class Collecting:
 
     def _collect_aside(self) -> None:
         """In time that belongs to no step; not each time where a loop evaluates in each of its steps."""
-        if self._due != NEVER and self._aside - self._last_full >= self._apart and CUSTODY.held_by(self._holder):
+        due = self._due != NEVER and self._tried is None and self._aside - self._last_full >= self._apart
+        if due and CUSTODY.held_by(self._holder):
             self._collect(FULL, self._aside)
 
-    def _guard(self, step: int) -> None:
-        """Where this rank is in danger it collects at once. The others keep to their steps, and so does it."""
-        young = gc.get_count()[0]
-        if young > MOST_YOUNG:
-            gc.collect(self._young)
-            self._warn(f"{young:,} new objects after step {step}")
-            return
-        now = self._memory()
-        grown = [kind for kind, amount in now.items() if _grown(self._base.get(kind, amount), amount)]
-        if grown:
-            gc.collect()
-            after = self._memory()
-            self._warn(f"{grown[0]} memory {now[grown[0]] / 1e6:,.0f} MB after step {step}")
-            self._base = {**self._base, **{kind: after[kind] for kind in grown if kind in after}}
+    @property
+    def _apart(self) -> int:
+        return max(1, self._interval // RARER)
 
-    def _warn(self, found: str) -> None:
+    def _look(self, step: int) -> None:
+        """Where this rank is in danger it collects at once. The others keep to their steps, and so does it."""
+        relief = self._growth.relieve(step)
+        if relief is not None:
+            self._tell_of(relief)
+        self._look_again(step)
+
+    def _look_again(self, step: int) -> None:
+        """Garbage that grows fast shows soon after the beginning."""
+        self._due = step + min(self._apart, max(1, step - self._first))
+
+    def _tell_of(self, relief: Relief) -> None:
+        asked = self._least
+        if relief.freed:
+            self._least = min(self._least, max(self._interval // 2, LEAST_INTERVAL))
         if not self._warned:
             self._warned = True
-            self._say(APPLIED, f"{found}: collected at once, on this rank alone")
-
-    def _say(self, status: str, why: str) -> None:
-        self._news.append(Checklist(item=Garbage.slug, status=status, why=why))
-
-
-def _grown(before: int, now: int) -> bool:
-    return now - before > max(LEAST_GROWTH, GROWTH * before)
+            asks = f"; all ranks are asked for every {self._least:,} steps" if self._least < asked else ""
+            self._say(APPLIED, f"{relief.found}: collected at once, on this rank alone{asks}")

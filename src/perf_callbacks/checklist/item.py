@@ -1,14 +1,15 @@
 """The shape of an item of the checklist."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.records import Checklist
-from perf_callbacks.core.sources import Upkeep
+from perf_callbacks.core.steps import Step
 from perf_callbacks.host.environment import Environment
+from perf_callbacks.host.upkeep import NEVER
 
 APPLIED = "applied"
 FORESEEN = "to be applied"
@@ -50,6 +51,69 @@ class Fit:
     batches: Batches = Batches()
     aside: Callable[[], AbstractContextManager[object]] = nullcontext
     """What is done within is part of no step."""
+    proving: bool = False
+    """Whether what can be tried is to be tried first."""
+
+
+class Applied:
+    """An item, applied. By itself it asks for nothing, sees nothing, and can't be tried."""
+
+    slug: str
+
+    def __init__(self) -> None:
+        self._due = NEVER
+        self._news: list[Checklist] = []
+
+    @property
+    def due(self) -> int:
+        """The step from whose end on there is something to do."""
+        return self._due
+
+    def end_step(self, step: int) -> None:
+        """A step that is due is about to end."""
+
+    def begin_span(self, kind: str, step: int) -> None:
+        """Evaluation, checkpointing or the like has begun after that step."""
+
+    def end_span(self) -> None:
+        """It is about to end."""
+
+    def see(self, steps: Sequence[Step]) -> None:
+        """Steps are finished."""
+
+    @property
+    def asks(self) -> Mapping[str, int]:
+        """What this rank asks all ranks for."""
+        return {}
+
+    def agree(self, asked: Mapping[str, int], step: int) -> None:
+        """What holds on all ranks from the end of that step on."""
+
+    @property
+    def turns(self) -> bool:
+        """Whether it can be done and left in turns, here and still."""
+        return False
+
+    def hold(self) -> None:
+        """Do nothing yet: it is to be tried."""
+
+    def turn(self, step: int, *, done: bool) -> None:
+        """After that step, a turn begins in which it is done or left; so a turn before it ends."""
+
+    def keep(self, step: int) -> None:
+        """From the end of that step on it is done, for good."""
+
+    def news(self) -> list[Checklist]:
+        """What there is to say since the last call."""
+        news, self._news = self._news, []
+        return news
+
+    def close(self) -> None:
+        """The fit is over: put everything back. Twice is once."""
+        self._due = NEVER
+
+    def _say(self, status: str, why: str, saved_seconds: tuple[float, float, float] | None = None) -> None:
+        self._news.append(Checklist(item=self.slug, status=status, why=why, saved_seconds=saved_seconds))
 
 
 class Item(Protocol):
@@ -64,6 +128,6 @@ class Item(Protocol):
         """What is to be done. It only looks at what it is given."""
         ...
 
-    def apply(self, fit: Fit) -> Upkeep:
+    def apply(self, fit: Fit) -> Applied:
         """Do what was decided to be applied. Closing what this returns undoes it."""
         ...

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from perf_callbacks.checklist.item import ADVISED, ALREADY, APPLIED, NOT_APPLICABLE, SKIPPED, Fit
+from perf_callbacks.checklist.item import ADVISED, ALREADY, APPLIED, NOT_APPLICABLE, SKIPPED, Applied, Fit
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.records import Checklist
 from perf_callbacks.host.environment import Environment
@@ -93,19 +93,29 @@ class First:
             self.bytes = sum([tensor.nbytes for tensor in tensors])
 
 
-class Loading:
-    """Pins, and copies without waiting, until it is closed."""
+class Copies:
+    """Whether copies of pinned batches go on by themselves."""
+
+    def __init__(self) -> None:
+        self.go_on = True
+
+
+class Loading(Applied):
+    """Pins, and copies without waiting, until it is closed. What is tried is the latter: loaders under way pin on."""
+
+    slug = Loaders.slug
 
     def __init__(self, fit: Fit) -> None:
+        super().__init__()
         self._patches = Patches()
         self._undo = weakref.finalize(self, self._patches.restore)
         self._room = None
         if fit.environment.memory_available is not None:
             self._room = MOST_PINNED * fit.environment.memory_available / fit.environment.local_world_size
-        self._first = First()
+        self._first, self._copies = First(), Copies()
+        self._copied = fit.batches.copy is not None
         self._held: list[int] = []
-        self._news: list[Checklist] = []
-        self.due = 0
+        self._due = 0
         batches = fit.batches
         if fit.environment.loaders_pin is None:
             pin = functools.partial(_pin, self._patches, self._held)
@@ -116,13 +126,13 @@ class Loading:
         if batches.first is not None:
             self._patches.replace(*batches.first, functools.partial(_seeing, self._first))
         if batches.copy is not None:
-            self._patches.replace(*batches.copy, functools.partial(_copying, self._first))
+            self._patches.replace(*batches.copy, functools.partial(_copying, self._first, self._copies))
 
     def end_step(self, step: int) -> None:  # noqa: ARG002 it is the shape of all
         """After the first batch it is known whether it was worth it."""
-        if self._first.kind is None or self.due == NEVER:
+        if self._first.kind is None or self._due == NEVER:
             return
-        self.due = NEVER
+        self._due = NEVER
         needed = self._first.bytes * max(self._held, default=0)
         if not self._first.pinned:
             self.close()
@@ -131,24 +141,27 @@ class Loading:
             self.close()
             self._say(SKIPPED, f"pinned batches would take {needed / 1e6:,.0f} MB of {self._room / 1e6:,.0f} to spare")
 
-    def begin_span(self, kind: str, step: int) -> None:
-        """Nothing to do."""
+    @property
+    def turns(self) -> bool:
+        """Whether it can be tried."""
+        return self._copied and self._undo.alive
 
-    def end_span(self) -> None:
-        """Nothing to do."""
+    def hold(self) -> None:
+        """Copies are waited for, for now."""
+        self._copies.go_on = False
 
-    def news(self) -> list[Checklist]:
-        """What there is to say since the last call."""
-        news, self._news = self._news, []
-        return news
+    def turn(self, step: int, *, done: bool) -> None:  # noqa: ARG002 it is the shape of all
+        """From now on they are not, or they are again."""
+        self._copies.go_on = done
+
+    def keep(self, step: int) -> None:  # noqa: ARG002 it is the shape of all
+        """It is worth it: they are not, for good."""
+        self._copies.go_on = True
 
     def close(self) -> None:
         """Loaders and copies are as they were found. Twice is once."""
-        self.due = NEVER
+        self._due = NEVER
         self._undo()
-
-    def _say(self, status: str, why: str) -> None:
-        self._news.append(Checklist(item=Loaders.slug, status=status, why=why))
 
 
 def _pin(patches: Patches, held: list[int], loader: Any) -> None:
@@ -187,14 +200,14 @@ def _seeing(first: First, inner: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _copying(first: First, inner: Callable[..., Any]) -> Callable[..., Any]:
+def _copying(first: First, copies: Copies, inner: Callable[..., Any]) -> Callable[..., Any]:
     """What copies a batch: whoever is asked to by a loader that forgot how does it as well."""
 
     @functools.wraps(inner)
     def call(batch: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             first.see(batch)
-            pinned = not args and next(_tensors(batch)).is_pinned()
+            pinned = copies.go_on and not args and next(_tensors(batch)).is_pinned()
         except Exception:  # noqa: BLE001 a batch may be anything, and have no tensor at all
             pinned = False
         return inner(batch, device, *args, **(kwargs | {"non_blocking": True} if pinned else kwargs))

@@ -4,22 +4,25 @@ import dataclasses
 import functools
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 import torch
 
-from perf_callbacks.checklist.item import ADVISED, APPLIED, FAILED, FORESEEN, SKIPPED, Batches, Fit, Item
+from perf_callbacks.checklist.garbage import BEGIN_AFTER
+from perf_callbacks.checklist.item import ADVISED, APPLIED, FAILED, FORESEEN, SKIPPED, Applied, Batches, Fit, Item
 from perf_callbacks.checklist.items import ITEMS, LOADERS
+from perf_callbacks.checklist.proving import APART, Proving, plan
+from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.marks import BACK, BEGIN
 from perf_callbacks.core.records import Checklist
 from perf_callbacks.core.settings import Settings
-from perf_callbacks.core.sources import Upkeep
 from perf_callbacks.core.stages import Stage
+from perf_callbacks.core.steps import Step
 from perf_callbacks.host import device, environment, memory
 from perf_callbacks.host.failing import describe
 from perf_callbacks.host.recorder import Recorder
-from perf_callbacks.host.upkeep import NEVER
+from perf_callbacks.host.upkeep import NEVER, TRIED
 
 log = logging.getLogger("perf_callbacks")
 
@@ -33,11 +36,12 @@ class Startup:
     """The items that were applied. One that fails is undone and says so; the others go on."""
 
     def __init__(self, fit: Fit, items: Iterable[Item] = ITEMS, earlier: "Startup | None" = None) -> None:
-        self._applied: dict[str, Upkeep] = {} if earlier is None else earlier.hand_over()
+        self._applied: dict[str, Applied] = {} if earlier is None else earlier.hand_over()
         self._news: list[Checklist] = []
         self.due = NEVER
         done = {} if earlier is None else {row.item: row for row in earlier.rows}
-        self.rows: tuple[Checklist, ...] = tuple(done.get(item.slug) or self._start(item, fit) for item in items)
+        rows = [done.get(item.slug) or self._start(item, fit) for item in items]
+        self.rows: tuple[Checklist, ...] = tuple(self._try(rows, fit.step + BEGIN_AFTER) if fit.proving else rows)
         """One for each item, as decided at the beginning."""
         self._news += self.rows
         self._look_ahead()
@@ -50,6 +54,30 @@ class Startup:
         except Exception as error:  # noqa: BLE001 the other items don't depend on this one
             return Checklist(item=item.slug, status=FAILED, why=describe(error))
         return row
+
+    def _try(self, rows: Iterable[Checklist], after: int) -> Iterator[Checklist]:
+        """Try what can be tried, one item after the other."""
+        for row in rows:
+            item = self._applied.get(row.item)
+            if item is None or not item.turns:
+                yield row
+                continue
+            self._applied[row.item] = proving = Proving(item, after)
+            yield dataclasses.replace(row, status=TRIED, why=plan(after))
+            after = proving.last + APART
+
+    def see(self, steps: Sequence[Step]) -> None:
+        """Steps are finished."""
+        self._each(lambda upkeep: upkeep.see(steps))
+
+    @property
+    def asks(self) -> Mapping[str, int]:
+        """What this rank asks all ranks for."""
+        return {name: amount for upkeep in self._applied.values() for name, amount in upkeep.asks.items()}
+
+    def agree(self, asked: Mapping[str, int], step: int) -> None:
+        """What holds on all ranks from the end of that step on."""
+        self._each(lambda upkeep: upkeep.agree(asked, step))
 
     def end_step(self, step: int) -> None:
         """A step that is due is about to end."""
@@ -76,12 +104,12 @@ class Startup:
             for upkeep in applied.values():
                 undo.callback(upkeep.close)
 
-    def hand_over(self) -> dict[str, Upkeep]:
+    def hand_over(self) -> dict[str, Applied]:
         """What was applied is somebody else's to undo now."""
         applied, self._applied = self._applied, {}
         return applied
 
-    def _each(self, tell: Callable[[Upkeep], object]) -> None:
+    def _each(self, tell: Callable[[Applied], object]) -> None:
         for slug, upkeep in [*self._applied.items()]:
             try:
                 tell(upkeep)
@@ -114,7 +142,8 @@ def start(
     try:
         fit = _fit(settings, place_device, batches)
         aside = functools.partial(_aside, weakref.ref(recorder))
-        startup = Startup(dataclasses.replace(fit, step=recorder.run.step, aside=aside), ITEMS, earlier)
+        fit = dataclasses.replace(fit, step=recorder.run.step, aside=aside, proving=_proving(recorder, settings.config))
+        startup = Startup(fit, ITEMS, earlier)
     except Exception as error:
         log.warning("perf_callbacks: no checklist, measuring goes on: %s.", describe(error), exc_info=error)
         return ()
@@ -139,6 +168,16 @@ def foresee(settings: Settings, place_device: torch.device) -> tuple[Checklist, 
     fit = _fit(settings, place_device, NO_BATCHES)
     rows = [_decide(item, fit) for item in ITEMS]
     return tuple(dataclasses.replace(row, status=FORESEEN) if row.status == APPLIED else row for row in rows)
+
+
+def _proving(recorder: Recorder, config: PerfConfig) -> bool:
+    """Whether items are tried. Where there are other ranks, all have to find out together what an item buys."""
+    if config.checklist != "prove":
+        return False
+    if recorder.run.world_size == 1 or recorder.exchanges:
+        return True
+    log.warning("perf_callbacks: checklist='prove' acts as 'on': ranks exchange nothing, and can't agree.")
+    return False
 
 
 def _decide(item: Item, fit: Fit) -> Checklist:

@@ -5,7 +5,7 @@ optimizer step is done (`end_step`), that evaluation or checkpointing begins and
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from threading import Lock
 from typing import Any
 
@@ -18,7 +18,7 @@ from perf_callbacks.core.pauses import Pauses
 from perf_callbacks.core.records import Amounts, Gc, Record, Row, Run, Span, Summary
 from perf_callbacks.core.shapes import ShapedWork
 from perf_callbacks.core.sharing import Sharing
-from perf_callbacks.core.sources import DeviceTimeline, Ranks
+from perf_callbacks.core.sources import Agreeing, DeviceTimeline, Ranks
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.core.steps import BLOCK, Shown, Step, Totals, plus
 from perf_callbacks.core.tape import Past, Tape
@@ -54,6 +54,7 @@ class Engine:
         staged: bool = True,
         gc_timed: bool = True,
         work: ShapedWork | None = None,
+        agreeing: Agreeing | None = None,
     ) -> None:
         self._run = run
         self._emit = emit
@@ -84,7 +85,7 @@ class Engine:
         self._reading = Lock()
         parts = Parts(step=run.step, rank=run.rank, world_size=run.world_size, data_parallel=data_parallel)
         self._ledger = Ledger(self._shown, parts)
-        self._sharing = Sharing(ranks, parts, self._ledger, emit)
+        self._sharing = Sharing(ranks, parts, self._ledger, emit, agreeing, alone=run.world_size == 1)
         self._flushed_at = 0.0
         self._spans: dict[str, float] = {}
         self._collections = Pauses()
@@ -194,6 +195,7 @@ class Engine:
             self._passed += finished
             finished = [self._timed(self._passed.popleft(), seconds) for seconds in self._device.ready()]
         self._ledger.enter(finished)
+        self._sharing.see(finished)
 
     def _finish(self, past: Past) -> Step:
         number, excluded, batches = self._waiting.popleft()
@@ -253,12 +255,11 @@ class Engine:
         tokens = plus(tokens, *[step.tokens for step in self._passed])
         return steps + len(self._passed), Amounts(samples=samples, tokens=tokens), lost
 
-    def summary(self, failure: str | None = None) -> Summary:
+    def summary(self, failure: str | None = None, proofs: Mapping[str, str] | None = None) -> Summary:
         """The fit so far."""
-        total = self.amounts()
-        steps, done, lost = self._all()
+        total, (steps, done, lost) = self.amounts(), self._all()
         included = self._ledger.included()
-        gc_timed, worked = self._shown.gc_timed, included.effort_steps > 0
+        worked = included.effort_steps > 0
         return Summary(
             run_id=self._run.run_id,
             attempt=self._run.attempt,
@@ -280,13 +281,12 @@ class Engine:
             **(self._work.rating.summary() if worked and self._work.rating is not None else {}),
             total_samples=total.samples,
             total_tokens=total.tokens,
-            gc_collections=tuple(self._collections.collections) if gc_timed else None,
-            gc_seconds=self._collections.seconds if gc_timed else None,
-            gc_longest=self._collections.longest if gc_timed else None,
+            **self._collections.summary(timed=self._shown.gc_timed),
+            proofs=dict(proofs or {}),
             failure=failure,
         )
 
-    def stop(self, now: float, failure: str | None = None) -> Summary:
+    def stop(self, now: float, failure: str | None = None, proofs: Mapping[str, str] | None = None) -> Summary:
         """Training is over. Steps that the device still owes are lost."""
         while self._aside:
             self.end_span(now)
@@ -295,6 +295,6 @@ class Engine:
         self._passed.clear()
         self.flush(now)
         self.tape.ignore()
-        summary = self.summary(failure)
+        summary = self.summary(failure, proofs)
         self._emit(summary)
         return summary

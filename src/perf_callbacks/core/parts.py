@@ -1,6 +1,6 @@
 """One rank's steps, cut into the windows that ranks exchange."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from perf_callbacks.core.steps import RECOUNTED, Step, Totals
 from perf_callbacks.core.windows import Part
@@ -17,6 +17,8 @@ class Parts:
         self._world_size = world_size
         self._data_parallel = data_parallel
         self._totals = Totals()
+        self.asks: Mapping[str, int] = {}
+        """What this rank asks the others for, with whatever it says next."""
 
     @property
     def length(self) -> int | None:
@@ -63,6 +65,7 @@ class Parts:
             useful_tokens=totals.useful_tokens,
             model_flops=totals.effort.model_flops if totals.effort_steps == totals.steps else None,
             hardware_flops=totals.effort.hardware_flops if totals.effort_steps == totals.steps else None,
+            asks=dict(self.asks),
         )
 
 

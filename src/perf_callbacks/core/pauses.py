@@ -1,5 +1,7 @@
 """Garbage collections, counted."""
 
+from typing import Any
+
 from perf_callbacks.core.marks import Pause
 
 GENERATIONS = 3
@@ -19,3 +21,8 @@ class Pauses:
         self.collections[min(pause.generation, GENERATIONS - 1)] += 1
         self.seconds += pause.seconds
         self.longest = max(self.longest, pause.seconds)
+
+    def summary(self, *, timed: bool) -> dict[str, Any]:
+        """The fields of a summary; None where collections were not timed."""
+        known = tuple(self.collections), self.seconds, self.longest
+        return dict(zip(("gc_collections", "gc_seconds", "gc_longest"), known if timed else [None] * 3, strict=True))

@@ -84,7 +84,4 @@ def unbuilt(config: PerfConfig) -> tuple[str, ...]:
     """
     default = asdict(PerfConfig())
     chosen = {name: value for name, value in asdict(config).items() if value != default[name]}
-    sentences = [f"{name}={chosen[name]!r} is not built yet and has no effect." for name in chosen if name in NOT_BUILT]
-    if chosen.get("checklist") == "prove":
-        sentences.append("checklist='prove' is not built yet: it applies the checklist as 'on' does.")
-    return tuple(sentences)
+    return tuple(f"{name}={chosen[name]!r} is not built yet and has no effect." for name in chosen if name in NOT_BUILT)

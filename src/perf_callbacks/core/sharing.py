@@ -1,18 +1,37 @@
 """What an engine tells the other ranks, and hears from them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from perf_callbacks.core.ledger import Ledger
 from perf_callbacks.core.parts import Parts
 from perf_callbacks.core.records import Record, Window
-from perf_callbacks.core.sources import Ranks
+from perf_callbacks.core.sources import Agreeing, Ranks
+from perf_callbacks.core.steps import Step
+
+NOTICE = 2
+"""Windows from what ranks ask each other for until it holds."""
 
 
 class Sharing:
-    """Hands over the parts that are complete, and hands out the windows that came back. Without ranks, nothing."""
+    """Hands over the parts that are complete, and hands out the windows that came back.
 
-    def __init__(self, ranks: Ranks | None, parts: Parts, ledger: Ledger, emit: Callable[[Record], None]) -> None:
+    Without ranks to talk to there is nothing to do; where there are no others, all agree at once.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks | None,
+        parts: Parts,
+        ledger: Ledger,
+        emit: Callable[[Record], None],
+        agreeing: Agreeing | None = None,
+        *,
+        alone: bool = True,
+    ) -> None:
         self._ranks = ranks
+        self._agreeing = agreeing
+        self._alone = alone
+        self._heard: Window | None = None
         self._parts = parts
         self._ledger = ledger
         self._emit = emit
@@ -24,13 +43,31 @@ class Sharing:
         """What all ranks did in the last window that is known."""
         return self._ranks.latest if self._ranks is not None else None
 
+    def see(self, steps: Sequence[Step]) -> None:
+        """Steps are finished."""
+        if steps and self._agreeing is not None:
+            self._agreeing.see(steps)
+
     def do(self, step: int) -> None:
         """Tell and hear, after that step."""
+        asks = self._agreeing.asks if self._agreeing is not None else {}
         if self._ranks is None:
+            if self._agreeing is not None and self._alone:
+                self._agreeing.agree(asks, step)
             return
+        self._parts.asks = asks
         for part in self._ledger.take_parts():
             self._ranks.offer(part)
         for window in self._ranks.take():
             self._emit(window)
         length = self._parts.length = self._ranks.window
         self.due = None if length is None else (step // length + 1) * length
+        self._hear(length)
+
+    def _hear(self, length: int | None) -> None:
+        """What ranks agree on holds some time after they said so: by then all of them have heard of it, as a rule."""
+        latest = self.latest
+        if latest is None or latest is self._heard or length is None or self._agreeing is None:
+            return
+        self._heard = latest
+        self._agreeing.agree(latest.asks, latest.last_step + NOTICE * length)

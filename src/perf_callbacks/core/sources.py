@@ -1,9 +1,11 @@
 """Whom a fit deals with besides its door: an accelerator's clock, the other ranks, what is seen to between steps."""
 
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from perf_callbacks.core.marks import Mark
 from perf_callbacks.core.records import Checklist, Window
+from perf_callbacks.core.steps import Step
 from perf_callbacks.core.windows import Part
 
 
@@ -37,7 +39,22 @@ class Ranks(Protocol):
         ...
 
 
-class Upkeep(Protocol):
+class Agreeing(Protocol):
+    """Who goes by what steps took, and does nothing that concerns other ranks unless all of them agree."""
+
+    def see(self, steps: Sequence[Step]) -> None:
+        """Steps are finished, as they were measured: some time after their end."""
+
+    @property
+    def asks(self) -> Mapping[str, int]:
+        """What this rank asks all ranks for, by name."""
+        ...
+
+    def agree(self, asked: Mapping[str, int], step: int) -> None:
+        """From the end of that step on this holds on all ranks: the least that any of them asks for."""
+
+
+class Upkeep(Agreeing, Protocol):
     """What is seen to between steps, for as long as a fit lasts. It fails by itself, and takes nobody along."""
 
     @property

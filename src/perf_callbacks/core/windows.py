@@ -6,8 +6,8 @@ whatever else arrives is nothing, never an error.
 
 import json
 import math
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from perf_callbacks.core.records import Window
@@ -44,6 +44,8 @@ class Part:
     model_flops: int | None = None
     """What this rank itself did, also where several go through the same samples; None: unknown of some step."""
     hardware_flops: int | None = None
+    asks: Mapping[str, int] = field(default_factory=dict)
+    """What this rank asks all ranks for, by name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +90,14 @@ def combine(parts: Collection[Part]) -> Window | None:
         useful_tokens=total([part.useful_tokens for part in parts]),
         model_flops=plus(*[part.model_flops for part in parts]),
         hardware_flops=plus(*[part.hardware_flops for part in parts]),
+        asks=_least([part.asks for part in parts]),
     )
+
+
+def _least(asks: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """What everybody asks for, by those who ask for least."""
+    common = set[str].intersection(*[{*asked} for asked in asks])
+    return {name: min([asked[name] for asked in asks]) for name in sorted(common)}
 
 
 def rates(window: Window) -> dict[str, float]:
@@ -152,13 +161,17 @@ def _seconds(value: Any) -> bool:
     return type(value) in {int, float} and 0 <= value < math.inf
 
 
+def _asks(value: Any) -> bool:
+    return isinstance(value, dict) and all([_count(amount) for amount in value.values()])
+
+
 def _word(value: Any) -> bool:
     return isinstance(value, str)
 
 
 _FORMS: dict[type, tuple[Callable[[Any], bool], ...]] = {
-    Part: (_count, _number, _count, _number, _number, _count, _seconds, *[_count_or_none] * 3, *[_flops] * 2),
-    Window: (_number, _number, _number, _number, _seconds, *[_count_or_none] * 3, *[_flops] * 2),
+    Part: (_count, _number, _count, _number, _number, _count, _seconds, *[_count_or_none] * 3, *[_flops] * 2, _asks),
+    Window: (_number, _number, _number, _number, _seconds, *[_count_or_none] * 3, *[_flops] * 2, _asks),
     Verdict: (_word, _word, _number_or_none),
 }
 

@@ -2,10 +2,21 @@
 
 import gc
 import os
+import sysconfig
 import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 OWN_FROZEN = 1000
 """Objects that an interpreter may have frozen for itself. Who froze more than these did it on purpose."""
+
+
+def generational() -> bool:
+    """Whether a young collection is one: in a free-threaded or an incremental interpreter it is not.
+
+    Incremental collectors came and went in bugfix releases. They are told by what they answer.
+    """
+    return gc.get_threshold()[2] != 0 and not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
 class Custody:
@@ -69,6 +80,23 @@ class Custody:
                 gc.enable()
                 self._off = False
 
+    def pass_over(self, holder: object, counts: Sequence[int]) -> None:
+        """Automatic collection again, as it was when the counts of `gc.get_count()` were these.
+
+        What was made meanwhile is old and was never young: it makes no collection come sooner.
+        """
+        with self._lock:
+            if self._holder is not holder:
+                return
+            if self.frozen < OWN_FROZEN and generational():
+                gc.freeze()
+                gc.unfreeze()
+                with _unobserved():
+                    for generation in (1, 0):  # of nothing: what counts collections is the next older generation
+                        for _ in range(min(counts[generation + 1], gc.get_threshold()[generation + 1] + 1)):
+                            gc.collect(generation)
+            self.turn_on(holder)
+
     def freeze(self, holder: object) -> None:
         """What is alive now is looked at by no further collection, unless somebody else froze already."""
         with self._lock:
@@ -103,6 +131,16 @@ class Custody:
         if self._off:
             gc.enable()
         self._off, self._frozen, self._holder = False, 0, None
+
+
+@contextmanager
+def _unobserved() -> Iterator[None]:
+    callbacks = [*gc.callbacks]
+    gc.callbacks.clear()
+    try:
+        yield
+    finally:
+        gc.callbacks[:0] = callbacks
 
 
 CUSTODY = Custody()

@@ -3,12 +3,11 @@
 import gc
 import os
 import sys
-import sysconfig
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from perf_callbacks.host.custody import CUSTODY
+from perf_callbacks.host.custody import CUSTODY, generational
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,14 +58,6 @@ def read(
         loaders_pin=loaders_pin,
         copies_go_on=copies_go_on,
     )
-
-
-def generational() -> bool:
-    """Whether a young collection is one: in a free-threaded or an incremental interpreter it is not.
-
-    Incremental collectors came and went in bugfix releases. They are told by what they answer.
-    """
-    return gc.get_threshold()[2] != 0 and not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
 def memory_available(root: Path = Path("/")) -> int | None:

@@ -83,6 +83,7 @@ class Recorder:
             staged=place.staged,
             gc_timed=config.gc != "off",
             work=self.work,
+            agreeing=self.upkeep,
         )
         self.companions = Companions()
         """Who else is told of each step and each span."""
@@ -165,6 +166,11 @@ class Recorder:
         return self._engine.step
 
     @property
+    def exchanges(self) -> bool:
+        """Whether ranks tell each other what they did."""
+        return self._ranks is not None and self._ranks.window is not None
+
+    @property
     def batches(self) -> list[Batch]:
         """What went into the current step so far."""
         return self._engine.batches
@@ -209,7 +215,7 @@ class Recorder:
     @property
     def summary(self) -> Summary | None:
         """The fit in figures, so far or at its end."""
-        return self._summary or self._asked(lambda: self._engine.summary(self.failure))
+        return self._summary or self._asked(lambda: self._engine.summary(self.failure, self.upkeep.proofs))
 
     def _asked(self, answer: Callable[[], T]) -> T | None:
         """What can be had of a closed recorder too."""
@@ -257,7 +263,7 @@ class Recorder:
 
     def _finish(self) -> None:
         self._drain()
-        self._summary = self._engine.stop(self.clock(), self.failure)
+        self._summary = self._engine.stop(self.clock(), self.failure, self.upkeep.proofs)
 
     def on_collection(self, pause: Pause) -> None:
         """A garbage collection happened, maybe in the midst of a change of ours: a failure waits until after it."""

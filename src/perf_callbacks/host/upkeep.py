@@ -1,13 +1,17 @@
 """What is seen to between the steps of a fit."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from perf_callbacks.core.records import Record
 from perf_callbacks.core.sources import Upkeep
+from perf_callbacks.core.steps import Step
 
 NEVER = sys.maxsize
 """A step that does not come."""
+
+TRIED = "on trial"
+"""How an item stands about which it isn't known yet what it buys."""
 
 
 class Keeping:
@@ -21,6 +25,8 @@ class Keeping:
         self._upkeep: Upkeep | None = None
         self.due = NEVER
         """The step from whose end on there is something to do."""
+        self.proofs: dict[str, str] = {}
+        """Items that were tried, each with what came of it so far."""
 
     def take(self, upkeep: Upkeep) -> None:
         """From now on, this one."""
@@ -45,7 +51,26 @@ class Keeping:
             self._upkeep.end_span()
             self._catch_up(self._upkeep)
 
+    def see(self, steps: Sequence[Step]) -> None:
+        """Steps are finished."""
+        if self._upkeep is not None:
+            self._upkeep.see(steps)
+            self._catch_up(self._upkeep)
+
+    @property
+    def asks(self) -> Mapping[str, int]:
+        """What this rank asks all ranks for."""
+        return {} if self._upkeep is None else self._upkeep.asks
+
+    def agree(self, asked: Mapping[str, int], step: int) -> None:
+        """What holds on all ranks from the end of that step on."""
+        if self._upkeep is not None:
+            self._upkeep.agree(asked, step)
+            self._catch_up(self._upkeep)
+
     def _catch_up(self, upkeep: Upkeep) -> None:
         self.due = upkeep.due
-        for record in upkeep.news():
-            self._write(record)
+        for row in upkeep.news():
+            if row.status == TRIED or row.saved_seconds is not None:
+                self.proofs[row.item] = row.why or row.status
+            self._write(row)

@@ -1,0 +1,52 @@
+"""Garbage that grows too fast to be left to the next collection."""
+
+import gc
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+MOST_YOUNG = 500_000
+"""Objects since the last collection from which on it isn't waited for the next one."""
+
+GROWTH = 0.1
+"""As much more memory than before does the same…"""
+
+LEAST_GROWTH = 256_000_000
+"""…if it is as many bytes too."""
+
+
+class Relief(NamedTuple):
+    """What a collection that was not waited for was made for, and what it brought."""
+
+    found: str
+    freed: int
+    """Objects that were garbage."""
+
+
+class Growth:
+    """Looks at what has piled up on this rank, and collects where that is too much."""
+
+    def __init__(self, memory: Callable[[], Mapping[str, int]], young: int) -> None:
+        self._memory, self._young = memory, young
+        self._base: Mapping[str, int] = {}
+
+    def begin(self) -> None:
+        """What memory is in use now is what there has to be."""
+        self._base = self._memory()
+
+    def relieve(self, step: int) -> Relief | None:
+        """Collect after a step, if there is need. None: there is not."""
+        young = gc.get_count()[0]
+        if young > MOST_YOUNG:
+            return Relief(f"{young:,} new objects after step {step}", gc.collect(self._young))
+        now = self._memory()
+        grown = [kind for kind, amount in now.items() if _grown(self._base.get(kind, amount), amount)]
+        if not grown:
+            return None
+        freed = gc.collect()
+        after = self._memory()
+        self._base = {**self._base, **{kind: after[kind] for kind in grown if kind in after}}
+        return Relief(f"{grown[0]} memory {now[grown[0]] / 1e6:,.0f} MB after step {step}", freed)
+
+
+def _grown(before: int, now: int) -> bool:
+    return now - before > max(LEAST_GROWTH, GROWTH * before)

@@ -1,0 +1,129 @@
+"""What an item buys, proven: early in a fit it is done and left in turns, and kept if steps were shorter with it."""
+
+from collections.abc import Mapping, Sequence
+
+from perf_callbacks.checklist.item import APPLIED, SKIPPED, Applied
+from perf_callbacks.core.records import Checklist
+from perf_callbacks.core.steps import Step
+from perf_callbacks.core.trial import PAIRS, TURN, Outcome, Trial
+from perf_callbacks.host.upkeep import NEVER
+
+APART = 256
+"""Steps between the trials of two items: it takes a while until all ranks have heard what came of the first."""
+
+
+class Proving(Applied):
+    """An item on trial. Of several ranks, all must find that it is worth it."""
+
+    def __init__(self, item: Applied, after: int) -> None:
+        super().__init__()
+        self.slug = item.slug
+        self._item = item
+        self._trial = Trial(after)
+        self._turn = self._trial.turns_after(after - 1)
+        self._name = f"keep {item.slug}"
+        self._finds: bool | None = None
+        self._verdict: tuple[bool, int] | None = None
+        self._over = False
+        item.hold()
+
+    @property
+    def last(self) -> int:
+        """The last step of the trial."""
+        return self._trial.last
+
+    @property
+    def due(self) -> int:
+        """Of the item, the next turn, and what was decided, whichever comes first."""
+        decided = NEVER if self._verdict is None else self._verdict[1]
+        return min(self._item.due, NEVER if self._turn is None else self._turn, decided)
+
+    def end_step(self, step: int) -> None:
+        """A step that is due is about to end."""
+        if step >= self._item.due:
+            self._item.end_step(step)
+        if not self._over and not self._item.turns:  # it has given up by itself, and said why
+            self._end()
+        if self._turn is not None and step >= self._turn:
+            self._item.turn(step, done=self._trial.done_after(step))
+            self._turn = self._trial.turns_after(step)
+        if self._verdict is not None and step >= self._verdict[1]:
+            self._decide(step, keep=self._verdict[0])
+
+    def begin_span(self, kind: str, step: int) -> None:
+        """Evaluation, checkpointing or the like has begun after that step."""
+        self._item.begin_span(kind, step)
+
+    def end_span(self) -> None:
+        """It is about to end."""
+        self._item.end_span()
+
+    def see(self, steps: Sequence[Step]) -> None:
+        """Steps are finished: what they took is what is tried."""
+        if self._over or self._finds is not None:
+            return
+        self._trial.see(steps)
+        if self._trial.over:
+            outcome = self._trial.outcome()
+            self._finds = outcome is not None and outcome.better
+
+    @property
+    def asks(self) -> Mapping[str, int]:
+        """What the item asks for, and that it be kept, or not."""
+        return {**self._item.asks, **({} if self._finds is None else {self._name: int(self._finds)})}
+
+    def agree(self, asked: Mapping[str, int], step: int) -> None:
+        """What holds on all ranks from the end of that step on."""
+        self._item.agree(asked, step)
+        if self._name in asked and self._verdict is None and not self._over:
+            self._verdict = bool(asked[self._name]), step
+
+    def news(self) -> list[Checklist]:
+        """What there is to say since the last call, of both."""
+        return [*self._item.news(), *super().news()]
+
+    def close(self) -> None:
+        """Everything is as it was found."""
+        self._end()
+        self._item.close()
+
+    def _decide(self, step: int, *, keep: bool) -> None:
+        self._end()
+        outcome = self._trial.outcome()
+        if keep:
+            self._item.keep(step)
+        else:
+            self._item.close()
+        if keep and not self._item.turns:  # it has given up by itself, and said why
+            return
+        self._say(
+            APPLIED if keep else SKIPPED,
+            _told(outcome, keep=keep),
+            None if outcome is None else (outcome.low, outcome.saved, outcome.high),
+        )
+
+    def _end(self) -> None:
+        self._over, self._turn, self._verdict = True, None, None
+
+
+def plan(after: int) -> str:
+    """What a person is told before a trial.
+
+    >>> plan(2)
+    'done and left in turns of 32 steps until step 1,026, to prove what it buys'
+    """
+    return f"done and left in turns of {TURN} steps until step {Trial(after).last:,}, to prove what it buys"
+
+
+def _told(outcome: Outcome | None, *, keep: bool) -> str:
+    if outcome is None:
+        return f"it was not kept: too few of its {PAIRS} pairs of turns were undisturbed to tell what it buys"
+    saved, low, high, left = (seconds * 1e3 for seconds in outcome[:4])
+    interval = f"99 % interval {low:.3g} to {high:.3g} ms, {outcome.pairs} pairs of turns"
+    if keep:
+        return f"it saves {saved:.3g} of {left:.3g} ms a step ({saved / left:.1%}; {interval})"
+    if outcome.better:
+        return f"it was not kept, since other ranks don't gain: here it saves {saved:.3g} of {left:.3g} ms ({interval})"
+    if outcome.high < 0:
+        return f"it was not kept: with it a step of {left:.3g} ms took {-saved:.3g} ms more ({interval})"
+    return f"it was not kept, since it bought nothing: {saved:.3g} of {left:.3g} ms a step saved ({interval})"
