@@ -3,11 +3,12 @@
 What the model really got, what was logged and how long the training thread was held up is left in a file.
 """
 
+import importlib
 import json
 import sys
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from perf_callbacks import PerfConfig
+from perf_callbacks.core import trial
 
 LENGTHS = (16, 5, 9, 12, 3)
 
@@ -37,6 +39,12 @@ class Plan:
     """Train a model of one's own: no collective."""
     kept: int = 0
     """Objects that are made and kept in each step."""
+    cycles: int = 0
+    """Objects that are garbage after each step, and refer to themselves."""
+    limits: dict[str, int] = field(default_factory=dict)
+    """Of ours: what they are otherwise."""
+    finds: bool | None = None
+    """What a trial on this rank finds, whatever it sees."""
 
 
 class Facts:
@@ -61,7 +69,7 @@ class Net(nn.Module):
         self.embedding = nn.Embedding(64, 4)
         self.head = nn.Linear(4, 64)
         self.got, self.times, self.kept = [], [], []
-        self._kept = plan.kept
+        self._kept, self._cycles = plan.kept, plan.cycles
         self._told = facts.tell
         self._step_seconds = plan.step_seconds
 
@@ -70,6 +78,9 @@ class Net(nn.Module):
         self.times.append(time.perf_counter())
         self._told(step=len(self.got))
         self.kept.append([[] for _ in range(self._kept)])
+        for _ in range(self._cycles):
+            cycle = []
+            cycle.append(cycle)
         time.sleep(self._step_seconds)
         logits = self.head(self.embedding(input_ids))
         return {"loss": nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
@@ -212,8 +223,20 @@ def accelerate(plan, net, facts):
     return [{"step": step, **values} for step, values in rows]
 
 
+def change(plan):
+    """Have limits and findings of ours be what they are to be."""
+    for name, value in plan.limits.items():
+        module, _, limit = name.rpartition(".")
+        setattr(importlib.import_module(f"perf_callbacks.{module}"), limit, value)
+    if plan.finds is not None:
+        trial.Trial.outcome = lambda _: trial.Outcome(
+            *((0.3, 0.2, 0.4) if plan.finds else (0.0, -0.1, 0.1)), left=1.0, pairs=16
+        )
+
+
 def main(plan):
     torch.set_num_threads(1)
+    change(plan)
     facts = Facts(plan)
     net = Net(plan, facts)
     rows = globals()[plan.door](plan, net, facts)
