@@ -171,7 +171,9 @@ class Collecting(Applied):
         while self._spans:
             self.end_span()
         tried = self._tried
-        if tried is not None and not self._overruled(step):
+        if tried is not None:
+            if self._overruled(step):
+                return
             gc.collect(0 if self._young == YOUNG else FULL)
         if done and not (tried is not None and CUSTODY.held_by(self._holder)):
             self._try(step)
