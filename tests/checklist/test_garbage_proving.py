@@ -7,6 +7,7 @@ from trying import Course, noisy
 from perf_callbacks import PerfConfig
 from perf_callbacks.checklist.garbage import FULL, Collecting, Garbage
 from perf_callbacks.checklist.item import Fit
+from perf_callbacks.checklist.proving import Proving
 from perf_callbacks.checklist.startup import Startup
 from perf_callbacks.core.trial import PAIRS, TURN, Trial
 from perf_callbacks.host import environment
@@ -161,3 +162,28 @@ def test_freezing_alone_is_not_tried_but_done(fake):
     assert (fake.collected, fake.state[:2], upkeep.due) == ([FULL], (True, True), NEVER)
     upkeep.close()
     assert fake.state[:2] == (True, False)
+
+
+def test_ranks_that_agreed_on_an_interval_in_different_turns_keep_to_the_same_steps(fake):
+    """One hears of it while it is done, and one while it is left."""
+
+    def rank(heard):
+        item = Collecting(fit(gc_interval=100))
+        upkeep, found = Proving(item, AFTER), []
+        for number in range(1, 1500):
+            fake.collected.clear()
+            if number >= upkeep.due:
+                upkeep.end_step(number)
+            found += [(number, generation) for generation in fake.collected]
+            if number == heard:
+                upkeep.agree({"gc_interval": 50}, 300)
+            if number == 1100:
+                upkeep.agree({"gc_interval": 50, "keep gc": 1}, 1150)
+            if number == 1200:
+                upkeep.agree({"gc_interval": 50, "keep gc": 1}, 1310)
+        upkeep.close()
+        return found
+
+    one, other = rank(AFTER + 2 * TURN + 5), rank(AFTER + 4 * TURN + 5)
+    assert one == other
+    assert [number for number, _ in one if number > LAST] == [1150, 1200, 1250, 1300, 1350, 1400, 1450]

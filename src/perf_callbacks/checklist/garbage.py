@@ -151,11 +151,12 @@ class Collecting(Applied):
 
     def agree(self, asked: Mapping[str, int], step: int) -> None:
         """The least that any rank asks for holds from the end of that step on."""
-        interval = asked.get(ASKED, self._interval)
         pending, _ = self._agreed or (self._interval, step)
-        if self._due != NEVER and interval != pending:
+        interval = asked.get(ASKED, pending)
+        if interval != pending:
             self._agreed = interval, step
-            self._due = min(self._due, step)
+            if self._due != NEVER:  # else it is seen to once it is done, if ever
+                self._due = min(self._due, step)
 
     @property
     def turns(self) -> bool:
