@@ -212,3 +212,20 @@ def test_what_came_of_a_trial_is_kept_for_the_summary():
     course.go(2000)
     assert keeping.proofs == {"one": journal[-1].why}
     assert journal[-1].why.startswith("it saves ")
+
+
+@pytest.mark.parametrize("give_up", [True, False])
+def test_that_nothing_came_of_a_trial_is_kept_for_the_summary(give_up):
+    one, journal = Switch("one"), []
+    keeping = Keeping(journal.append)
+    keeping.take(Startup(fit(), (Thing(one),)))
+    keeping.news = list
+    course = Course(keeping, lambda _: 0.1).go(300)
+    if give_up:
+        one.give_up()
+    else:
+        told = keeping.see
+        keeping.see = lambda steps: told([step._replace(seconds=None) for step in steps])
+    course.go(2000)
+    assert keeping.proofs == {"one": journal[-1].why}
+    assert journal[-1].status == "skipped"
