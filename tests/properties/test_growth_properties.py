@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from collector import FakeGc
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.checklist import garbage, growth
@@ -54,6 +54,7 @@ DANGER = st.sets(st.integers(1, STEPS), max_size=150) | st.builds(
 )
 
 
+@settings(max_examples=50)
 @given(
     dangers=st.lists(DANGER, min_size=2, max_size=3),
     delays=st.tuples(*[st.integers(0, 99)] * 3),
