@@ -173,6 +173,37 @@ def test_a_fit_that_is_measured_has_its_checklist_until_it_closes(monkeypatch):
     assert fake.enabled
 
 
+@pytest.mark.parametrize(("ranks", "exchanges"), [(1, False), (2, True)])
+def test_an_item_is_tried_where_all_can_find_out_together_what_it_buys(monkeypatch, ranks, exchanges):
+    fake = put(monkeypatch, FakeGc())
+    recorder, journal = a_recorder()
+    recorder.run, recorder.exchanges = SimpleNamespace(step=100, world_size=ranks), exchanges
+    rows = startup.start(recorder, resolve(PerfConfig(checklist="prove"), {}), CPU)
+    assert [(row.item, row.status) for row in rows] == [("gc", "on trial"), ("loaders", "not applicable")]
+    assert (journal, recorder.upkeep.due) == (list(rows), 102)
+    assert rows[0].why == "done and left in turns of 32 steps until step 1,126, to prove what it buys"
+    recorder.upkeep.end_step(102)
+    assert (fake.enabled, recorder.upkeep.due) == (True, 134)
+    recorder.upkeep.end_step(134)
+    assert not fake.enabled
+    recorder.patches.restore()
+    assert fake.enabled
+
+
+def test_where_ranks_exchange_nothing_what_was_to_be_tried_is_applied_and_that_is_said(monkeypatch, caplog):
+    fake = put(monkeypatch, FakeGc())
+    recorder, _ = a_recorder()
+    recorder.run, recorder.exchanges = SimpleNamespace(step=0, world_size=2), False
+    rows = startup.start(recorder, resolve(PerfConfig(checklist="prove"), {}), CPU)
+    assert [row.status for row in rows] == ["applied", "not applicable"]
+    assert [record.message for record in caplog.records] == [
+        "perf_callbacks: checklist='prove' acts as 'on': ranks exchange nothing, and can't agree."
+    ]
+    recorder.upkeep.end_step(2)
+    assert not fake.enabled
+    recorder.patches.restore()
+
+
 @pytest.mark.parametrize(("active", "config"), [(False, {}), (True, {"checklist": "off"})])
 def test_without_a_checklist_nothing_is_done(active, config):
     recorder, journal = a_recorder(active=active)

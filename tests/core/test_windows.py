@@ -40,6 +40,22 @@ def test_a_window_is_what_all_ranks_went_through_in_the_time_of_the_slowest():
     assert combine([PART, OTHER]) == WINDOW
 
 
+@pytest.mark.parametrize(
+    ("asked", "common"),
+    [
+        ([{}, {}, {}], {}),
+        ([{"less": 3}, {"less": 2}, {"less": 4}], {"less": 2}),
+        ([{"less": 3}, {}, {"less": 4}], {}),
+        ([{"less": 3, "keep": 1}, {"keep": 0, "less": 3}, {"keep": 1, "more": 7, "less": 9}], {"keep": 0, "less": 3}),
+    ],
+)
+def test_what_every_rank_asks_for_is_asked_for_as_by_those_who_want_least(asked, common):
+    """What one of them does not ask for none of them gets, also not by chance of who comes first."""
+    parts = [replace(PART, rank=rank, world_size=3, data_parallel=1, asks=asks) for rank, asks in enumerate(asked)]
+    for some in (parts, parts[::-1], [parts[1], parts[2], parts[0]]):
+        assert combine(some).asks == common
+
+
 @pytest.mark.parametrize("name", ["samples", "tokens", "useful_tokens"])
 def test_what_one_rank_does_not_know_nobody_knows(name):
     known = [replace(part, useful_tokens=10) for part in (PART, OTHER)]

@@ -10,6 +10,7 @@ from perf_callbacks import PerfConfig
 from perf_callbacks.checklist.garbage import FULL, YOUNG, due_between
 from perf_callbacks.checklist.item import Batches, Fit
 from perf_callbacks.checklist.items import ITEMS
+from perf_callbacks.checklist.proving import Proving
 from perf_callbacks.core.records import Checklist
 from perf_callbacks.host.environment import Environment
 
@@ -98,6 +99,75 @@ def test_what_was_applied_and_undone_twice_leaves_the_world_as_found(item, envir
         upkeep.close()
         assert fake.state == found
         assert (loader.pin_memory, later.pin_memory, vars(copier)) == (False, False, {})
+
+
+DOINGS = st.lists(
+    st.sampled_from(["done", "left", "keep", "evaluation", "checkpoint", "end_span", "step", "agree", "others"]),
+    max_size=40,
+)
+
+
+@pytest.mark.parametrize("item", ITEMS, ids=lambda item: item.slug)
+@given(environment=ENVIRONMENTS, config=CONFIGS, fake=FINDS, doings=DOINGS)
+def test_what_was_tried_in_turns_of_whatever_order_leaves_the_world_as_found(item, environment, config, fake, doings):
+    loader, copier = DataLoader(range(4)), Copier()
+    batches = Batches(loaders=(loader,), first=(copier, "first"), copy=(copier, "copy"))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        found = put(monkeypatch, fake).state
+        applied = item.apply(Fit(config=config, environment=environment, step=0, memory=dict, batches=batches))
+        if applied.turns:
+            applied.hold()
+        for step, doing in enumerate(doings, 1):
+            if doing in {"done", "left", "keep"} and applied.turns:
+                applied.keep(step) if doing == "keep" else applied.turn(step, done=doing == "done")
+            elif doing in {"evaluation", "checkpoint"}:
+                applied.begin_span(doing, step)
+            elif doing == "end_span":
+                applied.end_span()
+            elif doing == "others" and not fake.enabled and found[0]:
+                fake.enable()
+            elif doing == "agree":
+                applied.agree({"gc_interval": max(1, step // 2)}, step + 1)
+            if step >= applied.due:
+                applied.end_step(step)
+        applied.close()
+        applied.close()
+        assert fake.state == found
+        assert (loader.pin_memory, vars(copier)) == (False, {})
+
+
+COURSES = st.tuples(
+    st.lists(st.integers(1, 90), min_size=1, max_size=30),
+    SPANS,
+    st.none() | st.tuples(st.integers(0, 1), st.integers(1, 1500)),
+)
+"""By how many steps it goes on each time, the spans on the way, and what ranks agree on, from which step on."""
+
+
+@pytest.mark.parametrize("item", ITEMS, ids=lambda item: item.slug)
+@given(environment=ENVIRONMENTS, config=CONFIGS, fake=FINDS, course=COURSES)
+def test_a_trial_with_whatever_end_leaves_the_world_as_found(item, environment, config, fake, course):
+    strides, spans, verdict = course
+    copier, step = Copier(), 0
+    batches = Batches(copy=(copier, "copy"))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        found = put(monkeypatch, fake).state
+        applied = item.apply(Fit(config=config, environment=environment, step=0, memory=dict, batches=batches))
+        proving = Proving(applied, 2)
+        assert fake.state == found
+        for stride in strides:
+            step += stride
+            if verdict is not None and step > verdict[1]:
+                proving.agree({f"keep {item.slug}": verdict[0]}, verdict[1])
+            for at, kind in spans:
+                if step - stride < at <= step:
+                    proving.begin_span(kind, step - 1)
+            if step >= proving.due:
+                proving.end_step(step)
+        proving.close()
+        proving.close()
+        assert fake.state == found
+        assert vars(copier) == {}
 
 
 @given(st.integers(1, 50), st.lists(st.integers(1, 60), min_size=1, max_size=30))

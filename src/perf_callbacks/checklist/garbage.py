@@ -151,11 +151,12 @@ class Collecting(Applied):
 
     def agree(self, asked: Mapping[str, int], step: int) -> None:
         """The least that any rank asks for holds from the end of that step on."""
-        interval = asked.get(ASKED, self._interval)
         pending, _ = self._agreed or (self._interval, step)
-        if self._due != NEVER and interval != pending:
+        interval = asked.get(ASKED, pending)
+        if interval != pending:
             self._agreed = interval, step
-            self._due = min(self._due, step)
+            if self._due != NEVER:  # else it is seen to once it is done, if ever
+                self._due = min(self._due, step)
 
     @property
     def turns(self) -> bool:
@@ -171,7 +172,9 @@ class Collecting(Applied):
         while self._spans:
             self.end_span()
         tried = self._tried
-        if tried is not None and not self._overruled(step):
+        if tried is not None:
+            if self._overruled(step):
+                return
             gc.collect(0 if self._young == YOUNG else FULL)
         if done and not (tried is not None and CUSTODY.held_by(self._holder)):
             self._try(step)

@@ -44,6 +44,7 @@ class Proving(Applied):
             self._item.end_step(step)
         if not self._over and not self._item.turns:  # it has given up by itself, and said why
             self._end()
+            self._finds = False  # the other ranks have to hear of it
         if self._turn is not None and step >= self._turn:
             self._item.turn(step, done=self._trial.done_after(step))
             self._turn = self._trial.turns_after(step)

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from perf_callbacks.core.records import Record
+from perf_callbacks.core.records import Checklist, Record
 from perf_callbacks.core.sources import Upkeep
 from perf_callbacks.core.steps import Step
 
@@ -71,6 +71,10 @@ class Keeping:
     def _catch_up(self, upkeep: Upkeep) -> None:
         self.due = upkeep.due
         for row in upkeep.news():
-            if row.status == TRIED or row.saved_seconds is not None:
+            if row.status == TRIED or row.saved_seconds is not None or self._given_up(row):
                 self.proofs[row.item] = row.why or row.status
             self._write(row)
+
+    def _given_up(self, row: Checklist) -> bool:
+        """Whether it is no longer tried, or no longer done, for a reason of its own."""
+        return row.item in self.proofs and row.status != "applied"

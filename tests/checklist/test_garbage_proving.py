@@ -1,0 +1,189 @@
+"""Garbage collection by the step counter, on trial; and how often, as ranks agree on it."""
+
+import pytest
+from collector import FakeGc, put
+from trying import Course, noisy
+
+from perf_callbacks import PerfConfig
+from perf_callbacks.checklist.garbage import FULL, Collecting, Garbage
+from perf_callbacks.checklist.item import Fit
+from perf_callbacks.checklist.proving import Proving
+from perf_callbacks.checklist.startup import Startup
+from perf_callbacks.core.trial import PAIRS, TURN, Trial
+from perf_callbacks.host import environment
+from perf_callbacks.host.upkeep import NEVER
+
+AFTER = 2
+LAST = AFTER + 2 * PAIRS * TURN
+KEPT = 1089
+"""The step after which it is known and done."""
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    return put(monkeypatch, FakeGc())
+
+
+def fit(*, proving=True, step=0, **config):
+    return Fit(config=PerfConfig(**config), environment=environment.read(), step=step, memory=dict, proving=proving)
+
+
+def tried(fake, *, saves=True, **config):
+    """A fit in which it is on trial: steps are shorter while nothing is collected by itself."""
+    upkeep = Startup(fit(**config), (Garbage(),))
+    return upkeep, Course(upkeep, noisy(lambda: saves and not fake.enabled, seed=1))
+
+
+def test_in_turns_done_nothing_is_collected_but_the_young_at_the_end(fake):
+    _, course = tried(fake)
+    ways = []
+    course.before_end = lambda number: (ways.append(fake.enabled), fake.collected.clear())
+    for number in range(1, KEPT):
+        course.go(number)
+        assert fake.frozen == 0
+        ends = number > AFTER and number <= LAST and (number - AFTER) % TURN == 0
+        assert fake.collected == ([0] if ends and Trial(AFTER).done_after(number - 1) else [])
+    assert ways == [not Trial(AFTER).done_after(number - 1) for number in range(1, KEPT)]
+    assert fake.enabled
+
+
+def test_when_it_is_kept_everything_alive_is_frozen_and_the_counter_says_when(fake):
+    upkeep, course = tried(fake, gc_interval=100)
+    found = fake.state
+    course.go(KEPT - 1)
+    fake.collected.clear()
+    course.go(KEPT)
+    assert (fake.collected, fake.state[:2]) == ([FULL], (False, True))
+    fake.collected.clear()
+    course.go(2000)
+    assert fake.collected == [1] * 9 + [FULL]
+    assert [(row.item, row.status) for row in course.rows] == [("gc", "on trial"), ("gc", "applied")]
+    upkeep.close()
+    assert fake.state == found
+
+
+def test_when_it_is_not_kept_nothing_was_ever_frozen_and_the_collector_goes_on_by_itself(fake):
+    upkeep, course = tried(fake, saves=False)
+    found = fake.state
+    course.go(1500)
+    assert fake.state == found
+    assert [(row.item, row.status) for row in course.rows] == [("gc", "on trial"), ("gc", "skipped")]
+    assert upkeep.due == NEVER
+
+
+@pytest.mark.parametrize("at", [AFTER + TURN + 10, AFTER + 2 * TURN + 10, AFTER + 30 * TURN - 1])
+def test_what_somebody_turns_on_in_a_turn_stays_on_for_good(fake, at):
+    """Be the next turn one that is done or one that is left."""
+    upkeep, course = tried(fake)
+    course.go(at)
+    assert not fake.enabled
+    fake.enable()
+    fake.collected.clear()
+    boundary = at + TURN - (at - AFTER) % TURN
+    course.before_end = lambda number: fake.enabled or pytest.fail(f"off in step {number}")
+    course.go(1500)
+    assert [(row.item, row.status) for row in course.rows] == [("gc", "on trial"), ("gc", "skipped")]
+    assert course.rows[1].why == f"somebody turned automatic collection on before step {boundary}, and it stays on"
+    upkeep.close()
+    assert fake.state[:2] == (True, False)
+    assert fake.collected == []
+
+
+@pytest.mark.parametrize("at", [20, AFTER + TURN, LAST, KEPT - 1])
+def test_what_somebody_turns_off_while_it_is_left_stays_off(fake, at):
+    upkeep, course = tried(fake)
+    course.go(at - 1)
+    fake.disable()
+    course.go(1500)
+    upkeep.close()
+    assert fake.state[:2] == (False, False)
+    assert course.rows[-1].status == "already so"
+
+
+@pytest.mark.parametrize("at", [AFTER + 10, AFTER + TURN + 10, AFTER + 2 * TURN + 10])
+def test_a_fit_within_a_turn_has_the_collector_for_itself_and_the_trial_goes_on(fake, at):
+    upkeep, course = tried(fake)
+    course.go(at)
+    inner = Collecting(fit())
+    inner.end_step(2)
+    assert fake.state[:2] == (False, True)
+    inner.close()
+    assert fake.state[:2] == (True, False)
+    course.go(AFTER + 4 * TURN + 1)
+    assert fake.state[:2] == (True, False)
+    course.go(AFTER + 5 * TURN + 1)
+    assert fake.state[:2] == (False, False)
+    course.go(AFTER + 7 * TURN + 1)
+    assert fake.state[:2] == (True, False)
+    course.go(1500)
+    assert course.rows[-1].status == "applied"
+    upkeep.close()
+    assert fake.state[:2] == (True, False)
+
+
+def test_a_fit_that_has_the_collector_when_a_turn_ends_keeps_it(fake):
+    upkeep, course = tried(fake)
+    course.go(AFTER + 3 * TURN - 1)
+    inner = Collecting(fit())
+    inner.end_step(2)
+    course.go(AFTER + 3 * TURN + 5)
+    assert fake.state[:2] == (False, True)
+    inner.close()
+    upkeep.close()
+    assert fake.state[:2] == (True, False)
+
+
+@pytest.mark.parametrize("kind", ["evaluation", "checkpoint"])
+def test_a_span_in_a_turn_done_collects_by_itself_and_one_in_a_turn_left_changes_nothing(fake, kind):
+    upkeep, course = tried(fake)
+    for number in range(1, AFTER + 8 * TURN):
+        course.go(number)
+        way, _ = fake.enabled, fake.collected.clear()
+        upkeep.begin_span(kind, number)
+        assert fake.enabled
+        upkeep.end_span()
+        assert (fake.enabled, fake.collected) == (way, [])
+
+
+@pytest.mark.parametrize("until", [1, AFTER + 5, AFTER + TURN + 5, LAST + 5, 1200])
+def test_a_fit_that_ends_in_the_midst_leaves_the_collector_as_found(fake, until):
+    found = fake.state
+    upkeep, course = tried(fake)
+    course.go(until)
+    upkeep.close()
+    assert fake.state == found
+
+
+def test_freezing_alone_is_not_tried_but_done(fake):
+    """What a full collection looks at can't be changed back and forth unnoticed."""
+    upkeep, course = tried(fake, gc="freeze")
+    assert [(row.item, row.status) for row in upkeep.rows] == [("gc", "applied")]
+    course.go(200)
+    assert (fake.collected, fake.state[:2], upkeep.due) == ([FULL], (True, True), NEVER)
+    upkeep.close()
+    assert fake.state[:2] == (True, False)
+
+
+def test_ranks_that_agreed_on_an_interval_in_different_turns_keep_to_the_same_steps(fake):
+    """One hears of it while it is done, and one while it is left."""
+
+    def rank(heard):
+        item = Collecting(fit(gc_interval=100))
+        upkeep, found = Proving(item, AFTER), []
+        for number in range(1, 1500):
+            fake.collected.clear()
+            if number >= upkeep.due:
+                upkeep.end_step(number)
+            found += [(number, generation) for generation in fake.collected]
+            if number == heard:
+                upkeep.agree({"gc_interval": 50}, 300)
+            if number == 1100:
+                upkeep.agree({"gc_interval": 50, "keep gc": 1}, 1150)
+            if number == 1200:
+                upkeep.agree({"gc_interval": 50, "keep gc": 1}, 1310)
+        upkeep.close()
+        return found
+
+    one, other = rank(AFTER + 2 * TURN + 5), rank(AFTER + 4 * TURN + 5)
+    assert one == other
+    assert [number for number, _ in one if number > LAST] == [1150, 1200, 1250, 1300, 1350, 1400, 1450]

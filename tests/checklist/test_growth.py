@@ -1,0 +1,139 @@
+"""Garbage that grows too fast on one rank: what it does by itself, and what it asks all ranks for."""
+
+import pytest
+from collector import FakeGc, put
+
+from perf_callbacks import PerfConfig
+from perf_callbacks.checklist.garbage import FULL, YOUNG, Collecting
+from perf_callbacks.checklist.item import Fit
+from perf_callbacks.host import environment
+
+
+class Littered(FakeGc):
+    """A collector that frees something."""
+
+    freed = 1000
+
+    def collect(self, generation=2):
+        super().collect(generation)
+        return self.freed
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    return put(monkeypatch, Littered())
+
+
+@pytest.fixture
+def begin():
+    begun = []
+
+    def one(**config):
+        fit = Fit(config=PerfConfig(**config), environment=environment.read(), step=0, memory=dict)
+        begun.append(Collecting(fit))
+        return begun[-1]
+
+    yield one
+    for upkeep in begun:
+        upkeep.close()
+
+
+def go(upkeep, fake, until, *, first=1, danger=()):
+    """Which collections came at which step."""
+    found = []
+    for step in range(first, until + 1):
+        fake.collected.clear()
+        fake.young = 600_000 if step in danger else 10
+        if step >= upkeep.due:
+            upkeep.end_step(step)
+        found += [(step, generation) for generation in fake.collected]
+    return found
+
+
+@pytest.mark.parametrize(("freed", "asked"), [(1000, 50), (1, 50), (0, 100)])
+def test_only_who_had_garbage_asks_for_collections_more_often(fake, begin, freed, asked):
+    """Where nothing was garbage, to collect more often helps nobody."""
+    fake.freed = freed
+    upkeep = begin(gc_interval=100)
+    assert upkeep.asks == {"gc_interval": 100}
+    assert (18, YOUNG) in go(upkeep, fake, 30, danger=range(13, 21))
+    assert upkeep.asks == {"gc_interval": asked}
+    (row,) = upkeep.news()
+    assert row.why.endswith("; all ranks are asked for every 50 steps" if freed else "on this rank alone")
+
+
+def test_it_does_not_ask_for_more_until_that_was_agreed_on(fake, begin):
+    upkeep = begin(gc_interval=100)
+    go(upkeep, fake, 90, danger=range(13, 90))
+    assert upkeep.asks == {"gc_interval": 50}
+    upkeep.agree(upkeep.asks, 95)
+    go(upkeep, fake, 140, first=91, danger=range(101, 140))
+    assert upkeep.asks == {"gc_interval": 25}
+
+
+@pytest.mark.parametrize(("configured", "least"), [(100, 10), (15, 10), (10, 10), (7, 7), (1, 1)])
+def test_it_asks_for_nothing_below_ten_steps_or_what_was_configured(fake, begin, configured, least):
+    upkeep = begin(gc_interval=configured)
+    for step in range(1, 400):
+        go(upkeep, fake, step, first=step, danger=(step,))
+        upkeep.agree(upkeep.asks, step)
+        assert least <= upkeep.asks["gc_interval"] <= configured
+    assert upkeep.asks == {"gc_interval": least}
+
+
+def test_what_ranks_agree_on_holds_from_its_step_on_and_keeps_to_common_multiples(fake, begin):
+    upkeep = begin(gc_interval=100)
+    go(upkeep, fake, 110)
+    upkeep.agree({"gc_interval": 50}, 230)
+    found = go(upkeep, fake, 1000, first=111)
+    assert found == [
+        (200, YOUNG),
+        *[(step, YOUNG if step % 500 else FULL) for step in range(250, 1001, 50)],
+    ]
+    assert [(row.item, row.status, row.why) for row in upkeep.news()] == [
+        ("gc", "applied", "every 50 steps from step 230 on: some rank needs it")
+    ]
+
+
+def test_at_a_step_that_is_due_by_the_old_interval_that_still_counts(fake, begin):
+    upkeep = begin(gc_interval=100)
+    go(upkeep, fake, 110)
+    upkeep.agree({"gc_interval": 75}, 200)
+    assert go(upkeep, fake, 310, first=111) == [(200, YOUNG), (225, YOUNG), (300, YOUNG)]
+
+
+def test_an_agreement_that_is_repeated_is_neither_put_off_nor_said_again(fake, begin):
+    upkeep = begin(gc_interval=100)
+    go(upkeep, fake, 110)
+    for step in range(111, 400):
+        upkeep.agree({"gc_interval": 50}, step + 20)
+        go(upkeep, fake, step, first=step)
+    assert [row.why for row in upkeep.news()] == ["every 50 steps from step 131 on: some rank needs it"]
+
+
+def test_where_a_window_does_not_tell_of_it_what_was_agreed_on_stands(fake, begin):
+    """A rank may have given it up meanwhile, or be about to."""
+    upkeep = begin(gc_interval=100)
+    go(upkeep, fake, 110)
+    upkeep.agree({"gc_interval": 50}, 130)
+    upkeep.agree({}, 135)
+    go(upkeep, fake, 140, first=111)
+    upkeep.agree({"keep gc": 1}, 145)
+    assert go(upkeep, fake, 250, first=141) == [(150, YOUNG), (200, YOUNG), (250, YOUNG)]
+    assert len(upkeep.news()) == 1
+
+
+def test_what_is_agreed_on_after_the_end_changes_nothing(fake, begin):
+    upkeep = begin(gc_interval=100)
+    go(upkeep, fake, 110)
+    upkeep.close()
+    upkeep.agree({"gc_interval": 50}, 120)
+    assert go(upkeep, fake, 300, first=111) == []
+    assert upkeep.news() == []
+
+
+def test_who_collects_by_itself_has_no_interval_to_agree_on(fake, begin):
+    upkeep = begin(gc="freeze")
+    go(upkeep, fake, 110)
+    upkeep.agree({"gc_interval": 50}, 120)
+    assert go(upkeep, fake, 300, first=111) == []

@@ -1,0 +1,141 @@
+"""What a fit asks the other ranks for, and hears that all agree on."""
+
+from dataclasses import replace
+
+import pytest
+from fakes import Fit, a_run
+
+from perf_callbacks.core.records import Window
+from perf_callbacks.core.sharing import NOTICE
+from perf_callbacks.core.steps import BLOCK
+
+
+class FakeRanks:
+    """The other ranks, of whom it is heard when the test says so."""
+
+    def __init__(self, window=None):
+        self.window, self.latest, self.offered = window, None, []
+
+    def offer(self, part):
+        self.offered.append(part)
+
+    def take(self):
+        return []
+
+
+class FakeAgreeing:
+    """Asks for what it is told to, and keeps in mind what was agreed on and which steps it saw."""
+
+    def __init__(self, **asks):
+        self.asks, self.agreed, self.seen = asks, [], []
+
+    def see(self, steps):
+        assert steps
+        self.seen += [step.number for step in steps]
+
+    def agree(self, asked, step):
+        self.agreed.append((dict(asked), step))
+
+
+WINDOW = Window(
+    first_step=1,
+    last_step=4,
+    steps=3,
+    ranks=2,
+    seconds=1.0,
+    samples=None,
+    tokens=None,
+    useful_tokens=None,
+    asks={"less": 3},
+)
+
+
+def steps(fit, count):
+    for _ in range(count):
+        fit.feed(4)
+        fit.step(other=0.125)
+
+
+def test_who_is_alone_agrees_with_itself_at_once():
+    agreeing = FakeAgreeing(less=5)
+    fit = Fit(agreeing=agreeing)
+    assert agreeing.agreed == [({"less": 5}, 0)]
+    steps(fit, BLOCK - 1)
+    agreeing.asks = {"less": 4}
+    assert len(agreeing.agreed) == 1
+    steps(fit, 1)
+    assert agreeing.agreed[1:] == [({"less": 4}, BLOCK)]
+
+
+@pytest.mark.parametrize("ranks", [None, FakeRanks(), FakeRanks(window=4)])
+def test_of_several_ranks_none_agrees_before_it_has_heard_of_all(ranks):
+    agreeing = FakeAgreeing(less=5)
+    fit = Fit(a_run(world_size=2), ranks=ranks, agreeing=agreeing)
+    steps(fit, 3 * BLOCK)
+    fit.engine.stop(fit.now)
+    assert agreeing.agreed == []
+
+
+def test_all_steps_are_seen_once_and_in_order():
+    agreeing = FakeAgreeing()
+    fit = Fit(agreeing=agreeing)
+    steps(fit, 10)
+    fit.engine.row(10)
+    steps(fit, 2 * BLOCK)
+    fit.engine.stop(fit.now)
+    assert agreeing.seen == [*range(1, 2 * BLOCK + 11)]
+
+
+def test_what_a_rank_asks_for_goes_with_each_window_that_it_tells_of():
+    ranks, agreeing = FakeRanks(window=4), FakeAgreeing(less=5)
+    fit = Fit(a_run(world_size=2), ranks=ranks, agreeing=agreeing)
+    steps(fit, 7)
+    agreeing.asks = {"less": 3, "keep": 1}
+    steps(fit, 5)
+    assert [(part.window, part.asks) for part in ranks.offered] == [
+        (0, {"less": 5}),
+        (1, {"less": 3, "keep": 1}),
+        (2, {"less": 3, "keep": 1}),
+    ]
+
+
+def test_who_asks_for_nothing_says_so():
+    ranks = FakeRanks(window=4)
+    steps(Fit(a_run(world_size=2), ranks=ranks), 4)
+    assert [part.asks for part in ranks.offered] == [{}]
+
+
+def test_what_all_ask_for_holds_two_windows_later_and_is_told_once():
+    ranks, agreeing = FakeRanks(window=4), FakeAgreeing(less=5)
+    fit = Fit(a_run(world_size=2), ranks=ranks, agreeing=agreeing)
+    steps(fit, 4)
+    ranks.latest = WINDOW
+    steps(fit, 3)
+    assert agreeing.agreed == []
+    steps(fit, 13)
+    assert NOTICE == 2
+    assert agreeing.agreed == [({"less": 3}, 4 + 2 * 4)]
+    ranks.latest = replace(WINDOW, first_step=17, last_step=20, asks={"less": 2})
+    steps(fit, 8)
+    assert agreeing.agreed[1:] == [({"less": 2}, 20 + 2 * 4)]
+
+
+def test_whenever_a_rank_hears_of_it_it_holds_after_the_same_step():
+    heard = []
+    for late in (1, 2, 3):
+        ranks, agreeing = FakeRanks(window=4), FakeAgreeing(less=5)
+        fit = Fit(a_run(world_size=2), ranks=ranks, agreeing=agreeing)
+        steps(fit, 4 * late)
+        ranks.latest = WINDOW
+        steps(fit, 8)
+        heard.append(agreeing.agreed)
+    assert heard == [[({"less": 3}, 12)]] * 3
+
+
+def test_where_nothing_is_exchanged_any_more_nothing_is_agreed_on():
+    ranks, agreeing = FakeRanks(window=4), FakeAgreeing(less=5)
+    fit = Fit(a_run(world_size=2), ranks=ranks, agreeing=agreeing)
+    steps(fit, 4)
+    ranks.latest, ranks.window = WINDOW, None
+    steps(fit, 2 * BLOCK)
+    assert agreeing.agreed == []

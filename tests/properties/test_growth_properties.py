@@ -1,0 +1,82 @@
+"""However differently ranks fare, they collect at the same steps."""
+
+from types import SimpleNamespace
+
+import pytest
+from collector import FakeGc
+from hypothesis import given, settings, strategies as st
+
+from perf_callbacks import PerfConfig
+from perf_callbacks.checklist import garbage, growth
+from perf_callbacks.checklist.garbage import Collecting
+from perf_callbacks.checklist.item import Fit
+from perf_callbacks.core.sharing import NOTICE
+from perf_callbacks.host import custody, environment
+
+STEPS = 400
+
+
+class Rank:
+    """A process of its own: a collector, who has it, and what is done by it."""
+
+    def __init__(self, patch, danger, delay, interval):
+        self.fake, self.custody = FakeGc(), custody.Custody()
+        self.custody._heard_of_forks = True
+        self.at_once = SimpleNamespace(get_count=lambda: (self.fake.young, 0, 0), collect=lambda generation=2: 1000)
+        self.patch, self.danger, self.delay = patch, danger, delay
+        self.enter()
+        config = PerfConfig(gc_interval=interval)
+        self.upkeep = Collecting(Fit(config=config, environment=environment.read(), step=0, memory=dict))
+        self.collected = []
+
+    def enter(self):
+        for module in (garbage, custody, environment):
+            self.patch.setattr(module, "gc", self.fake)
+        for module in (garbage, environment):
+            self.patch.setattr(module, "CUSTODY", self.custody)
+        self.patch.setattr(growth, "gc", self.at_once)
+
+    def leave(self):
+        self.enter()
+        self.upkeep.close()
+
+    def step(self, number):
+        self.enter()
+        self.fake.young = 600_000 if number in self.danger else 10
+        if number >= self.upkeep.due:
+            self.upkeep.end_step(number)
+        self.collected += [(number, generation) for generation in self.fake.collected]
+        self.fake.collected.clear()
+
+
+DANGER = st.sets(st.integers(1, STEPS), max_size=150) | st.builds(
+    range, st.integers(1, STEPS), st.integers(1, STEPS), st.integers(1, 3)
+)
+
+
+@settings(max_examples=50)
+@given(
+    dangers=st.lists(DANGER, min_size=2, max_size=3),
+    delays=st.tuples(*[st.integers(0, 99)] * 3),
+    interval=st.integers(1, 150),
+    window=st.integers(5, 60),
+)
+def test_ranks_collect_at_the_same_steps_whoever_is_in_danger(dangers, delays, interval, window):
+    """What each asks for goes with each window; of the least, ranks hear before it holds, each at its own time."""
+    with pytest.MonkeyPatch.context() as patch:
+        ranks = [Rank(patch, *each, interval) for each in zip(dangers, delays, strict=False)]
+        said = {}
+        for number in range(1, STEPS + 1):
+            for rank in ranks:
+                rank.step(number)
+                end = number - 1 - rank.delay * (NOTICE * window - 2) // 99
+                if end in said:
+                    rank.upkeep.agree(said[end], end + NOTICE * window)
+            if number % window == 0:
+                said[number] = {"gc_interval": min([rank.upkeep.asks["gc_interval"] for rank in ranks])}
+        for rank in ranks:
+            rank.leave()
+        first, *others = [rank.collected for rank in ranks]
+        assert others == [first] * len(others)
+        if not any(dangers):
+            assert [number for number, _ in first[1:]] == [at for at in range(3, STEPS + 1) if at % interval == 0]

@@ -1,0 +1,120 @@
+"""Fits in which something is tried, driven as a recorder and ranks drive them."""
+
+from random import Random
+
+from perf_callbacks.checklist.item import SKIPPED, Applied
+from perf_callbacks.core.records import Checklist
+from perf_callbacks.core.sharing import NOTICE
+from perf_callbacks.core.steps import BLOCK, Step
+
+LATE = 5
+"""Steps that a device is behind."""
+
+
+class Switch(Applied):
+    """An item that can be tried, and keeps in mind what it is told."""
+
+    def __init__(self, slug="switch"):
+        super().__init__()
+        self.slug, self.going, self.alive, self.told = slug, True, True, []
+
+    @property
+    def turns(self):
+        return self.alive
+
+    @property
+    def boundaries(self):
+        return [what[1:] for what in self.told if what[0] == "turn"]
+
+    def hold(self):
+        self.told.append(("hold",))
+        self.going = False
+
+    def turn(self, step, *, done):
+        self.told.append(("turn", step, done))
+        self.going = done
+
+    def keep(self, step):
+        self.told.append(("keep", step))
+        self.going = True
+
+    def end_step(self, step):
+        self.told.append(("end_step", step))
+
+    def begin_span(self, kind, step):
+        self.told.append(("begin_span", kind, step))
+
+    def end_span(self):
+        self.told.append(("end_span",))
+
+    def close(self):
+        self.told.append(("close",))
+        self.going = False
+        super().close()
+
+    def give_up(self):
+        self.close()
+        self.alive = False
+        self._say(SKIPPED, "enough of it")
+
+
+class Thing:
+    """The item of the checklist that applies one."""
+
+    def __init__(self, applied):
+        self.slug, self.applied = applied.slug, applied
+
+    def decide(self, environment, config):
+        return Checklist(item=self.slug, status="applied", before="so", after="otherwise", why="because")
+
+    def apply(self, fit):
+        return self.applied
+
+
+def noisy(saves, *, seed=0):
+    """Seconds of a step, fewer by a tenth of that while it `saves`."""
+    random = Random(seed)
+    return lambda _: random.gauss(0.1, 0.005) - 0.01 * saves()
+
+
+class Course:
+    """Steps of one rank. In blocks they are seen, some steps late."""
+
+    def __init__(self, upkeep, seconds):
+        self.upkeep, self.seconds = upkeep, seconds
+        self.number, self.steps, self.rows = 0, [], []
+        self.before_end = lambda number: None
+
+    def step(self):
+        self.number += 1
+        self.steps.append(Step(self.number, None, *[None] * 4, 0.0, 0.0, (self.seconds(self.number),)))
+        self.before_end(self.number)
+        if self.number >= self.upkeep.due:
+            self.upkeep.end_step(self.number)
+        if self.number % BLOCK == 0:
+            seen, self.steps = self.steps[:-LATE], self.steps[-LATE:]
+            self.upkeep.see(seen)
+        self.rows += self.upkeep.news()
+
+    def go(self, until):
+        """Alone: what is asked for is agreed on at once."""
+        while self.number < until:
+            self.step()
+            if self.number % BLOCK == 0:
+                self.upkeep.agree(self.upkeep.asks, self.number)
+        return self
+
+
+def go_together(courses, until, *, heard_late=lambda rank: 0):
+    """Ranks hear what all ask for, each with the step in which it hears of it; and agree on when it holds."""
+    windows = []
+    for number in range(courses[0].number + 1, until + 1):
+        for rank, course in enumerate(courses):
+            course.step()
+            for said, asks in windows:
+                if number == said + 1 + heard_late(rank):
+                    course.upkeep.agree(asks, said + NOTICE * BLOCK)
+        if number % BLOCK == 0:
+            asked = [course.upkeep.asks for course in courses]
+            common = set.intersection(*[{*asks} for asks in asked])
+            windows.append((number, {name: min([asks[name] for asks in asked]) for name in common}))
