@@ -31,7 +31,7 @@ def fit(*, proving=True, step=0, **config):
 def tried(fake, *, saves=True, **config):
     """A fit in which it is on trial: steps are shorter while nothing is collected by itself."""
     upkeep = Startup(fit(**config), (Garbage(),))
-    return upkeep, Course(upkeep, noisy(lambda: saves and not fake.enabled, seed=1))
+    return upkeep, Course(upkeep, noisy(lambda: saves and not fake.enabled))
 
 
 def test_in_turns_done_nothing_is_collected_but_the_young_at_the_end(fake):

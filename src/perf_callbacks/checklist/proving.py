@@ -120,7 +120,7 @@ def _told(outcome: Outcome | None, *, keep: bool) -> str:
     if outcome is None:
         return f"it was not kept: too few of its {PAIRS} pairs of turns were undisturbed to tell what it buys"
     saved, low, high, left = (seconds * 1e3 for seconds in outcome[:4])
-    interval = f"99 % interval {low:.3g} to {high:.3g} ms, {outcome.pairs} pairs of turns"
+    interval = f"99.9 % interval {low:.3g} to {high:.3g} ms, {outcome.pairs} pairs of turns"
     if keep:
         return f"it saves {saved:.3g} of {left:.3g} ms a step ({saved / left:.1%}; {interval})"
     if outcome.better:

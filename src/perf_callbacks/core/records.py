@@ -53,7 +53,7 @@ class Checklist:
     """What it is made, or would be where that is advised."""
     why: str | None = None
     saved_seconds: tuple[float, float, float] | None = None
-    """Where it was proven: what it saves of a mean step, between the ends of the 99 % interval of that."""
+    """Where it was proven: what it saves of a mean step, between the ends of the 99.9 % interval of that."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,14 +19,21 @@ SETTLE = 2
 
 PAIRS = 16
 
-FEWEST = 8
+FEWEST = 11
 """Pairs without which nothing is said: a turn that evaluations take up tells nothing."""
 
-CUT_OFF = {8: 0, 9: 1, 10: 3, 11: 5, 12: 7, 13: 9, 14: 12, 15: 15, 16: 19}
-"""By the number of pairs: how many of the means of two differences lie beyond each end of the 99 % interval.
+CUT_OFF = {11: 0, 12: 1, 13: 2, 14: 4, 15: 6, 16: 8}
+"""By the number of pairs: how many of the means of two differences lie beyond each end of the 99.9 % interval.
 
-These are the critical values of Wilcoxon's signed rank test, two-sided, at 0.01.
+These are the critical values of Wilcoxon's signed rank test, two-sided, at 0.001: of a thousand trials of what does nothing, one would keep it.
 """
+
+
+LONGEST = 1.5
+"""No step counts for more than so many usual ones of its turn, collections of this process aside."""
+
+LEAST = 0.001
+"""The share of a step that has to be saved: nobody would miss less."""
 
 
 class Outcome(NamedTuple):
@@ -35,15 +42,15 @@ class Outcome(NamedTuple):
     saved: float
     low: float
     high: float
-    """`low` to `high` is the 99 % interval."""
+    """`low` to `high` is the 99.9 % interval."""
     left: float
     """How long a step is where it is left."""
     pairs: int
 
     @property
     def better(self) -> bool:
-        """Whether it is known to save something."""
-        return self.low > 0
+        """Whether it is known to save something worth it."""
+        return self.low > LEAST * self.left
 
 
 class Trial:
@@ -79,8 +86,9 @@ class Trial:
         """What comes of the pairs that are whole. None: too few of them.
 
         How long collections of this process held up steps is known for sure, however rare and long they are. All the
-        rest of a step is noisy, and some turns may be held up by whoever shares the machine: of the differences in
-        that, neither the worst nor the best ones count (Hodges and Lehmann's estimate).
+        rest of a step is noisy: whoever shares the machine may hold up single steps, which count as `LONGEST`, or
+        whole turns, which a middle of differences doesn't follow (Hodges and Lehmann's). So a long pause of another
+        rank counts for little too: what is saved where ranks wait for each other may be more.
         """
         pairs = []
         for first in range(0, 2 * PAIRS, 2):
@@ -105,12 +113,13 @@ class _Shares(NamedTuple):
 def _shares(steps: Sequence[tuple[float, float]]) -> _Shares:
     """On a device's clock a collection may hold up nothing: it counts as far as its step is longer than others."""
     usual = median([seconds for seconds, _ in steps])
-    paused = fmean([min(pause, max(0.0, seconds - usual)) for seconds, pause in steps])
-    return _Shares(fmean([seconds for seconds, _ in steps]) - paused, paused)
+    paused = [min(pause, max(0.0, seconds - usual)) for seconds, pause in steps]
+    rest = [min(seconds - pause, LONGEST * usual) for (seconds, _), pause in zip(steps, paused, strict=True)]
+    return _Shares(fmean(rest), fmean(paused))
 
 
 def _typical(differences: Sequence[float]) -> tuple[float, float, float]:
-    """The middle of them, between the ends of its 99 % interval."""
+    """The middle of them, between the ends of its 99.9 % interval."""
     means = sorted([(a + b) / 2 for a, b in combinations_with_replacement(differences, 2)])
     cut = CUT_OFF[len(differences)]
     return means[cut], median(means), means[-1 - cut]
