@@ -25,7 +25,7 @@ FEWEST = 11
 CUT_OFF = {11: 0, 12: 1, 13: 2, 14: 4, 15: 6, 16: 8}
 """By the number of pairs: how many of the means of two differences lie beyond each end of the 99.9 % interval.
 
-These are the critical values of Wilcoxon's signed rank test, two-sided, at 0.001: of a thousand trials of what does nothing, one would keep it.
+These are the critical values of Wilcoxon's signed rank test, two-sided, at 0.001.
 """
 
 
