@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpu.bench import Bench, Row, train
 from gpu.models import Case, llama, stack
+from perf_callbacks.flops.counter import FlopCounter
 from perf_callbacks.flops.window import CountWindow
 
 COLUMNS = ("what", "result")
@@ -72,18 +73,23 @@ def ended(bench: Bench) -> Iterator[Row]:
 
 
 def _ended(case: Case) -> Row:
-    window = CountWindow()
     case.step(case.batch)
+    counter = _counted(case)
+    work = counter.work()
+    found = f"{work.model_flops / case.model_flops:.6f}, {work.hardware_flops / case.hardware_flops:.6f}"
+    errors = f", errors {dict(counter.errors)}" if counter.errors else ""
+    return case.name, f"interrupted: {counter.interrupted}; counted / by hand {found}{errors}"
+
+
+def _counted(case: Case) -> FlopCounter:
+    """A step, counted."""
+    window = CountWindow()
     window.open()
     try:
         case.step(case.batch)
     finally:
         window.close()
-    counter = window.counter
-    work = counter.work()
-    found = f"{work.model_flops / case.model_flops:.6f}, {work.hardware_flops / case.hardware_flops:.6f}"
-    errors = f", errors {dict(counter.errors)}" if counter.errors else ""
-    return case.name, f"interrupted: {counter.interrupted}; counted / by hand {found}{errors}"
+    return window.counter
 
 
 @contextlib.contextmanager
@@ -98,20 +104,19 @@ def _one_rank(bench: Bench) -> Iterator[None]:
 def cost(bench: Bench) -> Iterator[Row]:
     """A counted step between two others."""
     for case in (llama(bench), llama(bench, batch=1, length=64)):
-        for _ in range(3):
-            case.step(case.batch)
-        ratios, normal = [], []
-        for _ in range(bench.pick(10, 1)):
-            around = [bench.cost(lambda: case.step(case.batch))]
-            counted = bench.cost(lambda: _ended(case))  # its first step is not counted
-            around.append(bench.cost(lambda: case.step(case.batch)))
-            ratios.append((counted - statistics.mean(around)) / statistics.mean(around))
-            normal += around
-        step = statistics.median(normal)
-        yield (
-            case.name,
-            f"{statistics.median(ratios):.3f} times a step of {step * 1e3:.2f} ms, of {len(ratios)} counted",
-        )
+        yield _cost(bench, case)
+
+
+def _cost(bench: Bench, case: Case) -> Row:
+    ratios, normal = [], []
+    for _ in range(bench.pick(12, 2)):
+        around = [bench.cost(lambda: case.step(case.batch))]
+        counted = bench.cost(lambda: _counted(case))
+        around.append(bench.cost(lambda: case.step(case.batch)))
+        ratios.append(counted / statistics.mean(around))
+        normal += around
+    ratios, step = ratios[1:], statistics.median(normal)  # the first one is for warming up
+    return case.name, f"{statistics.median(ratios):.3f} times a step of {step * 1e3:.2f} ms, of {len(ratios)} counted"
 
 
 def compiled(bench: Bench) -> Iterator[Row]:
@@ -136,7 +141,7 @@ def compiled(bench: Bench) -> Iterator[Row]:
 
 
 def _backend(bench: Bench, calls: list[bool]) -> Callable[..., Any]:
-    """Torch's own compiler, and a note of each call; without a GPU nothing is compiled, and it is noted all the same."""
+    """Torch's own compiler, and a note of each call; without a GPU nothing is compiled, and calls are noted."""
 
     def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
         if bench.cuda:

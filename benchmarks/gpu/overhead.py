@@ -5,11 +5,13 @@ import itertools
 import statistics
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 from turns import NONE, SETTLE, Switch, Turns, interval
 
 from gpu.bench import Bench, Row, quiet
 from gpu.models import Case, large, small
+from perf_callbacks import PerfConfig
 from perf_callbacks.loop import measure
 
 COLUMNS = ("case", "step", "variant", "added to the mean step", "95 % interval")
@@ -41,7 +43,7 @@ class Through(Turns):
 
 def rows(bench: Bench) -> Iterator[Row]:
     yield from _compared(bench, "the host takes long", small(bench), bench.pick(40, 1), bench.pick(128, 8))
-    yield from _compared(bench, "the device takes long", large(bench), bench.pick(10, 1), bench.pick(128, 8))
+    yield from _compared(bench, "the device takes long", large(bench), bench.pick(8, 1), bench.pick(128, 8))
 
 
 def _compared(bench: Bench, name: str, case: Case, cycles: int, block: int) -> Iterator[Row]:
@@ -56,10 +58,10 @@ def _compared(bench: Bench, name: str, case: Case, cycles: int, block: int) -> I
 
 
 def _turns(bench: Bench, case: Case, cycles: int, block: int) -> Through:
-    measured, config, plain = contextlib.ExitStack(), bench.config(), itertools.repeat(case.batch)
+    measured, plain = contextlib.ExitStack(), itertools.repeat(case.batch)
     current = [iter(plain)]
 
-    def ours() -> None:
+    def ours(config: PerfConfig) -> None:
         perf = measure(model=case.model, optimizer=case.optimizer, loader=plain, config=config)
         current[0] = iter(measured.enter_context(perf).loader)
 
@@ -67,7 +69,13 @@ def _turns(bench: Bench, case: Case, cycles: int, block: int) -> Through:
         measured.close()
         current[0] = iter(plain)
 
-    turns = Through({"nothing": NONE, "nothing again": NONE, "ours": (ours, not_ours)}, cycles, block, bench)
+    variants = {
+        "nothing": NONE,
+        "nothing again": NONE,
+        "ours": (partial(ours, bench.config()), not_ours),
+        'ours, checklist="off"': (partial(ours, bench.config(checklist="off")), not_ours),
+    }
+    turns = Through(variants, cycles, block, bench)
     with quiet():
         for _ in range(turns.steps):
             case.step(next(current[0]))

@@ -16,21 +16,22 @@ EVERY = 16
 
 
 def rows(bench: Bench) -> Iterator[Row]:
-    held = [[number] for number in range(bench.pick(400_000, 20_000))]
-    for name, case in (("the host takes long", small(bench)), ("the device takes long", large(bench))):
-        yield name, *_paused(bench, case, bench.pick(5, 1))
-    del held
+    cases = (("the host takes long", small(bench)), ("the device takes long", large(bench)))
+    with _by_hand():
+        held = [[number] for number in range(bench.pick(400_000, 20_000))]
+        for name, case in cases:
+            yield name, *_paused(bench, case, bench.pick(5, 1))
+        del held
 
 
 def _paused(bench: Bench, case: Case, turns: int) -> Row:
     collections = bench.pick(6, 2)
     longer, pauses = [], []
-    with _by_hand():
-        for _ in range(turns):
-            without, _ = _timed(bench, case, collections, collect=False)
-            seconds, paused = _timed(bench, case, collections, collect=True)
-            longer.append((seconds - without) / collections)
-            pauses += paused
+    for _ in range(turns):
+        without, _ = _timed(bench, case, collections, collect=False)
+        seconds, paused = _timed(bench, case, collections, collect=True)
+        longer.append((seconds - without) / collections)
+        pauses += paused
     pause, exposed = statistics.mean(pauses), statistics.median(longer)
     return str(len(pauses)), f"{pause * 1e3:.2f} ms", f"{exposed * 1e3:.2f} ms", f"{exposed / pause:.1%}"
 
@@ -52,10 +53,12 @@ def _timed(bench: Bench, case: Case, collections: int, *, collect: bool) -> tupl
 
 @contextlib.contextmanager
 def _by_hand() -> Iterator[None]:
-    """None but those that are asked for."""
+    """None but those that are asked for, of objects that are made from here on."""
     gc.collect()
     gc.disable()
+    gc.freeze()
     try:
         yield
     finally:
+        gc.unfreeze()
         gc.enable()

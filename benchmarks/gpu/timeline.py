@@ -1,5 +1,6 @@
 """Our times of steps and stages, beside those between events that are recorded here."""
 
+import itertools
 import statistics
 from collections.abc import Iterator
 from typing import Any
@@ -36,7 +37,7 @@ class Stamped(Case):
 
 def rows(bench: Bench) -> Iterator[Row]:
     for case in (small(bench), llama(bench)):
-        yield from _compared(bench, Stamped(case, bench), bench.pick(100, 8))
+        yield from _compared(bench, Stamped(case, bench), bench.pick(60, 8))
 
 
 def _compared(bench: Bench, case: Stamped, steps: int) -> Iterator[Row]:
@@ -45,16 +46,14 @@ def _compared(bench: Bench, case: Stamped, steps: int) -> Iterator[Row]:
     ours = _columns(config, steps)
     stamps = case.stamps
     truth = {
-        "step_time": [bench.seconds(a["end"], b["end"]) for a, b in zip(stamps, stamps[1:], strict=False)],
+        "step_time": [bench.seconds(a["end"], b["end"]) for a, b in itertools.pairwise(stamps)],
         "forward_time": [bench.seconds(one["forward"], one["backward"]) for one in stamps[1:]],
         "backward_time": [bench.seconds(one["backward"], one["optimizer"]) for one in stamps[1:]],
     }
     for name, seconds in truth.items():
         pairs = [*zip(ours[name], seconds, strict=True)][1:]  # the counted step is the first of these
         yield case.name, name, *_differences(pairs)
-    sums = [
-        sum(one or 0 for one in parts) for parts in zip(*[ours[name] for name in STAGES if ours[name]], strict=True)
-    ]
+    sums = [sum(one or 0 for one in parts) for parts in zip(*[ours[name] for name in STAGES], strict=True)]
     yield case.name, "sum of stages, and step_time", *_differences([*zip(sums, ours["step_time"], strict=True)])
     yield (
         case.name,
@@ -67,7 +66,10 @@ def _compared(bench: Bench, case: Stamped, steps: int) -> Iterator[Row]:
 def _columns(config: Any, steps: int) -> dict[str, list[Any]]:
     """Of all steps but the first one, which nobody knows the beginning of."""
     blocks = records(config, Steps)
-    columns = {name: [one for block in blocks for one in getattr(block, name)] for name in ("step_time", *STAGES)}
+    columns = {
+        name: [one for block in blocks for one in getattr(block, name) or [None] * len(block.step)]
+        for name in ("step_time", *STAGES)
+    }
     if len(columns["step_time"]) != steps:
         raise ValueError(f"the journal has {len(columns['step_time'])} steps of {steps}")
     return {name: column[1:] for name, column in columns.items()}

@@ -53,7 +53,7 @@ def _row(bench: Bench, case: Case) -> Row:
     ours = (summary.step_time, summary.mfu, summary.hfu)
     return (
         case.name,
-        f"{found}{', of some without a formula or with errors' if counted.uncounted or counted.errors else ''}",
+        found + "".join(f", {dict(odd)}" for odd in (counted.uncounted, counted.errors) if odd),
         *(f"{truth * 1e3:.5g} ms", _shown(ours[0], 1e3, " ms"), percent(ours[0], truth), f"{alone * 1e3:.5g} ms"),
         *(f"{mfu * 100:.5g} %", _shown(ours[1], 100, " %"), percent(ours[1], mfu)),
         *(f"{hfu * 100:.5g} %", _shown(ours[2], 100, " %"), percent(ours[2], hfu)),
