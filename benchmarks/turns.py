@@ -58,6 +58,15 @@ class Turns:
         self.variants[self._now][0]()
         self._times = []
 
+    def differences(self, other: str, column: int) -> list[float]:
+        """What each turn of a variant took more than the turns of the first one around it; warming up is left out."""
+        blocks = self.blocks[len(self.cycle) :]
+        return [
+            ours[column] - (before[column] + after[column]) / 2
+            for (_, before), (name, ours), (_, after) in zip(blocks, blocks[1:], blocks[2:], strict=False)
+            if name == other
+        ]
+
     def report(self, door: str) -> None:
         """Print what each variant added: to a quiet step by the clock, and to the mean step in CPU time."""
         blocks = self.blocks[len(self.cycle) :]
@@ -67,11 +76,7 @@ class Turns:
         for other in self.others:
             figures = []
             for column in (0, 1):
-                differences = [
-                    (ours[column] - (before[column] + after[column]) / 2) * 1e6
-                    for (_, before), (name, ours), (_, after) in zip(blocks, blocks[1:], blocks[2:], strict=False)
-                    if name == other
-                ]
+                differences = [seconds * 1e6 for seconds in self.differences(other, column)]
                 figures += [statistics.median(differences), *interval(differences)]
             print("  {:<24}{:>12.1f}  [{:.1f}, {:.1f}]{:>14.1f}  [{:.1f}, {:.1f}]".format(other, *figures))
 

@@ -1,0 +1,105 @@
+"""What is trained: linear layers and a Llama, each with its FLOPs by hand.
+
+A product of (n x k) and (k x m) is 2nkm, and its backward is as much again for each of its two operands that needs a
+gradient. Nothing here asks torch or the package.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+from gpu.bench import Bench
+
+
+class Case:
+    """A model, its optimizer, one batch, and what a step takes."""
+
+    def __init__(self, name: str, model: Any, batch: dict[str, torch.Tensor], model_flops: int, again: int = 0) -> None:
+        self.name, self.model, self.batch, self.model_flops = name, model, batch, model_flops
+        self.hardware_flops = model_flops + again
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+
+    def step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = self.model(**batch).loss
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.detach()
+
+
+class Stack(nn.Module):
+    """Square linear layers, one after the other."""
+
+    def __init__(self, layers: int, wide: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Linear(wide, wide, bias=False) for _ in range(layers)])
+
+    def forward(self, x: torch.Tensor) -> SimpleNamespace:
+        return SimpleNamespace(loss=self.layers(x).float().square().mean())
+
+
+def stack(bench: Bench, layers: int, wide: int, rows: int, dtype: torch.dtype = torch.bfloat16) -> Case:
+    """The data need no gradient, so that the first layer has one product less."""
+    with bench.device:
+        model = Stack(layers, wide).to(dtype)
+        batch = {"x": torch.randn(rows, wide, dtype=dtype)}
+    return Case(f"{layers} linear layers, {rows} x {wide}", model, batch, 2 * rows * wide * wide * (3 * layers - 1))
+
+
+def small(bench: Bench) -> Case:
+    """The host is what takes long."""
+    return stack(bench, 4, 64, 32, torch.float32)
+
+
+def large(bench: Bench) -> Case:
+    """The device is: about 6 ms a step on an H100."""
+    return stack(bench, *bench.pick((8, 4096, 4096), (2, 64, 64)))
+
+
+WHOLE = {"layers": 16, "wide": 2048, "between": 5632, "heads": 16, "groups": 8, "words": 32000}
+TINY = {"layers": 2, "wide": 64, "between": 128, "heads": 4, "groups": 2, "words": 256}
+
+
+def llama(bench: Bench, checkpointing: str = "none", batch: int = 4, length: int = 2048) -> Case:
+    """About 0.9B parameters in full; its attention shares keys between heads."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    sizes = bench.pick(WHOLE, TINY)
+    batch, length = bench.pick((batch, length), (2, 32))
+    config = LlamaConfig(
+        vocab_size=sizes["words"],
+        hidden_size=sizes["wide"],
+        intermediate_size=sizes["between"],
+        num_hidden_layers=sizes["layers"],
+        num_attention_heads=sizes["heads"],
+        num_key_value_heads=sizes["groups"],
+        max_position_embeddings=length,
+        use_cache=False,
+    )
+    torch.manual_seed(0)
+    with bench.device:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa").train()
+        ids = torch.randint(0, sizes["words"], (batch, length))
+    if checkpointing != "none":
+        reentrant = {"use_reentrant": checkpointing == "reentrant"}
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=reentrant)
+    name = f"Llama, {sum(one.numel() for one in model.parameters()) / 1e9:.2f}B, {batch} x {length}"
+    name += "" if checkpointing == "none" else f", {checkpointing} checkpointing"
+    return Case(name, model, {"input_ids": ids, "labels": ids}, *by_hand(sizes, batch, length, checkpointing))
+
+
+def by_hand(sizes: dict[str, int], batch: int, length: int, checkpointing: str) -> tuple[int, int]:
+    """Model FLOPs of a step, and those that are done again: scores in the fused backward, layers by checkpointing.
+
+    Attention is counted in full, causal or not. Without reentrance the last product of a layer is not done again.
+    """
+    rows, wide, between = batch * length, sizes["wide"], sizes["between"]
+    shared = wide * sizes["groups"] // sizes["heads"]
+    linear = 2 * rows * (2 * wide * wide + 2 * wide * shared + 3 * wide * between)
+    scores = 2 * batch * length * length * wide
+    layer, last = linear + 2 * scores, 2 * rows * between * wide
+    model = 3 * (sizes["layers"] * layer + 2 * rows * wide * sizes["words"])
+    replayed = {"none": 0, "early": layer - last, "reentrant": layer}[checkpointing]
+    return model, sizes["layers"] * (scores + replayed)
