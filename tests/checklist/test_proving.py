@@ -58,10 +58,11 @@ def test_what_it_says_is_what_a_person_wants_to_know():
     ]
     item = Switch()
     course = Course(Proving(item, AFTER), lambda _: 0.25 if item.going else 0.125).go(HEARD + 1)
-    assert [row.why for row in course.rows] == [
+    (row,) = course.rows
+    assert row.why == (
         "it was not kept: with it a step of 125 ms took 125 ms more "
         "(99.9 % interval -125 to -125 ms, 16 pairs of turns)"
-    ]
+    )
 
 
 def test_where_too_little_was_seen_it_is_not_kept_and_nothing_is_claimed():

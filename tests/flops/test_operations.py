@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils import flop_counter
 
 from perf_callbacks.flops.counter import FlopCounter
+from perf_callbacks.flops.formulas import formula
 
 B, M, K, N = 3, 4, 5, 6
 PRODUCT = 2 * M * K * N
@@ -149,6 +151,23 @@ def test_only_a_fused_attention_computes_its_scores_again(dropout):
         functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout).sum().backward()
     scores = 2 * B * 2 * M * M * 8
     assert counter.work().by_phase.get("attention_recompute", 0) == (0 if dropout else scores)
+
+
+@pytest.mark.parametrize("kernel", ["flash", "efficient", "cudnn"])
+def test_keys_that_heads_share_are_counted_by_whatever_version_of_torch(monkeypatch, kernel):
+    def refuse(*_):
+        raise AssertionError
+
+    for older in ("sdpa_flop_count", "sdpa_backward_flop_count"):
+        monkeypatch.setattr(flop_counter, older, refuse)
+    query, key = torch.empty(B, 4, M, 8), torch.empty(B, 2, M, 8)
+    forward, backward = [
+        formula(getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention{suffix}"))
+        for suffix in ("", "_backward")
+    ]
+    scores = 2 * B * 4 * M * M * 8
+    assert forward.flops(query, key, key, out_val=None) == 2 * scores
+    assert backward.flops(query, query, key, key, out_val=None) == 5 * scores
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -211,6 +211,10 @@ _OURS: dict[str, Formula] = {
     # torch's takes [batch, sequence, heads, head] for [batch, heads, sequence, head]
     "aten::_flash_attention_forward": _attention(rows=True, starts=3),
     "aten::_flash_attention_backward": _attention(1, backward=True, rows=True, starts=6),
+    # torch's refuses keys that several heads of queries share, in older versions
+    "aten::_scaled_dot_product_flash_attention": _attention(),
+    "aten::_scaled_dot_product_efficient_attention": _attention(),
+    "aten::_scaled_dot_product_cudnn_attention": _attention(),
     # torch's don't tell the scores that are computed again from the rest
     "aten::_scaled_dot_product_flash_attention_backward": _attention(1, backward=True),
     "aten::_scaled_dot_product_efficient_attention_backward": _attention(1, backward=True),
