@@ -10,9 +10,9 @@ import weakref
 from collections.abc import Mapping
 
 from perf_callbacks.checklist.growth import Growth, Relief
-from perf_callbacks.checklist.item import ALREADY, APPLIED, NOT_APPLICABLE, SKIPPED, Applied, Fit
+from perf_callbacks.checklist.item import ALREADY, NOT_APPLICABLE, SKIPPED, Applied, Fit
 from perf_callbacks.core.config import PerfConfig
-from perf_callbacks.core.records import Checklist
+from perf_callbacks.core.records import APPLIED, Checklist
 from perf_callbacks.host.custody import CUSTODY, OWN_FROZEN
 from perf_callbacks.host.environment import Environment
 from perf_callbacks.host.upkeep import NEVER

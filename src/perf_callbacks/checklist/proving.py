@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from perf_callbacks.checklist.item import APPLIED, SKIPPED, Applied
-from perf_callbacks.core.records import Checklist
+from perf_callbacks.checklist.item import SKIPPED, Applied
+from perf_callbacks.core.records import APPLIED, Checklist
 from perf_callbacks.core.steps import Step
 from perf_callbacks.core.trial import PAIRS, TURN, Outcome, Trial
 from perf_callbacks.host.upkeep import NEVER
