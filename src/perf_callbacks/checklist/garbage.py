@@ -177,7 +177,8 @@ class Collecting(Applied):
             self._try(step)
         elif tried is not None and not done:
             self._due, self._tried = NEVER, None
-            CUSTODY.pass_over(self._holder, tried)
+            with self._aside_of_steps():  # who keeps it never goes back; and who counts what is frozen takes a while
+                CUSTODY.pass_over(self._holder, tried)
 
     def keep(self, step: int) -> None:
         """It is worth it: from now on."""
