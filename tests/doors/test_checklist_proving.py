@@ -214,7 +214,7 @@ def test_evaluations_and_checkpoints_in_the_midst_of_turns_change_no_turn(tmp_pa
 
 
 @every_door
-@pytest.mark.filterwarnings("ignore:Checkpoint directory")
+@pytest.mark.filterwarnings("ignore:Checkpoint directory", "ignore:You're resuming from a checkpoint")
 def test_who_resumes_in_the_midst_of_a_trial_begins_another_one(tmp_path, through):
     through(tmp_path, lambda _: None, steps=16, every=8, checklist="prove")
     assert [row.status for row in rows(tmp_path)] == ["on trial"]
