@@ -32,8 +32,8 @@ CONFIGS = {
     "observe": {"gc": "observe"},
     "sync": {"gc": "sync"},
 }
-WARM = 104
-"""Steps of a whole run that don't count: until then the window fills, and `gc="sync"` begins."""
+SPANS = {"in the steps of the trial": (2, 1026), "from step 105 on": (104, None)}
+"""Steps of whole runs that are compared: those that a proof is about, and those after the window has filled."""
 
 
 class Objects:
@@ -102,14 +102,20 @@ def one(options):
                 ends.append(time.perf_counter())
         (attempt,) = attempts(read(Path(directory) / "perf_callbacks" / "rank0.jsonl"))
         rows = [entry.record for entry in attempt]
-    (*_, last) = [row for row in rows if isinstance(row, Checklist) and row.item == "gc"]
-    step = (ends[-1] - ends[WARM]) / (len(ends) - 1 - WARM)
-    return {"status": last.status, "why": last.why, "saved": last.saved_seconds, "step": step, "loss": loss.item()}
+    (*_, row) = [row for row in rows if isinstance(row, Checklist) and row.item == "gc"]
+    steps = {name: mean_step(ends[first - 1 : last]) for name, (first, last) in SPANS.items()}
+    return {"status": row.status, "why": row.why, "saved": row.saved_seconds, "steps": steps, "loss": loss.item()}
+
+
+def mean_step(ends):
+    return (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else float("nan")
 
 
 def run(loop, config, seed, options):
     """The same in a process of its own."""
-    passed = [f"--{name}={value}" for name, value in vars(options).items() if name not in {"loop", "config", "seed"}]
+    passed = [
+        f"--{name}={value}" for name, value in vars(options).items() if name not in {"loops", "loop", "config", "seed"}
+    ]
     command = [sys.executable, __file__, *passed, f"--loop={loop}", f"--config={config}", f"--seed={seed}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
     return json.loads(done.stdout.splitlines()[-1])
@@ -118,7 +124,7 @@ def run(loop, config, seed, options):
 def check(loop, options):
     """All runs of one loop, and what came of them."""
     others = ("observe", "sync") if loop == "objects" else ("observe",)
-    proofs, gained, same = [], [], 0
+    proofs, gained, same = [], {name: [] for name in SPANS}, 0
     for seed in range(options.runs):
         found = run(loop, "prove", seed, options)
         proofs.append(found)
@@ -126,8 +132,8 @@ def check(loop, options):
         if seed < options.pairs:
             whole = {name: run(loop, name, seed, options) for name in others[:: 1 if seed % 2 else -1]}
             same += all(one["loss"] == found["loss"] for one in whole.values())
-            if "sync" in whole:
-                gained.append((whole["observe"]["step"] - whole["sync"]["step"]) * 1e3)
+            for name in SPANS if "sync" in whole else ():
+                gained[name].append((whole["observe"]["steps"][name] - whole["sync"]["steps"][name]) * 1e3)
     report(loop, proofs, gained, f"{same} of {min(options.pairs, options.runs)}")
 
 
@@ -141,10 +147,13 @@ def report(loop, proofs, gained, same):
     print(f"  saved, ms of a step: median {statistics.median(saved):.3f}, {min(saved):.3f} to {max(saved):.3f}")
     print(f"  ends of the 99 % interval, median: {statistics.median(low):.3f} and {statistics.median(high):.3f}")
     print(f"  intervals that hold 0: {sum(a <= 0 <= b for a, _, b in told)} of {len(told)}")
-    if gained:
-        first, last = interval(gained)
-        median = statistics.median(gained)
-        print(f"  whole runs: {median:.3f} less with gc=sync, [{first:.3f}, {last:.3f}], {len(gained)} pairs")
+    for name, values in gained.items():
+        if values:
+            first, last = interval(values)
+            median = statistics.median(values)
+            print(
+                f"  whole runs, {name}: {median:.3f} less with gc=sync, [{first:.3f}, {last:.3f}], {len(values)} pairs"
+            )
 
 
 if __name__ == "__main__":
@@ -157,6 +166,7 @@ if __name__ == "__main__":
     parser.add_argument("--window", type=int, default=100, help="steps for which these are kept")
     parser.add_argument("--sleep", type=float, default=0.002, help="seconds")
     parser.add_argument("--size", type=int, default=512, help="of the matrices that are multiplied")
+    parser.add_argument("--loops", nargs="*", default=[*LOOPS], choices=LOOPS)
     parser.add_argument("--loop", choices=LOOPS, help="one run of one loop, in this process; so the next two")
     parser.add_argument("--config", choices=CONFIGS, default="prove")
     parser.add_argument("--seed", type=int, default=0)
@@ -164,5 +174,5 @@ if __name__ == "__main__":
     if chosen.loop:
         print(json.dumps(one(chosen)))
     else:
-        for each in LOOPS:
+        for each in chosen.loops:
             check(each, chosen)
