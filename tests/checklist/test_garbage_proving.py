@@ -35,6 +35,7 @@ def tried(fake, *, saves=True, **config):
 
 
 def test_in_turns_done_nothing_is_collected_but_the_young_at_the_end(fake):
+    """And before the first turn everything: what was made at the start makes no collection of theirs."""
     _, course = tried(fake)
     ways = []
     course.before_end = lambda number: (ways.append(fake.enabled), fake.collected.clear())
@@ -42,7 +43,8 @@ def test_in_turns_done_nothing_is_collected_but_the_young_at_the_end(fake):
         course.go(number)
         assert fake.frozen == 0
         ends = number > AFTER and number <= LAST and (number - AFTER) % TURN == 0
-        assert fake.collected == ([0] if ends and Trial(AFTER).done_after(number - 1) else [])
+        begun = [FULL] if number == AFTER else []
+        assert fake.collected == ([0] if ends and Trial(AFTER).done_after(number - 1) else begun)
     assert ways == [not Trial(AFTER).done_after(number - 1) for number in range(1, KEPT)]
     assert fake.enabled
 

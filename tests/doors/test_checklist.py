@@ -4,91 +4,15 @@ import gc
 import multiprocessing
 
 import pytest
-import sparks
-import tiny
 import torch
-from accelerated import an_accelerator
-from tiny import Tokens, llama, records
+from through import DOORS, STEPS, loop as through_loop, trainer as through_trainer
+from tiny import records
 from torch.utils.data import DataLoader, Dataset
-from transformers import TrainerCallback
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.accelerate import attach
 from perf_callbacks.core.records import Checklist, Gc
 from perf_callbacks.loop import measure
-from perf_callbacks.transformers import PerfCallback
 
-STEPS = 8
-
-
-def through_loop(directory, after_step, **config):
-    model = llama()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(Tokens(STEPS), batch_size=1)
-    config = PerfConfig(output_dir=str(directory), **config)
-    with measure(model=model, optimizer=optimizer, loader=loader, config=config) as perf:
-        for step, batch in enumerate(perf.loader, 1):
-            model(**batch).loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            after_step(step)
-    return perf.summary
-
-
-def through_accelerator(directory, after_step, **config):
-    accelerator = an_accelerator(directory)
-    with attach(accelerator, PerfConfig(**config)) as perf:
-        model = llama()
-        model, optimizer, loader = accelerator.prepare(
-            model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(Tokens(STEPS), batch_size=1)
-        )
-        for step, batch in enumerate(loader, 1):
-            accelerator.backward(model(**batch).loss)
-            optimizer.step()
-            optimizer.zero_grad()
-            after_step(step)
-    return perf.summary
-
-
-class Telling(TrainerCallback):
-    def __init__(self, after_step):
-        self.after_step = after_step
-
-    def on_log(self, args, state, control, **_):
-        if state.global_step and "train_runtime" not in state.log_history[-1]:
-            self.after_step(state.global_step)
-
-
-def through_trainer(directory, after_step, **config):
-    callback = PerfCallback(PerfConfig(**config))
-    arguments = tiny.training_arguments(directory, max_steps=STEPS)
-    tiny.trainer(arguments, callback, Telling(after_step)).train()
-    return callback.summary
-
-
-def through_lightning(of):
-    def through(directory, after_step, **config):
-        kinds = sparks.tree(of)
-
-        class Told(kinds.Callback):
-            def on_train_batch_end(self, trainer, *_):
-                after_step(trainer.global_step)
-
-        callback = kinds.PerfCallback(PerfConfig(**config))
-        trainer = sparks.trainer(directory, callback, Told(), of=of, max_steps=STEPS)
-        trainer.fit(kinds.Automatic(), sparks.loader())
-        return callback.summary
-
-    return through
-
-
-DOORS = {
-    "transformers": through_trainer,
-    "loop": through_loop,
-    "accelerate": through_accelerator,
-    "lightning": through_lightning("lightning"),
-    "pytorch_lightning": through_lightning("pytorch_lightning"),
-}
 every_door = pytest.mark.parametrize("through", DOORS.values(), ids=DOORS)
 pytestmark = pytest.mark.usefixtures("accelerate_state")
 
@@ -100,7 +24,7 @@ def test_ranks_collect_when_the_counter_says_so_and_not_otherwise(tmp_path, thro
     def after_step(step):
         automatic[step] = gc.isenabled()
 
-    summary = through(tmp_path, after_step, gc_interval=3)
+    summary = through(tmp_path, after_step, gc_interval=3).summary
     assert automatic == {step: step < 2 for step in range(1, STEPS + 1)}
     assert gc.isenabled()
     ours = [(pause.step, pause.generation) for pause in records(tmp_path, Gc) if 2 <= pause.step <= STEPS]

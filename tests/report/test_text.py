@@ -103,6 +103,18 @@ def test_the_closing_table_says_why_measuring_stopped():
     assert closing.endswith(expected)
 
 
+PROVEN = "it saves 2.09 of 3.11 ms a step (67.1%; 99.9 % interval 1.63 to 2.27 ms, 16 pairs of turns)"
+
+
+def test_the_closing_table_says_what_came_of_each_trial():
+    closing = text.closing(summary(proofs={"gc": PROVEN, "loaders": "on trial"}, failure="OSError: gone"))
+    expected = f"""
+  gc: {PROVEN}
+  loaders: still on trial when the fit ended
+  measuring stopped early: OSError: gone"""
+    assert closing == FULL + expected
+
+
 @pytest.mark.parametrize(
     ("run", "journal", "expected"),
     [

@@ -10,9 +10,9 @@ import weakref
 from collections.abc import Mapping
 
 from perf_callbacks.checklist.growth import Growth, Relief
-from perf_callbacks.checklist.item import ALREADY, APPLIED, NOT_APPLICABLE, SKIPPED, Applied, Fit
+from perf_callbacks.checklist.item import ALREADY, NOT_APPLICABLE, SKIPPED, Applied, Fit
 from perf_callbacks.core.config import PerfConfig
-from perf_callbacks.core.records import Checklist
+from perf_callbacks.core.records import APPLIED, Checklist
 from perf_callbacks.host.custody import CUSTODY, OWN_FROZEN
 from perf_callbacks.host.environment import Environment
 from perf_callbacks.host.upkeep import NEVER
@@ -104,6 +104,7 @@ class Collecting(Applied):
         self._warned = False
         self._due = self._first
         self._tried: tuple[int, ...] | None = None  # in a turn of its own: where the collector had come to before it
+        self._fresh = True
         self._agreed: tuple[int, int] | None = None
 
     @property
@@ -165,13 +166,17 @@ class Collecting(Applied):
 
     def hold(self) -> None:
         """Do nothing yet: it is to be tried."""
-        self._due = NEVER
+        self._due, self._fresh = NEVER, False
 
     def turn(self, step: int, *, done: bool) -> None:
         """The turn before ends after this step; another one begins, in which it is done or left."""
         while self._spans:
             self.end_span()
         tried = self._tried
+        if not self._fresh:
+            self._fresh = True
+            with self._aside_of_steps():  # what was there before makes no collection of the first turns
+                gc.collect()
         if tried is not None:
             if self._overruled(step):
                 return
@@ -180,7 +185,8 @@ class Collecting(Applied):
             self._try(step)
         elif tried is not None and not done:
             self._due, self._tried = NEVER, None
-            CUSTODY.pass_over(self._holder, tried)
+            with self._aside_of_steps():  # who keeps it never goes back; and who counts what is frozen takes a while
+                CUSTODY.pass_over(self._holder, tried)
 
     def keep(self, step: int) -> None:
         """It is worth it: from now on."""

@@ -11,7 +11,6 @@ from perf_callbacks.core.steps import Step
 from perf_callbacks.host.environment import Environment
 from perf_callbacks.host.upkeep import NEVER
 
-APPLIED = "applied"
 FORESEEN = "to be applied"
 ALREADY = "already so"
 ADVISED = "advised"

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from perf_callbacks.checklist.item import ADVISED, ALREADY, APPLIED, NOT_APPLICABLE, SKIPPED, Applied, Fit
+from perf_callbacks.checklist.item import ADVISED, ALREADY, NOT_APPLICABLE, SKIPPED, Applied, Fit
 from perf_callbacks.core.config import PerfConfig
-from perf_callbacks.core.records import Checklist
+from perf_callbacks.core.records import APPLIED, Checklist
 from perf_callbacks.host.environment import Environment
 from perf_callbacks.host.patches import Patches
 from perf_callbacks.host.upkeep import NEVER

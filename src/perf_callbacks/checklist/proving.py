@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from perf_callbacks.checklist.item import APPLIED, SKIPPED, Applied
-from perf_callbacks.core.records import Checklist
+from perf_callbacks.checklist.item import SKIPPED, Applied
+from perf_callbacks.core.records import APPLIED, Checklist
 from perf_callbacks.core.steps import Step
 from perf_callbacks.core.trial import PAIRS, TURN, Outcome, Trial
 from perf_callbacks.host.upkeep import NEVER
@@ -127,4 +127,4 @@ def _told(outcome: Outcome | None, *, keep: bool) -> str:
         return f"it was not kept, since other ranks don't gain: here it saves {saved:.3g} of {left:.3g} ms ({interval})"
     if outcome.high < 0:
         return f"it was not kept: with it a step of {left:.3g} ms took {-saved:.3g} ms more ({interval})"
-    return f"it was not kept, since it bought nothing: {saved:.3g} of {left:.3g} ms a step saved ({interval})"
+    return f"it was not kept: of a step of {left:.3g} ms it saved nothing that could be told from noise ({interval})"

@@ -10,19 +10,19 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from perf_callbacks.checklist.garbage import BEGIN_AFTER
-from perf_callbacks.checklist.item import ADVISED, APPLIED, FAILED, FORESEEN, SKIPPED, Applied, Batches, Fit, Item
+from perf_callbacks.checklist.item import ADVISED, FAILED, FORESEEN, SKIPPED, Applied, Batches, Fit, Item
 from perf_callbacks.checklist.items import ITEMS, LOADERS
 from perf_callbacks.checklist.proving import APART, Proving, plan
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.marks import BACK, BEGIN
-from perf_callbacks.core.records import Checklist
+from perf_callbacks.core.records import APPLIED, TRIED, Checklist
 from perf_callbacks.core.settings import Settings
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.core.steps import Step
 from perf_callbacks.host import device, environment, memory
 from perf_callbacks.host.failing import describe
 from perf_callbacks.host.recorder import Recorder
-from perf_callbacks.host.upkeep import NEVER, TRIED
+from perf_callbacks.host.upkeep import NEVER
 
 log = logging.getLogger("perf_callbacks")
 

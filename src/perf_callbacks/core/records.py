@@ -10,6 +10,12 @@ from typing import Any
 SCHEMA = 1
 """Version of the journal. It grows when a key changes its meaning or goes away."""
 
+APPLIED = "applied"
+"""How an item of the checklist stands that is done."""
+
+TRIED = "on trial"
+"""How an item stands of which it isn't known yet what it buys."""
+
 Number = int | float
 
 

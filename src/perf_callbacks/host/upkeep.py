@@ -3,15 +3,12 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from perf_callbacks.core.records import Checklist, Record
+from perf_callbacks.core.records import APPLIED, TRIED, Checklist, Record
 from perf_callbacks.core.sources import Upkeep
 from perf_callbacks.core.steps import Step
 
 NEVER = sys.maxsize
 """A step that does not come."""
-
-TRIED = "on trial"
-"""How an item stands about which it isn't known yet what it buys."""
 
 
 class Keeping:
@@ -71,10 +68,12 @@ class Keeping:
     def _catch_up(self, upkeep: Upkeep) -> None:
         self.due = upkeep.due
         for row in upkeep.news():
-            if row.status == TRIED or row.saved_seconds is not None or self._given_up(row):
-                self.proofs[row.item] = row.why or row.status
+            self._note(row)
             self._write(row)
 
-    def _given_up(self, row: Checklist) -> bool:
-        """Whether it is no longer tried, or no longer done, for a reason of its own."""
-        return row.item in self.proofs and row.status != "applied"
+    def _note(self, row: Checklist) -> None:
+        """An item that is applied has more to say than what it buys; one that is not any more says why."""
+        if row.status == TRIED:
+            self.proofs[row.item] = TRIED
+        elif row.item in self.proofs and (row.status != APPLIED or row.saved_seconds is not None):
+            self.proofs[row.item] = row.why or row.status

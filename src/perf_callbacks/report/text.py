@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from perf_callbacks.core.peaks import TERA
-from perf_callbacks.core.records import Checklist, Run, Summary
+from perf_callbacks.core.records import APPLIED, TRIED, Checklist, Run, Summary
 
 DASH = "—"
 TIMELINES = {"host": "host clock", "device": "device events"}
@@ -56,7 +56,7 @@ def _items(rows: Sequence[Checklist]) -> Iterable[str]:
     ]
     for row in rows:
         change = " -> ".join(part for part in (row.before, row.after) if part)
-        told = "; ".join(part for part in (change, None if row.status == "applied" else row.why) if part)
+        told = "; ".join(part for part in (change, None if row.status == APPLIED else row.why) if part)
         yield f"{row.item:<{widths[0]}}  {row.status:<{widths[1]}}  {told}".rstrip()
 
 
@@ -69,6 +69,7 @@ def closing(summary: Summary) -> str:
         *_work(summary),
         _spans(summary),
         _pauses(summary),
+        *_proofs(summary),
     ]
     if summary.failure:
         lines.append(f"measuring stopped early: {summary.failure}")
@@ -133,6 +134,11 @@ def _pauses(summary: Summary) -> str:
         f"{_count(count, 'garbage collection')} (young/middle/full {by_generation}) "
         f"took {duration(summary.gc_seconds)}, the longest {duration(summary.gc_longest)}"
     )
+
+
+def _proofs(summary: Summary) -> Iterable[str]:
+    for item, told in summary.proofs.items():
+        yield f"{item}: {'still on trial when the fit ended' if told == TRIED else told}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -1,0 +1,152 @@
+"""Copies to a device that seems to be there, on trial through every door that copies: waited for, or not, in turns."""
+
+import pinning
+import pytest
+import tiny
+import torch
+from through import DOORS
+from tiny import records
+
+from perf_callbacks.checklist import proving, startup
+from perf_callbacks.checklist.proving import Proving
+from perf_callbacks.core import trial
+from perf_callbacks.core.records import Checklist
+from perf_callbacks.core.trial import Outcome, Trial
+
+DECIDED = 65
+"""The journal takes 64 steps at once; a step later it holds what was found of the 50 steps of the trial."""
+
+STEPS = 70
+BETTER = Outcome(saved=0.002, low=0.001, high=0.003, left=0.01, pairs=8)
+NO_BETTER = Outcome(saved=0.002, low=-0.001, high=0.003, left=0.01, pairs=8)
+ALONE = {"checklist": "prove", "skip": "gc"}
+
+COPYING = {name: DOORS[name] for name in ("transformers", "accelerate")}
+every_door_that_copies = pytest.mark.parametrize("through", COPYING.values(), ids=COPYING)
+every_other_door = pytest.mark.parametrize("through", [DOORS[name] for name in sorted({*DOORS} - {*COPYING})])
+pytestmark = pytest.mark.usefixtures("accelerate_state", "_short")
+
+
+@pytest.fixture
+def _short(monkeypatch):
+    monkeypatch.setattr(trial, "SETTLE", 1)
+    for module in (trial, proving):
+        monkeypatch.setattr(module, "TURN", 3)
+        monkeypatch.setattr(module, "PAIRS", 8)
+
+
+@pytest.fixture
+def copies(monkeypatch):
+    arguments = tiny.training_arguments
+
+    def pinning_ones(*args, **options):
+        ours = arguments(*args, **options)
+        ours.dataloader_pin_memory = True  # on a CPU, transformers says False
+        return ours
+
+    monkeypatch.setattr(tiny, "training_arguments", pinning_ones)
+    return pinning.accelerate(monkeypatch)
+
+
+class Watch:
+    """How what was copied since the step before was copied: set by step."""
+
+    def __init__(self, copies):
+        self.copies, self.kinds = copies, {}
+
+    def __call__(self, step):
+        self.kinds[step] = {*self.copies}
+        self.copies.clear()
+
+
+def rows(directory):
+    return [row for row in records(directory, Checklist) if row.item == "loaders"]
+
+
+def as_turns_say(steps, kept=None, *, after=2, decided=DECIDED):
+    """The copies of a step are made after the one before it."""
+    return {
+        step: {kept if kept is not None and step > decided else Trial(after).done_after(step - 1)}
+        for step in range(1, steps + 1)
+    }
+
+
+@every_door_that_copies
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "not"])
+def test_copies_go_on_in_done_turns_and_are_waited_for_in_left_ones(tmp_path, monkeypatch, copies, through, kept):
+    outcome = BETTER if kept else NO_BETTER
+    monkeypatch.setattr(Trial, "outcome", lambda _: outcome)
+    watch = Watch(copies)
+    ran = through(tmp_path / "prove", watch, steps=STEPS, **ALONE)
+    assert watch.kinds == as_turns_say(STEPS, kept)
+    first, last = rows(tmp_path / "prove")
+    assert first.status == "on trial"
+    assert (last.status, last.saved_seconds) == ("applied" if kept else "skipped", (outcome.low, 0.002, 0.003))
+    assert ran.summary.proofs == {"loaders": last.why}
+    without = through(tmp_path / "off", lambda _: None, steps=STEPS, checklist="off")
+    assert ran.losses == without.losses
+    assert all(map(torch.equal, ran.weights, without.weights))
+
+
+@every_door_that_copies
+@pytest.mark.parametrize("error", [RuntimeError("no more"), KeyboardInterrupt()], ids=repr)
+def test_however_it_ends_in_a_done_turn_copies_are_as_found(tmp_path, copies, through, error):
+    def after_step(step):
+        if step == 7:
+            copies.clear()
+            raise error
+
+    with pytest.raises((type(error), SystemExit)):
+        through(tmp_path / "prove", after_step, **ALONE)
+    watch = Watch(copies)
+    through(tmp_path / "off", watch, checklist="off")
+    assert True not in set().union(*watch.kinds.values())
+
+
+@pytest.fixture(params=["see", "end_step", "agree"])
+def _broken(request, monkeypatch):
+    """Of the trial of copies."""
+    inner = getattr(Proving, request.param)
+
+    def broken(self, *args):
+        if self.slug == "loaders":
+            raise RuntimeError("broken")
+        return inner(self, *args)
+
+    monkeypatch.setattr(Proving, request.param, broken)
+
+
+@every_door_that_copies
+@pytest.mark.usefixtures("_broken")
+def test_what_breaks_in_the_trial_of_copies_leaves_the_collector_its_turns(tmp_path, copies, caplog, through):
+    watch = Watch(copies)
+    through(tmp_path, watch, steps=STEPS, checklist="prove")
+    assert watch.kinds[STEPS] <= {False}
+    assert [(row.status, row.why) for row in rows(tmp_path)][1:] == [("failed", "RuntimeError: broken")]
+    others = [row.status for row in records(tmp_path, Checklist) if row.item == "gc"]
+    assert others[0] == "on trial"
+    assert others[1:] in (["applied"], ["skipped"])
+    assert caplog.text.count("broken") == 1
+
+
+@every_door_that_copies
+def test_one_item_is_tried_after_the_other(tmp_path, monkeypatch, copies, through):
+    monkeypatch.setattr(startup, "APART", 20)
+    monkeypatch.setattr(Trial, "outcome", lambda _: BETTER)
+    watch = Watch(copies)
+    ran = through(tmp_path, watch, steps=132, checklist="prove")
+    assert watch.kinds == as_turns_say(132, kept=True, after=70, decided=129)
+    assert [(row.item, row.status) for row in records(tmp_path, Checklist)] == [
+        ("gc", "on trial"),
+        ("loaders", "on trial"),
+        ("gc", "applied"),
+        ("loaders", "applied"),
+    ]
+    assert [*ran.summary.proofs] == ["gc", "loaders"]
+
+
+@every_other_door
+def test_where_the_trainer_does_not_wait_for_copies_there_is_nothing_to_try(tmp_path, copies, through):
+    ran = through(tmp_path, Watch(copies), **ALONE)
+    assert [row.status for row in rows(tmp_path)] == ["applied"]
+    assert ran.summary.proofs == {}
