@@ -31,7 +31,8 @@ pytestmark = pytest.mark.usefixtures("accelerate_state", "_short", "_nothing_fro
 
 @pytest.fixture
 def _short(monkeypatch):
-    monkeypatch.setattr(trial, "SETTLE", 1)
+    for name, value in {"SETTLE": 1, "LEAST": 0, "FEWEST": 8, "CUT_OFF": {8: 0}}.items():
+        monkeypatch.setattr(trial, name, value)
     for module in (trial, proving):
         monkeypatch.setattr(module, "TURN", 3)
         monkeypatch.setattr(module, "PAIRS", 8)
