@@ -17,14 +17,14 @@ out = Path("out/plain_loop")
 out.mkdir(parents=True, exist_ok=True)
 
 with measure(model=model, optimizer=optimizer, loader=loader, config=PerfConfig(output_dir=str(out))) as perf:
-    for epoch in range(3):
+    for epoch in range(18):
         for step, (inputs, labels) in enumerate(perf.loader):
             loss = nn.functional.cross_entropy(model(inputs), labels)
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-            if step % 32 == 31:
+            if step % 64 == 63:
                 rate = perf.row().get("perf/samples_per_second", float("nan"))  # an empty row if measuring is off
                 print(f"{epoch=} {step=} loss={loss.item():.3f} {rate:,.0f} samples/s")
         with perf.evaluation(), torch.no_grad():

@@ -4,8 +4,8 @@ from random import Random
 
 from perf_callbacks.checklist.item import SKIPPED, Applied
 from perf_callbacks.core.records import Checklist
-from perf_callbacks.core.sharing import NOTICE
 from perf_callbacks.core.steps import BLOCK, Step
+from perf_callbacks.core.windows import NOTICE
 
 LATE = 5
 """Steps that a device is behind."""
@@ -93,7 +93,7 @@ class Course:
             self.upkeep.end_step(self.number)
         if self.number % BLOCK == 0:
             seen, self.steps = self.steps[:-LATE], self.steps[-LATE:]
-            self.upkeep.see(seen)
+            self.upkeep.see(seen, [])
         self.rows += self.upkeep.news()
 
     def go(self, until):

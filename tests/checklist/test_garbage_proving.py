@@ -5,7 +5,7 @@ from collector import FakeGc, put
 from trying import Course, noisy
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.checklist.garbage import FULL, Collecting, Garbage
+from perf_callbacks.checklist.garbage import FULL, YOUNG, Collecting, Garbage
 from perf_callbacks.checklist.item import Fit
 from perf_callbacks.checklist.proving import Proving
 from perf_callbacks.checklist.startup import Startup
@@ -17,6 +17,13 @@ AFTER = 2
 LAST = AFTER + 2 * PAIRS * TURN
 KEPT = 1089
 """The step after which it is known and done."""
+DONE_AFTER = Trial(AFTER).done_after
+BOUNDARIES = range(AFTER + TURN, LAST, TURN)
+
+
+def between(*ways):
+    """The first step after which one of two such turns ends and the other begins."""
+    return next(step for step in BOUNDARIES if (DONE_AFTER(step - 1), DONE_AFTER(step)) == ways)
 
 
 @pytest.fixture
@@ -34,18 +41,20 @@ def tried(fake, *, saves=True, **config):
     return upkeep, Course(upkeep, noisy(lambda: saves and not fake.enabled))
 
 
-def test_in_turns_done_nothing_is_collected_but_the_young_at_the_end(fake):
-    """And before the first turn everything: what was made at the start makes no collection of theirs."""
-    _, course = tried(fake)
-    ways = []
-    course.before_end = lambda number: (ways.append(fake.enabled), fake.collected.clear())
+@pytest.mark.parametrize("interval", [TURN, 45, 100, 1000])
+def test_in_turns_done_young_objects_alone_are_collected_by_the_counter_and_at_the_end(fake, interval):
+    """Full collections come after turns: before the first one, and after the one in which the counter says so."""
+    _, course = tried(fake, gc_interval=interval)
     for number in range(1, KEPT):
+        fake.collected.clear()
+        done = DONE_AFTER(number - 1)
+        course.before_end = lambda _, done=done: fake.enabled is not done or pytest.fail("the other way round")
         course.go(number)
-        assert fake.frozen == 0
-        ends = number > AFTER and number <= LAST and (number - AFTER) % TURN == 0
-        begun = [FULL] if number == AFTER else []
-        assert fake.collected == ([0] if ends and Trial(AFTER).done_after(number - 1) else begun)
-    assert ways == [not Trial(AFTER).done_after(number - 1) for number in range(1, KEPT)]
+        due = [YOUNG] if done and number % interval == 0 else []
+        if number in BOUNDARIES or number in {AFTER, LAST}:
+            piled_up = number == AFTER or number // (10 * interval) > (number - TURN) // (10 * interval)
+            due += [FULL] * piled_up + [YOUNG] * done
+        assert (fake.collected, fake.frozen) == (due, 0)
     assert fake.enabled
 
 
@@ -65,18 +74,21 @@ def test_when_it_is_kept_everything_alive_is_frozen_and_the_counter_says_when(fa
 
 
 def test_when_it_is_not_kept_nothing_was_ever_frozen_and_the_collector_goes_on_by_itself(fake):
+    """What piled up is collected once."""
     upkeep, course = tried(fake, saves=False)
     found = fake.state
+    course.go(KEPT - 1)
+    fake.collected.clear()
     course.go(1500)
-    assert fake.state == found
+    assert (fake.collected, fake.state) == ([FULL], found)
     assert [(row.item, row.status) for row in course.rows] == [("gc", "on trial"), ("gc", "skipped")]
     assert upkeep.due == NEVER
 
 
-@pytest.mark.parametrize("at", [AFTER + TURN + 10, AFTER + 2 * TURN + 10, AFTER + 30 * TURN - 1])
+@pytest.mark.parametrize("at", [between(True, True) - 22, between(True, False) - 22, LAST - 1])
 def test_what_somebody_turns_on_in_a_turn_stays_on_for_good(fake, at):
     """Be the next turn one that is done or one that is left."""
-    upkeep, course = tried(fake)
+    upkeep, course = tried(fake, gc_interval=1000)
     course.go(at)
     assert not fake.enabled
     fake.enable()
@@ -91,7 +103,7 @@ def test_what_somebody_turns_on_in_a_turn_stays_on_for_good(fake, at):
     assert fake.collected == []
 
 
-@pytest.mark.parametrize("at", [20, AFTER + TURN, LAST, KEPT - 1])
+@pytest.mark.parametrize("at", [20, between(False, True), between(False, False), LAST + 1, KEPT - 1])
 def test_what_somebody_turns_off_while_it_is_left_stays_off(fake, at):
     upkeep, course = tried(fake)
     course.go(at - 1)
@@ -102,7 +114,7 @@ def test_what_somebody_turns_off_while_it_is_left_stays_off(fake, at):
     assert course.rows[-1].status == "already so"
 
 
-@pytest.mark.parametrize("at", [AFTER + 10, AFTER + TURN + 10, AFTER + 2 * TURN + 10])
+@pytest.mark.parametrize("at", [between(*ways) - 22 for ways in [(False, True), (True, True), (True, False)]])
 def test_a_fit_within_a_turn_has_the_collector_for_itself_and_the_trial_goes_on(fake, at):
     upkeep, course = tried(fake)
     course.go(at)
@@ -111,12 +123,9 @@ def test_a_fit_within_a_turn_has_the_collector_for_itself_and_the_trial_goes_on(
     assert fake.state[:2] == (False, True)
     inner.close()
     assert fake.state[:2] == (True, False)
-    course.go(AFTER + 4 * TURN + 1)
-    assert fake.state[:2] == (True, False)
-    course.go(AFTER + 5 * TURN + 1)
-    assert fake.state[:2] == (False, False)
-    course.go(AFTER + 7 * TURN + 1)
-    assert fake.state[:2] == (True, False)
+    for boundary in [step for step in BOUNDARIES if step > at]:
+        course.go(boundary + 1)
+        assert fake.state[:2] == (not DONE_AFTER(boundary), False)
     course.go(1500)
     assert course.rows[-1].status == "applied"
     upkeep.close()
@@ -125,10 +134,11 @@ def test_a_fit_within_a_turn_has_the_collector_for_itself_and_the_trial_goes_on(
 
 def test_a_fit_that_has_the_collector_when_a_turn_ends_keeps_it(fake):
     upkeep, course = tried(fake)
-    course.go(AFTER + 3 * TURN - 1)
+    boundary = between(True, False)
+    course.go(boundary - 1)
     inner = Collecting(fit())
     inner.end_step(2)
-    course.go(AFTER + 3 * TURN + 5)
+    course.go(boundary + 5)
     assert fake.state[:2] == (False, True)
     inner.close()
     upkeep.close()
@@ -166,6 +176,17 @@ def test_freezing_alone_is_not_tried_but_done(fake):
     assert fake.state[:2] == (True, False)
 
 
+@pytest.mark.parametrize(("interval", "status"), [(1, "applied"), (TURN - 1, "applied"), (TURN, "on trial")])
+def test_where_full_collections_could_come_in_each_turn_it_is_not_tried_but_done(fake, interval, status):
+    upkeep, course = tried(fake, gc_interval=interval)
+    assert [(row.item, row.status) for row in upkeep.rows] == [("gc", status)]
+    course.go(AFTER)
+    kept = status == "applied"
+    assert (fake.collected, fake.state[:2]) == ([FULL], (not kept, kept))
+    upkeep.close()
+    assert fake.state[:2] == (True, False)
+
+
 def test_ranks_that_agreed_on_an_interval_in_different_turns_keep_to_the_same_steps(fake):
     """One hears of it while it is done, and one while it is left."""
 
@@ -186,6 +207,6 @@ def test_ranks_that_agreed_on_an_interval_in_different_turns_keep_to_the_same_st
         upkeep.close()
         return found
 
-    one, other = rank(AFTER + 2 * TURN + 5), rank(AFTER + 4 * TURN + 5)
+    one, other = rank(between(True, False) - 5), rank(between(True, False) + 5)
     assert one == other
     assert [number for number, _ in one if number > LAST] == [1150, 1200, 1250, 1300, 1350, 1400, 1450]

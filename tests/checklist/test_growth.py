@@ -8,11 +8,13 @@ from perf_callbacks.checklist.garbage import FULL, YOUNG, Collecting
 from perf_callbacks.checklist.item import Fit
 from perf_callbacks.host import environment
 
+MB = 1_000_000
+
 
 class Littered(FakeGc):
-    """A collector that frees something."""
+    """A collector that frees most of what there is."""
 
-    freed = 1000
+    freed = 500_000
 
     def collect(self, generation=2):
         super().collect(generation)
@@ -28,8 +30,8 @@ def fake(monkeypatch):
 def begin():
     begun = []
 
-    def one(**config):
-        fit = Fit(config=PerfConfig(**config), environment=environment.read(), step=0, memory=dict)
+    def one(*, memory=dict, **config):
+        fit = Fit(config=PerfConfig(**config), environment=environment.read(), step=0, memory=memory)
         begun.append(Collecting(fit))
         return begun[-1]
 
@@ -50,16 +52,45 @@ def go(upkeep, fake, until, *, first=1, danger=()):
     return found
 
 
-@pytest.mark.parametrize(("freed", "asked"), [(1000, 50), (1, 50), (0, 100)])
-def test_only_who_had_garbage_asks_for_collections_more_often(fake, begin, freed, asked):
-    """Where nothing was garbage, to collect more often helps nobody."""
+@pytest.mark.parametrize(("freed", "asked"), [(600_000, 50), (300_001, 50), (300_000, 100), (0, 100)])
+def test_only_who_had_much_garbage_asks_for_collections_more_often(fake, begin, freed, asked):
+    """Where most of it is still in use, to collect more often helps nobody."""
     fake.freed = freed
     upkeep = begin(gc_interval=100)
     assert upkeep.asks == {"gc_interval": 100}
     assert (18, YOUNG) in go(upkeep, fake, 30, danger=range(13, 21))
     assert upkeep.asks == {"gc_interval": asked}
     (row,) = upkeep.news()
-    assert row.why.endswith("; all ranks are asked for every 50 steps" if freed else "on this rank alone")
+    assert row.why.endswith("; all ranks are asked for every 50 steps" if asked == 50 else "on this rank alone")
+
+
+@pytest.mark.parametrize(("left", "asked"), [(8000, 50), (8499, 50), (8500, 100), (9000, 100)])
+def test_who_got_back_more_than_half_of_the_memory_that_had_grown_asks_for_collections_more_often(
+    fake, begin, monkeypatch, left, asked
+):
+    """However many objects were garbage: what counts is how much they held."""
+    memory = {"host": 4000 * MB, "device": 8000 * MB}
+    upkeep = begin(gc_interval=100, memory=lambda: {**memory})
+    go(upkeep, fake, 40)
+    memory["device"] = 9000 * MB
+    monkeypatch.setattr(fake, "collect", lambda generation=FULL: memory.update(device=left * MB) or 1)
+    go(upkeep, fake, 60, first=41)
+    assert upkeep.asks == {"gc_interval": asked}
+    (row,) = upkeep.news()
+    assert row.why.startswith("device memory 9,000 MB after step ")
+    assert ("all ranks" in row.why) == (asked == 50)
+
+
+def test_memory_that_is_told_by_its_peak_never_asks_for_anything(fake, begin):
+    """It does not fall, whatever was garbage."""
+    memory = {"host": 4000 * MB}
+    upkeep = begin(gc_interval=100, memory=lambda: {**memory})
+    for step in range(1, 200):
+        memory["host"] += 50 * MB
+        go(upkeep, fake, step, first=step)
+        assert upkeep.asks == {"gc_interval": 100}
+    (row,) = upkeep.news()
+    assert row.why.endswith("collected at once, on this rank alone")
 
 
 def test_it_does_not_ask_for_more_until_that_was_agreed_on(fake, begin):
@@ -93,6 +124,19 @@ def test_what_ranks_agree_on_holds_from_its_step_on_and_keeps_to_common_multiple
     assert [(row.item, row.status, row.why) for row in upkeep.news()] == [
         ("gc", "applied", "every 50 steps from step 230 on: some rank needs it")
     ]
+
+
+@pytest.mark.parametrize("asked", [0, -1, 50, 75, 100, 1000])
+def test_what_is_no_shorter_interval_changes_nothing_be_the_other_pending_or_in_force(fake, begin, asked):
+    """No rank collects less often because of what another one asks for."""
+    upkeep = begin(gc_interval=100)
+    go(upkeep, fake, 110)
+    upkeep.agree({"gc_interval": 50}, 130)
+    upkeep.agree({"gc_interval": asked}, 120)
+    assert go(upkeep, fake, 200, first=111) == [(150, YOUNG), (200, YOUNG)]
+    upkeep.agree({"gc_interval": asked}, 210)
+    assert go(upkeep, fake, 300, first=201) == [(250, YOUNG), (300, YOUNG)]
+    assert [row.why for row in upkeep.news()] == ["every 50 steps from step 130 on: some rank needs it"]
 
 
 def test_at_a_step_that_is_due_by_the_old_interval_that_still_counts(fake, begin):

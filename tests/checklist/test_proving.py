@@ -5,9 +5,11 @@ from trying import Course, Switch, Thing, go_together, noisy
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.checklist.item import Fit
-from perf_callbacks.checklist.proving import APART, Proving, plan
+from perf_callbacks.checklist.proving import SLOT, Proving, plan
 from perf_callbacks.checklist.startup import Startup
+from perf_callbacks.core.steps import BLOCK
 from perf_callbacks.core.trial import PAIRS, TURN, Trial
+from perf_callbacks.core.windows import NOTICE
 from perf_callbacks.host import environment
 from perf_callbacks.host.upkeep import NEVER, Keeping
 
@@ -15,7 +17,7 @@ AFTER = 2
 LAST = AFTER + 2 * PAIRS * TURN
 HEARD = 1088
 """The end of the block with which the last step of the trial is seen."""
-TURNS = [(AFTER + turn * TURN, turn % 4 in {1, 2}) for turn in range(2 * PAIRS + 1)]
+TURNS = [(AFTER + turn * TURN, Trial(AFTER).done_after(AFTER + turn * TURN)) for turn in range(2 * PAIRS + 1)]
 
 
 def on_trial(*, saves, seed=0, after=AFTER):
@@ -67,7 +69,7 @@ def test_what_it_says_is_what_a_person_wants_to_know():
 
 def test_where_too_little_was_seen_it_is_not_kept_and_nothing_is_claimed():
     item, proving, course = on_trial(saves=True)
-    told, course.upkeep.see = proving.see, lambda steps: told([step._replace(seconds=None) for step in steps])
+    told, course.upkeep.see = proving.see, lambda steps, _: told([step._replace(seconds=None) for step in steps], [])
     course.go(2000)
     assert item.told[-1] == ("close",)
     assert [(row.status, row.saved_seconds, row.why) for row in course.rows] == [
@@ -140,7 +142,7 @@ def two_ranks(*, saves):
 def test_ranks_keep_it_after_the_same_step_though_they_hear_of_it_apart():
     items, courses = two_ranks(saves=(True, True))
     go_together(courses, 2000, heard_late=lambda rank: 40 * rank)
-    assert [item.told[-1] for item in items] == [("keep", HEARD + 128)] * 2
+    assert [item.told[-1] for item in items] == [("keep", HEARD + NOTICE * BLOCK)] * 2
     assert [[row.status for row in course.rows] for course in courses] == [["applied"]] * 2
 
 
@@ -172,12 +174,12 @@ def fit(*, proving=True, **config):
 def test_two_items_are_tried_one_after_the_other_and_each_is_judged_by_itself():
     one, other = Switch("one"), Switch("other")
     startup = Startup(fit(), (Thing(one), Thing(other)))
-    second = LAST + APART
+    second = AFTER + SLOT
     assert [(row.item, row.status, row.after, row.why) for row in startup.rows] == [
         ("one", "on trial", "otherwise", plan(AFTER)),
         ("other", "on trial", "otherwise", plan(second)),
     ]
-    course = Course(startup, noisy(lambda: other.going)).go(second + LAST + APART)
+    course = Course(startup, noisy(lambda: other.going)).go(second + LAST + SLOT)
     assert one.boundaries == TURNS
     assert other.boundaries == [(step + second - AFTER, done) for step, done in TURNS]
     assert (one.told[-1], other.told[-1][0]) == (("close",), "keep")
@@ -186,11 +188,14 @@ def test_two_items_are_tried_one_after_the_other_and_each_is_judged_by_itself():
     assert (one.going, other.going) == (False, False)
 
 
-def test_what_can_not_be_tried_is_applied_and_does_not_put_off_the_others():
+def test_what_can_not_be_tried_is_applied_and_the_others_are_tried_when_they_are_on_other_ranks():
     one, other = Switch("one"), Switch("other")
     one.alive = False
     startup = Startup(fit(), (Thing(one), Thing(other)))
-    assert [(row.status, row.why) for row in startup.rows] == [("applied", "because"), ("on trial", plan(AFTER))]
+    assert [(row.status, row.why) for row in startup.rows] == [
+        ("applied", "because"),
+        ("on trial", plan(AFTER + SLOT)),
+    ]
     assert (one.going, one.told) == (True, [])
 
 
@@ -227,7 +232,7 @@ def test_that_nothing_came_of_a_trial_is_kept_for_the_summary(give_up):
         one.give_up()
     else:
         told = keeping.see
-        keeping.see = lambda steps: told([step._replace(seconds=None) for step in steps])
+        keeping.see = lambda steps, _: told([step._replace(seconds=None) for step in steps], [])
     course.go(2000)
     assert keeping.proofs == {"one": journal[-1].why}
     assert journal[-1].status == "skipped"

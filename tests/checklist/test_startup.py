@@ -40,8 +40,8 @@ class Upkeep:
     def end_span(self):
         self.tell("end_span")
 
-    def see(self, steps):
-        self.tell("see", *steps)
+    def see(self, steps, pauses):
+        self.tell("see", *steps, *pauses)
 
     @property
     def asks(self):
@@ -99,7 +99,7 @@ def test_only_what_is_to_be_applied_is_and_all_is_told():
 def test_an_item_that_fails_says_so_and_is_undone_and_the_others_go_on(point, caplog):
     one, other = Item("one", failing=point, due=2), Item("other", due=9)
     startup = Startup(fit(), (one, other))
-    startup.see(["step"])
+    startup.see(["step"], [])
     startup.agree({"less": 1}, 2)
     startup.begin_span("evaluation", 1)
     startup.end_span()
@@ -173,11 +173,11 @@ def test_a_fit_that_is_measured_has_its_checklist_until_it_closes(monkeypatch):
     assert fake.enabled
 
 
-@pytest.mark.parametrize(("ranks", "exchanges"), [(1, False), (2, True)])
-def test_an_item_is_tried_where_all_can_find_out_together_what_it_buys(monkeypatch, ranks, exchanges):
+@pytest.mark.parametrize(("ranks", "exchanging"), [(1, False), (2, True)])
+def test_an_item_is_tried_where_all_can_find_out_together_what_it_buys(monkeypatch, ranks, exchanging):
     fake = put(monkeypatch, FakeGc())
     recorder, journal = a_recorder()
-    recorder.run, recorder.exchanges = SimpleNamespace(step=100, world_size=ranks), exchanges
+    recorder.run, recorder.exchanging = SimpleNamespace(step=100, world_size=ranks), exchanging
     rows = startup.start(recorder, resolve(PerfConfig(checklist="prove"), {}), CPU)
     assert [(row.item, row.status) for row in rows] == [("gc", "on trial"), ("loaders", "not applicable")]
     assert (journal, recorder.upkeep.due) == (list(rows), 102)
@@ -193,7 +193,7 @@ def test_an_item_is_tried_where_all_can_find_out_together_what_it_buys(monkeypat
 def test_where_ranks_exchange_nothing_what_was_to_be_tried_is_applied_and_that_is_said(monkeypatch, caplog):
     fake = put(monkeypatch, FakeGc())
     recorder, _ = a_recorder()
-    recorder.run, recorder.exchanges = SimpleNamespace(step=0, world_size=2), False
+    recorder.run, recorder.exchanging = SimpleNamespace(step=0, world_size=2), False
     rows = startup.start(recorder, resolve(PerfConfig(checklist="prove"), {}), CPU)
     assert [row.status for row in rows] == ["applied", "not applicable"]
     assert [record.message for record in caplog.records] == [

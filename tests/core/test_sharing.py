@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from fakes import Fit, a_run
 
+from perf_callbacks.core.marks import Pause
 from perf_callbacks.core.records import Window
-from perf_callbacks.core.sharing import NOTICE
 from perf_callbacks.core.steps import BLOCK
 
 
@@ -27,11 +27,12 @@ class FakeAgreeing:
     """Asks for what it is told to, and keeps in mind what was agreed on and which steps it saw."""
 
     def __init__(self, **asks):
-        self.asks, self.agreed, self.seen = asks, [], []
+        self.asks, self.agreed, self.seen, self.watching = asks, [], [], True
+        self.pauses = []
 
-    def see(self, steps):
-        assert steps
+    def see(self, steps, pauses):
         self.seen += [step.number for step in steps]
+        self.pauses += pauses
 
     def agree(self, asked, step):
         self.agreed.append((dict(asked), step))
@@ -46,7 +47,8 @@ WINDOW = Window(
     samples=None,
     tokens=None,
     useful_tokens=None,
-    asks={"less": 3},
+    asks={"less": 3, "more": 7},
+    holds={"less": 12, "more": 20},
 )
 
 
@@ -86,6 +88,25 @@ def test_all_steps_are_seen_once_and_in_order():
     assert agreeing.seen == [*range(1, 2 * BLOCK + 11)]
 
 
+def test_collections_are_told_of_with_the_steps_they_fell_in():
+    agreeing = FakeAgreeing()
+    fit = Fit(agreeing=agreeing)
+    steps(fit, 3)
+    fit.engine.pause(Pause(2, fit.now, 0.25, 7, automatic=True, here=True))
+    steps(fit, 5)
+    fit.engine.row(8)
+    (pause,) = agreeing.pauses
+    assert (pause.step, pause.generation, pause.seconds, pause.automatic) == (4, 2, 0.25, True)
+    assert agreeing.seen == [*range(1, 9)]
+
+
+def test_who_wants_to_see_nothing_is_shown_nothing():
+    agreeing = FakeAgreeing()
+    agreeing.watching = False
+    steps(Fit(agreeing=agreeing), 2 * BLOCK)
+    assert agreeing.seen == []
+
+
 def test_what_a_rank_asks_for_goes_with_each_window_that_it_tells_of():
     ranks, agreeing = FakeRanks(window=4), FakeAgreeing(less=5)
     fit = Fit(a_run(world_size=2), ranks=ranks, agreeing=agreeing)
@@ -105,7 +126,7 @@ def test_who_asks_for_nothing_says_so():
     assert [part.asks for part in ranks.offered] == [{}]
 
 
-def test_what_all_ask_for_holds_two_windows_later_and_is_told_once():
+def test_what_all_ask_for_is_told_once_with_the_step_from_which_it_holds():
     ranks, agreeing = FakeRanks(window=4), FakeAgreeing(less=5)
     fit = Fit(a_run(world_size=2), ranks=ranks, agreeing=agreeing)
     steps(fit, 4)
@@ -113,11 +134,10 @@ def test_what_all_ask_for_holds_two_windows_later_and_is_told_once():
     steps(fit, 3)
     assert agreeing.agreed == []
     steps(fit, 13)
-    assert NOTICE == 2
-    assert agreeing.agreed == [({"less": 3}, 4 + 2 * 4)]
-    ranks.latest = replace(WINDOW, first_step=17, last_step=20, asks={"less": 2})
+    assert agreeing.agreed == [({"less": 3}, 12), ({"more": 7}, 20)]
+    ranks.latest = replace(WINDOW, first_step=17, last_step=20, asks={"less": 2}, holds={"less": 32})
     steps(fit, 8)
-    assert agreeing.agreed[1:] == [({"less": 2}, 20 + 2 * 4)]
+    assert agreeing.agreed[2:] == [({"less": 2}, 32)]
 
 
 def test_whenever_a_rank_hears_of_it_it_holds_after_the_same_step():
@@ -129,7 +149,7 @@ def test_whenever_a_rank_hears_of_it_it_holds_after_the_same_step():
         ranks.latest = WINDOW
         steps(fit, 8)
         heard.append(agreeing.agreed)
-    assert heard == [[({"less": 3}, 12)]] * 3
+    assert heard == [[({"less": 3}, 12), ({"more": 7}, 20)]] * 3
 
 
 def test_where_nothing_is_exchanged_any_more_nothing_is_agreed_on():

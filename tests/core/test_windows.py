@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from perf_callbacks.core.records import Window
-from perf_callbacks.core.windows import Part, Verdict, combine, decode, encode, rates
+from perf_callbacks.core.windows import NOTICE, Part, Verdict, combine, decode, encode, hold, rates
 
 PART = Part(
     window=2,
@@ -98,6 +98,15 @@ def test_rates_are_amounts_over_seconds_and_the_unknown_is_left_out():
 @pytest.mark.parametrize("item", ITEMS, ids=lambda item: type(item).__name__)
 def test_what_ranks_hand_each_other_makes_the_round_trip(item):
     assert decode(type(item), encode(item)) == item
+
+
+def test_what_is_asked_for_holds_some_windows_later_and_from_then_on_as_was_said():
+    first = hold(WINDOW, None)
+    assert first.holds == {"gc_interval": 150 + NOTICE * 50}
+    second = hold(replace(WINDOW, first_step=151, last_step=200, asks={"gc_interval": 25, "keep gc": 1}), first)
+    assert second.holds == {"gc_interval": 150 + NOTICE * 50, "keep gc": 200 + NOTICE * 50}
+    third = hold(replace(WINDOW, first_step=201, last_step=250, asks={"gc_interval": 10}), second)
+    assert third.holds == {"gc_interval": 250 + NOTICE * 50}
 
 
 def test_a_part_is_one_short_line():

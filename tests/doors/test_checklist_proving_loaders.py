@@ -30,6 +30,7 @@ pytestmark = pytest.mark.usefixtures("accelerate_state", "_short")
 @pytest.fixture
 def _short(monkeypatch):
     monkeypatch.setattr(trial, "SETTLE", 1)
+    monkeypatch.setattr(startup, "SLOT", 0)
     for module in (trial, proving):
         monkeypatch.setattr(module, "TURN", 3)
         monkeypatch.setattr(module, "PAIRS", 8)
@@ -131,7 +132,7 @@ def test_what_breaks_in_the_trial_of_copies_leaves_the_collector_its_turns(tmp_p
 
 @every_door_that_copies
 def test_one_item_is_tried_after_the_other(tmp_path, monkeypatch, copies, through):
-    monkeypatch.setattr(startup, "APART", 20)
+    monkeypatch.setattr(startup, "SLOT", 68)
     monkeypatch.setattr(Trial, "outcome", lambda _: BETTER)
     watch = Watch(copies)
     ran = through(tmp_path, watch, steps=132, checklist="prove")

@@ -1,10 +1,13 @@
-"""Turns without automatic collection, after which the real collector goes on as if they had not been."""
+"""Turns without automatic collection, after which the real collector goes on from where it had come to."""
 
 import gc
+from contextlib import contextmanager
 
 import pytest
 
-from perf_callbacks.host.custody import OWN_FROZEN, Custody, generational
+from perf_callbacks.host import garbage
+from perf_callbacks.host.custody import Custody, generational
+from perf_callbacks.host.garbage import GcObserver
 
 pytestmark = pytest.mark.skipif(not generational(), reason="this collector counts otherwise")
 
@@ -19,8 +22,9 @@ def thresholds():
 
 
 @pytest.fixture
-def ours():
+def ours(monkeypatch):
     ours = Custody()
+    monkeypatch.setattr(garbage, "CUSTODY", ours)
     ours._heard_of_forks = True
     yield ours
     ours.let_go("a")
@@ -41,79 +45,88 @@ def a_turn(ours, *, meanwhile=lambda: None):
     assert ours.take("a")
     assert ours.turn_off("a")
     meanwhile()
-    gc.collect(0)
+    gc.collect(1)
     ours.pass_over("a", before)
 
 
-@pytest.mark.parametrize("counts", [(0, 0), (3, 0), (0, 5), (4, 7), (10, 9)])
-def test_the_counts_of_collections_are_as_they_were_before(ours, counts):
-    come_to(*counts)
-    a_turn(ours, meanwhile=lambda: gc.collect(1))
-    assert (gc.get_count()[1:], gc.isenabled(), gc.get_freeze_count()) == (counts, True, 0)
+@contextmanager
+def called(callback):
+    gc.callbacks.append(callback)
+    try:
+        yield
+    finally:
+        gc.callbacks.remove(callback)
 
 
-def test_counts_that_are_long_over_their_thresholds_are_just_over_them(ours, thresholds):
-    come_to(25, 30)
+@contextmanager
+def observed():
+    """The generations of which collections are reported."""
+    seen = []
+    observer = GcObserver(lambda pause: seen.append(pause.generation))
+    observer.install()
+    try:
+        yield seen
+    finally:
+        observer.remove()
+
+
+@pytest.mark.parametrize(("younger", "older"), [(0, 0), (3, 0), (0, 5), (4, 7), (10, 9)])
+def test_young_collections_count_as_before_and_the_turn_itself_counts_as_an_older_one(ours, younger, older):
+    come_to(younger, older)
+    a_turn(ours, meanwhile=lambda: gc.collect(0))
+    assert (gc.get_count()[1:], gc.isenabled(), gc.get_freeze_count()) == ((younger, older + 1), True, 0)
+
+
+def test_a_count_that_is_long_over_its_threshold_is_just_over_it(ours, thresholds):
+    come_to(25, 0)
     a_turn(ours)
-    assert gc.get_count()[1:] == tuple(threshold + 1 for threshold in thresholds[1:])
+    assert gc.get_count()[1:] == (thresholds[1] + 1, 1)
 
 
-def test_what_was_made_in_a_turn_is_old_and_makes_no_collection_come_sooner(ours):
-    come_to(0, 0)
-    made = []
-    a_turn(ours, meanwhile=lambda: made.extend([[] for _ in range(50_000)]))
-    assert gc.get_count()[0] < 1000
-    old = {id(one) for one in gc.get_objects(generation=2)}
-    assert all([id(one) in old for one in made])
+def test_the_observer_reports_the_collections_of_the_turn_and_none_of_the_bookkeeping(ours):
+    come_to(4, 7)
+    with observed() as seen:
+        a_turn(ours, meanwhile=lambda: gc.collect(0))
+        assert seen == [0, 1]
+        gc.collect(0)
+        assert seen == [0, 1, 0]
 
 
-def test_who_observes_collections_sees_those_of_the_turn_and_none_of_the_bookkeeping(ours):
-    seen, callbacks, found = [], gc.callbacks, [*gc.callbacks]
+def test_callbacks_of_others_are_called_as_ever_and_left_alone(ours):
+    callbacks, seen = gc.callbacks, []
 
     def observe(phase, info):
-        seen.append((phase, info["generation"]))
+        seen.append((phase, info["generation"], gc.callbacks is callbacks and gc.callbacks == found))
 
     come_to(4, 7)
-    gc.callbacks.append(observe)
-    try:
+    with called(observe):
+        found = [*gc.callbacks]
         a_turn(ours)
-        assert seen == [("start", 0), ("stop", 0)]
         assert gc.callbacks is callbacks
-        assert gc.callbacks == [*found, observe]
-    finally:
-        gc.callbacks.remove(observe)
+        assert gc.callbacks == found
+    assert seen == [(phase, generation, True) for generation in (1, 0, 0, 0, 0) for phase in ("start", "stop")]
 
 
-def test_who_appended_a_callback_meanwhile_has_it_called_still(ours, monkeypatch):
-    """It comes in the midst of the bookkeeping, by another thread."""
-    come_to(1, 0)
-    found, late = [*gc.callbacks], lambda phase, info: None
-    collect = gc.collect
+@pytest.mark.parametrize("at", [1, 3])
+def test_an_interrupt_in_the_midst_leaves_automatic_collection_on_and_nothing_unnoticed(ours, monkeypatch, at):
+    calls = []
 
-    def collecting(generation=2):
-        gc.callbacks.append(late)
-        return collect(generation)
+    def collecting(generation):
+        calls.append((generation, ours.unnoticed))
+        if len(calls) == at:
+            raise KeyboardInterrupt
 
-    before = gc.get_count()
     ours.take("a")
     ours.turn_off("a")
     with monkeypatch.context() as patch:
         patch.setattr(gc, "collect", collecting)
-        ours.pass_over("a", before)
-    try:
-        assert gc.callbacks == [*found, late]
-    finally:
-        gc.callbacks.remove(late)
-
-
-def test_what_somebody_froze_stays_frozen(ours):
-    come_to(4, 7)
-    try:
-        a_turn(ours, meanwhile=gc.freeze)
-        assert gc.get_freeze_count() >= OWN_FROZEN
-        assert gc.isenabled()
-    finally:
-        gc.unfreeze()
+        with pytest.raises(KeyboardInterrupt):
+            ours.pass_over("a", (0, 5, 0))
+    assert calls == [(0, True)] * at
+    assert (gc.isenabled(), ours.unnoticed) == (True, False)
+    with observed() as seen:
+        gc.collect(0)
+    assert seen == [0]
 
 
 def test_whoever_has_it_by_now_is_not_disturbed(ours):
@@ -143,10 +156,10 @@ def test_what_somebody_turned_off_stays_off(ours):
         gc.enable()
 
 
-def test_turn_after_turn_a_full_collection_comes_when_it_would_have(ours, thresholds):
+def test_turn_after_turn_older_objects_are_looked_at_when_they_would_have_been(ours, thresholds):
     """Ten young ones make an older one, also where turns lie between them."""
     gc.collect()
     for turn in range(1, thresholds[1] + 1):
         gc.collect(0)
-        a_turn(ours, meanwhile=lambda: [gc.collect(1) for _ in range(3)])
-        assert gc.get_count()[1:] == (turn, 0)
+        a_turn(ours)
+        assert gc.get_count()[1:] == (turn, turn)

@@ -10,7 +10,7 @@ from perf_callbacks import PerfConfig
 from perf_callbacks.checklist import garbage, growth
 from perf_callbacks.checklist.garbage import Collecting
 from perf_callbacks.checklist.item import Fit
-from perf_callbacks.core.sharing import NOTICE
+from perf_callbacks.core.windows import NOTICE
 from perf_callbacks.host import custody, environment
 
 STEPS = 400
@@ -22,7 +22,7 @@ class Rank:
     def __init__(self, patch, danger, delay, interval):
         self.fake, self.custody = FakeGc(), custody.Custody()
         self.custody._heard_of_forks = True
-        self.at_once = SimpleNamespace(get_count=lambda: (self.fake.young, 0, 0), collect=lambda generation=2: 1000)
+        self.at_once = SimpleNamespace(get_count=lambda: (self.fake.young, 0, 0), collect=lambda generation=2: 500_000)
         self.patch, self.danger, self.delay = patch, danger, delay
         self.enter()
         config = PerfConfig(gc_interval=interval)

@@ -13,6 +13,7 @@ from perf_callbacks.checklist.growth import Growth, Relief
 from perf_callbacks.checklist.item import ALREADY, NOT_APPLICABLE, SKIPPED, Applied, Fit
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.records import APPLIED, Checklist
+from perf_callbacks.core.trial import TURN
 from perf_callbacks.host.custody import CUSTODY, OWN_FROZEN
 from perf_callbacks.host.environment import Environment
 from perf_callbacks.host.upkeep import NEVER
@@ -83,11 +84,11 @@ def due_between(before: int, step: int, interval: int) -> int | None:
 class Collecting(Applied):
     """Collects when the step counter says so, and at once where garbage grows too fast for that.
 
-    While it is tried it collects with each of its turns, so that these pay for what they leave behind; nothing is
-    frozen then, and between its turns the automatic collector goes on as if they had not been.
+    While it is tried it collects young objects at the end of each of its turns too, so that these pay for what they
+    leave behind. Nothing is frozen then, so that full collections are left to the turns between.
     """
 
-    slug = Garbage.slug
+    slug, collects = Garbage.slug, True
 
     def __init__(self, fit: Fit) -> None:
         super().__init__()
@@ -119,8 +120,9 @@ class Collecting(Applied):
         if step < self._due:
             return
         if self._tried is not None:
-            self._look(step)
-        elif not CUSTODY.held_by(self._holder):  # the beginning, or a fit within this one had it meanwhile
+            self._go_on_trying(step)
+            return
+        if not CUSTODY.held_by(self._holder):  # the beginning, or a fit within this one had it meanwhile
             self._begin(step)
         elif not self._overruled(step):
             self._keep_to_schedule(step)
@@ -148,21 +150,21 @@ class Collecting(Applied):
     @property
     def asks(self) -> dict[str, int]:
         """How often it should be collected on all ranks, for the sake of this one."""
-        return {ASKED: self._least}
+        return {ASKED: min(self._least, NEVER)}
 
-    def agree(self, asked: Mapping[str, int], step: int) -> None:
+    def agree(self, least: Mapping[str, int], step: int) -> None:
         """The least that any rank asks for holds from the end of that step on."""
         pending, _ = self._agreed or (self._interval, step)
-        interval = asked.get(ASKED, pending)
-        if interval != pending:
+        interval = least.get(ASKED, pending)
+        if 0 < interval < pending:
             self._agreed = interval, step
             if self._due != NEVER:  # else it is seen to once it is done, if ever
                 self._due = min(self._due, step)
 
     @property
     def turns(self) -> bool:
-        """Whether it can be tried: what a full collection looks at can't be changed back and forth unnoticed."""
-        return self._level == "sync" and self._let_go.alive
+        """Whether it can be tried: with nothing frozen, full collections must not fall into its turns."""
+        return self._level == "sync" and self._let_go.alive and self._interval >= TURN
 
     def hold(self) -> None:
         """Do nothing yet: it is to be tried."""
@@ -173,24 +175,32 @@ class Collecting(Applied):
         while self._spans:
             self.end_span()
         tried = self._tried
+        if due_between(self._last, step, self._interval) == FULL or not self._fresh:
+            with self._aside_of_steps():  # so that nothing piles up, nor makes a collection of the first turns
+                gc.collect()
         if not self._fresh:
             self._fresh = True
-            with self._aside_of_steps():  # what was there before makes no collection of the first turns
-                gc.collect()
+            self._growth.begin()
+        self._last = step
         if tried is not None:
             if self._overruled(step):
                 return
-            gc.collect(0 if self._young == YOUNG else FULL)
+            gc.collect(self._young)
         if done and not (tried is not None and CUSTODY.held_by(self._holder)):
             self._try(step)
         elif tried is not None and not done:
             self._due, self._tried = NEVER, None
-            with self._aside_of_steps():  # who keeps it never goes back; and who counts what is frozen takes a while
-                CUSTODY.pass_over(self._holder, tried)
+            CUSTODY.pass_over(self._holder, tried)
 
     def keep(self, step: int) -> None:
         """It is worth it: from now on."""
         self._begin(step)
+
+    def leave(self, step: int) -> None:
+        """It is not: what piled up meanwhile is seen to."""
+        super().leave(step)
+        with self._aside_of_steps():
+            gc.collect()
 
     def close(self) -> None:
         """Everything is as it was found. Twice is once."""
@@ -222,8 +232,12 @@ class Collecting(Applied):
         elif not CUSTODY.turn_off(self._holder):
             self._give_up(ALREADY, OTHERS)
         else:
-            self._growth.begin()
             self._tried, self._first, self._due = before, step, step + 1
+
+    def _go_on_trying(self, step: int) -> None:
+        if step % self._interval == 0:
+            gc.collect(self._young)
+        self._look(step)
 
     def _overruled(self, step: int) -> bool:
         if overruled := CUSTODY.overruled(self._holder):
@@ -244,7 +258,6 @@ class Collecting(Applied):
         else:
             self._collect(generation, step)
             self._look_again(step)
-        self._due = min(self._due, (step // self._interval + 1) * self._interval)
         if self._agreed is not None:
             self._due = min(self._due, self._agreed[1])
 
@@ -272,11 +285,11 @@ class Collecting(Applied):
 
     def _look_again(self, step: int) -> None:
         """Garbage that grows fast shows soon after the beginning."""
-        self._due = step + min(self._apart, max(1, step - self._first))
+        self._due = step + min(self._apart, max(1, step - self._first), self._interval - step % self._interval)
 
     def _tell_of(self, relief: Relief) -> None:
         asked = self._least
-        if relief.freed:
+        if relief.helped:
             self._least = min(self._least, max(self._interval // 2, LEAST_INTERVAL))
         if not self._warned:
             self._warned = True

@@ -18,8 +18,8 @@ class Relief(NamedTuple):
     """What a collection that was not waited for was made for, and what it brought."""
 
     found: str
-    freed: int
-    """Objects that were garbage."""
+    helped: bool
+    """Whether much of what was found was garbage."""
 
 
 class Growth:
@@ -37,15 +37,16 @@ class Growth:
         """Collect after a step, if there is need. None: there is not."""
         young = gc.get_count()[0]
         if young > MOST_YOUNG:
-            return Relief(f"{young:,} new objects after step {step}", gc.collect(self._young))
+            return Relief(f"{young:,} new objects after step {step}", 2 * gc.collect(self._young) > young)
         now = self._memory()
         grown = [kind for kind, amount in now.items() if _grown(self._base.get(kind, amount), amount)]
         if not grown:
             return None
-        freed = gc.collect()
+        gc.collect()
         after = self._memory()
+        helped = any(now[kind] - after.get(kind, 0) > (now[kind] - self._base[kind]) / 2 for kind in grown)
         self._base = {**self._base, **{kind: after[kind] for kind in grown if kind in after}}
-        return Relief(f"{grown[0]} memory {now[grown[0]] / 1e6:,.0f} MB after step {step}", freed)
+        return Relief(f"{grown[0]} memory {now[grown[0]] / 1e6:,.0f} MB after step {step}", helped)
 
 
 def _grown(before: int, now: int) -> bool:

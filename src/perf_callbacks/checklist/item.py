@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from perf_callbacks.core.config import PerfConfig
-from perf_callbacks.core.records import Checklist
+from perf_callbacks.core.records import Checklist, Gc
 from perf_callbacks.core.steps import Step
 from perf_callbacks.host.environment import Environment
 from perf_callbacks.host.upkeep import NEVER
@@ -77,7 +77,12 @@ class Applied:
     def end_span(self) -> None:
         """It is about to end."""
 
-    def see(self, steps: Sequence[Step]) -> None:
+    @property
+    def watching(self) -> bool:
+        """Whether it wants to see anything."""
+        return False
+
+    def see(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
         """Steps are finished."""
 
     @property
@@ -85,13 +90,16 @@ class Applied:
         """What this rank asks all ranks for."""
         return {}
 
-    def agree(self, asked: Mapping[str, int], step: int) -> None:
+    def agree(self, least: Mapping[str, int], step: int) -> None:
         """What holds on all ranks from the end of that step on."""
 
     @property
     def turns(self) -> bool:
         """Whether it can be done and left in turns, here and still."""
         return False
+
+    collects: bool = False
+    """Whether what it changes is when garbage is collected."""
 
     def hold(self) -> None:
         """Do nothing yet: it is to be tried."""
@@ -101,6 +109,10 @@ class Applied:
 
     def keep(self, step: int) -> None:
         """From the end of that step on it is done, for good."""
+
+    def leave(self, step: int) -> None:  # noqa: ARG002 it is the shape of all
+        """From there on it is left, for good."""
+        self.close()
 
     def news(self) -> list[Checklist]:
         """What there is to say since the last call."""

@@ -113,7 +113,7 @@ class Loading(Applied):
         if fit.environment.memory_available is not None:
             self._room = MOST_PINNED * fit.environment.memory_available / fit.environment.local_world_size
         self._first, self._copies = First(), Copies()
-        self._copied = fit.batches.copy is not None
+        self._copied = fit.batches.copy is not None and not fit.environment.copies_go_on
         self._held: list[int] = []
         self._due = 0
         batches = fit.batches
@@ -157,6 +157,10 @@ class Loading(Applied):
     def keep(self, step: int) -> None:  # noqa: ARG002 it is the shape of all
         """It is worth it: they are not, for good."""
         self._copies.go_on = True
+
+    def leave(self, step: int) -> None:  # noqa: ARG002 it is the shape of all
+        """It is not: they are waited for. That loaders pin was not tried."""
+        self._copies.go_on = False
 
     def close(self) -> None:
         """Loaders and copies are as they were found. Twice is once."""

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 
 from perf_callbacks.checklist.item import SKIPPED, Applied
-from perf_callbacks.core.records import APPLIED, Checklist
+from perf_callbacks.core.records import APPLIED, Checklist, Gc
 from perf_callbacks.core.steps import Step
-from perf_callbacks.core.trial import PAIRS, TURN, Outcome, Trial
+from perf_callbacks.core.trial import LEAST, PAIRS, TURN, Outcome, Trial
 from perf_callbacks.host.upkeep import NEVER
 
-APART = 256
-"""Steps between the trials of two items: it takes a while until all ranks have heard what came of the first."""
+SLOT = 2 * PAIRS * TURN + 256
+"""Steps from one item's trial to the next one's: it takes a while until all ranks have heard what came of the first."""
 
 
 class Proving(Applied):
@@ -19,9 +19,9 @@ class Proving(Applied):
         super().__init__()
         self.slug = item.slug
         self._item = item
-        self._trial = Trial(after)
+        self._trial = Trial(after, collecting=item.collects)
         self._turn = self._trial.turns_after(after - 1)
-        self._name = f"keep {item.slug}"
+        self._name = asked(item.slug)
         self._finds: bool | None = None
         self._verdict: tuple[bool, int] | None = None
         self._over = False
@@ -59,11 +59,16 @@ class Proving(Applied):
         """It is about to end."""
         self._item.end_span()
 
-    def see(self, steps: Sequence[Step]) -> None:
+    @property
+    def watching(self) -> bool:
+        """Until it has found out."""
+        return not self._over and self._finds is None
+
+    def see(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
         """Steps are finished: what they took is what is tried."""
-        if self._over or self._finds is not None:
+        if not self.watching:
             return
-        self._trial.see(steps)
+        self._trial.see(steps, pauses)
         if self._trial.over:
             outcome = self._trial.outcome()
             self._finds = outcome is not None and outcome.better
@@ -73,11 +78,11 @@ class Proving(Applied):
         """What the item asks for, and that it be kept, or not."""
         return {**self._item.asks, **({} if self._finds is None else {self._name: int(self._finds)})}
 
-    def agree(self, asked: Mapping[str, int], step: int) -> None:
+    def agree(self, least: Mapping[str, int], step: int) -> None:
         """What holds on all ranks from the end of that step on."""
-        self._item.agree(asked, step)
-        if self._name in asked and self._verdict is None and not self._over:
-            self._verdict = bool(asked[self._name]), step
+        self._item.agree(least, step)
+        if self._name in least and self._verdict is None and not self._over:
+            self._verdict = bool(least[self._name]), step
 
     def news(self) -> list[Checklist]:
         """What there is to say since the last call, of both."""
@@ -94,7 +99,7 @@ class Proving(Applied):
         if keep:
             self._item.keep(step)
         else:
-            self._item.close()
+            self._item.leave(step)
         if keep and not self._item.turns:  # it has given up by itself, and said why
             return
         self._say(
@@ -105,6 +110,11 @@ class Proving(Applied):
 
     def _end(self) -> None:
         self._over, self._turn, self._verdict = True, None, None
+
+
+def asked(slug: str) -> str:
+    """By which name a rank asks for an item to be kept, by 1, or left, by 0."""
+    return f"keep {slug}"
 
 
 def plan(after: int) -> str:
@@ -125,6 +135,8 @@ def _told(outcome: Outcome | None, *, keep: bool) -> str:
         return f"it saves {saved:.3g} of {left:.3g} ms a step ({saved / left:.1%}; {interval})"
     if outcome.better:
         return f"it was not kept, since other ranks don't gain: here it saves {saved:.3g} of {left:.3g} ms ({interval})"
+    if outcome.low > 0:
+        return f"it was not kept: of a step of {left:.3g} ms it saved less than {LEAST:.1%} ({interval})"
     if outcome.high < 0:
         return f"it was not kept: with it a step of {left:.3g} ms took {-saved:.3g} ms more ({interval})"
     return f"it was not kept: of a step of {left:.3g} ms it saved nothing that could be told from noise ({interval})"

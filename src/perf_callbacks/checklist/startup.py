@@ -9,13 +9,13 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from perf_callbacks.checklist.garbage import BEGIN_AFTER
+from perf_callbacks.checklist.garbage import ASKED, BEGIN_AFTER
 from perf_callbacks.checklist.item import ADVISED, FAILED, FORESEEN, SKIPPED, Applied, Batches, Fit, Item
 from perf_callbacks.checklist.items import ITEMS, LOADERS
-from perf_callbacks.checklist.proving import APART, Proving, plan
+from perf_callbacks.checklist.proving import SLOT, Proving, asked, plan
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.marks import BACK, BEGIN
-from perf_callbacks.core.records import APPLIED, TRIED, Checklist
+from perf_callbacks.core.records import APPLIED, TRIED, Checklist, Gc
 from perf_callbacks.core.settings import Settings
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.core.steps import Step
@@ -28,6 +28,9 @@ log = logging.getLogger("perf_callbacks")
 
 NO_BATCHES = Batches()
 
+NO_WISH = {ASKED: NEVER, **{asked(item.slug): 0 for item in ITEMS}}
+"""What a rank asks for on behalf of items that it doesn't have."""
+
 LEFT_TO_DO = frozenset({ADVISED, FAILED})
 """What a person should look at."""
 
@@ -38,6 +41,7 @@ class Startup:
     def __init__(self, fit: Fit, items: Iterable[Item] = ITEMS, earlier: "Startup | None" = None) -> None:
         self._applied: dict[str, Applied] = {} if earlier is None else earlier.hand_over()
         self._news: list[Checklist] = []
+        self._trials: dict[str, Proving] = {}
         self.due = NEVER
         done = {} if earlier is None else {row.item: row for row in earlier.rows}
         rows = [done.get(item.slug) or self._start(item, fit) for item in items]
@@ -57,27 +61,36 @@ class Startup:
 
     def _try(self, rows: Iterable[Checklist], after: int) -> Iterator[Checklist]:
         """Try what can be tried, one item after the other."""
-        for row in rows:
+        for place, row in enumerate(rows):
             item = self._applied.get(row.item)
-            if item is None or not item.turns:
+            if item is not None and item.turns:
+                begin = after + place * SLOT  # on all ranks, whatever else they try
+                self._applied[row.item] = self._trials[row.item] = Proving(item, begin)
+                yield dataclasses.replace(row, status=TRIED, why=plan(begin))
+            else:
                 yield row
-                continue
-            self._applied[row.item] = proving = Proving(item, after)
-            yield dataclasses.replace(row, status=TRIED, why=plan(after))
-            after = proving.last + APART
 
-    def see(self, steps: Sequence[Step]) -> None:
+    @property
+    def watching(self) -> bool:
+        """Whether something is on trial."""
+        return any([trial.watching for trial in self._trials.values()])
+
+    def see(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
         """Steps are finished."""
-        self._each(lambda upkeep: upkeep.see(steps))
+        self._each(lambda upkeep: upkeep.see(steps, pauses))
 
     @property
     def asks(self) -> Mapping[str, int]:
-        """What this rank asks all ranks for."""
-        return {name: amount for upkeep in self._applied.values() for name, amount in upkeep.asks.items()}
+        """What this rank asks all ranks for. An item that is not on trial here, or failed, is kept by nobody."""
+        undecided = {asked(slug) for slug in self._trials if slug in self._applied}
+        asks = {name: least for name, least in NO_WISH.items() if name not in undecided}
+        for upkeep in self._applied.values():
+            asks.update(upkeep.asks)
+        return asks
 
-    def agree(self, asked: Mapping[str, int], step: int) -> None:
+    def agree(self, least: Mapping[str, int], step: int) -> None:
         """What holds on all ranks from the end of that step on."""
-        self._each(lambda upkeep: upkeep.agree(asked, step))
+        self._each(lambda upkeep: upkeep.agree(least, step))
 
     def end_step(self, step: int) -> None:
         """A step that is due is about to end."""
@@ -174,7 +187,7 @@ def _proving(recorder: Recorder, config: PerfConfig) -> bool:
     """Whether items are tried. Where there are other ranks, all have to find out together what an item buys."""
     if config.checklist != "prove":
         return False
-    if recorder.run.world_size == 1 or recorder.exchanges:
+    if recorder.run.world_size == 1 or recorder.exchanging:
         return True
     log.warning("perf_callbacks: checklist='prove' acts as 'on': ranks exchange nothing, and can't agree.")
     return False

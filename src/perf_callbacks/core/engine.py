@@ -14,7 +14,7 @@ from perf_callbacks.core.batches import Batch, nothing, together
 from perf_callbacks.core.ledger import Ledger
 from perf_callbacks.core.marks import BACK, BEGIN, END, Pause
 from perf_callbacks.core.parts import Parts
-from perf_callbacks.core.pauses import Pauses
+from perf_callbacks.core.pauses import Pauses, collection
 from perf_callbacks.core.records import Amounts, Gc, Record, Row, Run, Span, Summary
 from perf_callbacks.core.shapes import ShapedWork
 from perf_callbacks.core.sharing import Sharing
@@ -125,18 +125,10 @@ class Engine:
         else:
             self.tape.note(pause)
 
-    def _tell(self, pause: Pause, stage: str, step: int) -> None:
-        self._emit(
-            Gc(
-                step=step,
-                stage=stage,
-                generation=pause.generation,
-                start=pause.start - self._began,
-                seconds=pause.seconds,
-                collected=pause.collected,
-                automatic=pause.automatic,
-            )
-        )
+    def _tell(self, pause: Pause, stage: str, step: int) -> Gc:
+        record = collection(pause, stage, step, self._began)
+        self._emit(record)
+        return record
 
     def begin_span(self, kind: str, now: float) -> None:
         """Time begins that belongs to no step. Spans nest; the step in which one falls is in no row."""
@@ -187,15 +179,20 @@ class Engine:
 
     def _collect(self) -> None:
         done, told = self.tape.read()
-        for pause, stage, place in told:
-            step = self._waiting[place][0] if place < len(self._waiting) else self.step + 1
-            self._tell(pause, "other" if stage is Stage.UNDECIDED else stage.name.lower(), step)
+        pauses = [
+            self._tell(
+                pause,
+                "other" if stage is Stage.UNDECIDED else stage.name.lower(),
+                self._waiting[place][0] if place < len(self._waiting) else self.step + 1,
+            )
+            for pause, stage, place in told
+        ]
         finished = [self._finish(past) for past in done]
         if self._device is not None:
             self._passed += finished
             finished = [self._timed(self._passed.popleft(), seconds) for seconds in self._device.ready()]
         self._ledger.enter(finished)
-        self._sharing.see(finished)
+        self._sharing.see(finished, pauses)
 
     def _finish(self, past: Past) -> Step:
         number, excluded, batches = self._waiting.popleft()

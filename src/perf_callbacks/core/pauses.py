@@ -3,6 +3,7 @@
 from typing import Any
 
 from perf_callbacks.core.marks import Pause
+from perf_callbacks.core.records import Gc
 
 GENERATIONS = 3
 
@@ -26,3 +27,16 @@ class Pauses:
         """The fields of a summary; None where collections were not timed."""
         known = tuple(self.collections), self.seconds, self.longest
         return dict(zip(("gc_collections", "gc_seconds", "gc_longest"), known if timed else [None] * 3, strict=True))
+
+
+def collection(pause: Pause, stage: str, step: int, began: float) -> Gc:
+    """One, as it stands in the journal of a fit that began then."""
+    return Gc(
+        step=step,
+        stage=stage,
+        generation=pause.generation,
+        start=pause.start - began,
+        seconds=pause.seconds,
+        collected=pause.collected,
+        automatic=pause.automatic,
+    )

@@ -191,6 +191,8 @@ class Window:
     hardware_flops: int | None = None
     asks: Mapping[str, int] = field(default_factory=dict)
     """What all ranks ask each other for, by name: the least that any of them asks for."""
+    holds: Mapping[str, int] = field(default_factory=dict)
+    """From the end of which step on they do so."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

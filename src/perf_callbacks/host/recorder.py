@@ -166,9 +166,10 @@ class Recorder:
         return self._engine.step
 
     @property
-    def exchanges(self) -> bool:
-        """Whether ranks tell each other what they did."""
-        return self._ranks is not None and self._ranks.window is not None
+    def exchanging(self) -> bool:
+        """Whether ranks tell each other what they did, or may yet."""
+        verdict = self._ranks.verdict if self._ranks is not None else None
+        return self._ranks is not None and (verdict is None or verdict.window is not None)
 
     @property
     def batches(self) -> list[Batch]:

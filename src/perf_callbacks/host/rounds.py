@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from perf_callbacks.core.records import Window
-from perf_callbacks.core.windows import Part, Verdict, combine, decode, encode
+from perf_callbacks.core.windows import Part, Verdict, combine, decode, encode, hold
 from perf_callbacks.host.board import Board
 
 KEPT = 8
@@ -125,8 +125,8 @@ class Leader(Rounds):
         # Every rank sends its parts in order: what is older and not complete will never be.
         self._pending = {window: parts for window, parts in self._pending.items() if window > max(complete, default=-1)}
         for window in [window for window in windows if window is not None]:
-            self.finished.append(window)
-            self.latest = window
+            self.latest = hold(window, self.latest)
+            self.finished.append(self.latest)
         if any(windows) and self.latest is not None:
             board.write("window", _note(self._mine.fit, encode(self.latest)))
 

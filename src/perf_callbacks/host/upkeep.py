@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from perf_callbacks.core.records import APPLIED, TRIED, Checklist, Record
+from perf_callbacks.core.records import APPLIED, TRIED, Checklist, Gc, Record
 from perf_callbacks.core.sources import Upkeep
 from perf_callbacks.core.steps import Step
 
@@ -48,10 +48,15 @@ class Keeping:
             self._upkeep.end_span()
             self._catch_up(self._upkeep)
 
-    def see(self, steps: Sequence[Step]) -> None:
+    @property
+    def watching(self) -> bool:
+        """Whether it wants to see anything."""
+        return self._upkeep is not None and self._upkeep.watching
+
+    def see(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
         """Steps are finished."""
         if self._upkeep is not None:
-            self._upkeep.see(steps)
+            self._upkeep.see(steps, pauses)
             self._catch_up(self._upkeep)
 
     @property
@@ -59,10 +64,10 @@ class Keeping:
         """What this rank asks all ranks for."""
         return {} if self._upkeep is None else self._upkeep.asks
 
-    def agree(self, asked: Mapping[str, int], step: int) -> None:
+    def agree(self, least: Mapping[str, int], step: int) -> None:
         """What holds on all ranks from the end of that step on."""
         if self._upkeep is not None:
-            self._upkeep.agree(asked, step)
+            self._upkeep.agree(least, step)
             self._catch_up(self._upkeep)
 
     def _catch_up(self, upkeep: Upkeep) -> None:
