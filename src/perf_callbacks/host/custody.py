@@ -89,8 +89,8 @@ class Custody:
         with self._lock:
             if self._holder is not holder:
                 return
-            self.unnoticed = True
             try:
+                self.unnoticed = True
                 for _ in range(min(counts[1], gc.get_threshold()[1] + 1) if generational() else 0):
                     gc.collect(0)  # of nothing: it is counted, that is all
             finally:
