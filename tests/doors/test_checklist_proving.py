@@ -131,6 +131,7 @@ def test_however_it_ends_in_a_done_turn_all_is_as_it_was_found(tmp_path, through
 
 
 @every_door
+@pytest.mark.slow
 def test_what_somebody_froze_stays_frozen(tmp_path, monkeypatch, through):
     judge(monkeypatch, BETTER)
     gc.freeze()
@@ -191,6 +192,7 @@ def test_a_trial_within_a_trial_leaves_the_outer_one_its_turns(tmp_path, through
 
 
 @every_door
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [4, 7])
 def test_evaluations_and_checkpoints_in_the_midst_of_turns_change_no_turn(tmp_path, monkeypatch, through, every):
     judge(monkeypatch, BETTER)
