@@ -111,6 +111,8 @@ def whole(world_size, window, length=10, step_seconds=0.01):
         "useful_tokens": amount * 9,
         "model_flops": amount * 600,
         "hardware_flops": amount * 800,
+        "asks": {},
+        "holds": {},
     }
 
 
