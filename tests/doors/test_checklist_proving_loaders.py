@@ -4,6 +4,7 @@ import pinning
 import pytest
 import tiny
 import torch
+from accelerate import data_loader
 from through import DOORS
 from tiny import records
 
@@ -92,8 +93,11 @@ def test_copies_go_on_in_done_turns_and_are_waited_for_in_left_ones(tmp_path, mo
 @every_door_that_copies
 @pytest.mark.parametrize("error", [RuntimeError("no more"), KeyboardInterrupt()], ids=repr)
 def test_however_it_ends_in_a_done_turn_copies_are_as_found(tmp_path, copies, through, error):
+    send = data_loader.send_to_device
+
     def after_step(step):
         if step == 7:
+            assert data_loader.send_to_device is not send
             copies.clear()
             raise error
 
@@ -101,7 +105,9 @@ def test_however_it_ends_in_a_done_turn_copies_are_as_found(tmp_path, copies, th
         through(tmp_path / "prove", after_step, **ALONE)
     watch = Watch(copies)
     through(tmp_path / "off", watch, checklist="off")
-    assert True not in set().union(*watch.kinds.values())
+    assert data_loader.send_to_device is send
+    # where nobody pins, nothing that is pinned is copied
+    assert set().union(*watch.kinds.values()) == ({False} if through is COPYING["transformers"] else set())
 
 
 @pytest.fixture(params=["see", "end_step", "agree"])

@@ -11,7 +11,10 @@ from tiny import records, steps
 
 from perf_callbacks.core.records import Gc, Run, Summary, Window
 
-pytestmark = SLOW
+pytestmark = [
+    *SLOW,
+    pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="processes can't be stopped on this system"),
+]
 
 AMOUNTS = ("samples", "tokens", "useful_tokens")
 

@@ -9,7 +9,9 @@ from perf_callbacks.host import garbage
 from perf_callbacks.host.custody import Custody, generational
 from perf_callbacks.host.garbage import GcObserver
 
-pytestmark = pytest.mark.skipif(not generational(), reason="this collector counts otherwise")
+pytestmark = pytest.mark.skipif(
+    not generational(), reason="without a young generation there are no counts of its collections to be restored"
+)
 
 
 @pytest.fixture(autouse=True)

@@ -28,11 +28,6 @@ class Proving(Applied):
         item.hold()
 
     @property
-    def last(self) -> int:
-        """The last step of the trial."""
-        return self._trial.last
-
-    @property
     def due(self) -> int:
         """Of the item, the next turn, and what was decided, whichever comes first."""
         decided = NEVER if self._verdict is None else self._verdict[1]
