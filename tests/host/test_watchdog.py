@@ -1,0 +1,100 @@
+"""Whoever is watched is ticked for, weakly, until it has had enough."""
+
+import gc
+import os
+import threading
+import weakref
+
+import pytest
+
+from perf_callbacks.host import watchdog
+from perf_callbacks.host.watchdog import Watchdog
+
+
+class Ticked:
+    def __init__(self, ticks=None):
+        self.seen, self._ticks = [], ticks
+
+    def tick(self, now):
+        self.seen.append(now)
+        return self._ticks is None or len(self.seen) < self._ticks
+
+
+@pytest.fixture
+def now():
+    return [0.0]
+
+
+@pytest.fixture
+def dog(now):
+    return Watchdog(lambda: now[0], threaded=False)
+
+
+def test_everything_watched_is_ticked_for_until_it_needs_no_more(dog, now):
+    long, short = Ticked(), Ticked(ticks=2)
+    for one in (long, short, long):
+        dog.watch(one)
+    for second in range(4):
+        now[0] = float(second)
+        assert dog.tick()
+    assert (long.seen, short.seen) == ([0.0, 1.0, 2.0, 3.0], [0.0, 1.0])
+
+
+def test_being_watched_keeps_nothing_alive(dog):
+    watched = Ticked()
+    gone = weakref.ref(watched)
+    dog.watch(watched)
+    assert dog.tick()
+    del watched
+    assert gone() is None
+    assert not dog.tick()
+
+
+def test_a_tick_that_fails_is_the_last_and_the_others_go_on(dog):
+    class Failing(Ticked):
+        def tick(self, now):
+            super().tick(now)
+            raise ValueError("no")
+
+    failing, other = Failing(), Ticked()
+    dog.watch(failing)
+    dog.watch(other)
+    assert dog.tick()
+    assert dog.tick()
+    assert (len(failing.seen), len(other.seen)) == (1, 2)
+
+
+def test_the_thread_ticks_by_itself_and_ends_when_nothing_is_left(monkeypatch):
+    monkeypatch.setattr(watchdog, "PERIOD_SECONDS", 0.001)
+    ticked = threading.Event()
+
+    class Once:
+        def tick(self, _now):
+            ticked.set()
+            return False
+
+    dog, once = Watchdog(), Once()
+    dog.watch(once)
+    thread = dog._thread
+    assert ticked.wait(60)
+    thread.join(60)
+    assert not thread.is_alive()
+    dog.watch(once)  # and begins anew
+    assert dog._thread is not thread
+    dog.stop()
+    assert not dog._thread.is_alive()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked on this system")
+def test_a_forked_child_watches_nothing_and_may_begin_anew():
+    dog, watched = Watchdog(), Ticked()
+    dog.watch(watched)
+    child = os.fork()
+    if child == 0:
+        alone = dog._thread is None and not dog._watched
+        dog.watch(watched)
+        os._exit(0 if alone and dog._thread.is_alive() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    dog.stop()
+    gc.collect(0)
