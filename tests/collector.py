@@ -1,7 +1,14 @@
 """A stand-in for the garbage collector, driven by hand, and places where one can be put."""
 
+import gc
+
 from perf_callbacks.checklist import garbage, growth
-from perf_callbacks.host import custody, environment
+from perf_callbacks.host import collector, environment
+
+
+def automatic():
+    """Whether the real collector runs by itself."""
+    return gc.isenabled() and gc.get_threshold()[0] != 0
 
 
 class FakeGc:
@@ -15,6 +22,9 @@ class FakeGc:
         self.threshold = threshold
         self.collected = []
         self.callbacks = []
+        self.owner = None
+        """The collector's owner, whose mark a freeze takes along."""
+        self._taken_along = []
 
     def isenabled(self):
         return self.enabled
@@ -28,16 +38,25 @@ class FakeGc:
     def freeze(self):
         self.frozen += self.alive
         self.alive = 0
+        self._taken_along.append(self.owner and self.owner._frozen)
 
     def unfreeze(self):
         self.alive += self.frozen
         self.frozen = 0
+        self._taken_along.clear()
 
     def get_freeze_count(self):
         return self.frozen
 
+    def get_objects(self):
+        mark = self.owner and self.owner._frozen
+        return [] if any(one is mark for one in self._taken_along) else [mark]
+
     def get_threshold(self):
         return self.threshold
+
+    def set_threshold(self, *threshold):
+        self.threshold = threshold
 
     def get_count(self):
         return (self.young, 0, 0)
@@ -48,16 +67,20 @@ class FakeGc:
         return 0
 
     @property
+    def automatic(self):
+        return self.enabled and self.threshold[0] != 0
+
+    @property
     def state(self):
-        return self.enabled, self.frozen >= custody.OWN_FROZEN, self.threshold, list(self.callbacks)
+        return self.automatic, self.frozen >= collector.OWN_FROZEN, self.threshold, list(self.callbacks)
 
 
 def put(monkeypatch, fake):
-    """In place of the collector; with it, nobody has it in custody."""
-    ours = custody.Custody()
+    """In place of the collector; with it, no fit has a claim on it."""
+    fake.owner = ours = collector.Collector()
     ours._heard_of_forks = True
-    for module in (garbage, growth, custody, environment):
+    for module in (garbage, growth, collector):
         monkeypatch.setattr(module, "gc", fake)
-    for module in (garbage, environment):
-        monkeypatch.setattr(module, "CUSTODY", ours)
+    for module in (garbage, environment, collector):
+        monkeypatch.setattr(module, "COLLECTOR", ours)
     return fake

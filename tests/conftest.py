@@ -38,7 +38,7 @@ def _process() -> dict[str, object]:
         "gc thresholds": gc.get_threshold(),
         "gc callbacks": list(gc.callbacks),
         "dispatch modes": len(_get_current_dispatch_mode_stack()),
-        "backward": torch.autograd.backward,
+        "backward": (torch.autograd.backward, torch.autograd.grad),
         "module hooks": [*modules._global_forward_pre_hooks, *modules._global_forward_hooks],
         "affinity": os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None,
         "threads": {thread.name for thread in threading.enumerate() if not thread.daemon},

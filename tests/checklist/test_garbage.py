@@ -32,8 +32,9 @@ def begin():
     """Begins fits, all of which are closed at the end."""
     begun = []
 
-    def one(*, step=0, memory=dict, **config):
-        fit = Fit(config=PerfConfig(**config), environment=environment.read(), step=step, memory=memory)
+    def one(*, step=0, memory=dict, progress=None, **config):
+        config = PerfConfig(**config)
+        fit = Fit(config=config, environment=environment.read(), step=step, memory=memory, progress=progress)
         begun.append(Collecting(fit))
         return begun[-1]
 
@@ -53,15 +54,16 @@ def go(upkeep, fake, steps, *, first=1):
     return found
 
 
-def test_the_second_step_collects_freezes_and_from_there_on_the_counter_says_when(fake, begin):
+def test_from_the_second_step_on_the_counter_says_when_and_the_first_full_collection_freezes(fake, begin):
     found = fake.state
     upkeep = begin(gc_interval=10)
     assert go(upkeep, fake, 1) == []
     assert fake.state == found
-    assert go(upkeep, fake, 1, first=2) == [(2, FULL)]
+    assert go(upkeep, fake, 98, first=2) == [(step, YOUNG) for step in range(10, 100, 10)]
+    assert fake.state[:2] == (False, False)
+    young = [(step, YOUNG) for step in range(110, 200, 10)]
+    assert go(upkeep, fake, 101, first=100) == [(100, FULL), *young, (200, FULL)]
     assert fake.state[:2] == (False, True)
-    young = [(step, YOUNG) for step in range(10, 201, 10) if step % 100]
-    assert go(upkeep, fake, 198, first=3) == sorted([*young, (100, FULL), (200, FULL)])
     upkeep.close()
     assert fake.state == found
     assert go(upkeep, fake, 100, first=201) == []
@@ -69,16 +71,29 @@ def test_the_second_step_collects_freezes_and_from_there_on_the_counter_says_whe
 
 def test_a_resumed_fit_begins_two_steps_later_and_keeps_to_the_same_steps(fake, begin):
     upkeep = begin(step=95, gc_interval=10)
-    assert go(upkeep, fake, 20, first=96) == [(97, FULL), (100, FULL), (110, YOUNG)]
+    assert go(upkeep, fake, 1, first=96) == []
+    assert fake.automatic
+    assert go(upkeep, fake, 19, first=97) == [(100, FULL), (110, YOUNG)]
+    assert not fake.automatic
+
+
+def test_a_short_fit_makes_no_collection_at_all(fake, begin):
+    upkeep = begin()
+    assert go(upkeep, fake, 99) == []
+    upkeep.begin_span("evaluation", 99)
+    upkeep.end_span()
+    upkeep.begin_span("checkpoint", 99)
+    upkeep.end_span()
+    upkeep.close()
+    assert (fake.collected, fake.state[:2]) == ([], (True, False))
 
 
 @pytest.mark.parametrize("interval", [1, 2, 3])
 def test_short_intervals_are_kept_to(fake, begin, interval):
     upkeep = begin(gc_interval=interval)
     found = go(upkeep, fake, 60)
-    assert found[0] == (2, FULL)
     due = [step for step in range(3, 61) if step % interval == 0]
-    assert found[1:] == [(step, YOUNG if step % (interval * 10) else FULL) for step in due]
+    assert found == [(step, YOUNG if step % (interval * 10) else FULL) for step in due]
 
 
 def test_where_steps_are_passed_over_what_fell_due_comes_late_and_once(fake, begin):
@@ -93,12 +108,12 @@ def test_where_steps_are_passed_over_what_fell_due_comes_late_and_once(fake, beg
 def test_without_young_generations_every_collection_is_full(monkeypatch, begin):
     fake = put(monkeypatch, FakeGc(threshold=(2000, 10, 0)))
     upkeep = begin(gc_interval=10)
-    assert go(upkeep, fake, 25) == [(2, FULL), (10, FULL), (20, FULL)]
+    assert go(upkeep, fake, 25) == [(10, FULL), (20, FULL)]
 
 
 def test_freezing_alone_leaves_automatic_collection(fake, begin):
     upkeep = begin(gc="freeze", gc_interval=10)
-    assert go(upkeep, fake, 200) == [(2, FULL)]
+    assert go(upkeep, fake, 200) == [(10, FULL)]
     upkeep.begin_span("evaluation", 200)
     upkeep.end_span()
     assert (fake.state[:2], upkeep.due) == ((True, True), NEVER)
@@ -119,49 +134,50 @@ def test_what_somebody_turned_off_meanwhile_stays_so(fake, begin, level):
 def test_what_somebody_turned_on_meanwhile_is_told_once_and_not_fought(fake, begin):
     upkeep = begin(gc_interval=100)
     go(upkeep, fake, 50)
-    fake.enable()
+    fake.set_threshold(900, 10, 10)
     assert go(upkeep, fake, 500, first=51) == []
-    assert fake.state[:2] == (True, False)
+    assert fake.state[:3] == (True, False, (900, 10, 10))
     (row,) = upkeep.news()
     assert (row.item, row.status) == ("gc", "skipped")
-    assert row.why == "somebody turned automatic collection on before step 58, and it stays on"
+    assert row.why == "somebody set the thresholds of collection before step 58, and they stay so"
     assert upkeep.news() == []
 
 
 def test_an_evaluation_begins_with_a_full_collection_and_may_collect_by_itself(fake, begin):
-    upkeep = begin(gc_interval=100)
-    go(upkeep, fake, 50)
+    upkeep = begin(gc_interval=5)
+    go(upkeep, fake, 51)
     fake.collected.clear()
-    upkeep.begin_span("evaluation", 50)
-    assert (fake.collected, fake.enabled) == ([FULL], True)
-    upkeep.begin_span("checkpoint", 50)
+    upkeep.begin_span("evaluation", 51)
+    assert (fake.collected, fake.automatic) == ([FULL], True)
+    upkeep.begin_span("checkpoint", 51)
     upkeep.end_span()
-    assert fake.enabled
+    assert fake.automatic
     upkeep.end_span()
     upkeep.end_span()
-    assert (fake.collected, fake.enabled) == ([FULL], False)
+    assert (fake.collected, fake.automatic) == ([FULL], False)
 
 
 def test_a_checkpoint_ends_with_a_full_collection(fake, begin):
-    upkeep = begin(gc_interval=100)
-    go(upkeep, fake, 50)
+    upkeep = begin(gc_interval=5)
+    go(upkeep, fake, 51)
     fake.collected.clear()
-    upkeep.begin_span("checkpoint", 50)
+    upkeep.begin_span("checkpoint", 51)
     assert fake.collected == []
     upkeep.end_span()
-    assert (fake.collected, fake.enabled) == ([FULL], False)
+    assert (fake.collected, fake.automatic) == ([FULL], False)
 
 
 def test_a_loop_that_evaluates_in_each_step_does_not_collect_each_time(fake, begin):
     upkeep = begin(gc_interval=100)
+    go(upkeep, fake, 1000)
     found = []
-    for step in range(1, 51):
+    for step in range(1001, 1051):
         fake.collected.clear()
         upkeep.begin_span("evaluation", step - 1)
         upkeep.end_span()
         upkeep.end_step(step)
         found += [step] * len(fake.collected)
-    assert found == [2, 13, 23, 33, 43]
+    assert found == [1011, 1021, 1031, 1041]
 
 
 def test_a_span_that_nobody_ends_does_so_with_its_step(fake, begin):
@@ -173,7 +189,7 @@ def test_a_span_that_nobody_ends_does_so_with_its_step(fake, begin):
     upkeep.end_span()
     assert upkeep.due <= 51
     upkeep.end_step(51)
-    assert (fake.enabled, upkeep.due) == (False, 58)
+    assert (fake.automatic, upkeep.due) == (False, 58)
 
 
 def test_a_span_before_the_second_step_changes_nothing(fake, begin):
@@ -235,25 +251,42 @@ def test_a_rank_in_danger_keeps_to_the_steps_of_the_others(fake, begin):
     assert [one for one in endangered if one in calm] == calm
 
 
-def test_a_fit_within_a_fit_takes_over_and_the_outer_one_takes_it_back(fake, begin):
-    outer = begin(gc_interval=100)
-    go(outer, fake, 40)
-    inner = begin(gc_interval=100)
-    assert go(inner, fake, 30) == [(2, FULL)]
+def test_a_fit_within_a_fit_collects_by_its_own_steps_and_leaves_the_outer_one_as_it_was(fake, begin):
+    found, outer, inner = fake.state, begin(gc_interval=10), begin(gc_interval=10)
+    go(outer, fake, 100)
+    assert go(inner, fake, 40) == [(step, YOUNG) for step in (10, 20, 30, 40)]
     inner.close()
-    assert fake.state[:2] == (True, False)
-    assert go(outer, fake, 20, first=41) == [(48, FULL)]
     assert fake.state[:2] == (False, True)
+    assert go(outer, fake, 30, first=101) == [(120, YOUNG), (130, YOUNG)]
     outer.close()
-    assert fake.state[:2] == (True, False)
+    assert fake.state == found
 
 
-def test_a_fit_that_nobody_closed_is_taken_over_for_good(fake, begin):
-    abandoned = begin()
-    go(abandoned, fake, 40)
-    later = begin()
-    go(later, fake, 40)
-    later.close()
+def test_two_fits_that_alternate_collect_as_often_as_one(fake, begin):
+    """As the two networks of a GAN, each in a loop of its own that is measured."""
+    one, other = begin(gc_interval=10), begin(gc_interval=10)
+    found = []
+    for step in range(1, 201):
+        for upkeep in (one, other):
+            fake.collected.clear()
+            if step >= upkeep.due:
+                upkeep.end_step(step)
+            found += [(step, generation) for generation in fake.collected]
+    assert found == [(step, YOUNG if step % 100 else FULL) for step in range(10, 201, 10)]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_fit_that_was_abandoned_takes_over_again_without_another_full_collection(fake, begin, frozen):
+    upkeep = begin(gc_interval=10, progress=lambda: (0, 0.1))
+    go(upkeep, fake, 105 if frozen else 45)
+    fake.collected.clear()
+    fake.owner.tick(0.0)
+    assert not fake.owner.tick(10.0)
+    assert (fake.collected, fake.state[:2]) == ([FULL], (True, False))
+    later = 106 if frozen else 46
+    assert go(upkeep, fake, 10, first=later) == [(110 if frozen else 50, YOUNG)]
+    assert fake.state[:2] == (False, frozen)
+    upkeep.close()
     assert fake.state[:2] == (True, False)
 
 
@@ -261,7 +294,7 @@ def test_a_fit_that_nobody_holds_on_to_is_over(fake):
     fit = Fit(config=PerfConfig(), environment=environment.read(), step=0, memory=dict)
     upkeep = Collecting(fit)
     go(upkeep, fake, 5)
-    assert not fake.enabled
+    assert not fake.automatic
     del upkeep
     assert fake.state[:2] == (True, False)
 
@@ -306,9 +339,10 @@ def test_a_leak_is_noticed_soon_and_freed(monkeypatch, begin):
 
 def test_the_collector_is_as_found_after_a_fit_with_the_real_one(begin):
     found = gc.isenabled(), gc.get_threshold(), list(gc.callbacks)
-    upkeep = begin()
+    upkeep = begin(gc_interval=1)
     upkeep.end_step(2)
-    assert (gc.isenabled(), gc.get_freeze_count() > 10_000) == (False, True)
+    upkeep.end_step(10)
+    assert (gc.get_threshold()[0], gc.get_freeze_count() > 10_000) == (0, True)
     upkeep.close()
     assert (gc.isenabled(), gc.get_threshold(), list(gc.callbacks)) == found
     assert gc.get_freeze_count() < 10_000

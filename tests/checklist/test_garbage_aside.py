@@ -18,11 +18,11 @@ IN_FULL = ["aside", FULL, "back"]
 def told(monkeypatch):
     """What was collected, and what of it aside."""
     fake, told = put(monkeypatch, FakeGc()), []
-    collect, pass_over = fake.collect, garbage.CUSTODY.pass_over
+    collect, pass_over = fake.collect, garbage.COLLECTOR.pass_over
     monkeypatch.setattr(fake, "collect", lambda generation=FULL: told.append(generation) or collect(generation))
-    monkeypatch.setattr(garbage.CUSTODY, "pass_over", lambda *of: told.append("passed over") or pass_over(*of))
+    monkeypatch.setattr(garbage.COLLECTOR, "pass_over", lambda *of: told.append("passed over") or pass_over(*of))
     yield told
-    assert fake.isenabled()
+    assert fake.automatic
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from collector import FakeGc, put
 from trying import Course, noisy
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.checklist.garbage import FULL, YOUNG, Collecting, Garbage
+from perf_callbacks.checklist.garbage import ELSEWHERE, FULL, YOUNG, Collecting, Garbage
 from perf_callbacks.checklist.item import Fit
 from perf_callbacks.checklist.proving import Proving
 from perf_callbacks.checklist.startup import Startup
@@ -38,7 +38,7 @@ def fit(*, proving=True, step=0, **config):
 def tried(fake, *, saves=True, **config):
     """A fit in which it is on trial: steps are shorter while nothing is collected by itself."""
     upkeep = Startup(fit(**config), (Garbage(),))
-    return upkeep, Course(upkeep, noisy(lambda: saves and not fake.enabled))
+    return upkeep, Course(upkeep, noisy(lambda: saves and not fake.automatic))
 
 
 @pytest.mark.parametrize("interval", [TURN, 45, 100, 1000])
@@ -48,26 +48,26 @@ def test_in_turns_done_young_objects_alone_are_collected_by_the_counter_and_at_t
     for number in range(1, KEPT):
         fake.collected.clear()
         done = DONE_AFTER(number - 1)
-        course.before_end = lambda _, done=done: fake.enabled is not done or pytest.fail("the other way round")
+        course.before_end = lambda _, done=done: fake.automatic is not done or pytest.fail("the other way round")
         course.go(number)
         due = [YOUNG] if done and number % interval == 0 else []
         if number in BOUNDARIES or number in {AFTER, LAST}:
             piled_up = number == AFTER or number // (10 * interval) > (number - TURN) // (10 * interval)
             due += [FULL] * piled_up + [YOUNG] * done
         assert (fake.collected, fake.frozen) == (due, 0)
-    assert fake.enabled
+    assert fake.automatic
 
 
-def test_when_it_is_kept_everything_alive_is_frozen_and_the_counter_says_when(fake):
+def test_when_it_is_kept_the_counter_says_when_and_the_first_full_collection_freezes(fake):
     upkeep, course = tried(fake, gc_interval=100)
     found = fake.state
     course.go(KEPT - 1)
     fake.collected.clear()
     course.go(KEPT)
-    assert (fake.collected, fake.state[:2]) == ([FULL], (False, True))
-    fake.collected.clear()
+    assert (fake.collected, fake.state[:2]) == ([], (False, False))
     course.go(2000)
     assert fake.collected == [1] * 9 + [FULL]
+    assert fake.state[:2] == (False, True)
     assert [(row.item, row.status) for row in course.rows] == [("gc", "on trial"), ("gc", "applied")]
     upkeep.close()
     assert fake.state == found
@@ -90,14 +90,14 @@ def test_what_somebody_turns_on_in_a_turn_stays_on_for_good(fake, at):
     """Be the next turn one that is done or one that is left."""
     upkeep, course = tried(fake, gc_interval=1000)
     course.go(at)
-    assert not fake.enabled
-    fake.enable()
+    assert not fake.automatic
+    fake.set_threshold(900, 10, 10)
     fake.collected.clear()
     boundary = at + TURN - (at - AFTER) % TURN
-    course.before_end = lambda number: fake.enabled or pytest.fail(f"off in step {number}")
+    course.before_end = lambda number: fake.automatic or pytest.fail(f"off in step {number}")
     course.go(1500)
     assert [(row.item, row.status) for row in course.rows] == [("gc", "on trial"), ("gc", "skipped")]
-    assert course.rows[1].why == f"somebody turned automatic collection on before step {boundary}, and it stays on"
+    assert course.rows[1].why == f"somebody set the thresholds of collection before step {boundary}, and they stay so"
     upkeep.close()
     assert fake.state[:2] == (True, False)
     assert fake.collected == []
@@ -115,14 +115,15 @@ def test_what_somebody_turns_off_while_it_is_left_stays_off(fake, at):
 
 
 @pytest.mark.parametrize("at", [between(*ways) - 22 for ways in [(False, True), (True, True), (True, False)]])
-def test_a_fit_within_a_turn_has_the_collector_for_itself_and_the_trial_goes_on(fake, at):
+def test_a_fit_within_a_turn_shares_the_collector_and_the_trial_goes_on(fake, at):
     upkeep, course = tried(fake)
     course.go(at)
+    way = fake.automatic
     inner = Collecting(fit())
     inner.end_step(2)
-    assert fake.state[:2] == (False, True)
+    assert fake.state[:2] == (False, False)
     inner.close()
-    assert fake.state[:2] == (True, False)
+    assert fake.state[:2] == (way, False)
     for boundary in [step for step in BOUNDARIES if step > at]:
         course.go(boundary + 1)
         assert fake.state[:2] == (not DONE_AFTER(boundary), False)
@@ -132,14 +133,15 @@ def test_a_fit_within_a_turn_has_the_collector_for_itself_and_the_trial_goes_on(
     assert fake.state[:2] == (True, False)
 
 
-def test_a_fit_that_has_the_collector_when_a_turn_ends_keeps_it(fake):
+def test_with_another_fit_under_way_nothing_can_be_compared_and_the_trial_ends(fake):
     upkeep, course = tried(fake)
-    boundary = between(True, False)
+    boundary = between(False, True)
     course.go(boundary - 1)
     inner = Collecting(fit())
     inner.end_step(2)
     course.go(boundary + 5)
-    assert fake.state[:2] == (False, True)
+    assert (course.rows[-1].status, course.rows[-1].why) == ("skipped", ELSEWHERE)
+    assert fake.state[:2] == (False, False)
     inner.close()
     upkeep.close()
     assert fake.state[:2] == (True, False)
@@ -150,11 +152,11 @@ def test_a_span_in_a_turn_done_collects_by_itself_and_one_in_a_turn_left_changes
     upkeep, course = tried(fake)
     for number in range(1, AFTER + 8 * TURN):
         course.go(number)
-        way, _ = fake.enabled, fake.collected.clear()
+        way, _ = fake.automatic, fake.collected.clear()
         upkeep.begin_span(kind, number)
-        assert fake.enabled
+        assert fake.automatic
         upkeep.end_span()
-        assert (fake.enabled, fake.collected) == (way, [])
+        assert (fake.automatic, fake.collected) == (way, [])
 
 
 @pytest.mark.parametrize("until", [1, AFTER + 5, AFTER + TURN + 5, LAST + 5, 1200])
@@ -181,8 +183,7 @@ def test_where_full_collections_could_come_in_each_turn_it_is_not_tried_but_done
     upkeep, course = tried(fake, gc_interval=interval)
     assert [(row.item, row.status) for row in upkeep.rows] == [("gc", status)]
     course.go(AFTER)
-    kept = status == "applied"
-    assert (fake.collected, fake.state[:2]) == ([FULL], (not kept, kept))
+    assert (fake.collected, fake.automatic) == (([], False) if status == "applied" else ([FULL], True))
     upkeep.close()
     assert fake.state[:2] == (True, False)
 
@@ -209,4 +210,4 @@ def test_ranks_that_agreed_on_an_interval_in_different_turns_keep_to_the_same_st
 
     one, other = rank(between(True, False) - 5), rank(between(True, False) + 5)
     assert one == other
-    assert [number for number, _ in one if number > LAST] == [1150, 1200, 1250, 1300, 1350, 1400, 1450]
+    assert [number for number, _ in one if number > LAST] == [1200, 1250, 1300, 1350, 1400, 1450]

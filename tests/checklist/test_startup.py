@@ -167,10 +167,12 @@ def test_a_fit_that_is_measured_has_its_checklist_until_it_closes(monkeypatch):
     assert [row.item for row in rows] == ["gc", "loaders"]
     assert recorder.upkeep.due == 2
     recorder.upkeep.end_step(2)
-    assert (fake.enabled, recorder.upkeep.due) == (False, 3)
+    assert (fake.automatic, recorder.upkeep.due) == (False, 3)
+    assert recorder.marks == []
+    recorder.upkeep.end_step(1000)
     assert recorder.marks == [BEGIN[Stage.ASIDE], BACK]
     recorder.patches.restore()
-    assert fake.enabled
+    assert fake.automatic
 
 
 @pytest.mark.parametrize(("ranks", "exchanging"), [(1, False), (2, True)])
@@ -183,11 +185,11 @@ def test_an_item_is_tried_where_all_can_find_out_together_what_it_buys(monkeypat
     assert (journal, recorder.upkeep.due) == (list(rows), 102)
     assert rows[0].why == "done and left in turns of 32 steps until step 1,126, to prove what it buys"
     recorder.upkeep.end_step(102)
-    assert (fake.enabled, recorder.upkeep.due) == (True, 134)
+    assert (fake.automatic, recorder.upkeep.due) == (True, 134)
     recorder.upkeep.end_step(134)
-    assert not fake.enabled
+    assert not fake.automatic
     recorder.patches.restore()
-    assert fake.enabled
+    assert fake.automatic
 
 
 def test_where_ranks_exchange_nothing_what_was_to_be_tried_is_applied_and_that_is_said(monkeypatch, caplog):
@@ -200,7 +202,7 @@ def test_where_ranks_exchange_nothing_what_was_to_be_tried_is_applied_and_that_i
         "perf_callbacks: checklist='prove' acts as 'on': ranks exchange nothing, and can't agree."
     ]
     recorder.upkeep.end_step(2)
-    assert not fake.enabled
+    assert not fake.automatic
     recorder.patches.restore()
 
 

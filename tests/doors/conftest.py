@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from perf_callbacks.checklist import garbage, growth
-from perf_callbacks.host import custody
+from perf_callbacks.host import collector
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -31,8 +31,9 @@ def _quick_collections(request, monkeypatch):
         "freeze": lambda: None,
         "unfreeze": lambda: None,
         "get_freeze_count": lambda: 0,
+        "get_objects": list,
     }
-    for module in (garbage, growth, custody):
+    for module in (garbage, growth, collector):
         monkeypatch.setattr(module, "gc", SimpleNamespace(**vars(gc) | quick))
 
 

@@ -5,6 +5,7 @@ import multiprocessing
 
 import pytest
 import torch
+from collector import automatic as collects
 from through import DOORS, STEPS, loop as through_loop, trainer as through_trainer
 from tiny import records
 from torch.utils.data import DataLoader, Dataset
@@ -22,14 +23,14 @@ def test_ranks_collect_when_the_counter_says_so_and_not_otherwise(tmp_path, thro
     automatic = {}
 
     def after_step(step):
-        automatic[step] = gc.isenabled()
+        automatic[step] = collects()
 
     summary = through(tmp_path, after_step, gc_interval=3).summary
     assert automatic == {step: step < 2 for step in range(1, STEPS + 1)}
-    assert gc.isenabled()
-    ours = [(pause.step, pause.generation) for pause in records(tmp_path, Gc) if 2 <= pause.step <= STEPS]
-    assert [one for one in ours if one[0] != 2] == [(3, 1), (6, 1)]
-    assert ("aside", 2, 2) in [(pause.stage, pause.step, pause.generation) for pause in records(tmp_path, Gc)]
+    assert collects()
+    ours = [(pause.step, pause.generation) for pause in records(tmp_path, Gc) if 3 <= pause.step <= STEPS]
+    assert ours == [(3, 1), (6, 1)]
+    assert {pause.ours for pause in records(tmp_path, Gc) if 3 <= pause.step <= STEPS} == {"schedule"}
     assert [pause.step for pause in records(tmp_path, Gc) if pause.automatic and pause.step in range(3, STEPS)] == []
     row, loaders = records(tmp_path, Checklist)
     assert (row.item, row.status, row.after) == ("gc", "applied", "every 3 steps, full every 30")
@@ -41,7 +42,7 @@ def test_ranks_collect_when_the_counter_says_so_and_not_otherwise(tmp_path, thro
 @pytest.mark.parametrize("config", [{"checklist": "off"}, {"skip": "gc"}, {"gc": "observe"}, {"gc": "off"}], ids=str)
 def test_each_switch_leaves_the_collector_alone(tmp_path, through, config):
     automatic = []
-    through(tmp_path, lambda _: automatic.append(gc.isenabled()), **config)
+    through(tmp_path, lambda _: automatic.append(collects()), **config)
     assert automatic == [True] * STEPS
     found = [row.status for row in records(tmp_path, Checklist) if row.item == "gc"]
     assert found == ([] if "checklist" in config else ["skipped"])
@@ -52,12 +53,12 @@ def test_each_switch_leaves_the_collector_alone(tmp_path, through, config):
 def test_however_it_ends_automatic_collection_is_back(tmp_path, through, error):
     def after_step(step):
         if step == 3:
-            assert not gc.isenabled()
+            assert not collects()
             raise error
 
     with pytest.raises((type(error), SystemExit)):  # Lightning exits after an interrupt
         through(tmp_path, after_step)
-    assert gc.isenabled()
+    assert collects()
 
 
 @every_door
@@ -78,16 +79,16 @@ def test_a_fit_within_a_fit_leaves_the_outer_one_what_it_had(tmp_path, through, 
     automatic = []
 
     def after_step(step):
-        automatic.append(gc.isenabled())
+        automatic.append(collects())
         if step == 4:
             inner = []
-            other(tmp_path / "inner", lambda _: inner.append(gc.isenabled()))
+            other(tmp_path / "inner", lambda _: inner.append(collects()))
             assert inner == [False] * STEPS  # first the outer one's doing, then its own
-            assert gc.isenabled()
+            assert not collects()  # it goes on as it was
 
     through(tmp_path, after_step, gc_interval=1)
     assert automatic == [True] + [False] * (STEPS - 1)
-    assert gc.isenabled()
+    assert collects()
 
 
 @every_door
@@ -96,20 +97,27 @@ def test_one_fit_after_the_other_each_has_its_own(tmp_path, through):
         automatic = []
         through(tmp_path / str(number), automatic_after(automatic))
         assert automatic == [True] + [False] * (STEPS - 1)
-        assert gc.isenabled()
+        assert collects()
 
 
 def automatic_after(found):
-    return lambda _: found.append(gc.isenabled())
+    return lambda _: found.append(collects())
 
 
-def test_what_was_not_frozen_before_is_frozen_while_a_fit_lasts(tmp_path):
+def test_the_first_full_collection_freezes_for_as_long_as_the_fit_lasts(tmp_path):
+    """What it takes is told apart: it is no collection of the program's, and part of no step."""
     gc.unfreeze()
     try:
         frozen = []
-        through_loop(tmp_path, lambda _: frozen.append(gc.get_freeze_count() > 10_000))
-        assert frozen == [False] + [True] * (STEPS - 1)
+        after = through_loop(
+            tmp_path, lambda _: frozen.append(gc.get_freeze_count() > 10_000), gc="freeze", gc_interval=5
+        )
+        assert frozen == [False] * 4 + [True] * (STEPS - 4)
         assert gc.get_freeze_count() < 1000
+        (startup,) = [pause for pause in records(tmp_path, Gc) if pause.ours == "startup"]
+        assert (startup.step, startup.stage, startup.generation) == (5, "aside", 2)
+        assert after.summary.gc_startup_seconds == pytest.approx(startup.seconds)
+        assert after.summary.gc_collections[2] == 0
     finally:
         gc.freeze()
 
@@ -121,7 +129,7 @@ class Answers(Dataset):
         return 8
 
     def __getitem__(self, index):
-        return torch.tensor(float(gc.isenabled()))
+        return torch.tensor(float(collects()))
 
 
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="nothing is forked on this system")
@@ -135,7 +143,7 @@ def test_workers_that_are_forked_while_it_is_off_collect_by_themselves(tmp_path)
             for batch in perf.loader:
                 model(batch[:, None]).sum().backward()
                 optimizer.step()
-                here.append(gc.isenabled())
+                here.append(collects())
                 there += batch.tolist()
     assert here == [True] + [False] * 7
     assert there == [1.0] * 16

@@ -68,8 +68,10 @@ def test_a_free_threaded_interpreter_has_no_young_collections(monkeypatch):
 
 def test_what_a_fit_turned_off_and_froze_is_not_how_it_was_found(monkeypatch):
     fake = put(monkeypatch, FakeGc())
-    environment.CUSTODY.take("a")
-    environment.CUSTODY.turn_off("a")
-    environment.CUSTODY.freeze("a")
+    lease = fake.owner.lease()
+    assert lease.turn_off()
+    lease.freeze()
     found = environment.read()
-    assert (found.gc_enabled, found.gc_frozen, fake.enabled) == (True, 0, False)
+    assert (found.gc_enabled, found.gc_frozen, found.gc_thresholds) == (True, 0, (700, 10, 10))
+    assert not fake.automatic
+    lease.let_go()

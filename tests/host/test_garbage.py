@@ -185,11 +185,11 @@ WITHOUT_TORCH = """
     for step in range(1, 21):
         if step >= applied.due:
             applied.end_step(step)
-        assert gc.isenabled() == (step < 2)
+        assert bool(gc.get_threshold()[0]) == (step < 2)
     assert gc.get_freeze_count() > 1000
     observer.remove()
     told = [(generation, automatic) for generation, automatic, _, _ in pauses if not automatic]
-    assert told == [(2, False)] + [(1, False)] * 8 + [(2, False)], told
+    assert told == [(1, False)] * 8 + [(2, False)], told
     applied.close()
     assert (gc.isenabled(), gc.get_threshold(), gc.callbacks[:]) == found
     assert gc.get_freeze_count() < 1000

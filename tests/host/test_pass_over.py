@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from perf_callbacks.host import garbage
-from perf_callbacks.host.custody import Custody, generational
+from perf_callbacks.host.collector import Collector, generational
 from perf_callbacks.host.garbage import GcObserver
 
 pytestmark = pytest.mark.skipif(
@@ -25,11 +25,12 @@ def thresholds():
 
 @pytest.fixture
 def ours(monkeypatch):
-    ours = Custody()
-    monkeypatch.setattr(garbage, "CUSTODY", ours)
-    ours._heard_of_forks = True
+    owner = Collector()
+    monkeypatch.setattr(garbage, "COLLECTOR", owner)
+    owner._heard_of_forks = True
+    ours = owner.lease()
     yield ours
-    ours.let_go("a")
+    ours.let_go()
 
 
 def come_to(younger, older):
@@ -44,11 +45,10 @@ def come_to(younger, older):
 
 def a_turn(ours, *, meanwhile=lambda: None):
     before = gc.get_count()
-    assert ours.take("a")
-    assert ours.turn_off("a")
+    assert ours.turn_off()
     meanwhile()
     gc.collect(1)
-    ours.pass_over("a", before)
+    ours.pass_over(before)
 
 
 @contextmanager
@@ -114,45 +114,37 @@ def test_an_interrupt_in_the_midst_leaves_automatic_collection_on_and_nothing_un
     calls = []
 
     def collecting(generation):
-        calls.append((generation, ours.unnoticed))
+        calls.append((generation, ours._owner.unnoticed))
         if len(calls) == at:
             raise KeyboardInterrupt
 
-    ours.take("a")
-    ours.turn_off("a")
+    ours.turn_off()
     with monkeypatch.context() as patch:
         patch.setattr(gc, "collect", collecting)
         with pytest.raises(KeyboardInterrupt):
-            ours.pass_over("a", (0, 5, 0))
+            ours.pass_over((0, 5, 0))
     assert calls == [(0, True)] * at
-    assert (gc.isenabled(), ours.unnoticed) == (True, False)
+    assert (gc.isenabled(), ours._owner.unnoticed) == (True, False)
     with observed() as seen:
         gc.collect(0)
     assert seen == [0]
 
 
-def test_whoever_has_it_by_now_is_not_disturbed(ours):
-    come_to(0, 0)
-    ours.take("a")
-    ours.turn_off("a")
-    ours.take("b")
-    try:
-        assert ours.turn_off("b")
-        gc.collect(0)
-        found = gc.get_count()[1:]
-        ours.pass_over("a", (0, 5, 5))
-        assert (gc.isenabled(), gc.get_count()[1:]) == (False, found)
-    finally:
-        ours.let_go("b")
-    assert gc.isenabled()
+def test_another_fit_that_wants_it_off_keeps_it_so(ours):
+    other = ours._owner.lease()
+    ours.turn_off()
+    other.turn_off()
+    ours.pass_over((0, 2, 0))
+    assert gc.get_threshold()[0] == 0
+    other.let_go()
+    assert gc.get_threshold()[0] != 0
 
 
 def test_what_somebody_turned_off_stays_off(ours):
     gc.disable()
     try:
-        ours.take("a")
-        assert not ours.turn_off("a")
-        ours.pass_over("a", (0, 2, 3))
+        assert not ours.turn_off()
+        ours.pass_over((0, 2, 3))
         assert not gc.isenabled()
     finally:
         gc.enable()

@@ -1,8 +1,9 @@
-"""Garbage collection at the same step on all ranks, without what lives long: for `gc` = "sync" and "freeze".
+"""The checklist item `gc`: garbage is collected at the same step on all ranks, without the objects that live long.
 
-Automatic collections strike each rank at a step of its own, and every rank waits for each of them. After the second
-step of a fit, when lazy imports and optimizer states are there, one full collection is made, what is alive is frozen,
-and automatic collection is turned off. From there on the step counter alone says when ranks collect.
+Automatic collections strike each rank at a step of its own, and every rank waits for each of them. From the second step
+of a fit on, when lazy imports and optimizer states are there, automatic collection is off and the step counter alone
+says when to collect. The first full collection that falls due freezes what is alive, so that later ones are cheap; a
+fit that is over before has paid for neither.
 """
 
 import gc
@@ -12,13 +13,13 @@ from collections.abc import Mapping
 from perf_callbacks.checklist.growth import Growth, Relief
 from perf_callbacks.checklist.item import ALREADY, NOT_APPLICABLE, SKIPPED, Applied, Fit
 from perf_callbacks.core.config import PerfConfig
-from perf_callbacks.core.records import APPLIED, Checklist
+from perf_callbacks.core.records import APPLIED, STARTUP, Checklist
 from perf_callbacks.core.trial import TURN
-from perf_callbacks.host.custody import CUSTODY, OWN_FROZEN
+from perf_callbacks.host.collector import COLLECTOR, FULL, OWN_FROZEN
 from perf_callbacks.host.environment import Environment
 from perf_callbacks.host.upkeep import NEVER
 
-YOUNG, FULL = 1, 2
+YOUNG = 1
 
 RARER = 10
 """Full collections are as much rarer than young ones: a young one never frees a cycle that has outlived another."""
@@ -27,7 +28,7 @@ ASKED = "gc_interval"
 """What ranks agree on, by the name by which they ask for it."""
 
 LEAST_INTERVAL = 10
-"""What is asked for is not less than this: whoever wants less configures it."""
+"""Ranks ask for no shorter interval than this: whoever wants one configures it."""
 
 BEGIN_AFTER = 2
 """Steps of a fit after which its lazy imports, optimizer states and buckets exist."""
@@ -58,8 +59,9 @@ class Garbage:
         return Collecting(fit)
 
 
-OTHERS = "automatic collection is off: whoever turned it off has plans of their own"
-WHY = "ranks that collect at different steps wait for each other; from the second step on"
+OTHERS = "automatic collection is off: the program collects by a plan of its own"
+ELSEWHERE = "another fit has the collector, so nothing can be compared"
+WHY = "no collection falls into the midst of a step, and all ranks collect at the same one"
 
 
 def _after(config: PerfConfig, environment: Environment) -> str:
@@ -70,8 +72,13 @@ def _after(config: PerfConfig, environment: Environment) -> str:
     return f"every {config.gc_interval:,} steps, full every {config.gc_interval * RARER:,}"
 
 
+def _next(step: int, interval: int) -> int:
+    """The first multiple of the interval that is not before this step."""
+    return -(-step // interval) * interval
+
+
 def due_between(before: int, step: int, interval: int) -> int | None:
-    """Which collection falls due after one step and not later than another: the same on every rank.
+    """Say which collection falls due after one step and not later than another: the same on every rank.
 
     >>> due_between(99, 100, 100), due_between(999, 1000, 100), due_between(100, 101, 100)
     (1, 2, None)
@@ -84,8 +91,8 @@ def due_between(before: int, step: int, interval: int) -> int | None:
 class Collecting(Applied):
     """Collects when the step counter says so, and at once where garbage grows too fast for that.
 
-    While it is tried it collects young objects at the end of each of its turns too, so that these pay for what they
-    leave behind. Nothing is frozen then, so that full collections are left to the turns between.
+    On trial it collects young objects at the end of each of its turns too, so that these pay for what they leave
+    behind. Nothing is frozen then, so that full collections are left to the turns between.
     """
 
     slug, collects = Garbage.slug, True
@@ -95,15 +102,16 @@ class Collecting(Applied):
         self._level = fit.config.gc
         self._interval = self._least = fit.config.gc_interval
         self._young = YOUNG if fit.environment.gc_generational else FULL
-        self._growth = Growth(fit.memory, self._young)
+        self._lease = COLLECTOR.lease(fit.progress)
+        self._let_go = weakref.finalize(self, self._lease.let_go)  # at exit too
+        self._growth = Growth(fit.memory, self._young, self._lease.collect_now)
         self._aside_of_steps = fit.aside
-        self._holder = object()
-        self._let_go = weakref.finalize(self, CUSTODY.let_go, self._holder)  # at exit too
         self._first = fit.step + BEGIN_AFTER
         self._last = self._last_full = self._aside = 0
+        self._begun = self._frozen = self._off_before = False
         self._spans: list[str] = []
         self._warned = False
-        self._due = self._first
+        self._due = self._first if self._level == "sync" else _next(self._first, self._interval)
         self._tried: tuple[int, ...] | None = None  # in a turn of its own: where the collector had come to before it
         self._fresh = True
         self._agreed: tuple[int, int] | None = None
@@ -114,7 +122,7 @@ class Collecting(Applied):
         return 0 if self._spans else self._due
 
     def end_step(self, step: int) -> None:
-        """A step that is due is about to end."""
+        """Do what a step that ends makes due."""
         while self._spans:
             self.end_span()
         if step < self._due:
@@ -122,28 +130,36 @@ class Collecting(Applied):
         if self._tried is not None:
             self._go_on_trying(step)
             return
-        if not CUSTODY.held_by(self._holder):  # the beginning, or a fit within this one had it meanwhile
+        if self._level == "freeze":
+            self._freeze(step)
+            self._due = NEVER
+        elif not self._begun:
             self._begin(step)
         elif not self._overruled(step):
+            if self._lease.abandoned:
+                self._take_over()
             self._keep_to_schedule(step)
         self._last = step
 
     def begin_span(self, kind: str, step: int) -> None:
-        """In an evaluation nobody waits for this rank in each step: it may collect by itself."""
+        """Collect by itself in an evaluation, where nobody waits for this rank in each step."""
         if not self._spans:
             self._aside = step
+            self._lease.aside = True
             if kind == "evaluation":
                 self._collect_aside()
-            if self._due != NEVER:
-                CUSTODY.turn_on(self._holder)
+            self._off_before = self._lease.off
+            self._lease.turn_on()
         self._spans.append(kind)
 
     def end_span(self) -> None:
-        """What is left of a checkpoint is garbage."""
+        """Collect what a checkpoint leaves behind."""
         kind = self._spans.pop() if self._spans else None
-        if kind is None or self._spans or self._due == NEVER:
+        if kind is None or self._spans:
             return
-        CUSTODY.turn_off(self._holder)
+        self._lease.aside = False
+        if self._off_before:
+            self._lease.turn_off()
         if kind != "evaluation":
             self._collect_aside()
 
@@ -177,7 +193,7 @@ class Collecting(Applied):
         tried = self._tried
         if due_between(self._last, step, self._interval) == FULL or not self._fresh:
             with self._aside_of_steps():  # so that nothing piles up, nor makes a collection of the first turns
-                gc.collect()
+                self._lease.collect_now(FULL)
         if not self._fresh:
             self._fresh = True
             self._growth.begin()
@@ -185,63 +201,68 @@ class Collecting(Applied):
         if tried is not None:
             if self._overruled(step):
                 return
-            gc.collect(self._young)
-        if done and not (tried is not None and CUSTODY.held_by(self._holder)):
+            self._lease.collect_now(self._young)
+        if done and not (tried is not None and self._lease.off):
             self._try(step)
         elif tried is not None and not done:
             self._due, self._tried = NEVER, None
-            CUSTODY.pass_over(self._holder, tried)
+            self._lease.pass_over(tried)
 
     def keep(self, step: int) -> None:
-        """It is worth it: from now on."""
+        """Do it from now on: it is worth it."""
         self._begin(step)
 
     def leave(self, step: int) -> None:
-        """It is not: what piled up meanwhile is seen to."""
+        """Leave it: it is not worth it. What piled up meanwhile is collected."""
         super().leave(step)
         with self._aside_of_steps():
-            gc.collect()
+            self._lease.collect_now(FULL)
 
     def close(self) -> None:
-        """Everything is as it was found. Twice is once."""
+        """Give the collector back. Twice is once."""
         self._due, self._tried = NEVER, None
         self._spans.clear()
         self._let_go()
 
     def _begin(self, step: int) -> None:
-        if not CUSTODY.take(self._holder):  # a fit in another thread: there is one collector
-            self._due = step + self._interval
-            return
-        if not CUSTODY.turn_off(self._holder) and self._level == "sync":
+        if not self._lease.turn_off():
             self._give_up(ALREADY, OTHERS)
             return
-        with self._aside_of_steps():
-            self._collect(FULL, step)
-            CUSTODY.freeze(self._holder)
+        self._begun = True
         self._growth.begin()
         self._first = self._last = step
         self._due = step + 1
-        if self._level == "freeze":
-            CUSTODY.turn_on(self._holder)
-            self._due = NEVER
+
+    def _freeze(self, step: int) -> None:
+        """Collect everything once and freeze the rest. This is paid once, and belongs to no step."""
+        with self._aside_of_steps():
+            self._lease.collect(FULL, STARTUP)
+            self._lease.freeze()
+        self._frozen, self._last_full = True, step
+        self._growth.begin()
+
+    def _take_over(self) -> None:
+        """Go on after a step so long that the watchdog gave the collector back, and collected everything."""
+        if self._lease.turn_off() and self._frozen:
+            self._lease.freeze()
 
     def _try(self, step: int) -> None:
         before = gc.get_count()
-        if not CUSTODY.take(self._holder):
-            self._give_up(SKIPPED, "a fit in another thread has the collector")
-        elif not CUSTODY.turn_off(self._holder):
+        if not self._lease.alone:
+            self._give_up(SKIPPED, ELSEWHERE)
+        elif not self._lease.turn_off():
             self._give_up(ALREADY, OTHERS)
         else:
             self._tried, self._first, self._due = before, step, step + 1
 
     def _go_on_trying(self, step: int) -> None:
         if step % self._interval == 0:
-            gc.collect(self._young)
+            self._lease.collect_now(self._young)
         self._look(step)
 
     def _overruled(self, step: int) -> bool:
-        if overruled := CUSTODY.overruled(self._holder):
-            self._give_up(SKIPPED, f"somebody turned automatic collection on before step {step}, and it stays on")
+        if overruled := self._lease.overruled:
+            self._give_up(SKIPPED, f"somebody set the thresholds of collection before step {step}, and they stay so")
         return overruled
 
     def _give_up(self, status: str, why: str) -> None:
@@ -262,15 +283,20 @@ class Collecting(Applied):
             self._due = min(self._due, self._agreed[1])
 
     def _collect(self, generation: int, step: int) -> None:
-        gc.collect(self._young if generation == YOUNG else FULL)
-        if generation == FULL:
+        young = generation == YOUNG and self._young == YOUNG
+        if young:
+            self._lease.collect(YOUNG)
+        elif self._frozen:
+            self._lease.collect(FULL)
             self._last_full = step
+        else:
+            self._freeze(step)
 
     def _collect_aside(self) -> None:
-        """In time that belongs to no step; not each time where a loop evaluates in each of its steps."""
-        due = self._due != NEVER and self._tried is None and self._aside - self._last_full >= self._apart
-        if due and CUSTODY.held_by(self._holder):
-            self._collect(FULL, self._aside)
+        """Collect in time that belongs to no step; not each time where a loop evaluates in each of its steps."""
+        if self._frozen and self._due != NEVER and self._tried is None and self._aside - self._last_full >= self._apart:
+            self._lease.collect(FULL)
+            self._last_full = self._aside
 
     @property
     def _apart(self) -> int:

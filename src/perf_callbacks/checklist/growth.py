@@ -4,6 +4,8 @@ import gc
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from perf_callbacks.host.collector import FULL
+
 MOST_YOUNG = 500_000
 """Objects since the last collection from which on it isn't waited for the next one."""
 
@@ -25,8 +27,8 @@ class Relief(NamedTuple):
 class Growth:
     """Looks at what has piled up on this rank, and collects where that is too much."""
 
-    def __init__(self, memory: Callable[[], Mapping[str, int]], young: int) -> None:
-        self._memory, self._young = memory, young
+    def __init__(self, memory: Callable[[], Mapping[str, int]], young: int, collect: Callable[[int], int]) -> None:
+        self._memory, self._young, self._collect = memory, young, collect
         self._base: Mapping[str, int] = {}
 
     def begin(self) -> None:
@@ -37,12 +39,12 @@ class Growth:
         """Collect after a step, if there is need. None: there is not."""
         young = gc.get_count()[0]
         if young > MOST_YOUNG:
-            return Relief(f"{young:,} new objects after step {step}", 2 * gc.collect(self._young) > young)
+            return Relief(f"{young:,} new objects after step {step}", 2 * self._collect(self._young) > young)
         now = self._memory()
         grown = [kind for kind, amount in now.items() if _grown(self._base.get(kind, amount), amount)]
         if not grown:
             return None
-        gc.collect()
+        self._collect(FULL)
         after = self._memory()
         helped = any(now[kind] - after.get(kind, 0) > (now[kind] - self._base[kind]) / 2 for kind in grown)
         self._base = {**self._base, **{kind: after[kind] for kind in grown if kind in after}}

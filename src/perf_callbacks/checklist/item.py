@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.records import Checklist, Gc
 from perf_callbacks.core.steps import Step
+from perf_callbacks.host.collector import Progress
 from perf_callbacks.host.environment import Environment
 from perf_callbacks.host.upkeep import NEVER
 
@@ -50,6 +51,8 @@ class Fit:
     batches: Batches = Batches()
     aside: Callable[[], AbstractContextManager[object]] = nullcontext
     """What is done within is part of no step."""
+    progress: Progress | None = None
+    """How far the fit has come, for the watchdog to ask. None: nobody is to ask."""
     proving: bool = False
     """Whether what can be tried is to be tried first."""
 

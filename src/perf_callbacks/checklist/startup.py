@@ -155,7 +155,13 @@ def start(
     try:
         fit = _fit(settings, place_device, batches)
         aside = functools.partial(_aside, weakref.ref(recorder))
-        fit = dataclasses.replace(fit, step=recorder.run.step, aside=aside, proving=_proving(recorder, settings.config))
+        fit = dataclasses.replace(
+            fit,
+            step=recorder.run.step,
+            aside=aside,
+            progress=functools.partial(_progress, weakref.ref(recorder)),
+            proving=_proving(recorder, settings.config),
+        )
         startup = Startup(fit, ITEMS, earlier)
     except Exception as error:
         log.warning("perf_callbacks: no checklist, measuring goes on: %s.", describe(error), exc_info=error)
@@ -205,6 +211,12 @@ def _decide(item: Item, fit: Fit) -> Checklist:
 
 def _skipped(skip: str) -> set[str]:
     return {name.strip() for name in skip.split(",")} - {""}
+
+
+def _progress(reference: "weakref.ref[Recorder]") -> tuple[int, float] | None:
+    """Ask a recorder how far its fit has come. None: it was freed or closed."""
+    recorder = reference()
+    return None if recorder is None or not recorder.active else recorder.progress
 
 
 @contextmanager

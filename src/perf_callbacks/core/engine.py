@@ -33,6 +33,7 @@ MOST_BATCHES = 256
 """More batches than this, in one step, are added up before it ends."""
 
 _OTHER = Stage.OTHER
+_BEGINNING = ("first", "restart")
 
 
 class Engine:
@@ -76,6 +77,8 @@ class Engine:
 
         self.step = run.step
         """The trainer's count of optimizer steps."""
+        self.longest_step = 0.0
+        """Seconds of the longest step so far, without the first, in which things are made and compiled."""
         self._excluded: str | None = "restart" if run.step else "first"
         self._batches: list[Batch] = []
         self._batch = Batch(None, None, None, ())
@@ -191,6 +194,8 @@ class Engine:
         if self._device is not None:
             self._passed += finished
             finished = [self._timed(self._passed.popleft(), seconds) for seconds in self._device.ready()]
+        times = [sum(step.seconds) for step in finished if step.seconds and step.excluded not in _BEGINNING]
+        self.longest_step = max(self.longest_step, *times) if times else self.longest_step
         self._ledger.enter(finished)
         self._sharing.see(finished, pauses)
 

@@ -41,6 +41,8 @@ class Pause(NamedTuple):
     automatic: bool
     here: bool
     """In the training thread."""
+    ours: str | None = None
+    """As `Gc.ours`."""
 
 
 Mark = Stage | Begin | Back | End

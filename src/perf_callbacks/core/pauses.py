@@ -3,34 +3,42 @@
 from typing import Any
 
 from perf_callbacks.core.marks import Pause
-from perf_callbacks.core.records import Gc
+from perf_callbacks.core.records import STARTUP, Gc
 
 GENERATIONS = 3
 
 
 class Pauses:
-    """All collections of a fit."""
+    """Add up the collections of a fit: the program's, those of the checklist's schedule, and its first full one."""
 
     def __init__(self) -> None:
-        self.collections = [0] * GENERATIONS
-        """How many, by generation."""
-        self.seconds = 0.0
-        self.longest = 0.0
+        self._collections = [0] * GENERATIONS
+        self._seconds = self._longest = self._scheduled = self._startup = 0.0
 
     def add(self, pause: Pause) -> None:
-        """There was one."""
-        self.collections[min(pause.generation, GENERATIONS - 1)] += 1
-        self.seconds += pause.seconds
-        self.longest = max(self.longest, pause.seconds)
+        """Count a collection. What the checklist does once is a cost of startup, and not of the program's garbage."""
+        if pause.ours == STARTUP:
+            self._startup += pause.seconds
+            return
+        self._collections[min(pause.generation, GENERATIONS - 1)] += 1
+        self._seconds += pause.seconds
+        self._scheduled += pause.seconds if pause.ours else 0.0
+        self._longest = max(self._longest, pause.seconds)
 
     def summary(self, *, timed: bool) -> dict[str, Any]:
         """The fields of a summary; None where collections were not timed."""
-        known = tuple(self.collections), self.seconds, self.longest
-        return dict(zip(("gc_collections", "gc_seconds", "gc_longest"), known if timed else [None] * 3, strict=True))
+        known = {
+            "gc_collections": tuple(self._collections),
+            "gc_seconds": self._seconds,
+            "gc_longest": self._longest,
+            "gc_scheduled_seconds": self._scheduled,
+            "gc_startup_seconds": self._startup,
+        }
+        return known if timed else dict.fromkeys(known)
 
 
 def collection(pause: Pause, stage: str, step: int, began: float) -> Gc:
-    """One, as it stands in the journal of a fit that began then."""
+    """Make the journal's record of a collection in a fit that began then."""
     return Gc(
         step=step,
         stage=stage,
@@ -39,4 +47,5 @@ def collection(pause: Pause, stage: str, step: int, began: float) -> Gc:
         seconds=pause.seconds,
         collected=pause.collected,
         automatic=pause.automatic,
+        ours=pause.ours,
     )

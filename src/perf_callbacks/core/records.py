@@ -16,6 +16,9 @@ APPLIED = "applied"
 TRIED = "on trial"
 """How an item stands of which it isn't known yet what it buys."""
 
+SCHEDULED, STARTUP = "schedule", "startup"
+"""Why the checklist made a collection."""
+
 Number = int | float
 
 
@@ -114,6 +117,8 @@ class Gc:
     collected: int
     automatic: bool
     """False: somebody called `gc.collect`."""
+    ours: str | None = None
+    """Why the checklist made it: "schedule", or "startup" for its first full one. None: it is the program's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -238,9 +243,14 @@ class Summary:
     """Of all attempts so far, counted by the checkpoints between them; as the next."""
     total_tokens: int | None
     gc_collections: tuple[int, ...] | None
-    """Collections by generation, None where collections are not timed; as the next two."""
+    """Collections by generation, None where collections are not timed, as in the next four."""
     gc_seconds: float | None
+    """How long they took together; the longest comes next."""
     gc_longest: float | None
+    gc_scheduled_seconds: float | None = None
+    """How long those took that the checklist's schedule made. The rest is the program's own."""
+    gc_startup_seconds: float | None = None
+    """How long the checklist's first full collection took. It is made once, and none of the collections above."""
     proofs: Mapping[str, str] = field(default_factory=dict)
     """Items of the checklist that were tried, each with what came of it."""
     failure: str | None = None

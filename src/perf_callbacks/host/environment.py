@@ -1,13 +1,12 @@
 """What a fit runs on and in, read once: the facts that the startup checklist decides by."""
 
-import gc
 import os
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from perf_callbacks.host.custody import CUSTODY, generational
+from perf_callbacks.host.collector import COLLECTOR, generational
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,9 +46,9 @@ def read(
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
     return Environment(
         python=sys.version_info[:2],
-        gc_enabled=CUSTODY.automatic,
-        gc_thresholds=gc.get_threshold(),
-        gc_frozen=CUSTODY.frozen,
+        gc_enabled=COLLECTOR.automatic,
+        gc_thresholds=COLLECTOR.thresholds,
+        gc_frozen=COLLECTOR.frozen,
         gc_generational=generational(),
         accelerator=accelerator,
         cpus=len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Mapping
 
 from perf_callbacks.core.marks import Pause
-from perf_callbacks.host.custody import CUSTODY
+from perf_callbacks.host.collector import COLLECTOR
 
 
 class GcObserver:
-    """Times every collection while it is installed. Between collections it costs nothing.
+    """Time every collection while installed. Between collections it costs nothing.
 
     A collection is automatic if the youngest generation was over its threshold when it began. One that is asked for at
     that very moment passes for automatic.
@@ -22,6 +22,7 @@ class GcObserver:
         self._clock = clock
         self._start: float | None = None
         self._automatic = False
+        self._ours: str | None = None
         self._thread = threading.get_ident()
         self._process = os.getpid()
 
@@ -36,13 +37,16 @@ class GcObserver:
             gc.callbacks.remove(self._on_gc)
 
     def _on_gc(self, phase: str, info: Mapping[str, int]) -> None:
-        if CUSTODY.unnoticed:
+        if COLLECTOR.unnoticed:
             return
         if phase == "start":
-            self._automatic = gc.isenabled() and gc.get_count()[0] > gc.get_threshold()[0]
+            threshold = gc.get_threshold()[0]
+            self._automatic = threshold != 0 and gc.isenabled() and gc.get_count()[0] > threshold
+            self._ours = COLLECTOR.reason
             self._start = self._clock()
         elif self._start is not None and os.getpid() == self._process:
             seconds = self._clock() - self._start
             here = threading.get_ident() == self._thread
-            self._report(Pause(info["generation"], self._start, seconds, info["collected"], self._automatic, here))
+            collected, automatic = info["collected"], self._automatic
+            self._report(Pause(info["generation"], self._start, seconds, collected, automatic, here, self._ours))
             self._start = None

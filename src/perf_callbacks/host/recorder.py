@@ -166,6 +166,11 @@ class Recorder:
         return self._engine.step
 
     @property
+    def progress(self) -> tuple[int, float]:
+        """Optimizer steps done, and the seconds of the longest one, the first aside."""
+        return self._engine.step, self._engine.longest_step
+
+    @property
     def exchanging(self) -> bool:
         """Whether ranks tell each other what they did, or may yet."""
         verdict = self._ranks.verdict if self._ranks is not None else None

@@ -127,13 +127,17 @@ def _pauses(summary: Summary) -> str:
     if summary.gc_collections is None:
         return ""
     count = sum(summary.gc_collections)
-    if not count:
-        return "no garbage collection ran"
     by_generation = "/".join(str(number) for number in summary.gc_collections)
-    return (
+    told = (
         f"{_count(count, 'garbage collection')} (young/middle/full {by_generation}) "
         f"took {duration(summary.gc_seconds)}, the longest {duration(summary.gc_longest)}"
     )
+    parts = [told if count else "no garbage collection ran"]
+    if summary.gc_scheduled_seconds:
+        parts.append(f"{duration(summary.gc_scheduled_seconds)} of it by the checklist's schedule")
+    if summary.gc_startup_seconds:
+        parts.append(f"its first full one took {duration(summary.gc_startup_seconds)}, once")
+    return "; ".join(parts)
 
 
 def _proofs(summary: Summary) -> Iterable[str]:

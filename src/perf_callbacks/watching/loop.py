@@ -1,7 +1,6 @@
 """What is watched in a plain loop: the loader, the model, the backward, the optimizer."""
 
 import functools
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
@@ -12,7 +11,7 @@ from torch import is_grad_enabled, nn
 
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.host import watch
-from perf_callbacks.host.patches import Patches
+from perf_callbacks.host.backward import BACKWARDS
 from perf_callbacks.host.recorder import Recorder
 from perf_callbacks.watching.calls import ModelCalls
 
@@ -25,7 +24,7 @@ _OTHER, _UNDECIDED = Stage.OTHER, Stage.UNDECIDED
 
 
 class LoopWatch:
-    """Tells a recorder what the loop does, from the calls that every loop makes. Other threads are not listened to."""
+    """Tells a recorder about the loop's stages, from the calls that every loop makes in the thread that is measured."""
 
     def __init__(self, recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.recorder = recorder
@@ -48,9 +47,8 @@ class LoopWatch:
             optimizer.register_step_post_hook(self._end_step).remove,
         )
         watch.stages(recorder, optimizer, "zero_grad", Stage.OPTIMIZER)
-        everywhere = Patches()  # taken back as well when nobody closes us: this one is not on an object of the user's
-        everywhere.replace(torch.autograd, "backward", self._backward)
-        recorder.patches.add(weakref.finalize(self, everywhere.restore))
+        recorder.patches.add(functools.partial(BACKWARDS.leave, self))
+        BACKWARDS.join(self)
         self._watch_model(self._model)
 
     def turn(self, stage: Stage) -> None:
@@ -130,26 +128,14 @@ class LoopWatch:
             self.recorder.fail(error)
         return True
 
+    def begins_gradients(self) -> bool:
+        """Take a call of `torch.autograd.grad` for a backward. In an evaluation it is part of that."""
+        return not self._evaluating and self.begins_backward()
+
     def ends_backward(self) -> None:
         """It is over."""
         self._backwards = 0
         self.recorder.enter(_OPTIMIZER if self._optimizing else _UNDECIDED)
-
-    def _backward(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """`torch.autograd.backward`, which `Tensor.backward` calls."""
-        reference = weakref.ref(self)
-
-        @functools.wraps(inner)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            watching = reference()
-            if watching is None or not watching.begins_backward():
-                return inner(*args, **kwargs)
-            try:
-                return inner(*args, **kwargs)
-            finally:
-                watching.ends_backward()
-
-        return call
 
     def _watch_model(self, model: nn.Module) -> None:
         self._calls.append(ModelCalls(self.recorder, model, self.call))

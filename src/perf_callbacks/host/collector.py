@@ -1,0 +1,306 @@
+"""The process's garbage collector, changed on behalf of several fits at once and put back as it was found.
+
+There is one collector per process, and fits may overlap, nest, alternate and run in threads. Each fit has a `Lease`.
+Automatic collection is off while any lease wants it off, objects stay frozen while any lease is held, and the last one
+to let go restores everything, in whatever order fits end. Fits that go on in turns share one schedule: a collection
+that one of them made counts for the others.
+
+Automatic collection is turned off by a first threshold of 0, not by `gc.disable()`. Code that disables collection for a
+moment (`timeit` does) or for good then does so independently of us, and nothing has to be guessed at the end.
+"""
+
+import gc
+import os
+import sysconfig
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from perf_callbacks.core.records import SCHEDULED
+from perf_callbacks.host.watchdog import WATCHDOG
+
+OWN_FROZEN = 1000
+"""Objects that an interpreter may have frozen for itself. A program that froze more than these did it on purpose."""
+
+FULL = 2
+"""The generation that is collected with all others."""
+
+LEAST_PATIENCE = 5.0
+"""Seconds without the end of a step after which a fit may be abandoned…"""
+
+PATIENCE_STEPS = 20
+"""…if they are as many of its longest steps so far…"""
+
+ASIDE_PATIENCE = 6
+"""…and so many times as long within an evaluation or a checkpoint."""
+
+_FREEZING = object()
+"""Stands for the mark of a freeze that was interrupted."""
+
+Progress = Callable[[], tuple[int, float] | None]
+"""Steps that a fit has done, and the seconds of its longest one. None: there is no such fit any more."""
+
+
+def generational() -> bool:
+    """Tell whether young objects can be collected apart: not in free-threaded and incremental interpreters.
+
+    Incremental collectors came and went in bugfix releases. They are told by their thresholds.
+    """
+    return gc.get_threshold()[2] != 0 and not sysconfig.get_config_var("Py_GIL_DISABLED")
+
+
+class Lease:
+    """One fit's claim on the collector."""
+
+    def __init__(self, owner: "Collector", progress: Progress | None = None) -> None:
+        self._owner = owner
+        self._progress = progress
+        self._seen = self._fulls_seen = 0
+        self._steps, self._since = -1, 0.0
+        self.aside = False
+        """An evaluation or a checkpoint is under way."""
+        self.abandoned = False
+        """No step ended for so long that the collector was given back. The next step may take it again."""
+
+    @property
+    def off(self) -> bool:
+        """This fit wants automatic collection off."""
+        return self in self._owner.off
+
+    @property
+    def alone(self) -> bool:
+        """No other fit has a claim."""
+        return not self._owner.held - {self}
+
+    @property
+    def overruled(self) -> bool:
+        """Somebody else set thresholds, or turned automatic collection off for good, since this fit turned it off."""
+        return self.off and self._owner.overruled
+
+    def turn_off(self) -> bool:
+        """Stop automatic collection. False: it is off already, and not because of a fit."""
+        return self._owner.turn_off(self)
+
+    def turn_on(self) -> None:
+        """Resume automatic collection, as far as this fit is concerned."""
+        self._owner.turn_on(self)
+
+    def pass_over(self, counts: Sequence[int]) -> None:
+        """Resume automatic collection where it had come to when `gc.get_count()` was `counts`."""
+        self._owner.pass_over(self, counts)
+
+    def freeze(self) -> None:
+        """Take everything alive out of further collections, unless somebody froze before."""
+        self._owner.freeze(self)
+
+    def collect(self, generation: int, why: str = SCHEDULED) -> int:
+        """Collect by a schedule, unless another fit has collected as much since this one last did."""
+        owner, found = self._owner, 0
+        if not self._behind(generation):
+            owner.collections += 1
+            owner.fulls += generation >= FULL
+            found = self.collect_now(generation, why)
+        self._catch_up(generation)
+        return found
+
+    def collect_now(self, generation: int, why: str = SCHEDULED) -> int:
+        """Collect, whatever other fits did. How many objects were garbage."""
+        with self._owner.collecting(why):
+            return gc.collect(generation)
+
+    def _behind(self, generation: int) -> bool:
+        owner = self._owner
+        return owner.fulls > self._fulls_seen if generation >= FULL else owner.collections > self._seen
+
+    def _catch_up(self, generation: int) -> None:
+        self._seen = self._owner.collections
+        if generation >= FULL:
+            self._fulls_seen = self._owner.fulls
+
+    def begin(self) -> None:
+        """Count collections from here on."""
+        self._catch_up(FULL)
+        self._steps, self.abandoned = -1, False
+
+    def let_go(self) -> None:
+        """Give up the claim. Twice is once."""
+        self._owner.let_go(self)
+
+    def idle(self, now: float) -> bool:
+        """Tell whether this fit's steps have stopped ending. Asked about once a second."""
+        progress = self._progress() if self._progress is not None else (0, float("inf"))
+        if progress is None:
+            return True
+        steps, longest = progress
+        if steps != self._steps:
+            self._steps, self._since = steps, now
+        patience = max(LEAST_PATIENCE, PATIENCE_STEPS * longest) * (ASIDE_PATIENCE if self.aside else 1)
+        return now - self._since >= patience
+
+
+class Collector:
+    """The owner of the garbage collector.
+
+    What is wanted is noted before anything is done, and `_restore` goes by what it finds: where an interrupt comes in
+    between, the next call or tick of the watchdog makes it right.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._clear()
+        self._heard_of_forks = False
+
+    def _clear(self) -> None:
+        self.held: set[Lease] = set()
+        self.off: set[Lease] = set()
+        self._found: tuple[int, int, int] | None = None  # thresholds, while automatic collection is off
+        self._frozen: object | None = None  # a list made after our freeze, which somebody else's freeze takes along
+        self.collections = self.fulls = 0
+        """Collections by the schedule of any fit so far, and full ones among them."""
+        self.reason: str | None = None
+        """Why a fit is collecting at this moment. None: whoever collects, it is no fit."""
+        self.unnoticed = False
+        """The collection that runs now is bookkeeping, and nobody is to hear of it."""
+
+    def lease(self, progress: Progress | None = None) -> Lease:
+        """Make a claim for a fit, which changes nothing yet."""
+        return Lease(self, progress)
+
+    @property
+    def automatic(self) -> bool:
+        """The process collects by itself, or would if it were not for fits."""
+        return gc.isenabled() and (self._found is not None or gc.get_threshold()[0] != 0)
+
+    @property
+    def thresholds(self) -> tuple[int, int, int]:
+        """The thresholds of the process, or those it would have if it were not for fits."""
+        return gc.get_threshold() if self._found is None or self.overruled else self._found
+
+    @property
+    def frozen(self) -> int:
+        """Objects that somebody else froze. Counting them takes milliseconds where there are many."""
+        return 0 if self._frozen is not None else gc.get_freeze_count()
+
+    @property
+    def overruled(self) -> bool:
+        """Automatic collection is on, or thresholds were set, although fits want it off."""
+        return self._found is not None and gc.get_threshold() != (0, *self._found[1:])
+
+    def turn_off(self, lease: Lease) -> bool:
+        """Stop automatic collection for a fit."""
+        with self._lock:
+            if not self.automatic:
+                return False
+            self._hold(lease)
+            self.off.add(lease)
+            if self._found is None:
+                found = gc.get_threshold()
+                self._found = found
+                gc.set_threshold(0, *found[1:])
+            return True
+
+    def turn_on(self, lease: Lease) -> None:
+        """Resume automatic collection once no fit wants it off."""
+        with self._lock:
+            self.off.discard(lease)
+            if not self.off:
+                self._resume()
+
+    def pass_over(self, lease: Lease, counts: Sequence[int]) -> None:
+        """Resume automatic collection with as many young collections done as `counts` says."""
+        with self._lock:
+            if lease not in self.off:
+                return
+            try:
+                self.unnoticed = True
+                for _ in range(min(counts[1], gc.get_threshold()[1] + 1) if generational() else 0):
+                    gc.collect(0)  # nothing is young: it is counted, that is all
+            finally:
+                self.unnoticed = False
+                self.turn_on(lease)
+
+    def freeze(self, lease: Lease) -> None:
+        """Freeze everything alive for as long as any fit has a claim."""
+        with self._lock:
+            self._hold(lease)
+            if self._frozen is None and self.frozen < OWN_FROZEN:
+                self._frozen = _FREEZING
+                gc.freeze()
+                self._frozen = []
+
+    def let_go(self, lease: Lease) -> None:
+        """End a fit's claim; the last one restores what was found."""
+        with self._lock:
+            self.off.discard(lease)
+            self.held.discard(lease)
+            self._restore()
+
+    @contextmanager
+    def collecting(self, why: str) -> Iterator[None]:
+        """Collections in this block are ours."""
+        before, self.reason = self.reason, why
+        try:
+            yield
+        finally:
+            self.reason = before
+
+    def tick(self, now: float) -> bool:
+        """Give back what abandoned fits hold, and finish what was interrupted."""
+        with self._lock:
+            idle = {lease for lease in self.held if lease.idle(now)}
+            for lease in idle:
+                lease.abandoned = True
+            self.off -= idle
+            self.held -= idle
+            frozen = self._frozen is not None
+            if idle and frozen:
+                self._unfreeze()  # their garbage is in there
+            self._restore()
+        if idle:
+            with self.collecting(SCHEDULED):
+                gc.collect()
+            with self._lock:
+                if frozen and self.held:
+                    self.freeze(next(iter(self.held)))
+        return bool(self.held)
+
+    def _hold(self, lease: Lease) -> None:
+        if lease in self.held:
+            return
+        if not self._heard_of_forks and hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forked)
+        self._heard_of_forks = True
+        lease.begin()
+        self.held.add(lease)
+        with suppress(RuntimeError):  # no thread to be had: then nothing looks after a fit that is abandoned
+            WATCHDOG.watch(self)
+
+    def _restore(self) -> None:
+        if not self.off:
+            self._resume()
+        if not self.held and self._frozen is not None:
+            self._unfreeze()
+
+    def _resume(self) -> None:
+        """Put the thresholds back, unless somebody else has set them."""
+        if self._found is not None:
+            if not self.overruled:
+                gc.set_threshold(*self._found)
+            self._found = None
+
+    def _unfreeze(self) -> None:
+        """Thaw what we froze. If somebody froze on top of it, everything frozen is theirs now."""
+        mark = self._frozen
+        if mark is _FREEZING or any(one is mark for one in gc.get_objects()):
+            gc.unfreeze()
+        self._frozen = None
+
+    def _forked(self) -> None:
+        """A child, such as a loader's worker, is part of no fit. Frozen objects stay frozen: their pages are shared."""
+        self._lock = threading.RLock()
+        self._resume()
+        self._clear()
+
+
+COLLECTOR = Collector()
+"""Of this process."""

@@ -1,0 +1,168 @@
+"""`torch.autograd.backward` and `grad`, shared by loops that overlap, and put back as they were found."""
+
+import functools
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+
+from perf_callbacks.host.backward import Backwards
+
+FOUND = torch.autograd.backward, torch.autograd.grad
+
+
+class Loop:
+    def __init__(self, *, takes=True, gradients=True):
+        self.told, self._takes, self._gradients = [], takes, gradients
+
+    def begins_backward(self):
+        self.told.append("begins")
+        return self._takes
+
+    def begins_gradients(self):
+        return self._gradients and self.begins_backward()
+
+    def ends_backward(self):
+        self.told.append("ends")
+
+
+@pytest.fixture
+def ours():
+    owner = Backwards()
+    yield owner
+    owner._listeners = ()
+    owner.tick(0.0)
+
+
+def as_found():
+    return (torch.autograd.backward, torch.autograd.grad) == FOUND
+
+
+def loss():
+    return torch.ones(2, requires_grad=True).sum()
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_in_whatever_order_loops_leave_the_last_one_restores(ours, order):
+    loops = [Loop(), Loop(), Loop()]
+    for loop in loops:
+        ours.join(loop)
+    loss().backward()
+    assert [loop.told for loop in loops] == [["begins", "ends"]] * 3
+    for place in order:
+        assert not as_found()
+        ours.leave(loops[place])
+        ours.leave(loops[place])
+    assert as_found()
+
+
+def test_each_loop_says_whether_a_backward_is_one_of_its_own(ours):
+    loop = Loop(takes=False)
+    ours.join(loop)
+    loss().backward()
+    assert loop.told == ["begins"]
+
+
+def test_gradients_are_a_backward_unless_they_are_part_of_a_loss(ours):
+    loop, weight = Loop(), torch.ones(2, requires_grad=True)
+    ours.join(loop)
+    (gradient,) = torch.autograd.grad((weight**2).sum(), weight)
+    assert gradient.tolist() == [2.0, 2.0]
+    assert loop.told == ["begins", "ends"]
+    loop.told.clear()
+    (penalty,) = torch.autograd.grad((weight**2).sum(), [weight], create_graph=True)
+    assert loop.told == []
+    torch.autograd.grad(penalty.sum(), weight, None, None, True)
+    assert loop.told == []
+    penalty.sum().backward()
+    assert loop.told == ["begins", "ends"]
+
+
+def test_the_compiler_makes_the_graph_of_a_backward_unheard(ours):
+    loop = Loop()
+    ours.join(loop)
+    compiled = torch.compile(torch.nn.Linear(2, 2), backend="aot_eager")
+    compiled(torch.ones(1, 2)).sum().backward()
+    assert loop.told == ["begins", "ends"]
+
+
+def test_what_raises_in_a_backward_is_raised_and_its_end_told(ours):
+    loop = Loop()
+    ours.join(loop)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        torch.ones(1).sum().backward()
+    assert loop.told == ["begins", "ends"]
+
+
+def test_a_loop_that_is_freed_is_no_reason_to_stay(ours):
+    loop = Loop()
+    ours.join(loop)
+    freed = weakref.ref(loop)
+    del loop
+    gc.collect(0)
+    assert freed() is None
+    assert as_found()
+
+
+def test_somebody_elses_wrapper_on_top_is_left_to_them_and_ours_passes_on(ours):
+    loop, calls = Loop(), []
+    ours.join(loop)
+    beneath = torch.autograd.backward
+
+    @functools.wraps(beneath)  # which copies its attributes too
+    def theirs(*args, **kwargs):
+        calls.append("theirs")
+        return beneath(*args, **kwargs)
+
+    torch.autograd.backward = theirs
+    try:
+        ours.leave(loop)
+        assert torch.autograd.backward is theirs
+        loss().backward()
+        assert (calls, loop.told) == (["theirs"], [])
+        ours.join(loop)
+        loss().backward()
+        assert loop.told.count("ends") >= 1
+        ours.leave(loop)
+        assert torch.autograd.backward is theirs
+    finally:
+        torch.autograd.backward = FOUND[0]
+
+
+@pytest.mark.parametrize("end", ["join", "leave"])
+def test_an_interrupt_in_the_midst_is_made_good_by_the_watchdog(ours, monkeypatch, end):
+    loop = Loop()
+    if end == "leave":
+        ours.join(loop)
+    with monkeypatch.context() as patch:
+
+        def interrupted():
+            raise KeyboardInterrupt
+
+        patch.setattr(ours, "_arrange", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            getattr(ours, end)(loop)
+    assert ours.tick(0.0) is (end == "join")
+    assert as_found() is (end == "leave")
+
+
+def test_loops_in_threads_share_one_wrapper(ours):
+    loops, inside, through = [Loop(), Loop()], threading.Barrier(3), threading.Event()
+
+    def run(loop):
+        ours.join(loop)
+        inside.wait(60)
+        through.wait(60)
+        ours.leave(loop)
+
+    threads = [threading.Thread(target=run, args=(loop,)) for loop in loops]
+    for thread in threads:
+        thread.start()
+    inside.wait(60)
+    assert torch.autograd.backward.__wrapped__ is FOUND[0]
+    through.set()
+    for thread in threads:
+        thread.join(60)
+    assert as_found()
