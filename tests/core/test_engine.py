@@ -416,6 +416,8 @@ def test_a_summary_says_it_all():
         gc_collections=(0, 1, 0),
         gc_seconds=0.5,
         gc_longest=0.5,
+        gc_scheduled_seconds=0.0,
+        gc_startup_seconds=0.0,
         failure="ValueError: no",
     )
 
