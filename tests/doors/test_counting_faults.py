@@ -10,7 +10,6 @@ import sparks
 import tiny
 import torch
 from counted import bits, counts, gpt2, ids, known, left_behind, loop, truth
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import TrainerCallback
 
 from perf_callbacks import PerfConfig
@@ -31,8 +30,9 @@ AROUND = {
     "watching.counting": "begin counted",
     "watching.counting.Counting": "begin_step end_step see begin_span end_span close _affordable _eager _full _open "
     "_shut _put_down _await",
-    "flops.counter.FlopCounter": "__init__ __enter__ work unhook",
-    "flops.window.CountWindow": "__init__ open _leave _hold_compiler _let_compiler_go",
+    "flops.counter.FlopCounter": "__init__ hook enter_stack leave_stack work unhook",
+    "flops.window.CountWindow": "__init__ open _leave",
+    "flops.stance.EagerStance": "hold release reconcile",
     "flops.coverage.Weights": "coverage multiplied_elements",
     "core.shapes.ShapedWork": "learn of knows",
     "core.shapes": "_fold _scaled extent",
@@ -41,7 +41,9 @@ AROUND = {
 LEFT = {
     "flops.counter.FlopCounter.unhook": {"before", "after"},
     "flops.window.CountWindow._leave": {"modes"},
-    "flops.window.CountWindow._let_compiler_go": {"stance", "filters"},
+    "flops.counter.FlopCounter.leave_stack": {"modes"},
+    "flops.stance.EagerStance.release": {"stance", "filters"},
+    "flops.stance.EagerStance.reconcile": {"stance", "filters"},
 }
 """What takes something back can't do so where it is broken itself. All the rest is taken back."""
 
@@ -144,7 +146,7 @@ def repair(left):
     from torch.nn.modules import module as modules
 
     for mode in reversed(left["modes"]):
-        TorchDispatchMode.__exit__(mode, None, None, None)
+        mode.leave_stack()
     from torch._dynamo.eval_frame import _set_stance
 
     _set_stance(type(torch._dynamo.eval_frame._stance)("default"))

@@ -27,8 +27,8 @@ def step():
 
 
 def test_what_runs_between_open_and_close_is_counted_and_nothing_else():
-    before, window = left_behind(), CountWindow()
     step()
+    before, window = left_behind(), CountWindow()
     window.open()
     step()
     window.close()
@@ -152,7 +152,7 @@ def test_where_the_counter_can_not_be_entered_nothing_is_changed(monkeypatch, er
     def fail(_):
         raise error
 
-    monkeypatch.setattr(type(window.counter), "__enter__", fail)
+    monkeypatch.setattr(type(window.counter), "enter_stack", fail)
     with pytest.raises(type(error)):
         window.open()
     window.close()

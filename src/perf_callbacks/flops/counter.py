@@ -1,15 +1,17 @@
 """Counts the FLOPs of what runs while it is entered, operation by operation, as torch dispatches them."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._C import _pop_torch_dispatch_stack, _push_on_torch_dispatch_stack
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import Variable
 from torch.nn.modules import module as modules
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils.hooks import RemovableHandle
 
 from perf_callbacks.core.work import Cell, Kind, Work
 from perf_callbacks.flops import formulas
@@ -41,6 +43,13 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         super().__init__()  # type: ignore[no-untyped-call] # as above
         self.inert = False
         """Set where it can't be taken off the stack of modes: it counts no more."""
+        self.pushed = False
+        """It may be on the stack of modes of the thread that it was pushed in."""
+        self.operations = 0
+        """All that were dispatched, counted or not."""
+        self.books: Callable[[], bool] = _always
+        """Asked before each operation: False while something runs that is not training work. Such operations and
+        modules are passed on and leave no trace here."""
         self.passes: list[Counter[Cell]] = [Counter()]
         """What was counted, apart for each forward and the backward that follows."""
         self.logical: Counter[Cell] = Counter()
@@ -54,29 +63,59 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self._begun: set[int] = set()  # backwards
         self._backwards = False
         self._formulas: dict[int, tuple[Any, Formula | None]] = {}  # with the operation, whose id it keeps
-        self._hooks: list[Any] = []
+        self._hooks: list[RemovableHandle] = []
 
     def __enter__(self) -> "FlopCounter":  # noqa: PYI034 Python 3.10 has no Self
-        if not self._hooks:
-            self._hooks = [
-                modules.register_module_forward_pre_hook(lambda module, _: self._see(module, begins=True)),
-                # a module that was sharded as a whole has its weights only now
-                modules.register_module_forward_hook(lambda module, *_: self._see(module, begins=False)),
-            ]
-        super().__enter__()  # type: ignore[no-untyped-call] # as above
+        self.hook()
+        self.enter_stack()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *_error: object) -> None:
         try:
             self.unhook()
         finally:
-            super().__exit__(*error)  # type: ignore[no-untyped-call] # as above
+            self.leave_stack()
+
+    def hook(self) -> None:
+        """Look at all modules that run. Twice is once."""
+        if not self._hooks:
+            hooks = modules._global_forward_pre_hooks, modules._global_forward_hooks  # noqa: SLF001 as below
+            self._hooks = [RemovableHandle(one) for one in hooks]
+        begins, ends = self._hooks
+        # torch's own functions hand out the handle only when the hook is in place, which an interrupt may come between
+        modules._global_forward_pre_hooks[begins.id] = self._begins  # noqa: SLF001 there is no public name
+        # a module that was sharded as a whole has its weights only now
+        modules._global_forward_hooks[ends.id] = self._ends  # noqa: SLF001 as above
 
     def unhook(self) -> None:
-        """Look at no more modules."""
-        hooks, self._hooks = self._hooks, []
-        for hook in hooks:
+        """Look at no more modules. Twice is once."""
+        for hook in self._hooks:
             hook.remove()
+        self._hooks = []
+
+    def enter_stack(self) -> None:
+        """Go onto this thread's stack of modes.
+
+        Not by way of torch's `__enter__`: it keeps flags for the whole process, which modes that overlap in two threads
+        leave wrong, and an interrupt as well.
+        """
+        self.pushed = True
+        _push_on_torch_dispatch_stack(self)
+
+    def leave_stack(self) -> None:
+        """Leave this thread's stack of modes, being on top of it."""
+        if self.stack()[-1:] == [self]:
+            _pop_torch_dispatch_stack(None)
+        self.pushed = self in self.stack()
+
+    @staticmethod
+    def stack() -> list[Any]:
+        """This thread's modes, the one on top last."""
+        return _get_current_dispatch_mode_stack()
+
+    def forget(self) -> None:
+        """Nothing was counted."""
+        self.passes = [Counter()]
 
     @property
     def interrupted(self) -> bool:
@@ -89,14 +128,18 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.inert:
+        self.operations += 1
+        if self.inert or not self._books():
             return func(*args, **kwargs)
         if types and _wrapped(types):  # it takes itself apart, into what we get then
             self._count_whole(func, args, kwargs)
             return NotImplemented
         if torch.is_inference_mode_enabled() and isinstance(func, OpOverload) and self._formula(func) is None:
-            with self:  # nothing has taken it apart before
+            self.enter_stack()  # nothing has taken it apart before
+            try:
                 out = func.decompose(*args, **kwargs)
+            finally:
+                self.leave_stack()
             if out is not NotImplemented:
                 return out
         backward = in_backward()
@@ -113,17 +156,31 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             self._err(func, error)
         return out
 
+    def _books(self) -> bool:
+        try:
+            return self.books()
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self._err("books", error)
+            return False
+
     def _err(self, func: Any, error: Exception) -> None:
         self.errors[f"{func}: {type(error).__name__}"] += 1
 
+    def _begins(self, module: torch.nn.Module, _args: object) -> None:
+        self._see(module, begins=True)
+
+    def _ends(self, module: torch.nn.Module, _args: object, _result: object) -> None:
+        self._see(module, begins=False)
+
     def _see(self, module: torch.nn.Module, *, begins: bool) -> None:
         try:
-            if begins and not in_backward():  # recomputation stops in the midst of modules
+            books = self._books()
+            if begins and books and not in_backward():  # recomputation stops in the midst of modules
                 self._forwards.append(module)
             elif module in self._forwards and not in_backward():
                 while self._forwards.pop() is not module:  # it has survived what raised within it
                     continue
-            if not self.inert:
+            if books and not self.inert:
                 self.weights.see(module)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self._err(type(module).__name__, error)
@@ -183,6 +240,10 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
                 )
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self._err(func, error)
+
+
+def _always() -> bool:
+    return True
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)

@@ -1,17 +1,13 @@
 """A stretch of training that is counted: a counter entered and left in the midst of a run, not by a `with` block."""
 
-import sys
-import warnings
-from contextlib import ExitStack
-from threading import get_ident
-from typing import Any
-
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+import math
+from contextlib import ExitStack, suppress
+from threading import current_thread
+from weakref import finalize
 
 from perf_callbacks.flops.counter import FlopCounter
-
-_GLOBAL_HOOKS = "Using .torch.compile.module.. when there are global hooks on modules"
-"""What compiled modules say of our looking at modules, for which it makes no difference."""
+from perf_callbacks.flops.phases import in_backward
+from perf_callbacks.flops.stance import STANCE, in_compiled_call
 
 
 class CountWindow:
@@ -19,63 +15,97 @@ class CountWindow:
 
     What is compiled runs eagerly meanwhile, and is as compiled as before afterwards. Compiled code under a mode would
     give up its compilation for good.
+
+    `open` and `close` first note what they are about to change, and can be repeated: an interrupt at any point leaves
+    nothing that the next call, the death of the window, or a tick does not put right.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, patience_seconds: float = math.inf) -> None:
         self.counter = FlopCounter()
-        self._thread = get_ident()
-        self._stance: Any = None
-        self._entered = False
+        self.patience_seconds = patience_seconds
+        """The count is given up after so long without any operation: the loop may be over, and nobody told us."""
+        self._thread = current_thread()
+        self._opened = False
+        self._given_up = False
+        self._last: tuple[int, float] | None = None  # operations, and when there were last so many
         self.left_behind = False
-        """Whether the counter is still on the stack of modes, below one of somebody else, or another thread's."""
+        """The counter is still on the stack of modes: below one of somebody else, or out of reach for the moment."""
+        finalize(self, _abandon, self.counter).atexit = False
 
     def open(self) -> None:
-        """Count from here on, again."""
-        if self._entered or self.counter.inert:
+        """Count from here on, again. Within a backward, or a call of something compiled, nothing is counted."""
+        if self._opened or self.counter.inert or _modes_are_lent():
             return
-        self._hold_compiler()
         try:
-            self.counter.__enter__()
+            _sweep()
+            self._opened, self._last = True, None
+            STANCE.hold(self.counter)
+            self.counter.hook()
+            self.counter.enter_stack()
         except BaseException:
-            self._let_compiler_go()
+            self.close()
             raise
-        self._entered = True
 
     def close(self) -> None:
         """Count no more. Twice is once; what had to be left behind is tried again."""
-        if self._entered:
-            self._entered = False
-            with ExitStack() as steps:  # an interrupt in one of them must not keep the rest from being done
-                for step in (self._let_compiler_go, self._leave, self.counter.unhook):  # the last one first
-                    steps.callback(step)
-        elif self.left_behind:
-            self._leave()
+        try:
+            self._end()
+        except BaseException:  # an interrupt: all of it can be done again
+            self._end()
+            raise
+
+    def _end(self) -> None:
+        self._opened = False
+        with ExitStack() as steps:  # what goes wrong in one of them must not keep the rest from being done
+            steps.callback(STANCE.release, self.counter)
+            steps.callback(self._leave)
+            steps.callback(self.counter.unhook)
 
     def _leave(self) -> None:
-        """Torch takes whatever mode is on top, so it must be ours. Left below another one, it passes everything on."""
-        stack = _get_current_dispatch_mode_stack()
-        self.left_behind = self.counter.inert = get_ident() != self._thread or stack[-1:] != [self.counter]
-        if not self.left_behind:
-            self.counter.__exit__(None, None, None)
+        if self.counter.pushed:
+            self.counter.inert = True
+            if current_thread() is self._thread and not _modes_are_lent():
+                _sweep()
+        self.left_behind = self.counter.pushed
+        self.counter.inert = self.left_behind or self._given_up
 
-    def _hold_compiler(self) -> None:
-        """Where torch's compiler was not even imported, nothing is compiled."""
-        if "torch._dynamo" in sys.modules:
-            from torch.compiler import set_stance  # noqa: PLC0415 it imports the compiler
-
-            self._stance = set_stance("force_eager")
-            warnings.filterwarnings("ignore", _GLOBAL_HOOKS)
-
-    def _let_compiler_go(self) -> None:
-        stance, self._stance = self._stance, None
-        if stance is None:
-            return
-        ours = next((one for one in warnings.filters if getattr(one[1], "pattern", None) == _GLOBAL_HOOKS), None)
-        if ours is not None:
-            warnings.filters.remove(ours)  # type: ignore[attr-defined] # it is a list
-        if _stance() is stance.stance:  # if somebody else has set it since, it is theirs
-            stance.__exit__(None, None, None)
+    def tick(self, now: float) -> bool:
+        """Give the count up where nothing has happened for long, or its thread has ended; called by a side thread."""
+        if self._opened:
+            operations = self.counter.operations
+            if self._last is None or self._last[0] != operations:
+                self._last = operations, now
+            if now - self._last[1] > self.patience_seconds or not self._thread.is_alive():
+                self._given_up = True
+                self.counter.forget()
+                self.close()
+        return not self._given_up
 
 
-def _stance() -> object:
-    return sys.modules["torch._dynamo.eval_frame"]._stance  # noqa: SLF001 there is no public way to ask
+def _modes_are_lent() -> bool:
+    """Autograd and the compiler put back a thread's modes, or its dispatch keys, when a call of theirs ends."""
+    return bool(in_backward()) or in_compiled_call()
+
+
+def _sweep() -> None:
+    """Take our counters that count no more off this thread's stack of modes, as far as they are on top."""
+    for counter in reversed(FlopCounter.stack()):
+        if not (isinstance(counter, FlopCounter) and counter.inert):
+            break
+        counter.leave_stack()
+
+
+def _abandon(counter: FlopCounter) -> None:
+    """Let go for a window that was freed, open or not. The counter may still be on the stack of a thread."""
+    counter.inert = True
+    with suppress(Exception):  # nobody is there to hear of it
+        try:
+            _let_go(counter)
+        except BaseException:  # an interrupt, as in `close`
+            _let_go(counter)
+            raise
+
+
+def _let_go(counter: FlopCounter) -> None:
+    STANCE.release(counter)
+    counter.unhook()

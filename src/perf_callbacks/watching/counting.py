@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from threading import get_ident
 from typing import Any
 
@@ -24,6 +24,7 @@ from perf_callbacks.host.failing import describe
 from perf_callbacks.host.measured_peaks import forget
 from perf_callbacks.host.peaks import find
 from perf_callbacks.host.recorder import Recorder, log
+from perf_callbacks.host.watchdog import WATCHDOG
 from perf_callbacks.watching.counted import counted, estimated
 
 FREE_COUNTS = 3
@@ -37,6 +38,10 @@ MOST_OWED = 256
 
 EAGER_MEMORY = 0.5
 """A compiled model that fills more of its device than this is not run eagerly."""
+
+PATIENCE_SECONDS = 5.0
+PATIENCE_STEPS = 20
+"""A count in which nothing happens for so long, in seconds and in steps, is given up: the loop may be over."""
 
 
 def begin(recorder: Recorder, model: nn.Module | None) -> None:
@@ -67,6 +72,7 @@ class Counting:
         self._left: list[CountWindow] = []
         self._before = 0
         self._steps = self._counts = self._spans = 0
+        self._began = recorder.clock()
         self._done = False
         self._examples: dict[ShapeKey, Example] = {}
         """Batches of shapes whose work is not known yet."""
@@ -156,7 +162,10 @@ class Counting:
         self._before = len(self._recorder.batches)
         self._recorder.exclude(RECOUNTED if self._done else COUNTED)
         self._counts += 1
-        self._window = CountWindow()
+        step_seconds = (self._recorder.clock() - self._began) / max(self._steps, 1)
+        self._window = CountWindow(max(PATIENCE_SECONDS, PATIENCE_STEPS * step_seconds))
+        with suppress(RuntimeError):  # no thread to be had: nobody looks after the window, which is no reason to fail
+            WATCHDOG.watch(self._window)
         if not self._spans:
             self._window.open()
 
