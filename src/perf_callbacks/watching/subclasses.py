@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, SupportsIndex
 
-
 NEW: Any = vars(copyreg)["__newobj__"]
 
 
