@@ -31,7 +31,7 @@ from perf_callbacks.host.place import Place, data_parallel
 from perf_callbacks.host.recorder import Recorder, log
 from perf_callbacks.report import text
 from perf_callbacks.watching import counting
-from perf_callbacks.watching.meanwhile import Meanwhile
+from perf_callbacks.watching.meanwhile import Meanwhile, settled
 
 __all__ = ["PerfCallback"]
 
@@ -110,9 +110,8 @@ class PerfCallback(TrainerCallback):
         # Other callbacks go first: if one of them raises, nothing of ours is in place yet. The handler is iterating
         # over its list right now, so what is appended to that comes last; what it finds in its place is without it.
         _move_to_front(trainer, self)
-        running = trainer.callback_handler.callbacks
-        trainer.callback_handler.callbacks = Meanwhile(running)
-        running.append(_Afterwards(self, trainer))
+        handler = trainer.callback_handler
+        handler.callbacks = Meanwhile(handler.callbacks, _Afterwards(self, trainer))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self._recorder is not None:  # it fails open by itself
@@ -193,7 +192,7 @@ class _Afterwards(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         trainer = self._trainer()
         if trainer is not None:
-            trainer.callback_handler.callbacks = list(trainer.callback_handler.callbacks)
+            trainer.callback_handler.callbacks = settled(trainer.callback_handler.callbacks)
         self._begin(args, state, trainer)
 
 
