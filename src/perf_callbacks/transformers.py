@@ -76,6 +76,10 @@ class PerfCallback(TrainerCallback):
         for remark in self._settings.remarks:
             log.warning("perf_callbacks: %s", remark)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies, and processes that are spawned, measure for themselves."""
+        return {**self.__dict__, "_recorder": None}
+
     @property
     def summary(self) -> Summary | None:
         """The current fit so far, or the last one. None before the first."""
@@ -104,7 +108,7 @@ class PerfCallback(TrainerCallback):
             log.warning("perf_callbacks found no Trainer around it: step time only, and not every logger may get it.")
             self.begin(args, state, None)
             return
-        if next(other for other in trainer.callback_handler.callbacks if isinstance(other, PerfCallback)) is not self:
+        if _first(trainer) is not self:
             log.warning("perf_callbacks: another PerfCallback measures this trainer, this one does nothing.")
             return
         # Other callbacks go first: if one of them raises, nothing of ours is in place yet. The handler is iterating
@@ -264,6 +268,12 @@ def _move_to_front(trainer: Trainer, callback: TrainerCallback) -> None:
     handler = trainer.callback_handler
     # In place: the handler may be iterating over this list, and is then at our own index.
     handler.callbacks.insert(0, handler.callbacks.pop(_index(handler.callbacks, callback)))
+
+
+def _first(trainer: Trainer) -> object:
+    """Return the callback that measures, of several in one trainer."""
+    ours = (callback for callback in trainer.callback_handler.callbacks if isinstance(callback, PerfCallback))
+    return next((callback for callback in ours if callback.enabled), None)
 
 
 def _index(callbacks: list[TrainerCallback], callback: TrainerCallback) -> int:
