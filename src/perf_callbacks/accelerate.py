@@ -27,6 +27,7 @@ from perf_callbacks.host.failing import describe
 from perf_callbacks.host.place import Place, data_parallel
 from perf_callbacks.host.recorder import log
 from perf_callbacks.watching.fits import TAKEN_OVER, Fits
+from perf_callbacks.watching.subclasses import put_on, watched
 
 __all__ = ["Attachment", "attach"]
 
@@ -85,7 +86,7 @@ class Attachment:
         settings = resolve(config, os.environ)
         for remark in settings.remarks:
             log.warning("perf_callbacks: %s", remark)
-        self._fits = Fits(settings, accelerator, functools.partial(_place, accelerator), resume, _batches)
+        self._fits = Fits(settings, accelerator, _place, resume, _batches)
         if self._fits.active:
             try:
                 _install(accelerator, self._fits)
@@ -115,23 +116,33 @@ class Attachment:
 
 
 def _install(accelerator: Accelerator, fits: Fits) -> None:
-    earlier = vars(accelerator).get(ATTRIBUTE)
+    earlier = getattr(type(accelerator), ATTRIBUTE, None)
     if earlier is not None:
         earlier.close(TAKEN_OVER)
-    setattr(accelerator, ATTRIBUTE, fits)
-    fits.patches.add(functools.partial(vars(accelerator).pop, ATTRIBUTE))
-    replace = functools.partial(fits.patches.replace, accelerator)
-    for name in PREPARING:
-        replace(name, functools.partial(_around, after=fits.see))
-    replace("backward", functools.partial(_training, fits))
-    replace("log", functools.partial(_logging, fits))
-    replace("save_state", functools.partial(_noting, accelerator.register_save_state_pre_hook, fits.save))
-    replace("load_state", functools.partial(_noting, accelerator.register_load_state_pre_hook, fits.load))
-    for name in ("free_memory", "clear"):
-        replace(name, functools.partial(_around, before=fits.free))
-    replace("end_training", functools.partial(_around, before=fits.close))
+    kind = type(accelerator)
+    members: dict[str, Any] = {ATTRIBUTE: fits}
+    for name, make in _seams(fits).items():
+        if name in vars(accelerator):  # somebody else's, which hides what its class has
+            fits.patches.method(accelerator, name, make)
+        elif hasattr(kind, name):
+            members[name] = make(getattr(kind, name))
+    fits.kind = watched(kind, members)
+    fits.patches.add(put_on(accelerator, fits.kind))
     for name in PREPARED:  # before we came
         fits.see(tuple(getattr(accelerator, name, ())))
+
+
+def _seams(fits: Fits) -> dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]:
+    """Methods of an accelerator that are watched, each with what makes another of it."""
+    return {
+        **dict.fromkeys(PREPARING, functools.partial(_around, after=fits.see)),
+        "backward": functools.partial(_training, fits),
+        "log": functools.partial(_logging, fits),
+        "save_state": functools.partial(_noting, "register_save_state_pre_hook", fits.save),
+        "load_state": functools.partial(_noting, "register_load_state_pre_hook", fits.load),
+        **dict.fromkeys(("free_memory", "clear"), functools.partial(_around, before=fits.free)),
+        "end_training": functools.partial(_around, before=fits.close),
+    }
 
 
 def _around(
@@ -148,7 +159,7 @@ def _around(
 
 
 def _training(fits: Fits, inner: Callable[..., T]) -> Callable[..., T]:
-    """A backward, with which a fit may begin."""
+    """Wrap a backward, with which a fit may begin."""
 
     @functools.wraps(inner)
     def call(*args: Any, **kwargs: Any) -> T:
@@ -160,35 +171,35 @@ def _training(fits: Fits, inner: Callable[..., T]) -> Callable[..., T]:
 
 
 def _logging(fits: Fits, inner: Callable[..., T]) -> Callable[..., T]:
-    """What the user logs, and what we have to say with it."""
+    """Add our metrics to what the user logs."""
 
     @functools.wraps(inner)
-    def call(values: Any, *args: Any, **kwargs: Any) -> T:
+    def call(accelerator: Accelerator, values: Any, *args: Any, **kwargs: Any) -> T:
         if fits.watch is None:
-            return inner(values, *args, **kwargs)
+            return inner(accelerator, values, *args, **kwargs)
         enter = fits.watch.recorder.enter
         enter(BEGIN[Stage.OTHER])
         try:
             metrics = fits.row() if isinstance(values, Mapping) else None
-            return inner({**values, **metrics, **values} if metrics else values, *args, **kwargs)
+            return inner(accelerator, {**values, **metrics, **values} if metrics else values, *args, **kwargs)
         finally:
             enter(BACK)
 
     return call
 
 
-def _noting(register: Callable[..., Any], use: Callable[[Path], object], inner: Callable[..., T]) -> Callable[..., T]:
+def _noting(register: str, use: Callable[[Path], object], inner: Callable[..., T]) -> Callable[..., T]:
     """Do something with the directory of a checkpoint, once accelerate is done with it.
 
     What is registered for checkpointing would have to be in every checkpoint that is loaded.
     """
 
     @functools.wraps(inner)
-    def call(*args: Any, **kwargs: Any) -> T:
+    def call(accelerator: Accelerator, *args: Any, **kwargs: Any) -> T:
         noted: list[Any] = []
-        hook = register(lambda *arguments: noted.append(arguments[-1]))
+        hook = getattr(accelerator, register)(lambda *arguments: noted.append(arguments[-1]))
         try:
-            result = inner(*args, **kwargs)
+            result = inner(accelerator, *args, **kwargs)
         finally:
             hook.remove()
         for directory in noted:

@@ -145,7 +145,7 @@ class Measurement(Generic[B]):
             self._watch.install()
             counting.begin(recorder, self._model)
         pinned = True if getattr(self._loader, "pin_memory", False) else None
-        batches = Batches(pinned=pinned, loaders=(self._loader,))
+        batches = Batches(pinned=pinned, loaders=(self._loader,), first=(self._watch, "take"))
         rows = startup.start(recorder, self._settings, place.device, batches)
         if recorder.active and recorder.run.rank == 0:
             card = text.opening(recorder.run, journal=recorder.journal_path, checklist=rows)

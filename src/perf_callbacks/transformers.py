@@ -31,7 +31,7 @@ from perf_callbacks.host.place import Place, data_parallel
 from perf_callbacks.host.recorder import Recorder, log
 from perf_callbacks.report import text
 from perf_callbacks.watching import counting
-from perf_callbacks.watching.meanwhile import Meanwhile
+from perf_callbacks.watching.meanwhile import Meanwhile, settled
 
 __all__ = ["PerfCallback"]
 
@@ -76,6 +76,10 @@ class PerfCallback(TrainerCallback):
         for remark in self._settings.remarks:
             log.warning("perf_callbacks: %s", remark)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies, and processes that are spawned, measure for themselves."""
+        return {**self.__dict__, "_recorder": None}
+
     @property
     def summary(self) -> Summary | None:
         """The current fit so far, or the last one. None before the first."""
@@ -104,15 +108,14 @@ class PerfCallback(TrainerCallback):
             log.warning("perf_callbacks found no Trainer around it: step time only, and not every logger may get it.")
             self.begin(args, state, None)
             return
-        if next(other for other in trainer.callback_handler.callbacks if isinstance(other, PerfCallback)) is not self:
+        if _first(trainer) is not self:
             log.warning("perf_callbacks: another PerfCallback measures this trainer, this one does nothing.")
             return
         # Other callbacks go first: if one of them raises, nothing of ours is in place yet. The handler is iterating
         # over its list right now, so what is appended to that comes last; what it finds in its place is without it.
         _move_to_front(trainer, self)
-        running = trainer.callback_handler.callbacks
-        trainer.callback_handler.callbacks = Meanwhile(running)
-        running.append(_Afterwards(self, trainer))
+        handler = trainer.callback_handler
+        handler.callbacks = Meanwhile(handler.callbacks, _Afterwards(self, trainer))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self._recorder is not None:  # it fails open by itself
@@ -193,7 +196,7 @@ class _Afterwards(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         trainer = self._trainer()
         if trainer is not None:
-            trainer.callback_handler.callbacks = list(trainer.callback_handler.callbacks)
+            trainer.callback_handler.callbacks = settled(trainer.callback_handler.callbacks)
         self._begin(args, state, trainer)
 
 
@@ -265,6 +268,12 @@ def _move_to_front(trainer: Trainer, callback: TrainerCallback) -> None:
     handler = trainer.callback_handler
     # In place: the handler may be iterating over this list, and is then at our own index.
     handler.callbacks.insert(0, handler.callbacks.pop(_index(handler.callbacks, callback)))
+
+
+def _first(trainer: Trainer) -> object:
+    """Return the callback that measures, of several in one trainer."""
+    ours = (callback for callback in trainer.callback_handler.callbacks if isinstance(callback, PerfCallback))
+    return next((callback for callback in ours if callback.enabled), None)
 
 
 def _index(callbacks: list[TrainerCallback], callback: TrainerCallback) -> int:

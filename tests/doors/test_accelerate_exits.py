@@ -167,7 +167,7 @@ class Loop:
                 for key, value in vars(owner).items()
                 if "hook" in key or "perf" in key or callable(value)
             }
-        return found | {"loaders": [type(loader) for loader in loaders]}
+        return found | {"types": [type(one) for one in (self.accelerator, scheduler, *loaders)]}
 
 
 @pytest.mark.parametrize("error", [ValueError("boom"), KeyboardInterrupt()], ids=describe)
@@ -343,6 +343,7 @@ def test_a_part_of_ours_that_breaks_costs_one_warning_and_nothing_else(  # noqa:
     assert {name for name, value in vars(loop.accelerator).items() if callable(value)} == {
         name for name, value in untouched.items() if callable(value)
     }
+    assert type(loop.accelerator) is Accelerator
     assert {type(loader).__mro__[1].__name__ for loader in loop.prepared[3:]} == {"DataLoaderAdapter"}
     assert not loop.prepared[0]._forward_pre_hooks
     reached = next(calls) > first

@@ -1,5 +1,8 @@
 """How batches get to a device that seems to be there: through every door, by the real loaders and copies."""
 
+import gc
+import weakref
+
 import accelerate.data_loader
 import pinning
 import pytest
@@ -12,7 +15,9 @@ from torch.utils.data import DataLoader
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
+from perf_callbacks.checklist.loaders import Loading
 from perf_callbacks.core.records import Checklist
+from perf_callbacks.host.upkeep import NEVER
 from perf_callbacks.loop import measure
 from perf_callbacks.transformers import PerfCallback
 
@@ -147,6 +152,61 @@ def test_a_loop_gets_what_is_pinned(tmp_path, copies):
     assert through_loop(tmp_path, loader) == [True] * 2
     assert not loader.pin_memory
     assert statuses(tmp_path) == ["applied"]
+
+
+def dues(monkeypatch):
+    """When the item wants to be asked again, each time that it was asked."""
+    found, inner = [], Loading.end_step
+    monkeypatch.setattr(Loading, "end_step", lambda self, step: (inner(self, step), found.append(self.due)))
+    return found
+
+
+def test_a_loop_decides_at_its_first_batch_and_never_again(tmp_path, copies, monkeypatch):
+    found = dues(monkeypatch)
+    through_loop(tmp_path, DataLoader(Tokens(16), batch_size=2))
+    assert {*found} == {NEVER}
+    assert statuses(tmp_path) == ["applied"]
+
+
+def test_a_loop_whose_batches_can_not_be_pinned_is_told(tmp_path, copies, monkeypatch):
+    monkeypatch.setattr(torch.utils.data._utils.pin_memory, "pin_memory", lambda data, _: data)
+    loader = DataLoader(Tokens(4), batch_size=2)
+    assert through_loop(tmp_path, loader) == [False] * 2
+    assert not loader.pin_memory
+    assert rows(tmp_path)[1:] == [("not applicable", "batches that are a dict did not get pinned")]
+
+
+def test_a_loop_for_which_memory_is_short_pins_no_more(tmp_path, monkeypatch):
+    pinning.accelerate(monkeypatch, memory_available=100_000, local_world_size=8)
+    through_loop(tmp_path, DataLoader(Tokens(8), batch_size=2))
+    assert rows(tmp_path)[1:] == [("skipped", "pinned batches would take 0 MB of 0 to spare")]
+
+
+def test_batches_that_are_never_seen_are_looked_for_ever_rarer(tmp_path, copies, monkeypatch):
+    found = dues(monkeypatch)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(Tokens(4), batch_size=2)
+    with measure(model=model, optimizer=optimizer, loader=loader, config=PerfConfig(output_dir=str(tmp_path))):
+        for _ in range(40):
+            model(torch.ones(2, 4)).mean().backward()
+            optimizer.step()
+    assert {*found} == {2, 4, 8, 16, 32, 64}
+
+
+def test_a_loop_that_nobody_ends_is_freed_with_its_loader(tmp_path, copies):
+    def begin():
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = DataLoader(Tokens(4), batch_size=2)
+        config = PerfConfig(output_dir=str(tmp_path))
+        perf = measure(model=model, optimizer=optimizer, loader=loader, config=config).__enter__()
+        next(iter(perf.loader))
+        return [weakref.ref(one) for one in (model, optimizer, loader, perf)]
+
+    gone = begin()
+    gc.collect()
+    assert [one() for one in gone] == [None] * 4
 
 
 def test_a_loop_whose_loader_pins_is_so_already(tmp_path, copies):

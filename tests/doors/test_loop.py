@@ -189,6 +189,17 @@ def test_the_loader_is_in_all_other_respects_the_users_own(tmp_path):
         _ = perf.loader.missing
 
 
+def test_copies_of_the_measured_loader_are_of_the_loader(tmp_path):
+    model, loader = mlp(), DataLoader(torch.ones(6, 8), batch_size=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with measure(model=model, optimizer=optimizer, loader=loader, config=PerfConfig(output_dir=str(tmp_path))) as perf:
+        for again in (copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))):
+            other = again(perf.loader)
+            assert type(other) is DataLoader
+            assert other is not loader
+            assert [len(batch) for batch in other] == [2, 2, 2]
+
+
 def test_a_generator_has_no_length_inside_the_block_either():
     perf = measure(model=mlp(), optimizer=torch.optim.SGD([torch.ones(1)]), loader=generated())
     with pytest.raises(TypeError, match=r"'generator' .*len\(\)"):

@@ -1,7 +1,9 @@
 """What a trainer, its callbacks and its user may do while they are measured."""
 
+import copy
 import gc
 import inspect
+import pickle
 import weakref
 
 import pytest
@@ -147,3 +149,38 @@ def test_of_two_in_one_trainer_only_one_measures(tmp_path, caplog):
     ours = [record.getMessage() for record in caplog.records if record.name == "perf_callbacks"]
     assert ours == ["perf_callbacks: another PerfCallback measures this trainer, this one does nothing."]
     assert "perf/step_time" in trainer.state.log_history[2]
+
+
+def test_of_two_the_first_that_still_works_measures(tmp_path, caplog):
+    callbacks = [PerfCallback(), PerfCallback()]
+    trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=3), *callbacks)
+    first = next(one for one in trainer.callback_handler.callbacks if isinstance(one, PerfCallback))
+    first.fail(RuntimeError("a bug of ours"))
+    trainer.train()
+    (second,) = (one for one in callbacks if one is not first)
+    assert (first.summary, second.summary.steps) == (None, 3)
+    assert not any("another PerfCallback measures" in record.getMessage() for record in caplog.records)
+
+
+def test_the_list_of_callbacks_is_the_one_that_it_was(tmp_path):
+    trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=2), PerfCallback())
+    callbacks = trainer.callback_handler.callbacks
+    before = [*callbacks]
+    trainer.train()
+    assert trainer.callback_handler.callbacks is callbacks
+    assert callbacks == before
+
+
+def test_a_callback_pickles_before_in_and_after_training(tmp_path):
+    class Pickling(TrainerCallback):
+        loaded: list = []  # noqa: RUF012 there is one
+
+        def on_step_end(self, args, state, control, **_):
+            self.loaded.append(pickle.loads(pickle.dumps(ours)))
+
+    ours = PerfCallback()
+    trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=3), ours, Pickling())
+    trainer.train()
+    again = [pickle.loads(pickle.dumps(ours)), copy.deepcopy(ours), *Pickling.loaded]
+    assert [(one.enabled, one.summary) for one in again] == [(True, None)] * 5
+    assert ours.summary.steps == 3

@@ -87,10 +87,9 @@ class First:
         if self.kind is not None:
             return
         tensors = [*_tensors(batch)]
-        if tensors:
-            self.kind = type(batch).__name__
-            self.pinned = tensors[0].is_pinned()
-            self.bytes = sum([tensor.nbytes for tensor in tensors])
+        self.pinned = bool(tensors) and tensors[0].is_pinned()
+        self.bytes = sum([tensor.nbytes for tensor in tensors])
+        self.kind = type(batch).__name__
 
 
 class Copies:
@@ -108,29 +107,34 @@ class Loading(Applied):
     def __init__(self, fit: Fit) -> None:
         super().__init__()
         self._patches = Patches()
-        self._undo = weakref.finalize(self, self._patches.restore)
+        self._undo = weakref.finalize(self, self._patches.restore)  # holds nothing that holds us
+        self._seams = Patches()
+        """Changes of objects that live as long as the fit."""
         self._room = None
         if fit.environment.memory_available is not None:
             self._room = MOST_PINNED * fit.environment.memory_available / fit.environment.local_world_size
         self._first, self._copies = First(), Copies()
         self._copied = fit.batches.copy is not None and not fit.environment.copies_go_on
         self._held: list[int] = []
-        self._due = 0
+        self._due, self._patience = 0, 1
         batches = fit.batches
         if fit.environment.loaders_pin is None:
             pin = functools.partial(_pin, self._patches, self._held)
             for loader in batches.loaders:
                 pin(loader)
             if batches.process is not None:
-                self._patches.replace(*batches.process, functools.partial(_processing, pin))
+                self._seams.replace(*batches.process, functools.partial(_processing, pin))
         if batches.first is not None:
-            self._patches.replace(*batches.first, functools.partial(_seeing, self._first))
+            self._seams.replace(*batches.first, functools.partial(_seeing, self._first))
         if batches.copy is not None:
             self._patches.replace(*batches.copy, functools.partial(_copying, self._first, self._copies))
 
-    def end_step(self, step: int) -> None:  # noqa: ARG002 it is the shape of all
-        """After the first batch it is known whether it was worth it."""
-        if self._first.kind is None or self._due == NEVER:
+    def end_step(self, step: int) -> None:
+        """After the first batch it is known whether it was worth it. Where none is seen it is looked for ever rarer."""
+        if step < self._due:
+            return
+        if self._first.kind is None:
+            self._due, self._patience = step + self._patience, 2 * self._patience
             return
         self._due = NEVER
         needed = self._first.bytes * max(self._held, default=0)
@@ -165,6 +169,7 @@ class Loading(Applied):
     def close(self) -> None:
         """Loaders and copies are as they were found. Twice is once."""
         self._due = NEVER
+        self._seams.restore()
         self._undo()
 
 
@@ -172,8 +177,15 @@ def _pin(patches: Patches, held: list[int], loader: Any) -> None:
     """Let a loader pin its batches, unless it is under way. Of one that does already, nothing is changed."""
     loader = getattr(loader, "base_dataloader", loader)  # accelerate wraps it
     if isinstance(loader, DataLoader) and not loader.pin_memory and loader._iterator is None:  # noqa: SLF001
-        patches.replace(loader, "pin_memory", lambda _: True)
+        patches.add(functools.partial(_unpin, weakref.ref(loader), loader.pin_memory))
+        loader.pin_memory = True
         held.append((loader.prefetch_factor or 0) * loader.num_workers + 2)
+
+
+def _unpin(reference: "weakref.ref[DataLoader[Any]]", before: bool) -> None:  # noqa: FBT001 the loader's own value
+    loader = reference()
+    if loader is not None and loader.pin_memory is True:
+        loader.pin_memory = before
 
 
 def _processing(pin: Callable[[Any], None], inner: Callable[..., Any]) -> Callable[..., Any]:

@@ -34,7 +34,13 @@ class Patches:
         self.add(functools.partial(_put_back, owner, name, before, after))
 
     def method(self, owner: Any, name: str, make: Callable[[Any], Callable[..., object]]) -> None:
-        """As `replace`, from one function of `self` to another: torch's schedulers want `optimizer.step.__func__`."""
+        """As `replace`, from one function of `self` to another: torch's schedulers want `optimizer.step.__func__`.
+
+        Of a class, the method of all its instances.
+        """
+        if isinstance(owner, type):
+            self.replace(owner, name, make)
+            return
         self.replace(owner, name, lambda current: MethodType(make(_unbound(current, owner)), owner))
 
     def restore(self) -> None:

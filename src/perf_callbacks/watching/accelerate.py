@@ -16,6 +16,7 @@ from perf_callbacks.core.stages import Stage
 from perf_callbacks.host import watch
 from perf_callbacks.host.recorder import Recorder
 from perf_callbacks.watching.loop import LoopWatch
+from perf_callbacks.watching.subclasses import put_on, watched
 
 T = TypeVar("T")
 
@@ -38,7 +39,7 @@ class AcceleratedWatch(LoopWatch):
         recorder: Recorder,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        before: tuple[object, Batch] | None = None,
+        before: tuple[int, Batch] | None = None,
     ) -> None:
         super().__init__(recorder, model, optimizer)
         self._models = [model]
@@ -64,7 +65,15 @@ class AcceleratedWatch(LoopWatch):
         elif isinstance(prepared, torch.optim.Optimizer):
             self._add_optimizer(getattr(prepared, "optimizer", prepared))
         elif hasattr(prepared, "get_last_lr"):
-            self.recorder.patches.replace(prepared, "step", functools.partial(self._schedule, prepared))
+            self._add_scheduler(prepared)
+
+    def _add_scheduler(self, scheduler: Any) -> None:
+        step = functools.partial(self._schedule, getattr(scheduler, "gradient_state", None))
+        if "step" in vars(scheduler):  # a torch one that accelerate did not wrap replaces it on itself
+            self.recorder.patches.replace(scheduler, "step", step)
+        else:
+            kind = type(scheduler)
+            self.recorder.patches.add(put_on(scheduler, watched(kind, {"step": step(kind.step)})))
 
     def _add_model(self, model: nn.Module) -> None:
         self._models.append(model)
@@ -78,13 +87,13 @@ class AcceleratedWatch(LoopWatch):
         watch.stages(self.recorder, optimizer, "zero_grad", _OPTIMIZER)
         _know_signature(optimizer)
 
-    def add_accelerator(self, accelerator: object) -> None:
-        """What the loop calls instead of torch."""
+    def add_accelerator(self, kind: type) -> None:
+        """Watch what the loop calls instead of torch, in the class that the accelerator has meanwhile."""
         recorder = self.recorder
         for name in ("clip_grad_norm_", "clip_grad_value_"):
-            watch.stages(recorder, accelerator, name, _OPTIMIZER)
+            watch.stages(recorder, kind, name, _OPTIMIZER)
         for name in ("save_state", "save_model", "save", "get_state_dict"):
-            recorder.patches.replace(accelerator, name, self._checkpoint)
+            recorder.patches.replace(kind, name, self._checkpoint)
 
     def counts(self, optimizer: Any) -> bool:
         """Whether it is this optimizer whose steps count."""
@@ -146,7 +155,7 @@ class AcceleratedWatch(LoopWatch):
                 return
             self._backwards = self._optimizing = 0
             if self._evaluating:
-                self._doubtful = loader, found
+                self._doubtful = id(loader), found
                 return
             self._wait(id(loader), found)
             self._tape.write((_OTHER, self._clock()))
@@ -190,13 +199,12 @@ class AcceleratedWatch(LoopWatch):
                 self.recorder.add(waiting.pop())
                 counted = True
         if self._doubtful is not None and not counted:
-            self._always.add(id(self._doubtful[0]))
+            self._always.add(self._doubtful[0])
             self.recorder.add(self._doubtful[1])
         self._doubtful = None
 
-    def _schedule(self, scheduler: Any, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """A scheduler's step, which does nothing between the micro-batches of one step."""
-        gradients = getattr(scheduler, "gradient_state", None)
+    def _schedule(self, gradients: Any, inner: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a scheduler's step, which does nothing between the micro-batches of one step."""
 
         @functools.wraps(inner)
         def call(*args: Any, **kwargs: Any) -> Any:

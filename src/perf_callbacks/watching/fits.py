@@ -27,6 +27,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 TAKEN_OVER = "another attach(accelerator) took over"
+FREED = "the accelerator was freed"
 
 _all: "weakref.WeakSet[Fits]" = weakref.WeakSet()
 
@@ -38,18 +39,18 @@ class Fits:
         self,
         settings: Settings,
         accelerator: Any,
-        place: Callable[[Mapping[str, Any] | None], Place],
+        place: Callable[[Any, Mapping[str, Any] | None], Place],
         resume: Mapping[str, Any] | None,
         batches: Callable[[tuple[Any, ...]], Batches] = lambda _: Batches(),
     ) -> None:
         self._settings = settings
         self._batches = batches
-        self._accelerator = accelerator
+        self._accelerator: Callable[[], Any] = weakref.ref(accelerator)
         self._place = place
         self._carried = None if resume is None else dict(resume)
         self._state = dict(resume or {})
         self._reader = BatchReader()
-        self._before: tuple[object, Batch] | None = None
+        self._before: tuple[int, Batch] | None = None  # with the id of its loader
         self._prepared = Prepared(self)
         self.watch: AcceleratedWatch | None = None
         """What watches the current fit. None between fits."""
@@ -59,9 +60,13 @@ class Fits:
         """Of the current fit, or the last one."""
         self._untold: Recorder | None = None
         self.patches = Patches()
-        """What was changed for as long as it is attached."""
+        """Changes that last for as long as it is attached."""
+        self.kind: type = type(accelerator)
+        """The class of the accelerator while it is attached."""
         self.active = settings.config.enabled
         """Whether it measures, or will: not once it is closed, failed, or where the configuration says so."""
+        self._freed = weakref.finalize(accelerator, _close_freed, weakref.ref(self))
+        self._freed.atexit = False
 
     @property
     def state(self) -> dict[str, Any]:
@@ -86,7 +91,7 @@ class Fits:
     @fails_open
     def fetched(self, loader: object, batch: object) -> None:
         """A loader has handed over a batch. No fit has begun, but maybe this is what it will begin with."""
-        self._before = loader, self._reader.read(batch)
+        self._before = id(loader), self._reader.read(batch)
 
     def exhausted(self) -> None:
         """A loader has no more."""
@@ -98,13 +103,13 @@ class Fits:
         if self.watch is not None or not models or not optimizers:
             return
         self._take_over(optimizers[0])
-        place = self._place(self._carried)
+        place = self._place(self._accelerator(), self._carried)
         self.recorder = self._untold = recorder = Recorder(self._settings, place)
         recorder.patches.add(functools.partial(self._ended, recorder))
         self.watch = self.told = watching = AcceleratedWatch(recorder, models[0], optimizers[0], self._before)
         if recorder.active:
             watching.install()
-            watching.add_accelerator(self._accelerator)
+            watching.add_accelerator(self.kind)
             for one in self._prepared:
                 watching.add(one)
             counting.begin(recorder, models[0])
@@ -129,13 +134,13 @@ class Fits:
     def save(self, directory: Path) -> None:
         """A checkpoint was written there."""
         if self.state:
-            counters.write(directory, self._accelerator.process_index, self.state)
+            counters.write(directory, self._accelerator().process_index, self.state)
 
     @fails_open
     def load(self, directory: Path) -> None:
         """A checkpoint was loaded from there: training goes on from another point, in a fit of its own."""
         self._end()
-        self._carried = counters.read(directory, self._accelerator.process_index)
+        self._carried = counters.read(directory, self._accelerator().process_index)
         self._state = dict(self._carried)
 
     @fails_open
@@ -189,7 +194,16 @@ class Fits:
 
     def _detach(self) -> None:
         self.active = False
+        self._before = None
+        self._freed.detach()
         try:
             self.patches.restore()
         finally:
             self._prepared.forget()
+
+
+def _close_freed(reference: "weakref.ref[Fits]") -> None:
+    """End the measuring of an accelerator that nobody can train with any more."""
+    fits = reference()
+    if fits is not None:
+        fits.close(FREED)

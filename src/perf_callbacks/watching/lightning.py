@@ -20,7 +20,7 @@ from perf_callbacks.host.recorder import Recorder, log
 from perf_callbacks.report import text
 from perf_callbacks.watching import counting
 from perf_callbacks.watching.lightning_trainer import TrainerWatch, steps_done
-from perf_callbacks.watching.meanwhile import Meanwhile
+from perf_callbacks.watching.meanwhile import Meanwhile, settled
 
 STATE_KEY = "perf_callbacks"
 """Where our counters stand in a checkpoint. Among those of the callbacks, two of us could not be told apart."""
@@ -115,15 +115,12 @@ class LightningHooks:
             return
         # Other callbacks go first: if one of them raises, nothing of ours is in place yet. The trainer is iterating
         # over its list right now, so what is appended to that comes last; what it finds in its place is without it.
-        running = trainer.callbacks
-        trainer.callbacks = Meanwhile(running)
-        running.append(_Afterwards(self))
+        trainer.callbacks = Meanwhile(trainer.callbacks, _Afterwards(self))
 
     @_hook
     def begin(self, trainer: Any) -> None:
         """Start measuring, once the other callbacks have begun."""
-        if type(trainer.callbacks) is Meanwhile:
-            trainer.callbacks = list(trainer.callbacks)
+        trainer.callbacks = settled(trainer.callbacks)
         place = self._place(trainer, self._last_state(trainer))
         recorder = self._recorder = Recorder(self._settings, place)
         if not recorder.active:
@@ -161,6 +158,7 @@ class LightningHooks:
 
     @_hook
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        trainer.callbacks = settled(trainer.callbacks)
         self._close(describe(exception))
 
     @_hook
@@ -179,7 +177,7 @@ class LightningHooks:
             return
         step = trainer.fit_loop.epoch_loop._batches_that_stepped  # noqa: SLF001 the step of the loss
         for logger in trainer.loggers:
-            logger.log_metrics(dict(row), step=step)
+            logger.log_metrics(metrics=dict(row), step=step)  # by name, as the trainer does
         trainer.progress_bar_metrics["perf/step_time"] = row["perf/step_time"]
 
     def _keep_quiet(self, recorder: Recorder) -> None:

@@ -145,24 +145,34 @@ class TrainerWatch:
         return call
 
     def _optimizer_step(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """The step of an optimizer: whatever its closure does is not the optimizer's."""
+        """Wrap the step of an optimizer: whatever its closure does is not the optimizer's.
+
+        Automatic optimization passes a `Closure` of Lightning's on to the module, which may look at it: it stays that
+        object, and what it calls is replaced until the step is over. Otherwise the closure is any function.
+        """
 
         @functools.wraps(inner)
-        def call(owner: Any, first: Any, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
+        def call(owner: Any, first: Any, closure: Any, *args: Any, **kwargs: Any) -> Any:
             enter = self.recorder.enter
+            lightnings = hasattr(closure, "consume_result")
+            compute = closure.closure if lightnings else closure
 
             def outside(*closure_args: Any, **closure_kwargs: Any) -> Any:
                 enter(BACK)
                 try:
-                    return closure(*closure_args, **closure_kwargs)
+                    return compute(*closure_args, **closure_kwargs)
                 finally:
                     enter(_OPTIMIZER)
 
+            if lightnings:
+                closure.closure = outside
             enter(_OPTIMIZER)
             try:
-                return inner(owner, first, outside, *args, **kwargs)
+                return inner(owner, first, closure if lightnings else outside, *args, **kwargs)
             finally:
                 enter(BACK)
+                if lightnings:
+                    vars(closure).pop("closure", None)  # else a cycle would keep its batch
 
         return call
 

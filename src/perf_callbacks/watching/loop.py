@@ -1,6 +1,8 @@
 """What is watched in a plain loop: the loader, the model, the backward, the optimizer."""
 
+import copy
 import functools
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
@@ -153,7 +155,7 @@ class LoopWatch:
 
 
 class MeasuredLoader(Generic[B]):
-    """A loader whose waits are measured; in all other respects the loader itself."""
+    """A loader whose waits are measured; in all other respects, and in copies, the loader itself."""
 
     def __init__(self, loader: Iterable[B], current: Callable[[], LoopWatch | None]) -> None:
         self._loader = loader
@@ -177,4 +179,13 @@ class MeasuredLoader(Generic[B]):
         return len(self._loader)  # type: ignore[arg-type]  # where the loader has none, it says so itself
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # of an object that is being made there is none yet
+            raise AttributeError(name)
         return getattr(self._loader, name)
+
+    def __copy__(self) -> Any:
+        return copy.copy(self._loader)
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        """Pickle and deepcopy as the loader: who measures it can't travel."""
+        return operator.getitem, ((self._loader,), 0)

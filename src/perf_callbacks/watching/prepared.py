@@ -1,7 +1,8 @@
 """What an accelerator has prepared, and its loaders measured in place: to everybody else they are what they were."""
 
-import functools
+import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from perf_callbacks.host.patches import Patches
+from perf_callbacks.watching.subclasses import put_on, watched
 
 
 class Told(Protocol):
@@ -31,38 +33,41 @@ class Source(Protocol):
 
 
 class Prepared:
-    """Models, optimizers, schedulers and loaders, in the order in which they were prepared."""
+    """Models, optimizers, schedulers and loaders, in the order in which they were prepared. All are held weakly."""
 
     def __init__(self, source: Source) -> None:
-        self._source = source
-        self._all: list[Any] = []
+        self._source = weakref.ref(source)
+        self._all: list[weakref.ref[Any]] = []
         self._patches = Patches()
         self._kinds: dict[type, type] = {}
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._all)
+        return iter([one for one in [reference() for reference in self._all] if one is not None])
 
     @property
     def models(self) -> list[nn.Module]:
         """Those that are modules."""
-        return [one for one in self._all if isinstance(one, nn.Module)]
+        return [one for one in self if isinstance(one, nn.Module)]
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Those that are optimizers."""
-        return [one for one in self._all if isinstance(one, torch.optim.Optimizer)]
+        return [one for one in self if isinstance(one, torch.optim.Optimizer)]
 
     @property
     def loaders(self) -> tuple[DataLoader[Any], ...]:
         """Those that are torch's."""
-        return tuple(one for one in self._all if isinstance(one, DataLoader))
+        return tuple(one for one in self if isinstance(one, DataLoader))
 
     def see(self, prepared: object) -> list[Any]:
         """One or several were prepared; gives those that were not seen before."""
         several = prepared if isinstance(prepared, tuple | list) else (prepared,)
-        new = [one for one in several if not any(one is other for other in self._all)]
-        self._all += new
+        known = [*self]
+        self._all = [reference for reference in self._all if reference() is not None]
+        new = [one for one in several if not any(one is other for other in known)]
         for one in new:
+            with suppress(TypeError):  # what can't be held weakly is handed through as it is
+                self._all.append(weakref.ref(one))
             if isinstance(one, DataLoader):
                 self._measure(one)
         return new
@@ -73,34 +78,32 @@ class Prepared:
         self._patches.restore()
 
     def _measure(self, loader: DataLoader[Any]) -> None:
-        kind = type(loader)  # not its `__class__`: accelerate's loaders say that theirs is torch's
+        kind = type(loader)
         if kind not in self._kinds:
             self._kinds[kind] = _measured(kind, self._source)
-        _become(self._kinds[kind], loader)
-        self._patches.add(functools.partial(_become, kind, loader))
+        self._patches.add(put_on(loader, self._kinds[kind]))
 
 
-def _become(kind: type, loader: object) -> None:
-    """Give a loader another class, past a property that lets nobody set it."""
-    vars(object)["__class__"].__set__(loader, kind)
-
-
-def _measured(kind: type, source: Source) -> type:
-    """A class of loaders, as `kind` in all but its iterations. Accelerate's pickle and copy as what they were."""
+def _measured(kind: type, source: "weakref.ref[Source]") -> type:
+    """Make a class of loaders, as `kind` in all but its iterations."""
 
     def iterate(self: Any) -> Iterator[Any]:
-        return _iterate(self, kind.__iter__(self), source)  # type: ignore[attr-defined]
+        found, batches = source(), kind.__iter__(self)  # type: ignore[attr-defined]
+        return batches if found is None else _iterate(self, batches, source)
 
-    names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(kind.__name__, (kind,), names | {"__iter__": iterate})
+    return watched(kind, {"__iter__": iterate})
 
 
-def _iterate(loader: object, batches: Iterator[Any], source: Source) -> Iterator[Any]:
-    source.told.fetch(loader)
+def _iterate(loader: object, batches: Iterator[Any], source: "weakref.ref[Source]") -> Iterator[Any]:
+    if (found := source()) is not None:
+        found.told.fetch(loader)
     for batch in batches:
-        source.told.fetched(loader, batch)
-        held = [batch]
+        if (found := source()) is not None:
+            found.told.fetched(loader, batch)
+        held, found = [batch], None  # an iterator that the loop keeps must not keep the fit, nor its models
         del batch  # a batch on a device is freed when the loop lets go of it, not when the next one is there
         yield held.pop()
-        source.told.fetch(loader)
-    source.told.exhausted()
+        if (found := source()) is not None:
+            found.told.fetch(loader)
+    if found is not None:
+        found.told.exhausted()

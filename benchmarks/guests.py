@@ -1,0 +1,100 @@
+"""Run a framework's own tests with a callback in every Trainer, or with every Accelerator attached.
+
+    python benchmarks/guests.py lightning path/to/tests_pytorch loops trainer/optimization
+    python benchmarks/guests.py accelerate path/to/tests test_data_loader.py
+
+Every test runs twice: once with a callback that does nothing, once with a PerfCallback. The outcomes that differ and
+the time of the tests that pass both ways are printed. Tests that assert exact log calls, exact progress-bar metrics or
+exact checkpoint keys are expected to differ.
+"""
+
+import argparse
+import functools
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+GUEST = "PERF_GUEST"
+"""Names the guest of this process: "none" or "ours"."""
+
+
+def pytest_configure() -> None:
+    """Put the guest into every Trainer, or onto every Accelerator. Runs where this file is a pytest plugin."""
+    guest, framework = os.environ[GUEST].split()
+    if framework == "lightning":
+        from lightning.pytorch import Callback, Trainer
+
+        from perf_callbacks.lightning import PerfCallback
+
+        kind = {"none": type("Nothing", (Callback,), {}), "ours": PerfCallback}[guest]
+        made = Trainer.__init__
+
+        @functools.wraps(made)
+        def init(self, *args, callbacks=None, **kwargs):
+            given = [callbacks] if isinstance(callbacks, Callback) else [*(callbacks or ())]
+            made(self, *args, callbacks=[*given, kind()], **kwargs)
+
+        Trainer.__init__ = init
+    elif guest == "ours":
+        from accelerate import Accelerator
+
+        from perf_callbacks.accelerate import attach
+
+        created = Accelerator.__init__
+
+        @functools.wraps(created)
+        def begin(self, *args, **kwargs):
+            created(self, *args, **kwargs)
+            attach(self)
+
+        Accelerator.__init__ = begin
+
+
+def outcomes(path: Path) -> dict[str, tuple[str, float]]:
+    """Read each test's outcome and seconds from a JUnit file."""
+    found = {}
+    for case in ET.parse(path).iter("testcase"):
+        kinds = [child.tag for child in case if child.tag in {"failure", "error", "skipped"}]
+        found[f"{case.get('classname')}::{case.get('name')}"] = (kinds or ["passed"])[0], float(case.get("time", 0))
+    return found
+
+
+def run(guest: str, given: argparse.Namespace) -> dict[str, tuple[str, float]]:
+    """Run the tests with one guest."""
+    framework, tests = given.framework, given.tests.absolute()
+    report = given.out.absolute() / f"{framework}-{guest}.xml"
+    options = ["-p", "guests", "-p", "no:randomly", "-p", "no:cacheprovider", "-q", f"--junitxml={report}"]
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path[1:], str(tests.parent)])
+    subprocess.run(
+        [sys.executable, "-m", "pytest", *options, f"--timeout={given.limit}", *given.which],
+        cwd=tests,
+        env=os.environ | {GUEST: f"{guest} {framework}", "PYTHONPATH": paths},
+        check=False,
+    )
+    return outcomes(report)
+
+
+def main() -> None:
+    """Compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("framework", choices=["lightning", "accelerate"])
+    parser.add_argument("tests", type=Path)
+    parser.add_argument("which", nargs="*")
+    parser.add_argument("--out", type=Path, default=Path())
+    parser.add_argument("--limit", type=int, default=60, help="seconds per test")
+    given = parser.parse_intermixed_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    without, with_ours = run("none", given), run("ours", given)
+    both = [name for name, (how, _) in without.items() if how == with_ours.get(name, ("absent", 0.0))[0] == "passed"]
+    seconds = [sum(each[name][1] for name in both) for each in (without, with_ours)]
+    print(f"{len(without)} tests, {len(both)} pass both ways, in {seconds[0]:.1f} and {seconds[1]:.1f} s")
+    for name, (how, _) in without.items():
+        other = with_ours.get(name, ("absent", 0.0))[0]
+        if how != other:
+            print(f"{how} -> {other}: {name}")
+
+
+if __name__ == "__main__":
+    main()
