@@ -105,7 +105,7 @@ def test_collections_wait_for_something_else_or_for_256_of_them(path, make):
         journal.write(pause(0.5))
         written.append(len(records(path)))
     assert written == [1] * 255 + [257, 257]
-    journal.flush(aside=True)
+    journal.flush()
     assert len(records(path)) == 258
 
 
@@ -307,7 +307,9 @@ def test_a_file_that_was_deleted_with_its_directory_is_begun_anew_with_its_run(p
         shutil.rmtree(path.parent.parent)
     clock.sleep(1)
     journal.write(pause(1.0))
-    journal.flush(aside=True)  # somebody may be in the midst of deleting it
+    elsewhere = threading.Thread(target=journal.flush)  # where somebody may be in the midst of deleting it
+    elsewhere.start()
+    elsewhere.join(60)
     assert not path.parent.parent.exists()
     journal.write(block(3))
     assert records(path) == [a_run(), pause(1.0), block(3)]
@@ -373,7 +375,7 @@ def test_threads_that_write_at_once_leave_whole_lines(path, make):
     def work(number):
         for step in range(200):
             journal.write(Gc(**{**GC, "step": 1000 * number + step}))
-            journal.flush(aside=True)
+            journal.flush()
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:

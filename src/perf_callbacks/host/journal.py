@@ -50,7 +50,7 @@ class Journal(Protocol):
     def write(self, record: Record) -> None:
         """Take a record."""
 
-    def flush(self, *, aside: bool = False) -> None:
+    def flush(self) -> None:
         """Write what was taken."""
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class NullJournal:
     def write(self, record: Record) -> None:
         """Forget the record."""
 
-    def flush(self, *, aside: bool = False) -> None:
+    def flush(self) -> None:
         """Nothing to do."""
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class FileJournal:
         self._written_at = -SPACING_SECONDS
         self._opening = ""
         self._pending: deque[str] = deque(maxlen=MOST_PENDING)
-        self._process = os.getpid()
+        self._process, self._thread = os.getpid(), threading.get_ident()
         self._file: int | None = None
         self._replaced = False
         self._writing = threading.Lock()
@@ -126,15 +126,15 @@ class FileJournal:
         if soon or isinstance(record, AT_ONCE) or len(self._pending) >= PENDING:
             self.flush()
 
-    def flush(self, *, aside: bool = False) -> None:
+    def flush(self) -> None:
         """Write what was taken, unless a write is under way, in another thread or further up in this one.
 
-        Aside, in a thread that is not the training thread, a file that was deleted is not created again: the training
-        thread may be in the midst of deleting its directory.
+        A file that was deleted is created again by the training thread only: in any other thread of ours that could
+        be in the midst of the deletion of its directory.
         """
         while (self._pending or self._closing) and not self._done and self._writing.acquire(blocking=False):
             try:
-                more = self._drain(aside=aside)
+                more = self._drain()
             finally:
                 self._writing.release()
             if not more:
@@ -160,7 +160,7 @@ class FileJournal:
         if file is not None:
             os.close(file)
 
-    def _drain(self, *, aside: bool = False) -> bool:
+    def _drain(self) -> bool:
         """Write what is pending, with the lock held. False: it has to wait."""
         self._writer = threading.get_ident()
         try:
@@ -170,7 +170,7 @@ class FileJournal:
                 if self._file is None:
                     self._open()
                 elif self._is_deleted():
-                    if aside:
+                    if threading.get_ident() != self._thread:
                         return False
                     self._replace()
                 self._put("".join([self._pending.popleft() for _ in range(len(self._pending))]))
