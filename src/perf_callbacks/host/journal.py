@@ -1,16 +1,18 @@
 """The journal on disk: one file per rank, appended to, a line per record."""
 
 import os
+import re
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
-from perf_callbacks.core.lines import Entry, decode, encode
+from perf_callbacks.core.lines import Entry, encode, entries
 from perf_callbacks.core.records import Checklist, Flops, Gc, Record, Run, Steps, Summary
 from perf_callbacks.host.locks import lock, unlock
 
@@ -37,6 +39,11 @@ THINNED = 64
 
 MOST_WRITERS = 1000
 """Writers that may share a directory."""
+
+FOLDER = "perf_callbacks"
+"""Where journals lie in an output directory."""
+
+_NAME = re.compile(r"rank(\d+)(?:\.(\d+))?\.jsonl")
 
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
 
@@ -271,9 +278,27 @@ if hasattr(os, "register_at_fork"):
 
 
 def read(path: Path | str) -> Iterator[Entry]:
-    """The entries of a journal file, in order. Torn and foreign lines are passed over."""
-    with Path(path).open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            entry = decode(line)
-            if entry is not None:
-                yield entry
+    """The entries of a journal, in order. Torn and foreign lines are passed over, and those with wrong types.
+
+    Args:
+        path: One file, or an output directory: then the files in it, rank by rank.
+    """
+    return chain.from_iterable(map(_entries, files(Path(path))))
+
+
+def files(path: Path) -> list[Path]:
+    """The journals in an output directory or its `perf_callbacks`, rank by rank; a file is its own."""
+    if not path.is_dir():
+        return [path]
+    found = {
+        journal: _NAME.fullmatch(journal.name) for inner in (path, path / FOLDER) for journal in inner.glob("rank*")
+    }
+    named = [(int(match[1]), int(match[2] or 1), journal) for journal, match in found.items() if match]
+    if not named:
+        raise FileNotFoundError(f"no journal in {path}: a run writes {FOLDER}/rank<k>.jsonl into its output directory")
+    return [journal for _, _, journal in sorted(named)]
+
+
+def _entries(path: Path) -> Iterator[Entry]:
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        yield from entries(lines)

@@ -25,7 +25,7 @@ from perf_callbacks.host import device, ranks
 from perf_callbacks.host.companions import Companions
 from perf_callbacks.host.failing import describe, fails_open
 from perf_callbacks.host.garbage import GcObserver
-from perf_callbacks.host.journal import FileJournal, Journal, NullJournal
+from perf_callbacks.host.journal import FOLDER, FileJournal, Journal, NullJournal
 from perf_callbacks.host.patches import Patches
 from perf_callbacks.host.place import Place, earlier, opening
 from perf_callbacks.host.upkeep import Keeping
@@ -62,7 +62,7 @@ class Recorder:
         if config.journal:
             directory = Path(config.output_dir) if config.output_dir is not None else place.directory
             self._journal = FileJournal(
-                directory / "perf_callbacks" / f"rank{place.rank}.jsonl",
+                directory / FOLDER / f"rank{place.rank}.jsonl",
                 max_bytes=config.max_journal_mb * 1_000_000,
                 complain=log.warning,
                 began=began,
