@@ -33,6 +33,7 @@ def brought_along(statement):
         "perf_callbacks.report.text",
         "perf_callbacks.host.garbage",
         "perf_callbacks.host.journal",
+        "perf_callbacks.journal",
         "perf_callbacks.host.environment",
         "perf_callbacks.checklist.garbage",
     ],

@@ -1,5 +1,7 @@
 """Events in, steps, rows and records out. Seconds are halves and quarters, so that every sum is exact."""
 
+import threading
+
 import pytest
 import torch
 from fakes import FakeStream, Fit, a_run
@@ -336,16 +338,144 @@ def test_one_unknown_batch_makes_its_sum_unknown():
 def test_steps_are_handed_out_64_at_a_time():
     fit = Fit()
     for _ in range(130):
-        fit.step(forward=0.125)
+        fit.step(forward=1 / 128)
     assert [len(block.step) for block in fit.of(Steps)] == [64, 64]
     assert len(fit.steps()) == 130
 
 
-def test_steps_are_handed_out_after_ten_seconds():
+def test_steps_are_handed_out_after_a_second():
     fit = Fit()
-    for _ in range(6):
-        fit.step(forward=4)
-    assert [block.step for block in fit.of(Steps)] == [(1, 2, 3), (4, 5, 6)]
+    for seconds in (0.5, 0.5, 0.25, 0.5, 4, 2, 0.5):
+        fit.step(forward=seconds)
+    assert [block.step for block in fit.of(Steps)] == [(1, 2, 3), (4, 5), (6,)]
+
+
+def written(fit):
+    """The steps in the journal, which nobody asks the engine to complete."""
+    return [step for block in fit.records if isinstance(block, Steps) for step in block.step]
+
+
+def test_steps_before_a_long_one_are_written_by_another_thread_and_once():
+    fit = Fit()
+    for _ in range(3):
+        fit.feed(4, 32, torch.tensor(20))
+        fit.step(data=0.125, forward=0.125)
+    late = []
+    for _ in range(6):  # the next step takes its time
+        fit.spend("forward", 1)
+        fit.engine.write_late(fit.now)
+        late.append(len(written(fit)))
+    assert late == [0, 0, 3, 3, 3, 3]
+    block = fit.records[-1]
+    assert (block.forward_time, block.samples, block.excluded) == ((0.125,) * 3, (4,) * 3, ("first", None, None))
+    for _ in range(3):
+        fit.step(forward=0.5)
+    fit.engine.stop(fit.now)
+    assert written(fit) == [1, 2, 3, 4, 5, 6]
+    assert fit.engine.summary().included_steps == 5
+
+
+def test_what_is_written_early_changes_nothing_else():
+    plain, early = Fit(), Fit()
+    for fit in (plain, early):
+        for number in range(1, 41):
+            fit.feed(4, 32, torch.tensor(20))
+            fit.spend("data", 0.125)
+            if number % 7 == 0:
+                fit.pause(0.0625)
+            if number % 9 == 0:
+                fit.span("evaluation", 2)
+            fit.spend("forward", 0.25)
+            if number % 4 == 0:
+                fit.now += 4
+                if fit is early:
+                    fit.engine.write_late(fit.now)
+            fit.end_step()
+            if number % 10 == 0:
+                fit.engine.row(number)
+        fit.engine.stop(fit.now)
+    assert written(plain) == written(early) == [*range(1, 41)]
+    assert len(early.of(Steps)) > len(plain.of(Steps))
+    assert plain.steps() == early.steps()
+    assert [record for record in plain.records if not isinstance(record, Steps)] == [
+        record for record in early.records if not isinstance(record, Steps)
+    ]
+
+
+def test_the_other_thread_asks_no_device_and_touches_no_tensor():
+    class Untouched:
+        def __add__(self, other):
+            raise AssertionError
+
+        __radd__ = __int__ = __add__
+
+    fit = Fit()
+    for _ in range(2):
+        fit.feed(1, 2, Untouched())
+        fit.feed(1, 2, Untouched())
+        fit.step(forward=0.25)
+    fit.engine.write_late(fit.now + 9)
+    assert written(fit) == [1, 2]
+
+    stream = FakeStream()
+    timeline = EventTimeline(stream.event)
+    fit = Fit(device=timeline)
+    for _ in range(3):
+        stream.work(0.25)
+        fit.step(forward=0.25)
+    fit.engine.write_late(fit.now + 9)
+    assert written(fit) == []
+    stream.run()
+    fit.engine.write_late(fit.now + 9)
+    assert written(fit) == []
+    fit.feed(1)  # the training thread asks it with the next micro-batch
+    fit.engine.write_late(fit.now + 9)
+    assert written(fit) == [1, 2, 3]
+
+
+def test_who_is_at_the_books_is_left_alone_and_waited_for_only_a_moment(monkeypatch):
+    fit = Fit()
+    for _ in range(3):
+        fit.step(forward=0.25)
+    go, there = threading.Event(), threading.Event()
+
+    def hold():
+        with fit.engine._books:
+            there.set()
+            go.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    there.wait(60)
+    fit.engine.write_late(fit.now + 9)
+    fit.now += 9
+    fit.step(forward=0.25)  # would be written now, and is later
+    assert written(fit) == []
+    assert fit.engine.row(4) == {}
+    go.set()
+    thread.join(60)
+    fit.engine.write_late(fit.now + 9)
+    assert written(fit) == [1, 2, 3, 4]
+
+
+def test_a_fit_that_is_killed_at_any_moment_has_written_all_steps_but_those_of_the_last_five_seconds():
+    """Steps of any length, ticks once a second, not in step with them."""
+    lengths = [0.0625] * 30 + [2.0] * 5 + [0.5, 7.0] * 4 + [0.25, 0.25, 60.0, 1.0, 4.0] * 3
+    fit, ended, tick = Fit(), {}, 1000.7
+    for number, length in enumerate(lengths, 1):
+        fit.turn(Stage.FORWARD)
+        end = fit.now + length
+        while fit.now < end:
+            fit.now = min(end, max(tick, fit.now))
+            if fit.now == tick:
+                fit.engine.write_late(fit.now)
+                tick += 1
+            old = [step for step, time in ended.items() if time < fit.now - 5]
+            assert set(old) <= set(written(fit))
+        ended[number] = fit.now
+        fit.end_step()
+    fit.engine.stop(fit.now)
+    assert written(fit) == [*range(1, len(lengths) + 1)]
 
 
 def test_steps_are_handed_out_when_a_span_begins():
@@ -360,7 +490,7 @@ def test_nothing_grows_with_the_steps():
     held = []
     for number in range(1, 1001):
         fit.feed(4, 32, 20)
-        fit.step(forward=0.125)
+        fit.step(forward=1 / 128)
         if number % 200 == 0:
             held.append(sum(len(part) for part in vars(fit.engine._ledger).values() if isinstance(part, list)))
             fit.engine.row(number)
@@ -449,7 +579,7 @@ def test_steps_that_are_still_on_the_device_count_in_what_a_checkpoint_carries()
 def test_rows_do_not_keep_steps_from_being_handed_out_by_64():
     fit = Fit()
     for number in range(1, 641):
-        fit.step(forward=0.125)
+        fit.step(forward=1 / 128)
         if number % 10 == 0:
             fit.engine.row(number)
     assert [len(block.step) for block in fit.of(Steps)] == [64] * 10
@@ -473,11 +603,17 @@ def test_collections_of_a_step_without_an_end_are_told_at_once_from_some_number_
     assert len(fit.of(Gc)) == 3 * MOST_MARKS
 
 
-def test_while_a_thread_takes_steps_over_another_one_does_not():
-    fit = Fit()
+def test_what_comes_in_the_midst_of_taking_steps_over_does_not_take_them_over_again(monkeypatch):
+    """As a signal handler that saves a checkpoint, and so asks for the amounts."""
+    fit, seen = Fit(), []
     fit.step(forward=1)
-    with fit.engine._reading:
-        assert not fit.engine.collect()
-        assert fit.engine.row(1) == {}
+    read = type(fit.engine.tape).read
+
+    def interrupted(tape):
+        seen.append((fit.engine.collect(), fit.engine.row(1), fit.engine.amounts().samples))
+        return read(tape)
+
+    monkeypatch.setattr(type(fit.engine.tape), "read", interrupted)
     assert fit.engine.collect()
+    assert seen == [(False, {}, 0)]
     assert fit.engine.summary().steps == 1

@@ -123,6 +123,53 @@ def test_a_line_that_is_torn_or_foreign_is_passed_over(line):
     assert [entry.record.kind for entry in entries([line, encode(Entry(0.0, RECORDS[6])), line])] == ["evaluation"]
 
 
+LINES = [encode(Entry(1.0, record)) for record in RECORDS]
+WRONG = (True, 1.5, "x", None, [], {}, [[None]], {"x": [None]}, [{"x": "x"}])
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line[9:17])
+def test_a_value_of_another_type_costs_its_line(line):
+    """Each field of each record in turn; only what a record itself could have written is read."""
+    values = json.loads(line)
+    read = [decode(json.dumps(values | {name: wrong})) is not None for name in values for wrong in WRONG]
+    assert sum(read) < len(read) / 2
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        GC.replace('"step":1', '"step":1.5'),
+        GC.replace('"step":1', '"step":true'),
+        GC.replace('"step":1', '"step":"1"'),
+        GC.replace('"stage":"data"', '"stage":null'),
+        GC.replace('"automatic":true', '"automatic":1'),
+        GC.replace('"seconds":1', '"seconds":NaN'),
+        GC.replace('"seconds":1', '"seconds":-Infinity'),
+        GC.replace('"seconds":1', '"seconds":1e999'),
+        GC.replace('"seconds":1', '"seconds":1' + "0" * 200),
+        GC.replace('"t":1', '"t":true'),
+        GC.replace('"t":1', '"t":"1"'),
+        GC.replace('"t":1', '"t":NaN'),
+        '{"type":"steps","t":1,"step":[1,2],"step_time":[1.0]}',
+        '{"type":"steps","t":1,"step":[1,2],"step_time":[1.0,2.0],"samples":[4]}',
+        '{"type":"steps","t":1,"step":[1],"step_time":["1.0"]}',
+        '{"type":"steps","t":1,"step":1,"step_time":1}',
+        '{"type":"row","t":1,"step":1,"metrics":{"perf/mfu":"0.5"}}',
+        '{"type":"row","t":1,"step":1,"metrics":{"perf/mfu":Infinity}}',
+    ],
+    ids=lambda line: line[:90],
+)
+def test_numbers_that_are_none_and_columns_that_differ_in_length_cost_their_line(broken):
+    assert decode(GC) is not None
+    assert decode(broken) is None
+
+
+def test_what_only_its_writer_knows_may_hold_anything_finite():
+    line = LINES[0]
+    assert decode(line.replace('{"gc":"sync"}', '{"gc":[1,{"a":null}]}')).record.config == {"gc": [1, {"a": None}]}
+    assert decode(line.replace('{"gc":"sync"}', '{"gc":[1,{"a":1e999}]}')) is None
+
+
 def test_keys_that_came_later_are_dropped():
     assert decode(GC.replace('"t":1', '"t":1,"cause":"luck"')) == decode(GC) is not None
 

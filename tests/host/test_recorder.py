@@ -15,7 +15,7 @@ from perf_callbacks import PerfConfig
 from perf_callbacks.core.batches import Batch, BatchReader
 from perf_callbacks.core.engine import Engine
 from perf_callbacks.core.lines import attempts
-from perf_callbacks.core.records import Gc, Run, Span, Steps, Summary
+from perf_callbacks.core.records import Gc, Row, Run, Span, Steps, Summary
 from perf_callbacks.core.settings import resolve
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.core.tape import Tape
@@ -44,7 +44,7 @@ CALLS = {
 }
 
 POINTS = [
-    *[(Engine, name) for name in vars(Engine) if not name.startswith("_")],
+    *[(Engine, name) for name in vars(Engine) if not name.startswith("_") and name != "write_late"],
     (Tape, "read"),
     (BatchReader, "read"),
     (GcObserver, "install"),
@@ -120,7 +120,7 @@ def test_a_fit_leaves_its_records_and_its_summary(tmp_path, make):
     row = recorder.row(3)
     recorder.close()
     assert (row["perf/step_time"], row["perf/tokens_per_second"]) == (0.5, 16.0)
-    opening, _, steps, summary = journal(tmp_path)
+    opening, steps, _, summary = journal(tmp_path)
     assert (opening, summary) == (recorder.run, recorder.summary)
     assert (steps.step_time, steps.tokens, steps.excluded) == ((0.5,) * 3, (8,) * 3, ("first", None, None))
 
@@ -341,3 +341,30 @@ def test_a_failure_within_the_last_collection_is_told_at_the_end(tmp_path, make,
     recorder.close()
     assert (recorder.failed, len(caplog.records)) == (True, 1)
     assert journal(tmp_path)[-1].failure == "ValueError: no"
+
+
+def test_what_waits_is_written_while_no_step_ends(tmp_path, make):
+    """The watchdog's thread does so; here it is called by hand."""
+    clock = FakeClock()
+    recorder = make(clock, gc="off")
+    for step in (1, 2, 3):
+        clock.sleep(0.25)
+        recorder.end_step(step)
+    recorder.row(3)
+    seen = []
+    for _ in range(5):
+        clock.sleep(1)
+        recorder._late_writer.tick(0.0)
+        seen.append([type(record) for record in journal(tmp_path)[1:]])
+    assert seen == [[Row]] * 2 + [[Row, Steps]] * 3
+    assert journal(tmp_path)[-1].step == (1, 2, 3)
+    recorder.close()
+    assert not recorder._late_writer.tick(0.0)
+
+
+def test_the_watchdog_looks_after_a_recorder_for_as_long_as_it_lives(make, monkeypatch):
+    watched = []
+    monkeypatch.setattr("perf_callbacks.host.recorder.WATCHDOG", SimpleNamespace(watch=watched.append))
+    recorder = make()
+    make(journal=False)
+    assert watched == [recorder._late_writer]

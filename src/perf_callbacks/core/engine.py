@@ -5,8 +5,9 @@ optimizer step is done (`end_step`), that evaluation or checkpointing begins and
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from threading import Lock
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from threading import RLock
 from typing import Any
 
 from perf_callbacks.core import ratios
@@ -23,8 +24,14 @@ from perf_callbacks.core.stages import Stage
 from perf_callbacks.core.steps import BLOCK, Shown, Step, Totals, plus
 from perf_callbacks.core.tape import Past, Tape
 
-FLUSH_SECONDS = 10.0
-"""Steps that are longer than this are written one by one."""
+FLUSH_SECONDS = 1.0
+"""A step that ends as late as this after the last block is written at once, with those before it."""
+
+LATE_SECONDS = 3.0
+"""Where no step has ended for as long as this, another thread writes the ones before."""
+
+MOMENT_SECONDS = 0.05
+"""How long the training thread may wait for that other thread."""
 
 MOST_MARKS = 4096
 """What a step writes beyond this is read before it ends; collections beyond it are told of at once."""
@@ -85,7 +92,9 @@ class Engine:
 
         self._waiting: deque[tuple[int, str | None, list[Batch]]] = deque()  # for being read
         self._passed: deque[Step] = deque()  # for the device
-        self._reading = Lock()
+        self._unseen: deque[tuple[list[Step], list[Gc]]] = deque()  # by trials
+        self._books = RLock()  # held by who reads the tape or the ledger; marks are written without it
+        self._reading = False
         parts = Parts(step=run.step, rank=run.rank, world_size=run.world_size, data_parallel=data_parallel)
         self._ledger = Ledger(self._shown, parts)
         self._sharing = Sharing(ranks, parts, self._ledger, emit, agreeing, alone=run.world_size == 1)
@@ -108,8 +117,8 @@ class Engine:
             self._batches.append(batch)
             if len(self._batches) > MOST_BATCHES:
                 self._batches = [Batch(*together(self._batches), ())]
-            if len(self.tape.pairs) > MOST_MARKS:
-                self.collect()
+            if self._passed or len(self.tape.pairs) > MOST_MARKS:
+                self.collect(show=False)
 
     @property
     def batches(self) -> list[Batch]:
@@ -170,15 +179,57 @@ class Engine:
         if full or step == self._sharing.due or now - self._flushed_at > FLUSH_SECONDS:
             self.flush(now)
 
-    def collect(self) -> bool:
-        """Take over the steps that are finished; whether none is outstanding."""
-        if not self._reading.acquire(blocking=False):  # a loader may hand over its batches in a thread of its own
-            return False
+    @contextmanager
+    def _alone(self) -> Iterator[bool]:
+        """Keep other threads from the books, and wait a moment for one that has them. Whether it was long enough."""
+        held = self._books.acquire(timeout=MOMENT_SECONDS)
         try:
-            self._collect()
+            yield held
         finally:
-            self._reading.release()
+            if held:
+                self._books.release()
+
+    def collect(self, *, show: bool = True) -> bool:
+        """Take over the steps that are finished; whether none is outstanding.
+
+        They are not shown to trials by a loader's thread, nor in the middle of a step.
+        """
+        with self._alone() as held:
+            if not held or self._reading:  # a signal or a finalizer may come in the midst of it
+                return False
+            self._reading = True
+            try:
+                self._collect()
+            finally:
+                self._reading = False
+        while show and self._unseen:
+            self._sharing.see(*self._unseen.popleft())
         return not self._passed
+
+    def write_late(self, now: float) -> None:
+        """Write the steps that are finished, if none has ended for a while. Called in another thread than training.
+
+        A step may take minutes, and the process may be killed in it. Nothing is taken over here: the tape is read from
+        a copy, no tensor is touched and no device is asked, and what a step's work was stays unknown where only the
+        training thread can tell.
+        """
+        if now - self._flushed_at < LATE_SECONDS or not self._books.acquire(blocking=False):
+            return
+        try:
+            if not self._reading:
+                past = self.tape.peek() if self._device is None else []
+                late = [self._seen(past[place], *self._waiting[place]) for place in range(len(past))]
+                block = self._ledger.early_block(late)
+                if block is not None:
+                    self._emit(block)
+        finally:
+            self._books.release()
+
+    def _seen(self, past: Past, number: int, excluded: str | None, batches: list[Batch]) -> Step:
+        """A step, by what can be told of it without changing anything."""
+        samples = plus(*[batch.samples for batch in batches]) if batches else nothing(self._batch)[0]
+        tokens = plus(*[batch.tokens for batch in batches]) if batches else nothing(self._batch)[1]
+        return Step(number, excluded, samples, tokens, None, None, 0.0, 0.0, past.seconds)
 
     def _collect(self) -> None:
         done, told = self.tape.read()
@@ -197,7 +248,7 @@ class Engine:
         times = [sum(step.seconds) for step in finished if step.seconds and step.excluded not in _BEGINNING]
         self.longest_step = max(self.longest_step, *times) if times else self.longest_step
         self._ledger.enter(finished)
-        self._sharing.see(finished, pauses)
+        self._unseen.append((finished, pauses))
 
     def _finish(self, past: Past) -> Step:
         number, excluded, batches = self._waiting.popleft()
@@ -219,21 +270,26 @@ class Engine:
     def flush(self, now: float) -> None:
         """Hand out the finished steps."""
         self._flushed_at = now
-        self.collect()
-        self._sharing.do(self.step)
-        block = self._ledger.take_block()
-        if block is not None:
-            self._emit(block)
+        with self._alone() as held:
+            if not held:
+                return
+            self.collect()
+            self._sharing.do(self.step)
+            block = self._ledger.take_block()
+            if block is not None:
+                self._emit(block)
 
     def row(self, step: int) -> dict[str, float]:
         """Metrics of the included steps since the last row; empty where there are none."""
-        self.collect()
-        return self._logged(step, self._ledger.take_row())
+        with self._alone():
+            self.collect()
+            return self._logged(step, self._ledger.take_row())
 
     def whole(self, step: int) -> dict[str, float]:
         """Metrics of all included steps, for the line in which a trainer sums up a run."""
-        self.collect()
-        return self._logged(step, self._ledger.included())
+        with self._alone():
+            self.collect()
+            return self._logged(step, self._ledger.included())
 
     def _logged(self, step: int, totals: Totals) -> dict[str, float]:
         self._work.judge(totals.effort, totals.effort_seconds)
@@ -251,16 +307,18 @@ class Engine:
 
     def _all(self) -> tuple[int, Amounts, int]:
         """Steps of this attempt, what went through them, and how many have no time. Some may still be on the device."""
-        self.collect()
-        steps, samples, tokens, lost = self._ledger.all()
+        with self._alone():
+            self.collect()
+            steps, samples, tokens, lost = self._ledger.all()
         samples = plus(samples, *[step.samples for step in self._passed])
         tokens = plus(tokens, *[step.tokens for step in self._passed])
         return steps + len(self._passed), Amounts(samples=samples, tokens=tokens), lost
 
     def summary(self, failure: str | None = None, proofs: Mapping[str, str] | None = None) -> Summary:
         """The fit so far."""
-        total, (steps, done, lost) = self.amounts(), self._all()
-        included = self._ledger.included()
+        with self._alone():
+            total, (steps, done, lost) = self.amounts(), self._all()
+            included = self._ledger.included()
         worked = included.effort_steps > 0
         return Summary(
             run_id=self._run.run_id,
@@ -292,11 +350,12 @@ class Engine:
         """Training is over. Steps that the device still owes are lost."""
         while self._aside:
             self.end_span(now)
-        self.collect()
-        self._ledger.enter([self._timed(step, None) for step in self._passed])
-        self._passed.clear()
-        self.flush(now)
-        self.tape.ignore()
+        with self._alone():
+            self.collect()
+            self._ledger.enter([self._timed(step, None) for step in self._passed])
+            self._passed.clear()
+            self.flush(now)
+            self.tape.ignore()
         summary = self.summary(failure, proofs)
         self._emit(summary)
         return summary

@@ -1,6 +1,6 @@
 """Finished steps, kept one by one for the journal and added up for rows and summary."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from perf_callbacks.core.parts import Parts
 from perf_callbacks.core.records import Steps
@@ -18,6 +18,7 @@ class Ledger:
         self.block: list[Step] = []
         """Steps that were not handed out yet."""
         self._added = 0
+        self._early = 0  # steps from the first of the block on that are in the journal, also some that follow it
         self._row, self._included = Totals(), Totals()
         self._steps = self._lost = 0
         self._samples: int | None = 0
@@ -31,7 +32,14 @@ class Ledger:
         """The steps since the last block, as they stand in the journal."""
         self._add()
         block, self.block, self._added = self.block, [], 0
-        return columns(block, self._shown) if block else None
+        new, self._early = block[self._early :], max(0, self._early - len(block))
+        return columns(new, self._shown) if new else None
+
+    def early_block(self, following: Sequence[Step]) -> Steps | None:
+        """As `take_block`, with some steps that were not entered yet. Nothing is taken or added up by it."""
+        new = [*self.block, *following][self._early :]
+        self._early += len(new)
+        return columns(new, self._shown) if new else None
 
     def take_parts(self) -> list[Part]:
         """What this rank did in the windows that are over since the last time."""

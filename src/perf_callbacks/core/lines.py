@@ -1,14 +1,17 @@
 """Records as lines of a journal, and back.
 
 A journal is one JSON object per line, with `type` and `t`. A torn or foreign line is skipped, never fatal; keys that
-this version doesn't know are dropped.
+this version doesn't know are dropped. A line on which a known key has a value of the wrong type is skipped too: a
+journal may come from anywhere, and who reads it must be able to rely on the types of its records.
 """
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
+from perf_callbacks.core.forms import forms_of, is_number
 from perf_callbacks.core.records import Checklist, Flops, Gc, Record, Row, Run, Span, Steps, Summary, Window
 
 _TYPES: dict[str, type[Record]] = {
@@ -16,6 +19,8 @@ _TYPES: dict[str, type[Record]] = {
 }
 
 _FIELDS = {kind: tuple(item.name for item in fields(kind)) for kind in _TYPES.values()}
+
+_FORMS = {kind: forms_of(kind) for kind in _TYPES.values()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +60,33 @@ _json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
 def decode(line: str) -> Entry | None:
-    """The entry on one line; None where the line is torn, foreign, or of a type that came later."""
+    """The entry on one line; None where the line is torn, foreign, of a type that came later, or holds a wrong type."""
     try:
-        values = json.loads(line)
+        values = json.loads(line, parse_float=_finite, parse_constant=_finite)
         kind = _TYPES[values.pop("type")]
-        t = float(values.pop("t"))
-        return Entry(t, kind(**{name: _frozen(value) for name, value in values.items() if name in _FIELDS[kind]}))
+        t = values.pop("t")
+        forms = _FORMS[kind]
+        known = {name: _frozen(value) for name, value in values.items() if name in forms}
+        if not is_number(t) or not all([forms[name](value) for name, value in known.items()]):
+            return None
+        record = kind(**known)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
+    return None if isinstance(record, Steps) and not _even(record) else Entry(float(t), record)
+
+
+def _even(steps: Steps) -> bool:
+    """Check that all columns that are there are as long as the first."""
+    columns = [getattr(steps, name) for name in _FIELDS[Steps]]
+    return all([len(column) in {0, len(steps.step)} for column in columns]) and len(steps.step) == len(steps.step_time)
+
+
+def _finite(token: str) -> float:
+    """A number of JSON with a point or an exponent. NaN and Infinity, also as 1e999, are none."""
+    number = float(token)
+    if not math.isfinite(number):
+        raise ValueError(token)
+    return number
 
 
 def entries(lines: Iterable[str]) -> Iterator[Entry]:

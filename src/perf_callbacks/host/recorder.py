@@ -11,7 +11,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -25,10 +25,11 @@ from perf_callbacks.host import device, ranks
 from perf_callbacks.host.companions import Companions
 from perf_callbacks.host.failing import describe, fails_open
 from perf_callbacks.host.garbage import GcObserver
-from perf_callbacks.host.journal import FileJournal, Journal, NullJournal
+from perf_callbacks.host.journal import FOLDER, FileJournal, Journal, NullJournal
 from perf_callbacks.host.patches import Patches
 from perf_callbacks.host.place import Place, earlier, opening
 from perf_callbacks.host.upkeep import Keeping
+from perf_callbacks.host.watchdog import WATCHDOG
 
 DRAIN_SECONDS = 1.0
 """How long the end of a fit may wait for the device's last events."""
@@ -61,7 +62,7 @@ class Recorder:
         if config.journal:
             directory = Path(config.output_dir) if config.output_dir is not None else place.directory
             self._journal = FileJournal(
-                directory / "perf_callbacks" / f"rank{place.rank}.jsonl",
+                directory / FOLDER / f"rank{place.rank}.jsonl",
                 max_bytes=config.max_journal_mb * 1_000_000,
                 complain=log.warning,
                 began=began,
@@ -85,6 +86,7 @@ class Recorder:
             work=self.work,
             agreeing=self.upkeep,
         )
+        self._late_writer = _LateWriter(self._engine, self._journal, clock)
         self.companions = Companions()
         """Who else is told of each step and each span."""
         self.reader = BatchReader()
@@ -99,6 +101,9 @@ class Recorder:
         atexit.register(self._at_exit)
         try:
             self._engine.start(began)
+            if config.journal:
+                with suppress(RuntimeError):  # no thread to be had: steps are written when one ends
+                    WATCHDOG.watch(self._late_writer)
             if config.gc != "off":
                 self._observer.install()
         except Exception as error:  # noqa: BLE001 an observer never ends the run
@@ -253,6 +258,7 @@ class Recorder:
             return
         self.failure = failure
         self.active = False
+        self._late_writer.ended = True
         atexit.unregister(self._at_exit)
         self._abandon.detach()
         with ExitStack() as steps:  # an interrupt in one of them must not keep the rest from being done
@@ -278,6 +284,23 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 gc prints what a callback raises, every time
             self._late = error
             self._observer.remove()
+
+
+class _LateWriter:
+    """Writes to the journal while the training thread ends no step. The watchdog ticks for it."""
+
+    def __init__(self, engine: Engine, journal: Journal, clock: Callable[[], float]) -> None:
+        self._engine = engine
+        self._journal = journal
+        self._clock = clock
+        self.ended = False
+
+    def tick(self, _now: float) -> bool:
+        """Write what has waited for long. The time is that of the recorder's clock."""
+        if not self.ended:
+            self._engine.write_late(self._clock())
+            self._journal.flush()
+        return not self.ended
 
 
 def _weakly(method: Callable[P, object]) -> Callable[P, None]:

@@ -1,0 +1,42 @@
+"""Read what a run left behind: the records of its journal, checked and typed. Imports neither torch nor a framework.
+
+from perf_callbacks.journal import Steps, read
+
+for entry in read("out"):
+    if isinstance(entry.record, Steps):
+        print(entry.t, sum(entry.record.step_time))
+"""
+
+from perf_callbacks.core.lines import Entry, attempts
+from perf_callbacks.core.records import (
+    SCHEMA,
+    Checklist,
+    Flops,
+    Gc,
+    Record,
+    Row,
+    Run,
+    Span,
+    Steps,
+    Summary,
+    Window,
+)
+from perf_callbacks.host.journal import files, read
+
+__all__ = [
+    "SCHEMA",
+    "Checklist",
+    "Entry",
+    "Flops",
+    "Gc",
+    "Record",
+    "Row",
+    "Run",
+    "Span",
+    "Steps",
+    "Summary",
+    "Window",
+    "attempts",
+    "files",
+    "read",
+]
