@@ -44,6 +44,7 @@ class LoopWatch:
     def install(self) -> None:
         """Begin to watch. The recorder takes it all back when it closes."""
         recorder, optimizer = self.recorder, self._optimizer
+        recorder.patches.add(self._calls.clear)  # they hold on to us: a model is freed with its last user, not later
         recorder.patches.add(
             optimizer.register_step_pre_hook(self._begin_step).remove,
             optimizer.register_step_post_hook(self._end_step).remove,
