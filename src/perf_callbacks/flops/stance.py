@@ -11,8 +11,6 @@ from types import FrameType
 from typing import Any
 from weakref import WeakSet
 
-from torch._C._dynamo.eval_frame import get_eval_frame_callback
-
 GLOBAL_HOOKS = "Using .torch.compile.module.. when there are global hooks on modules"
 """How compiled modules complain about hooks on all modules, which make no difference to them."""
 
@@ -94,12 +92,10 @@ def in_compiled_call() -> bool:
     return False
 
 
-def may_be_in_compiled_call() -> bool:
-    """Answer as `in_compiled_call`, quickly: with a walk only where compiled code runs eagerly, unseen."""
-    if get_eval_frame_callback() is not None:
-        return True
-    eval_frame = _eval_frame()
-    return eval_frame is not None and eval_frame._stance.stance != "default" and in_compiled_call()  # noqa: SLF001
+def compiled_code_runs_eagerly() -> bool:
+    """Tell if what is compiled runs otherwise than compiled, so that only `in_compiled_call` could say when it runs."""
+    eval_frame = sys.modules.get("torch._dynamo.eval_frame")
+    return eval_frame is not None and eval_frame._stance.stance != "default"  # noqa: SLF001 as above
 
 
 def _eval_frame() -> Any:

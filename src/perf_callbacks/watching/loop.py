@@ -9,8 +9,10 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import is_grad_enabled, nn
+from torch._C._dynamo.eval_frame import set_eval_frame
 
 from perf_callbacks.core.stages import Stage
+from perf_callbacks.flops.stance import compiled_code_runs_eagerly, in_compiled_call
 from perf_callbacks.host import watch
 from perf_callbacks.host.patches import Patches
 from perf_callbacks.host.recorder import Recorder
@@ -39,6 +41,7 @@ class LoopWatch:
         self._spans = 0
         self._backwards = 0
         self._optimizing = 0
+        self._late = False
 
     def install(self) -> None:
         """Begin to watch. The recorder takes it all back when it closes."""
@@ -62,6 +65,8 @@ class LoopWatch:
                 self._evaluating = False
                 self.recorder.end_span()
             self._tape.write((stage, self._clock()))
+            if self._late:
+                self._begin_late()
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.recorder.fail(error)
 
@@ -95,6 +100,8 @@ class LoopWatch:
         """A model is being called."""
         if self._backwards or get_ident() != self._thread:  # checkpointing runs it again in the backward
             return
+        if self._late:
+            self._begin_late()
         if not (model.training or is_grad_enabled() or self._spans):
             self.evaluate()
         elif self._evaluating:
@@ -155,15 +162,38 @@ class LoopWatch:
         self._calls.append(ModelCalls(self.recorder, model, self.call))
 
     def _begin_step(self, *_: object) -> None:
-        self._optimizing += 1
-        self.turn(_OPTIMIZER)
+        compiler = set_eval_frame(None)
+        try:
+            self._optimizing += 1
+            self.turn(_OPTIMIZER)
+        finally:
+            if compiler is not None:
+                set_eval_frame(compiler)
 
     def _end_step(self, *_: object) -> None:
         # A `step` that calls `super().step()` has the hooks of both.
-        self._optimizing = max(0, self._optimizing - 1)
-        if not self._optimizing:
-            self.steps += 1
-            self.recorder.end_step(self.steps)
+        compiler = set_eval_frame(None)
+        try:
+            self._optimizing = max(0, self._optimizing - 1)
+            if not self._optimizing:
+                self.steps += 1
+                self._late = compiler is not None or bool(self._backwards) or compiled_code_runs_eagerly()
+                self.recorder.end_step(self.steps, begins=not self._late)
+        finally:
+            if compiler is not None:
+                set_eval_frame(compiler)
+
+    # A compiled optimizer calls these two while the compiler looks at every frame: it must not trace them, nor what
+    # they call. `torch.compiler.disable` would import the compiler, and take a microsecond per step.
+    for _hook in (_begin_step, _end_step):
+        _hook._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001
+    del _hook
+
+    def _begin_late(self) -> None:
+        """Begin the step after one that ended within a compiled call, or a backward, when that is over."""
+        if not (self._backwards or in_compiled_call()):
+            self._late = False
+            self.recorder.begin_step()
 
 
 class MeasuredLoader(Generic[B]):
