@@ -12,7 +12,7 @@ from torch import is_grad_enabled, nn
 from torch._C._dynamo.eval_frame import set_eval_frame
 
 from perf_callbacks.core.stages import Stage
-from perf_callbacks.flops.stance import compiled_code_runs_eagerly, in_compiled_call
+from perf_callbacks.flops.stance import STANCE, in_compiled_call
 from perf_callbacks.host import watch
 from perf_callbacks.host.patches import Patches
 from perf_callbacks.host.recorder import Recorder
@@ -41,7 +41,7 @@ class LoopWatch:
         self._spans = 0
         self._backwards = 0
         self._optimizing = 0
-        self._late = False
+        self._late: object = False
 
     def install(self) -> None:
         """Begin to watch. The recorder takes it all back when it closes."""
@@ -162,35 +162,33 @@ class LoopWatch:
         self._calls.append(ModelCalls(self.recorder, model, self.call))
 
     def _begin_step(self, *_: object) -> None:
-        compiler = set_eval_frame(None)
-        try:
-            self._optimizing += 1
-            self.turn(_OPTIMIZER)
-        finally:
-            if compiler is not None:
-                set_eval_frame(compiler)
+        self._optimizing += 1
+        self.turn(_OPTIMIZER)
 
     def _end_step(self, *_: object) -> None:
         # A `step` that calls `super().step()` has the hooks of both.
-        compiler = set_eval_frame(None)
-        try:
-            self._optimizing = max(0, self._optimizing - 1)
-            if not self._optimizing:
-                self.steps += 1
-                self._late = compiler is not None or bool(self._backwards) or compiled_code_runs_eagerly()
+        self._optimizing = max(0, self._optimizing - 1)
+        if not self._optimizing:
+            self.steps += 1
+            compiler = set_eval_frame(None)  # within a compiled call it would look at every frame of ours
+            try:
+                self._late = compiler is not None or self._backwards or STANCE.ours is not None
                 self.recorder.end_step(self.steps, begins=not self._late)
-        finally:
-            if compiler is not None:
-                set_eval_frame(compiler)
+            finally:
+                if compiler is not None:
+                    set_eval_frame(compiler)
 
-    # A compiled optimizer calls these two while the compiler looks at every frame: it must not trace them, nor what
-    # they call. `torch.compiler.disable` would import the compiler, and take a microsecond per step.
+    # Nor is the compiler to trace these two. `torch.compiler.disable` would import it, and take a microsecond per step.
     for _hook in (_begin_step, _end_step):
         _hook._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001
     del _hook
 
     def _begin_late(self) -> None:
-        """Begin the step after one that ended within a compiled call, or a backward, when that is over."""
+        """Begin the next step, if the compiled call or the backward within which the last one ended is over.
+
+        Nothing can be counted from within such a call. A compiled one that runs eagerly, being counted, can't be told
+        quickly from others, so that what begins after any counted step begins here.
+        """
         if not (self._backwards or in_compiled_call()):
             self._late = False
             self.recorder.begin_step()
