@@ -11,8 +11,6 @@ from types import FrameType
 from typing import Any
 from weakref import WeakSet
 
-from torch._C._dynamo.eval_frame import get_eval_frame_callback
-
 GLOBAL_HOOKS = "Using .torch.compile.module.. when there are global hooks on modules"
 """How compiled modules complain about hooks on all modules, which make no difference to them."""
 
@@ -28,7 +26,8 @@ class EagerStance:
     def __init__(self) -> None:
         self._lock = RLock()  # a collection within may free a holder, which lets go
         self._holders: WeakSet[object] = WeakSet()
-        self._ours: Any = None
+        self.ours: Any = None
+        """The stance that is in force for the holders; None while there are none."""
         self._before: Any = None
 
     def hold(self, holder: object) -> None:
@@ -37,9 +36,9 @@ class EagerStance:
             self._holders.add(holder)
             self.reconcile()
             frame = _eval_frame()
-            if frame is not None and frame._stance is not self._ours:  # noqa: SLF001 there is no public way to ask
+            if frame is not None and frame._stance is not self.ours:  # noqa: SLF001 there is no public way to ask
                 self._before = frame._stance  # noqa: SLF001 somebody else has set it since
-                frame._stance = self._ours  # noqa: SLF001 as in `reconcile`
+                frame._stance = self.ours  # noqa: SLF001 as in `reconcile`
 
     def release(self, holder: object) -> None:
         """Run eagerly no more, if nobody else holds this."""
@@ -54,23 +53,23 @@ class EagerStance:
             if frame is None:
                 return
             if len(self._holders):
-                if self._ours is None:
+                if self.ours is None:
                     self._before = frame._stance  # noqa: SLF001 as above
-                    self._ours = frame.DynamoStance("force_eager")
+                    self.ours = frame.DynamoStance("force_eager")
                     # `set_stance` sets it before anybody knows what was there, and refuses while a compiled function
                     # runs; to set it is safe there too: it is read where such a function is entered or left
-                    frame._stance = self._ours  # noqa: SLF001
+                    frame._stance = self.ours  # noqa: SLF001
                 if not _filters():
                     warnings.filterwarnings("ignore", GLOBAL_HOOKS)
                 return
             for ours in _filters():
                 warnings.filters.remove(ours)  # type: ignore[attr-defined] # it is a list
-            ours, before = self._ours, self._before
+            ours, before = self.ours, self._before
             if ours is not None:
                 vars(ours).update(vars(before))  # a `with set_stance` that began meanwhile will put ours back
                 if frame._stance is ours:  # noqa: SLF001 as above
                     frame._stance = before  # noqa: SLF001 as above
-                self._ours = self._before = None
+                self.ours = self._before = None
 
 
 STANCE = EagerStance()
@@ -92,14 +91,6 @@ def in_compiled_call() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def may_be_in_compiled_call() -> bool:
-    """Answer as `in_compiled_call`, quickly: with a walk only where compiled code runs eagerly, unseen."""
-    if get_eval_frame_callback() is not None:
-        return True
-    eval_frame = _eval_frame()
-    return eval_frame is not None and eval_frame._stance.stance != "default" and in_compiled_call()  # noqa: SLF001
 
 
 def _eval_frame() -> Any:

@@ -134,8 +134,8 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
 
-    def end_step(self, step: int) -> None:
-        """An optimizer step is done, the trainer's `step`-th."""
+    def end_step(self, step: int, *, begins: bool = True) -> None:
+        """An optimizer step is done, the trainer's `step`-th. Unless the next one `begins`, `begin_step` follows."""
         if not self.active:
             return
         try:
@@ -146,10 +146,15 @@ class Recorder:
             if self.companions:
                 self.companions.end_step(step)
             self._engine.end_step(step, self.clock())
-            if self.companions:
+            if begins and self.companions:
                 self.companions.begin_step()
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
+
+    @fails_open
+    def begin_step(self) -> None:
+        """Begin the next step, after an `end_step` from where nothing could begin."""
+        self.companions.begin_step()
 
     @fails_open
     def begin_span(self, kind: str) -> None:

@@ -109,6 +109,8 @@ class AcceleratedWatch(LoopWatch):
         if self._backwards or get_ident() != self._thread:  # checkpointing runs it again in the backward
             return
         try:
+            if self._late:
+                self._begin_late()
             if not (model.training and is_grad_enabled()):
                 self._call_untrained(model)
                 return
@@ -137,6 +139,8 @@ class AcceleratedWatch(LoopWatch):
         if get_ident() != self._thread:
             return
         try:
+            if self._late:
+                self._begin_late()
             if not (is_grad_enabled() and (self._decisive[0].training or self.training or id(loader) in self._always)):
                 self.evaluate()
             elif self._evaluating:

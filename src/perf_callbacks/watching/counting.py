@@ -88,6 +88,8 @@ class Counting:
 
     def begin_step(self) -> None:
         """The next one begins."""
+        for window in self._left:
+            window.close()
         if self._recorder.work.refuted:
             self._look_at_peak()
         if not self._examples and self._done:

@@ -10,8 +10,10 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import is_grad_enabled, nn
+from torch._C._dynamo.eval_frame import set_eval_frame
 
 from perf_callbacks.core.stages import Stage
+from perf_callbacks.flops.stance import STANCE, in_compiled_call
 from perf_callbacks.host import watch
 from perf_callbacks.host.backward import BACKWARDS
 from perf_callbacks.host.recorder import Recorder
@@ -40,6 +42,7 @@ class LoopWatch:
         self._spans = 0
         self._backwards = 0
         self._optimizing = 0
+        self._late: object = False
 
     def install(self) -> None:
         """Begin to watch. The recorder takes it all back when it closes."""
@@ -63,6 +66,8 @@ class LoopWatch:
                 self._evaluating = False
                 self.recorder.end_span()
             self._tape.write((stage, self._clock()))
+            if self._late:
+                self._begin_late()
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.recorder.fail(error)
 
@@ -96,6 +101,8 @@ class LoopWatch:
         """A model is being called."""
         if self._backwards or get_ident() != self._thread:  # checkpointing runs it again in the backward
             return
+        if self._late:
+            self._begin_late()
         if not (model.training or is_grad_enabled() or self._spans):
             self.evaluate()
         elif self._evaluating:
@@ -152,7 +159,28 @@ class LoopWatch:
         self._optimizing = max(0, self._optimizing - 1)
         if not self._optimizing:
             self.steps += 1
-            self.recorder.end_step(self.steps)
+            compiler = set_eval_frame(None)  # within a compiled call it would look at every frame of ours
+            try:
+                self._late = compiler is not None or self._backwards or STANCE.ours is not None
+                self.recorder.end_step(self.steps, begins=not self._late)
+            finally:
+                if compiler is not None:
+                    set_eval_frame(compiler)
+
+    # Nor is the compiler to trace these two. `torch.compiler.disable` would import it, and take a microsecond per step.
+    for _hook in (_begin_step, _end_step):
+        _hook._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001
+    del _hook
+
+    def _begin_late(self) -> None:
+        """Begin the next step, if the compiled call or the backward within which the last one ended is over.
+
+        Nothing can be counted from within such a call. A compiled one that runs eagerly, being counted, can't be told
+        quickly from others, so that what begins after any counted step begins here.
+        """
+        if not (self._backwards or in_compiled_call()):
+            self._late = False
+            self.recorder.begin_step()
 
 
 class MeasuredLoader(Generic[B]):
