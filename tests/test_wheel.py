@@ -4,12 +4,12 @@ import subprocess
 import sys
 import venv
 import zipfile
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def run(*command):
@@ -24,6 +24,8 @@ def wheel(tmp_path_factory):
     return next(directory.glob("perf_callbacks-*.whl"))
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_wheel_holds_the_package_its_types_and_its_licence_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert "perf_callbacks/py.typed" in names
@@ -31,6 +33,8 @@ def test_the_wheel_holds_the_package_its_types_and_its_licence_and_nothing_else(
     assert {name.split("/")[0].split("-")[0] for name in names} == {"perf_callbacks"}
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_without_torch_the_package_imports_and_a_door_says_what_is_missing(wheel, tmp_path):
     venv.create(tmp_path / "env", with_pip=True)
     python = str(tmp_path / "env" / "bin" / "python")
@@ -42,3 +46,24 @@ def test_without_torch_the_package_imports_and_a_door_says_what_is_missing(wheel
         "model: 1,000,000,000"
     )
     assert "No module named 'torch'" in run(python, "-c", "import perf_callbacks.loop").stderr
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib")
+def test_the_source_distribution_has_what_its_tests_need():
+    import tomllib
+
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    included = settings["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    needed = {
+        "src",
+        "tests",
+        "docs",
+        "examples",
+        "benchmarks",
+        "conftest.py",
+        "README.md",
+        "CONTRIBUTING.md",
+        "Makefile",
+    }
+    needed |= {path.name for path in ROOT.glob("constraints*.txt")}
+    assert {name for name in needed if not any(fnmatch(name, pattern) for pattern in included)} == set()

@@ -78,8 +78,9 @@ def trainer(arguments, *callbacks, kind=None, **options):
 
 
 def records(directory, kind, *, attempt=-1, rank=0):
-    """The records of one kind in the journal of one attempt."""
-    journal = attempts(read(Path(directory) / "perf_callbacks" / f"rank{rank}.jsonl"))
+    """The records of one kind in one attempt of the journal that was written last; a logger may have one each time."""
+    journals = Path(directory).rglob(f"rank{rank}.jsonl")
+    journal = attempts(read(max(journals, key=lambda path: path.stat().st_mtime_ns)))
     return [entry.record for entry in journal[attempt] if isinstance(entry.record, kind)]
 
 

@@ -55,7 +55,7 @@ WINDOW = Window(
 def steps(fit, count):
     for _ in range(count):
         fit.feed(4)
-        fit.step(other=0.125)
+        fit.step(other=1 / 128)
 
 
 def test_who_is_alone_agrees_with_itself_at_once():

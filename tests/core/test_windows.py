@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from perf_callbacks.core.records import Window
-from perf_callbacks.core.windows import NOTICE, Part, Verdict, combine, decode, encode, hold, rates
+from perf_callbacks.core.windows import LONGEST, NOTICE, Part, Verdict, combine, decode, encode, hold, rates
 
 PART = Part(
     window=2,
@@ -33,7 +33,7 @@ WINDOW = Window(
     asks={"gc_interval": 25},
 )
 VERDICT = Verdict(fit="f1", run_id="r“1”", window=50)
-ITEMS = [PART, WINDOW, VERDICT, replace(VERDICT, window=None)]
+ITEMS = [PART, WINDOW, VERDICT, replace(VERDICT, window=None), replace(VERDICT, directory="/out")]
 
 
 def test_a_window_is_what_all_ranks_went_through_in_the_time_of_the_slowest():
@@ -135,7 +135,7 @@ def test_what_is_torn_anywhere_is_nothing(item):
         encode(WINDOW),
         encode(VERDICT),
         encode(PART) + encode(PART),
-        encode(PART) + " " * 1000,
+        encode(PART) + " " * LONGEST,
         encode(PART).replace("49", "true"),
         encode(PART).replace("49", "-1"),
         encode(PART).replace("49", "49.0"),
@@ -163,5 +163,7 @@ def test_what_is_no_part_is_nothing(line):
 
 
 def test_what_is_no_verdict_is_nothing():
-    for line in ("", '["f","r",0]', '["f","r",-1]', '["f",1,50]', '[null,"r",50]', '["f","r",true]', '["f","r",2.0]'):
+    for start in ("", '["f","r",0', '["f","r",-1', '["f",1,50', '[null,"r",50', '["f","r",true', '["f","r",2.0'):
+        assert decode(Verdict, start + ",null]") is None
+    for line in ('["f","r",50]', '["f","r",50,1]', '["f","r",50,["/out"]]'):
         assert decode(Verdict, line) is None

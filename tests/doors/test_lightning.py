@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 import sys
+from types import SimpleNamespace
 
 import pytest
 import sparks
@@ -12,7 +13,7 @@ from tiny import records, steps
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.core.records import Row, Run, Span, Summary
-from perf_callbacks.watching.lightning import EVERY_BATCH
+from perf_callbacks.watching.lightning import EVERY_BATCH, _directory
 
 BOTH = pytest.mark.parametrize("of", sparks.FRAMEWORKS)
 
@@ -292,6 +293,59 @@ def test_a_logger_that_fails_for_us_costs_the_measuring_and_not_the_run(tmp_path
     assert trainer.global_step == 6
     assert ours.summary.failure == "StopIteration"
     assert said(caplog) == ["perf_callbacks stopped measuring, training goes on: StopIteration."]
+
+
+def of_its_own(**properties):
+    """A logger that writes nothing, and says where that would be."""
+
+    def make(_kinds, _directory):
+        from lightning.pytorch.loggers.logger import DummyLogger
+
+        return type("Own", (DummyLogger,), {name: property(answer) for name, answer in properties.items()})()
+
+    return make
+
+
+def refuse(_logger):
+    raise RuntimeError("no")
+
+
+LOGGERS = {
+    "CSV": (lambda kinds, directory: kinds.CSVLogger(directory / "csv"), "csv/lightning_logs/version_0"),
+    "TensorBoard": (lambda kinds, directory: kinds.TensorBoardLogger(directory / "tb", "name"), "tb/name/version_0"),
+    "the first of two": (
+        lambda kinds, directory: [kinds.CSVLogger(directory / "csv", "a"), kinds.TensorBoardLogger(directory / "tb")],
+        "csv/a/version_0",
+    ),
+    "with a save_dir": (of_its_own(save_dir=lambda logger: "saved"), "saved"),
+    "elsewhere in the network": (of_its_own(save_dir=lambda logger: "s3://bucket/saved"), "root"),
+    "that does not say": (of_its_own(log_dir=refuse, save_dir=lambda logger: None), "root"),
+    "none": (lambda kinds, directory: False, "root"),
+}
+
+
+@pytest.mark.parametrize("case", LOGGERS)
+def test_the_journal_lies_where_the_logger_writes(tmp_path, monkeypatch, case):
+    make, where = LOGGERS[case]
+    monkeypatch.chdir(tmp_path)
+    fit(tmp_path / "root", logger=make(sparks.tree(), tmp_path), rows=8, flops="off", max_steps=2)
+    assert list(tmp_path.rglob("*.jsonl")) == [tmp_path / where / "perf_callbacks" / "rank0.jsonl"]
+
+
+def test_only_rank_0_asks_its_loggers(tmp_path):
+    """On the others a version may differ, and to ask the trainer would be a collective call."""
+
+    class Asked:
+        default_root_dir = tmp_path
+
+        def __init__(self, rank):
+            self.global_rank = rank
+
+        @property
+        def loggers(self):
+            return [SimpleNamespace(save_dir=tmp_path / "saved")]
+
+    assert [_directory(Asked(rank)) for rank in (0, 1)] == [tmp_path / "saved", tmp_path]
 
 
 def test_turned_off_it_does_nothing(tmp_path, monkeypatch):

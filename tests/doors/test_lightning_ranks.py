@@ -88,6 +88,8 @@ def test_each_of_two_ranks_has_its_journal_and_the_logger_has_the_rows_of_rank_0
     script.write_text(TRAIN)
     status, output = python(*how, script, tmp_path, framework, strategy)
     assert status == 0, output
+    folder = tmp_path / "lightning_logs" / "version_0" / "perf_callbacks"
+    assert sorted(tmp_path.rglob("*.jsonl")) == [folder / "rank0.jsonl", folder / "rank1.jsonl"]
     for rank in range(2):
         (run,) = records(tmp_path, Run, rank=rank)
         assert (run.rank, run.world_size, run.door) == (rank, 2, "lightning")

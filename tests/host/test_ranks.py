@@ -5,6 +5,7 @@ import itertools
 import logging
 import os
 import socket
+import sys
 import threading
 import time
 import uuid
@@ -15,9 +16,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.records import Window
 from perf_callbacks.core.windows import Part, Verdict, encode
 from perf_callbacks.host import board, ranks, rounds
+from perf_callbacks.host.place import Place
 from perf_callbacks.host.ranks import Exchange
 
 LENGTH = 50
@@ -26,18 +29,26 @@ LENGTH = 50
 class Job:
     """Ranks of one fit that share a store. They do a round when they are told to."""
 
-    def __init__(self, world_size=3, store=None, **windows):
+    def __init__(self, world_size=3, store=None, directory=None, **windows):
         self.store = dist.HashStore() if store is None else store
         self.world_size = world_size
         self.now = 1000.0
         self.run_id = uuid.uuid4().hex
         self.ranks = []
+        self.directory = directory
         for rank in range(world_size):
             self.join(rank, windows.get(f"rank{rank}", LENGTH))
 
     def join(self, rank, window=LENGTH):
         run_id = self.run_id if rank == 0 else f"own{rank}"
-        exchange = Exchange(self.store, rank=rank, world_size=self.world_size, window=window, run_id=run_id)
+        exchange = Exchange(
+            self.store,
+            rank=rank,
+            world_size=self.world_size,
+            window=window,
+            run_id=run_id,
+            directory=self.directory if rank == 0 else None,
+        )
         self.ranks[rank : rank + 1] = [exchange]
         return exchange
 
@@ -649,3 +660,79 @@ def test_a_verdict_says_what_holds():
     verdict = job.ranks[0].verdict
     assert verdict == Verdict(fit=verdict.fit, run_id=job.run_id, window=LENGTH)
     assert len({Job().ranks[0].verdict.fit for _ in range(10)}) == 10
+
+
+def test_every_rank_hears_where_rank_0_writes():
+    job = Job(world_size=2, directory="/out/“1”")
+    job.step()
+    assert [exchange.verdict.directory for exchange in job.ranks] == ["/out/“1”"] * 2
+
+
+def test_a_path_that_is_too_long_to_be_told_costs_only_itself():
+    job = Job(world_size=2, directory="/“”" * 1000)
+    job.step()
+    assert [(exchange.verdict.directory, exchange.window) for exchange in job.ranks] == [(None, LENGTH)] * 2
+
+
+@pytest.mark.parametrize("number", [50, 400])
+def test_what_ranks_ask_for_never_keeps_a_window_from_becoming_complete(number, caplog):
+    """Lines that are too long are read by nobody."""
+    job = Job()
+    job.step()
+    asks = {f"keep item {item}": 1 for item in range(number)}
+    for window in range(2):
+        job.offer(window, asks=asks)
+        for _ in range(3):
+            job.step()
+            job.now += 1
+    fits = number == 50
+    assert [latest.last_step for latest in job.latest] == [2 * LENGTH] * 3
+    assert [latest.asks for latest in job.latest[1:]] == [asks if fits else {}] * 2
+    said = (
+        f"perf_callbacks: this rank asks the others for {number} things, more than fit into 4,000 characters: "
+        "it asks for nothing."
+    )
+    assert caplog.messages == ([] if fits else [said] * 2)
+
+
+@pytest.fixture
+def served():
+    """A store that is served to other processes, as that of most process groups."""
+    return dist.PrefixStore("default", dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False))
+
+
+def place(tmp_path, **changes):
+    return Place(door="loop", directory=tmp_path, device=torch.device("cpu"), versions={}, **changes)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limit is known there")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_more_ranks_than_files_may_be_open_exchange_nothing(served, tmp_path, monkeypatch, caplog, rank):
+    import resource
+
+    monkeypatch.setattr(board, "default_store", lambda: served)
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = allowed * 3 // 8 + 1
+    opened = []
+    monkeypatch.setattr(board, "connection", opened.append)
+    assert ranks.meet(place(tmp_path, rank=rank, world_size=needed), PerfConfig(), "run") is None
+    assert opened == []
+    said = f"{allowed:,} open files are allowed and {needed:,} ranks would need {-(-needed * 8 // 3):,}"
+    message = f"perf_callbacks: ranks exchange nothing, training goes on: {said}; raise `ulimit -n`."
+    assert caplog.messages == ([] if rank else [message])
+
+
+@pytest.mark.parametrize(
+    ("allowed", "world_size", "fits"),
+    [(1024, 384, True), (1024, 385, False), (256, 96, True), (256, 97, False), (None, 10**6, True)],
+)
+def test_three_quarters_of_the_open_files_are_enough_for_two_connections_each(
+    served, monkeypatch, allowed, world_size, fits
+):
+    monkeypatch.setattr(board, "open_files_allowed", lambda: allowed)
+    assert (board.shortage(served, world_size) is None) == fits
+
+
+def test_a_store_without_connections_needs_none(monkeypatch):
+    monkeypatch.setattr(board, "open_files_allowed", lambda: 16)
+    assert board.shortage(dist.HashStore(), 10**6) is None

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from perf_callbacks.core.records import Window
 from perf_callbacks.core.steps import plus
 
-LONGEST = 1000
+LONGEST = 4000
 """Characters that a line may have."""
 
 LARGEST = 2**63
@@ -60,6 +60,8 @@ class Verdict:
     run_id: str
     window: int | None
     """Optimizer steps per window; None: nothing is exchanged."""
+    directory: str | None = None
+    """Where the journals of all ranks go; None: each rank knows by itself."""
 
 
 def combine(parts: Collection[Part]) -> Window | None:
@@ -131,6 +133,11 @@ def encode(item: Part | Window | Verdict) -> str:
     return json.dumps(values, allow_nan=False, separators=(",", ":"))
 
 
+def shortened(item: Part | Window) -> Part | Window:
+    """The same without what is asked for: then it fits on a line."""
+    return replace(item, asks={}) if isinstance(item, Part) else replace(item, asks={}, holds={})
+
+
 def decode(kind: type[T], line: str) -> T | None:
     """The `Part`, `Window` or `Verdict` on a line; None where the line is torn, foreign, or too long to be one."""
     try:
@@ -183,10 +190,14 @@ def _word(value: Any) -> bool:
     return isinstance(value, str)
 
 
+def _word_or_none(value: Any) -> bool:
+    return value is None or _word(value)
+
+
 _FORMS: dict[type, tuple[Callable[[Any], bool], ...]] = {
     Part: (_count, _number, _count, _number, _number, _count, _seconds, *[_count_or_none] * 3, *[_flops] * 2, _asks),
     Window: (_number, _number, _number, _number, _seconds, *[_count_or_none] * 3, *[_flops] * 2, _asks, _asks),
-    Verdict: (_word, _word, _number_or_none),
+    Verdict: (_word, _word, _number_or_none, _word_or_none),
 }
 
 _NAMES = {kind: tuple([item.name for item in fields(kind)]) for kind in _FORMS}

@@ -4,14 +4,19 @@ No collective, no group and no socket of our own. A note is a few lines of text;
 """
 
 import os
+import sys
+from math import ceil
 from typing import Any
 
 import torch.distributed as dist
 
 c10d: Any = dist  # torch does not export to type checkers what it documents
 
-LONGEST = 10_000
+LONGEST = 40_000
 """Bytes that a note may have."""
+
+SHARE = 0.75
+"""Of the files that a process may open, connections of ranks may take up as much."""
 
 
 def default_store() -> Any:
@@ -22,6 +27,32 @@ def default_store() -> Any:
     except Exception:  # noqa: BLE001 how groups come about differs between versions of torch
         return None
     return None
+
+
+def shortage(store: Any, world_size: int) -> str | None:
+    """Why the process that serves a store can't hold a second connection of each rank; None where it can.
+
+    A process that runs out of descriptors fails in its own `open`, and training with it. All ranks find the same by
+    themselves, since a question to the others would take the connection that it is about; limits that differ between
+    nodes are not seen.
+    """
+    allowed = open_files_allowed()
+    if allowed is None or not isinstance(_innermost(store), c10d.TCPStore):
+        return None
+    needed = ceil(2 * world_size / SHARE)
+    if needed <= allowed:
+        return None
+    return f"{allowed:,} open files are allowed and {world_size:,} ranks would need {needed:,}; raise `ulimit -n`"
+
+
+def open_files_allowed() -> int | None:
+    """How many files this process may have open; None where there is no limit, or none is known."""
+    if sys.platform == "win32":
+        return None
+    import resource  # noqa: PLC0415 not on Windows
+
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return None if allowed == resource.RLIM_INFINITY else allowed
 
 
 class Board:
@@ -64,11 +95,16 @@ def connection(store: Any) -> Any:
     """
     if hasattr(store, "clone"):  # torch >= 2.8
         return store.clone()
-    inner = store
-    while isinstance(inner, c10d.PrefixStore):
-        inner = inner.underlying_store
+    inner = _innermost(store)
     if not isinstance(inner, c10d.TCPStore):
         return store  # in memory or in a file, and locked for no longer than one look takes
     client = c10d.TCPStore(inner.host, inner.port, is_master=False, wait_for_workers=False, timeout=store.timeout)
     # An elastic launcher keeps its store while workers are restarted: what the last ones left is not for us.
     return c10d.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), client)
+
+
+def _innermost(store: Any) -> Any:
+    """The store that others only put a prefix to."""
+    while isinstance(store, c10d.PrefixStore):
+        store = store.underlying_store
+    return store

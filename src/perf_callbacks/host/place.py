@@ -23,6 +23,8 @@ class Place:
     door: str
     directory: Path
     """Where output goes, unless the configuration says otherwise."""
+    directory_of_all: bool = False
+    """Whether rank 0's directory is that of all ranks, which don't know it by themselves."""
     device: torch.device
     rank: int = 0
     world_size: int = 1

@@ -36,8 +36,24 @@ def meet(place: Place, config: PerfConfig, run_id: str) -> "Exchange | None":
     if store is None:
         return None
     window = config.window if config.stragglers == "on" else None
+    directory = str(place.directory.absolute()) if place.directory_of_all else None
     try:
-        exchange = Exchange(store, rank=place.rank, world_size=place.world_size, window=window, run_id=run_id)
+        shortage = board.shortage(store, place.world_size)
+        if shortage is not None:
+            log.log(
+                logging.DEBUG if place.rank else logging.WARNING,
+                "perf_callbacks: ranks exchange nothing, training goes on: %s.",
+                shortage,
+            )
+            return None
+        exchange = Exchange(
+            store,
+            rank=place.rank,
+            world_size=place.world_size,
+            window=window,
+            run_id=run_id,
+            directory=directory,
+        )
         exchange.start()
     except Exception as error:  # noqa: BLE001 an observer never ends the run
         log.warning("perf_callbacks: ranks exchange nothing, training goes on: %s", error)
@@ -48,7 +64,7 @@ def meet(place: Place, config: PerfConfig, run_id: str) -> "Exchange | None":
 class Exchange:
     """This rank's part in the exchange of one fit, for its training thread. Nothing here waits, but for `agree`.
 
-    All ranks obey what rank 0 says of window and run: `window` and `run_id` count on rank 0 only. There, a `window` of
+    All ranks obey what rank 0 says of window, run and directory: these three count on rank 0 only. There, a `window` of
     None says that nothing is exchanged.
     """
 
@@ -60,12 +76,13 @@ class Exchange:
         world_size: int,
         window: int | None,
         run_id: str,
+        directory: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rounds: Rounds = (
             Follower(store, rank=rank, world_size=world_size)
             if rank
-            else Leader(store, rank=rank, world_size=world_size, window=window, run_id=run_id)
+            else Leader(store, rank=rank, world_size=world_size, window=window, run_id=run_id, directory=directory)
         )
         self._talk = _Talk(self._rounds, clock)
         # The thread does not hold on to us: where no end was seen, it ends with us.

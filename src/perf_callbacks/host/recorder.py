@@ -60,7 +60,8 @@ class Recorder:
         began = clock()
         self._journal: Journal = NullJournal()
         if config.journal:
-            directory = Path(config.output_dir) if config.output_dir is not None else place.directory
+            told = verdict.directory if verdict is not None else None
+            directory = Path(config.output_dir if config.output_dir is not None else told or place.directory)
             self._journal = FileJournal(
                 directory / FOLDER / f"rank{place.rank}.jsonl",
                 max_bytes=config.max_journal_mb * 1_000_000,

@@ -4,6 +4,7 @@ Nothing here waits or knows a clock: a round does what there is to do now and sa
 """
 
 import dataclasses
+import logging
 import threading
 import uuid
 from collections import deque
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from perf_callbacks.core.records import Window
-from perf_callbacks.core.windows import Part, Verdict, combine, decode, encode, hold
+from perf_callbacks.core.windows import LONGEST, Part, Verdict, combine, decode, encode, hold, shortened
 from perf_callbacks.host.board import Board
 
 KEPT = 8
@@ -28,6 +29,8 @@ SELDOM = 30.0
 
 EARLY = 0.01
 """As `SOON`, for the verdict, which training waits for. Here pauses are an eighth of the wait so far."""
+
+log = logging.getLogger("perf_callbacks")
 
 _obeyed: dict[int, str] = {}  # the fit that each rank of this process obeyed last
 
@@ -49,6 +52,7 @@ class Rounds:
         self.failure: str | None = None
         self.agreed = threading.Event()
         """There is a verdict, or none to wait for."""
+        self._shortened = False
 
     def step(self, now: float) -> float | None:
         """One round. After how many seconds the next is due; None: after the next offer."""
@@ -80,6 +84,21 @@ class Rounds:
     def _take_back(self, board: Board) -> None:
         """Of a rank that says what it did, nothing."""
 
+    def _line(self, item: Part | Window) -> str:
+        """An item as the other ranks read it. They pass over a line that is too long."""
+        line = encode(item)
+        if len(line) <= LONGEST:
+            return line
+        if not self._shortened:
+            self._shortened = True
+            log.warning(
+                "perf_callbacks: this rank asks the others for %d things, more than fit into %s characters: "
+                "it asks for nothing.",
+                len(item.asks),
+                f"{LONGEST:,}",
+            )
+        return encode(shortened(item))
+
     def _drained(self, window: int) -> Iterator[Part]:
         """What was offered since the last round, in windows of that length."""
         while self.offers:
@@ -91,9 +110,21 @@ class Rounds:
 class Leader(Rounds):
     """Rank 0: says what holds, and puts the windows together."""
 
-    def __init__(self, store: Any, *, rank: int, world_size: int, window: int | None, run_id: str) -> None:
+    def __init__(
+        self,
+        store: Any,
+        *,
+        rank: int,
+        world_size: int,
+        window: int | None,
+        run_id: str,
+        directory: str | None = None,
+    ) -> None:
         super().__init__(store, rank=rank, world_size=world_size)
-        self.verdict = self._mine = Verdict(fit=uuid.uuid4().hex, run_id=run_id, window=window)
+        verdict = Verdict(fit=uuid.uuid4().hex, run_id=run_id, window=window, directory=directory)
+        if len(encode(verdict)) > LONGEST:  # a path may be as long as it likes
+            verdict = dataclasses.replace(verdict, directory=None)
+        self.verdict = self._mine = verdict
         self._said = False
         self._pending: dict[int, dict[int, Part]] = {}
         self._since = 0.0
@@ -128,7 +159,7 @@ class Leader(Rounds):
             self.latest = hold(window, self.latest)
             self.finished.append(self.latest)
         if any(windows) and self.latest is not None:
-            board.write("window", _note(self._mine.fit, encode(self.latest)))
+            board.write("window", _note(self._mine.fit, self._line(self.latest)))
 
     def _take_back(self, board: Board) -> None:
         board.replace("verdict", encode(self._mine), "")
@@ -158,7 +189,7 @@ class Follower(Rounds):
             return _pause((now - self._began) / 8, EARLY)
         parts = list(self._drained(self.verdict.window))
         if parts:
-            self._sent += map(encode, parts)
+            self._sent += map(self._line, parts)
             board.write(_key(self._rank), _note(self.verdict.fit, *self._sent))
             self._awaited, self._since = (parts[-1].window + 1) * parts[-1].length, now
         known = self.latest.last_step if self.latest is not None else 0

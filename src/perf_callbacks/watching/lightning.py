@@ -208,10 +208,10 @@ class LightningHooks:
         return state if state["step"] == done else None
 
     def _place(self, trainer: Any, carried: dict[str, Any] | None) -> Place:
-        root = str(trainer.default_root_dir)
         return Place(
             door="lightning",
-            directory=Path() if "://" in root else Path(root),
+            directory=_directory(trainer),
+            directory_of_all=True,
             device=trainer.strategy.root_device,
             rank=trainer.global_rank,
             world_size=trainer.world_size,
@@ -236,6 +236,24 @@ class _Afterwards:
 
 def _nothing(_hook: object) -> None:
     """What is there instead of a hook that is not called."""
+
+
+def _directory(trainer: Any) -> Path:
+    """Where the first logger that has a local directory writes; else where the trainer does.
+
+    Only rank 0 asks its loggers, and the other ranks hear of it: versions are counted there, and `trainer.log_dir` is a
+    collective call.
+    """
+    for logger in trainer.loggers if trainer.global_rank == 0 else ():
+        for name in ("log_dir", "save_dir"):
+            try:
+                found = getattr(logger, name, None)
+            except Exception:  # noqa: BLE001, S112 a logger of the user's own may answer as it likes
+                continue
+            if isinstance(found, str | os.PathLike) and str(found) and "://" not in str(found):
+                return Path(found)
+    root = str(trainer.default_root_dir)
+    return Path() if "://" in root else Path(root)
 
 
 def _data_parallel(trainer: Any) -> int | None:
