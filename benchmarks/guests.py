@@ -28,7 +28,8 @@ def pytest_configure() -> None:
 
         from perf_callbacks.lightning import PerfCallback
 
-        kind = {"none": type("Nothing", (Callback,), {}), "ours": PerfCallback}[guest]
+        nothing = globals()["Nothing"] = type("Nothing", (Callback,), {"__module__": __name__})  # tests pickle trainers
+        kind = {"none": nothing, "ours": PerfCallback}[guest]
         made = Trainer.__init__
 
         @functools.wraps(made)

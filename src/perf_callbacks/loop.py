@@ -23,7 +23,7 @@ from torch import nn
 from perf_callbacks.checklist import startup
 from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.config import PerfConfig
-from perf_callbacks.core.records import Summary
+from perf_callbacks.core.records import Checklist, Summary
 from perf_callbacks.core.settings import resolve
 from perf_callbacks.host.failing import describe
 from perf_callbacks.host.place import Place
@@ -140,16 +140,23 @@ class Measurement(Generic[B]):
     def _begin(self) -> None:
         place = self._place()
         recorder = Recorder(self._settings, place)
+        try:
+            rows = self._start(recorder, place)
+        except BaseException as error:  # an interrupt too: a block that is not entered is not left either
+            recorder.close(describe(error))
+            raise
+        if recorder.active and recorder.run.rank == 0:
+            card = text.opening(recorder.run, journal=recorder.journal_path, checklist=rows)
+            print(card)  # noqa: T201 what a person sees
+
+    def _start(self, recorder: Recorder, place: Place) -> tuple[Checklist, ...]:
         self._watch = LoopWatch(recorder, self._model, self._optimizer)
         if recorder.active:
             self._watch.install()
             counting.begin(recorder, self._model)
         pinned = True if getattr(self._loader, "pin_memory", False) else None
         batches = Batches(pinned=pinned, loaders=(self._loader,), first=(self._watch, "take"))
-        rows = startup.start(recorder, self._settings, place.device, batches)
-        if recorder.active and recorder.run.rank == 0:
-            card = text.opening(recorder.run, journal=recorder.journal_path, checklist=rows)
-            print(card)  # noqa: T201 what a person sees
+        return startup.start(recorder, self._settings, place.device, batches)
 
     def _fail(self, error: Exception) -> None:
         if self._watch is not None:

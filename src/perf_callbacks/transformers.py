@@ -174,13 +174,17 @@ class PerfCallback(TrainerCallback):
         recorder = self._recorder = Recorder(self._settings, place)
         if not recorder.active:
             return
-        if trainer is not None:
-            _watch(trainer, recorder)
-            counting.begin(recorder, trainer.model)
-        rows = startup.start(recorder, self._settings, place.device, _batches(args, state, trainer))
-        if state.is_world_process_zero:
-            journal = recorder.journal_path
-            tqdm.write(text.opening(recorder.run, journal=journal, staged=place.staged, checklist=rows))
+        try:
+            if trainer is not None:
+                _watch(trainer, recorder)
+                counting.begin(recorder, trainer.model)
+            rows = startup.start(recorder, self._settings, place.device, _batches(args, state, trainer))
+            if state.is_world_process_zero:
+                journal = recorder.journal_path
+                tqdm.write(text.opening(recorder.run, journal=journal, staged=place.staged, checklist=rows))
+        except BaseException as error:  # an interrupt too, of which no hook will tell
+            recorder.close(describe(error))
+            raise
 
 
 class _Afterwards(TrainerCallback):

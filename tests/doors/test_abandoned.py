@@ -1,89 +1,108 @@
-"""Loops that raise, are caught and forgotten: the watchdog gives everything back, without a call of ours."""
+"""A fit that nobody ends is freed as soon as its owner lets go of it: nothing of ours holds on to it."""
 
 import gc
 import weakref
 
 import pytest
+import sparks
+import tiny
 import torch
-from accelerate import Accelerator
-from collector import automatic
+from accelerated import an_accelerator
+from torch import nn
 from torch.utils.data import DataLoader
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
-from perf_callbacks.host import collector
 from perf_callbacks.loop import measure
+from perf_callbacks.transformers import PerfCallback
 
-FROZEN_AFTER = 10  # the first full collection of a schedule with an interval of 1
-
-
-KEPT = []
+pytestmark = pytest.mark.usefixtures("accelerate_state")
 
 
-def kept_accelerator(model, optimizer, loader, config):
-    """As in a script, whose names outlive the exception."""
-    KEPT.append(Accelerator(cpu=True))
-    accelerate_loop(model, optimizer, loader, config, KEPT[0])
+class Stop(Exception):  # noqa: N818 no error
+    """Ends a loop in the midst of a step."""
 
 
-def accelerate_loop(model, optimizer, loader, config, accelerator=None):
-    accelerator = accelerator or Accelerator(cpu=True)
-    attach(accelerator, config)
-    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    for number, batch in enumerate(loader, 1):
-        accelerator.backward(model(batch).sum())
-        optimizer.step()
-        optimizer.zero_grad()
-        fail_after(number)
+class Model(nn.Module):
+    """Fails in its fifth call."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.calls = nn.Linear(4, 1), 0
+
+    def forward(self, inputs):
+        self.calls += 1
+        if self.calls == 5:
+            raise Stop
+        return self.layer(inputs).mean()
 
 
-def loop_without_with(model, optimizer, loader, config):
-    perf = measure(model=model, optimizer=optimizer, loader=loader, config=config).__enter__()
-    for number, batch in enumerate(perf.loader, 1):
-        model(batch).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        fail_after(number)
-
-
-def fail_after(number):
-    if number == FROZEN_AFTER + 2:
-        assert not automatic()
-        raise RuntimeError("out of memory, say")
-
-
-def train(loop, directory):
-    model = torch.nn.Linear(2, 1)
+def loop(directory):
+    """A plain loop that never leaves its block."""
+    model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    config = PerfConfig(output_dir=str(directory), gc_interval=1, peak_tflops="1")
-    with pytest.raises(RuntimeError, match="out of memory"):
-        loop(model, optimizer, DataLoader(torch.ones(99, 2)), config)
-    return weakref.ref(model), weakref.ref(optimizer)
+    loader = DataLoader(torch.ones(20, 4), batch_size=2)
+    config = PerfConfig(output_dir=str(directory))
+    perf = measure(model=model, optimizer=optimizer, loader=loader, config=config).__enter__()
+    yield from (model, optimizer, loader, perf)
+    for batch in perf.loader:
+        model(batch).backward()
+        optimizer.step()
 
 
-@pytest.fixture
-def _thawed():
-    """Nothing is frozen but what the fit freezes."""
-    gc.unfreeze()
-    yield
-    gc.freeze()
+def accelerate(directory):
+    accelerator = an_accelerator(directory)
+    perf = attach(accelerator)
+    model = Model()
+    loader = DataLoader(torch.ones(20, 4), batch_size=2)
+    model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+    yield from (accelerator, perf, model, optimizer, loader)
+    for batch in loader:
+        accelerator.backward(model(batch))
+        optimizer.step()
 
 
-@pytest.mark.usefixtures("accelerate_state", "_thawed")
-@pytest.mark.parametrize("loop", [accelerate_loop, kept_accelerator, loop_without_with])
-def test_the_collector_the_patches_and_the_memory_of_an_abandoned_loop_come_back(tmp_path, monkeypatch, loop):
-    for module in ("perf_callbacks.checklist.garbage", "perf_callbacks.host.collector"):
-        monkeypatch.setattr(f"{module}.gc", gc)  # the real one
-    backward, callbacks = torch.autograd.backward, [*gc.callbacks]
-    model, optimizer = train(loop, tmp_path)
-    owner = collector.COLLECTOR
-    if loop is not accelerate_loop:  # an accelerator that is freed ends its fit
-        assert gc.get_freeze_count() > collector.OWN_FROZEN
-        assert (automatic(), model() is None) == (False, False)
-    for second in range(11):  # 10 seconds after the last step, for steps of half a second and less
-        owner.tick(float(second))
-    assert (automatic(), gc.get_freeze_count() < collector.OWN_FROZEN) == (True, True)
-    KEPT.clear()  # an accelerator holds on to what it prepared
-    assert (automatic(), model(), optimizer()) == (True, None, None)
-    assert gc.get_freeze_count() < collector.OWN_FROZEN
-    assert (torch.autograd.backward, [*gc.callbacks], owner.held) == (backward, callbacks, set())
+def transformers(directory):
+    ours = PerfCallback()
+    trainer = tiny.trainer(tiny.training_arguments(directory), ours)
+    yield from (trainer, ours, trainer.model)
+    trainer.model.register_forward_hook(_fifth())
+    trainer.train()
+
+
+def lightning(directory):
+    ours, module = sparks.tree().PerfCallback(), sparks.tree().Automatic()
+    trainer = sparks.trainer(directory, ours)
+    yield from (trainer, ours, module)
+    module.net.register_forward_hook(_fifth())
+    trainer.fit(module, sparks.loader())
+
+
+def _fifth():
+    calls = []
+
+    def hook(*_):
+        calls.append(None)
+        if len(calls) == 5:
+            raise Stop
+
+    return hook
+
+
+@pytest.mark.parametrize("way", [loop, accelerate, transformers, lightning], ids=lambda way: way.__name__)
+def test_three_fits_that_raised_and_were_forgotten_are_freed(tmp_path, way):
+    backward, collector = torch.autograd.backward, list(gc.callbacks)
+
+    gone = []
+    for _ in range(3):
+        begun = []
+        try:
+            for one in way(tmp_path):
+                begun.append(weakref.ref(one))
+                del one
+        except Stop:
+            gone += begun
+        gc.collect()
+        assert [one() for one in gone] == [None] * len(gone)
+        assert (torch.autograd.backward, gc.callbacks) == (backward, collector)
+    assert len(gone) >= 9

@@ -48,15 +48,13 @@ def test_an_accelerator_is_freed_with_the_last_reference_to_it_without_a_garbage
     iterator = iter(mine[-1])
     next(iterator)
     assert torch.autograd.backward is not backward
+    assert not gc.isenabled()
     gone = [weakref.ref(one) for one in (accelerator, *mine)]
-    gc.disable()
-    try:
-        del accelerator, mine, iterator
-        assert gone[0]() is None
-        assert torch.autograd.backward is backward
-        assert gc.callbacks == collector
-    finally:
-        gc.enable()
+    del accelerator, mine, iterator
+    assert gc.isenabled()
+    assert gone[0]() is None
+    assert torch.autograd.backward is backward
+    assert gc.callbacks == collector
     gc.collect()
     assert [one() for one in gone] == [None] * 5
     assert (perf.summary.steps, perf.summary.failure) == (4, "the accelerator was freed")

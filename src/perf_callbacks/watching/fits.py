@@ -12,6 +12,7 @@ import torch
 from perf_callbacks.checklist import startup
 from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.batches import Batch, BatchReader
+from perf_callbacks.core.records import Checklist
 from perf_callbacks.core.settings import Settings
 from perf_callbacks.host import counters
 from perf_callbacks.host.failing import describe, fails_open
@@ -106,17 +107,25 @@ class Fits:
         place = self._place(self._accelerator(), self._carried)
         self.recorder = self._untold = recorder = Recorder(self._settings, place)
         recorder.patches.add(functools.partial(self._ended, recorder))
-        self.watch = self.told = watching = AcceleratedWatch(recorder, models[0], optimizers[0], self._before)
+        try:
+            rows = self._start(recorder, place)
+        except BaseException as error:  # an interrupt too, in which nobody would close it
+            recorder.close(describe(error))
+            raise
+        if recorder.active and recorder.run.rank == 0:
+            card = text.opening(recorder.run, journal=recorder.journal_path, checklist=rows)
+            print(card)  # noqa: T201 what a person sees
+
+    def _start(self, recorder: Recorder, place: Place) -> tuple[Checklist, ...]:
+        model, optimizer = self._prepared.models[0], self._prepared.optimizers[0]
+        self.watch = self.told = watching = AcceleratedWatch(recorder, model, optimizer, self._before)
         if recorder.active:
             watching.install()
             watching.add_accelerator(self.kind)
             for one in self._prepared:
                 watching.add(one)
-            counting.begin(recorder, models[0])
-        rows = startup.start(recorder, self._settings, place.device, self._batches(self._prepared.loaders))
-        if recorder.active and recorder.run.rank == 0:
-            card = text.opening(recorder.run, journal=recorder.journal_path, checklist=rows)
-            print(card)  # noqa: T201 what a person sees
+            counting.begin(recorder, model)
+        return startup.start(recorder, self._settings, place.device, self._batches(self._prepared.loaders))
 
     def _take_over(self, optimizer: object) -> None:
         """Whoever counts the steps of this optimizer for an accelerator that was given up does so no more."""
