@@ -1,7 +1,7 @@
 """Counts the FLOPs of what runs while it is entered, operation by operation, as torch dispatches them."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -41,6 +41,9 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         super().__init__()  # type: ignore[no-untyped-call] # as above
         self.inert = False
         """Set where it can't be taken off the stack of modes: it counts no more."""
+        self.books: Callable[[], bool] = _always
+        """Asked before each operation: False while something runs that is not training work. Such operations and
+        modules are passed on and leave no trace here."""
         self.passes: list[Counter[Cell]] = [Counter()]
         """What was counted, apart for each forward and the backward that follows."""
         self.logical: Counter[Cell] = Counter()
@@ -89,7 +92,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.inert:
+        if self.inert or not self._books():
             return func(*args, **kwargs)
         if types and _wrapped(types):  # it takes itself apart, into what we get then
             self._count_whole(func, args, kwargs)
@@ -113,17 +116,25 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             self._err(func, error)
         return out
 
+    def _books(self) -> bool:
+        try:
+            return self.books()
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self._err("books", error)
+            return False
+
     def _err(self, func: Any, error: Exception) -> None:
         self.errors[f"{func}: {type(error).__name__}"] += 1
 
     def _see(self, module: torch.nn.Module, *, begins: bool) -> None:
         try:
-            if begins and not in_backward():  # recomputation stops in the midst of modules
+            books = self._books()
+            if begins and books and not in_backward():  # recomputation stops in the midst of modules
                 self._forwards.append(module)
             elif module in self._forwards and not in_backward():
                 while self._forwards.pop() is not module:  # it has survived what raised within it
                     continue
-            if not self.inert:
+            if books and not self.inert:
                 self.weights.see(module)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self._err(type(module).__name__, error)
@@ -183,6 +194,10 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
                 )
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self._err(func, error)
+
+
+def _always() -> bool:
+    return True
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
