@@ -29,6 +29,9 @@ FLUSH_SECONDS = 10.0
 MOST_MARKS = 4096
 """What a step writes beyond this is read before it ends; collections beyond it are told of at once."""
 
+LOOK_STEPS = 50
+"""A count is used for no more steps than this without a look at which parameters are trained."""
+
 MOST_BATCHES = 256
 """More batches than this, in one step, are added up before it ends."""
 
@@ -87,6 +90,7 @@ class Engine:
         self._ledger = Ledger(self._shown, parts)
         self._sharing = Sharing(ranks, parts, self._ledger, emit, agreeing, alone=run.world_size == 1)
         self._flushed_at = 0.0
+        self._unlooked = 0
         self._spans: dict[str, float] = {}
         self._collections = Pauses()
 
@@ -187,17 +191,27 @@ class Engine:
             )
             for pause, stage, place in told
         ]
+        if done:
+            self._look_after(len(done))
         finished = [self._finish(past) for past in done]
+        self._work.settle()
         if self._device is not None:
             self._passed += finished
             finished = [self._timed(self._passed.popleft(), seconds) for seconds in self._device.ready()]
         self._ledger.enter(finished)
         self._sharing.see(finished, pauses)
 
+    def _look_after(self, steps: int) -> None:
+        """See which parameters are trained: with a device, whose steps are read one by one, only now and then."""
+        self._unlooked += steps
+        if self._device is None or self._unlooked >= LOOK_STEPS:
+            self._unlooked = 0
+            self._work.look()
+
     def _finish(self, past: Past) -> Step:
         number, excluded, batches = self._waiting.popleft()
         paused = (sum(past.pauses), max(past.pauses)) if past.pauses else (0.0, 0.0)
-        effort = self._work.of([batch.shape for batch in batches]) if batches else None
+        effort = self._work.of([batch.shape for batch in batches], past.calls, number) if batches else None
         return Step(number, excluded, *self._through(batches), effort, *paused, past.seconds)
 
     def _timed(self, step: Step, seconds: tuple[float, ...] | None) -> Step:
