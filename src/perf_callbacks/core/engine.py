@@ -20,8 +20,9 @@ from perf_callbacks.core.shapes import ShapedWork
 from perf_callbacks.core.sharing import Sharing
 from perf_callbacks.core.sources import Agreeing, DeviceTimeline, Ranks
 from perf_callbacks.core.stages import Stage
-from perf_callbacks.core.steps import BLOCK, Shown, Step, Totals, plus
+from perf_callbacks.core.steps import BLOCK, COUNTED, RECOUNTED, Shown, Step, Totals, plus
 from perf_callbacks.core.tape import Past, Tape
+from perf_callbacks.core.unknowns import reasons
 
 FLUSH_SECONDS = 10.0
 """Steps that are longer than this are written one by one."""
@@ -239,6 +240,12 @@ class Engine:
         self.collect()
         return self._logged(step, self._ledger.take_row())
 
+    @property
+    def why_empty(self) -> str | None:
+        """Why the last row has no step, where that may happen again; None: it has some, or the fit has just begun."""
+        left_out = self._ledger.left_out
+        return reasons(left_out) if {*left_out} - {"first", "restart", COUNTED, RECOUNTED} else None
+
     def whole(self, step: int) -> dict[str, float]:
         """Metrics of all included steps, for the line in which a trainer sums up a run."""
         self.collect()
@@ -246,7 +253,8 @@ class Engine:
 
     def _logged(self, step: int, totals: Totals) -> dict[str, float]:
         self._work.judge(totals.effort, totals.effort_seconds)
-        metrics = ratios.metrics(totals, self._shown, self._sharing.latest, self._work.rating)
+        rating = None if self._work.varies else self._work.rating
+        metrics = ratios.metrics(totals, self._shown, self._sharing.latest, rating)
         if metrics:
             self._emit(Row(step=step, metrics=metrics))
         return metrics
@@ -270,7 +278,7 @@ class Engine:
         """The fit so far."""
         total, (steps, done, lost) = self.amounts(), self._all()
         included = self._ledger.included()
-        worked = included.effort_steps > 0
+        worked = included.effort_steps > 0 and not self._work.varies
         return Summary(
             run_id=self._run.run_id,
             attempt=self._run.attempt,
@@ -289,7 +297,8 @@ class Engine:
             model_flops=included.effort.model_flops if worked else None,
             hardware_flops=included.effort.hardware_flops if worked else None,
             flops_seconds=included.effort_seconds if worked else None,
-            **(self._work.rating.summary() if worked and self._work.rating is not None else {}),
+            flops_steps=included.effort_steps if worked else 0,
+            **self._work.summary(included.steps, included.effort_steps, self._ledger.excluded),
             total_samples=total.samples,
             total_tokens=total.tokens,
             **self._collections.summary(timed=self._shown.gc_timed),

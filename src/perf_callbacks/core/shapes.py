@@ -1,12 +1,13 @@
 """The work of a step by what can be seen without counting: shapes of batches, calls of the model, what is trained."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
 
 from perf_callbacks.core.batches import ShapeKey
 from perf_callbacks.core.books import SCALED, Book, Count, Learned, keep
 from perf_callbacks.core.marks import Calls
 from perf_callbacks.core.rating import Rating
-from perf_callbacks.core.unknowns import Unknowns
+from perf_callbacks.core.unknowns import UNREAD, Unknowns
 from perf_callbacks.core.work import Effort, Work
 
 MOST_BOOKS = 16
@@ -34,6 +35,8 @@ class ShapedWork:
         """What work is compared with. None: none was counted."""
         self.refuted = False
         """Whether a measured peak turned out to be none."""
+        self.wanted = False
+        """Whether anybody wants to know FLOPs."""
         self.unknowns = Unknowns()
         """Why steps have no FLOPs."""
         self.trained: Callable[[], Hashable] | None = None
@@ -52,6 +55,18 @@ class ShapedWork:
     def source(self) -> str | None:
         """Where the FLOPs that were handed out come from; None: there were none."""
         return ", ".join([one for one in SOURCES if one in self._sources]) or None
+
+    @property
+    def varies(self) -> bool:
+        """Whether equal batches took different work: then nothing is told of any."""
+        return self.unknowns.varies is not None
+
+    def summary(self, steps: int, known: int, excluded: Mapping[str, int]) -> dict[str, Any]:
+        """For the record that sums up a fit: of so many included steps, the work of so many is known."""
+        told = self.unknowns.summary(steps, known, excluded) if self.wanted else {}
+        if self.rating is None or not known or self.varies:
+            return told
+        return {**told, "flops_source": self.source, **self.rating.summary()}
 
     @property
     def fresh(self) -> bool:
@@ -141,7 +156,7 @@ class ShapedWork:
 
     def _effort(self, shapes: tuple[ShapeKey, ...], each: Each) -> Effort | None:
         book = self._books.get((self._trained, each))
-        found = book.of(shapes) if book is not None and self.unknowns.varies is None and all(shapes) else None
+        found = book.of(shapes) if book is not None and not self.varies and all(shapes) else None
         if found is None:
             return None
         self._sources |= found.sources
@@ -154,7 +169,7 @@ class ShapedWork:
 
     def _miss(self, shapes: tuple[ShapeKey, ...], each: Each, step: int) -> None:
         if not all(shapes):
-            self.unknowns.note("the shapes of a batch can't be read")
+            self.unknowns.note(UNREAD)
         elif self._books and (self._trained, each) not in self._books:
             self.unknowns.note("the model runs forward and backward in ways that were not counted")
             _, last = self.missing.pop(each, (0, 0))

@@ -69,6 +69,7 @@ def begin(recorder: Recorder, model: nn.Module | None) -> None:
     recorder.companions.append(counting)
     recorder.reader.news = counting.see
     recorder.patches.add(counting.close)
+    recorder.work.wanted = True
     recorder.work.news = counting.wake
     recorder.work.trained = counting.trained
     recorder.work.look()
