@@ -117,13 +117,13 @@ class ShapedWork:
         self._efforts.clear()
         key = self._trained, _each(calls, len(shapes))
         self.missing.pop(key[1], None)
-        if not shapes or not all(shapes):
-            return Learned(1.0, 0)
         if key not in self._books:
             keep(self._books, key, Book(), MOST_BOOKS)
         book = self._books[key]
+        if not shapes or not all(shapes):
+            return Learned(1.0, 0)
         learned = book.learn(shapes, [Count(work, step, frozenset({source})) for work in passes])
-        if learned.since:
+        if learned.since and not self.varies:
             self.unknowns.varies = (
                 f"the work of equal batches varies ({learned.contradicts:.2f} times between counts at steps "
                 f"{learned.since} and {step})"

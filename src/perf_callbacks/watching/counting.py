@@ -124,7 +124,9 @@ class Counting:
             return
         if self._recorder.work.refuted:
             self._look_at_peak()
-        if not self._live or not self._eager():
+        if self._recorder.work.varies:
+            pass
+        elif not self._live or not self._eager():
             self._work_out()
         elif not self._done or self._steps + 1 == self._recount() or self._way() == self._steps:
             self._open()
@@ -146,7 +148,7 @@ class Counting:
 
     def see(self, shape: ShapeKey, tensors: Mapping[str, Any]) -> None:
         """A batch of a new shape is about to be trained on, or evaluated."""
-        if not self._recorder.work.wants(shape):
+        if self._recorder.work.varies or not self._recorder.work.wants(shape):
             return
         here = self._window is None and not self._spans and get_ident() == self._thread
         if here and self._done and self._live and self._affordable() and self._eager():
@@ -177,6 +179,8 @@ class Counting:
         """After how many steps there is something to do, if nothing happens before."""
         if not self._done:
             return 0
+        if self._recorder.work.varies:  # and nothing is told any more
+            return _NEVER
         owed = 0 if self._counts < FREE_COUNTS else self._counts * STEPS_PER_COUNT + 1
         again = self._recount() - 1 if self._live else _NEVER
         return min(again, self._way(), owed if self._examples else _NEVER)
