@@ -103,6 +103,7 @@ class _Family:
         self.counts: dict[Size, Count] = {}
         self._refuted = 0
         self._scaling: Scaling | None = None
+        self._scaled: dict[Size, Count | None] = {}
 
     def learn(self, size: Size, count: Count) -> None:
         """The count of one size. What it contradicts too often is not trusted any more."""
@@ -110,11 +111,17 @@ class _Family:
         self._refuted += scaled is not None and not scaled.step and scaled.work.cells != count.work.cells
         keep(self.counts, size, count, MOST_COUNTS)
         self._scaling = None
+        self._scaled.clear()
 
     def of(self, size: Size) -> Count | None:
         """The work of a batch of this size, counted or scaled."""
         if size in self.counts:
             return self.counts[size]
+        if size not in self._scaled:
+            keep(self._scaled, size, self._scale(size), MOST_COUNTS)
+        return self._scaled[size]
+
+    def _scale(self, size: Size) -> Count | None:
         if self._refuted >= MOST_REFUTATIONS:
             return None
         if self._scaling is None:

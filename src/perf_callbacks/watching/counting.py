@@ -332,8 +332,11 @@ class Counting:
             work.unknowns.counting = "a fake-tensor copy of the model can't be run, and there is no closed form for it"
             if "input_ids" not in example.tensors:
                 return
-            total = offline.closed_form(model, rows, length)
-            record = estimated(total, self._recorder.step)
+            found = offline.closed_form(model, rows, length)
+            if found is None:
+                work.unknowns.counting = "nothing tells how many of its experts a token goes to"
+                return
+            total, record = found, estimated(found, self._recorder.step)
         if not total.model_flops:
             return
         work.learn([shape], [total], source=record.source)
