@@ -192,7 +192,7 @@ def test_every_row_says_where_it_is_from():
 
 @pytest.mark.parametrize("row", [row for row in DEVICES if row.name in CLOCKS], ids=lambda row: row.name)
 def test_a_published_peak_follows_from_multiprocessors_and_clock(row):
-    derived = peaks.derived_flops_per_second(row.processors, CLOCKS[row.name] * 1e6, row.fma)
+    derived = 2 * row.fma * row.processors * CLOCKS[row.name] * 1e6  # a multiply-add is two FLOPs
     assert derived / 1e12 == pytest.approx(row.tflops.get("bfloat16", row.tflops["float16"]), rel=0.01)
 
 
@@ -200,23 +200,6 @@ def test_a_published_peak_follows_from_multiprocessors_and_clock(row):
 def test_smaller_numbers_are_never_slower(row):
     order = [row.tflops[dtype] for dtype in ("float32", "tfloat32", "float16", "float8") if dtype in row.tflops]
     assert order == sorted(order)
-
-
-def test_a_device_within_its_boost_clock_is_not_doubted():
-    assert peaks.doubt("NVIDIA H100 80GB HBM3", 132, 1980e6) is None
-    assert peaks.doubt("NVIDIA H100 NVL", 132, 1785e6) is None
-
-
-def test_half_a_device_is_doubted():
-    assert peaks.doubt("NVIDIA A100-SXM4-80GB", 56, 1410e6) == (
-        "56 multiprocessors at 1410 MHz can do 162 TFLOPS, and NVIDIA A100-SXM4-80GB should do 312: "
-        "is it a part of one?"
-    )
-
-
-def test_what_has_no_row_is_not_doubted():
-    assert peaks.doubt("Imaginary 9000", 1, 1e9) is None
-    assert peaks.doubt("NVIDIA H20", 1, 1e9) is None
 
 
 def test_one_number_holds_for_whatever_dtype():

@@ -2,7 +2,8 @@
 
 import pytest
 
-from perf_callbacks.core.shapes import ShapedWork, extent
+from perf_callbacks.core.books import extent
+from perf_callbacks.core.shapes import ShapedWork
 from perf_callbacks.core.work import Cell, Effort, Work
 
 LINEAR = Cell("forward", "float32", "matmul")
@@ -45,8 +46,10 @@ def test_a_counted_shape_is_looked_up():
 
 
 def test_a_step_is_the_sum_of_its_batches_and_of_the_optimizer():
-    shaped = learned(transformer, ids, (2, 8), (4, 16))
-    shaped.optimizer = Work({UPDATE: 7})
+    def with_optimizer(rows, length):
+        return Work({**transformer(rows, length).cells, UPDATE: 7})
+
+    shaped = learned(with_optimizer, ids, (2, 8), (4, 16))
     both = transformer(2, 8).model_flops + transformer(4, 16).model_flops
     assert shaped.of([ids(2, 8), ids(4, 16)]) == Effort(both, both + 7)
     assert shaped.of([ids(2, 8), images(2)]) is None

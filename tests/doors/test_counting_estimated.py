@@ -11,6 +11,7 @@ from torch import nn
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.core.records import Row, Summary
+from perf_callbacks.core.shapes import COPY
 from perf_callbacks.flops.counter import FlopCounter
 from perf_callbacks.flops.window import CountWindow
 from perf_callbacks.transformers import PerfCallback
@@ -68,7 +69,7 @@ def test_models_that_can_be_repeated_are_counted_offline(tmp_path, kind):
     torch._dynamo.reset()
     assert left_behind() == before
     records = counts(tmp_path)
-    assert [(record.source, record.errors, record.lower_bound) for record in records] == [("offline", {}, False)] * 2
+    assert [(record.source, record.errors, record.lower_bound) for record in records] == [(COPY, {}, False)] * 2
     assert [record.model_flops for record in records] == [true[2], true[3]]
     assert known(tmp_path) == [true[2], true[2], true[3], true[3]]
     assert set(records[0].by_dtype) == (HALF if kind == "bf16" else {"float32"})
@@ -90,7 +91,7 @@ def test_a_model_that_accelerate_has_prepared_for_bf16(tmp_path):
         optimizer.zero_grad()
     perf.close()
     (record,) = counts(tmp_path)
-    assert (record.source, record.model_flops) == ("offline", truth(tiny.llama(), ids(4, 16)))
+    assert (record.source, record.model_flops) == (COPY, truth(tiny.llama(), ids(4, 16)))
     assert set(record.by_dtype) == HALF
 
 
@@ -171,6 +172,6 @@ def test_keys_are_left_out_as_long_as_nothing_is_known(tmp_path):
     trainer = tiny.trainer(arguments, PerfCallback(PerfConfig(flops="estimate")), train_dataset=texts)
     trainer.train()
     (record,) = counts(tmp_path)
-    assert (record.source, record.model_flops) == ("offline", truth(tiny.llama(), ids(4, 16)))
+    assert (record.source, record.model_flops) == (COPY, truth(tiny.llama(), ids(4, 16)))
     rows = [row for row in trainer.state.log_history if "perf/step_time" in row]
     assert all({"perf/tflops", "perf/hardware_tflops", "perf/flops_coverage"} <= row.keys() for row in rows)

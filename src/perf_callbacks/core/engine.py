@@ -21,8 +21,9 @@ from perf_callbacks.core.shapes import ShapedWork
 from perf_callbacks.core.sharing import Sharing
 from perf_callbacks.core.sources import Agreeing, DeviceTimeline, Ranks
 from perf_callbacks.core.stages import Stage
-from perf_callbacks.core.steps import BLOCK, Shown, Step, Totals, plus
+from perf_callbacks.core.steps import BLOCK, COUNTED, RECOUNTED, Shown, Step, Totals, plus
 from perf_callbacks.core.tape import Past, Tape
+from perf_callbacks.core.unknowns import reasons
 
 FLUSH_SECONDS = 1.0
 """A step that ends as late as this after the last block is written at once, with those before it."""
@@ -35,6 +36,9 @@ MOMENT_SECONDS = 0.05
 
 MOST_MARKS = 4096
 """What a step writes beyond this is read before it ends; collections beyond it are told of at once."""
+
+LOOK_STEPS = 50
+"""A count is used for no more steps than this without a look at which parameters are trained."""
 
 MOST_BATCHES = 256
 """More batches than this, in one step, are added up before it ends."""
@@ -99,6 +103,7 @@ class Engine:
         self._ledger = Ledger(self._shown, parts)
         self._sharing = Sharing(ranks, parts, self._ledger, emit, agreeing, alone=run.world_size == 1)
         self._flushed_at = 0.0
+        self._unlooked = 0
         self._spans: dict[str, float] = {}
         self._collections = Pauses()
 
@@ -241,7 +246,10 @@ class Engine:
             )
             for pause, stage, place in told
         ]
+        if done:
+            self._look_after(len(done))
         finished = [self._finish(past) for past in done]
+        self._work.settle()
         if self._device is not None:
             self._passed += finished
             finished = [self._timed(self._passed.popleft(), seconds) for seconds in self._device.ready()]
@@ -250,10 +258,17 @@ class Engine:
         self._ledger.enter(finished)
         self._unseen.append((finished, pauses))
 
+    def _look_after(self, steps: int) -> None:
+        """See which parameters are trained: with a device, whose steps are read one by one, only now and then."""
+        self._unlooked += steps
+        if self._device is None or self._unlooked >= LOOK_STEPS:
+            self._unlooked = 0
+            self._work.look()
+
     def _finish(self, past: Past) -> Step:
         number, excluded, batches = self._waiting.popleft()
         paused = (sum(past.pauses), max(past.pauses)) if past.pauses else (0.0, 0.0)
-        effort = self._work.of([batch.shape for batch in batches]) if batches else None
+        effort = self._work.of([batch.shape for batch in batches], past.calls, number) if batches else None
         return Step(number, excluded, *self._through(batches), effort, *paused, past.seconds)
 
     def _timed(self, step: Step, seconds: tuple[float, ...] | None) -> Step:
@@ -285,6 +300,12 @@ class Engine:
             self.collect()
             return self._logged(step, self._ledger.take_row())
 
+    @property
+    def why_empty(self) -> str | None:
+        """Why the last row has no step, where that may happen again; None: it has some, or the fit has just begun."""
+        left_out = self._ledger.left_out
+        return reasons(left_out) if {*left_out} - {"first", "restart", COUNTED, RECOUNTED} else None
+
     def whole(self, step: int) -> dict[str, float]:
         """Metrics of all included steps, for the line in which a trainer sums up a run."""
         with self._alone():
@@ -293,7 +314,8 @@ class Engine:
 
     def _logged(self, step: int, totals: Totals) -> dict[str, float]:
         self._work.judge(totals.effort, totals.effort_seconds)
-        metrics = ratios.metrics(totals, self._shown, self._sharing.latest, self._work.rating)
+        rating = None if self._work.varies else self._work.rating
+        metrics = ratios.metrics(totals, self._shown, self._sharing.latest, rating)
         if metrics:
             self._emit(Row(step=step, metrics=metrics))
         return metrics
@@ -319,7 +341,7 @@ class Engine:
         with self._alone():
             total, (steps, done, lost) = self.amounts(), self._all()
             included = self._ledger.included()
-        worked = included.effort_steps > 0
+        worked = included.effort_steps > 0 and not self._work.varies
         return Summary(
             run_id=self._run.run_id,
             attempt=self._run.attempt,
@@ -338,7 +360,8 @@ class Engine:
             model_flops=included.effort.model_flops if worked else None,
             hardware_flops=included.effort.hardware_flops if worked else None,
             flops_seconds=included.effort_seconds if worked else None,
-            **(self._work.rating.summary() if worked and self._work.rating is not None else {}),
+            flops_steps=included.effort_steps if worked else 0,
+            **self._work.summary(included.steps, included.effort_steps, self._ledger.excluded),
             total_samples=total.samples,
             total_tokens=total.tokens,
             **self._collections.summary(timed=self._shown.gc_timed),

@@ -1,5 +1,6 @@
 """Finished steps, kept one by one for the journal and added up for rows and summary."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from perf_callbacks.core.parts import Parts
@@ -23,6 +24,11 @@ class Ledger:
         self._steps = self._lost = 0
         self._samples: int | None = 0
         self._tokens: int | None = 0
+        self.excluded: Counter[str] = Counter()
+        """How many steps are in no row, by reason."""
+        self.left_out: Counter[str] = Counter()
+        """Those of them that the last row would have covered."""
+        self._told: Counter[str] = Counter()
 
     def enter(self, steps: Iterable[Step]) -> None:
         """Steps are finished."""
@@ -52,6 +58,8 @@ class Ledger:
         self._add()
         self._row.settle()
         row, self._row = self._row, Totals()
+        self.left_out = self.excluded - self._told
+        self._told = self.excluded.copy()
         self._included.merge(row)
         return row
 
@@ -78,4 +86,5 @@ class Ledger:
         self._tokens = plus(self._tokens, *[step.tokens for step in new])
         self._lost += sum([step.seconds is None for step in new])
         self._row.add([step for step in new if step.excluded is None])
+        self.excluded.update([step.excluded for step in new if step.excluded is not None])
         self._over += self._parts.add(new)

@@ -49,16 +49,39 @@ Mark = Stage | Begin | Back | End
 
 # Looking a member up in its class costs more than most of what is done here.
 _OPTIMIZER, _OTHER, _UNDECIDED = Stage.OPTIMIZER, Stage.OTHER, Stage.UNDECIDED
+_FORWARD, _BACKWARD = Stage.FORWARD, Stage.BACKWARD
+
+
+class Calls(NamedTuple):
+    """How often a step turned to the model's forward and to its backward.
+
+    Turns count, not marks: a plain loop marks the second of two calls in a row only sometimes.
+    """
+
+    forwards: int
+    backwards: int
 
 
 class Course:
     """Follows marks: what the time between two of them belongs to."""
 
-    __slots__ = ("before", "stage")
+    __slots__ = ("_backwards", "_forwards", "before", "stage")
 
     def __init__(self) -> None:
         self.stage = _OTHER
         self.before: list[Stage] = []
+        self._forwards = self._backwards = 0
+
+    @property
+    def calls(self) -> Calls:
+        """Turns to forward and backward since they were last taken."""
+        return Calls(self._forwards, self._backwards)
+
+    def take_calls(self) -> Calls:
+        """The same, and count from 0 again."""
+        calls = Calls(self._forwards, self._backwards)
+        self._forwards = self._backwards = 0
+        return calls
 
     def turn(self, mark: Mark) -> Stage:
         """There is a mark; gives the stage that the time until it belongs to."""
@@ -68,11 +91,15 @@ class Course:
             self.stage = _OTHER
         elif mark is BACK:
             self.stage = self.before.pop() if self.before else _OTHER
-        elif isinstance(mark, Begin):
-            self.before.append(until)
-            self.stage = mark.stage
-        elif isinstance(mark, Stage):
-            self.stage = mark
+        else:
+            if isinstance(mark, Begin):
+                self.before.append(until)
+                self.stage = mark.stage
+            elif isinstance(mark, Stage):
+                self.stage = mark
+            if self.stage is not until:
+                self._forwards += self.stage is _FORWARD
+                self._backwards += self.stage is _BACKWARD
         if until is _UNDECIDED:  # what follows a backward shows what the time since belongs to
             return _OPTIMIZER if self.stage is _OPTIMIZER else _OTHER
         return until

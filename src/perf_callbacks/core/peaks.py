@@ -24,10 +24,6 @@ DTYPES = {
 WHATEVER = "*"
 """The dtype of a peak that holds for each."""
 
-TOLERANCE = 0.2
-"""By how much a peak and what follows from clock and multiprocessors may differ: boards clock higher than makers count
-on by up to 16 %."""
-
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
@@ -135,37 +131,6 @@ def _positive(text: str) -> float:
     if not 0 < number < float("inf"):
         raise ConfigError(f"peak_tflops: got {text!r}, wanted TFLOPS above 0 such as 989.5.")
     return number
-
-
-def derived_flops_per_second(processors: int, hertz: float, fma_per_clock: int) -> float:
-    """A peak by arithmetic: each multiply-add that a multiprocessor does in a clock is two FLOPs.
-
-    >>> round(derived_flops_per_second(132, 1830e6, 2048) / 1e12, 1)
-    989.4
-    """
-    return processors * hertz * fma_per_clock * 2
-
-
-def doubt(device: str, processors: int, hertz: float) -> str | None:
-    """Why the table's peak can't be this device's, going by its multiprocessors and clock; None if it can.
-
-    >>> doubt("NVIDIA H100 80GB HBM3", 132, 1980e6)
-    >>> doubt("NVIDIA H100 80GB HBM3", 66, 1980e6)
-    '66 multiprocessors at 1980 MHz can do 535 TFLOPS, and NVIDIA H100 80GB HBM3 should do 990: is it a part of one?'
-    """
-    sentence = None
-    for row in _rows(device, None):
-        if row.fma is None:
-            continue
-        stated = max(row.tflops.get("bfloat16", 0.0), row.tflops.get("float16", 0.0))
-        derived = derived_flops_per_second(processors, hertz, row.fma) / TERA
-        if abs(derived / stated - 1) <= TOLERANCE:
-            return None
-        sentence = (
-            f"{processors} multiprocessors at {hertz / 1e6:.0f} MHz can do {derived:.0f} TFLOPS, "
-            f"and {device} should do {stated:.0f}: is it a part of one?"
-        )
-    return sentence
 
 
 def mfu(flops: float, seconds: float, peak_flops_per_second: float | None) -> float | None:

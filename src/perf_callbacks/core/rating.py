@@ -38,6 +38,8 @@ class Rating:
             self.peak_flops_per_second,
         )
         values = {"tflops": model / TERA, "hardware_tflops": hardware / TERA, "flops_coverage": self.coverage}
+        if self.lower_bound:
+            values["flops_lower_bound"] = 1.0
         if peak is None:
             return values
         mixed = None if effort.ideal_seconds is None else effort.ideal_seconds / seconds

@@ -32,6 +32,7 @@ def metrics(
         values |= windows.rates(window)
     if rating is not None and totals.effort_seconds > 0:
         values |= rating.metrics(totals.effort, totals.effort_seconds)
+        values["flops_known"] = totals.effort_steps / totals.steps
     if shown.gc_timed:
         values |= {"gc_pause": totals.longest_pause, "gc_loss": totals.pause_seconds}
     return {PREFIX + name: float(f"{value:.{_DIGITS}g}") for name, value in values.items() if value is not None}

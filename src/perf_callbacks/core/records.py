@@ -147,8 +147,8 @@ class Flops:
     by_dtype: Mapping[str, int]
     """Model FLOPs by the number format of the operands."""
     source: str
-    """"counted": in the step as it ran. "offline": on a copy of the model without numbers. "closed form": by the sizes
-    of the weights."""
+    """"counted": in the step as it ran. "fake-tensor copy": on a copy of the model whose tensors hold no numbers.
+    "closed form": by the sizes of the weights."""
     coverage: float | None
     """Of the elements of weights that should have been multiplied as matrices, the share that was seen to be."""
     uncounted: Mapping[str, int]
@@ -231,6 +231,14 @@ class Summary:
     """Of those included steps whose FLOPs are known, on this rank; as the next two."""
     hardware_flops: int | None = None
     flops_seconds: float | None = None
+    flops_steps: int = 0
+    """Included steps whose FLOPs are known."""
+    flops_source: str | None = None
+    """Where they come from: "counted", "scaled", "fake-tensor copy", "closed form", or several of these."""
+    flops_unknown: str | None = None
+    """Why FLOPs are known of fewer steps than are included; None: they are known of all, or nobody asked."""
+    mfu_unknown: str | None = None
+    """Why there is no MFU where FLOPs are known."""
     flops_coverage: float | None = None
     """As in `Flops`, at the last count; the next too."""
     flops_lower_bound: bool = False

@@ -5,7 +5,7 @@ from itertools import repeat
 from operator import add, sub
 from typing import Any, NamedTuple
 
-from perf_callbacks.core.marks import END, Course, Mark, Pause
+from perf_callbacks.core.marks import END, Calls, Course, Mark, Pause
 from perf_callbacks.core.stages import STAGES, Stage
 from perf_callbacks.core.steps import UNSEEN
 
@@ -19,6 +19,8 @@ class Past(NamedTuple):
     """By stage."""
     pauses: tuple[float, ...]
     """The collections in it."""
+    calls: Calls
+    """How often forward and backward ran."""
 
 
 class Told(NamedTuple):
@@ -37,12 +39,26 @@ class Tape:
     collector may run before and after it, not in the middle.
     """
 
-    __slots__ = ("_begun", "_course", "_echo", "_last", "_pauses", "_seconds", "_since", "pairs", "write")
+    __slots__ = (
+        "_begun",
+        "_course",
+        "_echo",
+        "_follower",
+        "_last",
+        "_listening",
+        "_pauses",
+        "_seconds",
+        "_since",
+        "pairs",
+        "write",
+    )
 
     def __init__(self, echo: Callable[[Mark], object] | None = None) -> None:
         self.pairs: list[Any] = []
         """What was written and not read yet, two by two."""
         self._echo = echo
+        self._follower: Course | None = None
+        self._listening = False
         self.write: Callable[[tuple[Any, Any]], object] = _nowhere
         """Take a pair; nothing is kept while nobody listens."""
         self._course = Course()
@@ -59,11 +75,32 @@ class Tape:
 
     def listen(self) -> None:
         """From now on, what is written is kept."""
-        self.write = self.pairs.extend if self._echo is None else self._write_and_echo
+        self._listening = True
+        self.write = self.pairs.extend if self._echo is None and self._follower is None else self._write_and_echo
 
     def ignore(self) -> None:
         """From now on, what is written is not kept; pauses are."""
+        self._listening = False
         self.write = _nowhere
+
+    def follow(self) -> Course:
+        """The course so far, which turns with each mark that is written from now on. It costs, so it is for a step."""
+        follower = Course()
+        follower.stage, follower.before = self._course.stage, [*self._course.before]
+        for mark in self.pairs[::2]:
+            if type(mark) is not Pause:
+                follower.turn(mark)
+        follower.take_calls()
+        self._follower = follower
+        if self._listening:
+            self.listen()
+        return follower
+
+    def unfollow(self) -> None:
+        """Turn nobody's course any more."""
+        self._follower = None
+        if self._listening:
+            self.listen()
 
     def note(self, pause: Pause) -> None:
         """There was a collection."""
@@ -71,6 +108,8 @@ class Tape:
 
     def _write_and_echo(self, pair: tuple[Mark, float]) -> None:
         self.pairs.extend(pair)
+        if self._follower is not None:
+            self._follower.turn(pair[0])
         if self._echo is not None:
             self._echo(pair[0])
 
@@ -84,7 +123,9 @@ class Tape:
         for start, stop, width in _runs(marks):
             first = marks[start : start + width]
             if width and not self._begun and not any([type(mark) is Pause for mark in first]):
-                done += [Past(seconds, ()) for seconds in self._alike(first, times[start:stop])]
+                alike = self._alike(first, times[start:stop])
+                calls = self._course.take_calls()
+                done += [Past(seconds, (), calls) for seconds in alike]
             else:
                 self._one_by_one(marks[start:stop], times[start:stop], done, told)
         return done, told
@@ -123,7 +164,8 @@ class Tape:
             self._last = time
             self._begun = mark is not END or bool(self._since)
             if mark is END:
-                done.append(Past(tuple(self._seconds[: len(STAGES)]), tuple(self._pauses)))
+                stages = tuple(self._seconds[: len(STAGES)])
+                done.append(Past(stages, tuple(self._pauses), self._course.take_calls()))
                 self._seconds = [UNSEEN] * len(Stage)
                 self._pauses = []
 

@@ -8,6 +8,7 @@ import copy
 import inspect
 from collections.abc import Mapping
 from contextlib import ExitStack
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import torch
@@ -55,33 +56,64 @@ def count(model: nn.Module, example: Example) -> FlopCounter:
     return counter
 
 
-def closed_form(model: nn.Module, rows: int, length: int) -> Work:
-    """A forward and a backward by the sizes of the weights.
+def closed_form(model: nn.Module, rows: int, length: int) -> Work | None:
+    """A forward and a backward by the sizes of the weights; None where they don't tell.
 
     Two FLOPs per token and weight for the forward, two for the gradients of its inputs, two for its own if it is
-    trained; and attention over the whole length, where the configuration tells its width.
-
-    It knows nothing of recomputation, nor of experts that a token doesn't go to.
+    trained; and attention over the whole length, where the configuration tells its width. Of experts, those that a
+    token goes to count, and those that all share. It knows nothing of recomputation.
     """
     model = innermost(model)
+    share = _active_share(model)
+    if share is None:
+        return None
     embeddings = {id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding)}
-    matrices = [one for one in model.parameters() if one.dim() >= _MATRIX and id(one) not in embeddings]
+    used = trained = Fraction()
+    dtype = None
+    for name, one in model.named_parameters():
+        if one.dim() < _MATRIX or id(one) in embeddings:
+            continue
+        active = one.numel() * (share if _EXPERT & {*name.split(".")} else 1)
+        used += active
+        trained += active if one.requires_grad else 0
+        dtype = dtype or str(one.dtype).removeprefix("torch.")
     head = getattr(model, "get_output_embeddings", lambda: None)()
     if head is not None and id(head.weight) in embeddings:  # tied: picked from, and multiplied with
-        matrices.append(head.weight)
-    used = sum(one.numel() for one in matrices)
-    trained = sum(one.numel() for one in matrices if one.requires_grad)
+        used += head.weight.numel()
+        trained += head.weight.numel() if head.weight.requires_grad else 0
+        dtype = dtype or str(head.weight.dtype).removeprefix("torch.")
     attention = 4 * _width(model) * rows * length**2
-    dtype = str(matrices[0].dtype).removeprefix("torch.") if matrices else "float32"
+    dtype = dtype or "float32"
     tokens = rows * length
     return Work(
         {
-            Cell("forward", dtype, "matmul"): 2 * used * tokens,
-            Cell("backward", dtype, "matmul"): 2 * (used + trained) * tokens,
+            Cell("forward", dtype, "matmul"): int(2 * used * tokens),
+            Cell("backward", dtype, "matmul"): int(2 * (used + trained) * tokens),
             Cell("forward", dtype, "attention"): attention,
             Cell("backward", dtype, "attention"): 2 * attention,
         }
     )
+
+
+_EXPERT = {"experts", "expert"}
+"""What parts of a model are called of which a token goes to a few."""
+
+
+def _active_share(model: nn.Module) -> Fraction | None:
+    """Of the experts, the share that a token goes to; 1: there are none; None: the configuration doesn't tell."""
+    segments = {segment for name, _ in model.named_parameters() for segment in name.split(".")}
+    if not any("expert" in segment and "shared" not in segment for segment in segments):
+        return Fraction(1)
+    if not segments & _EXPERT:
+        return None
+    config: Any = getattr(model, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    all_names = ("num_local_experts", "num_experts", "n_routed_experts")
+    there, active = (
+        next((value for name in names if isinstance(value := getattr(config, name, None), int) and value > 0), None)
+        for names in (all_names, ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "top_k"))
+    )
+    return None if there is None or active is None or active > there else Fraction(active, there)
 
 
 def _width(model: nn.Module) -> int:

@@ -50,6 +50,7 @@ class Recorder:
         self.failed = False
         """Whether something of ours went wrong, at the very end too."""
         self._summary: Summary | None = None
+        self._explained = False  # why a row is empty
         self._late: Exception | None = None
         timeline = device.timeline(place.device)
         self.run = opening(settings, place, "host" if timeline is None else "device")
@@ -122,7 +123,10 @@ class Recorder:
         if not self.active:
             return
         try:
-            self._batch(self._read(batch))
+            found = self._read(batch)
+            if not found.shape:
+                self.work.unknowns.batch = type(batch).__name__
+            self._batch(found)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
 
@@ -203,7 +207,14 @@ class Recorder:
     @fails_open
     def row(self, step: int) -> dict[str, float]:
         """Metrics since the last row."""
-        return self._engine.row(step)
+        metrics = self._engine.row(step)
+        reasons = None if metrics or self._explained else self._engine.why_empty
+        if reasons is not None and self.run.rank == 0:
+            self._explained = True
+            log.warning(
+                "perf_callbacks: no metrics at step %s: all steps since the last row are excluded (%s).", step, reasons
+            )
+        return metrics
 
     @fails_open
     def whole(self, step: int) -> dict[str, float]:

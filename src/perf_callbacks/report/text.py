@@ -104,18 +104,26 @@ def _throughput(summary: Summary) -> str:
 
 
 def _work(summary: Summary) -> Iterable[str]:
-    if not summary.flops_seconds or summary.model_flops is None or summary.hardware_flops is None:
-        return
     at_least = "≥ " if summary.flops_lower_bound else ""
+    if not summary.flops_seconds or summary.model_flops is None or summary.hardware_flops is None:
+        if summary.flops_unknown is not None:
+            yield f"TFLOPS and MFU unknown: {summary.flops_unknown}"
+        return
     model, hardware = (flops / summary.flops_seconds / TERA for flops in (summary.model_flops, summary.hardware_flops))
-    parts = [f"{at_least}{rate(model)} TFLOPS of the model, {at_least}{rate(hardware)} with what is done again"]
+    parts = [f"{at_least}{rate(model)} TFLOPS of the model, {at_least}{rate(hardware)} including recomputation"]
+    if summary.flops_source is not None:
+        parts.append(summary.flops_source)
     if summary.flops_coverage is not None:
         parts.append(f"{summary.flops_coverage:.1%} of the weights seen")
     yield ", ".join(parts)
-    if summary.mfu is None or summary.hfu is None or summary.peak_flops_per_second is None:
-        return
-    peak = f"{'measured peak' if summary.peak_measured else 'peak'} {rate(summary.peak_flops_per_second / TERA)} TFLOPS"
-    yield f"MFU {at_least}{summary.mfu:.1%}, HFU {at_least}{summary.hfu:.1%} of {peak} ({summary.flops_dtype})"
+    if summary.mfu is not None and summary.hfu is not None and summary.peak_flops_per_second is not None:
+        kind = "measured peak" if summary.peak_measured else "peak"
+        peak = f"{kind} {rate(summary.peak_flops_per_second / TERA)} TFLOPS"
+        yield f"MFU {at_least}{summary.mfu:.1%}, HFU {at_least}{summary.hfu:.1%} of {peak} ({summary.flops_dtype})"
+    elif summary.mfu_unknown is not None:
+        yield f"MFU unknown: {summary.mfu_unknown}"
+    if summary.flops_unknown is not None:
+        yield f"FLOPs {summary.flops_unknown}"
 
 
 def _spans(summary: Summary) -> str:

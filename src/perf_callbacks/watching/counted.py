@@ -1,6 +1,7 @@
 """What was counted, as the journal has it."""
 
 from perf_callbacks.core.records import Flops
+from perf_callbacks.core.shapes import CLOSED_FORM, COUNTED
 from perf_callbacks.core.work import Work
 from perf_callbacks.flops.counter import FlopCounter
 
@@ -15,7 +16,7 @@ def counted(
     step: int,
     tokens: int | None,
     *,
-    source: str = "counted",
+    source: str = COUNTED,
     whole_step: bool = True,
     compiled: bool = False,
 ) -> Flops:
@@ -52,7 +53,7 @@ def estimated(work: Work, step: int) -> Flops:
         hardware_flops=work.hardware_flops,
         by_phase=work.by_phase,
         by_dtype=work.by_dtype,
-        source="closed form",
+        source=CLOSED_FORM,
         coverage=None,
         uncounted={},
         lower_bound=False,

@@ -1,0 +1,74 @@
+"""Why steps have no FLOPs, and rates no MFU: gathered while a fit lasts, told when it ends."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+_MOST = 256
+
+
+class Unknowns:
+    """Reasons, as they are met."""
+
+    def __init__(self) -> None:
+        self.varies: str | None = None
+        """What is known to differ between equal batches: then no FLOPs are told at all."""
+        self.batch: str | None = None
+        """The kind of batch whose shapes can't be read."""
+        self.counting: str | None = None
+        """Why nothing was counted."""
+        self.peak: str | None = None
+        """Why there is nothing to divide by."""
+        self._causes: Counter[str] = Counter()
+        self._shapes: set[int] = set()
+
+    def note(self, cause: str) -> None:
+        """A step has no FLOPs for this cause."""
+        self._causes[cause] += 1
+
+    def shape(self, shape: int) -> None:
+        """A step has none because nothing tells them of its shapes."""
+        self._causes[_SHAPES] += 1
+        if len(self._shapes) < _MOST:
+            self._shapes.add(shape)
+
+    def summary(self, steps: int, known: int, excluded: Mapping[str, int]) -> dict[str, str | None]:
+        """For the record that sums up a fit: of so many included steps, the work of so many is known."""
+        flops = self._flops(steps, known, excluded)
+        return {"flops_unknown": flops, "mfu_unknown": self.peak if known and self.varies is None else None}
+
+    def _flops(self, steps: int, known: int, excluded: Mapping[str, int]) -> str | None:
+        if self.varies is not None:
+            return self.varies
+        if not steps:
+            return self.counting or f"no step is included: {reasons(excluded)}"
+        if known == steps:
+            return None
+        return f"known for {known:,} of {steps:,} steps: {self._cause()}"
+
+    def _cause(self) -> str:
+        """The cause that most steps have."""
+        if UNREAD in self._causes and self.batch is not None:
+            return f"its batch is a {self.batch} whose shapes can't be read"
+        if self.counting is not None:
+            return self.counting
+        cause = max(self._causes, key=self._causes.__getitem__, default=_LATER)
+        if cause != _SHAPES:
+            return cause
+        more = "or more " if len(self._shapes) == _MOST else ""
+        return f"batches of {len(self._shapes):,} {more}shapes have sizes that were not counted and don't scale"
+
+
+def reasons(excluded: Mapping[str, int]) -> str:
+    """How many steps are in no row, and why, the most frequent reason first.
+
+    >>> reasons({"first": 1, "evaluation": 4})
+    '4 evaluation, 1 first'
+    """
+    return ", ".join([f"{steps:,} {reason}" for reason, steps in sorted(excluded.items(), key=lambda one: -one[1])])
+
+
+UNREAD = "the shapes of its batches can't be read"
+"""A cause for `note`."""
+
+_SHAPES = "shapes"
+_LATER = "no step was counted before them"
