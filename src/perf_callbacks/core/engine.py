@@ -11,7 +11,7 @@ from typing import Any
 
 from perf_callbacks.core import ratios
 from perf_callbacks.core.batches import Batch, nothing, together
-from perf_callbacks.core.ledger import Ledger
+from perf_callbacks.core.ledger import MOST_UNTOLD, Ledger
 from perf_callbacks.core.marks import BACK, BEGIN, END, Pause
 from perf_callbacks.core.parts import Parts
 from perf_callbacks.core.pauses import Pauses, collection
@@ -79,6 +79,8 @@ class Engine:
         self._excluded: str | None = "restart" if run.step else "first"
         self._batches: list[Batch] = []
         self._batch = Batch(None, None, None, ())
+        self._with_tokens: Callable[[Batch], Batch] | None = None
+        self._untold: dict[int, list[Batch]] = {}  # first steps without tokens
 
         self._waiting: deque[tuple[int, str | None, list[Batch]]] = deque()  # for being read
         self._passed: deque[Step] = deque()  # for the device
@@ -198,7 +200,29 @@ class Engine:
         number, excluded, batches = self._waiting.popleft()
         paused = (sum(past.pauses), max(past.pauses)) if past.pauses else (0.0, 0.0)
         effort = self._work.of([batch.shape for batch in batches]) if batches else None
-        return Step(number, excluded, *self._through(batches), effort, *paused, past.seconds)
+        samples, tokens, useful_tokens = self._through(batches)
+        if tokens is None and batches:
+            tokens = self._find_tokens(number, batches)
+        return Step(number, excluded, samples, tokens, useful_tokens, effort, *paused, past.seconds)
+
+    def _find_tokens(self, number: int, batches: list[Batch]) -> int | None:
+        """The tokens of batches that were read before it was known which tensor holds them."""
+        if self._with_tokens is not None:
+            return together([self._with_tokens(batch) for batch in batches])[1]
+        if len(self._untold) < MOST_UNTOLD:
+            self._untold[number] = batches
+        return None
+
+    def tell_tokens(self, with_tokens: Callable[[Batch], Batch]) -> None:
+        """It is known now which tensor holds token ids: earlier steps had some too."""
+        self.collect()
+        with self._reading:
+            self._with_tokens = with_tokens
+            untold, self._untold = self._untold, {}
+            found = {number: self._find_tokens(number, batches) for number, batches in untold.items()}
+            tokens = {number: amount for number, amount in found.items() if amount is not None}
+            self._passed = deque([step._replace(tokens=tokens.pop(step.number, step.tokens)) for step in self._passed])
+            self._ledger.tell_tokens(tokens)
 
     def _timed(self, step: Step, seconds: tuple[float, ...] | None) -> Step:
         """A step as the device saw it."""

@@ -10,12 +10,12 @@ import functools
 import logging
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from perf_callbacks.core.batches import Batch, BatchReader
+from perf_callbacks.core.batches import Batch, BatchReader, Lookup
 from perf_callbacks.core.engine import Engine
 from perf_callbacks.core.marks import Mark, Pause
 from perf_callbacks.core.records import Amounts, Record, Summary
@@ -159,6 +159,12 @@ class Recorder:
         self.upkeep.end_span()
         self._engine.end_span(self.clock())
         self.companions.end_span()
+
+    @fails_open
+    def look_up(self, lookups: Iterable[Lookup]) -> None:
+        """Embeddings were looked up in the step that is ending: by them it is told which tensors hold token ids."""
+        if self.reader.look_up(lookups):
+            self._engine.tell_tokens(self.reader.with_tokens)
 
     @property
     def step(self) -> int:

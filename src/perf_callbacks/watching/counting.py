@@ -154,6 +154,7 @@ class Counting:
     def _open(self) -> None:
         self._await()
         self._before = len(self._recorder.batches)
+        self._recorder.reader.note()
         self._recorder.exclude(RECOUNTED if self._done else COUNTED)
         self._counts += 1
         self._window = CountWindow()
@@ -171,6 +172,7 @@ class Counting:
 
         Nor does one in which something raised, and training went on with another batch.
         """
+        self._recorder.look_up(counter.observed.lookups)
         total, batches = counter.work(), self._recorder.batches[self._before :]
         if not total.model_flops or (counter.interrupted and len(batches) > 1):
             self._done = self._done or not self._affordable()
@@ -181,7 +183,7 @@ class Counting:
         work.optimizer = total.only("optimizer")
         work.learn([batch.shape for batch in batches], [one.without("optimizer") for one in passes])
         self._examples = {shape: example for shape, example in self._examples.items() if not work.knows(shape)}
-        tokens = plus(*[batch.tokens for batch in batches])
+        tokens = plus(*[self._recorder.reader.with_tokens(batch).tokens for batch in batches])
         self._conclude(counted(counter, step, tokens, whole_step=not self._before, compiled=_compiled()), total)
 
     def _conclude(self, record: Flops, total: Work) -> None:
