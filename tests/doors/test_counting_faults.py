@@ -23,7 +23,7 @@ INSIDE = {
     "flops.formulas": "formula name",
     "flops.counter": "phase _dtype _tensors _batched",
     "flops.coverage.Weights": "see behind multiplied passed",
-    "flops.observed.Observed": "product uncounted _copied _note _read",
+    "flops.observed.Observed": "product uncounted _copied _note _read _looked_up",
     "flops.observed": "_causal _shape _opaque",
 }
 """What is done for each operation, and each module: errors there are counted, and nothing else."""
@@ -36,7 +36,7 @@ AROUND = {
     "flops.coverage.Weights": "coverage multiplied_elements",
     "core.shapes.ShapedWork": "learn of knows",
     "core.shapes": "_fold _scaled extent",
-    "core.batches.BatchReader": "forget",
+    "core.batches.BatchReader": "forget note look_up",
 }
 LEFT = {
     "flops.counter.FlopCounter.unhook": {"before", "after"},

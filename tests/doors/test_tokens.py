@@ -7,8 +7,9 @@ import pytest
 import tiny
 import torch
 from accelerate import Accelerator
+from lightning.pytorch.utilities import CombinedLoader
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
@@ -88,13 +89,19 @@ class Module(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def with_lightning(directory):
+def lightning_fit(directory, module, loaders, **options):
     ours = LightningCallback(PerfConfig(output_dir=str(directory), gc="off", peak_tflops="1"))
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        lightning.Trainer(max_epochs=1, callbacks=[ours], enable_model_summary=False, **quiet).fit(Module(), Ready())
-    return ours.summary, None
+        lightning.Trainer(max_epochs=1, callbacks=[ours], enable_model_summary=False, **quiet, **options).fit(
+            module, loaders
+        )
+    return ours.summary
+
+
+def with_lightning(directory):
+    return lightning_fit(directory, Module(), Ready()), None
 
 
 def with_transformers(directory):
@@ -121,3 +128,28 @@ def test_a_batch_without_names_has_tokens_from_the_first_step_on(tmp_path, fit):
     if rows is not None:
         assert ["perf/tokens_per_second" in row for row in rows[2:]] == ["perf/step_time" in row for row in rows[2:]]
     assert [step["tokens"] for step in tiny.steps(tmp_path)][2:] == [4 * length for length in LENGTHS[2:]]
+
+
+class Several(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def training_step(self, batch, batch_idx):
+        parts = batch.values() if isinstance(batch, dict) else batch
+        return sum(self.layer(x).square().mean() for x, _ in parts)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize(
+    "combine",
+    [dict, lambda loaders: CombinedLoader([*loaders.values()], "max_size_cycle")],
+    ids=["mapping", "combined"],
+)
+def test_samples_of_several_loaders_in_lightning_add_up(tmp_path, combine):
+    data = TensorDataset(torch.ones(64, 3), torch.ones(64))
+    loaders = {"a": DataLoader(data, 8), "b": DataLoader(data, 16)}
+    summary = lightning_fit(tmp_path, Several(), combine(loaders), max_steps=4)
+    assert (summary.steps, summary.samples) == (4, 4 * 24)
