@@ -23,7 +23,7 @@ INSIDE = {
     "flops.formulas": "formula name",
     "flops.counter": "phase _dtype _tensors _batched",
     "flops.coverage.Weights": "see behind multiplied passed",
-    "flops.observed.Observed": "product uncounted _copied _note _read _looked_up",
+    "flops.observed.Observed": "product uncounted _copied _note _read",
     "flops.observed": "_causal _shape _opaque",
 }
 """What is done for each operation, and each module: errors there are counted, and nothing else."""

@@ -51,6 +51,7 @@ class Engine:
         ranks: Ranks | None = None,
         devices: int = 1,
         data_parallel: int | None = None,
+        ambiguous: bool = False,
         staged: bool = True,
         gc_timed: bool = True,
         work: ShapedWork | None = None,
@@ -67,7 +68,7 @@ class Engine:
             gc_staged=gc_timed and device is None,
             gc_timed=gc_timed,
             processes=run.world_size,
-            devices=devices * run.world_size / data_parallel,
+            devices=None if ambiguous else devices * run.world_size / data_parallel,
         )
         self.tape = Tape(None if device is None else device.mark)
         """Where the training thread writes what it turns to."""
@@ -86,6 +87,7 @@ class Engine:
         self._passed: deque[Step] = deque()  # for the device
         self._reading = Lock()
         parts = Parts(step=run.step, rank=run.rank, world_size=run.world_size, data_parallel=data_parallel)
+        parts.ambiguous = ambiguous
         self._ledger = Ledger(self._shown, parts)
         self._sharing = Sharing(ranks, parts, self._ledger, emit, agreeing, alone=run.world_size == 1)
         self._flushed_at = 0.0

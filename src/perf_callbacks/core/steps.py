@@ -156,8 +156,9 @@ class Shown:
     """Their time, as a stage of its own. On a device's clock it is none."""
     processes: int
     """How many processes train: rates over all of them are known of one, and of what they tell each other."""
-    devices: float
-    """How many devices work on what this process counts: those it drives, and those of ranks that share its samples."""
+    devices: float | None
+    """How many devices work on what this process counts: those it drives, and those of ranks that share its samples.
+    None: nobody knows who shares samples."""
 
     def stages(self, seconds: Sequence[float]) -> list[tuple[Stage, str]]:
         """The stages of some steps, each with the name of its time in metrics and journal.

@@ -21,7 +21,7 @@ from perf_callbacks.core.marks import Mark, Pause
 from perf_callbacks.core.records import Amounts, Record, Summary
 from perf_callbacks.core.settings import Settings
 from perf_callbacks.core.shapes import ShapedWork
-from perf_callbacks.host import device, ranks
+from perf_callbacks.host import device, meshes, ranks
 from perf_callbacks.host.companions import Companions
 from perf_callbacks.host.failing import describe, fails_open
 from perf_callbacks.host.garbage import GcObserver
@@ -80,11 +80,14 @@ class Recorder:
             ranks=self._ranks,
             devices=place.devices,
             data_parallel=place.data_parallel,
+            ambiguous=place.ambiguous is not None,
             staged=place.staged,
             gc_timed=config.gc != "off",
             work=self.work,
             agreeing=self.upkeep,
         )
+        if place.ambiguous is not None and place.rank == 0:
+            log.warning("perf_callbacks: rates of the whole job are unknown: %s; %s.", place.ambiguous, meshes.ADVICE)
         self.companions = Companions()
         """Who else is told of each step and each span."""
         self.reader = BatchReader()
