@@ -24,10 +24,6 @@ DTYPES = {
 WHATEVER = "*"
 """The dtype of a peak that holds for each."""
 
-TOLERANCE = 0.2
-"""By how much a peak and what follows from clock and multiprocessors may differ: boards clock higher than makers count
-on by up to 16 %."""
-
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
@@ -87,15 +83,43 @@ def _name(device: str) -> str:
     return " ".join(word for word in re.findall(r"[a-z0-9.]+", device.lower()) if word not in _BRANDS)
 
 
+def near(device: str) -> list[str]:
+    """Names of known devices that are like this one, at most three. A part of a device is like no other.
+
+    >>> near("H100")
+    ['NVIDIA H100 80GB HBM3', 'NVIDIA H100 NVL', 'NVIDIA H100 PCIe']
+    """
+    known = {_name(row.called): row.called for row in DEVICES}
+    words = {*_name(device).split()}
+    if not words or "mig" in words:
+        return []
+    alike = [called for name, called in known.items() if words <= {*name.split()}]
+    if not alike:
+        together = {name.replace(" ", ""): called for name, called in known.items()}
+        alike = [together[name] for name in difflib.get_close_matches("".join(_name(device).split()), together, n=1)]
+    return sorted(alike)[:3]
+
+
+def unknown(device: str) -> str:
+    """Say that no peak of a device is known, with the names that may have been meant.
+
+    >>> unknown("NVIDIA L40S PCIe")
+    "No dense peak is known for 'NVIDIA L40S PCIe' (did you mean NVIDIA L40S?)"
+    """
+    names = near(device)
+    meant = f" (did you mean {' or '.join(filter(None, (', '.join(names[:-1]), names[-1])))}?)" if names else ""
+    return f"No dense peak is known for {device!r}{meant}"
+
+
 def advice(device: str) -> str:
-    """What to do about a device whose peak is not known, in one sentence.
+    """Say what to do about a device whose peak is not known.
 
     >>> print(advice("Imaginary 9000"))
     No dense peak is known for 'Imaginary 9000': set peak_tflops to the dense TFLOPS of its data sheet, such as \
 "989.5" or "bf16=989.5,fp32=67", or have it measured by measure_peak="on".
     """
     return (
-        f"No dense peak is known for {device!r}: set peak_tflops to the dense TFLOPS of its data sheet, "
+        f"{unknown(device)}: set peak_tflops to the dense TFLOPS of its data sheet, "
         'such as "989.5" or "bf16=989.5,fp32=67", or have it measured by measure_peak="on".'
     )
 
@@ -135,37 +159,6 @@ def _positive(text: str) -> float:
     if not 0 < number < float("inf"):
         raise ConfigError(f"peak_tflops: got {text!r}, wanted TFLOPS above 0 such as 989.5.")
     return number
-
-
-def derived_flops_per_second(processors: int, hertz: float, fma_per_clock: int) -> float:
-    """A peak by arithmetic: each multiply-add that a multiprocessor does in a clock is two FLOPs.
-
-    >>> round(derived_flops_per_second(132, 1830e6, 2048) / 1e12, 1)
-    989.4
-    """
-    return processors * hertz * fma_per_clock * 2
-
-
-def doubt(device: str, processors: int, hertz: float) -> str | None:
-    """Why the table's peak can't be this device's, going by its multiprocessors and clock; None if it can.
-
-    >>> doubt("NVIDIA H100 80GB HBM3", 132, 1980e6)
-    >>> doubt("NVIDIA H100 80GB HBM3", 66, 1980e6)
-    '66 multiprocessors at 1980 MHz can do 535 TFLOPS, and NVIDIA H100 80GB HBM3 should do 990: is it a part of one?'
-    """
-    sentence = None
-    for row in _rows(device, None):
-        if row.fma is None:
-            continue
-        stated = max(row.tflops.get("bfloat16", 0.0), row.tflops.get("float16", 0.0))
-        derived = derived_flops_per_second(processors, hertz, row.fma) / TERA
-        if abs(derived / stated - 1) <= TOLERANCE:
-            return None
-        sentence = (
-            f"{processors} multiprocessors at {hertz / 1e6:.0f} MHz can do {derived:.0f} TFLOPS, "
-            f"and {device} should do {stated:.0f}: is it a part of one?"
-        )
-    return sentence
 
 
 def mfu(flops: float, seconds: float, peak_flops_per_second: float | None) -> float | None:
