@@ -13,6 +13,7 @@ with measure(model=model, optimizer=optimizer, loader=loader) as perf:
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -22,11 +23,11 @@ from torch import nn
 
 from perf_callbacks.checklist import startup
 from perf_callbacks.checklist.item import Batches
-from perf_callbacks.core.config import PerfConfig
+from perf_callbacks.core.config import ConfigError, PerfConfig
 from perf_callbacks.core.records import Checklist, Summary
 from perf_callbacks.core.settings import resolve
 from perf_callbacks.host.failing import describe
-from perf_callbacks.host.place import Place
+from perf_callbacks.host.place import Place, by_meshes
 from perf_callbacks.host.recorder import Recorder, log
 from perf_callbacks.report import text
 from perf_callbacks.watching import counting
@@ -44,6 +45,7 @@ def measure(
     loader: Iterable[B],
     config: PerfConfig | None = None,
     resume: Mapping[str, Any] | None = None,
+    data_parallel: int | None = None,
 ) -> "Measurement[B]":
     """Measure the loop in the `with` block: a step ends where `optimizer.step()` does.
 
@@ -66,8 +68,13 @@ def measure(
         loader: Any iterable of batches. Iterate over `perf.loader` instead of it.
         config: What to measure; the environment overrules it.
         resume: `perf.state()` as it was saved with the checkpoint that this loop goes on from.
+        data_parallel: How many groups of ranks have samples of their own: with tensor, pipeline or context parallelism,
+            fewer than there are ranks. None: as the device meshes of the model's parameters say; where their names
+            don't, rates of the whole job are unknown.
     """
-    return Measurement(model, optimizer, loader, config, resume)
+    if data_parallel is not None and not (type(data_parallel) is int and data_parallel > 0):
+        raise ConfigError(f"data_parallel: got {data_parallel!r}, wanted a number of ranks above 0.")
+    return Measurement(model, optimizer, loader, config, resume, data_parallel=data_parallel)
 
 
 class Measurement(Generic[B]):
@@ -80,6 +87,8 @@ class Measurement(Generic[B]):
         loader: Iterable[B],
         config: PerfConfig | None,
         resume: Mapping[str, Any] | None,
+        *,
+        data_parallel: int | None = None,
     ) -> None:
         self._settings = resolve(config, os.environ)
         for remark in self._settings.remarks:
@@ -88,6 +97,7 @@ class Measurement(Generic[B]):
         self._optimizer = optimizer
         self._loader = loader
         self._carried = dict(resume or {})
+        self._data_parallel = data_parallel
         self._watch: LoopWatch | None = None
         self.loader = MeasuredLoader(loader, lambda: self._watch)
         """The loader, with its waits measured. Everything else about it is the loader's own."""
@@ -167,13 +177,19 @@ class Measurement(Generic[B]):
     def _place(self) -> Place:
         parameter = next(self._model.parameters(), None)
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        return Place(
+        world_size = torch.distributed.get_world_size() if distributed else 1
+        place = Place(
             door="loop",
             directory=Path(),
             device=torch.device("cpu") if parameter is None else parameter.device,
             rank=torch.distributed.get_rank() if distributed else 0,
-            world_size=torch.distributed.get_world_size() if distributed else 1,
+            world_size=world_size,
+            data_parallel=self._data_parallel,
             step=int(self._carried.get("step", 0)),
             versions={},
             carried=self._carried or None,
         )
+        if world_size % (self._data_parallel or 1):
+            why = f"data_parallel={self._data_parallel} does not divide {world_size} ranks"
+            return replace(place, data_parallel=None, ambiguous=why)
+        return by_meshes(place, self._model)

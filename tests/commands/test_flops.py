@@ -259,6 +259,12 @@ def test_a_config_that_is_not_there_is_refused_in_words(say, tmp_path):
     assert "No such file" in error
 
 
+def test_a_device_by_half_its_name_is_asked_about(say):
+    status, _, error = say(f"{KORTHIKANTI_175B} --json --device H100")
+    asked = "did you mean NVIDIA H100 80GB HBM3, NVIDIA H100 NVL or NVIDIA H100 PCIe?"
+    assert (status, error) == (0, f"No dense peak is known for 'H100' ({asked}): give it with --peak-tflops.\n")
+
+
 def test_a_device_that_is_not_known_leaves_out_the_mfu_and_says_so(say):
     status, out, error = say(f"{KORTHIKANTI_175B} --json --device Imaginary-9000")
     assert (status, error) == (0, "No dense peak is known for 'Imaginary-9000': give it with --peak-tflops.\n")

@@ -202,6 +202,43 @@ def test_smaller_numbers_are_never_slower(row):
     assert order == sorted(order)
 
 
+@pytest.mark.parametrize("row", DEVICES, ids=lambda row: row.name)
+def test_the_name_of_a_row_is_one_that_leads_to_it(row):
+    assert [one for one in DEVICES if re.fullmatch(one.name, peaks._name(row.called))] == [row]
+
+
+@pytest.mark.parametrize("row", DEVICES, ids=lambda row: row.name)
+def test_a_gpu_is_known_by_its_multiprocessors_so_that_a_slice_of_it_has_no_peak(row):
+    if row.name.startswith(("tpu", "gaudi")):
+        return
+    assert peaks.lookup(row.called, row.processors).by_dtype
+    assert peaks.lookup(row.called, row.processors // 7) is None
+    assert peaks.lookup(row.called, row.processors - 2) is None
+    assert peaks.lookup(f"{row.called} MIG 1g.10gb") is None
+
+
+@pytest.mark.parametrize(
+    ("device", "names"),
+    [
+        ("H100", "NVIDIA H100 80GB HBM3, NVIDIA H100 NVL or NVIDIA H100 PCIe"),
+        ("NVIDIA H100 80GB HBM2e", "NVIDIA H100 80GB HBM3"),
+        ("nvidia b-200", "NVIDIA B200"),
+        ("A100", "NVIDIA A100-SXM4-80GB"),
+        ("TPU v6", "TPU v6 lite"),
+        ("MI 300X", "AMD Instinct MI300X"),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
+        ("Imaginary 9000", None),
+        ("cpu", None),
+        ("NVIDIA", None),
+        ("", None),
+    ],
+)
+def test_near_matches_are_asked_about(device, names):
+    meant = "" if names is None else f" (did you mean {names}?)"
+    assert peaks.unknown(device) == f"No dense peak is known for {device!r}{meant}"
+    assert peaks.advice(device).startswith(f"{peaks.unknown(device)}: set peak_tflops to ")
+
+
 def test_one_number_holds_for_whatever_dtype():
     peak = peaks.given("989.5")
     assert [peak.peak_flops_per_second(dtype) for dtype in ("bfloat16", "float32")] == [989.5e12] * 2

@@ -36,7 +36,7 @@ AROUND = {
     "flops.coverage.Weights": "coverage multiplied_elements",
     "core.shapes.ShapedWork": "learn of knows",
     "core.shapes": "_fold _scaled extent",
-    "core.batches.BatchReader": "forget",
+    "core.batches.BatchReader": "forget note look_up",
 }
 LEFT = {
     "flops.counter.FlopCounter.unhook": {"before", "after"},

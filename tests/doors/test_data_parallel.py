@@ -1,13 +1,18 @@
 """In how many parts ranks share the samples, as far as the frameworks say so."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import lightning
 import pytest
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 import perf_callbacks.accelerate as accelerate_door
 import perf_callbacks.lightning as lightning_door
+from perf_callbacks.core.config import ConfigError
+from perf_callbacks.host.place import Place, by_meshes
+from perf_callbacks.loop import measure
 
 
 def a_trainer(strategy, world_size=8):
@@ -71,3 +76,78 @@ def test_accelerate_says_it_by_what_is_parallel_besides(parallelism, expected):
     )
     place = accelerate_door._place(accelerator, None)
     assert (place.data_parallel, place.world_size) == (expected, 8)
+
+
+class Mesh:
+    """As a device mesh tells of itself."""
+
+    def __init__(self, *sizes, names=None):
+        self.sizes, self.ndim, self.mesh_dim_names = sizes, len(sizes), names
+
+    def size(self, place):
+        return self.sizes[place]
+
+
+class Lying(torch.nn.Parameter):
+    """A parameter on a mesh."""
+
+
+def on(*all_meshes, kind=torch.nn.Module):
+    model = kind()
+    for number, mesh in enumerate(all_meshes):
+        parameter = Lying(torch.ones(1))
+        parameter.device_mesh = mesh
+        model.register_parameter(f"p{number}", parameter)
+    model.register_parameter("whole", torch.nn.Parameter(torch.ones(1)))
+    return model
+
+
+class Sharded(FSDPModule, torch.nn.Module):
+    def __new__(cls):  # as `fully_shard` makes it of another
+        return torch.nn.Module.__new__(cls)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (on(), None),
+        (on(Mesh(8, names=("tp",))), 1),
+        (on(Mesh(2, names=("tp",))), 4),
+        (on(Mesh(4, 2, names=("dp", "tp"))), 4),
+        (on(Mesh(4, 2, names=("fsdp", "model"))), 4),
+        (on(Mesh(2, 2, 2, names=("dp_replicate", "dp_shard", "tp"))), 4),
+        (on(Mesh(2, 4, names=("dp_replicate", "dp_shard"))), 8),
+        (on(Mesh(2, names=("tp",)), Mesh(2, 2, names=("tp", "cp"))), 2),
+        (on(Mesh(8, 1, names=("dp", "strange"))), 8),
+        (on(Mesh(8), kind=Sharded), 8),
+        (on(Mesh(8)), "without a name"),
+        (on(Mesh(4, 2)), "without a name"),
+        (on(Mesh(4, 2), kind=Sharded), "without a name"),
+        (on(Mesh(8, names=("dp_cp",))), "named 'dp_cp'"),
+        (on(Mesh(8, names=("expert",))), "named 'expert'"),
+        (on(Mesh(3, names=("tp",))), "8 ranks don't divide by 3"),
+    ],
+)
+def test_the_meshes_of_parameters_say_it_by_the_names_of_their_dimensions(model, expected):
+    place = by_meshes(
+        Place(door="loop", directory=Path(), device=torch.device("cpu"), world_size=8, versions={}), model
+    )
+    if isinstance(expected, str):
+        assert place.data_parallel is None
+        assert expected in place.ambiguous
+    else:
+        assert (place.data_parallel, place.ambiguous) == (expected, None)
+
+
+def test_what_the_framework_says_is_not_overruled_and_one_process_asks_nobody():
+    usual = {"door": "loop", "directory": Path(), "device": torch.device("cpu"), "versions": {}}
+    said = Place(**usual, world_size=8, data_parallel=2)
+    assert by_meshes(said, on(Mesh(8))) == said
+    alone = Place(**usual)
+    assert by_meshes(alone, on(Mesh(8))) == alone
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 2.0, "2", True])
+def test_a_size_that_makes_no_sense_is_refused_at_once(wrong):
+    with pytest.raises(ConfigError, match=f"data_parallel: got {wrong!r}, wanted a number of ranks above 0."):
+        measure(model=None, optimizer=None, loader=(), data_parallel=wrong)

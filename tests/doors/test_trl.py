@@ -6,7 +6,7 @@ import trl
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-from trl import SFTConfig, SFTTrainer
+from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from perf_callbacks.transformers import PerfCallback
 
@@ -74,3 +74,39 @@ def test_every_row_has_metrics_and_the_amounts_are_those_that_the_model_saw(tmp_
     assert counted & {*included} == ({6, 8} if unlike else {*included})
     assert {"perf/step_time", "perf/tokens_per_second", "perf/forward_time", "perf/backward_time"} | FLOPS <= whole
     assert all(metrics[key] > 0 for key in whole - {"perf/gc_time", "perf/gc_pause", "perf/gc_loss"})
+
+
+@pytest.mark.filterwarnings(r"ignore:`\w*gradient_checkpointing\w*` is deprecated:FutureWarning")  # used by TRL itself
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_in_a_batch_of_preferences_each_sequence_is_a_sample(tmp_path, tokenizer, accumulation):
+    # TRL puts chosen and rejected answers into one tensor, and says nowhere that they are pairs. Versions before 1 have
+    # a tensor of each, which agree on the pairs.
+    ours, seen = PerfCallback(), []
+    pairs = Dataset.from_list(
+        [{"prompt": f"w{3 + row} w4", "chosen": "w5 w6 w7", "rejected": "w8 w9"} for row in range(32)]
+    )
+    arguments = tiny.training_arguments(
+        tmp_path, kind=DPOConfig, max_length=32, gradient_accumulation_steps=accumulation, max_steps=4
+    )
+    trainer = DPOTrainer(
+        model=tiny.llama(),
+        ref_model=tiny.llama(),
+        args=arguments,
+        train_dataset=pairs,
+        processing_class=tokenizer,
+        callbacks=[ours],
+    )
+    inner = trainer.training_step
+
+    def look(model, inputs, *rest, **more):
+        seen.append({name: tuple(tensor.shape) for name, tensor in inputs.items() if hasattr(tensor, "shape")})
+        return inner(model, inputs, *rest, **more)
+
+    trainer.training_step = look
+    trainer.train()
+    rows = 4 * accumulation * 4  # of the dataset: a pair each
+    together = {shapes["input_ids"][0] for shapes in seen if "input_ids" in shapes}
+    assert together in ({8}, set())
+    assert ours.summary.samples == (2 * rows if together else rows)
+    ids = [shape for shapes in seen for name, shape in shapes.items() if name.endswith("input_ids")]
+    assert ours.summary.tokens == sum(rows * length for rows, length in ids)

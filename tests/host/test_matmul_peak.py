@@ -75,6 +75,39 @@ def test_a_round_that_takes_no_time_at_all_is_no_division_by_zero():
     assert searched(machine).flops_per_second > 0
 
 
+class Uneven(Machine):
+    """Each round takes longer than the one before, until it is left alone."""
+
+    def __init__(self, *, alone=float("inf"), **options):
+        super().__init__(**options)
+        self._alone = alone
+
+    def run(self, size):
+        super().run(size)
+        if self.now < self._alone:
+            self.now += self.flops(size) / self._rate * 1.02 ** len(self.ran)
+
+
+def test_a_best_that_other_rounds_confirm_ends_the_search_in_time():
+    best = search(machine := Machine(), seconds=1.0, most_seconds=2.0, clock=lambda: machine.now)
+    assert best.confirmed
+    assert best.seconds <= 1.0
+
+
+def test_a_best_that_no_other_round_comes_close_to_is_looked_for_longer():
+    machine = Uneven(rate=2.0**33, alone=1.0)
+    best = search(machine, seconds=1.0, most_seconds=2.0, clock=machine.clock)
+    assert (best.flops_per_second, best.confirmed) == (2.0**33, True)
+    assert 1.0 < best.seconds <= 1.5
+
+
+def test_where_none_confirms_it_the_best_is_marked():
+    machine = Uneven(rate=2.0**33)
+    best = search(machine, seconds=1.0, most_seconds=2.0, clock=machine.clock)
+    assert not best.confirmed
+    assert best.seconds == pytest.approx(2.0, rel=0.05)  # less a round, or more
+
+
 class Refusing(Machine):
     def run(self, size):
         raise RuntimeError('"addmm_impl_cpu_" not implemented for this')
@@ -123,6 +156,19 @@ def test_several_threads_that_had_to_wait_for_each_other_were_disturbed(threads,
         flops_per_second=1.0, dtype="float32", threads=threads, size=256, rounds=1, seconds=1.0, cpu_share=share
     )
     assert found.disturbed is disturbed
+
+
+def test_a_best_that_was_not_confirmed_is_disturbed():
+    machine = Uneven(rate=2.0**33)
+    found = measure(
+        torch.device("cpu"),
+        ["float32"],
+        clock=machine.clock,
+        cpu_clock=lambda: machine.now * torch.get_num_threads(),
+        make=lambda *_: machine,
+    )
+    assert found["float32"].disturbed
+    assert found["float32"].seconds == pytest.approx(matmul_peak.MOST_SECONDS, rel=0.05)
 
 
 def test_on_this_machine_nothing_changes_but_the_time():

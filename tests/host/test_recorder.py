@@ -12,7 +12,7 @@ import torch
 from fakes import FakeClock
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.core.batches import Batch, BatchReader
+from perf_callbacks.core.batches import Batch, BatchReader, Lookup
 from perf_callbacks.core.engine import Engine
 from perf_callbacks.core.lines import attempts
 from perf_callbacks.core.records import Gc, Row, Run, Span, Steps, Summary
@@ -26,10 +26,19 @@ from perf_callbacks.host.journal import FileJournal, read
 from perf_callbacks.host.place import Place
 from perf_callbacks.host.recorder import Recorder
 
+
+def look_up(recorder):
+    ids = torch.ones(2, 3, dtype=torch.long)
+    recorder.reader.note()
+    recorder.batch((ids,))
+    recorder.look_up([Lookup(table=1, rows=9, address=ids.data_ptr(), elements=6)])
+
+
 CALLS = {
     "enter": lambda recorder: recorder.enter(Stage.FORWARD),
     "batch": lambda recorder: recorder.batch({"input_ids": torch.ones(2, 3)}),
     "add": lambda recorder: recorder.add(Batch(2, 6, None, ())),
+    "look_up": look_up,
     "collection": lambda _: gc.collect(),
     "end_step": lambda recorder: recorder.end_step(1),
     "begin_span": lambda recorder: recorder.begin_span("evaluation"),

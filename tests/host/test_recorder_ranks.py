@@ -26,11 +26,11 @@ def ranks(tmp_path, monkeypatch):
     monkeypatch.setattr(board, "default_store", lambda: store)
     settings = resolve(PerfConfig(window=2, gc="off"), {})
 
-    def open_both(data_parallel):
+    def open_both(data_parallel, ambiguous=None):
         for rank in range(2):
             place = Place(
                 door="loop", directory=tmp_path, device=torch.device("cpu"), versions={}, rank=rank, world_size=2,
-                data_parallel=data_parallel,
+                data_parallel=data_parallel, ambiguous=ambiguous,
             )  # fmt: skip
             opened.append(Recorder(settings, place, clock=clock))
         return opened, clock
@@ -81,3 +81,23 @@ def test_samples_that_ranks_share_count_once_over_all_and_in_part_per_device(
     assert (last.samples, last.tokens, last.useful_tokens) == (2 * over_all, 16 * over_all, 10 * over_all)
     assert records(tmp_path, Window, rank=1) == []
     assert len({records(tmp_path, Run, rank=rank)[0].run_id for rank in range(2)}) == 1
+
+
+@pytest.mark.timeout(60)
+def test_where_nobody_knows_who_shares_samples_there_are_no_rates_of_the_job(tmp_path, ranks, caplog):
+    recorders, clock = ranks(None, ambiguous="a mesh dimension without a name says nothing")
+    train(recorders, clock, steps=range(1, 5))
+    until(lambda: all(one._ranks.latest is not None and one._ranks.latest.last_step == 4 for one in recorders))
+    row = recorders[0].row(4)
+    assert row["perf/step_time"] == 1.0
+    assert [key for key in row if "per_second" in key] == []
+    for recorder in recorders:
+        recorder.close()
+    assert recorders[0].summary.samples == 16  # of this rank
+    last = records(tmp_path, Window)[-1]
+    assert (last.samples, last.tokens, last.useful_tokens) == (None, None, None)
+    (warning,) = caplog.messages
+    assert warning == (
+        "perf_callbacks: rates of the whole job are unknown: a mesh dimension without a name says nothing; "
+        "say how many ranks have samples of their own by measure(..., data_parallel=N)."
+    )

@@ -137,7 +137,7 @@ def _peak(arguments: argparse.Namespace) -> peaks.Peaks | None:
         return None
     found = peaks.lookup(arguments.device)
     if found is None:
-        print(f"No dense peak is known for {arguments.device!r}: give it with --peak-tflops.", file=sys.stderr)
+        print(f"{peaks.unknown(arguments.device)}: give it with --peak-tflops.", file=sys.stderr)
     return found
 
 

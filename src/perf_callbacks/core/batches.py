@@ -1,10 +1,12 @@
 """How much is in a batch: read off its tensors by shape, without waiting for any of them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from perf_callbacks.core.leading import matching, samples
+from perf_callbacks.core.leaves import Leaf, is_array, leaves
 from perf_callbacks.core.steps import plus
 
 ShapeKey = tuple[tuple[str, tuple[int, ...]], ...]
@@ -12,20 +14,46 @@ ShapeKey = tuple[tuple[str, tuple[int, ...]], ...]
 
 _MOST_SHAPES = 1024
 
+_MOST_NOTED = 256
+"""Batches of a counted step whose tensors are compared with what was looked up."""
+
 _ROWS = {tuple, list}
 _shape = attrgetter("shape")
 
 
 class Batch(NamedTuple):
-    """What one micro-batch adds to its step."""
+    """Amounts of one micro-batch, which it adds to its step."""
 
     samples: int | None
-    """Rows."""
+    """Rows; None where the tensors don't agree on them."""
     tokens: int | None
-    """Elements of `input_ids`; None where there are no token ids."""
+    """Elements of the token ids; None where there are none, or nobody has seen yet which tensor they are."""
     useful_tokens: Any
     """Elements that the mask keeps: a number that may still be under way on the device. None where there is no mask."""
     shape: ShapeKey
+    """Empty where it can't be read."""
+
+
+class Lookup(NamedTuple):
+    """An embedding that the counted step was seen to look up."""
+
+    table: int
+    """Where its rows lie."""
+    rows: int
+    """Its vocabulary."""
+    address: int
+    """Where the indices lie."""
+    elements: int
+    """How many they are."""
+
+
+class _Noted(NamedTuple):
+    """The integers of a batch that was read in a counted step."""
+
+    names: tuple[str, ...]
+    """All tensors of the batch."""
+    integers: tuple[tuple[str, int | None, int], ...]
+    """Name, address and elements of each tensor of integers."""
 
 
 def together(batches: Sequence[Batch]) -> tuple[int | None, int | None, Any]:
@@ -49,7 +77,7 @@ def nothing(batch: Batch) -> tuple[int | None, int | None, Any]:
 
 
 class BatchReader:
-    """Reads batches of any form: a mapping, a tuple or list of tensors, one tensor, a list of rows.
+    """Reads batches of any form: tensors or arrays in mappings, tuples, lists, objects; a list of rows.
 
     A shape that was seen before costs a look-up. The shapes seen are kept, for whoever counts FLOPs by shape.
 
@@ -62,7 +90,13 @@ class BatchReader:
         """For each shape its batch, and the names of its masks."""
         self.news: Callable[[ShapeKey, Mapping[str, Any]], object] | None = None
         """Told of a shape that was not seen before, or was forgotten, before the batch of these tensors is used."""
+        self.several = False
+        """Each batch holds one of each of several loaders: their samples add up."""
+        self.unread: str | None = None
+        """The type of the last batch whose shapes couldn't be read."""
         self._known: dict[tuple[Any, ...], Batch | tuple[Batch, tuple[str, ...]]] = {}  # without masks, just the batch
+        self._ids: dict[tuple[str, ...], tuple[str, ...]] = {}  # of batches with these tensors, those of token ids
+        self._noted: list[_Noted] | None = None
 
     def read(self, batch: Any) -> Batch:
         """Samples, tokens and shape of a batch."""
@@ -73,9 +107,7 @@ class BatchReader:
             if isinstance(found, Batch):
                 return found
             known, masks = found
-        except (AttributeError, KeyError, TypeError):
-            if _is_rows(batch):
-                return Batch(len(batch), None, None, ())
+        except (AttributeError, KeyError, TypeError, RuntimeError):  # the last one by nested tensors, which have none
             known, masks, batch = self._look(batch, key)
         if not masks:
             return known
@@ -90,60 +122,127 @@ class BatchReader:
         found = {key: known if isinstance(known, Batch) else known[0] for key, known in self._known.items()}
         self._known = {key: known for key, known in self._known.items() if found[key].shape != shape}
 
+    def note(self) -> None:
+        """Note where the tensors of the next batches lie, until `look_up` tells which of them were looked up."""
+        self._noted = []
+        self._known.clear()
+
+    def look_up(self, lookups: Iterable[Lookup]) -> bool:
+        """Learn which tensors are token ids, by the embeddings looked up since `note`; whether that was news.
+
+        The largest vocabulary is that of the tokens. Batches with the same tensors, of whatever size, have theirs in
+        the same place; batches with `input_ids` have said it themselves.
+        """
+        noted, self._noted = self._noted or [], None
+        every = {*lookups}
+        largest = max(every, key=lambda one: one.rows, default=None)
+        indices = {(one.address, one.elements) for one in every if largest and one.table == largest.table}
+        fresh: dict[tuple[str, ...], tuple[str, ...]] = {}
+        for batch in noted:
+            if batch.names not in self._ids and not matching(batch.names, "input_ids"):
+                names = _looked_up(batch, indices, len(noted))
+                if names:
+                    fresh[batch.names] = names
+        if fresh:
+            self._ids |= fresh
+            self._known.clear()
+            self.seen = {shape: (self.with_tokens(batch), masks) for shape, (batch, masks) in self.seen.items()}
+        return bool(fresh)
+
+    def with_tokens(self, batch: Batch) -> Batch:
+        """A batch that was read before it was known which tensor holds its token ids."""
+        return batch if batch.tokens is not None else batch._replace(tokens=self._tokens(batch.shape))
+
     def _look(self, batch: Any, key: tuple[Any, ...] | None) -> tuple[Batch, tuple[str, ...], Mapping[str, Any]]:
-        tensors = dict(_walk(batch))
-        known, masks = self._learn(tensors)
-        if key is not None:
+        if is_array(batch) and not getattr(batch, "is_nested", False):
+            key = (None, *batch.shape)
+            known = self._known.get(key)
+            if isinstance(known, Batch):
+                return known, (), {}
+        found = leaves(batch)
+        if not found or any([one.lengths is None for one in found]):
+            return self._unread(batch, found or []), (), {}
+        tensors = {one.name: one.tensor for one in found}
+        seen = self._learn(batch, found)
+        if self._noted is not None:
+            self._note(seen[0], found)
+        elif key is not None and len(found) == _width(batch) and all([one.whole for one in found]):
             if len(self._known) == _MOST_SHAPES:
                 self._known.clear()
-            self._known[key] = (known, masks) if masks else known
-        return known, masks, tensors
+            self._known[key] = seen if seen[1] else seen[0]
+        return *seen, tensors
 
-    def _learn(self, tensors: Mapping[str, Any]) -> tuple[Batch, tuple[str, ...]]:
-        shape = tuple((name, tuple(tensor.shape)) for name, tensor in tensors.items())
+    def _unread(self, batch: Any, found: Sequence[Leaf]) -> Batch:
+        """A batch without a shape: a list of rows that nobody has put into tensors yet, or whatever else it is."""
+        if batch is not None:
+            self.unread = type(batch).__name__
+        if isinstance(batch, list) and batch and not found and isinstance(batch[0], Mapping | str):
+            return Batch(len(batch), None, None, ())
+        named = matching([one.name for one in found], "input_ids")
+        tokens = sum(prod(one.sizes) for one in found if one.name in named) if named else None
+        return Batch(samples(batch, several=self.several) if found else None, tokens, None, ())
+
+    def _learn(self, batch: Any, found: Sequence[Leaf]) -> tuple[Batch, tuple[str, ...]]:
+        shape: ShapeKey = tuple([(one.name, one.sizes) for one in found])
+        shape += tuple([(f"{one.name}.lengths", one.lengths) for one in found if one.lengths])
         if shape not in self.seen:
             if len(self.seen) == _MOST_SHAPES:
                 del self.seen[next(iter(self.seen))]
-            self.seen[shape] = _measure(shape)
+            rows = samples(batch, several=self.several)
+            self.seen[shape] = Batch(rows, self._tokens(shape), None, shape), _masks(found)
             if self.news is not None:
-                self.news(shape, tensors)
+                self.news(shape, {one.name: one.tensor for one in found if one.whole and hasattr(one.tensor, "device")})
         return self.seen[shape]
 
+    def _tokens(self, shape: ShapeKey) -> int | None:
+        sizes = dict(shape)
+        ids = matching([*sizes], "input_ids") or self._ids.get(tuple(sizes), ())
+        return sum(prod(sizes[name]) for name in ids) if ids else None
 
-def _measure(shape: ShapeKey) -> tuple[Batch, tuple[str, ...]]:
-    sizes = dict(shape)
-    ids, masks = _matching(sizes, "input_ids"), _matching(sizes, "attention_mask")
-    tokens = sum(prod(sizes[name]) for name in ids) if ids else None
-    rows = next((sizes[name][0] for name in ids or sizes if sizes[name]), None)
-    if [sizes[name] for name in ids] != [sizes[name] for name in masks]:
-        masks = ()
-    return Batch(rows, tokens, None, shape), masks
+    def _note(self, seen: Batch, found: Sequence[Leaf]) -> None:
+        if self._noted is not None and len(self._noted) < _MOST_NOTED:
+            rows = seen.samples
+            integers = [one for one in found if "int" in str(one.tensor.dtype) and one.sizes != (rows,)]  # no labels
+            names = [one.name for one in found] + [f"{one.name}.lengths" for one in found if not one.whole]
+            places = tuple((one.name, _address(one.tensor), prod(one.sizes)) for one in integers)
+            self._noted.append(_Noted(tuple(names), places))
+
+
+def _looked_up(batch: _Noted, indices: set[tuple[int, int]], batches: int) -> tuple[str, ...]:
+    """The tensors of a batch that were looked up: by where they lie, or if they were copied since, by their size."""
+    there = tuple(name for name, address, elements in batch.integers if (address, elements) in indices)
+    if there:
+        return there
+    alike = [name for name, _, size in batch.integers if size in {elements for _, elements in indices}]
+    if len({size for name, _, size in batch.integers if name in alike}) != 1:
+        return ()
+    if len(indices) <= batches:
+        return tuple(alike[:1])  # of several that are as large, any tells how many tokens there are
+    return tuple(alike) if len(alike) * batches == len(indices) else ()
+
+
+def _address(tensor: Any) -> int | None:
+    """Where a tensor lies. One without values lies nowhere."""
+    try:
+        return int(tensor.data_ptr())
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def _width(batch: Any) -> int:
+    return 1 if is_array(batch) else len(batch)
+
+
+def _masks(found: Sequence[Leaf]) -> tuple[str, ...]:
+    """The masks of the token ids, one for each."""
+    sizes = {one.name: one.sizes for one in found}
+    whole = [one.name for one in found if one.whole]
+    ids, masks = matching([*sizes], "input_ids"), matching(whole, "attention_mask")
+    return masks if [sizes[name] for name in ids] == [sizes[name] for name in masks] else ()
 
 
 def _kept(mask: Any) -> Any:
     """Elements that a mask keeps. One in floating point may as well be there to be added: unknown."""
+    if not hasattr(mask, "is_floating_point"):
+        return None if "float" in str(mask.dtype) else int((mask != 0).sum())
     return None if mask.is_floating_point() else mask.count_nonzero()
-
-
-def _matching(names: Mapping[str, object], wanted: str) -> tuple[str, ...]:
-    """The tensors of that name, else all whose name ends in it (sentence pairs come as `anchor_input_ids`, …)."""
-    leaves = {name: name.rpartition(".")[2] for name in names}
-    same = tuple(name for name, leaf in leaves.items() if leaf == wanted)
-    alike = (name for name, leaf in leaves.items() if leaf.endswith("_" + wanted) and not leaf.startswith("decoder_"))
-    return same or tuple(alike)
-
-
-def _is_rows(batch: Any) -> bool:
-    """A list of samples that nobody has put into tensors yet, as reinforcement learning hands on its prompts."""
-    return isinstance(batch, list) and bool(batch) and isinstance(batch[0], Mapping | str)
-
-
-def _walk(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    if hasattr(value, "numel"):
-        yield name, value
-    elif hasattr(value, "items"):
-        for key, part in value.items():
-            yield from _walk(part, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, tuple | list):
-        for index, part in enumerate(value):
-            yield from _walk(part, f"{name}[{index}]")

@@ -21,6 +21,8 @@ class Row:
     """Multiprocessors of the whole device, as torch counts them: a partition has fewer, and goes by the same name."""
     fma: int | None = None
     """Multiply-adds in bfloat16, else float16, of one multiprocessor in one clock."""
+    called: str = ""
+    """The name that such a device gives itself, as an example."""
 
 
 def _row(
@@ -34,10 +36,11 @@ def _row(
     fp8: float | None = None,
     processors: int | None = None,
     fma: int | None = None,
+    called: str,
 ) -> Row:
     published = {"float32": fp32, "tfloat32": tf32, "float16": fp16 or half, "bfloat16": half, "float8": fp8}
     tflops = {dtype: peak for dtype, peak in published.items() if peak is not None}
-    return Row(name, tflops, source, processors, fma)
+    return Row(name, tflops, source, processors, fma, called)
 
 
 _H100 = "https://www.nvidia.com/en-us/data-center/h100/"
@@ -49,23 +52,45 @@ _TPU = "https://cloud.google.com/tpu/docs/system-architecture-tpu-vm"
 DEVICES = (
     _row(
         r"gb[23]00",
-        "https://www.nvidia.com/en-us/data-center/gb200-nvl72/, one chip",
+        "https://www.nvidia.com/en-us/data-center/gb200-nvl72/, one chip; multiprocessors as torch counts them",
         fp32=80,
         tf32=1250,
         half=2500,
         fp8=5000,
+        processors=152,
+        called="NVIDIA GB200",
     ),
     _row(
         r"b[23]00( sxm6( ac)?)?",
-        "NVIDIA DGX B200 and DGX B300 data sheets, one of eight",
+        "NVIDIA DGX B200 and DGX B300 data sheets, one of eight; multiprocessors as torch counts them",
         fp32=80,
         tf32=1125,
         half=2250,
         fp8=4500,
+        processors=148,
+        called="NVIDIA B200",
     ),
-    _row(r"h200 nvl", _H200, fp32=60, tf32=417.5, half=835.5, fp8=1671, processors=132, fma=2048),
     _row(
-        r"h200( sxm5?)?( 141gb)?( hbm3e)?", _H200, fp32=67, tf32=494.5, half=989.5, fp8=1979, processors=132, fma=2048
+        r"h200 nvl",
+        _H200,
+        fp32=60,
+        tf32=417.5,
+        half=835.5,
+        fp8=1671,
+        processors=132,
+        fma=2048,
+        called="NVIDIA H200 NVL",
+    ),
+    _row(
+        r"h200( sxm5?)?( 141gb)?( hbm3e)?",
+        _H200,
+        fp32=67,
+        tf32=494.5,
+        half=989.5,
+        fp8=1979,
+        processors=132,
+        fma=2048,
+        called="NVIDIA H200",
     ),
     _row(
         r"gh200( (120gb|480gb|144g hbm3e))?",
@@ -76,10 +101,41 @@ DEVICES = (
         fp8=1979,
         processors=132,
         fma=2048,
+        called="NVIDIA GH200 480GB",
     ),
-    _row(r"h100 nvl", _H100, fp32=60, tf32=417.5, half=835.5, fp8=1671, processors=132, fma=2048),
-    _row(r"h100 pcie", _H100, fp32=51, tf32=378, half=756.5, fp8=1513, processors=114, fma=2048),
-    _row(r"h100 (80gb hbm3|sxm5?( 80gb)?)", _H100, fp32=67, tf32=494.5, half=989.5, fp8=1979, processors=132, fma=2048),
+    _row(
+        r"h100 nvl",
+        _H100,
+        fp32=60,
+        tf32=417.5,
+        half=835.5,
+        fp8=1671,
+        processors=132,
+        fma=2048,
+        called="NVIDIA H100 NVL",
+    ),
+    _row(
+        r"h100 pcie",
+        _H100,
+        fp32=51,
+        tf32=378,
+        half=756.5,
+        fp8=1513,
+        processors=114,
+        fma=2048,
+        called="NVIDIA H100 PCIe",
+    ),
+    _row(
+        r"h100 (80gb hbm3|sxm5?( 80gb)?)",
+        _H100,
+        fp32=67,
+        tf32=494.5,
+        half=989.5,
+        fp8=1979,
+        processors=132,
+        fma=2048,
+        called="NVIDIA H100 80GB HBM3",
+    ),
     _row(
         r"h800( sxm5?)?( 80gb)?( hbm3)?",
         "as H100 SXM, of which it differs in NVLink and FP64",
@@ -89,8 +145,18 @@ DEVICES = (
         fp8=1979,
         processors=132,
         fma=2048,
+        called="NVIDIA H800",
     ),
-    _row(r"h20", "NVIDIA H20 data sheet", fp32=44, tf32=74, half=148, fp8=296),
+    _row(
+        r"h20",
+        "NVIDIA H20 data sheet; multiprocessors as torch counts them",
+        fp32=44,
+        tf32=74,
+        half=148,
+        fp8=296,
+        processors=78,
+        called="NVIDIA H20",
+    ),
     _row(
         r"a[18]00( (sxm4?|pcie|40gb|80gb))*",
         "https://www.nvidia.com/en-us/data-center/a100/",
@@ -99,6 +165,7 @@ DEVICES = (
         half=312,
         processors=108,
         fma=1024,
+        called="NVIDIA A100-SXM4-80GB",
     ),
     _row(
         r"a30",
@@ -108,6 +175,7 @@ DEVICES = (
         half=165,
         processors=56,
         fma=1024,
+        called="NVIDIA A30",
     ),
     _row(
         r"l40s",
@@ -118,6 +186,7 @@ DEVICES = (
         fp8=733,
         processors=142,
         fma=512,
+        called="NVIDIA L40S",
     ),
     _row(
         r"l40",
@@ -128,6 +197,7 @@ DEVICES = (
         fp8=362,
         processors=142,
         fma=256,
+        called="NVIDIA L40",
     ),
     _row(
         r"l4",
@@ -138,6 +208,7 @@ DEVICES = (
         fp8=242,
         processors=58,
         fma=512,
+        called="NVIDIA L4",
     ),
     _row(
         r"a40",
@@ -147,6 +218,7 @@ DEVICES = (
         half=149.7,
         processors=84,
         fma=512,
+        called="NVIDIA A40",
     ),
     _row(
         r"a10g",
@@ -155,6 +227,7 @@ DEVICES = (
         half=70,
         processors=80,
         fma=256,
+        called="NVIDIA A10G",
     ),
     _row(
         r"a10",
@@ -164,8 +237,18 @@ DEVICES = (
         half=125,
         processors=72,
         fma=512,
+        called="NVIDIA A10",
     ),
-    _row(r"rtx a6000", "NVIDIA Ampere GA102 whitepaper 2.0", fp32=38.7, tf32=77.4, half=154.8, processors=84, fma=512),
+    _row(
+        r"rtx a6000",
+        "NVIDIA Ampere GA102 whitepaper 2.0",
+        fp32=38.7,
+        tf32=77.4,
+        half=154.8,
+        processors=84,
+        fma=512,
+        called="NVIDIA RTX A6000",
+    ),
     _row(
         r"rtx 6000 ada generation",
         "https://www.nvidia.com/en-us/design-visualization/rtx-6000/, halved: sparse",
@@ -175,6 +258,7 @@ DEVICES = (
         fp8=728,
         processors=142,
         fma=512,
+        called="NVIDIA RTX 6000 Ada Generation",
     ),
     _row(
         r"rtx 5090",
@@ -185,9 +269,30 @@ DEVICES = (
         fp8=419,
         processors=170,
         fma=256,
+        called="NVIDIA GeForce RTX 5090",
     ),
-    _row(r"rtx 4090", _ADA, fp32=82.6, tf32=82.6, half=165.2, fp8=330, processors=128, fma=256),
-    _row(r"rtx 4080", _ADA, fp32=48.7, tf32=48.7, half=97.5, fp8=195, processors=76, fma=256),
+    _row(
+        r"rtx 4090",
+        _ADA,
+        fp32=82.6,
+        tf32=82.6,
+        half=165.2,
+        fp8=330,
+        processors=128,
+        fma=256,
+        called="NVIDIA GeForce RTX 4090",
+    ),
+    _row(
+        r"rtx 4080",
+        _ADA,
+        fp32=48.7,
+        tf32=48.7,
+        half=97.5,
+        fp8=195,
+        processors=76,
+        fma=256,
+        called="NVIDIA GeForce RTX 4080",
+    ),
     _row(
         r"rtx 3090",
         "NVIDIA Ampere GA102 whitepaper 2.0, FP32 accumulate",
@@ -196,6 +301,7 @@ DEVICES = (
         half=71,
         processors=82,
         fma=256,
+        called="NVIDIA GeForce RTX 3090",
     ),
     _row(
         r"v100 sxm2( (16|32)gb)?",
@@ -204,9 +310,26 @@ DEVICES = (
         fp16=125,
         processors=80,
         fma=512,
+        called="Tesla V100-SXM2-32GB",
     ),
-    _row(r"t4", "https://www.nvidia.com/en-us/data-center/tesla-t4/", fp32=8.1, fp16=65, processors=40, fma=512),
-    _row(r"mi355x( (vf|oam))?", f"{_AMD}/mi350/mi355x.html", fp32=157.3, half=2500, fp8=5000, processors=256),
+    _row(
+        r"t4",
+        "https://www.nvidia.com/en-us/data-center/tesla-t4/",
+        fp32=8.1,
+        fp16=65,
+        processors=40,
+        fma=512,
+        called="Tesla T4",
+    ),
+    _row(
+        r"mi355x( (vf|oam))?",
+        f"{_AMD}/mi350/mi355x.html",
+        fp32=157.3,
+        half=2500,
+        fp8=5000,
+        processors=256,
+        called="AMD Instinct MI355X",
+    ),
     _row(
         r"mi325x( (vf|oam))?",
         f"{_AMD}/mi300/mi325x.html",
@@ -216,6 +339,7 @@ DEVICES = (
         fp8=2610,
         processors=304,
         fma=1024,
+        called="AMD Instinct MI325X",
     ),
     _row(
         r"mi300x( (vf|oam))?",
@@ -226,6 +350,7 @@ DEVICES = (
         fp8=2610,
         processors=304,
         fma=1024,
+        called="AMD Instinct MI300X",
     ),
     _row(
         r"mi250x( mi250)?",
@@ -234,14 +359,21 @@ DEVICES = (
         half=191.5,
         processors=110,
         fma=512,
+        called="AMD Instinct MI250X",
     ),
     _row(
-        r"(mi250x )?mi250", f"{_AMD}/mi200/mi250.html, one of two dies", fp32=22.65, half=181, processors=104, fma=512
+        r"(mi250x )?mi250",
+        f"{_AMD}/mi200/mi250.html, one of two dies",
+        fp32=22.65,
+        half=181,
+        processors=104,
+        fma=512,
+        called="AMD Instinct MI250",
     ),
-    _row(r"gaudi ?2", "Intel Gaudi 2 whitepaper", half=432, fp8=865),
-    _row(r"tpu v6e|tpu v6 lite", _TPU, half=918),
-    _row(r"tpu v5p", _TPU, half=459),
-    _row(r"tpu v5e|tpu v5 lite", _TPU, half=197),
-    _row(r"tpu v4", _TPU, half=275),
+    _row(r"gaudi ?2", "Intel Gaudi 2 whitepaper", half=432, fp8=865, called="HL-GAUDI2"),
+    _row(r"tpu v6e|tpu v6 lite", _TPU, half=918, called="TPU v6 lite"),
+    _row(r"tpu v5p", _TPU, half=459, called="TPU v5p"),
+    _row(r"tpu v5e|tpu v5 lite", _TPU, half=197, called="TPU v5 lite"),
+    _row(r"tpu v4", _TPU, half=275, called="TPU v4"),
 )
 """Every device whose dense peak has a source."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from perf_callbacks.core import ratios
 from perf_callbacks.core.batches import Batch, nothing, together
-from perf_callbacks.core.ledger import Ledger
+from perf_callbacks.core.ledger import MOST_UNTOLD, Ledger
 from perf_callbacks.core.marks import BACK, BEGIN, END, Pause
 from perf_callbacks.core.parts import Parts
 from perf_callbacks.core.pauses import Pauses, collection
@@ -63,6 +63,7 @@ class Engine:
         ranks: Ranks | None = None,
         devices: int = 1,
         data_parallel: int | None = None,
+        ambiguous: bool = False,
         staged: bool = True,
         gc_timed: bool = True,
         work: ShapedWork | None = None,
@@ -79,7 +80,7 @@ class Engine:
             gc_staged=gc_timed and device is None,
             gc_timed=gc_timed,
             processes=run.world_size,
-            devices=devices * run.world_size / data_parallel,
+            devices=None if ambiguous else devices * run.world_size / data_parallel,
         )
         self.tape = Tape(None if device is None else device.mark)
         """Where the training thread writes what it turns to."""
@@ -93,6 +94,8 @@ class Engine:
         self._excluded: str | None = "restart" if run.step else "first"
         self._batches: list[Batch] = []
         self._batch = Batch(None, None, None, ())
+        self._with_tokens: Callable[[Batch], Batch] | None = None
+        self._untold: dict[int, list[Batch]] = {}  # first steps without tokens
 
         self._waiting: deque[tuple[int, str | None, list[Batch]]] = deque()  # for being read
         self._passed: deque[Step] = deque()  # for the device
@@ -100,6 +103,7 @@ class Engine:
         self._books = RLock()  # held by who reads the tape or the ledger; marks are written without it
         self._reading = False
         parts = Parts(step=run.step, rank=run.rank, world_size=run.world_size, data_parallel=data_parallel)
+        parts.ambiguous = ambiguous
         self._ledger = Ledger(self._shown, parts)
         self._sharing = Sharing(ranks, parts, self._ledger, emit, agreeing, alone=run.world_size == 1)
         self._flushed_at = 0.0
@@ -269,7 +273,29 @@ class Engine:
         number, excluded, batches = self._waiting.popleft()
         paused = (sum(past.pauses), max(past.pauses)) if past.pauses else (0.0, 0.0)
         effort = self._work.of([batch.shape for batch in batches], past.calls, number) if batches else None
-        return Step(number, excluded, *self._through(batches), effort, *paused, past.seconds)
+        samples, tokens, useful_tokens = self._through(batches)
+        if tokens is None and batches:
+            tokens = self._find_tokens(number, batches)
+        return Step(number, excluded, samples, tokens, useful_tokens, effort, *paused, past.seconds)
+
+    def _find_tokens(self, number: int, batches: list[Batch]) -> int | None:
+        """The tokens of batches that were read before it was known which tensor holds them."""
+        if self._with_tokens is not None:
+            return together([self._with_tokens(batch) for batch in batches])[1]
+        if len(self._untold) < MOST_UNTOLD:
+            self._untold[number] = batches
+        return None
+
+    def tell_tokens(self, with_tokens: Callable[[Batch], Batch]) -> None:
+        """It is known now which tensor holds token ids: earlier steps had some too."""
+        with self._alone():
+            self.collect()
+            self._with_tokens = with_tokens
+            untold, self._untold = self._untold, {}
+            found = {number: self._find_tokens(number, batches) for number, batches in untold.items()}
+            tokens = {number: amount for number, amount in found.items() if amount is not None}
+            self._passed = deque([step._replace(tokens=tokens.pop(step.number, step.tokens)) for step in self._passed])
+            self._ledger.tell_tokens(tokens)
 
     def _timed(self, step: Step, seconds: tuple[float, ...] | None) -> Step:
         """A step as the device saw it."""

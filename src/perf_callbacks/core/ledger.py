@@ -1,12 +1,15 @@
 """Finished steps, kept one by one for the journal and added up for rows and summary."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from perf_callbacks.core.parts import Parts
 from perf_callbacks.core.records import Steps
 from perf_callbacks.core.steps import Shown, Step, Totals, columns, plus
 from perf_callbacks.core.windows import Part
+
+MOST_UNTOLD = 64
+"""Steps that may be told of their tokens later."""
 
 
 class Ledger:
@@ -23,7 +26,9 @@ class Ledger:
         self._row, self._included = Totals(), Totals()
         self._steps = self._lost = 0
         self._samples: int | None = 0
-        self._tokens: int | None = 0
+        self._tokens = self._untold_steps = 0
+        self._untold: dict[int, bool] = {}  # the first steps without tokens, and whether they are included
+        self._last = self._row_after = -1  # numbers of steps
         self.excluded: Counter[str] = Counter()
         """How many steps are in no row, by reason."""
         self.left_out: Counter[str] = Counter()
@@ -57,7 +62,7 @@ class Ledger:
         """The included steps since the last row, added up."""
         self._add()
         self._row.settle()
-        row, self._row = self._row, Totals()
+        row, self._row, self._row_after = self._row, Totals(), self._last
         self.left_out = self.excluded - self._told
         self._told = self.excluded.copy()
         self._included.merge(row)
@@ -75,7 +80,21 @@ class Ledger:
     def all(self) -> tuple[int, int | None, int | None, int]:
         """Steps, samples and tokens of all steps, and how many of them have no time."""
         self._add()
-        return self._steps, self._samples, self._tokens, self._lost
+        return self._steps, self._samples, None if self._untold_steps else self._tokens, self._lost
+
+    def tell_tokens(self, tokens: Mapping[int, int]) -> None:
+        """Steps that were entered before it was known which tensor holds token ids have turned out to hold as many."""
+        self._add()
+        for number, included in self._untold.items():
+            if number in tokens:
+                self._tokens += tokens[number]
+                self._untold_steps -= 1
+                if included:
+                    (self._row if number > self._row_after else self._included).tell_tokens(tokens[number])
+        self.block = [
+            step._replace(tokens=tokens.get(step.number)) if step.tokens is None else step for step in self.block
+        ]
+        self._untold = {number: included for number, included in self._untold.items() if number not in tokens}
 
     def _add(self) -> None:
         """Add up what came since the last time: together, since that is cheaper than one by one."""
@@ -83,8 +102,16 @@ class Ledger:
         self._added = len(self.block)
         self._steps += len(new)
         self._samples = plus(self._samples, *[step.samples for step in new])
-        self._tokens = plus(self._tokens, *[step.tokens for step in new])
+        self._add_tokens(new)
         self._lost += sum([step.seconds is None for step in new])
         self._row.add([step for step in new if step.excluded is None])
         self.excluded.update([step.excluded for step in new if step.excluded is not None])
         self._over += self._parts.add(new)
+
+    def _add_tokens(self, new: list[Step]) -> None:
+        untold = [step for step in new if step.tokens is None]
+        self._tokens += sum([step.tokens for step in new if step.tokens is not None])
+        self._untold_steps += len(untold)
+        for step in untold[: MOST_UNTOLD - len(self._untold)]:
+            self._untold[step.number] = step.excluded is None
+        self._last = new[-1].number if new else self._last

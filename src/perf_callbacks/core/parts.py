@@ -17,6 +17,8 @@ class Parts:
         self._world_size = world_size
         self._data_parallel = data_parallel
         self._totals = Totals()
+        self.ambiguous = False
+        """Nobody knows which ranks share their samples: amounts of the job are unknown."""
         self.asks: Mapping[str, int] = {}
         """What this rank asks the others for, with whatever it says next."""
 
@@ -60,9 +62,9 @@ class Parts:
             data_parallel=self._data_parallel,
             steps=totals.steps,
             seconds=totals.step_seconds,
-            samples=totals.samples,
-            tokens=totals.tokens,
-            useful_tokens=totals.useful_tokens,
+            samples=None if self.ambiguous else totals.samples,
+            tokens=None if self.ambiguous else totals.tokens,
+            useful_tokens=None if self.ambiguous else totals.useful_tokens,
             model_flops=totals.effort.model_flops if totals.effort_steps == totals.steps else None,
             hardware_flops=totals.effort.hardware_flops if totals.effort_steps == totals.steps else None,
             asks=dict(self.asks),

@@ -83,15 +83,43 @@ def _name(device: str) -> str:
     return " ".join(word for word in re.findall(r"[a-z0-9.]+", device.lower()) if word not in _BRANDS)
 
 
+def near(device: str) -> list[str]:
+    """Names of known devices that are like this one, at most three. A part of a device is like no other.
+
+    >>> near("H100")
+    ['NVIDIA H100 80GB HBM3', 'NVIDIA H100 NVL', 'NVIDIA H100 PCIe']
+    """
+    known = {_name(row.called): row.called for row in DEVICES}
+    words = {*_name(device).split()}
+    if not words or "mig" in words:
+        return []
+    alike = [called for name, called in known.items() if words <= {*name.split()}]
+    if not alike:
+        together = {name.replace(" ", ""): called for name, called in known.items()}
+        alike = [together[name] for name in difflib.get_close_matches("".join(_name(device).split()), together, n=1)]
+    return sorted(alike)[:3]
+
+
+def unknown(device: str) -> str:
+    """Say that no peak of a device is known, with the names that may have been meant.
+
+    >>> unknown("NVIDIA L40S PCIe")
+    "No dense peak is known for 'NVIDIA L40S PCIe' (did you mean NVIDIA L40S?)"
+    """
+    names = near(device)
+    meant = f" (did you mean {' or '.join(filter(None, (', '.join(names[:-1]), names[-1])))}?)" if names else ""
+    return f"No dense peak is known for {device!r}{meant}"
+
+
 def advice(device: str) -> str:
-    """What to do about a device whose peak is not known, in one sentence.
+    """Say what to do about a device whose peak is not known.
 
     >>> print(advice("Imaginary 9000"))
     No dense peak is known for 'Imaginary 9000': set peak_tflops to the dense TFLOPS of its data sheet, such as \
 "989.5" or "bf16=989.5,fp32=67", or have it measured by measure_peak="on".
     """
     return (
-        f"No dense peak is known for {device!r}: set peak_tflops to the dense TFLOPS of its data sheet, "
+        f"{unknown(device)}: set peak_tflops to the dense TFLOPS of its data sheet, "
         'such as "989.5" or "bf16=989.5,fp32=67", or have it measured by measure_peak="on".'
     )
 

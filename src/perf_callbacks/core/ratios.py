@@ -27,7 +27,9 @@ def metrics(
     for name, amount in amounts.items():
         rate = None if amount is None else amount / seconds
         values[f"{name}_per_second"] = rate if shown.processes == 1 else None
-        values[f"{name}_per_second_per_device"] = None if rate is None else rate / shown.devices
+        values[f"{name}_per_second_per_device"] = (
+            None if rate is None or shown.devices is None else rate / shown.devices
+        )
     if shown.processes > 1 and window is not None:
         values |= windows.rates(window)
     if rating is not None and totals.effort_seconds > 0:

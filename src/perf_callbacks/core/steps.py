@@ -49,12 +49,13 @@ class Totals:
         "effort",
         "effort_seconds",
         "effort_steps",
+        "known_tokens",
         "longest_pause",
         "pause_seconds",
         "samples",
         "seconds",
         "steps",
-        "tokens",
+        "untold_steps",
         "useful_tokens",
     )
 
@@ -62,7 +63,9 @@ class Totals:
         self.steps = 0
         self.seconds: list[float] = [UNSEEN] * len(STAGES)
         self.samples: int | None = 0
-        self.tokens: int | None = 0
+        self.known_tokens = 0
+        self.untold_steps = 0
+        """Steps whose tokens are not known, or not yet."""
         self.useful_tokens: Any = 0
         self.effort = Effort(0, 0, 0.0)
         """Of the steps whose effort is known; so the next two."""
@@ -70,6 +73,16 @@ class Totals:
         self.effort_seconds = 0.0
         self.pause_seconds = 0.0
         self.longest_pause = 0.0
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens of all of them; None where those of one are unknown."""
+        return None if self.untold_steps else self.known_tokens
+
+    def tell_tokens(self, tokens: int) -> None:
+        """One of the steps has turned out to hold as many tokens."""
+        self.known_tokens += tokens
+        self.untold_steps -= 1
 
     @property
     def step_seconds(self) -> float:
@@ -83,11 +96,16 @@ class Totals:
         self.steps += len(steps)
         self.seconds = [sum(stage) for stage in zip(self.seconds, *[step.seconds or () for step in steps], strict=True)]
         self.samples = plus(self.samples, *[step.samples for step in steps])
-        self.tokens = plus(self.tokens, *[step.tokens for step in steps])
+        self._add_tokens([step.tokens for step in steps])
         self.useful_tokens = plus(self.useful_tokens, *[step.useful_tokens for step in steps])
         self._exert(steps)
         self.pause_seconds += sum([step.pause_seconds for step in steps])
         self.longest_pause = max(self.longest_pause, *[step.longest_pause for step in steps])
+
+    def _add_tokens(self, tokens: Sequence[int | None]) -> None:
+        known = [amount for amount in tokens if amount is not None]
+        self.known_tokens += sum(known)
+        self.untold_steps += len(tokens) - len(known)
 
     def _exert(self, steps: Sequence[Step]) -> None:
         known = [(step.effort, sum(step.seconds or ())) for step in steps if step.effort is not None]
@@ -102,7 +120,8 @@ class Totals:
         self.steps += other.steps
         self.seconds = [a + b for a, b in zip(self.seconds, other.seconds, strict=True)]
         self.samples = plus(self.samples, other.samples)
-        self.tokens = plus(self.tokens, other.tokens)
+        self.known_tokens += other.known_tokens
+        self.untold_steps += other.untold_steps
         self.useful_tokens = plus(self.useful_tokens, other.useful_tokens)
         self.effort = Effort(*[plus(*amounts) for amounts in zip(self.effort, other.effort, strict=True)])
         self.effort_steps += other.effort_steps
@@ -137,8 +156,9 @@ class Shown:
     """Their time, as a stage of its own. On a device's clock it is none."""
     processes: int
     """How many processes train: rates over all of them are known of one, and of what they tell each other."""
-    devices: float
-    """How many devices work on what this process counts: those it drives, and those of ranks that share its samples."""
+    devices: float | None
+    """How many devices work on what this process counts: those it drives, and those of ranks that share its samples.
+    None: nobody knows who shares samples."""
 
     def stages(self, seconds: Sequence[float]) -> list[tuple[Stage, str]]:
         """The stages of some steps, each with the name of its time in metrics and journal.

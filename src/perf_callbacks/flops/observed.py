@@ -2,12 +2,14 @@
 
 import sys
 from collections import Counter
+from contextlib import suppress
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
 
+from perf_callbacks.core.batches import Lookup
 from perf_callbacks.flops.coverage import Weights
 from perf_callbacks.flops.formulas import name
 
@@ -69,6 +71,10 @@ _COPIES = {"aten::clone", "aten::_to_copy", "aten::copy_", "aten::cat"}
 _READS = {"aten::_to_copy", "aten::_local_scalar_dense", "aten::nonzero", "aten::_unique2", "aten::masked_select"}
 """Operations that a device may have to be waited for."""
 
+_LOOKUPS = {"aten::embedding", "aten::_embedding_bag", "aten::_embedding_bag_forward_only"}
+
+MOST_LOOKUPS = 4096
+
 
 class _Sort(NamedTuple):
     """What there is to know of an operation before it is called: it is looked up once, and called often."""
@@ -80,6 +86,7 @@ class _Sort(NamedTuple):
     pointwise: bool
     copies: bool
     reads: bool
+    looks_up: bool
     causal: tuple[int, str, bool] | None
     """Which argument says whether a mask is causal: its place, its name, its default."""
 
@@ -93,6 +100,7 @@ class _Sort(NamedTuple):
             pointwise=isinstance(operation, OpOverload) and torch.Tag.pointwise in operation.tags,
             copies=called in _COPIES,
             reads=called in _READS,
+            looks_up=called in _LOOKUPS,
             causal=_causal_argument(operation),
         )
 
@@ -111,6 +119,8 @@ class Observed:
         """Bytes by operation and shape."""
         self.reads: Counter[str] = Counter()
         """Times that the host waited to read from the device, by the line that asked."""
+        self.lookups: set[Lookup] = set()
+        """Embeddings that were looked up."""
         self._sorts: dict[int, _Sort] = {}
 
     def product(self, func: Any, call: tuple[Any, Any], operands: list[torch.Tensor], dtype: str, flops: int) -> None:
@@ -135,6 +145,8 @@ class Observed:
             self._copied(sort.called, out)
         if sort.reads:
             self._read(sort.called, args, out)
+        if sort.looks_up and len(self.lookups) < MOST_LOOKUPS:
+            self._looked_up(*args[:2])
 
     def _look(self, func: Any) -> _Sort:
         sort = self._sorts[id(func)] = _Sort.of(func)
@@ -152,6 +164,11 @@ class Observed:
         copied = isinstance(out, torch.Tensor) and out.device.type == "cpu"
         if copied or called != "aten::_to_copy":
             self._note(self.reads, _line(), 1)
+
+    def _looked_up(self, table: torch.Tensor, indices: torch.Tensor) -> None:
+        """Tensors that have no values, or are a stack of several, lie nowhere."""
+        with suppress(RuntimeError):
+            self.lookups.add(Lookup(table.data_ptr(), int(table.shape[0]), indices.data_ptr(), indices.numel()))
 
     @staticmethod
     def _note(counter: "Counter[Any]", key: Any, amount: int) -> None:

@@ -1,11 +1,13 @@
-"""What a device does at best when it multiplies matrices: a peak for devices whose maker publishes none.
+"""The best rate at which a device multiplies matrices: a peak for devices whose maker publishes none.
 
-Square matrices of several sizes are multiplied for a part of a second, with the threads that the process has. The best
-round counts, since whatever else the machine does can only slow one down. Nothing is changed: threads and precision are
-those of the run, and no random number is drawn. For as long as it takes, the device is waited for.
+Square matrices of several sizes are multiplied for a second, with the threads that the process has. The best round
+counts, since whatever else the machine does can only slow one down; until several rounds come close to it, measuring
+goes on, for two seconds at most. Nothing is changed: threads and precision are those of the run, and no random number
+is drawn. For as long as it takes, the device is waited for.
 """
 
 import time
+from bisect import insort
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import cycle
@@ -15,6 +17,18 @@ import torch
 
 SECONDS = 0.9
 """For all dtypes together."""
+
+MOST_SECONDS = 2.0
+"""For all dtypes together, where the best is not confirmed any sooner."""
+
+CONFIRMING = 4
+"""Rounds besides the best one that have to come close to it."""
+
+CLOSE = 1.01
+"""How much longer than the best round one may take that comes close to it."""
+
+PROMISING = 0.9
+"""Sizes that reach this part of the best rate are tried until the end."""
 
 SIZES = {"cpu": (256, 512, 1024, 2048)}
 """Rows and columns of the matrices that are tried, smallest first. What is likely to take too long is left out."""
@@ -56,11 +70,14 @@ class Measured:
     """What measuring took."""
     cpu_share: float | None = None
     """How much of its threads' time the process got from the CPU meanwhile; None on other devices."""
+    confirmed: bool = True
+    """Several rounds came close to the best one."""
 
     @property
     def disturbed(self) -> bool:
-        """Whether threads had to wait for each other because others had the CPU: then the best is not the best."""
-        return self.cpu_share is not None and self.threads > 1 and self.cpu_share < UNDISTURBED
+        """The device can do better: others had the CPU, so that threads waited for each other or rounds were uneven."""
+        waited = self.cpu_share is not None and self.threads > 1 and self.cpu_share < UNDISTURBED
+        return waited or not self.confirmed
 
 
 class Rounds(Protocol):
@@ -115,6 +132,7 @@ def measure(
     dtypes: Iterable[str],
     *,
     seconds: float = SECONDS,
+    most_seconds: float = MOST_SECONDS,
     clock: Callable[[], float] = time.perf_counter,
     cpu_clock: Callable[[], float] = time.process_time,
     make: Callable[[torch.device, torch.dtype], Rounds] = Matmuls,
@@ -127,7 +145,12 @@ def measure(
         for name in wanted:
             used = cpu_clock()
             try:
-                best = search(make(device, DTYPES[name]), seconds=seconds / len(wanted), clock=clock)
+                best = search(
+                    make(device, DTYPES[name]),
+                    seconds=seconds / len(wanted),
+                    most_seconds=most_seconds / len(wanted),
+                    clock=clock,
+                )
             except RuntimeError:  # not built for this dtype, or no memory for it
                 continue
             share = (cpu_clock() - used) / (best.seconds * threads) if device.type == "cpu" else None
@@ -139,48 +162,104 @@ def measure(
                 rounds=best.rounds,
                 seconds=best.seconds,
                 cpu_share=share,
+                confirmed=best.confirmed,
             )
     return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Best:
-    """What a search found."""
+    """The best rate that a search found."""
 
     flops_per_second: float
     size: int
     rounds: int
     seconds: float
+    confirmed: bool
 
 
-def search(rounds: Rounds, *, seconds: float, clock: Callable[[], float]) -> Best:
-    """The best rate among the sizes that there is time for. A round that is likely to take too long is not begun."""
-    began = clock()
-    best: dict[int, float] = {}
-    done = 0
-    for size in rounds.sizes:
-        if best and clock() - began + _likely(rounds, best, size) > seconds / 2:
-            break
-        rounds.prepare(size)
-        for _ in range(TRIES):
-            best[size] = min(_timed(rounds, size, clock), best.get(size, float("inf")))
-            done += 1
-            if clock() - began > seconds / 2:
-                break
-    quick = [size for size in best if best[size] <= seconds / QUICK] or [min(best, key=best.__getitem__)]
-    for size in cycle(quick):
-        if clock() - began + best[size] > seconds:
-            break
-        best[size] = min(_timed(rounds, size, clock), best[size])
-        done += 1
-    rates = {size: rounds.flops(size) / least for size, least in best.items()}
-    size = max(rates, key=rates.__getitem__)
-    return Best(flops_per_second=rates[size], size=size, rounds=done, seconds=clock() - began)
+class Search:
+    """Finds the best rate among some sizes, by the least times that rounds took."""
+
+    def __init__(self, rounds: Rounds, clock: Callable[[], float]) -> None:
+        self._rounds, self._clock = rounds, clock
+        self._began = clock()
+        self._least: dict[int, list[float]] = {}  # the best rounds of each size, the shortest first
+        self._done = 0
+
+    def explore(self, seconds: float) -> None:
+        """Try each size a few times. A round that is likely to take too long is not begun."""
+        for size in self._rounds.sizes:
+            if self._least and self._now() + self._likely(size) > seconds:
+                return
+            self._rounds.prepare(size)
+            for _ in range(TRIES):
+                self._run(size)
+                if self._now() > seconds:
+                    break
+
+    def repeat(self, seconds: float, until: float) -> None:
+        """Try the promising sizes again and again, of those that don't take long."""
+        quick = [size for size, least in self._least.items() if least[0] <= seconds / QUICK]
+        quick = quick or [min(self._least, key=lambda size: self._least[size][0])]
+        best = max(map(self._rate, quick))
+        for size in cycle([size for size in quick if self._rate(size) >= PROMISING * best]):
+            if self._now() + self._least[size][0] > until:
+                return
+            self._run(size)
+
+    @property
+    def confirmed(self) -> bool:
+        """Some other rounds came close to the best one."""
+        least = self._least[self._best]
+        return len(least) > CONFIRMING and least[-1] <= least[0] * CLOSE
+
+    def found(self) -> Best:
+        """The best rate so far."""
+        size = self._best
+        return Best(
+            flops_per_second=self._rate(size),
+            size=size,
+            rounds=self._done,
+            seconds=self._now(),
+            confirmed=self.confirmed,
+        )
+
+    @property
+    def _best(self) -> int:
+        return max(self._least, key=self._rate)
+
+    def _rate(self, size: int) -> float:
+        return self._rounds.flops(size) / self._least[size][0]
+
+    def _likely(self, size: int) -> float:
+        """Seconds that a round of the next size takes, going by the one before."""
+        last = max(self._least)
+        return self._least[last][0] * self._rounds.flops(size) / self._rounds.flops(last)
+
+    def _now(self) -> float:
+        return self._clock() - self._began
+
+    def _run(self, size: int) -> None:
+        least = self._least.setdefault(size, [])
+        insort(least, _timed(self._rounds, size, self._clock))
+        del least[CONFIRMING + 1 :]
+        self._done += 1
 
 
-def _likely(rounds: Rounds, best: dict[int, float], size: int) -> float:
-    """What a round of the next size takes, going by the one before."""
-    return best[max(best)] * rounds.flops(size) / rounds.flops(max(best))
+def search(rounds: Rounds, *, seconds: float, clock: Callable[[], float], most_seconds: float | None = None) -> Best:
+    """The best rate among the sizes that there is time for.
+
+    After `seconds` it ends as soon as other rounds came close to the best one, or after `most_seconds`.
+    """
+    most, until = most_seconds or seconds, seconds
+    looking = Search(rounds, clock)
+    looking.explore(seconds / 2)
+    looking.repeat(seconds, until)
+    while until < most and not looking.confirmed:
+        until = min(until + seconds / 8, most)
+        looking.repeat(seconds, until)
+    return looking.found()
 
 
 def _timed(rounds: Rounds, size: int, clock: Callable[[], float]) -> float:

@@ -4,7 +4,7 @@ import platform
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 
 from perf_callbacks.core.records import Amounts, Run
 from perf_callbacks.core.settings import Settings
-from perf_callbacks.host import device
+from perf_callbacks.host import device, meshes
 from perf_callbacks.version import __version__
 
 
@@ -32,6 +32,8 @@ class Place:
     """Devices that this process drives."""
     data_parallel: int | None = None
     """In how many parts ranks share the samples; None: each goes through its own."""
+    ambiguous: str | None = None
+    """Why nobody knows in how many parts ranks share the samples: then there are no rates of the job or per device."""
     step: int = 0
     """Optimizer steps done before."""
     versions: Mapping[str, str]
@@ -85,3 +87,13 @@ def data_parallel(accelerator: Any) -> int | None:
     if parallelism is None:
         return None
     return max(1, int(accelerator.num_processes) // int(parallelism.non_data_parallel_size))
+
+
+def by_meshes(place: Place, model: torch.nn.Module) -> Place:
+    """The same place, with the data-parallel size that the parameters' meshes give where the framework gave none."""
+    if place.world_size == 1 or place.data_parallel is not None:
+        return place
+    try:
+        return replace(place, data_parallel=meshes.data_parallel(model, place.world_size))
+    except meshes.Ambiguous as why:
+        return replace(place, ambiguous=str(why))

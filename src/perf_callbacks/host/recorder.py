@@ -10,18 +10,18 @@ import functools
 import logging
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from perf_callbacks.core.batches import Batch, BatchReader
+from perf_callbacks.core.batches import Batch, BatchReader, Lookup
 from perf_callbacks.core.engine import Engine
 from perf_callbacks.core.marks import Mark, Pause
 from perf_callbacks.core.records import Amounts, Record, Summary
 from perf_callbacks.core.settings import Settings
 from perf_callbacks.core.shapes import ShapedWork
-from perf_callbacks.host import device, ranks
+from perf_callbacks.host import device, meshes, ranks
 from perf_callbacks.host.companions import Companions
 from perf_callbacks.host.failing import describe, fails_open
 from perf_callbacks.host.garbage import GcObserver
@@ -83,12 +83,15 @@ class Recorder:
             ranks=self._ranks,
             devices=place.devices,
             data_parallel=place.data_parallel,
+            ambiguous=place.ambiguous is not None,
             staged=place.staged,
             gc_timed=config.gc != "off",
             work=self.work,
             agreeing=self.upkeep,
         )
         self._late_writer = _LateWriter(self._engine, self._journal, clock)
+        if place.ambiguous is not None and place.rank == 0:
+            log.warning("perf_callbacks: rates of the whole job are unknown: %s; %s.", place.ambiguous, meshes.ADVICE)
         self.companions = Companions()
         """Who else is told of each step and each span."""
         self.reader = BatchReader()
@@ -174,6 +177,12 @@ class Recorder:
         self.upkeep.end_span()
         self._engine.end_span(self.clock())
         self.companions.end_span()
+
+    @fails_open
+    def look_up(self, lookups: Iterable[Lookup]) -> None:
+        """Embeddings were looked up in the step that is ending: by them it is told which tensors hold token ids."""
+        if self.reader.look_up(lookups):
+            self._engine.tell_tokens(self.reader.with_tokens)
 
     @property
     def step(self) -> int:

@@ -244,6 +244,7 @@ class Counting:
     def _open(self) -> None:
         self._await()
         self._before = len(self._recorder.batches)
+        self._recorder.reader.note()
         self._recorder.exclude(RECOUNTED if self._done else COUNTED)
         self._counts += not self._done or self._steps + 1 != self._recount()
         step_seconds = (self._recorder.clock() - self._began) / max(self._steps, 1)
@@ -269,6 +270,7 @@ class Counting:
         Nor does one in which something raised, and training went on with another batch; nor one in which the trainer
         announced no forward: in the next one, calls of modules count too.
         """
+        self._recorder.look_up(counter.observed.lookups)
         total, batches = counter.work(), self._recorder.batches[self._before :]
         calls = self._booking.course.calls if self._booking is not None else Calls(1, 1)
         work = self._recorder.work
@@ -287,7 +289,7 @@ class Counting:
         work.learn([batch.shape for batch in batches], passes, calls, step=step)
         work.unknowns.counting = None
         self._examples = {shape: example for shape, example in self._examples.items() if not work.knows(shape)}
-        tokens = plus(*[batch.tokens for batch in batches])
+        tokens = plus(*[self._recorder.reader.with_tokens(batch).tokens for batch in batches])
         self._conclude(counted(counter, step, tokens, whole_step=not self._before, compiled=_compiled()), total)
 
     def _conclude(self, record: Flops, total: Work) -> None:

@@ -17,7 +17,7 @@ from perf_callbacks.core.settings import Settings
 from perf_callbacks.host import counters
 from perf_callbacks.host.failing import describe, fails_open
 from perf_callbacks.host.patches import Patches
-from perf_callbacks.host.place import Place
+from perf_callbacks.host.place import Place, by_meshes
 from perf_callbacks.host.recorder import Recorder, log
 from perf_callbacks.report import text
 from perf_callbacks.watching import counting
@@ -104,7 +104,7 @@ class Fits:
         if self.watch is not None or not models or not optimizers:
             return
         self._take_over(optimizers[0])
-        place = self._place(self._accelerator(), self._carried)
+        place = by_meshes(self._place(self._accelerator(), self._carried), models[0])
         self.recorder = self._untold = recorder = Recorder(self._settings, place)
         recorder.patches.add(functools.partial(self._ended, recorder))
         try:

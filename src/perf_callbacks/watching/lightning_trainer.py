@@ -40,6 +40,7 @@ class TrainerWatch:
         """Begin to watch. The recorder takes it all back when it closes."""
         recorder, trainer = self.recorder, self._trainer
         strategy, precision, loop = trainer.strategy, trainer.precision_plugin, trainer.fit_loop.epoch_loop
+        recorder.reader.several = _several(trainer)
         self._watch_exits()
         watch.stages(recorder, trainer.fit_loop, "setup_data", Stage.DATA)
         watch.stages(recorder, loop, "on_run_start", Stage.DATA)  # from the second epoch on, it makes the iterator
@@ -185,3 +186,10 @@ class TrainerWatch:
             return inner(trainer, *args, **kwargs)
 
         return call
+
+
+def _several(trainer: Any) -> bool:
+    """Each batch holds one of each of several loaders. Those that come one after the other hand over plain batches."""
+    combined = getattr(trainer.fit_loop, "_combined_loader", None)
+    loaders = getattr(combined, "iterables", None)
+    return isinstance(loaders, dict | list | tuple) and getattr(combined, "_mode", None) != "sequential"

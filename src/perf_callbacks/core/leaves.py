@@ -1,0 +1,135 @@
+"""The tensors in a batch, whatever its form: found by what they offer, since this package imports no torch here."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+MOST_PARTS = 4096
+"""Larger batches than this are not walked to their end: their shapes can't be read."""
+
+_DEEPEST = 8
+
+_PLAIN = (str, bytes, bytearray, int, float, complex, type)
+
+
+class Leaf(NamedTuple):
+    """A tensor of a batch, or an array."""
+
+    name: str
+    """Where it lies in the batch, such as "inputs.input_ids" or "[0]"."""
+    tensor: Any
+    sizes: tuple[int, ...]
+    """Its shape; of a ragged tensor, the shape of its values, one row after the other."""
+    rows: int | None
+    """Its leading size, or the rows of a ragged one. None: a number has none."""
+    lengths: tuple[int, ...] | None = ()
+    """Lengths of the rows of a ragged tensor, on which its work depends too. None: they lie on a device."""
+
+    @property
+    def whole(self) -> bool:
+        """Not ragged."""
+        return self.lengths == ()
+
+
+def leaves(batch: Any) -> list[Leaf] | None:
+    """The tensors in a batch, in order; None where it has too many parts.
+
+    Mappings, tuples, lists, named tuples, dataclasses and objects with attributes or slots are taken apart, nested as
+    they may be.
+    """
+    found: list[Leaf] = []
+    whole = _walk(batch, "", (), found)
+    return found if whole else None
+
+
+def _walk(value: Any, name: str, above: tuple[int, ...], found: list[Leaf]) -> bool:
+    """Find the tensors in a part of a batch; whether it was walked to its end."""
+    if is_array(value):
+        found.append(leaf(name, value))
+        return True
+    if is_packed(value):
+        found.append(_packed(name, value))
+        return True
+    if id(value) in above:  # an object may know what it is part of
+        return True
+    inside = parts(value)
+    if len(above) > _DEEPEST or len(inside) + len(found) > MOST_PARTS:
+        return False
+    numbered, within = isinstance(value, tuple | list), (*above, id(value))
+    for key, part in inside:
+        if part is not None and not isinstance(part, _PLAIN):
+            path = f"{name}[{key}]" if numbered and type(key) is int else f"{name}.{key}" if name else str(key)
+            if not _walk(part, path, within, found):
+                return False
+    return True
+
+
+def is_array(value: Any) -> bool:
+    """A tensor, or a numpy array. The class is asked: what an object has may be anything."""
+    return _is_kind_of_array(type(value))  # type: ignore[arg-type] # mypy takes the hash of a class for its instances
+
+
+@lru_cache(maxsize=256)
+def _is_kind_of_array(kind: type) -> bool:
+    return hasattr(kind, "shape") and hasattr(kind, "dtype") and not hasattr(kind, "keys")
+
+
+def is_packed(value: Any) -> bool:
+    """A `PackedSequence`: the steps of sequences, those of the longest first."""
+    return isinstance(value, tuple) and getattr(value, "_fields", ())[:2] == ("data", "batch_sizes")
+
+
+def parts(value: Any) -> list[tuple[Any, Any]]:
+    """What a container holds, by name or number; nothing where it is none, or holds plain values only."""
+    if value is None or isinstance(value, _PLAIN):
+        return []
+    if isinstance(value, tuple | list):
+        names = getattr(value, "_fields", range(len(value)))
+        return [] if value and isinstance(value[0], _PLAIN) else list(zip(names, value, strict=False))
+    if (
+        type(value) is dict
+        or isinstance(value, Mapping)
+        or (hasattr(type(value), "items") and hasattr(type(value), "keys"))
+    ):
+        return list(value.items())
+    if callable(value) and not hasattr(type(value), "keys"):  # a model, a tokenizer; a graph is called for its parts
+        return []
+    return list(_attributes(value).items())
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    slots = [name for kind in type(value).__mro__ for name in _slots(kind)]
+    found = {name: getattr(value, name, None) for name in slots if name not in {"__dict__", "__weakref__"}}
+    return found | getattr(value, "__dict__", {})
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = vars(kind).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def leaf(name: str, tensor: Any) -> Leaf:
+    """A tensor as it lies in the batch."""
+    if getattr(tensor, "is_nested", False):
+        return _ragged(name, tensor)
+    sizes = tuple(tensor.shape)
+    return Leaf(name, tensor, sizes, sizes[0] if sizes else None)
+
+
+def _ragged(name: str, tensor: Any) -> Leaf:
+    """A nested tensor: one with offsets has them where its values are, else torch keeps the sizes on the host."""
+    rows = int(tensor.size(0))
+    if hasattr(tensor, "_nested_tensor_size") and not hasattr(tensor, "_offsets"):
+        every = tensor._nested_tensor_size().tolist()  # noqa: SLF001 there is no public way
+        return Leaf(name, tensor, (int(tensor.numel()),), rows, tuple(size for sizes in every for size in sizes))
+    offsets = tensor.offsets()
+    ends = offsets.tolist() if offsets.device.type == "cpu" else None
+    lengths = None if ends is None else tuple(end - start for start, end in pairwise(ends))
+    return Leaf(name, tensor, tuple(tensor.values().shape), rows, lengths)
+
+
+def _packed(name: str, packed: Any) -> Leaf:
+    """Its batch sizes are always on the host, the largest first."""
+    rows = int(packed.batch_sizes[0])
+    return Leaf(name, packed.data, tuple(packed.data.shape), rows, (rows,))

@@ -1,0 +1,63 @@
+"""In how many parts ranks share the samples, by the device meshes that the parameters of a model lie on."""
+
+from math import prod
+from typing import Any
+
+import torch
+
+SAME_SAMPLES = frozenset({"tp", "tensor", "tensor_parallel", "model", "model_parallel", "mp", "cp", "sp", "pp", "pipe"})
+"""Names of mesh dimensions whose ranks go through the same samples."""
+
+OWN_SAMPLES = frozenset({"dp", "data", "data_parallel", "fsdp", "hsdp", "ddp"})
+"""Names of mesh dimensions whose ranks go through samples of their own. "dp_shard", "dp_replicate" and the like too."""
+
+ADVICE = "say how many ranks have samples of their own by measure(..., data_parallel=N)"
+
+
+class Ambiguous(Exception):  # noqa: N818 an answer, not an error
+    """Nobody knows in how many parts ranks share the samples, and why."""
+
+
+def data_parallel(model: torch.nn.Module, world_size: int) -> int | None:
+    """In how many parts ranks share the samples. None: the parameters don't say, so each rank has its own.
+
+    Raises:
+        Ambiguous: Some parameters lie on a mesh whose dimensions have no names that tell.
+    """
+    own = _sharded_as_data(model)
+    sizes: dict[str, int] = {}
+    for mesh in {id(mesh): mesh for mesh in map(_mesh, model.parameters()) if mesh is not None}.values():
+        sizes |= _dimensions(mesh, own=own)
+    if not sizes:
+        return None
+    shared = prod(size for name, size in sizes.items() if _words(name) & SAME_SAMPLES)
+    if world_size % shared:
+        raise Ambiguous(f"{world_size} ranks don't divide by {shared} that share their samples")
+    return world_size // shared
+
+
+def _mesh(parameter: torch.Tensor) -> Any:
+    return getattr(parameter, "device_mesh", None)
+
+
+def _dimensions(mesh: Any, *, own: bool) -> dict[str, int]:
+    """Dimensions of a mesh with more than one rank, by name."""
+    names = mesh.mesh_dim_names or [""] * mesh.ndim
+    found = [(name, int(mesh.size(place))) for place, name in enumerate(names) if mesh.size(place) > 1]
+    if own and [name for name, _ in found] == [""]:
+        return {"dp": found[0][1]}
+    for name, _ in found:
+        if bool(_words(name) & SAME_SAMPLES) == bool(_words(name) & OWN_SAMPLES):  # "dp_cp" is both
+            called = f"named {name!r}" if name else "without a name"
+            raise Ambiguous(f"a mesh dimension {called} doesn't tell whether its ranks share their samples")
+    return dict(found)
+
+
+def _words(name: str) -> set[str]:
+    return {*name.lower().split("_"), name.lower()}
+
+
+def _sharded_as_data(model: torch.nn.Module) -> bool:
+    """Call a mesh without names that of `fully_shard`, which makes such a one, where it was called on the model."""
+    kind = getattr(torch.distributed.fsdp, "FSDPModule", None) if torch.distributed.is_available() else None
+    return kind is not None and any(isinstance(module, kind) for module in model.modules())
