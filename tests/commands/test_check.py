@@ -38,7 +38,7 @@ def test_every_item_has_its_line_and_says_why(check):
     assert first == "A training on cpu would begin with"
     assert [line.split()[0] for line in items] == [item.slug for item in ITEMS]
     assert items[0].split(None, 1)[1].startswith("to be applied   automatic, thresholds ")
-    assert items[0].endswith("ranks that collect at different steps wait for each other; from the second step on")
+    assert items[0].endswith("no collection falls into the midst of a step, and all ranks collect at the same one")
     assert peak == "MFU would be of a peak in TFLOPS: 989.5 in any number format (peak_tflops=989.5)"
 
 
