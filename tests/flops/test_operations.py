@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.utils import flop_counter
 
 from perf_callbacks.flops.counter import FlopCounter
-from perf_callbacks.flops.formulas import formula
+from perf_callbacks.flops.formulas import formula, register_flop_formula
 
 B, M, K, N = 3, 4, 5, 6
 PRODUCT = 2 * M * K * N
@@ -90,6 +90,32 @@ OPERATIONS = {
         partial(functional.scaled_dot_product_attention, dropout_p=0.1),
         sizes((B, 2, M, 8), (B, 2, M, 8), (B, 2, M, 8)),
         2 * 2 * B * 2 * M * M * 8,
+        2,
+    ),
+    "a product added in place": (lambda out, a, b: (out * 1).addmm_(a, b), sizes((M, N), (M, K), (K, N)), PRODUCT, 2),
+    "products added in place": (
+        lambda out, a, b: (out * 1).baddbmm_(a, b),
+        sizes((B, M, N), (B, M, K), (B, K, N)),
+        B * PRODUCT,
+        2,
+    ),
+    "a product by a vector, added in place": (
+        lambda out, a, b: (out * 1).addmv_(a, b),
+        sizes((M,), (M, K), (K,)),
+        2 * M * K,
+        1,
+    ),
+    "convolution of times, batches, channels": (
+        torch.conv_tbc,
+        sizes((9, B, 4), (3, 4, 6), (6,)),
+        2 * B * 7 * 3 * 4 * 6,
+        2,
+    ),
+    # the places of the kernel that lie on the padding are left out
+    "convolution of padded times": (
+        partial(torch.conv_tbc, pad=1),
+        sizes((9, B, 4), (3, 4, 6), (6,)),
+        2 * B * (8 + 9 + 8) * 4 * 6,
         2,
     ),
     "LSTM": (lambda model, x: model(x)[0], lambda: recurrent(nn.LSTM), 2 * B * M * 4 * N * (K + N), 2),
@@ -176,3 +202,78 @@ def test_work_is_booked_under_the_format_of_its_operands(dtype):
     with FlopCounter() as counter, torch.autocast("cpu", dtype, enabled=dtype is torch.bfloat16):
         model(x).sum().backward()
     assert counter.work().by_dtype == {str(dtype).removeprefix("torch."): 2 * PRODUCT}
+
+
+@pytest.mark.parametrize(
+    ("run", "shapes", "flops"),
+    [
+        (torch.mm, [(M, K), (K, N)], PRODUCT),
+        (torch.addmm, [(M, N), (M, K), (K, N)], PRODUCT),
+        (torch.bmm, [(B, M, K), (B, K, N)], B * PRODUCT),
+        (torch.mv, [(M, K), (K,)], 2 * M * K),
+        (functional.linear, [(B, M, K), (N, K)], B * PRODUCT),
+    ],
+)
+def test_complex_numbers_take_four_multiplications_and_four_additions(run, shapes, flops):
+    """The gradients of complex operands are as many complex products; those of a vector's matrix are none."""
+    operands = [torch.randn(*shape, dtype=torch.complex64, requires_grad=True) for shape in shapes]
+    with FlopCounter() as counter:
+        run(*operands).abs().sum().backward()
+    work = counter.work()
+    assert work.by_phase == {"forward": 4 * flops, "backward": 4 * flops * (1 if run is torch.mv else 2)}
+    assert work.by_dtype == {"float32": work.model_flops}
+    assert counter.weights.coverage() is None
+
+
+def test_a_complex_convolution_is_the_three_real_ones_that_torch_makes_of_it():
+    x, weight = [torch.randn(*shape, dtype=torch.complex64) for shape in ((B, 4, 9), (6, 4, 3))]
+    with FlopCounter() as counter:
+        functional.conv1d(x, weight)
+    assert counter.work().by_phase == {"forward": 3 * 2 * B * 7 * 6 * 4 * 3}
+
+
+@torch.library.custom_op("perf_callbacks_operations::turn", mutates_args=())
+def turn(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.complex(a.real @ b, a.imag @ b)
+
+
+@register_flop_formula(torch.ops.perf_callbacks_operations.turn)
+def turn_flops(a, b, **_):
+    return 2 * a.shape[0] * a.shape[1] * b.shape[1]
+
+
+def test_a_complex_by_a_real_number_takes_half_of_that():
+    with FlopCounter() as counter:
+        turn(torch.ones(M, K, dtype=torch.complex128), torch.ones(K, N, dtype=torch.float64))
+    assert counter.work().by_dtype == {"float64": 2 * PRODUCT}
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64])
+def test_integers_take_no_floating_point_operation(dtype):
+    a, b = torch.ones(32, 32).to(dtype), torch.ones(32, 32).to(dtype)
+    with FlopCounter() as counter:
+        a @ b
+        if dtype is torch.int8:
+            torch._int_mm(a, b)
+    assert counter.work().hardware_flops == 0
+    assert (dict(counter.observed.unknown), dict(counter.errors)) == ({}, {})
+
+
+def per_sample_gradients(model, x):
+    """By `torch.func`, as in differential privacy."""
+    parameters = {name: value.detach() for name, value in model.named_parameters()}
+
+    def loss(parameters, row):
+        return torch.func.functional_call(model, parameters, (row[None],)).square().sum()
+
+    torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
+
+
+def test_gradients_of_each_sample_are_counted_and_no_trouble():
+    model = nn.Sequential(nn.Linear(K, N), nn.Tanh(), nn.Linear(N, 3))
+    with FlopCounter() as counter:
+        per_sample_gradients(model, torch.randn(B, K))
+    first, second = 2 * B * K * N, 2 * B * N * 3
+    assert counter.work().by_phase == {"forward": first + second, "backward": first + 2 * second}
+    assert (dict(counter.errors), dict(counter.observed.unknown)) == ({}, {})
+    assert counter.weights.coverage() == 1.0

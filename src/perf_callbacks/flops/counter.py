@@ -205,21 +205,40 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         return known[1]
 
     def _count(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        formula = self._formula(func)
+        """Count an operation. Only where its FLOPs can't be had is the sum a lower bound."""
+        try:
+            formula = self._formula(func)
+            if formula is not None:
+                operands = [*_tensors(args)]
+                factor = _per_real_product(operands)
+                flops = factor and factor * formula.flops(*args, **kwargs, out_val=out)
+                again = int(flops * formula.again(*args, **kwargs)) if formula.again is not None else 0
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self._err(func, error)
+            self.observed.failed(func)
+            return
         if formula is None:
             self.observed.uncounted(func, args, out, self.weights)
             return
-        flops = formula.flops(*args, **kwargs, out_val=out)
-        operands = [*_tensors(args)]
-        mixed = not self.weights.multiplied(operands)
-        kind: Kind = "attention" if mixed and formula.kind == "matmul" and _batched(operands) else formula.kind
-        cell = Cell(phase(operands), _dtype(operands, formula.kind), kind)
-        cells = self._turn(cell)
-        again = int(flops * formula.again(*args, **kwargs)) if formula.again is not None else 0
+        try:
+            cell, cells = self._place(operands, formula.kind)
+        except Exception as error:  # noqa: BLE001 as above; the product counts all the same
+            self._err(func, error)
+            cell, cells = Cell("backward" if in_backward() else "forward", "float32", formula.kind), self.passes[-1]
+        if not factor:
+            return
         cells[cell] += flops - again
         if again:
             cells[cell._replace(phase="attention_recompute" if cell.phase == "backward" else cell.phase)] += again
         self.observed.product(func, (args, kwargs), operands, cell.dtype, flops)
+
+    def _place(self, operands: list[torch.Tensor], kind: Kind) -> tuple[Cell, Counter[Cell]]:
+        """Where a product of these belongs."""
+        weighty = self.weights.multiplied(operands)
+        if not weighty and kind == "matmul" and _batched(operands):
+            kind = "attention"
+        cell = Cell(phase(operands), _dtype(operands, kind), kind)
+        return cell, self._turn(cell)
 
     def _turn(self, cell: Cell) -> Counter[Cell]:
         """Where to count: a forward after a backward begins another pass."""
@@ -235,9 +254,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             formula = self._formula(func)
             operands = [*_tensors(args)]
             if formula is not None and any(hasattr(operand, "device_mesh") for operand in operands):
-                self.logical[Cell(phase(operands), _dtype(operands, formula.kind), formula.kind)] += formula.flops(
-                    *args, **kwargs, out_val=None
-                )
+                flops = _per_real_product(operands) * formula.flops(*args, **kwargs, out_val=None)
+                self.logical[Cell(phase(operands), _dtype(operands, formula.kind), formula.kind)] += flops
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self._err(func, error)
 
@@ -265,11 +283,23 @@ def _batched(operands: list[torch.Tensor]) -> bool:
     return sum(operand.dim() == 3 for operand in operands) > 1  # noqa: PLR2004 [batch, rows, columns]
 
 
+def _per_real_product(operands: list[torch.Tensor]) -> int:
+    """FLOPs for each that the same product has on real numbers.
+
+    Two complex numbers take four multiplications and four additions, a complex and a real one half of that. Integers
+    take no floating-point operation at all.
+    """
+    kinds = {operand.is_complex() for operand in operands if operand.is_complex() or operand.is_floating_point()}
+    return {(): 0, (False,): 1, (True,): 4, (False, True): 2}[tuple(sorted(kinds))]
+
+
 def _dtype(operands: list[torch.Tensor], kind: Kind) -> str:
-    operand = next((operand for operand in operands if operand.is_floating_point()), operands[0])
-    if operand.dtype is torch.float32 and operand.device.type == "cuda" and _tf32(kind):
+    """The format of the numbers that are multiplied: of the parts, where they are complex."""
+    operand = next((one for one in operands if one.is_floating_point() or one.is_complex()), operands[0])
+    dtype = operand.dtype.to_real()
+    if dtype is torch.float32 and operand.device.type == "cuda" and _tf32(kind):
         return "tfloat32"
-    return str(operand.dtype).removeprefix("torch.")
+    return str(dtype).removeprefix("torch.")
 
 
 def _tf32(kind: Kind) -> bool:

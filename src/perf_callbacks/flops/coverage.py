@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 _MATRIX = 2
@@ -44,7 +45,8 @@ class Weights:
         for owner in (module, *module._modules.values()):  # noqa: SLF001 `children` drops a module that stands twice
             if owner is None:
                 continue
-            for weight in owner._parameters.values():  # noqa: SLF001 as above
+            for parameter in owner._parameters.values():  # noqa: SLF001 as above
+                weight = None if parameter is None else _unwrapped(parameter)
                 if weight is not None and weight.dim() >= _MATRIX:
                     shard = getattr(weight, "_local_tensor", None)
                     self._sharded = self._sharded or shard is not None
@@ -128,6 +130,13 @@ class Weights:
     def multiplied_elements(self) -> int:
         """Of the weights that were multiplied."""
         return sum(weight.elements for weight in self._weights.values() if weight.multiplied)
+
+
+def _unwrapped(weight: Any) -> Any:
+    """The tensor behind those of `torch.func.vmap` and `grad`, which have no storage."""
+    while is_functorch_wrapped_tensor(weight):
+        weight = get_unwrapped(weight)
+    return weight
 
 
 class _Weight:

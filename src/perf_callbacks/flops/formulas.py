@@ -53,7 +53,7 @@ def name(operation: Any) -> str:
 def formula(operation: Any) -> Formula | None:
     """The formula of an operation, if there is one."""
     called = name(operation)
-    found = _registered.get(called) or _OURS.get(called)
+    found = _registered.get(called) or _OURS.get(called.removesuffix("_"))  # in place, it costs the same
     if found is not None:
         return found
     packet = getattr(operation, "_overloadpacket", operation)
@@ -114,6 +114,35 @@ def _trilinear(*args: Any, **_: Any) -> int:
         for dimension in sorted(lacking):
             shape.insert(dimension, 1)
     return int(2 * prod(max(sizes) for sizes in zip(*full, strict=True)))
+
+
+def _convolution(x: Any, weight: Any, *_: Any, out_val: Any, **__: Any) -> int:
+    """Each element of a channel's output takes a filter, whatever the groups."""
+    return int(2 * x.shape[0] * prod(out_val.shape[2:]) * weight.numel())
+
+
+def _transposed_convolution(x: Any, weight: Any, *_: Any, **__: Any) -> int:
+    """Each element of a channel's input gives a filter."""
+    return int(2 * x.shape[0] * prod(x.shape[2:]) * weight.numel())
+
+
+def _time_convolution(x: Any, weight: Any, _bias: Any, pad: int = 0, **_: Any) -> int:
+    """[time, batch, channels] by [kernel, in, out]: a product for each place in the kernel, padding left out.
+
+    Its backward, which is made of such products, shows as `addmm_`.
+    """
+    kernel, rows = weight.shape[0], x.shape[0]
+    out = rows + 2 * pad - kernel + 1
+    pairs = sum(max(0, min(rows + pad - place, out) - max(0, pad - place)) for place in range(kernel))
+    return int(2 * pairs * x.shape[1] * weight.shape[1] * weight.shape[2])
+
+
+def _linear_backward(x: Any, _grad: Any, weight: Any, wanted: Any, **_: Any) -> int:
+    return int(_linear(x, weight) * sum(wanted[:2]))
+
+
+def _many_products(a: Any, b: Any, *_: Any, **__: Any) -> int:
+    return sum(_product(*pair) for pair in zip(a, b, strict=True))
 
 
 def _convolution_backward(*args: Any, **_: Any) -> int:
@@ -181,7 +210,11 @@ _OURS: dict[str, Formula] = {
     "aten::addmv": Formula(_added_product),
     "aten::addbmm": Formula(_added_product),
     "aten::addr": Formula(_outer),
+    "aten::_addmm_activation": Formula(_added_product),
+    "aten::_foreach_mm": Formula(_many_products),
+    "aten::conv_tbc": Formula(_time_convolution, "convolution"),
     "aten::linear": Formula(_linear),
+    "aten::linear_backward": Formula(_linear_backward),
     "aten::matmul": Formula(_any_product),
     "aten::matmul_backward": Formula(_any_product_backward),
     "aten::_grouped_mm": Formula(_grouped),
@@ -206,6 +239,36 @@ _OURS: dict[str, Formula] = {
     "aten::addmm": Formula(_added_product),
     "aten::bmm": Formula(_product),
     "aten::baddbmm": Formula(_added_product),
+    # torch has one for some of these, which takes their arguments for those of `convolution`
+    **{
+        f"aten::{called}": Formula(_convolution, "convolution")
+        for called in (
+            "_conv_depthwise2d",
+            "_nnpack_spatial_convolution",
+            "_slow_conv2d_forward",
+            "conv_depthwise3d",
+            "cudnn_convolution",
+            "cudnn_convolution_add_relu",
+            "cudnn_convolution_relu",
+            "miopen_convolution",
+            "miopen_convolution_add_relu",
+            "miopen_convolution_relu",
+            "miopen_depthwise_convolution",
+            "mkldnn_convolution",
+            "slow_conv3d_forward",
+            "slow_conv_dilated2d",
+            "slow_conv_dilated3d",
+        )
+    },
+    **{
+        f"aten::{called}": Formula(_transposed_convolution, "convolution")
+        for called in (
+            "cudnn_convolution_transpose",
+            "miopen_convolution_transpose",
+            "slow_conv_transpose2d",
+            "slow_conv_transpose3d",
+        )
+    },
     # torch's forgets the groups
     "aten::convolution_backward": Formula(_convolution_backward, "convolution"),
     # torch's takes [batch, sequence, heads, head] for [batch, heads, sequence, head]

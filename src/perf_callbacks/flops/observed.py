@@ -1,8 +1,11 @@
 """What else there is to see in the counted step: what was not counted, and what makes a step slow."""
 
+import os
+import re
 import sys
 from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -19,33 +22,17 @@ LARGE_BYTES = 1 << 20
 MOST = 100
 """Of each sort of thing, this many are kept."""
 
-_PRODUCTS = (
-    "aten::_cdist_forward",
-    "aten::_euclidean_dist",
-    "aten::_sparse_addmm",
-    "aten::_sparse_sparse_matmul",
-    "aten::sparse_sampled_addmm",
-    "aten::_cslt_sparse_mm",
-    "aten::_transformer_encoder_layer_fwd",
-    "aten::_native_multi_head_attention",
-    "aten::_weight_int",
-    "aten::_convert_weight_to_int",
-    "aten::_mixed_dtypes_linear",
-    "aten::_fft_",
-    "aten::linalg_",
-    "aten::_linalg_",
-    "aten::cholesky",
-    "aten::triangular_solve",
-    "aten::ormqr",
-    "aten::lu_solve",
-    "aten::_thnn_",
-    "aten::mkldnn_",
-    "aten::quantized_",
+_PRODUCT = re.compile(
+    r"mm(?![a-z])|matmul|conv(?!ert)|linear|attention|transformer|rnn|lstm|gru|cdist|euclidean_dist|dot|einsum|outer"
+    r"|gemm|fft|linalg|linear_combination|solve|cholesky|ormqr|geqrf|householder|(?<![a-z])(addmv|addr|mv|ger)(?![a-z])"
 )
-"""Operations of torch that multiply matrices, and have no formula. Names that begin so."""
+"""Names of operations that multiply matrices, or look as if they did."""
 
-_ELEMENTWISE = ("aten::_thnn_fused", "aten::linalg_vector_norm", "aten::linalg_cross", "aten::_linalg_check_errors")
-"""Names that begin so although they don't."""
+_NO_PRODUCT = re.compile(
+    r"upsample_|_thnn_(fused|differentiable)_|flatten_weight|linalg_(vector_norm|cross|check_errors)"
+    r"|fft_r?fftfreq|cufft_.*_plan_cache|reorder_conv|prepack(?!ed)|_pack_gemm_|quantize_weight"
+)
+"""Names that look so although they interpolate, go element by element, or put weights into another order."""
 
 _TRANSPARENT = {
     "aten",
@@ -64,7 +51,7 @@ _TRANSPARENT = {
     "streams",
     "torchvision",
 }
-"""Namespaces whose operations multiply nothing, unless they are named above."""
+"""Namespaces whose operations multiply nothing, unless their names look so."""
 
 _COPIES = {"aten::clone", "aten::_to_copy", "aten::copy_", "aten::cat"}
 
@@ -131,6 +118,10 @@ class Observed:
         shapes = " x ".join([_shape(operand) for operand in operands if operand.dim() > 1])
         self._note(self.products, (sort.called, shapes, dtype), flops)
 
+    def failed(self, func: Any) -> None:
+        """One whose formula failed."""
+        self._note(self.unknown, str(func), 1)
+
     def uncounted(self, func: Any, args: Any, out: Any, weights: Weights) -> None:
         """One that is not."""
         sort = self._sorts.get(id(func)) or self._look(func)
@@ -177,11 +168,11 @@ class Observed:
 
 
 def _opaque(func: Any, called: str) -> bool:
+    """Tell if an operation without a formula may multiply matrices. What is not torch's own may do anything."""
     if isinstance(func, HigherOrderOperator):
         return True
-    if called.startswith(_PRODUCTS):
-        return not called.startswith(_ELEMENTWISE)
-    return called.partition("::")[0] not in _TRANSPARENT
+    namespace, _, base = called.partition("::")
+    return namespace not in _TRANSPARENT or (_PRODUCT.search(base) is not None and _NO_PRODUCT.search(base) is None)
 
 
 def _causal_argument(func: Any) -> tuple[int, str, bool] | None:
@@ -208,8 +199,12 @@ def _line() -> str:
     """The line outside of torch that led here."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 the one way to the caller
     while frame is not None:
-        path = frame.f_code.co_filename.replace("\\", "/")
-        if "/torch/" not in path and "/perf_callbacks/" not in path:
-            return f"{path}:{frame.f_lineno}"
+        path = frame.f_code.co_filename
+        if not path.startswith(_PACKAGES):
+            return f"{path.replace(os.sep, '/')}:{frame.f_lineno}"
         frame = frame.f_back
     return "somewhere in torch"
+
+
+_PACKAGES = tuple(str(Path(file).parents[level]) + os.sep for file, level in ((torch.__file__, 0), (__file__, 1)))
+"""Where torch and this package lie: a user's own directory may have the name of either."""

@@ -32,7 +32,7 @@ def counted(
         source=source,
         coverage=coverage,
         uncounted=dict(observed.unknown),
-        lower_bound=bool(observed.unknown or counter.errors) or (coverage is not None and coverage < ENOUGH),
+        lower_bound=bool(observed.unknown) or (coverage is not None and coverage < ENOUGH),
         whole_step=whole_step,
         compiled=compiled,
         logical_flops=sum(counter.logical.values()) or None,
