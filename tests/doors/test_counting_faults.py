@@ -30,12 +30,16 @@ INSIDE = {
 AROUND = {
     "watching.counting": "begin counted",
     "watching.counting.Counting": "begin_step end_step see begin_span end_span close _affordable _eager _full _open "
-    "_shut _put_down _await",
+    "_shut _put_down _await trained _next _recount _way",
+    "watching.booking.Booking": "__init__",
     "flops.counter.FlopCounter": "__init__ __enter__ work unhook",
     "flops.window.CountWindow": "__init__ open _leave _hold_compiler _let_compiler_go",
     "flops.coverage.Weights": "coverage multiplied_elements",
-    "core.shapes.ShapedWork": "learn of knows",
-    "core.shapes": "_fold _scaled extent",
+    "core.shapes.ShapedWork": "learn of knows wants look settle summary",
+    "core.shapes": "_each",
+    "core.books": "_fold extent keep",
+    "core.scaling.Scaling": "predict",
+    "core.tape.Tape": "follow unfollow",
     "core.batches.BatchReader": "forget",
 }
 LEFT = {
