@@ -3,6 +3,7 @@
 import pytest
 
 from perf_callbacks.core.books import extent
+from perf_callbacks.core.marks import Calls
 from perf_callbacks.core.shapes import ShapedWork
 from perf_callbacks.core.work import Cell, Effort, Work
 
@@ -188,6 +189,93 @@ def test_images_scale_by_their_number():
         shaped.learn([images(rows)], [network(rows)])
     assert shaped.of([images(9)]).model_flops == network(9).model_flops
     assert shaped.of([images(4, side=16)]) is None
+
+
+def packed(sequences, length):
+    """As padding-free collators make it: one row, and where sequences begin."""
+    return (("input_ids", (1, length)), ("position_ids", (1, length)), ("cu_seq_lens_q", (sequences + 1,)))
+
+
+def test_packed_rows_scale_however_many_sequences_are_in_them():
+    def work(_, length):
+        return Work({LINEAR: 10 * length - 6, SCORES: 4 * length**2})
+
+    shaped = learned(work, packed, (4, 120), (7, 124), (5, 119))
+    assert shaped.of([packed(9, 100)]).model_flops == work(9, 100).model_flops
+
+
+def both(rows, length, other):
+    return (("input_ids", (rows, length)), ("labels", (rows, other)))
+
+
+def translation(rows, length, other):
+    crossed = 4 * length**2 + 12 * other**2 + 8 * length * other
+    return Work({LINEAR: rows * (10 * length + 30 * other), SCORES: rows * crossed})
+
+
+def test_an_encoder_and_a_decoder_have_a_length_each():
+    shaped = ShapedWork()
+    sizes = [(2, 8, 5), (4, 16, 7), (3, 11, 20), (2, 9, 9), (5, 30, 4)]
+    for size in sizes:
+        effort = shaped.of([both(7, 13, 17)])
+        assert effort is None or effort.model_flops == translation(7, 13, 17).model_flops
+        shaped.learn([both(*size)], [translation(*size)])
+    assert shaped.of([both(7, 13, 17)]).model_flops == translation(7, 13, 17).model_flops
+    assert shaped.of([both(1, 6, 6)]).model_flops == translation(1, 6, 6).model_flops
+
+
+def test_a_second_length_that_never_differed_tells_of_no_other():
+    shaped = ShapedWork()
+    for size in [(2, 8, 8), (4, 16, 16), (3, 11, 11)]:
+        shaped.learn([both(*size)], [transformer(size[0], size[1])])
+    assert shaped.of([both(5, 20, 20)]).model_flops == transformer(5, 20).model_flops
+    assert shaped.of([both(5, 20, 10)]) is None
+
+
+def test_no_more_counts_are_kept_than_32_and_what_they_contradict_is_given_up():
+    shaped = ShapedWork()
+    for length in range(2, 400, 2):
+        shaped.learn([ids(2, length)], [Work({LINEAR: length * (1 + length % 3)})])
+    assert shaped.of([ids(2, 398)]) is not None
+    assert shaped.of([ids(2, 2)]) is None
+    assert not shaped.wants(ids(2, 3))
+
+
+def test_what_is_not_read_is_neither_learned_nor_wanted():
+    shaped = ShapedWork()
+    shaped.learn([(), ids(2, 8)], [Work({LINEAR: 5}), Work({LINEAR: 5})])
+    assert shaped.of([()]) is shaped.of([(), ids(2, 8)]) is shaped.of([ids(2, 8)]) is None
+    assert not shaped.wants(())
+
+
+def test_other_calls_and_other_trained_parameters_are_counted_apart():
+    shaped, trained = ShapedWork(), [(True, False)]
+    shaped.trained = lambda: trained[-1]
+    shaped.look()
+    shaped.learn([ids(2, 8)] * 2, [Work({LINEAR: 100})] * 2, Calls(2, 2))
+    assert shaped.of([ids(2, 8)] * 3, Calls(3, 3)) == Effort(300, 300)
+    assert shaped.of([ids(2, 8)] * 2, Calls(4, 2)) is None
+    assert shaped.missing == {(2, 1): (0, 0)}
+    trained.append((True, True))
+    shaped.look()
+    assert shaped.of([ids(2, 8)], Calls(1, 1)) is None
+    assert shaped.fresh
+    shaped.settle()
+    shaped.learn([ids(2, 8)], [Work({LINEAR: 150})], Calls(1, 1))
+    assert shaped.of([ids(2, 8)], Calls(1, 1)) == Effort(150, 150)
+    trained.append((True, False))
+    shaped.look()
+    shaped.settle()
+    assert shaped.of([ids(2, 8)], Calls(1, 1)) == Effort(100, 100)
+
+
+@pytest.mark.parametrize(("second", "varies"), [(100, False), (100.9, False), (102, True), (50, True)])
+def test_equal_batches_of_which_counts_differ_by_more_than_a_hundredth_are_unknown(second, varies):
+    shaped = ShapedWork()
+    shaped.learn([ids(2, 8)], [Work({LINEAR: 1000})], step=2)
+    shaped.learn([ids(2, 8)], [Work({LINEAR: int(10 * second)})], step=10)
+    assert shaped.varies is varies
+    assert (shaped.of([ids(2, 8)]) is None) is varies
 
 
 def test_a_family_has_the_same_tensors():

@@ -22,7 +22,7 @@ pytestmark = [  # what Dynamo says; the second of masks as transformers 4 makes 
         "ignore:.* should not be instantiated. Methods on autograd functions:DeprecationWarning"
     ),
 ]
-ROWS = (2, 2, 2, 3, 5, 2, 3, 2, 5, 7, 7)
+ROWS = (2, 2, 2, 3, 5, 2, 3, 5, 7, 7)
 COUNTED = 2
 HOOKS = pytest.mark.filterwarnings("error:Using .torch.compile.module.. when there are global hooks")
 

@@ -29,13 +29,17 @@ INSIDE = {
 AROUND = {
     "watching.counting": "begin counted",
     "watching.counting.Counting": "begin_step end_step see begin_span end_span close _affordable _eager _full _open "
-    "_shut _put_down _await",
+    "_shut _put_down _await trained _next _recount _way",
+    "watching.booking.Booking": "__init__",
     "flops.counter.FlopCounter": "__init__ hook enter_stack leave_stack work unhook",
     "flops.window.CountWindow": "__init__ open _leave",
     "flops.stance.EagerStance": "hold release reconcile",
     "flops.coverage.Weights": "coverage multiplied_elements",
-    "core.shapes.ShapedWork": "learn of knows",
-    "core.shapes": "_fold _scaled extent",
+    "core.shapes.ShapedWork": "learn of knows wants look settle summary",
+    "core.shapes": "_each",
+    "core.books": "_fold extent keep",
+    "core.scaling.Scaling": "predict",
+    "core.tape.Tape": "follow unfollow",
     "core.batches.BatchReader": "forget note look_up",
 }
 LEFT = {
@@ -53,7 +57,8 @@ def parts(owners):
 
 
 def warnings(caplog):
-    return [one for one in caplog.records if one.name == "perf_callbacks" and one.levelno >= logging.WARNING]
+    ours = [one for one in caplog.records if one.name == "perf_callbacks" and one.levelno >= logging.WARNING]
+    return [one for one in ours if "no metrics at step" not in one.getMessage()]  # there is an evaluation in each step
 
 
 class Fault:
@@ -174,8 +179,9 @@ def test_a_part_that_breaks_inside_of_the_count_costs_what_it_would_have_counted
     assert warnings(caplog) == []
     (summary,) = tiny.records(tmp_path, Summary)
     assert (summary.steps, summary.failure) == (5, None)
-    for record in counts(tmp_path):
-        assert not fault.happened or record.errors
+    found = counts(tmp_path)
+    assert any(record.errors for record in found) or not fault.happened
+    for record in found:
         there = true[record.step]
         assert record.model_flops == there or (record.model_flops < there and record.lower_bound)
 

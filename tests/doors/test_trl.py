@@ -57,8 +57,8 @@ def test_every_row_has_metrics_and_the_amounts_are_those_that_the_model_saw(tmp_
     excluded = [step["excluded"] for step in steps]
     # There is a shape in the third that the second has not. Two lengths tell of it, unless the loss comes in chunks.
     assert excluded[:3] == ["first", "counted", "recounted" if TRL >= 1 else None]
-    unlike = packing and TRL >= 1  # it packs so that hardly any shape comes again
-    assert {*excluded[3:]} == ({"recounted", None} if unlike else {None})
+    unlike = packing and TRL >= 1  # it packs so that hardly any shape comes again: the third count tells of them all
+    assert {*excluded[3:]} <= ({"recounted", None} if unlike else {None})
     included = [step["step"] for step in steps if step["excluded"] is None]
     useful = [amount for step in included for amount in amounts[step][2]]
     assert ours.summary.included_useful_tokens == (None if None in useful else sum(useful))
@@ -71,7 +71,7 @@ def test_every_row_has_metrics_and_the_amounts_are_those_that_the_model_saw(tmp_
     assert keys == {
         step: set() if step not in included else whole if step in counted else whole - FLOPS for step in range(1, 9)
     }
-    assert counted & {*included} == ({6, 8} if unlike else {*included})
+    assert counted & {*included} == {*included}
     assert {"perf/step_time", "perf/tokens_per_second", "perf/forward_time", "perf/backward_time"} | FLOPS <= whole
     assert all(metrics[key] > 0 for key in whole - {"perf/gc_time", "perf/gc_pause", "perf/gc_loss"})
 

@@ -24,6 +24,9 @@ SCALED = "scaled"
 _SECOND = ("labels", "decoder_input_ids")
 """Tensors that tell the length of what a decoder sees."""
 
+_PACKED = "cu_seq"
+"""Tensors of this name tell where packed sequences begin. How many these are makes no difference to products."""
+
 _Tensor = tuple[str, tuple[int, ...]]
 
 K = TypeVar("K")
@@ -207,6 +210,8 @@ def _guides(shape: ShapeKey) -> tuple[_Tensor, _Tensor | None]:
 
 
 def _template(name: str, sizes: tuple[int, ...], size: Size, second: _Tensor | None) -> tuple[int, ...]:
+    if name.rpartition(".")[2].startswith(_PACKED):  # as many as there are sequences in the row
+        return (-4,) * len(sizes)
     if sizes[:1] != (size.rows,):
         return sizes
     lengths = {size.other: -3, size.length: -2}

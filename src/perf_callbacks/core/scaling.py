@@ -43,8 +43,8 @@ _LAWS: dict[Kind, tuple[Law, ...]] = {
     ),
     "convolution": ((_TOKENS,),),
 }
-"""The simplest first. After products with weights and attention: a head that sees rows, angles of positions that are
-computed once for all rows, an encoder with a decoder."""
+"""The simplest first. After products with weights and attention: a head that sees rows, or all tokens of a row but one
+(then the factor is negative), angles of positions that are computed once for all rows, an encoder with a decoder."""
 
 _ALIKE: tuple[Law, ...] = ((_ROWS,), ((0, 0, 0), _ROWS))
 """For batches that differ in nothing but their rows, whatever else they hold."""
@@ -121,7 +121,7 @@ def _fitted(counts: Mapping[Size, int], law: Law) -> _Fit | None:
     if len(counts) <= len(law):
         return None
     factors = _exactly(counts, law)
-    if factors is None or min(factors) < 0:
+    if factors is None:
         return None
     fit = _Fit(law, factors, counts)
     return fit if fit.sound else None

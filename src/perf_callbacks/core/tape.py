@@ -1,6 +1,7 @@
 """What the training thread turned to and when: written down as it happens, read later, many steps at once."""
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import repeat
 from operator import add, sub
 from typing import Any, NamedTuple
@@ -82,6 +83,17 @@ class Tape:
         """From now on, what is written is not kept; pauses are."""
         self._listening = False
         self.write = _nowhere
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nothing that is written in the block is kept: it is not the training's."""
+        listening = self._listening
+        self.ignore()
+        try:
+            yield
+        finally:
+            if listening:
+                self.listen()
 
     def follow(self) -> Course:
         """The course so far, which turns with each mark that is written from now on. It costs, so it is for a step."""

@@ -338,7 +338,8 @@ class Counting:
     def _estimate(self, model: nn.Module, shape: ShapeKey, example: Example) -> None:
         work, (rows, length) = self._recorder.work, extent(shape)
         try:
-            counter = offline.count(model, example)
+            with self._recorder.tape.paused():
+                counter = offline.count(model, example)
             record = counted(counter, self._recorder.step, rows * length, source=COPY, compiled=_compiled())
             total = counter.work()
         except Exception as error:  # noqa: BLE001 models may do in their forward what they like
