@@ -65,7 +65,7 @@ class Recorder:
             self._journal = FileJournal(
                 directory / FOLDER / f"rank{place.rank}.jsonl",
                 max_bytes=config.max_journal_mb * 1_000_000,
-                complain=log.warning,
+                complain=functools.partial(log.warning, "perf_callbacks: %s"),
                 began=began,
                 clock=clock,
             )
