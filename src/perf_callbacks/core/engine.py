@@ -28,7 +28,7 @@ FLUSH_SECONDS = 1.0
 """A step that ends as late as this after the last block is written at once, with those before it."""
 
 LATE_SECONDS = 3.0
-"""Where no step has ended for as long as this, another thread writes the ones before."""
+"""If no block was written for as long as this, another thread writes the steps that wait."""
 
 MOMENT_SECONDS = 0.05
 """How long the training thread may wait for that other thread."""
@@ -180,7 +180,7 @@ class Engine:
 
     @contextmanager
     def _alone(self) -> Iterator[bool]:
-        """Keep other threads from the books, and wait a moment for one that has them. Whether it was long enough."""
+        """Keep other threads from the books. Gives False where another one has them for longer than a moment."""
         held = self._books.acquire(timeout=MOMENT_SECONDS)
         try:
             yield held
@@ -189,7 +189,7 @@ class Engine:
                 self._books.release()
 
     def collect(self, *, show: bool = True) -> bool:
-        """Take over the steps that are finished; whether none is outstanding.
+        """Take over the steps that are finished. True: none is outstanding.
 
         They are not shown to trials by a loader's thread, nor in the middle of a step.
         """

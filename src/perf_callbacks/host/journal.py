@@ -41,7 +41,7 @@ MOST_WRITERS = 1000
 """Writers that may share a directory."""
 
 FOLDER = "perf_callbacks"
-"""Where journals lie in an output directory."""
+"""The folder of the journals in an output directory."""
 
 _NAME = re.compile(r"rank(\d+)(?:\.(\d+))?\.jsonl")
 
@@ -49,10 +49,10 @@ _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
 
 
 class Journal(Protocol):
-    """Where records go."""
+    """A place for records."""
 
     path: Path | None
-    """Where that is; None where it is nowhere."""
+    """The file; None where there is none."""
 
     def write(self, record: Record) -> None:
         """Take a record."""
@@ -239,7 +239,7 @@ class FileJournal:
         self._written_at = self._clock()
 
     def _lasts(self, record: Record) -> bool:
-        """Whether a record is still written once the journal is full."""
+        """Decide on a record: once the journal is full, only some are still written."""
         if self._size < self._max_bytes:
             return True
         if isinstance(record, Steps):
