@@ -174,13 +174,10 @@ class FileJournal:
             if os.getpid() != self._process:
                 return False
             if self._pending and not self._done:
-                if self._file is None:
-                    self._open()
-                elif self._is_deleted():
-                    if threading.get_ident() != self._thread:
-                        return False
-                    self._replace()
-                self._put("".join([self._pending.popleft() for _ in range(len(self._pending))]))
+                if self._found(create=threading.get_ident() == self._thread):
+                    self._put("".join([self._pending.popleft() for _ in range(len(self._pending))]))
+                elif not self._closing:
+                    return False
         except OSError as error:
             self._give_up(error)
         finally:
@@ -210,6 +207,16 @@ class FileJournal:
             os.lseek(file, -1, os.SEEK_END)
             if os.read(file, 1) != b"\n":
                 self._put("\n")
+
+    def _found(self, *, create: bool) -> bool:
+        """See to it that there is a file to write to."""
+        if self._file is None:
+            self._open()
+        elif self._is_deleted():
+            if not create:
+                return False
+            self._replace()
+        return True
 
     def _is_deleted(self) -> bool:
         """Look whether the file is still where it was."""
