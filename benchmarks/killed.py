@@ -22,7 +22,12 @@ from pathlib import Path
 
 ALLOWED_SECONDS = 5.0
 
-WAYS = {"loop, 50 ms": ("loop", 0.05), "loop, 2 s": ("loop", 2.0), "transformers, 50 ms": ("transformers", 0.05)}
+WAYS = {
+    "loop, 50 ms": ("loop", 0.05),
+    "loop, 2 s": ("loop", 2.0),
+    "transformers, 50 ms": ("transformers", 0.05),
+    "loop, 50 ms, each 19th 8 s": ("uneven", 0.05),
+}
 
 
 @dataclass
@@ -49,7 +54,12 @@ def note(file: int, word: object) -> None:
     os.write(file, f"{word} {time.monotonic()}\n".encode())
 
 
-def loop(seconds: float, directory: str, file: int) -> None:
+def uneven(seconds: float, directory: str, file: int) -> None:
+    """Most kills fall into a long step."""
+    loop(seconds, directory, file, lambda number: 8.0 if number % 19 == 0 else seconds)
+
+
+def loop(seconds: float, directory: str, file: int, length: Callable[[int], float] | None = None) -> None:
     import torch
 
     from perf_callbacks import PerfConfig
@@ -61,7 +71,7 @@ def loop(seconds: float, directory: str, file: int) -> None:
     with measure(model=model, optimizer=optimizer, loader=batches, config=PerfConfig(output_dir=directory)) as perf:
         note(file, "begin")
         for number, batch in enumerate(perf.loader, 1):
-            time.sleep(seconds)
+            time.sleep(length(number) if length else seconds)
             model(batch).sum().backward()
             optimizer.step()
             note(file, number)
@@ -110,8 +120,7 @@ def trainer(seconds: float, directory: str, file: int) -> None:
 
 def child(way: str, seconds: float, directory: str) -> None:
     file = os.open(Path(directory) / "did.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    run: Callable[[float, str, int], None] = {"loop": loop, "transformers": trainer}[way]
-    run(seconds, directory, file)
+    {"loop": loop, "transformers": trainer, "uneven": uneven}[way](seconds, directory, file)
 
 
 def did(directory: Path) -> dict[str, float]:
@@ -171,6 +180,7 @@ def main() -> int:
     parser.add_argument("--within", type=float, default=30.0, help="seconds of training in which they are")
     parser.add_argument("--at-once", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ways", nargs="*", default=[*WAYS], choices=WAYS, metavar="WAY", help="of training; all")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -178,7 +188,7 @@ def main() -> int:
         child(way, float(seconds), directory)
         return 0
     chance = random.Random(options.seed)
-    moments = [(way, chance.uniform(0, options.within)) for _ in range(options.moments) for way in WAYS]
+    moments = [(way, chance.uniform(0, options.within)) for _ in range(options.moments) for way in options.ways]
     with ThreadPoolExecutor(options.at_once) as pool:
         outcomes = list(pool.map(lambda one: kill(*one), moments[: options.moments]))
     print("| run | killed after | run | items | finished steps | of them older than 5 s | lost of these | first lost |")

@@ -402,7 +402,7 @@ def test_what_is_written_early_changes_nothing_else():
     ]
 
 
-def test_the_other_thread_asks_no_device_and_touches_no_tensor():
+def test_the_other_thread_asks_no_device_and_touches_no_tensor(monkeypatch):
     class Untouched:
         def __add__(self, other):
             raise AssertionError
@@ -418,7 +418,9 @@ def test_the_other_thread_asks_no_device_and_touches_no_tensor():
     assert written(fit) == [1, 2]
 
     stream = FakeStream()
-    timeline = EventTimeline(stream.event)
+    timeline, asked = EventTimeline(stream.event), []
+    ready = timeline.ready
+    monkeypatch.setattr(timeline, "ready", lambda: asked.append(1) or ready())
     fit = Fit(device=timeline)
     for _ in range(3):
         stream.work(0.25)
@@ -428,7 +430,9 @@ def test_the_other_thread_asks_no_device_and_touches_no_tensor():
     stream.run()
     fit.engine.write_late(fit.now + 9)
     assert written(fit) == []
-    fit.feed(1)  # the training thread asks it with the next micro-batch
+    for _ in range(2):  # the training thread asks it with the next micro-batch, and once
+        fit.feed(1)
+    assert asked == [1, 1, 1, 1]
     fit.engine.write_late(fit.now + 9)
     assert written(fit) == [1, 2, 3]
 

@@ -316,6 +316,18 @@ def test_a_file_that_was_deleted_with_its_directory_is_begun_anew_with_its_run(p
     assert complaints == [f"{path} was deleted while it was written: a new one goes on from here."]
 
 
+def test_a_journal_that_another_thread_closes_comes_back_to_no_directory(path, make):
+    """As where a fit was abandoned and its directory deleted."""
+    journal = make()
+    journal.write(a_run())
+    journal.write(ROW)
+    shutil.rmtree(path.parent)
+    elsewhere = threading.Thread(target=journal.close)
+    elsewhere.start()
+    elsewhere.join(60)
+    assert (path.parent.exists(), journal._file) == (False, None)
+
+
 def test_a_file_in_whose_place_another_was_put_is_left_for_it(path, make):
     clock = FakeClock()
     journal = make(clock=clock)

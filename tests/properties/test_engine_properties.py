@@ -4,6 +4,7 @@ import pytest
 from fakes import Fit
 from hypothesis import given, strategies as st
 
+from perf_callbacks.core.engine import LATE_SECONDS
 from perf_callbacks.core.records import Gc, Span
 
 STAGES = ("data", "forward", "backward", "optimizer", "other")
@@ -17,6 +18,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("begin_span"), st.sampled_from(["evaluation", "checkpoint"]), SECONDS),
     st.tuples(st.just("end_span")),
     st.tuples(st.just("end_step")),
+    st.tuples(st.just("write_late")),
 )
 
 
@@ -29,6 +31,8 @@ def tell(fit, event, *details):
         fit.now += details[1]
     elif event == "end_span":
         fit.engine.end_span(fit.now)
+    elif event == "write_late":  # as the watchdog does, whatever the training thread is about to do
+        fit.engine.write_late(fit.now + LATE_SECONDS)
     else:
         getattr(fit, event)(*details)
 

@@ -53,8 +53,8 @@ class PerfConfig:
     report: bool = False
     """Write a report when training ends."""
     output_dir: str | None = None
-    """Where journal and report go. None: the trainer's output directory, in Lightning that of rank 0's logger, else the
-    working directory."""
+    """Directory of journal and report. None: the trainer's output directory, in Lightning that of rank 0's logger, else
+    the working directory."""
     max_journal_mb: int = 256
     """Size of one rank's journal from which on steps and short pauses are no longer written."""
     baseline: str | None = None

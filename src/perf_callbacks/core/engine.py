@@ -29,7 +29,7 @@ FLUSH_SECONDS = 1.0
 """A step that ends as late as this after the last block is written at once, with those before it."""
 
 LATE_SECONDS = 3.0
-"""Where no step has ended for as long as this, another thread writes the ones before."""
+"""If no block was written for as long as this, another thread writes the steps that wait."""
 
 MOMENT_SECONDS = 0.05
 """How long the training thread may wait for that other thread."""
@@ -102,6 +102,8 @@ class Engine:
         self._unseen: deque[tuple[list[Step], list[Gc]]] = deque()  # by trials
         self._books = RLock()  # held by who reads the tape or the ledger; marks are written without it
         self._reading = False
+        self._overdue = False
+        """The device is to be asked for its times before the step ends."""
         parts = Parts(step=run.step, rank=run.rank, world_size=run.world_size, data_parallel=data_parallel)
         parts.ambiguous = ambiguous
         self._ledger = Ledger(self._shown, parts)
@@ -126,7 +128,7 @@ class Engine:
             self._batches.append(batch)
             if len(self._batches) > MOST_BATCHES:
                 self._batches = [Batch(*together(self._batches), ())]
-            if self._passed or len(self.tape.pairs) > MOST_MARKS:
+            if self._overdue or len(self.tape.pairs) > MOST_MARKS:
                 self.collect(show=False)
 
     @property
@@ -190,7 +192,7 @@ class Engine:
 
     @contextmanager
     def _alone(self) -> Iterator[bool]:
-        """Keep other threads from the books, and wait a moment for one that has them. Whether it was long enough."""
+        """Keep other threads from the books. Gives False where another one has them for longer than a moment."""
         held = self._books.acquire(timeout=MOMENT_SECONDS)
         try:
             yield held
@@ -199,18 +201,23 @@ class Engine:
                 self._books.release()
 
     def collect(self, *, show: bool = True) -> bool:
-        """Take over the steps that are finished; whether none is outstanding.
+        """Take over the steps that are finished. True: none is outstanding.
 
         They are not shown to trials by a loader's thread, nor in the middle of a step.
         """
-        with self._alone() as held:
-            if not held or self._reading:  # a signal or a finalizer may come in the midst of it
+        if not self._books.acquire(timeout=MOMENT_SECONDS):
+            return False
+        try:
+            if self._reading:  # a signal or a finalizer may come in the midst of it
                 return False
             self._reading = True
+            self._overdue = False
             try:
                 self._collect()
             finally:
                 self._reading = False
+        finally:
+            self._books.release()
         while show and self._unseen:
             self._sharing.see(*self._unseen.popleft())
         return not self._passed
@@ -219,13 +226,15 @@ class Engine:
         """Write the steps that are finished, if none has ended for a while. Called in another thread than training.
 
         A step may take minutes, and the process may be killed in it. Nothing is taken over here: the tape is read from
-        a copy, no tensor is touched and no device is asked, and what a step's work was stays unknown where only the
-        training thread can tell.
+        a copy, and what a step's work was stays unknown where only the training thread can tell. Nor is a device asked,
+        which might spoil the capture of a graph in the training thread, and may hang with it: that thread asks it with
+        the next micro-batch, and what it heard is written here a moment later.
         """
         if now - self._flushed_at < LATE_SECONDS or not self._books.acquire(blocking=False):
             return
         try:
             if not self._reading:
+                self._overdue = bool(self._passed)
                 past = self.tape.peek() if self._device is None else []
                 late = [self._seen(past[place], *self._waiting[place]) for place in range(len(past))]
                 block = self._ledger.early_block(late)

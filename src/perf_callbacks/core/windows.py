@@ -61,7 +61,7 @@ class Verdict:
     window: int | None
     """Optimizer steps per window; None: nothing is exchanged."""
     directory: str | None = None
-    """Where the journals of all ranks go; None: each rank knows by itself."""
+    """The output directory of all ranks; None: each rank knows its own."""
 
 
 def combine(parts: Collection[Part]) -> Window | None:

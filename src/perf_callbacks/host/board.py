@@ -16,7 +16,7 @@ LONGEST = 40_000
 """Bytes that a note may have."""
 
 SHARE = 0.75
-"""Of the files that a process may open, connections of ranks may take up as much."""
+"""Connections of ranks may take up this share of the files that a process may open."""
 
 
 def default_store() -> Any:

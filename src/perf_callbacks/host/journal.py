@@ -41,7 +41,7 @@ MOST_WRITERS = 1000
 """Writers that may share a directory."""
 
 FOLDER = "perf_callbacks"
-"""Where journals lie in an output directory."""
+"""The folder of the journals in an output directory."""
 
 _NAME = re.compile(r"rank(\d+)(?:\.(\d+))?\.jsonl")
 
@@ -49,10 +49,10 @@ _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
 
 
 class Journal(Protocol):
-    """Where records go."""
+    """A place for records."""
 
     path: Path | None
-    """Where that is; None where it is nowhere."""
+    """The file; None where there is none."""
 
     def write(self, record: Record) -> None:
         """Take a record."""
@@ -174,13 +174,10 @@ class FileJournal:
             if os.getpid() != self._process:
                 return False
             if self._pending and not self._done:
-                if self._file is None:
-                    self._open()
-                elif self._is_deleted():
-                    if threading.get_ident() != self._thread:
-                        return False
-                    self._replace()
-                self._put("".join([self._pending.popleft() for _ in range(len(self._pending))]))
+                if self._found(create=threading.get_ident() == self._thread):
+                    self._put("".join([self._pending.popleft() for _ in range(len(self._pending))]))
+                elif not self._closing:
+                    return False
         except OSError as error:
             self._give_up(error)
         finally:
@@ -211,6 +208,16 @@ class FileJournal:
             if os.read(file, 1) != b"\n":
                 self._put("\n")
 
+    def _found(self, *, create: bool) -> bool:
+        """See to it that there is a file to write to."""
+        if self._file is None:
+            self._open()
+        elif self._is_deleted():
+            if not create:
+                return False
+            self._replace()
+        return True
+
     def _is_deleted(self) -> bool:
         """Look whether the file is still where it was."""
         try:
@@ -239,7 +246,7 @@ class FileJournal:
         self._written_at = self._clock()
 
     def _lasts(self, record: Record) -> bool:
-        """Whether a record is still written once the journal is full."""
+        """Decide on a record: once the journal is full, only some are still written."""
         if self._size < self._max_bytes:
             return True
         if isinstance(record, Steps):

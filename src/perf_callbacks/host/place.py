@@ -24,7 +24,7 @@ class Place:
     directory: Path
     """Where output goes, unless the configuration says otherwise."""
     directory_of_all: bool = False
-    """Whether rank 0's directory is that of all ranks, which don't know it by themselves."""
+    """Rank 0's directory is that of all ranks, which don't know it by themselves."""
     device: torch.device
     rank: int = 0
     world_size: int = 1

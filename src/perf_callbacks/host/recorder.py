@@ -66,7 +66,7 @@ class Recorder:
             self._journal = FileJournal(
                 directory / FOLDER / f"rank{place.rank}.jsonl",
                 max_bytes=config.max_journal_mb * 1_000_000,
-                complain=log.warning,
+                complain=functools.partial(log.warning, "perf_callbacks: %s"),
                 began=began,
                 clock=clock,
             )
@@ -321,8 +321,8 @@ class _LateWriter:
         self._clock = clock
         self.ended = False
 
-    def tick(self, _now: float) -> bool:
-        """Write what has waited for long. The time is that of the recorder's clock."""
+    def tick(self, now: float) -> bool:  # noqa: ARG002 what counts is the recorder's clock
+        """Write what has waited for long."""
         if not self.ended:
             self._engine.write_late(self._clock())
             self._journal.flush()

@@ -239,7 +239,7 @@ def _nothing(_hook: object) -> None:
 
 
 def _directory(trainer: Any) -> Path:
-    """Where the first logger that has a local directory writes; else where the trainer does.
+    """The directory of the first logger that has a local one, else that of the trainer.
 
     Only rank 0 asks its loggers, and the other ranks hear of it: versions are counted there, and `trainer.log_dir` is a
     collective call.
