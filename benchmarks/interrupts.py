@@ -47,7 +47,7 @@ def state() -> dict[str, object]:
         "thresholds": gc.get_threshold(),
         "frozen": gc.get_freeze_count() > 1000,
         "gc callbacks": len(gc.callbacks),
-        "backward": torch.autograd.backward.__qualname__ + str(id(torch.autograd.backward)),
+        "backward": id(torch.autograd.backward),
         "grad": id(torch.autograd.grad),
         "module hooks": len(_global_forward_pre_hooks) + len(_global_forward_hooks),
         "dispatch modes": len(_get_current_dispatch_mode_stack()),
@@ -157,8 +157,8 @@ def main() -> None:
         if left:
             gc.collect()
             cycles = {one for one in left if one not in different(before)}
-            for what, how in left.items():
-                leaks[f"{name}: {what} {how.split(' at 0x')[0][:60]}{' until gc.collect()' * (what in cycles)}"] += 1
+            for what in left:
+                leaks[f"{name}: {what}{' until gc.collect()' * (what in cycles)}"] += 1
             print(f"{number}: {name}, {raised}: {left}{f', of which gc.collect() sees to {cycles}' * bool(cycles)}")
             sys.stdout.flush()
     for text, count in sorted(hit.items()):

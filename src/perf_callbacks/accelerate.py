@@ -66,8 +66,11 @@ def attach(
     Neither is part of any step, and the step in which one falls is in no row.
 
     Measuring begins with the first batch or backward of training, and ends with `accelerator.end_training()`,
-    `free_memory()`, or `close()` of what is returned here. Everything is put back then. `save_state` and `load_state`
-    take the counters along.
+    `free_memory()`, `close()` of what is returned here, or when the accelerator is freed. All changes are undone then.
+    `save_state` and `load_state` take the counters along.
+
+    The accelerator, its loaders and schedulers get a subclass of their class meanwhile. They are held weakly, and copy
+    and pickle as before.
 
     Args:
         accelerator: Whose loop to measure. Attached to before, the newcomer takes over.

@@ -9,7 +9,7 @@ import functools
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -285,16 +285,12 @@ def _index(callbacks: list[TrainerCallback], callback: TrainerCallback) -> int:
 
 
 def _find_trainer(callback: TrainerCallback) -> Trainer | None:
-    """The trainer that is calling: callbacks are not told."""
-    for frame in _frames():
+    """Find the trainer that is calling: callbacks are not told."""
+    # Not from our own frame on: its locals would refer to itself, and keep all frames with their trainer alive.
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 the one way to the caller
+    while frame is not None:
         candidate = frame.f_locals.get("self")
         if isinstance(candidate, Trainer) and callback in candidate.callback_handler.callbacks:
             return candidate
-    return None
-
-
-def _frames() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe()  # noqa: SLF001 the one way to the caller
-    while frame is not None:
-        yield frame
         frame = frame.f_back
+    return None

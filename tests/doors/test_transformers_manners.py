@@ -184,3 +184,18 @@ def test_a_callback_pickles_before_in_and_after_training(tmp_path):
     again = [pickle.loads(pickle.dumps(ours)), copy.deepcopy(ours), *Pickling.loaded]
     assert [(one.enabled, one.summary) for one in again] == [(True, None)] * 5
     assert ours.summary.steps == 3
+
+
+def test_a_trainer_is_freed_after_training_without_a_garbage_collection(tmp_path):
+    ours = PerfCallback()
+    gc.disable()
+    try:
+        trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=3), ours)
+        trainer.train()
+        gone = [weakref.ref(one) for one in (trainer, trainer.model, trainer.optimizer)]
+        gc.disable()
+        del trainer
+        assert [one() for one in gone] == [None] * 3
+    finally:
+        gc.enable()
+    assert ours.summary.steps == 3
