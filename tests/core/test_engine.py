@@ -6,7 +6,9 @@ import pytest
 import torch
 from fakes import FakeStream, Fit, a_run
 
+from perf_callbacks.core.batches import Batch
 from perf_callbacks.core.engine import MOST_BATCHES, MOST_MARKS
+from perf_callbacks.core.ledger import MOST_UNTOLD
 from perf_callbacks.core.marks import BACK, BEGIN
 from perf_callbacks.core.records import Amounts, Gc, Row, Run, Span, Steps, Summary
 from perf_callbacks.core.stages import Stage
@@ -621,3 +623,65 @@ def test_what_comes_in_the_midst_of_taking_steps_over_does_not_take_them_over_ag
     assert fit.engine.collect()
     assert seen == [(False, {}, 0)]
     assert fit.engine.summary().steps == 1
+
+
+IDS = ("[0]", (4, 8))
+"""A batch of 32 tokens, once it is known that its first tensor holds them."""
+
+
+def told(batch):
+    return batch._replace(tokens=32) if batch.shape == (IDS,) else batch
+
+
+def untold(fit, steps):
+    for _ in range(steps):
+        fit.engine.batch(Batch(4, None, None, (IDS,)))
+        fit.step(forward=1.0)
+
+
+@pytest.mark.parametrize("rows", [(), (1,), (1, 2, 3, 4, 5)], ids=["none", "first", "each"])
+def test_tokens_that_are_known_later_are_known_of_the_steps_before(rows):
+    fit, logged = Fit(), {}
+    for number in range(1, 6):
+        untold(fit, 1)
+        if number == 3:
+            fit.engine.tell_tokens(told)
+        if number in rows:
+            logged[number] = fit.engine.row(number)
+    summary = fit.engine.summary()
+    assert (summary.tokens, summary.included_tokens, fit.engine.amounts().tokens) == (160, 128, 160)
+    assert [number for number in logged if "perf/tokens_per_second" in logged[number]] == [
+        number for number in rows if number > 2
+    ]
+    assert [step["tokens"] for step in fit.steps()] == [32] * 5
+
+
+def test_steps_that_the_device_still_owes_learn_their_tokens_too():
+    stream = FakeStream()
+    fit = Fit(a_run(timeline="device"), device=EventTimeline(stream.event, capacity=64))
+    untold(fit, 3)
+    fit.engine.tell_tokens(told)
+    stream.run()
+    untold(fit, 1)
+    assert fit.engine.amounts().tokens == 128
+
+
+def test_what_holds_no_tokens_keeps_them_unknown_for_as_long_as_it_is_in_the_sum():
+    fit = Fit()
+    untold(fit, 1)
+    fit.engine.batch(Batch(4, None, None, ()))
+    fit.step(forward=1.0)
+    fit.engine.tell_tokens(told)
+    untold(fit, 1)
+    assert fit.engine.summary().tokens is None
+    assert "perf/tokens_per_second" not in fit.engine.row(3)
+    untold(fit, 1)
+    assert "perf/tokens_per_second" in fit.engine.row(4)
+
+
+def test_only_some_steps_are_kept_for_being_told():
+    fit = Fit()
+    untold(fit, 3 * MOST_UNTOLD)
+    fit.engine.tell_tokens(told)
+    assert fit.engine.summary().tokens is None
+    assert fit.engine.summary().samples == 12 * MOST_UNTOLD
