@@ -244,6 +244,7 @@ KEYS = {
     "perf/tflops",
     "perf/hardware_tflops",
     "perf/flops_coverage",
+    "perf/flops_known",
     *(f"perf/{name}" for name in ("mfu", "hfu", "mfu_mixed", "peak_tflops")),
 }
 COLUMNS = {"step", "samples", "tokens", "excluded", "model_flops", "step_time", *(f"{stage}_time" for stage in STAGES)}

@@ -160,7 +160,7 @@ def test_a_row_is_the_included_steps_since_the_row_before_as_ratios_of_sums(tmp_
             rate = amount * len(included) / seconds
             expected |= {f"perf/{name}_per_second": rate, f"perf/{name}_per_second_per_device": rate}
         flops = sum(step["model_flops"] for step in included)
-        expected |= {"perf/tflops": flops / seconds / 1e12, "perf/flops_coverage": 1.0}
+        expected |= {"perf/tflops": flops / seconds / 1e12, "perf/flops_coverage": 1.0, "perf/flops_known": 1.0}
         expected |= {f"perf/{mfu}": flops / seconds / (row["perf/peak_tflops"] * 1e12) for mfu in ("mfu", "mfu_mixed")}
         assert {key: row[key] for key in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
         assert row.keys() - expected.keys() == {

@@ -29,7 +29,16 @@ KEYS = {
     *(f"perf/{amount}_per_second{per}" for amount in AMOUNTS for per in ("", "_per_device")),
     *(
         f"perf/{name}"
-        for name in ("tflops", "hardware_tflops", "flops_coverage", "mfu", "hfu", "mfu_mixed", "peak_tflops")
+        for name in (
+            "tflops",
+            "hardware_tflops",
+            "flops_coverage",
+            "flops_known",
+            "mfu",
+            "hfu",
+            "mfu_mixed",
+            "peak_tflops",
+        )
     ),
 }
 INTERRUPTIONS = {"eval_strategy": "steps", "eval_steps": 3, "save_strategy": "steps", "save_steps": 4}

@@ -12,7 +12,7 @@ from perf_callbacks.transformers import PerfCallback
 
 LENGTHS = (5, 9, 14, 20)
 TRL = int(trl.__version__.partition(".")[0])
-RATED = ("tflops", "hardware_tflops", "flops_coverage", "mfu", "hfu", "mfu_mixed", "peak_tflops")
+RATED = ("tflops", "hardware_tflops", "flops_coverage", "flops_known", "mfu", "hfu", "mfu_mixed", "peak_tflops")
 FLOPS = {f"perf/{name}" for name in RATED}
 
 

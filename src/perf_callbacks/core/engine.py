@@ -262,7 +262,8 @@ class Engine:
         if done:
             self._look_after(len(done))
         finished = [self._finish(past) for past in done]
-        self._work.settle()
+        if done:
+            self._work.settle()
         if self._device is not None:
             self._passed += finished
             finished = [self._timed(self._passed.popleft(), seconds) for seconds in self._device.ready()]
