@@ -4,8 +4,8 @@
 
 A plain loop with a tiny model whose work follows no law, so that nothing is ever scaled: 20,000 steps, each with a
 batch of a new shape. The mean step of the last thousand is compared with that of a thousand after the first hundred,
-which hold the warm-up, and so is the memory that Python has allocated. Each is the median of ten parts of a hundred, in
-CPU time of the training thread.
+which hold the warm-up, and so is the memory that Python has allocated. Each is the quietest of ten parts of a hundred,
+in CPU time of the training thread.
 """
 
 import argparse
@@ -68,9 +68,9 @@ def run(steps: int, how: str, *, traced: bool) -> tuple[list[float], list[int]]:
 
 
 def thousand(seconds: list[float], start: int) -> float:
-    """The mean step of the median part."""
+    """The mean step of the quietest part."""
     parts = [statistics.mean(seconds[start + PART * part : start + PART * (part + 1)]) for part in range(PARTS)]
-    return statistics.median(parts)
+    return min(parts)
 
 
 def main() -> None:
