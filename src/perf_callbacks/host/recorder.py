@@ -31,6 +31,9 @@ from perf_callbacks.host.place import Place, earlier, opening
 from perf_callbacks.host.upkeep import Keeping
 from perf_callbacks.host.watchdog import WATCHDOG
 
+EMPTY_ROWS = 3
+"""Rows without a step, one after the other, until it is said why. A single one is no loss."""
+
 DRAIN_SECONDS = 1.0
 """How long the end of a fit may wait for the device's last events."""
 
@@ -50,7 +53,7 @@ class Recorder:
         self.failed = False
         """Whether something of ours went wrong, at the very end too."""
         self._summary: Summary | None = None
-        self._explained = False  # why a row is empty
+        self._explained, self._empty_rows = False, 0  # why rows are empty
         self._late: Exception | None = None
         timeline = device.timeline(place.device)
         self.run = opening(settings, place, "host" if timeline is None else "device")
@@ -217,8 +220,9 @@ class Recorder:
     def row(self, step: int) -> dict[str, float]:
         """Metrics since the last row."""
         metrics = self._engine.row(step)
-        reasons = None if metrics or self._explained else self._engine.why_empty
-        if reasons is not None and self.run.rank == 0:
+        reasons = None if metrics else self._engine.why_empty
+        self._empty_rows = 0 if metrics else self._empty_rows + (reasons is not None)
+        if self._empty_rows == EMPTY_ROWS and not self._explained and self.run.rank == 0:
             self._explained = True
             log.warning(
                 "perf_callbacks: no metrics at step %s: all steps since the last row are excluded (%s).", step, reasons
