@@ -39,7 +39,7 @@ def summary(**changes):
 
 
 FULL = """\
-perf_callbacks: 120 steps, 100 of them undisturbed: 20.0 ms per step
+perf_callbacks: 120 steps, 100 measured (20 excluded): 20.0 ms per step
   data               0    0.0%
   forward      5.00 ms   25.0%
   backward     12.5 ms   62.5%
@@ -77,14 +77,14 @@ def test_the_closing_table_says_where_the_time_went():
 
 
 def test_the_closing_table_leaves_out_what_is_unknown():
-    expected = "perf_callbacks: 120 steps, 100 of them undisturbed: 20.0 ms per step"
+    expected = "perf_callbacks: 120 steps, 100 measured (20 excluded): 20.0 ms per step"
     assert text.closing(summary(**UNKNOWN)) == expected
 
 
 @pytest.mark.parametrize(("steps", "count"), [(0, "0 steps"), (1, "1 step"), (2, "2 steps")])
 def test_the_closing_table_of_nothing_to_speak_of(steps, count):
     expected = f"""\
-perf_callbacks: {count}, none of them undisturbed
+perf_callbacks: {count}, none measured
   data               —       —
   forward            —       —
   no garbage collection ran"""
@@ -92,7 +92,7 @@ perf_callbacks: {count}, none of them undisturbed
 
 
 def test_the_closing_table_counts_the_steps_without_a_time():
-    expected = "perf_callbacks: 120 steps, 100 of them undisturbed, 3 without a time: 20.0 ms per step"
+    expected = "perf_callbacks: 120 steps, 100 measured (20 excluded), 3 without a time: 20.0 ms per step"
     assert text.closing(summary(**UNKNOWN, lost_steps=3)) == expected
 
 

@@ -77,10 +77,12 @@ def closing(summary: Summary) -> str:
 
 
 def _headline(summary: Summary) -> str:
-    lost = f", {summary.lost_steps} without a time" if summary.lost_steps else ""
-    undisturbed = f"{summary.included_steps or 'none'} of them undisturbed{lost}"
+    excluded = summary.steps - summary.included_steps
+    left_out = f" ({excluded:,} excluded)" if excluded and summary.included_steps else ""
+    lost = f", {summary.lost_steps:,} without a time" if summary.lost_steps else ""
+    measured = f"{summary.included_steps:,}" if summary.included_steps else "none"
     pace = "" if summary.step_time is None else f": {duration(summary.step_time)} per step"
-    return f"perf_callbacks: {_count(summary.steps, 'step')}, {undisturbed}{pace}"
+    return f"perf_callbacks: {_count(summary.steps, 'step')}, {measured} measured{left_out}{lost}{pace}"
 
 
 def _stages(summary: Summary) -> Iterable[str]:
@@ -114,7 +116,7 @@ def _work(summary: Summary) -> Iterable[str]:
     if summary.flops_source is not None:
         parts.append(summary.flops_source)
     if summary.flops_coverage is not None:
-        parts.append(f"{summary.flops_coverage:.1%} of the weights seen")
+        parts.append(f"{summary.flops_coverage:.1%} of the weights covered")
     yield ", ".join(parts)
     if summary.mfu is not None and summary.hfu is not None and summary.peak_flops_per_second is not None:
         kind = "measured peak" if summary.peak_measured else "peak"

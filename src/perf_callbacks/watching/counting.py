@@ -314,7 +314,7 @@ class Counting:
     def _look_at_peak(self) -> None:
         """A peak that was measured, and is lower than what was done since, is to be measured anew the next time."""
         self._recorder.work.refuted = False
-        log.warning("perf_callbacks: more was done than the measured peak allows; there is no MFU and no HFU any more.")
+        log.warning("perf_callbacks: training ran faster than the measured peak; MFU and HFU are left out from now on.")
         forget(self._recorder.device)
 
     def _work_out(self) -> None:
