@@ -103,6 +103,28 @@ def test_the_closing_table_says_why_measuring_stopped():
     assert closing.endswith(expected)
 
 
+def test_the_closing_table_tells_the_collections_of_the_checklist_from_the_programs():
+    changes = {"gc_collections": (3, 1, 0), "gc_seconds": 0.02, "gc_longest": 0.01}
+    own = {"gc_scheduled_seconds": 0.005, "gc_startup_seconds": 0.25}
+    told = "\n  4 garbage collections (young/middle/full 3/1/0) took 20.0 ms, the longest 10.0 ms"
+    told += "; 5.00 ms of it by the checklist's schedule; its first full one took 250 ms, once"
+    assert text.closing(summary(**changes, **own)).endswith(told)
+    nothing = {"gc_collections": (0, 0, 0), "gc_seconds": 0.0, "gc_longest": 0.0, "gc_startup_seconds": 0.25}
+    told = "\n  no garbage collection ran; the checklist's first full one took 250 ms, once"
+    assert text.closing(summary(**nothing)).endswith(told)
+
+
+def test_the_closing_table_says_when_others_had_the_cpu_while_the_peak_was_measured():
+    flops = {"model_flops": 10**12, "hardware_flops": 10**12, "flops_seconds": 2.0, "flops_dtype": "float32"}
+    peak = {
+        "peak_flops_per_second": 1e12,
+        "peak_measured": True,
+        "peak_source": "measured on cpu, while others had the CPU",
+    }
+    line = "MFU 50.0%, HFU 50.0% of measured peak 1.00 TFLOPS (float32; others had the CPU then, so it is too low)"
+    assert line in text.closing(summary(**flops, **peak))
+
+
 PROVEN = "it saves 2.09 of 3.11 ms a step (67.1%; 99.9 % interval 1.63 to 2.27 ms, 16 pairs of turns)"
 
 

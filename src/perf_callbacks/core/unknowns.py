@@ -43,7 +43,7 @@ class Unknowns:
             return self.counting or f"all steps are excluded: {reasons(excluded)}"
         if known == steps:
             return None
-        return f"known for {known:,} of {steps:,} steps: {self._cause()}"
+        return f"known for {known:,} of {steps:,} steps: {self._cause()}" if known else self._cause()
 
     def _cause(self) -> str:
         """The cause that most steps have."""
