@@ -36,6 +36,9 @@ class Listener(Protocol):
         """Hear that `torch.autograd.grad` begins, and builds no graph: for the loop it may be the backward."""
         ...
 
+    def builds_graph(self) -> None:
+        """Hear that `torch.autograd.grad` begins, and builds a graph: it is one more turn of the forward."""
+
     def ends_backward(self) -> None:
         """Hear that it is over."""
 
@@ -102,8 +105,12 @@ class Backwards:
         @functools.wraps(inner)
         def grad(*args: Any, **kwargs: Any) -> Any:
             create_graph = args[_CREATE_GRAPH] if len(args) > _CREATE_GRAPH else kwargs.get("create_graph")
-            listeners = [] if create_graph or _tracing() else [one() for one in self._listeners]
-            heard = [one for one in listeners if one is not None and one.begins_gradients()]
+            listeners = [] if _tracing() else [one for one in [one() for one in self._listeners] if one is not None]
+            if create_graph:
+                for listener in listeners:
+                    listener.builds_graph()
+                return inner(*args, **kwargs)
+            heard = [one for one in listeners if one.begins_gradients()]
             try:
                 return inner(*args, **kwargs)
             finally:
