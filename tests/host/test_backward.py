@@ -14,6 +14,8 @@ FOUND = torch.autograd.backward, torch.autograd.grad
 
 
 class Loop:
+    hears_backwards = True
+
     def __init__(self, *, takes=True, gradients=True):
         self.told, self._takes, self._gradients = [], takes, gradients
 

@@ -31,6 +31,8 @@ _OTHER, _UNDECIDED = Stage.OTHER, Stage.UNDECIDED
 class LoopWatch:
     """Tells a recorder about the loop's stages, from the calls that every loop makes in the thread that is measured."""
 
+    hears_backwards = True
+
     def __init__(self, recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.recorder = recorder
         self.steps = recorder.run.step
