@@ -206,6 +206,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
 
     def _count(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Count an operation. Only where its FLOPs can't be had is the sum a lower bound."""
+        operands: list[torch.Tensor] = []
+        factor = flops = again = 0
         try:
             formula = self._formula(func)
             if formula is not None:

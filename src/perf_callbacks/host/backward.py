@@ -67,7 +67,7 @@ class Backwards:
             self._listeners = tuple([one for one in self._alive() if one() is not listener])
             self._arrange()
 
-    def tick(self, _now: float) -> bool:
+    def tick(self, now: float) -> bool:  # noqa: ARG002 it is the shape of all
         """Finish what an interrupt cut in half."""
         with self._lock:
             self._listeners = self._alive()
