@@ -6,6 +6,7 @@ so there is no second account of it that an interrupt could falsify.
 """
 
 import functools
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -52,13 +53,20 @@ class Backwards:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._listeners: tuple[weakref.ref[Listener], ...] = ()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forked)
 
     def join(self, listener: Listener) -> None:
-        """Tell this loop of backwards."""
+        """Tell this loop of backwards.
+
+        The watchdog has a lock of its own, in which a collection may free a loop: `_freed` would wait for our lock.
+        So we don't ask the watchdog while we hold ours.
+        """
         with self._lock:
-            with suppress(RuntimeError):  # no thread to be had: then only an interrupt may leave something behind
-                WATCHDOG.watch(self)
             self._listeners = (*self._alive(), weakref.ref(listener, self._freed))
+        with suppress(RuntimeError):  # no thread to be had: then only an interrupt may leave something behind
+            WATCHDOG.watch(self)
+        with self._lock:
             self._arrange()
 
     def leave(self, listener: Listener) -> None:
@@ -76,6 +84,10 @@ class Backwards:
 
     def _freed(self, _reference: object) -> None:
         self.tick(0.0)
+
+    def _forked(self) -> None:
+        """In a child, nobody releases a lock that the watchdog held."""
+        self._lock = threading.RLock()
 
     def _alive(self) -> tuple["weakref.ref[Listener]", ...]:
         return tuple([one for one in self._listeners if one() is not None])

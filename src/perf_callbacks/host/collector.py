@@ -191,7 +191,8 @@ class Collector:
         with self._lock:
             if not self.automatic:
                 return False
-            self._hold(lease)
+        self._hold(lease)
+        with self._lock:
             self.off.add(lease)
             if self._found is None:
                 found = gc.get_threshold()
@@ -221,8 +222,8 @@ class Collector:
 
     def freeze(self, lease: Lease) -> None:
         """Freeze everything alive for as long as any fit has a claim."""
+        self._hold(lease)
         with self._lock:
-            self._hold(lease)
             if self._frozen is None and self.frozen < OWN_FROZEN:
                 self._frozen = _FREEZING
                 gc.freeze()
@@ -265,13 +266,19 @@ class Collector:
         return bool(self.held)
 
     def _hold(self, lease: Lease) -> None:
+        """Note a claim.
+
+        The watchdog has a lock of its own, in which a collection may free a fit: `let_go` would wait for our lock. So
+        we don't ask the watchdog while we hold ours.
+        """
         if lease in self.held:
             return
         if not self._heard_of_forks and hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forked)
         self._heard_of_forks = True
-        lease.begin()
-        self.held.add(lease)
+        with self._lock:
+            lease.begin()
+            self.held.add(lease)
         with suppress(RuntimeError):  # no thread to be had: then nothing looks after a fit that is abandoned
             WATCHDOG.watch(self)
 
