@@ -83,7 +83,12 @@ class Backwards:
             return bool(self._listeners)
 
     def _freed(self, _reference: object) -> None:
-        self.tick(0.0)
+        """Take the wrappers off at once if that is possible without waiting: a collection may run us anywhere."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self.tick(0.0)
+            finally:
+                self._lock.release()
 
     def _forked(self) -> None:
         """In a child, nobody releases a lock that the watchdog held."""
@@ -97,7 +102,7 @@ class Backwards:
         heard = [one.hears_backwards for one in [one() for one in self._listeners] if one is not None]
         for name, make, wanted in (("backward", self._backward, any(heard)), ("grad", self._grad, bool(heard))):
             current = getattr(torch.autograd, name)
-            wrapped = vars(current).get(_OURS) is current
+            wrapped = getattr(current, _OURS, None) is current
             if wanted and not wrapped:
                 setattr(torch.autograd, name, make(current))
             elif wrapped and not wanted:
@@ -106,7 +111,11 @@ class Backwards:
     def _backward(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(inner)
         def backward(*args: Any, **kwargs: Any) -> Any:
-            heard = [one for one in [one() for one in self._listeners] if one is not None and one.begins_backward()]
+            heard = []
+            for reference in self._listeners:  # a comprehension is one more frame in each step
+                listener = reference()
+                if listener is not None and listener.begins_backward():
+                    heard.append(listener)
             try:
                 return inner(*args, **kwargs)
             finally:
