@@ -40,9 +40,7 @@ def test_what_pays_on_all_ranks_is_kept_by_all_from_the_same_step_on(tmp_path, d
         job.assert_unharmed(*RANKS, warnings=1)
         found = [collections(job, rank, OVER) for rank in RANKS]
         assert found[0] == found[1]
-        (begun, _), *_ = found[0]
-        assert found[0] == [(begun, 2), *[(step, 1) for step in (40, 80) if step > begun]]
-        assert begun > OVER
+        assert found[0] in ([(40, 1), (80, 1)], [(80, 1)])  # by the counter alone, from the verdict on
         for rank in RANKS:
             (tried, _), (status, why) = rows(job, rank)
             assert (tried, status) == ("on trial", "applied")

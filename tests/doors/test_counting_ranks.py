@@ -100,7 +100,7 @@ def test_what_all_ranks_do_is_the_sum_of_what_each_has_counted(job, kind):
     assert told
     for window in told:
         mine = [step for rank in by_rank for step in rank if window.first_step <= step["step"] <= window.last_step]
-        assert all(step.get("excluded") is None for step in mine)
+        assert all(step.get("excluded") in {None, "recounted"} for step in mine)
         assert window.model_flops == sum(step["model_flops"] for step in mine)
         assert window.hardware_flops >= window.model_flops
 
@@ -109,8 +109,8 @@ def test_with_tensor_parallelism_a_rank_does_half_and_the_whole_is_known(job):
     directory = job("tensor")
     for rank in RANKS:
         whole = truths(directory, rank)[0]
-        (record,) = counts(directory, rank=rank)
-        assert record.model_flops == whole // 2
-        assert record.logical_flops == whole
-        assert (record.errors, record.uncounted, record.lower_bound) == ({}, {}, False)
+        for record in counts(directory, rank=rank):
+            assert record.model_flops == whole // 2
+            assert record.logical_flops == whole
+            assert (record.errors, record.uncounted, record.lower_bound) == ({}, {}, False)
         assert known(directory, rank=rank)[-1] == whole // 2
