@@ -373,7 +373,7 @@ def test_what_waits_is_written_while_no_step_ends(tmp_path, make):
 
 def test_the_watchdog_looks_after_a_recorder_for_as_long_as_it_lives(make, monkeypatch):
     watched = []
-    monkeypatch.setattr("perf_callbacks.host.recorder.WATCHDOG", SimpleNamespace(watch=watched.append))
+    monkeypatch.setattr("perf_callbacks.host.recorder.WATCHDOG", SimpleNamespace(watch=watched.append, hurry=int))
     recorder = make()
     make(journal=False)
     assert watched == [recorder._late_writer]
