@@ -73,7 +73,11 @@ def test_where_too_little_was_seen_it_is_not_kept_and_nothing_is_claimed():
     course.go(2000)
     assert item.told[-1] == ("close",)
     assert [(row.status, row.saved_seconds, row.why) for row in course.rows] == [
-        ("skipped", None, "it was not kept: too few of its 16 pairs of turns were undisturbed to tell what it buys")
+        (
+            "skipped",
+            None,
+            "it was not kept: too few of its 16 pairs of turns were free of disturbances to tell what it buys",
+        )
     ]
 
 

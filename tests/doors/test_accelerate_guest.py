@@ -9,6 +9,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerated import an_accelerator, prepared, rows_of_tokens, train
+from collector import automatic
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -48,10 +49,10 @@ def test_an_accelerator_is_freed_with_the_last_reference_to_it_without_a_garbage
     iterator = iter(mine[-1])
     next(iterator)
     assert torch.autograd.backward is not backward
-    assert not gc.isenabled()
+    assert not automatic()
     gone = [weakref.ref(one) for one in (accelerator, *mine)]
     del accelerator, mine, iterator
-    assert gc.isenabled()
+    assert automatic()
     assert gone[0]() is None
     assert torch.autograd.backward is backward
     assert gc.callbacks == collector

@@ -1,6 +1,7 @@
 """An item on trial through every door: done and left in turns, then kept or not, and training is as without it."""
 
 import gc
+import math
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from tiny import records
 
 from perf_callbacks.checklist import proving
 from perf_callbacks.checklist.proving import Proving
-from perf_callbacks.core import trial
+from perf_callbacks.core import engine, trial
 from perf_callbacks.core.records import Checklist
 from perf_callbacks.core.trial import Outcome, Trial
 
@@ -32,6 +33,7 @@ pytestmark = pytest.mark.usefixtures("accelerate_state", "_short", "_nothing_fro
 
 @pytest.fixture
 def _short(monkeypatch):
+    monkeypatch.setattr(engine, "FLUSH_SECONDS", math.inf)  # a verdict comes with a full block, not with the clock
     for name, value in {"SETTLE": 1, "LEAST": 0, "FEWEST": 8, "CUT_OFF": {8: 0}}.items():
         monkeypatch.setattr(trial, name, value)
     for module in (trial, proving):

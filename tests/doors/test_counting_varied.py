@@ -75,7 +75,11 @@ def judge(directory, fit, least=0.4):
     found = known(directory)
     assert right_or_absent(found, truth) == []
     assert sum(flops is not None for flops in found) >= least * len(found)
-    assert fit.summary.flops_unknown is None or "known for" in fit.summary.flops_unknown
+    assert (
+        fit.summary.flops_unknown is None
+        or fit.summary.flops_steps in {None, 0}
+        or "known for" in fit.summary.flops_unknown
+    )
 
 
 def unfreezing(model, number):

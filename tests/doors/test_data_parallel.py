@@ -25,6 +25,7 @@ def a_trainer(strategy, world_size=8):
         world_size=world_size,
         lightning_module=module,
         global_step=0,
+        loggers=[],
     )
 
 

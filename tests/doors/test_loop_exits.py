@@ -262,7 +262,8 @@ def test_a_fault_of_ours_is_told_once_and_changes_nothing(tmp_path, monkeypatch,
         perf.state()
     assert outcome(losses, mine) == expected
     assert as_found(**mine) == before
-    told = [record.message for record in caplog.records if record.name == "perf_callbacks"]
+    ours = [record.message for record in caplog.records if record.name == "perf_callbacks"]
+    told = [message for message in ours if "no metrics at step" not in message]  # each of its steps evaluates or saves
     assert len(told) == fault.happened, told
 
 

@@ -135,7 +135,7 @@ def test_more_than_a_measured_peak_withdraws_it_and_says_so_once(tmp_path, monke
             optimizer.zero_grad()
             perf.row()
     assert [record.getMessage() for record in caplog.records] == [
-        "perf_callbacks: more was done than the measured peak allows; there is no MFU and no HFU any more."
+        "perf_callbacks: training ran faster than the measured peak; MFU and HFU are left out from now on."
     ]
     assert forgotten == [torch.device("cpu")]
     assert all("perf/tflops" in row.metrics and "perf/mfu" not in row.metrics for row in records(tmp_path, Row))

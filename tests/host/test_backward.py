@@ -14,6 +14,8 @@ FOUND = torch.autograd.backward, torch.autograd.grad
 
 
 class Loop:
+    hears_backwards = True
+
     def __init__(self, *, takes=True, gradients=True):
         self.told, self._takes, self._gradients = [], takes, gradients
 
@@ -23,6 +25,9 @@ class Loop:
 
     def begins_gradients(self):
         return self._gradients and self.begins_backward()
+
+    def builds_graph(self):
+        self.told.append("builds")
 
     def ends_backward(self):
         self.told.append("ends")
@@ -73,9 +78,10 @@ def test_gradients_are_a_backward_unless_they_are_part_of_a_loss(ours):
     assert loop.told == ["begins", "ends"]
     loop.told.clear()
     (penalty,) = torch.autograd.grad((weight**2).sum(), [weight], create_graph=True)
-    assert loop.told == []
+    assert loop.told == ["builds"]
     torch.autograd.grad(penalty.sum(), weight, None, None, True)
-    assert loop.told == []
+    assert loop.told == ["builds", "builds"]
+    loop.told.clear()
     penalty.sum().backward()
     assert loop.told == ["begins", "ends"]
 

@@ -39,7 +39,7 @@ def summary(**changes):
 
 
 FULL = """\
-perf_callbacks: 120 steps, 100 of them undisturbed: 20.0 ms per step
+perf_callbacks: 120 steps, 100 measured (20 excluded): 20.0 ms per step
   data               0    0.0%
   forward      5.00 ms   25.0%
   backward     12.5 ms   62.5%
@@ -77,14 +77,14 @@ def test_the_closing_table_says_where_the_time_went():
 
 
 def test_the_closing_table_leaves_out_what_is_unknown():
-    expected = "perf_callbacks: 120 steps, 100 of them undisturbed: 20.0 ms per step"
+    expected = "perf_callbacks: 120 steps, 100 measured (20 excluded): 20.0 ms per step"
     assert text.closing(summary(**UNKNOWN)) == expected
 
 
 @pytest.mark.parametrize(("steps", "count"), [(0, "0 steps"), (1, "1 step"), (2, "2 steps")])
 def test_the_closing_table_of_nothing_to_speak_of(steps, count):
     expected = f"""\
-perf_callbacks: {count}, none of them undisturbed
+perf_callbacks: {count}, none measured
   data               —       —
   forward            —       —
   no garbage collection ran"""
@@ -92,7 +92,7 @@ perf_callbacks: {count}, none of them undisturbed
 
 
 def test_the_closing_table_counts_the_steps_without_a_time():
-    expected = "perf_callbacks: 120 steps, 100 of them undisturbed, 3 without a time: 20.0 ms per step"
+    expected = "perf_callbacks: 120 steps, 100 measured (20 excluded), 3 without a time: 20.0 ms per step"
     assert text.closing(summary(**UNKNOWN, lost_steps=3)) == expected
 
 
@@ -101,6 +101,28 @@ def test_the_closing_table_says_why_measuring_stopped():
     expected += "\n  measuring stopped early: OSError: gone"
     closing = text.closing(summary(gc_collections=(0, 0, 1), gc_seconds=1.5, gc_longest=1.5, failure="OSError: gone"))
     assert closing.endswith(expected)
+
+
+def test_the_closing_table_tells_the_collections_of_the_checklist_from_the_programs():
+    changes = {"gc_collections": (3, 1, 0), "gc_seconds": 0.02, "gc_longest": 0.01}
+    own = {"gc_scheduled_seconds": 0.005, "gc_startup_seconds": 0.25}
+    told = "\n  4 garbage collections (young/middle/full 3/1/0) took 20.0 ms, the longest 10.0 ms"
+    told += "; 5.00 ms of it by the checklist's schedule; its first full one took 250 ms, once"
+    assert text.closing(summary(**changes, **own)).endswith(told)
+    nothing = {"gc_collections": (0, 0, 0), "gc_seconds": 0.0, "gc_longest": 0.0, "gc_startup_seconds": 0.25}
+    told = "\n  no garbage collection ran; the checklist's first full one took 250 ms, once"
+    assert text.closing(summary(**nothing)).endswith(told)
+
+
+def test_the_closing_table_says_when_others_had_the_cpu_while_the_peak_was_measured():
+    flops = {"model_flops": 10**12, "hardware_flops": 10**12, "flops_seconds": 2.0, "flops_dtype": "float32"}
+    peak = {
+        "peak_flops_per_second": 1e12,
+        "peak_measured": True,
+        "peak_source": "measured on cpu, while others had the CPU",
+    }
+    line = "MFU 50.0%, HFU 50.0% of measured peak 1.00 TFLOPS (float32; others had the CPU then, so it is too low)"
+    assert line in text.closing(summary(**flops, **peak))
 
 
 PROVEN = "it saves 2.09 of 3.11 ms a step (67.1%; 99.9 % interval 1.63 to 2.27 ms, 16 pairs of turns)"

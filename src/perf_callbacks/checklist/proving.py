@@ -123,7 +123,7 @@ def plan(after: int) -> str:
 
 def _told(outcome: Outcome | None, *, keep: bool) -> str:
     if outcome is None:
-        return f"it was not kept: too few of its {PAIRS} pairs of turns were undisturbed to tell what it buys"
+        return f"it was not kept: too few of its {PAIRS} pairs of turns were free of disturbances to tell what it buys"
     saved, low, high, left = (seconds * 1e3 for seconds in outcome[:4])
     interval = f"99.9 % interval {low:.3g} to {high:.3g} ms, {outcome.pairs} pairs of turns"
     if keep:

@@ -30,6 +30,9 @@ BEGIN: Final = {stage: Begin(stage) for stage in Stage}
 BACK: Final = Back()
 END: Final = End()
 
+ONE_MORE_FORWARD: Final = (BEGIN[Stage.OTHER], BEGIN[Stage.FORWARD], BACK, BACK)
+"""Turn to the forward once more, whatever the thread is in, and go on with that."""
+
 
 class Pause(NamedTuple):
     """A garbage collection."""

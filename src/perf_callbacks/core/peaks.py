@@ -10,6 +10,9 @@ from perf_callbacks.core.devices import DEVICES, Row
 
 TERA = 1e12
 
+DISTURBED = "while others had the CPU"
+"""Said in the source of a peak that was measured on a busy machine."""
+
 DTYPES = {
     "bf16": "bfloat16",
     "fp16": "float16",

@@ -82,7 +82,7 @@ class ShapedWork:
         """Some steps took this long: a measured peak that is lower than what they did is none."""
         if self.rating is not None and self.rating.refuted(effort, seconds):
             self.refuted = True
-            self.unknowns.peak = "more was done than the measured peak allows"
+            self.unknowns.peak = "training ran faster than the measured peak"
             self.rate(self.rating.without_peak())
             self._tell()
 

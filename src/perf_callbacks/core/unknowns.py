@@ -40,10 +40,10 @@ class Unknowns:
         if self.varies is not None:
             return self.varies
         if not steps:
-            return self.counting or f"no step is included: {reasons(excluded)}"
+            return self.counting or f"all steps are excluded: {reasons(excluded)}"
         if known == steps:
             return None
-        return f"known for {known:,} of {steps:,} steps: {self._cause()}"
+        return f"known for {known:,} of {steps:,} steps: {self._cause()}" if known else self._cause()
 
     def _cause(self) -> str:
         """The cause that most steps have."""

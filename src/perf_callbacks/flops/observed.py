@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 
 from perf_callbacks.core.batches import Lookup
 from perf_callbacks.flops.coverage import Weights
@@ -157,7 +158,9 @@ class Observed:
             self._note(self.reads, _line(), 1)
 
     def _looked_up(self, table: torch.Tensor, indices: torch.Tensor) -> None:
-        """Tensors that have no values, or are a stack of several, lie nowhere."""
+        """Note which tensor indexed an embedding. Tensors without values, or stacks of several, lie nowhere."""
+        if isinstance(indices, FakeTensor):  # torch warns when one is asked where it lies
+            return
         with suppress(RuntimeError):
             self.lookups.add(Lookup(table.data_ptr(), int(table.shape[0]), indices.data_ptr(), indices.numel()))
 

@@ -28,6 +28,9 @@ _CREATE_GRAPH = 4
 class Listener(Protocol):
     """A loop that wants to hear of backwards. What goes wrong in it stays in it."""
 
+    hears_backwards: bool
+    """Whether to be told of `torch.autograd.backward` too. Where trainers tell of it, the call is left as it is."""
+
     def begins_backward(self) -> bool:
         """Hear that a backward begins. False: it is none of this loop's, and its end is not to be told."""
         ...
@@ -35,6 +38,9 @@ class Listener(Protocol):
     def begins_gradients(self) -> bool:
         """Hear that `torch.autograd.grad` begins, and builds no graph: for the loop it may be the backward."""
         ...
+
+    def builds_graph(self) -> None:
+        """Hear that `torch.autograd.grad` begins, and builds a graph: it is one more turn of the forward."""
 
     def ends_backward(self) -> None:
         """Hear that it is over."""
@@ -76,12 +82,13 @@ class Backwards:
 
     def _arrange(self) -> None:
         """Make the functions what they should be. Beneath another's wrapper ours stays, and passes calls on."""
-        for name, make in (("backward", self._backward), ("grad", self._grad)):
+        heard = [one.hears_backwards for one in [one() for one in self._listeners] if one is not None]
+        for name, make, wanted in (("backward", self._backward, any(heard)), ("grad", self._grad, bool(heard))):
             current = getattr(torch.autograd, name)
             wrapped = vars(current).get(_OURS) is current
-            if self._listeners and not wrapped:
+            if wanted and not wrapped:
                 setattr(torch.autograd, name, make(current))
-            elif wrapped and not self._listeners:
+            elif wrapped and not wanted:
                 setattr(torch.autograd, name, current.__wrapped__)
 
     def _backward(self, inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -102,8 +109,12 @@ class Backwards:
         @functools.wraps(inner)
         def grad(*args: Any, **kwargs: Any) -> Any:
             create_graph = args[_CREATE_GRAPH] if len(args) > _CREATE_GRAPH else kwargs.get("create_graph")
-            listeners = [] if create_graph or _tracing() else [one() for one in self._listeners]
-            heard = [one for one in listeners if one is not None and one.begins_gradients()]
+            listeners = [] if _tracing() else [one for one in [one() for one in self._listeners] if one is not None]
+            if create_graph:
+                for listener in listeners:
+                    listener.builds_graph()
+                return inner(*args, **kwargs)
+            heard = [one for one in listeners if one.begins_gradients()]
             try:
                 return inner(*args, **kwargs)
             finally:

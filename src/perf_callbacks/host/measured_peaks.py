@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from perf_callbacks.core.peaks import TERA, Peaks, canonical
+from perf_callbacks.core.peaks import DISTURBED, TERA, Peaks, canonical
 from perf_callbacks.host import device as devices, matmul_peak
 from perf_callbacks.host.matmul_peak import Measured
 
@@ -193,5 +193,5 @@ def _peaks(found: Mapping[str, Measured], where: Conditions) -> Peaks:
         f"{name} {it.flops_per_second / TERA:.3g} TFLOPS at {it.size} x {it.size}" for name, it in found.items()
     )
     threads = f" with {where.threads} thread{'s' * (where.threads > 1)}" if where.device == "cpu" else ""
-    busy = ", while others had the CPU" if any(it.disturbed for it in found.values()) else ""
+    busy = f", {DISTURBED}" if any(it.disturbed for it in found.values()) else ""
     return Peaks(by_dtype, f"measured on {where.device}{threads}{busy}: {rates}", measured=True)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from perf_callbacks.core.peaks import TERA
+from perf_callbacks.core.peaks import DISTURBED, TERA
 from perf_callbacks.core.records import APPLIED, TRIED, Checklist, Run, Summary
 
 DASH = "—"
@@ -77,10 +77,12 @@ def closing(summary: Summary) -> str:
 
 
 def _headline(summary: Summary) -> str:
-    lost = f", {summary.lost_steps} without a time" if summary.lost_steps else ""
-    undisturbed = f"{summary.included_steps or 'none'} of them undisturbed{lost}"
+    excluded = summary.steps - summary.included_steps
+    left_out = f" ({excluded:,} excluded)" if excluded and summary.included_steps else ""
+    lost = f", {summary.lost_steps:,} without a time" if summary.lost_steps else ""
+    measured = f"{summary.included_steps:,}" if summary.included_steps else "none"
     pace = "" if summary.step_time is None else f": {duration(summary.step_time)} per step"
-    return f"perf_callbacks: {_count(summary.steps, 'step')}, {undisturbed}{pace}"
+    return f"perf_callbacks: {_count(summary.steps, 'step')}, {measured} measured{left_out}{lost}{pace}"
 
 
 def _stages(summary: Summary) -> Iterable[str]:
@@ -114,12 +116,13 @@ def _work(summary: Summary) -> Iterable[str]:
     if summary.flops_source is not None:
         parts.append(summary.flops_source)
     if summary.flops_coverage is not None:
-        parts.append(f"{summary.flops_coverage:.1%} of the weights seen")
+        parts.append(f"{summary.flops_coverage:.1%} of the weights covered")
     yield ", ".join(parts)
     if summary.mfu is not None and summary.hfu is not None and summary.peak_flops_per_second is not None:
         kind = "measured peak" if summary.peak_measured else "peak"
-        peak = f"{kind} {rate(summary.peak_flops_per_second / TERA)} TFLOPS"
-        yield f"MFU {at_least}{summary.mfu:.1%}, HFU {at_least}{summary.hfu:.1%} of {peak} ({summary.flops_dtype})"
+        low = "; others had the CPU then, so it is too low" if DISTURBED in (summary.peak_source or "") else ""
+        peak = f"{kind} {rate(summary.peak_flops_per_second / TERA)} TFLOPS ({summary.flops_dtype}{low})"
+        yield f"MFU {at_least}{summary.mfu:.1%}, HFU {at_least}{summary.hfu:.1%} of {peak}"
     elif summary.mfu_unknown is not None:
         yield f"MFU unknown: {summary.mfu_unknown}"
     if summary.flops_unknown is not None:
@@ -144,7 +147,8 @@ def _pauses(summary: Summary) -> str:
     if summary.gc_scheduled_seconds:
         parts.append(f"{duration(summary.gc_scheduled_seconds)} of it by the checklist's schedule")
     if summary.gc_startup_seconds:
-        parts.append(f"its first full one took {duration(summary.gc_startup_seconds)}, once")
+        whose = "its" if summary.gc_scheduled_seconds else "the checklist's"
+        parts.append(f"{whose} first full one took {duration(summary.gc_startup_seconds)}, once")
     return "; ".join(parts)
 
 

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 from operator import attrgetter
 from threading import get_ident
 from typing import Any
@@ -12,7 +13,7 @@ from torch import nn
 
 from perf_callbacks.core.batches import ShapeKey
 from perf_callbacks.core.books import extent
-from perf_callbacks.core.marks import Calls
+from perf_callbacks.core.marks import ONE_MORE_FORWARD, Calls
 from perf_callbacks.core.peaks import Peaks, advice
 from perf_callbacks.core.rating import rate
 from perf_callbacks.core.records import Flops
@@ -22,7 +23,9 @@ from perf_callbacks.core.work import Work
 from perf_callbacks.flops import offline
 from perf_callbacks.flops.counter import FlopCounter
 from perf_callbacks.flops.offline import Example
+from perf_callbacks.flops.phases import in_backward
 from perf_callbacks.flops.window import CountWindow
+from perf_callbacks.host.backward import BACKWARDS
 from perf_callbacks.host.failing import describe
 from perf_callbacks.host.measured_peaks import forget
 from perf_callbacks.host.peaks import find
@@ -77,6 +80,9 @@ def begin(recorder: Recorder, model: nn.Module | None) -> None:
     recorder.work.news = counting.wake
     recorder.work.trained = counting.trained
     recorder.work.look()
+    if recorder.run.door not in LOOPS:  # these hear of gradients by themselves
+        recorder.patches.add(partial(BACKWARDS.leave, counting))
+        BACKWARDS.join(counting)
 
 
 class Counting:
@@ -86,6 +92,8 @@ class Counting:
     and compiled. Evaluation is never counted. Where nothing may run eagerly to be counted, what it would take is worked
     out without running it, and so called.
     """
+
+    hears_backwards = False
 
     def __init__(self, recorder: Recorder, model: nn.Module | None, *, live: bool) -> None:
         self._recorder = recorder
@@ -142,6 +150,21 @@ class Counting:
         elif self._examples and self._affordable():
             self._await()
         self._due = self._next()
+
+    def begins_backward(self) -> bool:
+        """Backwards are told of by the trainer."""
+        return False
+
+    begins_gradients = begins_backward
+
+    def ends_backward(self) -> None:
+        """None was heard to begin."""
+
+    def builds_graph(self) -> None:
+        """Take a gradient that is part of the loss for one more turn to the forward, as a plain loop does."""
+        if not (self._spans or in_backward()) and get_ident() == self._thread:
+            for mark in ONE_MORE_FORWARD:
+                self._recorder.enter(mark)
 
     def begin_span(self) -> None:
         """Evaluation or the like begins: it is not counted."""
@@ -314,7 +337,7 @@ class Counting:
     def _look_at_peak(self) -> None:
         """A peak that was measured, and is lower than what was done since, is to be measured anew the next time."""
         self._recorder.work.refuted = False
-        log.warning("perf_callbacks: more was done than the measured peak allows; there is no MFU and no HFU any more.")
+        log.warning("perf_callbacks: training ran faster than the measured peak; MFU and HFU are left out from now on.")
         forget(self._recorder.device)
 
     def _work_out(self) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import is_grad_enabled, nn
 from torch._C._dynamo.eval_frame import set_eval_frame
 
+from perf_callbacks.core.marks import ONE_MORE_FORWARD
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.flops.stance import STANCE, in_compiled_call
 from perf_callbacks.host import watch
@@ -29,6 +30,8 @@ _OTHER, _UNDECIDED = Stage.OTHER, Stage.UNDECIDED
 
 class LoopWatch:
     """Tells a recorder about the loop's stages, from the calls that every loop makes in the thread that is measured."""
+
+    hears_backwards = True
 
     def __init__(self, recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.recorder = recorder
@@ -141,6 +144,16 @@ class LoopWatch:
     def begins_gradients(self) -> bool:
         """Take a call of `torch.autograd.grad` for a backward. In an evaluation it is part of that."""
         return not self._evaluating and self.begins_backward()
+
+    def builds_graph(self) -> None:
+        """Take a gradient that is part of the loss for one more turn to the forward, which needs no time.
+
+        So a step with a penalty is told from one without, in whichever steps it comes.
+        """
+        if self._backwards or self._evaluating or self._spans or get_ident() != self._thread:
+            return
+        for mark in ONE_MORE_FORWARD:
+            self.recorder.enter(mark)
 
     def ends_backward(self) -> None:
         """It is over."""
