@@ -25,7 +25,7 @@ GUEST = "PERF_GUEST"
 
 
 def __getattr__(name: str) -> type:
-    """Make Lightning's empty callback. Tests pickle their trainers, and load them in processes that only import this."""
+    """Make Lightning's empty callback. Tests load pickled trainers in processes that only import this file."""
     if name != "Nothing":
         raise AttributeError(name)
     from lightning.pytorch import Callback
