@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 import weakref
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -377,3 +378,22 @@ def test_the_watchdog_looks_after_a_recorder_for_as_long_as_it_lives(make, monke
     recorder = make()
     make(journal=False)
     assert watched == [recorder._late_writer]
+
+
+@pytest.mark.parametrize("place", ["journal.unlock", "journal.FileJournal.flush", "journal.FileJournal.close"])
+def test_a_fit_that_is_interrupted_as_it_closes_leaves_no_open_file(tmp_path, monkeypatch, place):
+    recorder = Recorder(
+        resolve(PerfConfig(), {}), Place(door="loop", directory=tmp_path, device=torch.device("cpu"), versions={})
+    )
+    journal = recorder._journal
+    with monkeypatch.context() as patched:
+        patched.setattr(f"perf_callbacks.host.{place}", _interrupted)
+        with suppress(KeyboardInterrupt):
+            recorder.close()
+    del recorder
+    gc.collect()
+    assert journal._file is None
+
+
+def _interrupted(*_args):
+    raise KeyboardInterrupt

@@ -299,7 +299,6 @@ class Recorder:
         self.active = False
         self._late_writer.ended = True
         atexit.unregister(self._at_exit)
-        self._abandon.detach()
         with ExitStack() as steps:  # an interrupt in one of them must not keep the rest from being done
             steps.callback(WATCHDOG.hurry)
             steps.callback(self.tape.ignore)
@@ -307,6 +306,7 @@ class Recorder:
                 steps.callback(self._asked, self._ranks.close)
             for step in (self._journal.close, self._finish, self._observer.remove, self.patches.restore):
                 steps.callback(self._asked, step)
+        self._abandon.detach()  # after an interrupt it stays, and does the rest when we are freed
 
     def _drain(self) -> None:
         deadline = self.clock() + DRAIN_SECONDS
