@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 import torch
 from counted import left_behind
-from flops.products import PRODUCT, ROWS, WIDE, inputs, layer, squared
+from flops.products import OUT, PRODUCT, ROWS, WIDE, inputs, layer, squared
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from perf_callbacks.flops.window import CountWindow
@@ -37,6 +37,17 @@ def test_what_runs_between_open_and_close_is_counted_and_nothing_else():
     window.close()
     step()
     assert window.counter.work().by_phase == {"forward": PRODUCT, "backward": PRODUCT}
+    assert left_behind() == before
+
+
+def test_an_operation_that_it_takes_apart_in_inference_mode_does_not_hide_it_from_its_own_end():
+    before, window, teacher = left_behind(), CountWindow(), torch.nn.Sequential(layer(), torch.nn.LayerNorm(OUT))
+    window.open()
+    with torch.inference_mode():
+        teacher(inputs())
+    window.close()
+    assert window.counter.work().by_phase == {"forward": PRODUCT}
+    assert not window.left_behind
     assert left_behind() == before
 
 

@@ -2,6 +2,8 @@
 
 import functools
 import gc
+import os
+import signal
 import threading
 import weakref
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 
 from perf_callbacks.host.backward import Backwards
+from perf_callbacks.host.watchdog import WATCHDOG
 
 FOUND = torch.autograd.backward, torch.autograd.grad
 
@@ -172,3 +175,44 @@ def test_loops_in_threads_share_one_wrapper(ours):
     for thread in threads:
         thread.join(60)
     assert as_found()
+
+
+def test_the_watchdog_is_not_asked_with_the_lock_held(ours, monkeypatch):
+    free = []
+
+    def watch(owner):  # a collection in the watchdog's lock, on another thread, may free a loop
+        freeing = threading.Thread(target=owner._freed, args=(None,), daemon=True)
+        freeing.start()
+        freeing.join(5)
+        free.append(not freeing.is_alive())
+
+    monkeypatch.setattr(WATCHDOG, "watch", watch)
+    loop = Loop()
+    ours.join(loop)
+    assert free == [True]
+    assert not as_found()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked on this system")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_does_not_wait_for_a_thread_that_it_lacks(ours):
+    held, go = threading.Event(), threading.Event()
+
+    def hold():
+        with ours._lock:
+            held.set()
+            go.wait()
+
+    other = threading.Thread(target=hold)
+    other.start()
+    held.wait()
+    child = os.fork()
+    if not child:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # no handler of the test runner
+        signal.alarm(5)
+        ours.leave(Loop())
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    go.set()
+    other.join()
+    assert status == 0

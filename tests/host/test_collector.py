@@ -338,3 +338,17 @@ def test_at_interpreter_exit_everything_is_as_it_was_found():
     environ = {**os.environ, "PYTHONPATH": str(SOURCE)}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=60)
     assert (done.stdout, done.stderr) == ("True True\n", "")
+
+
+def test_the_watchdog_is_not_asked_with_the_lock_held(fake, ours, monkeypatch):
+    other, free = ours.lease(), []
+
+    def watch(_owner):  # a collection in the watchdog's lock, on another thread, may free a fit
+        freeing = threading.Thread(target=other.let_go, daemon=True)
+        freeing.start()
+        freeing.join(5)
+        free.append(not freeing.is_alive())
+
+    monkeypatch.setattr(collector.WATCHDOG, "watch", watch)
+    hold(ours).let_go()
+    assert free == [True]

@@ -118,3 +118,16 @@ def test_a_forked_child_watches_nothing_and_may_begin_anew():
     assert os.waitpid(child, 0)[1] == 0
     dog.stop()
     gc.collect(0)
+
+
+def test_one_that_asks_anew_in_the_midst_of_its_last_tick_is_heard(dog):
+    class Asking(Ticked):
+        def tick(self, now):
+            dog.watch(self)  # as another thread may, once the answer is known
+            return super().tick(now)
+
+    asking = Asking(ticks=0)
+    dog.watch(asking)
+    assert dog.tick()
+    assert dog.tick()
+    assert len(asking.seen) == 2

@@ -135,11 +135,12 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             self._count_whole(func, args, kwargs)
             return NotImplemented
         if torch.is_inference_mode_enabled() and isinstance(func, OpOverload) and self._formula(func) is None:
-            self.enter_stack()  # nothing has taken it apart before
+            _push_on_torch_dispatch_stack(self)  # nothing has taken it apart before
             try:
                 out = func.decompose(*args, **kwargs)
             finally:
-                self.leave_stack()
+                if self.stack()[-1:] == [self]:
+                    _pop_torch_dispatch_stack(None)  # torch puts it back itself: to `pushed` it never left
             if out is not NotImplemented:
                 return out
         backward = in_backward()
@@ -206,6 +207,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
 
     def _count(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Count an operation. Only where its FLOPs can't be had is the sum a lower bound."""
+        operands: list[torch.Tensor] = []
+        factor = flops = again = 0
         try:
             formula = self._formula(func)
             if formula is not None:

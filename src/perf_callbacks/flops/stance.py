@@ -4,6 +4,7 @@ torch keeps it in `torch._dynamo.eval_frame._stance`, and each `set_stance` puts
 to 2.13). Two that overlap without nesting therefore leave the first one's stance behind. Here it has one owner.
 """
 
+import os
 import sys
 import warnings
 from threading import RLock
@@ -29,6 +30,8 @@ class EagerStance:
         self.ours: Any = None
         """The stance that is in force for the holders; None while there are none."""
         self._before: Any = None
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forked)
 
     def hold(self, holder: object) -> None:
         """Run eagerly from here on. Twice is once. Where torch's compiler was never imported, nothing is compiled."""
@@ -70,6 +73,10 @@ class EagerStance:
                 if frame._stance is ours:  # noqa: SLF001 as above
                     frame._stance = before  # noqa: SLF001 as above
                 self.ours = self._before = None
+
+    def _forked(self) -> None:
+        """In a child, nobody releases a lock that another thread held."""
+        self._lock = RLock()
 
 
 STANCE = EagerStance()

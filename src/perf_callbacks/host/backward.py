@@ -6,6 +6,7 @@ so there is no second account of it that an interrupt could falsify.
 """
 
 import functools
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -52,13 +53,20 @@ class Backwards:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._listeners: tuple[weakref.ref[Listener], ...] = ()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forked)
 
     def join(self, listener: Listener) -> None:
-        """Tell this loop of backwards."""
+        """Tell this loop of backwards.
+
+        The watchdog has a lock of its own, in which a collection may free a loop: `_freed` would wait for our lock.
+        So we don't ask the watchdog while we hold ours.
+        """
         with self._lock:
-            with suppress(RuntimeError):  # no thread to be had: then only an interrupt may leave something behind
-                WATCHDOG.watch(self)
             self._listeners = (*self._alive(), weakref.ref(listener, self._freed))
+        with suppress(RuntimeError):  # no thread to be had: then only an interrupt may leave something behind
+            WATCHDOG.watch(self)
+        with self._lock:
             self._arrange()
 
     def leave(self, listener: Listener) -> None:
@@ -67,7 +75,7 @@ class Backwards:
             self._listeners = tuple([one for one in self._alive() if one() is not listener])
             self._arrange()
 
-    def tick(self, _now: float) -> bool:
+    def tick(self, now: float) -> bool:  # noqa: ARG002 it is the shape of all
         """Finish what an interrupt cut in half."""
         with self._lock:
             self._listeners = self._alive()
@@ -75,7 +83,16 @@ class Backwards:
             return bool(self._listeners)
 
     def _freed(self, _reference: object) -> None:
-        self.tick(0.0)
+        """Take the wrappers off at once if that is possible without waiting: a collection may run us anywhere."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self.tick(0.0)
+            finally:
+                self._lock.release()
+
+    def _forked(self) -> None:
+        """In a child, nobody releases a lock that the watchdog held."""
+        self._lock = threading.RLock()
 
     def _alive(self) -> tuple["weakref.ref[Listener]", ...]:
         return tuple([one for one in self._listeners if one() is not None])
@@ -85,7 +102,7 @@ class Backwards:
         heard = [one.hears_backwards for one in [one() for one in self._listeners] if one is not None]
         for name, make, wanted in (("backward", self._backward, any(heard)), ("grad", self._grad, bool(heard))):
             current = getattr(torch.autograd, name)
-            wrapped = vars(current).get(_OURS) is current
+            wrapped = getattr(current, _OURS, None) is current
             if wanted and not wrapped:
                 setattr(torch.autograd, name, make(current))
             elif wrapped and not wanted:
@@ -94,7 +111,11 @@ class Backwards:
     def _backward(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(inner)
         def backward(*args: Any, **kwargs: Any) -> Any:
-            heard = [one for one in [one() for one in self._listeners] if one is not None and one.begins_backward()]
+            heard = []
+            for reference in self._listeners:  # a comprehension is one more frame in each step
+                listener = reference()
+                if listener is not None and listener.begins_backward():
+                    heard.append(listener)
             try:
                 return inner(*args, **kwargs)
             finally:

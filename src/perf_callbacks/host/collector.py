@@ -34,6 +34,9 @@ PATIENCE_STEPS = 20
 ASIDE_PATIENCE = 6
 """…and so many times as long within an evaluation or a checkpoint."""
 
+MOMENT_SECONDS = 0.5
+"""How long the end of a fit may wait for the watchdog to be done with the collector."""
+
 _FREEZING = object()
 """Stands for the mark of a freeze that was interrupted."""
 
@@ -57,6 +60,8 @@ class Lease:
         self._progress = progress
         self._seen = self._fulls_seen = 0
         self._steps, self._since = -1, 0.0
+        self.ended = False
+        """The fit is over."""
         self.aside = False
         """An evaluation or a checkpoint is under way."""
         self.abandoned = False
@@ -120,7 +125,7 @@ class Lease:
     def begin(self) -> None:
         """Count collections from here on."""
         self._catch_up(FULL)
-        self._steps, self.abandoned = -1, False
+        self._steps, self.abandoned, self.ended = -1, False, False
 
     def let_go(self) -> None:
         """Give up the claim. Twice is once."""
@@ -134,7 +139,7 @@ class Lease:
     def idle(self, now: float) -> bool:
         """Tell whether this fit's steps have stopped ending. Asked about once a second."""
         progress = self._progress() if self._progress is not None else (0, float("inf"))
-        if progress is None:
+        if progress is None or self.ended:
             return True
         steps, longest = progress
         if steps != self._steps:
@@ -209,7 +214,8 @@ class Collector:
         with self._lock:
             if not self.automatic:
                 return False
-            self._hold(lease)
+        self._hold(lease)
+        with self._lock:
             self.off.add(lease)
             if self._found is None:
                 found = gc.get_threshold()
@@ -239,19 +245,26 @@ class Collector:
 
     def freeze(self, lease: Lease) -> None:
         """Freeze everything alive for as long as any fit has a claim."""
+        self._hold(lease)
         with self._lock:
-            self._hold(lease)
             if self._frozen is None and self.frozen < OWN_FROZEN:
                 self._frozen = _FREEZING
                 gc.freeze()
                 self._frozen = []
 
     def let_go(self, lease: Lease) -> None:
-        """End a fit's claim; the last one restores what was found."""
-        with self._lock:
-            self.off.discard(lease)
-            self.held.discard(lease)
-            self._restore()
+        """End a fit's claim; the last one restores what was found.
+
+        A finalizer may call this anywhere, so it doesn't wait for long: the watchdog sees that the fit has ended.
+        """
+        lease.ended = True
+        if self._lock.acquire(timeout=MOMENT_SECONDS):
+            try:
+                self.off.discard(lease)
+                self.held.discard(lease)
+                self._restore()
+            finally:
+                self._lock.release()
 
     @contextmanager
     def collecting(self, why: str) -> Iterator[None]:
@@ -290,10 +303,16 @@ class Collector:
         return bool(self.held or self._watched)
 
     def _hold(self, lease: Lease) -> None:
+        """Note a claim.
+
+        The watchdog has a lock of its own, in which a collection may free a fit: `let_go` would wait for our lock. So
+        we don't ask the watchdog while we hold ours.
+        """
         if lease in self.held:
             return
-        lease.begin()
-        self.held.add(lease)
+        with self._lock:
+            lease.begin()
+            self.held.add(lease)
         self._ask_for_ticks()
 
     def _ask_for_ticks(self) -> None:

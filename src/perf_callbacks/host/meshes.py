@@ -59,5 +59,6 @@ def _words(name: str) -> set[str]:
 
 def _sharded_as_data(model: torch.nn.Module) -> bool:
     """Call a mesh without names that of `fully_shard`, which makes such a one, where it was called on the model."""
-    kind = getattr(torch.distributed.fsdp, "FSDPModule", None) if torch.distributed.is_available() else None
+    distributed: Any = torch.distributed  # torch does not export to type checkers what it documents
+    kind = getattr(distributed.fsdp, "FSDPModule", None) if distributed.is_available() else None
     return kind is not None and any(isinstance(module, kind) for module in model.modules())

@@ -73,15 +73,18 @@ class Watchdog:
         now = self._clock()
         for reference in [*self._watched]:
             watched = reference()
+            with self._lock:  # who asks anew from now on, in the midst of its last tick, is heard
+                self._watched = [one for one in self._watched if one is not reference]
             try:
                 more = watched is not None and watched.tick(now)
             except Exception as error:
                 log.debug("perf_callbacks: a tick failed.", exc_info=error)
                 more = False
             del watched  # nothing stays alive because this thread was the last to look at it
-            if not more:
+            if more:
                 with self._lock:
-                    self._watched = [one for one in self._watched if one is not reference]
+                    if not any(one is reference for one in self._watched):
+                        self._watched.append(reference)
         return bool(self._watched)
 
     def hurry(self) -> None:

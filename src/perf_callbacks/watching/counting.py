@@ -43,7 +43,7 @@ FREE_WAYS = 8
 STEPS_PER_COUNT = 50
 """Beyond these, one step in so many."""
 
-RECOUNTS = (11, 33, 100, 304)
+RECOUNTS = (11, 33, 84, 85, 304)
 """Steps of the fit that are counted though their work is known: it may vary with more than what can be seen. What comes
 every second to fifth, every eighth or sixteenth step is met by one of these and not by the others."""
 
