@@ -1,7 +1,10 @@
 """A stretch of a run that is counted, entered and left in its midst: it leaves everything as it found it."""
 
+import gc
 import threading
 import warnings
+import weakref
+from contextlib import suppress
 
 import pytest
 import torch
@@ -193,6 +196,24 @@ def test_so_is_a_module_that_raises_and_one_that_comes_to_its_end_is_not():
         torch.nn.Sequential(Failing())(inputs())
     window.close()
     assert window.counter.interrupted
+
+
+def test_a_model_that_raises_is_freed_though_its_counter_stays_on_the_stack():
+    """Nobody but its own thread can take the counter off, and that thread may have nothing more to do."""
+    before, model = left_behind(), torch.nn.Sequential(layer())
+    freed = weakref.ref(model)
+    model.register_forward_hook(lambda *_: 1 / 0)
+    window = CountWindow()
+    window.open()
+    with suppress(ZeroDivisionError):
+        model(inputs())
+    del model, window
+    gc.collect()
+    assert freed() is None
+    last = CountWindow()
+    last.open()
+    last.close()
+    assert left_behind() == before
 
 
 def test_checkpointing_that_stops_early_is_no_interruption():

@@ -94,3 +94,18 @@ def test_restoring_twice_is_once():
     patches.restore()
     patches.restore()
     assert undone == ["undone"]
+
+
+@pytest.mark.parametrize("failure", [ValueError(), None])
+def test_an_interrupt_in_one_of_them_keeps_the_rest_from_nothing(failure):
+    undone, patches = [], Patches()
+
+    def fail(error):
+        if error is not None:
+            raise error
+
+    patches.add(lambda: undone.append(1), lambda: fail(KeyboardInterrupt()), lambda: undone.append(2))
+    patches.add(lambda: fail(failure))
+    with pytest.raises(KeyboardInterrupt):
+        patches.restore()
+    assert undone == [2, 1]

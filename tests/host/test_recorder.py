@@ -1,10 +1,12 @@
 """Whatever fails in a recorder, nobody else notices: nothing escapes, it is said once, and everything is put back."""
 
 import gc
+import os
 import subprocess
 import sys
 import textwrap
 import weakref
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -373,7 +375,27 @@ def test_what_waits_is_written_while_no_step_ends(tmp_path, make):
 
 def test_the_watchdog_looks_after_a_recorder_for_as_long_as_it_lives(make, monkeypatch):
     watched = []
-    monkeypatch.setattr("perf_callbacks.host.recorder.WATCHDOG", SimpleNamespace(watch=watched.append))
+    monkeypatch.setattr("perf_callbacks.host.recorder.WATCHDOG", SimpleNamespace(watch=watched.append, hurry=int))
     recorder = make()
     make(journal=False)
     assert watched == [recorder._late_writer]
+
+
+@pytest.mark.parametrize("place", ["journal.unlock", "journal.FileJournal.flush", "journal.FileJournal.close"])
+def test_a_fit_that_is_interrupted_as_it_closes_leaves_no_open_file(tmp_path, monkeypatch, place):
+    recorder = Recorder(
+        resolve(PerfConfig(), {}), Place(door="loop", directory=tmp_path, device=torch.device("cpu"), versions={})
+    )
+    file = recorder._journal._file
+    with monkeypatch.context() as patched:
+        patched.setattr(f"perf_callbacks.host.{place}", _interrupted)
+        with suppress(KeyboardInterrupt):
+            recorder.close()
+    del recorder
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(file)
+
+
+def _interrupted(*_args):
+    raise KeyboardInterrupt

@@ -85,6 +85,26 @@ def test_the_thread_ticks_by_itself_and_ends_when_nothing_is_left(monkeypatch):
     assert not dog._thread.is_alive()
 
 
+def test_the_thread_ends_as_soon_as_the_last_is_said_to_have_ended(monkeypatch):
+    monkeypatch.setattr(watchdog, "PERIOD_SECONDS", 3600.0)
+    dog, going = Watchdog(), [True]
+    dog.hurry()
+
+    class Fit:
+        def tick(self, _now):
+            return going[0]
+
+    fit = Fit()
+    dog.watch(fit)
+    thread = dog._thread
+    dog.hurry()
+    going[0] = False
+    dog.hurry()
+    thread.join(60)
+    assert not thread.is_alive()
+    dog.stop()
+
+
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked on this system")
 def test_a_forked_child_watches_nothing_and_may_begin_anew():

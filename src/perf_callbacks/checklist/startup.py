@@ -159,7 +159,7 @@ def start(
             fit,
             step=recorder.run.step,
             aside=aside,
-            progress=functools.partial(_progress, weakref.ref(recorder)),
+            progress=recorder.going,
             proving=_proving(recorder, settings.config),
         )
         startup = Startup(fit, ITEMS, earlier)
@@ -211,12 +211,6 @@ def _decide(item: Item, fit: Fit) -> Checklist:
 
 def _skipped(skip: str) -> set[str]:
     return {name.strip() for name in skip.split(",")} - {""}
-
-
-def _progress(reference: "weakref.ref[Recorder]") -> tuple[int, float] | None:
-    """Ask a recorder how far its fit has come. None: it was freed or closed."""
-    recorder = reference()
-    return None if recorder is None or not recorder.active else recorder.progress
 
 
 @contextmanager

@@ -59,7 +59,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self.errors: Counter[str] = Counter()
         """What went wrong here, by operation."""
         self._broken = False
-        self._forwards: list[torch.nn.Module] = []  # that have begun
+        self._forwards: list[int] = []  # that have begun, by module: whoever is left on a stack must keep no model
         self._begun: set[int] = set()  # backwards
         self._backwards = False
         self._formulas: dict[int, tuple[Any, Formula | None]] = {}  # with the operation, whose id it keeps
@@ -177,9 +177,9 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         try:
             books = self._books()
             if begins and books and not in_backward():  # recomputation stops in the midst of modules
-                self._forwards.append(module)
-            elif module in self._forwards and not in_backward():
-                while self._forwards.pop() is not module:  # it has survived what raised within it
+                self._forwards.append(id(module))
+            elif id(module) in self._forwards and not in_backward():
+                while self._forwards.pop() != id(module):  # it has survived what raised within it
                     continue
             if books and not self.inert:
                 self.weights.see(module)

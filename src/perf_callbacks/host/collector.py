@@ -131,6 +131,11 @@ class Lease:
         """Give up the claim. Twice is once."""
         self._owner.let_go(self)
 
+    @property
+    def over(self) -> bool:
+        """There is no such fit any more."""
+        return self._progress is not None and self._progress() is None
+
     def idle(self, now: float) -> bool:
         """Tell whether this fit's steps have stopped ending. Asked about once a second."""
         progress = self._progress() if self._progress is not None else (0, float("inf"))
@@ -138,7 +143,7 @@ class Lease:
             return True
         steps, longest = progress
         if steps != self._steps:
-            self._steps, self._since = steps, now
+            self._steps, self._since, self.abandoned = steps, now, False
         patience = max(LEAST_PATIENCE, PATIENCE_STEPS * longest) * (ASIDE_PATIENCE if self.aside else 1)
         return now - self._since >= patience
 
@@ -158,6 +163,7 @@ class Collector:
     def _clear(self) -> None:
         self.held: set[Lease] = set()
         self.off: set[Lease] = set()
+        self._watched: set[Lease] = set()
         self._found: tuple[int, int, int] | None = None  # thresholds, while automatic collection is off
         self._frozen: object | None = None  # a list made after our freeze, which somebody else's freeze takes along
         self.collections = self.fulls = 0
@@ -170,6 +176,18 @@ class Collector:
     def lease(self, progress: Progress | None = None) -> Lease:
         """Make a claim for a fit, which changes nothing yet."""
         return Lease(self, progress)
+
+    def look_after(self, progress: Progress) -> Lease:
+        """Make a claim for nothing but one collection, should the fit's steps stop ending.
+
+        A fit that raised and was forgotten is a cycle with its hooks and wrappers, which nobody may ever collect: the
+        process may have nothing more to do. Where a fit holds the collector, that one's own end or idleness sees to it.
+        """
+        lease = self.lease(progress)
+        with self._lock:
+            self._watched.add(lease)
+        self._ask_for_ticks()
+        return lease
 
     @property
     def automatic(self) -> bool:
@@ -265,17 +283,24 @@ class Collector:
                 lease.abandoned = True
             self.off -= idle
             self.held -= idle
+            self._watched = {lease for lease in self._watched if not lease.over}
+            quiet = {lease for lease in self._watched if lease.idle(now) and not lease.abandoned}
             frozen = self._frozen is not None
             if idle and frozen:
                 self._unfreeze()  # their garbage is in there
             self._restore()
-        if idle:
+            forgotten = bool(quiet) and not self.held and self.automatic
+            if idle or forgotten:
+                for lease in quiet:
+                    lease.abandoned = True
+        if idle or forgotten:
             with self.collecting(SCHEDULED):
                 gc.collect()
+        if idle:
             with self._lock:
                 if frozen and self.held:
                     self.freeze(next(iter(self.held)))
-        return bool(self.held)
+        return bool(self.held or self._watched)
 
     def _hold(self, lease: Lease) -> None:
         """Note a claim.
@@ -285,12 +310,15 @@ class Collector:
         """
         if lease in self.held:
             return
-        if not self._heard_of_forks and hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._forked)
-        self._heard_of_forks = True
         with self._lock:
             lease.begin()
             self.held.add(lease)
+        self._ask_for_ticks()
+
+    def _ask_for_ticks(self) -> None:
+        if not self._heard_of_forks and hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forked)
+        self._heard_of_forks = True
         with suppress(RuntimeError):  # no thread to be had: then nothing looks after a fit that is abandoned
             WATCHDOG.watch(self)
 

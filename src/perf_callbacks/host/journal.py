@@ -194,7 +194,12 @@ class FileJournal:
             name = wanted.name if number == 1 else f"{wanted.stem}.{number}{wanted.suffix}"
             where = first.with_name(name)
             file = os.open(where, _FLAGS, 0o644)
-            if lock(file):
+            try:
+                taken = lock(file)
+            except BaseException:  # an interrupt
+                os.close(file)
+                raise
+            if taken:
                 break
             os.close(file)
         else:
@@ -265,10 +270,13 @@ class FileJournal:
         self._release()
 
     def _release(self) -> None:
-        file, self._file = self._file, None
+        file = self._file
         if file is not None:
-            unlock(file)
-            os.close(file)
+            try:
+                unlock(file)
+            finally:  # an interrupt too: nobody else knows of the file
+                self._file = None
+                os.close(file)
 
 
 _all: "weakref.WeakSet[FileJournal]" = weakref.WeakSet()

@@ -45,14 +45,14 @@ class Patches:
 
     def restore(self) -> None:
         """Undo everything. Twice is once; what can't be undone does not keep the rest from it."""
-        errors = []
+        errors: list[BaseException] = []
         while self._undo:
             try:
                 self._undo.pop()()
-            except Exception as error:  # noqa: BLE001 the rest must still be undone
+            except BaseException as error:  # noqa: BLE001 the rest must still be undone, after an interrupt too
                 errors.append(error)
         if errors:
-            raise errors[0]
+            raise next((error for error in errors if not isinstance(error, Exception)), errors[0])
 
 
 def _unbound(current: Any, owner: Any) -> Callable[..., object]:

@@ -22,6 +22,7 @@ from perf_callbacks.core.records import Amounts, Record, Summary
 from perf_callbacks.core.settings import Settings
 from perf_callbacks.core.shapes import ShapedWork
 from perf_callbacks.host import device, meshes, ranks
+from perf_callbacks.host.collector import COLLECTOR
 from perf_callbacks.host.companions import Companions
 from perf_callbacks.host.failing import describe, fails_open
 from perf_callbacks.host.garbage import GcObserver
@@ -104,15 +105,21 @@ class Recorder:
         self._observer = GcObserver(_weakly(self.on_collection), clock)
         self._at_exit = functools.partial(_at_exit, weakref.ref(self))
         self.active = True
+        self.going = functools.partial(_progress, weakref.ref(self))
+        """How far the fit has come, as `progress`; None once the recorder was freed or closed. Keeps nothing alive."""
+        self._forgotten = COLLECTOR.look_after(self.going)
         # Whatever else holds on to us must not: where no exit was seen, the trainer would never be freed.
         self._abandon = weakref.finalize(self, _abandon, self._observer, self._journal)
         atexit.register(self._at_exit)
+        self._begin(began)
+
+    def _begin(self, began: float) -> None:
         try:
             self._engine.start(began)
-            if config.journal:
+            if self.config.journal:
                 with suppress(RuntimeError):  # no thread to be had: steps are written when one ends
                     WATCHDOG.watch(self._late_writer)
-            if config.gc != "off":
+            if self.config.gc != "off":
                 self._observer.install()
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
@@ -170,6 +177,7 @@ class Recorder:
     @fails_open
     def begin_span(self, kind: str) -> None:
         """Evaluation, checkpointing or the like begins."""
+        self._forgotten.aside = True
         self._engine.begin_span(kind, self.clock())
         self.companions.begin_span()
         self.upkeep.begin_span(kind, self._engine.step)
@@ -179,6 +187,7 @@ class Recorder:
         """It is over."""
         self.upkeep.end_span()
         self._engine.end_span(self.clock())
+        self._forgotten.aside = False
         self.companions.end_span()
 
     @fails_open
@@ -290,13 +299,14 @@ class Recorder:
         self.active = False
         self._late_writer.ended = True
         atexit.unregister(self._at_exit)
-        self._abandon.detach()
         with ExitStack() as steps:  # an interrupt in one of them must not keep the rest from being done
+            steps.callback(WATCHDOG.hurry)
             steps.callback(self.tape.ignore)
             if self._ranks is not None:
                 steps.callback(self._asked, self._ranks.close)
             for step in (self._journal.close, self._finish, self._observer.remove, self.patches.restore):
                 steps.callback(self._asked, step)
+        self._abandon.detach()  # after an interrupt it stays, and does the rest when we are freed
 
     def _drain(self) -> None:
         deadline = self.clock() + DRAIN_SECONDS
@@ -343,6 +353,11 @@ def _weakly(method: Callable[P, object]) -> Callable[P, None]:
             found(*args, **kwargs)
 
     return call
+
+
+def _progress(reference: "weakref.ref[Recorder]") -> tuple[int, float] | None:
+    recorder = reference()
+    return None if recorder is None or not recorder.active else recorder.progress
 
 
 def _at_exit(reference: "weakref.ref[Recorder]") -> None:

@@ -20,6 +20,9 @@ PERIOD_SECONDS = 1.0
 EXIT_SECONDS = 1.0
 """How long the end of the interpreter may wait for a tick that is under way."""
 
+HURRY_SECONDS = 0.1
+"""How long the end of a fit may wait for a tick, and for the thread to end."""
+
 log = logging.getLogger("perf_callbacks")
 
 
@@ -48,7 +51,7 @@ class Watchdog:
         self._lock = threading.RLock()  # a collection within may close a fit, which asks for ticks or gives them up
         self._watched: list[weakref.ref[Watched]] = []
         self._thread: threading.Thread | None = None
-        self._wake = threading.Event()
+        self._wake, self._ticked = threading.Event(), threading.Event()
         self._ended = False
 
     def watch(self, watched: Watched) -> None:
@@ -84,6 +87,16 @@ class Watchdog:
                         self._watched.append(reference)
         return bool(self._watched)
 
+    def hurry(self) -> None:
+        """Tick now, since something has ended, and see the thread end too if that was the last thing watched."""
+        thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return
+        self._ticked.clear()
+        self._wake.set()
+        if self._ticked.wait(HURRY_SECONDS) and self._thread is not thread:
+            thread.join(HURRY_SECONDS)
+
     def stop(self) -> None:
         """End the thread: at exit it must not come back into an interpreter that is going away."""
         thread, self._ended = self._thread, True
@@ -92,12 +105,16 @@ class Watchdog:
             thread.join(EXIT_SECONDS)
 
     def _run(self) -> None:
-        while not self._wake.wait(PERIOD_SECONDS):
-            if not self.tick():
+        while not self._ended:
+            self._wake.wait(PERIOD_SECONDS)
+            self._wake.clear()
+            if not self._ended and not self.tick():
                 with self._lock:
                     if not self._watched:
                         self._thread = None
-                        return
+            self._ticked.set()
+            if self._thread is not threading.current_thread():
+                return
 
 
 WATCHDOG = Watchdog()
