@@ -1,8 +1,11 @@
 """One rank's steps, cut into windows: each is whole, or it is not there."""
 
+import math
+
 import pytest
 from fakes import Fit, a_run
 
+from perf_callbacks.core import engine
 from perf_callbacks.core.parts import Parts
 from perf_callbacks.core.records import Window
 from perf_callbacks.core.stages import STAGES
@@ -92,7 +95,8 @@ def test_the_first_window_is_told_of_as_soon_as_it_is_over():
     ]
 
 
-def test_a_window_that_is_heard_of_while_training_counts_from_the_next_on():
+def test_a_window_that_is_heard_of_while_training_counts_from_the_next_on(monkeypatch):
+    monkeypatch.setattr(engine, "FLUSH_SECONDS", math.inf)  # what ranks said is looked at with each full block
     ranks = FakeRanks()
     fit = Fit(a_run(world_size=2), ranks=ranks)
     for number in range(1, 73):

@@ -1,5 +1,7 @@
 """Copies to a device that seems to be there, on trial through every door that copies: waited for, or not, in turns."""
 
+import math
+
 import pinning
 import pytest
 import tiny
@@ -10,7 +12,7 @@ from tiny import records
 
 from perf_callbacks.checklist import proving, startup
 from perf_callbacks.checklist.proving import Proving
-from perf_callbacks.core import trial
+from perf_callbacks.core import engine, trial
 from perf_callbacks.core.records import Checklist
 from perf_callbacks.core.trial import Outcome, Trial
 
@@ -30,6 +32,7 @@ pytestmark = pytest.mark.usefixtures("accelerate_state", "_short")
 
 @pytest.fixture
 def _short(monkeypatch):
+    monkeypatch.setattr(engine, "FLUSH_SECONDS", math.inf)  # a verdict comes with a full block, not with the clock
     monkeypatch.setattr(trial, "SETTLE", 1)
     monkeypatch.setattr(startup, "SLOT", 0)
     for module in (trial, proving):

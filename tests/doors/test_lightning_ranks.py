@@ -98,7 +98,7 @@ def test_each_of_two_ranks_has_its_journal_and_the_logger_has_the_rows_of_rank_0
         (summary,) = records(tmp_path, Summary, rank=rank)
         assert (summary.steps, summary.failure) == (6, None)
     assert output.count("step time, stages and throughput on cpu") == 1, output
-    assert output.count("6 steps, 4 of them") == 1, output
+    assert output.count("6 steps, 4 measured") == 1, output
     assert ("summary here: True" in output) == (strategy != "ddp_spawn")
 
     lines = sparks.logged(tmp_path)

@@ -223,7 +223,7 @@ def test_a_person_sees_a_line_at_the_start_and_a_table_at_the_end(tmp_path, caps
     assert first.startswith("perf_callbacks ")
     assert first.endswith(f"journal {tmp_path / 'perf_callbacks' / 'rank0.jsonl'}")
     assert [collector.split()[:2], loaders.split()[:3]] == [["gc", "applied"], ["loaders", "not", "applicable"]]
-    assert table[0].startswith("perf_callbacks: 3 steps, 1 of them ")
+    assert table[0].startswith("perf_callbacks: 3 steps, 1 measured ")
     assert [line.split()[0] for line in table[1:7]] == list(STAGES)
 
 

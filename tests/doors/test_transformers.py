@@ -301,4 +301,4 @@ def test_one_line_opens_and_one_table_closes(tmp_path, capsys):
     ours = [line for line in capsys.readouterr().out.splitlines() if line.startswith("perf_callbacks")]
     assert len(ours) == 2
     assert str(Path("perf_callbacks") / "rank0.jsonl") in ours[0]
-    assert "6 steps, 4 of them" in ours[1]
+    assert "6 steps, 4 measured" in ours[1]

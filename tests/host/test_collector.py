@@ -155,6 +155,14 @@ def test_a_collection_of_one_fit_counts_for_the_others(fake, ours):
     assert fake.collected[5:] == [1]
 
 
+def test_collections_of_fits_before_count_for_none_that_comes_later(fake, ours):
+    earlier = hold(ours)
+    earlier.collect(FULL)
+    earlier.let_go()
+    ours.lease().collect(FULL)  # it has turned nothing off yet
+    assert fake.collected == [FULL, FULL]
+
+
 def test_a_fit_within_a_step_of_another_keeps_its_own_schedule(fake, ours):
     outer, inner = hold(ours), hold(ours)
     for _ in range(3):

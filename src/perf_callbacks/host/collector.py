@@ -58,7 +58,7 @@ class Lease:
     def __init__(self, owner: "Collector", progress: Progress | None = None) -> None:
         self._owner = owner
         self._progress = progress
-        self._seen = self._fulls_seen = 0
+        self._seen, self._fulls_seen = owner.collections, owner.fulls
         self._steps, self._since = -1, 0.0
         self.ended = False
         """The fit is over."""
