@@ -38,11 +38,11 @@ class Lookup(NamedTuple):
     """An embedding that the counted step was seen to look up."""
 
     table: int
-    """Where its rows lie."""
+    """Address of its rows."""
     rows: int
     """Its vocabulary."""
     address: int
-    """Where the indices lie."""
+    """Address of the indices."""
     elements: int
     """How many they are."""
 
@@ -222,7 +222,7 @@ def _looked_up(batch: _Noted, indices: set[tuple[int, int]], batches: int) -> tu
 
 
 def _address(tensor: Any) -> int | None:
-    """Where a tensor lies. One without values lies nowhere."""
+    """Address of a tensor; None if it has no values."""
     try:
         return int(tensor.data_ptr())
     except (AttributeError, RuntimeError):

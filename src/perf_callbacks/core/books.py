@@ -43,7 +43,7 @@ class Count(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """What a count says of what was taken for known."""
+    """Verdict of a count about work that was taken for known."""
 
     contradicts: float
     """The larger over the smaller of the count and what was known; 1: nothing was, or it is the same."""
@@ -94,7 +94,7 @@ class Book:
         return self._families[family].of(size) if family in self._families else None
 
     def room(self, shape: ShapeKey) -> bool:
-        """Whether its family may have more counts."""
+        """Tell if the family of this shape may have more counts."""
         family, _ = _fold(shape)
         return family not in self._families or len(self._families[family].counts) < MOST_COUNTS
 
@@ -144,7 +144,7 @@ def _together(counts: Sequence[Count]) -> Count:
 
 
 def _compared(before: Count | None, now: Count) -> Learned:
-    """What was known against what was counted, in that of the two figures in which they differ more."""
+    """Pair the known figure with the counted one, for the figure in which they differ more."""
     if before is None:
         return Learned(1.0, 0)
     old, new = before.work, now.work

@@ -297,7 +297,7 @@ class Engine:
         return None
 
     def tell_tokens(self, with_tokens: Callable[[Batch], Batch]) -> None:
-        """It is known now which tensor holds token ids: earlier steps had some too."""
+        """Add the tokens of earlier steps: it is known now which tensor holds the ids."""
         with self._alone():
             self.collect()
             self._with_tokens = with_tokens

@@ -100,7 +100,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _form(element: Any) -> object:
-    """What elements that are rows have in common."""
+    """Sizes that elements have in common if they are rows."""
     if is_array(element):
         return len(leaf("", element).sizes)
     return tuple(map(str, element)) if isinstance(element, Mapping) else type(element)

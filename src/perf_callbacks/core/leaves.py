@@ -17,7 +17,7 @@ class Leaf(NamedTuple):
     """A tensor of a batch, or an array."""
 
     name: str
-    """Where it lies in the batch, such as "inputs.input_ids" or "[0]"."""
+    """Place of the tensor in its batch, such as "inputs.input_ids" or "[0]"."""
     tensor: Any
     sizes: tuple[int, ...]
     """Its shape; of a ragged tensor, the shape of its values, one row after the other."""
@@ -81,7 +81,7 @@ def is_packed(value: Any) -> bool:
 
 
 def parts(value: Any) -> list[tuple[Any, Any]]:
-    """What a container holds, by name or number; nothing where it is none, or holds plain values only."""
+    """List the contents of a container by name or number: none where it holds plain values only."""
     if value is None or isinstance(value, _PLAIN):
         return []
     if isinstance(value, tuple | list):

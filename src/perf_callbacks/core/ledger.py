@@ -32,7 +32,7 @@ class Ledger:
         self.excluded: Counter[str] = Counter()
         """How many steps are in no row, by reason."""
         self.left_out: Counter[str] = Counter()
-        """Those of them that the last row would have covered."""
+        """Excluded steps since the last row, by reason."""
         self._told: Counter[str] = Counter()
 
     def enter(self, steps: Iterable[Step]) -> None:

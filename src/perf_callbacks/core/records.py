@@ -234,7 +234,7 @@ class Summary:
     flops_steps: int = 0
     """Included steps whose FLOPs are known."""
     flops_source: str | None = None
-    """Where they come from: "counted", "scaled", "fake-tensor copy", "closed form", or several of these."""
+    """Sources of the FLOPs: "counted", "scaled", "fake-tensor copy", "closed form", or several of these."""
     flops_unknown: str | None = None
     """Why FLOPs are known of fewer steps than are included; None: they are known of all, or nobody asked."""
     mfu_unknown: str | None = None
