@@ -224,5 +224,8 @@ class Own(Trainer):
 def test_a_trainer_that_announces_no_forward_is_counted_one_step_later(tmp_path):
     arguments = tiny.training_arguments(tmp_path, max_steps=5)
     tiny.trainer(arguments, PerfCallback(), kind=Own, train_dataset=tiny.Tokens(32, mask=False)).train()
-    assert {*known(tmp_path)[2:]} == {truth(tiny.llama(), ids(4, 16))}
+    true = truth(tiny.llama(), ids(4, 16))
+    found = known(tmp_path)[2:]
+    assert found == pytest.approx([true] * len(found), rel=1e-3)  # angles of positions are made without gradients
+    assert found
     assert [record.step for record in counts(tmp_path)] == [3]

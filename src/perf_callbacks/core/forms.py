@@ -20,9 +20,8 @@ def forms_of(kind: type) -> Mapping[str, Form]:
 def form_of(annotation: Any) -> Form:
     """The test that an annotation stands for.
 
-    >>> fits = form_of(tuple[int | None, ...])
-    >>> fits((1, None)), fits((1, "2")), fits([1])
-    (True, False, False)
+    >>> [form_of(tuple[int | None, ...])(value) for value in ((1, None), (1, "2"), [1])]
+    [True, False, False]
     """
     arguments = get_args(annotation)
     if annotation is Any:
