@@ -90,4 +90,5 @@ def test_a_rank_in_danger_is_collected_for_by_all_and_more_often(tmp_path):
         said = [[why for _, why in rows(job, rank)[1:]] for rank in RANKS]
         assert [why.startswith("every ") for why in said[0]] == [True, True]
         assert said[1][0].endswith("on this rank alone; all ranks are asked for every 20 steps")
-        assert said[0] == said[1][1:]
+        intervals = [[why.partition(" from ")[0] for why in rank] for rank in (said[0], said[1][1:])]
+        assert intervals[0] == intervals[1]  # a rank on a busy machine may hear of it a step later
