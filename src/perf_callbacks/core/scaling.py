@@ -16,7 +16,7 @@ class Size(NamedTuple):
 
     rows: int
     length: int
-    """Of its token ids, or of its first tensor; 0: it has none."""
+    """Rows and length of its token ids, or of its first tensor; 0: it has none."""
     other: int
     """The second length, as of a decoder's tokens; 0: there is none."""
 

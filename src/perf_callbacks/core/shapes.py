@@ -24,7 +24,7 @@ COUNTED = "counted"
 COPY = "fake-tensor copy"
 CLOSED_FORM = "closed form"
 SOURCES = (COUNTED, SCALED, COPY, CLOSED_FORM)
-"""Where FLOPs come from."""
+"""Sources of FLOPs."""
 
 
 class ShapedWork:
@@ -36,7 +36,7 @@ class ShapedWork:
         self.refuted = False
         """Whether a measured peak turned out to be none."""
         self.wanted = False
-        """Whether anybody wants to know FLOPs."""
+        """Tell if anybody wants to know FLOPs."""
         self.unknowns = Unknowns()
         """Why steps have no FLOPs."""
         self.trained: Callable[[], Hashable] | None = None
@@ -53,12 +53,12 @@ class ShapedWork:
 
     @property
     def source(self) -> str | None:
-        """Where the FLOPs that were handed out come from; None: there were none."""
+        """Sources of the FLOPs that were handed out; None: there were none."""
         return ", ".join([one for one in SOURCES if one in self._sources]) or None
 
     @property
     def varies(self) -> bool:
-        """Whether equal batches took different work: then nothing is told of any."""
+        """Equal batches took different work: then no FLOPs are told of any."""
         return self.unknowns.varies is not None
 
     def summary(self, steps: int, known: int, excluded: Mapping[str, int]) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class ShapedWork:
 
     @property
     def fresh(self) -> bool:
-        """Whether nothing was counted yet with the parameters that are trained now."""
+        """Tell if nothing was counted yet with the parameters that are trained now."""
         return not any(trained == self._trained for trained, _ in self._books)
 
     def rate(self, rating: Rating) -> None:
@@ -146,11 +146,11 @@ class ShapedWork:
         return effort
 
     def knows(self, shape: ShapeKey) -> bool:
-        """Whether the work of a batch of this shape is known, or can be scaled, however often the model runs."""
+        """Tell if the work of a batch of this shape is known, or can be scaled, however often the model runs."""
         return any(trained == self._trained and book.one(shape) for (trained, _), book in self._books.items())
 
     def wants(self, shape: ShapeKey) -> bool:
-        """Whether to count a batch of this shape tells anything new."""
+        """Tell if a count of a batch of this shape tells anything new."""
         room = all(book.room(shape) for (trained, _), book in self._books.items() if trained == self._trained)
         return bool(shape) and room and not self.knows(shape)
 

@@ -11,7 +11,7 @@ class Unknowns:
 
     def __init__(self) -> None:
         self.varies: str | None = None
-        """What is known to differ between equal batches: then no FLOPs are told at all."""
+        """Difference that is known between equal batches: then no FLOPs are told at all."""
         self.batch: str | None = None
         """The kind of batch whose shapes can't be read."""
         self.counting: str | None = None

@@ -44,7 +44,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self.inert = False
         """Set where it can't be taken off the stack of modes: it counts no more."""
         self.pushed = False
-        """It may be on the stack of modes of the thread that it was pushed in."""
+        """The counter may be on the stack of modes of the thread that it was pushed in."""
         self.operations = 0
         """All that were dispatched, counted or not."""
         self.books: Callable[[], bool] = _always
@@ -236,7 +236,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self.observed.product(func, (args, kwargs), operands, cell.dtype, flops)
 
     def _place(self, operands: list[torch.Tensor], kind: Kind) -> tuple[Cell, Counter[Cell]]:
-        """Where a product of these belongs."""
+        """Find the phase, format and kind that a product of these operands belongs to."""
         weighty = self.weights.multiplied(operands)
         if not weighty and kind == "matmul" and _batched(operands):
             kind = "attention"

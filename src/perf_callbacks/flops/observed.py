@@ -210,4 +210,4 @@ def _line() -> str:
 
 
 _PACKAGES = tuple(str(Path(file).parents[level]) + os.sep for file, level in ((torch.__file__, 0), (__file__, 1)))
-"""Where torch and this package lie: a user's own directory may have the name of either."""
+"""Directories of torch and of this package: a user's own directory may have the name of either."""
