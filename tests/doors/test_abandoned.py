@@ -1,5 +1,6 @@
 """A fit that nobody ends is freed as soon as its owner lets go of it: nothing of ours holds on to it."""
 
+import contextlib
 import gc
 import weakref
 
@@ -9,6 +10,7 @@ import tiny
 import torch
 from accelerated import an_accelerator
 from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.data import DataLoader
 
 from perf_callbacks import PerfConfig
@@ -24,7 +26,9 @@ class Stop(Exception):  # noqa: N818 no error
 
 
 class Model(nn.Module):
-    """Fails in its fifth call."""
+    """Fails in one of its calls."""
+
+    fails_in = 5
 
     def __init__(self):
         super().__init__()
@@ -32,7 +36,7 @@ class Model(nn.Module):
 
     def forward(self, inputs):
         self.calls += 1
-        if self.calls == 5:
+        if self.calls == self.fails_in:
             raise Stop
         return self.layer(inputs).mean()
 
@@ -106,3 +110,14 @@ def test_three_fits_that_raised_and_were_forgotten_are_freed(tmp_path, way):
         assert [one() for one in gone] == [None] * len(gone)
         assert (torch.autograd.backward, gc.callbacks) == (backward, collector)
     assert len(gone) >= 9
+
+
+@pytest.mark.parametrize("way", [loop, accelerate], ids=lambda way: way.__name__)
+def test_a_loop_that_raises_in_its_counted_step_leaves_no_mode_on_its_thread(tmp_path, monkeypatch, way):
+    monkeypatch.setattr(Model, "fails_in", 2)
+    alive = []
+    with contextlib.suppress(Stop):
+        alive.extend(way(tmp_path))
+    assert _get_current_dispatch_mode_stack() == []
+    alive.clear()
+    gc.collect()

@@ -51,6 +51,72 @@ def test_an_operation_that_it_takes_apart_in_inference_mode_does_not_hide_it_fro
     assert left_behind() == before
 
 
+def test_closed_in_inference_mode_it_stays_silently_and_goes_on_where_it_is_opened_again():
+    """Torch has the thread's dispatch keys back when the mode ends: without a mode for them, `torch.ones` fails."""
+    before, window = left_behind(), CountWindow()
+    window.open()
+    step()
+    with torch.inference_mode():
+        window.close()
+        layer()(inputs())
+    torch.ones(2)
+    window.open()
+    step()
+    window.close()
+    torch.ones(2)
+    assert window.counter.work().by_phase == {"forward": 2 * PRODUCT, "backward": 2 * PRODUCT}
+    assert left_behind() == before
+
+
+def test_opened_again_within_inference_mode_it_goes_on():
+    before, window = left_behind(), CountWindow()
+    window.open()
+    with torch.inference_mode():
+        window.close()
+        layer()(inputs())
+        window.open()
+    step()
+    window.close()
+    assert window.counter.work().by_phase == {"forward": PRODUCT, "backward": PRODUCT}
+    assert left_behind() == before
+
+
+def test_set_aside_it_leaves_the_stack_and_comes_back_with_the_next_call_of_a_module():
+    before, window = left_behind(), CountWindow()
+    window.open()
+    step()
+    window.step_aside()
+    assert _get_current_dispatch_mode_stack() == []
+    step()
+    window.close()
+    assert window.counter.work().by_phase == {"forward": 2 * PRODUCT, "backward": 2 * PRODUCT}
+    assert left_behind() == before
+
+
+@pytest.mark.parametrize("within", [torch.inference_mode, Theirs])
+def test_set_aside_it_counts_nothing_where_it_can_not_come_back(within):
+    before, window = left_behind(), CountWindow()
+    window.open()
+    step()
+    window.step_aside()
+    with within():
+        layer()(inputs())
+    step()
+    window.close()
+    assert window.counter.work().by_phase == {}
+    assert left_behind() == before
+
+
+def test_set_aside_by_another_thread_it_stays():
+    window = CountWindow()
+    window.open()
+    other = threading.Thread(target=window.step_aside)
+    other.start()
+    other.join()
+    assert _get_current_dispatch_mode_stack() == [window.counter]
+    window.close()
+
+
 def test_it_can_be_left_and_entered_again():
     window = CountWindow()
     for _ in range(3):

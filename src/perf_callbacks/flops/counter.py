@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from perf_callbacks.flops.coverage import Weights
 from perf_callbacks.flops.formulas import Formula
 from perf_callbacks.flops.observed import Observed
 from perf_callbacks.flops.phases import in_backward, phase
+from perf_callbacks.flops.stance import in_compiled_call
 
 
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves it untyped
@@ -58,6 +60,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self.observed = Observed()
         self.errors: Counter[str] = Counter()
         """What went wrong here, by operation."""
+        self._aside: tuple[int, int] | None = None  # the thread that was left, and how many modes stayed on its stack
         self._broken = False
         self._forwards: list[int] = []  # that have begun, by module: whoever is left on a stack must keep no model
         self._begun: set[int] = set()  # backwards
@@ -89,6 +92,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
 
     def unhook(self) -> None:
         """Look at no more modules. Twice is once."""
+        self._aside = None
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -107,6 +111,22 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         if self.stack()[-1:] == [self]:
             _pop_torch_dispatch_stack(None)
         self.pushed = self in self.stack()
+
+    def step_aside(self) -> None:
+        """Leave this thread's stack, being on top of it, until a module is called in the thread."""
+        self.leave_stack()
+        self._aside = get_ident(), len(self.stack())
+
+    def _come_back(self) -> None:
+        """A module is called. Where nothing may go onto the stack by now, too much has been missed."""
+        if self._aside is None or self._aside[0] != get_ident() or in_backward():
+            return
+        depth, self._aside = self._aside[1], None
+        if len(self.stack()) == depth and not (torch.is_inference_mode_enabled() or in_compiled_call()):
+            self.enter_stack()
+        else:
+            self.inert = True
+            self.forget()
 
     @staticmethod
     def stack() -> list[Any]:
@@ -175,6 +195,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
 
     def _see(self, module: torch.nn.Module, *, begins: bool) -> None:
         try:
+            if begins:
+                self._come_back()
             books = self._books()
             if begins and books and not in_backward():  # recomputation stops in the midst of modules
                 self._forwards.append(id(module))

@@ -5,6 +5,8 @@ from contextlib import ExitStack, suppress
 from threading import current_thread
 from weakref import finalize
 
+import torch
+
 from perf_callbacks.flops.counter import FlopCounter
 from perf_callbacks.flops.phases import in_backward
 from perf_callbacks.flops.stance import STANCE, in_compiled_call
@@ -33,18 +35,29 @@ class CountWindow:
         finalize(self, _abandon, self.counter).atexit = False
 
     def open(self) -> None:
-        """Count from here on, again. Within a backward, or a call of something compiled, nothing is counted."""
-        if self._opened or self.counter.inert or _modes_are_lent():
+        """Count from here on, again. Where modes are lent this begins nothing, but goes on after a `close` there."""
+        if self._opened or self._given_up:
+            return
+        stays = self.counter.pushed and self.counter in self.counter.stack()
+        if not stays and (self.counter.inert or _modes_are_lent()):
             return
         try:
-            _sweep()
             self._opened, self._last = True, None
             STANCE.hold(self.counter)
             self.counter.hook()
-            self.counter.enter_stack()
+            if stays:
+                self.counter.inert = self.left_behind = False
+            else:
+                _sweep()
+                self.counter.enter_stack()
         except BaseException:
             self.close()
             raise
+
+    def step_aside(self) -> None:
+        """Leave this thread's modes until the next module is called: there may be none."""
+        if self._opened and not _modes_are_lent() and self.counter.stack()[-1:] == [self.counter]:
+            self.counter.step_aside()
 
     def close(self) -> None:
         """Count no more. Twice is once; what had to be left behind is tried again."""
@@ -83,8 +96,11 @@ class CountWindow:
 
 
 def _modes_are_lent() -> bool:
-    """Autograd and the compiler put back a thread's modes, or its dispatch keys, when a call of theirs ends."""
-    return bool(in_backward()) or in_compiled_call()
+    """Autograd, the compiler and inference mode put back a thread's modes, or its dispatch keys, when they end.
+
+    A counter that is taken off in there leaves keys without a mode, and operations that make tensors fail.
+    """
+    return bool(in_backward()) or torch.is_inference_mode_enabled() or in_compiled_call()
 
 
 def _sweep() -> None:

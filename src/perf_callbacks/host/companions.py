@@ -12,6 +12,9 @@ class Companion(Protocol):
     def begin_step(self) -> None:
         """The next one begins."""
 
+    def leave(self) -> None:
+        """The loop leaves its loader, in the midst of a step or not: it may be over, and nobody may say so."""
+
     def begin_span(self) -> None:
         """What follows is part of no step. Spans nest."""
 
@@ -31,6 +34,11 @@ class Companions(list[Companion]):
         """The next step begins."""
         for companion in self:
             companion.begin_step()
+
+    def leave(self) -> None:
+        """The loop leaves its loader."""
+        for companion in self:
+            companion.leave()
 
     def begin_span(self) -> None:
         """What follows is part of no step."""

@@ -175,6 +175,11 @@ class Recorder:
         self.companions.begin_step()
 
     @fails_open
+    def leave(self) -> None:
+        """The loop leaves its loader, and may be over."""
+        self.companions.leave()
+
+    @fails_open
     def begin_span(self, kind: str) -> None:
         """Evaluation, checkpointing or the like begins."""
         self._forgotten.aside = True

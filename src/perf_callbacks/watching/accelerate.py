@@ -187,6 +187,10 @@ class AcceleratedWatch(LoopWatch):
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.recorder.fail(error)
 
+    def leave(self) -> None:
+        """The loop leaves a loader, and may be over."""
+        self.recorder.leave()
+
     def begins_backward(self) -> bool:
         """A backward begins: of each loader, the last batch that was fetched is trained on now."""
         if not self._backwards and get_ident() == self._thread:

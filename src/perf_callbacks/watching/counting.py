@@ -151,6 +151,11 @@ class Counting:
             self._await()
         self._due = self._next()
 
+    def leave(self) -> None:
+        """Keep nothing on the thread of a loop that leaves its loader: only there it could be taken back."""
+        if self._window is not None:
+            self._window.step_aside()
+
     def begins_backward(self) -> bool:
         """Backwards are told of by the trainer."""
         return False

@@ -97,6 +97,8 @@ class Fits:
     def exhausted(self) -> None:
         """A loader has no more."""
 
+    leave = exhausted
+
     @fails_open
     def begin(self) -> None:
         """Training begins. What it takes to measure it has been prepared by now, or it is not ours to measure."""

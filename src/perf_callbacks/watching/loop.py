@@ -208,14 +208,17 @@ class MeasuredLoader(Generic[B]):
         if watching is None:
             yield from self._loader
             return
-        watching.turn(_DATA)
-        for batch in self._loader:
-            watching.take(batch)
-            held = [batch]
-            del batch  # a batch on a device is freed when the loop lets go of it, not when the next one is there
-            yield held.pop()
+        try:
             watching.turn(_DATA)
-        watching.turn(_OTHER)
+            for batch in self._loader:
+                watching.take(batch)
+                held = [batch]
+                del batch  # a batch on a device is freed when the loop lets go of it, not when the next one is there
+                yield held.pop()
+                watching.turn(_DATA)
+            watching.turn(_OTHER)
+        finally:  # after an exception that the loop does not survive, this is the last that is heard of it
+            watching.recorder.leave()
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]  # where the loader has none, it says so itself

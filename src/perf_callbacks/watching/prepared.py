@@ -25,6 +25,9 @@ class Told(Protocol):
     def exhausted(self) -> None:
         """A loader has no more."""
 
+    def leave(self) -> None:
+        """The loop leaves a loader, for whatever reason."""
+
 
 class Source(Protocol):
     """Who knows whom measured loaders tell: now this one, now that one."""
@@ -97,13 +100,17 @@ def _measured(kind: type, source: "weakref.ref[Source]") -> type:
 def _iterate(loader: object, batches: Iterator[Any], source: "weakref.ref[Source]") -> Iterator[Any]:
     if (found := source()) is not None:
         found.told.fetch(loader)
-    for batch in batches:
+    try:
+        for batch in batches:
+            if (found := source()) is not None:
+                found.told.fetched(loader, batch)
+            held, found = [batch], None  # an iterator that the loop keeps must not keep the fit, nor its models
+            del batch  # a batch on a device is freed when the loop lets go of it, not when the next one is there
+            yield held.pop()
+            if (found := source()) is not None:
+                found.told.fetch(loader)
+        if found is not None:
+            found.told.exhausted()
+    finally:  # after an exception that the loop does not survive, this is the last that is heard of it
         if (found := source()) is not None:
-            found.told.fetched(loader, batch)
-        held, found = [batch], None  # an iterator that the loop keeps must not keep the fit, nor its models
-        del batch  # a batch on a device is freed when the loop lets go of it, not when the next one is there
-        yield held.pop()
-        if (found := source()) is not None:
-            found.told.fetch(loader)
-    if found is not None:
-        found.told.exhausted()
+            found.told.leave()
