@@ -21,10 +21,10 @@ import torch.multiprocessing as mp
 from turns import interval
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.checklist.garbage import Collecting
+from perf_callbacks.checklist.gc_item import Collecting
 from perf_callbacks.checklist.item import Fit
 from perf_callbacks.host import environment, memory
-from perf_callbacks.host.garbage import GcObserver
+from perf_callbacks.host.gc_observer import GcObserver
 
 SETTLE = 8
 """Steps at the start of a turn that don't count: a policy begins in them."""

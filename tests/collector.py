@@ -2,7 +2,7 @@
 
 import gc
 
-from perf_callbacks.checklist import garbage, growth
+from perf_callbacks.checklist import gc_item, growth
 from perf_callbacks.host import collector, environment
 
 
@@ -79,8 +79,8 @@ def put(monkeypatch, fake):
     """In place of the collector; with it, no fit has a claim on it."""
     fake.owner = ours = collector.Collector()
     ours._heard_of_forks = True
-    for module in (garbage, growth, collector):
+    for module in (gc_item, growth, collector):
         monkeypatch.setattr(module, "gc", fake)
-    for module in (garbage, environment, collector):
+    for module in (gc_item, environment, collector):
         monkeypatch.setattr(module, "COLLECTOR", ours)
     return fake

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from perf_callbacks.core.windows import Part
-from perf_callbacks.host.board import default_store
-from perf_callbacks.host.ranks import Exchange
+from perf_callbacks.ranks.exchange import Exchange
+from perf_callbacks.ranks.store import default_store
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,12 +30,12 @@ def brought_along(statement):
         "perf_callbacks.core.batches",
         "perf_callbacks.core.peaks",
         "perf_callbacks.commands",
-        "perf_callbacks.report.text",
-        "perf_callbacks.host.garbage",
-        "perf_callbacks.host.journal",
+        "perf_callbacks.report.cards",
+        "perf_callbacks.host.gc_observer",
+        "perf_callbacks.host.journal_file",
         "perf_callbacks.journal",
         "perf_callbacks.host.environment",
-        "perf_callbacks.checklist.garbage",
+        "perf_callbacks.checklist.gc_item",
     ],
 )
 def test_an_import_brings_no_torch_and_no_framework(module):

@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 
 from perf_callbacks import journal
-from perf_callbacks.core.lines import Entry, encode
+from perf_callbacks.core.codec import Entry, encode
 from perf_callbacks.core.records import Steps
 
 

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import torch
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.core.lines import attempts
-from perf_callbacks.host.journal import read
+from perf_callbacks.core.codec import attempts
+from perf_callbacks.host.journal_file import read
 from perf_callbacks.loop import Measurement, measure
 
 DENSE_BF16 = 989.5e12

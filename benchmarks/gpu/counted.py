@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpu.bench import Bench, Row, train
 from gpu.models import Case, llama, stack
+from perf_callbacks.flops.count_window import CountWindow
 from perf_callbacks.flops.counter import FlopCounter
-from perf_callbacks.flops.window import CountWindow
 
 COLUMNS = ("what", "result")
 

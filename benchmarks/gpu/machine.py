@@ -9,7 +9,7 @@ import torch
 
 from gpu.bench import DENSE_BF16, NEEDS_CUDA, Bench, Row, one_line
 from perf_callbacks import PerfConfig
-from perf_callbacks.host import device, matmul_peak, peaks
+from perf_callbacks.host import device, matmul_peak, peak_source
 
 PACKAGES = ("torch", "transformers", "accelerate", "lightning", "nvidia-ml-py", "triton")
 ASKED = ("driver_version", "clocks.sm", "clocks.max.sm", "power.limit", "temperature.gpu")
@@ -21,7 +21,7 @@ def rows(bench: Bench) -> Iterator[Row]:
         yield package, _version(package)
     yield "CUDA, as torch was built", str(torch.version.cuda or NEEDS_CUDA)
     yield "device", device.name(bench.device)
-    known = peaks.find(bench.device, ["bfloat16"], PerfConfig(measure_peak="off"))
+    known = peak_source.find(bench.device, ["bfloat16"], PerfConfig(measure_peak="off"))
     peak = known.peak_flops_per_second("bfloat16") if known is not None else None
     yield "our dense bf16 peak", "—" if known is None or peak is None else f"{peak / 1e12} TFLOPS, {known.source}"
     if not bench.cuda:

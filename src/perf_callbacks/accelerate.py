@@ -23,11 +23,11 @@ from perf_callbacks.core.marks import BACK, BEGIN
 from perf_callbacks.core.records import Summary
 from perf_callbacks.core.settings import resolve
 from perf_callbacks.core.stages import Stage
-from perf_callbacks.host.failing import describe
+from perf_callbacks.doors.accelerate_fits import TAKEN_OVER, Fits
+from perf_callbacks.doors.subclasses import put_on, watched
+from perf_callbacks.host.failures import describe
 from perf_callbacks.host.place import Place, data_parallel
-from perf_callbacks.host.recorder import log
-from perf_callbacks.watching.fits import TAKEN_OVER, Fits
-from perf_callbacks.watching.subclasses import put_on, watched
+from perf_callbacks.session.recorder import log
 
 __all__ = ["Attachment", "attach"]
 

@@ -7,7 +7,7 @@ for entry in read("out"):
         print(entry.t, sum(entry.record.step_time))
 """
 
-from perf_callbacks.core.lines import Entry, attempts
+from perf_callbacks.core.codec import Entry, attempts
 from perf_callbacks.core.records import (
     SCHEMA,
     Checklist,
@@ -21,7 +21,7 @@ from perf_callbacks.core.records import (
     Summary,
     Window,
 )
-from perf_callbacks.host.journal import files, read
+from perf_callbacks.host.journal_file import files, read
 
 __all__ = [
     "SCHEMA",

@@ -21,17 +21,16 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import nn
 
-from perf_callbacks.checklist import startup
 from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.config import ConfigError, PerfConfig
 from perf_callbacks.core.records import Checklist, Summary
 from perf_callbacks.core.settings import resolve
-from perf_callbacks.host.failing import describe
+from perf_callbacks.doors.loop_watch import LoopWatch, MeasuredLoader
+from perf_callbacks.host.failures import describe
 from perf_callbacks.host.place import Place, by_meshes
-from perf_callbacks.host.recorder import Recorder, log
-from perf_callbacks.report import text
-from perf_callbacks.watching import counting
-from perf_callbacks.watching.loop import LoopWatch, MeasuredLoader
+from perf_callbacks.report import cards
+from perf_callbacks.session import counting, startup
+from perf_callbacks.session.recorder import Recorder, log
 
 __all__ = ["Measurement", "measure"]
 
@@ -120,7 +119,7 @@ class Measurement(Generic[B]):
         summary = recorder.summary
         if error is None and recorder.run.rank == 0 and summary is not None:
             try:
-                print(text.closing(summary))  # noqa: T201 what a person sees
+                print(cards.closing(summary))  # noqa: T201 what a person sees
             except Exception as failure:  # noqa: BLE001 an observer never ends the run
                 recorder.fail(failure)
 
@@ -156,7 +155,7 @@ class Measurement(Generic[B]):
             recorder.close(describe(error))
             raise
         if recorder.active and recorder.run.rank == 0:
-            card = text.opening(recorder.run, journal=recorder.journal_path, checklist=rows)
+            card = cards.opening(recorder.run, journal=recorder.journal_path, checklist=rows)
             print(card)  # noqa: T201 what a person sees
 
     def _start(self, recorder: Recorder, place: Place) -> tuple[Checklist, ...]:

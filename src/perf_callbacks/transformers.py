@@ -19,19 +19,18 @@ import transformers
 from tqdm.auto import tqdm
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from perf_callbacks.checklist import startup
 from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.records import Summary
 from perf_callbacks.core.settings import resolve
 from perf_callbacks.core.stages import Stage
-from perf_callbacks.host import watch
-from perf_callbacks.host.failing import describe
+from perf_callbacks.doors import methods
+from perf_callbacks.doors.late_callback import Meanwhile, settled
+from perf_callbacks.host.failures import describe
 from perf_callbacks.host.place import Place, data_parallel
-from perf_callbacks.host.recorder import Recorder, log
-from perf_callbacks.report import text
-from perf_callbacks.watching import counting
-from perf_callbacks.watching.meanwhile import Meanwhile, settled
+from perf_callbacks.report import cards
+from perf_callbacks.session import counting, startup
+from perf_callbacks.session.recorder import Recorder, log
 
 __all__ = ["PerfCallback"]
 
@@ -155,7 +154,7 @@ class PerfCallback(TrainerCallback):
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._close()
         if self.summary is not None and state.is_world_process_zero:
-            tqdm.write(text.closing(self.summary))
+            tqdm.write(cards.closing(self.summary))
 
     def _note(self, kind: str) -> None:
         """Without a trainer to watch, a span is only seen when it is over. It still keeps its step out of the rows."""
@@ -181,7 +180,7 @@ class PerfCallback(TrainerCallback):
             rows = startup.start(recorder, self._settings, place.device, _batches(args, state, trainer))
             if state.is_world_process_zero:
                 journal = recorder.journal_path
-                tqdm.write(text.opening(recorder.run, journal=journal, staged=place.staged, checklist=rows))
+                tqdm.write(cards.opening(recorder.run, journal=journal, staged=place.staged, checklist=rows))
         except BaseException as error:  # an interrupt too, of which no hook will tell
             recorder.close(describe(error))
             raise
@@ -208,19 +207,19 @@ def _watch(trainer: Trainer, recorder: Recorder) -> None:
     """See the stages, from the trainer's own calls. All micro-batches of a step are fetched before `on_step_begin`."""
     handler, accelerator = trainer.callback_handler, trainer.accelerator
     for owner, name in _outermost(trainer):
-        watch.exits(recorder, owner, name, last=name == "_finalize_training")
-    watch.stages(recorder, trainer, "get_batch_samples", Stage.DATA)
-    watch.batches(recorder, trainer, "training_step", argument=2)
-    watch.stages(recorder, trainer, "compute_loss", Stage.FORWARD)
-    watch.stages(recorder, accelerator, "backward", Stage.BACKWARD)
-    watch.stages(recorder, accelerator, "clip_grad_norm_", Stage.OPTIMIZER)
-    watch.stages(recorder, trainer.optimizer, "step", Stage.OPTIMIZER)
+        methods.exits(recorder, owner, name, last=name == "_finalize_training")
+    methods.stages(recorder, trainer, "get_batch_samples", Stage.DATA)
+    methods.batches(recorder, trainer, "training_step", argument=2)
+    methods.stages(recorder, trainer, "compute_loss", Stage.FORWARD)
+    methods.stages(recorder, accelerator, "backward", Stage.BACKWARD)
+    methods.stages(recorder, accelerator, "clip_grad_norm_", Stage.OPTIMIZER)
+    methods.stages(recorder, trainer.optimizer, "step", Stage.OPTIMIZER)
     # Between `on_optimizer_step` and `on_step_end` there are the scheduler and `zero_grad`.
-    watch.stages(recorder, handler, "on_optimizer_step", Stage.OTHER, then=Stage.OPTIMIZER)
+    methods.stages(recorder, handler, "on_optimizer_step", Stage.OTHER, then=Stage.OPTIMIZER)
     for name in ("evaluate", "predict"):
-        watch.spans(recorder, trainer, name, "evaluation")
-    watch.spans(recorder, trainer, "save_model", "checkpoint")
-    watch.spans(recorder, trainer, "_save_checkpoint", "checkpoint", first=functools.partial(_carry, trainer))
+        methods.spans(recorder, trainer, name, "evaluation")
+    methods.spans(recorder, trainer, "save_model", "checkpoint")
+    methods.spans(recorder, trainer, "_save_checkpoint", "checkpoint", first=functools.partial(_carry, trainer))
 
 
 def _outermost(trainer: Trainer) -> list[tuple[Any, str]]:

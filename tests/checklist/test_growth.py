@@ -4,7 +4,7 @@ import pytest
 from collector import FakeGc, put
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.checklist.garbage import FULL, YOUNG, Collecting
+from perf_callbacks.checklist.gc_item import FULL, YOUNG, Collecting
 from perf_callbacks.checklist.item import Fit
 from perf_callbacks.host import environment
 

@@ -6,12 +6,12 @@ from trying import Course, Switch, Thing, go_together, noisy
 from perf_callbacks import PerfConfig
 from perf_callbacks.checklist.item import Fit
 from perf_callbacks.checklist.proving import SLOT, Proving, plan
-from perf_callbacks.checklist.startup import Startup
-from perf_callbacks.core.steps import BLOCK
+from perf_callbacks.core.steps import BLOCK, NEVER
 from perf_callbacks.core.trial import PAIRS, TURN, Trial
 from perf_callbacks.core.windows import NOTICE
 from perf_callbacks.host import environment
-from perf_callbacks.host.upkeep import NEVER, Keeping
+from perf_callbacks.session.startup import Startup
+from perf_callbacks.session.upkeep import Keeping
 
 AFTER = 2
 LAST = AFTER + 2 * PAIRS * TURN

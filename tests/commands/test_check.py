@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from perf_callbacks.checklist.garbage import Garbage
-from perf_callbacks.checklist.items import ITEMS
+from perf_callbacks.checklist.gc_item import Garbage
+from perf_callbacks.checklist.table import ITEMS
 from perf_callbacks.commands import main
 from perf_callbacks.host import environment
 

@@ -12,8 +12,8 @@ from torch.nn.utils.rnn import pack_sequence
 from transformers import BatchEncoding
 from transformers.modeling_outputs import BaseModelOutput
 
+from perf_callbacks.core.batch_tensors import MOST_PARTS
 from perf_callbacks.core.batches import BatchReader, Lookup
-from perf_callbacks.core.leaves import MOST_PARTS
 
 IDS = torch.ones(4, 8, dtype=torch.long)
 X, Y = torch.ones(4, 3), torch.ones(4)

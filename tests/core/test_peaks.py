@@ -6,7 +6,7 @@ import pytest
 
 from perf_callbacks import ConfigError, PerfConfig
 from perf_callbacks.core import peaks
-from perf_callbacks.core.devices import DEVICES
+from perf_callbacks.core.device_peaks import DEVICES
 from perf_callbacks.core.peaks import DTYPES, Peaks
 
 DENSE_BF16 = {

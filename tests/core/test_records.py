@@ -5,7 +5,7 @@ import json
 import pytest
 from fakes import a_run
 
-from perf_callbacks.core.lines import Entry, attempts, decode, encode, entries
+from perf_callbacks.core.codec import Entry, attempts, decode, encode, entries
 from perf_callbacks.core.records import SCHEMA, Checklist, Flops, Gc, Row, Span, Steps, Summary, Window
 
 SUMMARY = Summary(

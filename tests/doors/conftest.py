@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from perf_callbacks.checklist import garbage, growth
+from perf_callbacks.checklist import gc_item, growth
 from perf_callbacks.host import collector
 
 
@@ -33,7 +33,7 @@ def _quick_collections(request, monkeypatch):
         "get_freeze_count": lambda: 0,
         "get_objects": list,
     }
-    for module in (garbage, growth, collector):
+    for module in (gc_item, growth, collector):
         monkeypatch.setattr(module, "gc", SimpleNamespace(**vars(gc) | quick))
 
 

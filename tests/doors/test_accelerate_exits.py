@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from perf_callbacks.accelerate import attach
 from perf_callbacks.core.records import Summary
-from perf_callbacks.host.failing import describe
+from perf_callbacks.host.failures import describe
 
 pytestmark = pytest.mark.usefixtures("accelerate_state")
 
@@ -298,21 +298,21 @@ FAULTS = {
     "core.tape.Tape": "begin read",
     "core.engine.Engine": "batch pause begin_span end_span end_step collect flush row amounts",
     "core.batches.BatchReader": "read",
-    "host.recorder": "opening earlier",
-    "host.recorder.Recorder": "__init__",
-    "host.watch": "stages",
-    "host.journal": "encode",
-    "host.journal.FileJournal": "__init__ write flush close",
-    "host.garbage.GcObserver": "install",
+    "session.recorder": "opening earlier",
+    "session.recorder.Recorder": "__init__",
+    "doors.methods": "stages",
+    "host.journal_file": "encode",
+    "host.journal_file.FileJournal": "__init__ write flush close",
+    "host.gc_observer.GcObserver": "install",
     "host.patches.Patches": "replace",
-    "host.counters": "write read",
+    "host.saved_counters": "write read",
     "host.device": "timeline",
-    "report.text": "opening closing",
+    "report.cards": "opening closing",
     "accelerate": "_install _place",
-    "watching.fits": "AcceleratedWatch",
-    "watching.prepared": "_measured",
-    "watching.prepared.Prepared": "see",
-    "watching.accelerate.AcceleratedWatch": "install add add_accelerator evaluate turn",
+    "doors.accelerate_fits": "AcceleratedWatch",
+    "doors.prepared": "_measured",
+    "doors.prepared.Prepared": "see",
+    "doors.accelerate_watch.AcceleratedWatch": "install add add_accelerator evaluate turn",
 }
 
 

@@ -17,7 +17,7 @@ from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
 from perf_callbacks.checklist.loaders import Loading
 from perf_callbacks.core.records import Checklist
-from perf_callbacks.host.upkeep import NEVER
+from perf_callbacks.core.steps import NEVER
 from perf_callbacks.loop import measure
 from perf_callbacks.transformers import PerfCallback
 

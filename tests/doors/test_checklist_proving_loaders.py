@@ -10,11 +10,12 @@ from accelerate import data_loader
 from through import DOORS
 from tiny import records
 
-from perf_callbacks.checklist import proving, startup
+from perf_callbacks.checklist import proving
 from perf_callbacks.checklist.proving import Proving
 from perf_callbacks.core import engine, trial
 from perf_callbacks.core.records import Checklist
 from perf_callbacks.core.trial import Outcome, Trial
+from perf_callbacks.session import startup
 
 DECIDED = 65
 """The journal takes 64 steps at once; a step later it holds what was found of the 50 steps of the trial."""

@@ -10,7 +10,7 @@ from torch import nn
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
-from perf_callbacks.flops.window import CountWindow
+from perf_callbacks.flops.count_window import CountWindow
 from perf_callbacks.loop import measure
 
 pytestmark = [  # torch says so of itself when it first traces an optimizer

@@ -11,9 +11,9 @@ from torch import nn
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.core.records import Row, Summary
-from perf_callbacks.core.shapes import COPY
+from perf_callbacks.core.shaped_work import COPY
+from perf_callbacks.flops.count_window import CountWindow
 from perf_callbacks.flops.counter import FlopCounter
-from perf_callbacks.flops.window import CountWindow
 from perf_callbacks.transformers import PerfCallback
 
 HALF = {"bfloat16", "float32"} if ANGLES else {"bfloat16"}

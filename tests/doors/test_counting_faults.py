@@ -27,24 +27,24 @@ INSIDE = {
 }
 """What is done for each operation, and each module: errors there are counted, and nothing else."""
 AROUND = {
-    "watching.counting": "begin counted",
-    "watching.counting.Counting": "begin_step end_step see begin_span end_span close _affordable _eager _full _open "
+    "session.counting": "begin counted",
+    "session.counting.Counting": "begin_step end_step see begin_span end_span close _affordable _eager _full _open "
     "_shut _put_down _await trained _next _recount _way",
-    "watching.booking.Booking": "__init__",
+    "session.booking.Booking": "__init__",
     "flops.counter.FlopCounter": "__init__ hook enter_stack leave_stack work unhook",
-    "flops.window.CountWindow": "__init__ open _leave",
+    "flops.count_window.CountWindow": "__init__ open _leave",
     "flops.stance.EagerStance": "hold release reconcile",
     "flops.coverage.Weights": "coverage multiplied_elements",
-    "core.shapes.ShapedWork": "learn of knows wants look settle summary",
-    "core.shapes": "_each",
-    "core.books": "_fold extent keep",
+    "core.shaped_work.ShapedWork": "learn of knows wants look settle summary",
+    "core.shaped_work": "_each",
+    "core.shape_counts": "_fold extent keep",
     "core.scaling.Scaling": "predict",
     "core.tape.Tape": "follow unfollow",
     "core.batches.BatchReader": "forget note look_up",
 }
 LEFT = {
     "flops.counter.FlopCounter.unhook": {"before", "after"},
-    "flops.window.CountWindow._leave": {"modes"},
+    "flops.count_window.CountWindow._leave": {"modes"},
     "flops.counter.FlopCounter.leave_stack": {"modes"},
     "flops.stance.EagerStance.release": {"stance", "filters"},
     "flops.stance.EagerStance.reconcile": {"stance", "filters"},
@@ -205,7 +205,7 @@ def test_an_error_in_the_bookkeeping_changes_neither_the_number_nor_its_worth(tm
     assert (record.model_flops, record.lower_bound) == (truth(tiny.llama(), ids(2, 8)), False)
 
 
-@pytest.mark.parametrize("part", ["watching.counting.Counting._put_down", "flops.window.CountWindow.open"])
+@pytest.mark.parametrize("part", ["session.counting.Counting._put_down", "flops.count_window.CountWindow.open"])
 def test_so_it_is_with_lightning(tmp_path, monkeypatch, caplog, part):
     fits = []
     for flops in ("off", "count"):

@@ -13,7 +13,7 @@ from tiny import steps
 
 import perf_callbacks
 from perf_callbacks.core.records import Window
-from perf_callbacks.host.journal import read
+from perf_callbacks.host.journal_file import read
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 TESTS = Path(__file__).parents[1]

@@ -9,9 +9,9 @@ from torch import nn
 from perf_callbacks import PerfConfig
 from perf_callbacks.core.peaks import Peaks
 from perf_callbacks.core.records import Row, Summary
-from perf_callbacks.report import text
+from perf_callbacks.report import cards
+from perf_callbacks.session import counting
 from perf_callbacks.transformers import PerfCallback
-from perf_callbacks.watching import counting
 
 
 def summary_of(directory, model, batches, **config):
@@ -25,7 +25,7 @@ def batches(steps=6, rows=4):
 
 
 def table(summary):
-    return [line.strip() for line in text.closing(summary).splitlines()]
+    return [line.strip() for line in cards.closing(summary).splitlines()]
 
 
 def test_of_a_fit_that_is_too_short(tmp_path):

@@ -10,8 +10,8 @@ from transformers import TrainerCallback
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.loop import measure
+from perf_callbacks.session.counting import RECOUNTS
 from perf_callbacks.transformers import PerfCallback
-from perf_callbacks.watching.counting import RECOUNTS
 
 ROWS, WIDTH = 4, 8
 PRODUCT = 2 * ROWS * WIDTH * WIDTH

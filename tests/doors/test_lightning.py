@@ -13,7 +13,7 @@ from tiny import records, steps
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.core.records import Row, Run, Span, Summary
-from perf_callbacks.watching.lightning import EVERY_BATCH, _directory
+from perf_callbacks.doors.lightning_hooks import EVERY_BATCH, _directory
 
 BOTH = pytest.mark.parametrize("of", sparks.FRAMEWORKS)
 

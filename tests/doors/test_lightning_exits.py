@@ -12,10 +12,10 @@ import sparks
 import tiny
 from counted import bits
 
-from perf_callbacks.core.lines import attempts
+from perf_callbacks.core.codec import attempts
 from perf_callbacks.core.records import Run, Steps, Summary
-from perf_callbacks.host.failing import describe
-from perf_callbacks.host.journal import read
+from perf_callbacks.host.failures import describe
+from perf_callbacks.host.journal_file import read
 
 HOOKS = (
     "setup",
@@ -215,7 +215,7 @@ def test_a_second_fit_after_an_exception_goes_on_in_the_same_trainer(tmp_path):
 
 
 def test_what_nobody_tells_us_of_is_put_back_by_the_next_fit(tmp_path, monkeypatch):
-    monkeypatch.setattr("perf_callbacks.host.watch.exits", lambda *_, **__: None)
+    monkeypatch.setattr("perf_callbacks.doors.methods.exits", lambda *_, **__: None)
     bomb = Bomb("training_step", RuntimeError("no more"), loud=True)
     fit = Fit(tmp_path, bomb, "ours")
     bomb.put(fit)
@@ -276,18 +276,18 @@ FAULTS = {
     "core.batches.BatchReader": "read",
     "core.ledger.Ledger": "take_row",
     "core.ratios": "metrics",
-    "host.recorder": "opening earlier",
-    "host.recorder.Recorder": "__init__",
-    "host.watch": "stages spans exits",
-    "host.journal": "encode",
-    "host.journal.FileJournal": "__init__ write flush close",
-    "host.garbage.GcObserver": "install",
+    "session.recorder": "opening earlier",
+    "session.recorder.Recorder": "__init__",
+    "doors.methods": "stages spans exits",
+    "host.journal_file": "encode",
+    "host.journal_file.FileJournal": "__init__ write flush close",
+    "host.gc_observer.GcObserver": "install",
     "host.patches.Patches": "replace method",
     "host.device": "timeline",
-    "report.text": "opening closing",
-    "watching.lightning": "steps_done _first _Afterwards Meanwhile TrainerWatch",
-    "watching.lightning.LightningHooks": "_log _place _last_state",
-    "watching.lightning_trainer.TrainerWatch": "install end_batch end_step _take _fetch _optimizer_step _settle",
+    "report.cards": "opening closing",
+    "doors.lightning_hooks": "steps_done _first _Afterwards Meanwhile TrainerWatch",
+    "doors.lightning_hooks.LightningHooks": "_log _place _last_state",
+    "doors.lightning_watch.TrainerWatch": "install end_batch end_step _take _fetch _optimizer_step _settle",
 }
 
 

@@ -6,9 +6,9 @@ import tiny
 import torch
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.core.lines import attempts
+from perf_callbacks.core.codec import attempts
 from perf_callbacks.core.records import Summary
-from perf_callbacks.host.journal import read
+from perf_callbacks.host.journal_file import read
 
 BOTH = pytest.mark.parametrize("of", sparks.FRAMEWORKS)
 

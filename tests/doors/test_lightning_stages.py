@@ -16,7 +16,7 @@ from fakes import FakeClock
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.core.records import Span
-from perf_callbacks.host.recorder import Recorder
+from perf_callbacks.session.recorder import Recorder
 
 STAGES = ("data", "forward", "backward", "optimizer", "gc", "other")
 SLEEP = 0.012
@@ -197,7 +197,7 @@ def fit(directory, install, sleep, *, module="Automatic", of="lightning", **opti
 def sleeper(monkeypatch):
     """Sleeps on a clock that does not move otherwise."""
     clock = FakeClock()
-    monkeypatch.setattr("perf_callbacks.watching.lightning.Recorder", functools.partial(Recorder, clock=clock))
+    monkeypatch.setattr("perf_callbacks.doors.lightning_hooks.Recorder", functools.partial(Recorder, clock=clock))
     return Sleeper(clock, clock.sleep)
 
 

@@ -16,13 +16,13 @@ from perf_callbacks import PerfConfig, Summary
 from perf_callbacks.core.batches import BatchReader
 from perf_callbacks.core.engine import Engine
 from perf_callbacks.core.tape import Tape
-from perf_callbacks.host.failing import describe
-from perf_callbacks.host.garbage import GcObserver
-from perf_callbacks.host.journal import FileJournal
+from perf_callbacks.host.failures import describe
+from perf_callbacks.host.gc_observer import GcObserver
+from perf_callbacks.host.journal_file import FileJournal
 from perf_callbacks.host.patches import Patches
-from perf_callbacks.host.recorder import Recorder
 from perf_callbacks.loop import measure
-from perf_callbacks.report import text
+from perf_callbacks.report import cards
+from perf_callbacks.session.recorder import Recorder
 
 
 class Trap:
@@ -243,8 +243,8 @@ FAULTS = [
     (GcObserver, "install"),
     *[(FileJournal, name) for name in ("__init__", "write", "flush", "close")],
     (Patches, "replace"),
-    (text, "opening"),
-    (text, "closing"),
+    (cards, "opening"),
+    (cards, "closing"),
 ]
 
 

@@ -14,7 +14,7 @@ from perf_callbacks.core.peaks import Peaks
 from perf_callbacks.core.records import Flops, Row
 from perf_callbacks.flops.counter import FlopCounter
 from perf_callbacks.loop import measure
-from perf_callbacks.watching import counting
+from perf_callbacks.session import counting
 
 ROWS, WIDTH = 32, 64
 PRODUCT = 2 * ROWS * WIDTH * WIDTH

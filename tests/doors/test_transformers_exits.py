@@ -11,10 +11,10 @@ import torch
 from counted import bits
 from transformers import Trainer, TrainerCallback
 
-from perf_callbacks.core.lines import attempts
+from perf_callbacks.core.codec import attempts
 from perf_callbacks.core.records import Run, Steps, Summary
-from perf_callbacks.host.failing import describe
-from perf_callbacks.host.journal import read
+from perf_callbacks.host.failures import describe
+from perf_callbacks.host.journal_file import read
 from perf_callbacks.transformers import PerfCallback
 
 HOOKS = (
@@ -196,15 +196,15 @@ FAULTS = {
     "core.batches.BatchReader": "read",
     "core.ledger.Ledger": "take_row",
     "core.ratios": "metrics",
-    "host.recorder": "opening earlier",
-    "host.recorder.Recorder": "__init__",
-    "host.watch": "stages spans batches exits",
-    "host.journal": "encode",
-    "host.journal.FileJournal": "__init__ write flush close",
-    "host.garbage.GcObserver": "install",
+    "session.recorder": "opening earlier",
+    "session.recorder.Recorder": "__init__",
+    "doors.methods": "stages spans batches exits",
+    "host.journal_file": "encode",
+    "host.journal_file.FileJournal": "__init__ write flush close",
+    "host.gc_observer.GcObserver": "install",
     "host.patches.Patches": "replace",
     "host.device": "timeline",
-    "report.text": "opening closing",
+    "report.cards": "opening closing",
     "transformers": "_find_trainer _move_to_front _watch _outermost _place _carry",
 }
 

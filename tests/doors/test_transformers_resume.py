@@ -10,9 +10,9 @@ import pytest
 import tiny
 from transformers import Trainer, TrainerCallback
 
-from perf_callbacks.core.lines import attempts
+from perf_callbacks.core.codec import attempts
 from perf_callbacks.core.records import Run, Summary
-from perf_callbacks.host.journal import read
+from perf_callbacks.host.journal_file import read
 from perf_callbacks.transformers import PerfCallback
 
 RESTORING = pytest.mark.parametrize("restoring", [False, True], ids=["", "callbacks restored"])

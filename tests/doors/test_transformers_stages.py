@@ -15,7 +15,7 @@ from transformers import Trainer, TrainerCallback
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.core.records import Span
-from perf_callbacks.host.recorder import Recorder
+from perf_callbacks.session.recorder import Recorder
 from perf_callbacks.transformers import PerfCallback
 
 STAGES = ("data", "forward", "backward", "optimizer", "gc", "other")

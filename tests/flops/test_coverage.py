@@ -10,7 +10,7 @@ from torch import nn
 
 from perf_callbacks.flops import formulas, register_flop_formula
 from perf_callbacks.flops.counter import FlopCounter
-from perf_callbacks.watching.counted import counted
+from perf_callbacks.session.flops_record import counted
 
 WIDE = 8
 

@@ -9,7 +9,7 @@ from flops.products import inputs, layer
 from perf_callbacks.flops import observed
 from perf_callbacks.flops.counter import FlopCounter
 from perf_callbacks.flops.formulas import formula
-from perf_callbacks.watching.counted import counted
+from perf_callbacks.session.flops_record import counted
 
 SPEAKS_OF_PRODUCTS = re.compile(
     r"mm|matmul|conv|linear|attention|attn|rnn|lstm|gru|cdist|dot|einsum|outer|multi_head|gemm|fft|solve|cholesky|inverse|det(?!ach)"

@@ -5,9 +5,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from perf_callbacks.host import garbage
+from perf_callbacks.host import gc_observer
 from perf_callbacks.host.collector import Collector, generational
-from perf_callbacks.host.garbage import GcObserver
+from perf_callbacks.host.gc_observer import GcObserver
 
 pytestmark = pytest.mark.skipif(
     not generational(), reason="without a young generation there are no counts of its collections to be restored"
@@ -26,7 +26,7 @@ def thresholds():
 @pytest.fixture
 def ours(monkeypatch):
     owner = Collector()
-    monkeypatch.setattr(garbage, "COLLECTOR", owner)
+    monkeypatch.setattr(gc_observer, "COLLECTOR", owner)
     owner._heard_of_forks = True
     ours = owner.lease()
     yield ours

@@ -7,10 +7,10 @@ from hypothesis import given, strategies as st
 from torch.utils.data import DataLoader
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.checklist.garbage import FULL, YOUNG, due_between
+from perf_callbacks.checklist.gc_item import FULL, YOUNG, due_between
 from perf_callbacks.checklist.item import Batches, Fit
-from perf_callbacks.checklist.items import ITEMS
 from perf_callbacks.checklist.proving import Proving
+from perf_callbacks.checklist.table import ITEMS
 from perf_callbacks.core.records import Checklist
 from perf_callbacks.host.environment import Environment
 

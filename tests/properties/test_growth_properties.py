@@ -7,8 +7,8 @@ from collector import FakeGc
 from hypothesis import given, settings, strategies as st
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.checklist import garbage, growth
-from perf_callbacks.checklist.garbage import Collecting
+from perf_callbacks.checklist import gc_item, growth
+from perf_callbacks.checklist.gc_item import Collecting
 from perf_callbacks.checklist.item import Fit
 from perf_callbacks.core.windows import NOTICE
 from perf_callbacks.host import collector, environment
@@ -31,9 +31,9 @@ class Rank:
         self.collected = []
 
     def enter(self):
-        for module in (garbage, collector):
+        for module in (gc_item, collector):
             self.patch.setattr(module, "gc", self.fake)
-        for module in (garbage, environment):
+        for module in (gc_item, environment):
             self.patch.setattr(module, "COLLECTOR", self.owner)
         self.patch.setattr(growth, "gc", self.at_once)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from fakes import a_run
 from hypothesis import given, strategies as st
 
-from perf_callbacks.core.lines import Entry, attempts, decode, encode
+from perf_callbacks.core.codec import Entry, attempts, decode, encode
 from perf_callbacks.core.records import Checklist, Gc, Row, Span, Steps, Summary, Window
-from perf_callbacks.host.journal import FileJournal, read
+from perf_callbacks.host.journal_file import FileJournal, read
 
 COUNTS = st.integers(0, 2**40)
 SECONDS = st.floats(0, 1e6)

@@ -4,7 +4,7 @@ from operator import itemgetter
 
 from hypothesis import given, strategies as st
 
-from perf_callbacks.core.shapes import ShapedWork
+from perf_callbacks.core.shaped_work import ShapedWork
 from perf_callbacks.core.work import Cell, Effort, Work
 
 factors = st.integers(0, 10**9)

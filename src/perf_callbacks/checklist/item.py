@@ -7,10 +7,9 @@ from typing import Any, Protocol
 
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.records import Checklist, Gc
-from perf_callbacks.core.steps import Step
+from perf_callbacks.core.steps import NEVER, Step
 from perf_callbacks.host.collector import Progress
 from perf_callbacks.host.environment import Environment
-from perf_callbacks.host.upkeep import NEVER
 
 FORESEEN = "to be applied"
 ALREADY = "already so"

@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader
 from perf_callbacks.checklist.item import ADVISED, ALREADY, NOT_APPLICABLE, SKIPPED, Applied, Fit
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.records import APPLIED, Checklist
+from perf_callbacks.core.steps import NEVER
 from perf_callbacks.host.environment import Environment
 from perf_callbacks.host.patches import Patches
-from perf_callbacks.host.upkeep import NEVER
 
 PINNING = frozenset({"cuda", "xpu"})
 """Accelerators that copy from pinned memory by themselves."""

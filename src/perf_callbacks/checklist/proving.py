@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from perf_callbacks.checklist.item import SKIPPED, Applied
 from perf_callbacks.core.records import APPLIED, Checklist, Gc
-from perf_callbacks.core.steps import Step
+from perf_callbacks.core.steps import NEVER, Step
 from perf_callbacks.core.trial import LEAST, PAIRS, TURN, Outcome, Trial
-from perf_callbacks.host.upkeep import NEVER
 
 SLOT = 2 * PAIRS * TURN + 256
 """Steps from one item's trial to the next one's: it takes a while until all ranks have heard what came of the first."""

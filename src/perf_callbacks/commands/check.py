@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from perf_callbacks.core.peaks import TERA, WHATEVER, Peaks, advice
 from perf_callbacks.core.settings import resolve
-from perf_callbacks.report import text
+from perf_callbacks.report import cards
 
 NAME: str = "check"
 SUMMARY: str = "what the startup checklist would do on this machine, and the peak that MFU would go by"
@@ -30,19 +30,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table."""
-    from perf_callbacks.checklist import startup  # noqa: PLC0415 other commands do without torch
-    from perf_callbacks.host import device, peaks  # noqa: PLC0415 as above
+    from perf_callbacks.host import device, peak_source  # noqa: PLC0415 as below
+    from perf_callbacks.session import startup  # noqa: PLC0415 other commands do without torch
 
     settings = resolve(None, os.environ)
     here = device.default()
     name, rows = device.name(here), startup.foresee(settings, here)
     off = "PERF_CALLBACKS=0" if not settings.config.enabled else "flops=off" if settings.config.flops == "off" else None
     dtypes = ("float32",) if here.type == "cpu" else ("bfloat16", "float32")
-    peak = None if off else peaks.find(here, dtypes, settings.config)
+    peak = None if off else peak_source.find(here, dtypes, settings.config)
     if arguments.json:
         print(json.dumps({"device": name, "items": [asdict(row) for row in rows], "peak": _peak(peak)}, indent=2))
     else:
-        print("\n".join([text.check(name, rows, _said(peak, off or advice(name))), *settings.remarks]))
+        print("\n".join([cards.check(name, rows, _said(peak, off or advice(name))), *settings.remarks]))
     missing = peak is None and not off
     return LEFT_TO_DO if missing or any(row.status in startup.LEFT_TO_DO for row in rows) else 0
 

@@ -11,7 +11,7 @@ from perf_callbacks.core import peaks
 from perf_callbacks.core.architecture import Architecture, dimensions
 from perf_callbacks.core.config import ConfigError
 from perf_callbacks.core.conventions import Job, Work, compare
-from perf_callbacks.report import conventions as report
+from perf_callbacks.report import convention_table as report
 
 NAME: str = "flops"
 SUMMARY: str = "FLOPs of a training step, TFLOPS, MFU and HFU, by each of the formulas in use"

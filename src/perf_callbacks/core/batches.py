@@ -5,8 +5,8 @@ from math import prod
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from perf_callbacks.core.leading import matching, samples
-from perf_callbacks.core.leaves import Leaf, is_array, leaves
+from perf_callbacks.core.batch_tensors import Leaf, is_array, leaves
+from perf_callbacks.core.sample_counts import matching, samples
 from perf_callbacks.core.steps import plus
 
 ShapeKey = tuple[tuple[str, tuple[int, ...]], ...]

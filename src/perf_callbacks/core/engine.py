@@ -12,18 +12,18 @@ from typing import Any
 
 from perf_callbacks.core import ratios
 from perf_callbacks.core.batches import Batch, nothing, together
+from perf_callbacks.core.gc_pauses import Pauses, collection
 from perf_callbacks.core.ledger import MOST_UNTOLD, Ledger
 from perf_callbacks.core.marks import BACK, BEGIN, END, Pause
-from perf_callbacks.core.parts import Parts
-from perf_callbacks.core.pauses import Pauses, collection
+from perf_callbacks.core.protocols import Agreeing, DeviceTimeline, Ranks
 from perf_callbacks.core.records import Amounts, Gc, Record, Row, Run, Span, Summary
-from perf_callbacks.core.shapes import ShapedWork
-from perf_callbacks.core.sharing import Sharing
-from perf_callbacks.core.sources import Agreeing, DeviceTimeline, Ranks
+from perf_callbacks.core.shaped_work import ShapedWork
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.core.steps import BLOCK, COUNTED, RECOUNTED, Shown, Step, Totals, plus
 from perf_callbacks.core.tape import Past, Tape
-from perf_callbacks.core.unknowns import reasons
+from perf_callbacks.core.unknown_reasons import reasons
+from perf_callbacks.core.window_parts import Parts
+from perf_callbacks.core.window_sharing import Sharing
 
 FLUSH_SECONDS = 1.0
 """A step that ends as late as this after the last block is written at once, with those before it."""

@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from perf_callbacks.core.parts import Parts
 from perf_callbacks.core.records import Steps
 from perf_callbacks.core.steps import Shown, Step, Totals, columns, plus
+from perf_callbacks.core.window_parts import Parts
 from perf_callbacks.core.windows import Part
 
 MOST_UNTOLD = 64

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from perf_callbacks.core.config import ConfigError
-from perf_callbacks.core.devices import DEVICES, Row
+from perf_callbacks.core.device_peaks import DEVICES, Row
 
 TERA = 1e12
 

@@ -1,6 +1,6 @@
 """What a run leaves behind, as frozen records.
 
-`perf_callbacks.core.lines` writes them as lines of a journal.
+`perf_callbacks.core.codec` writes them as lines of a journal.
 """
 
 from collections.abc import Mapping

@@ -1,5 +1,6 @@
 """Steps, one by one and added up."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,6 +15,9 @@ UNSEEN: float = 0
 BLOCK = 64
 """Steps that are kept one by one before they are added up."""
 
+
+NEVER = sys.maxsize
+"""A step that does not come."""
 
 COUNTED = "counted"
 """Why the step in which FLOPs are counted, the same on all ranks, is in no row."""

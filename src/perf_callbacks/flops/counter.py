@@ -26,7 +26,7 @@ from perf_callbacks.flops.stance import in_compiled_call
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves it untyped
     """Counts FLOPs by phase, number format and kind. It changes nothing of what it sees, and nothing in it can raise.
 
-    Models that are compiled must run eagerly meanwhile: see `perf_callbacks.flops.window`.
+    Models that are compiled must run eagerly meanwhile: see `perf_callbacks.flops.count_window`.
 
     >>> with FlopCounter() as counter:
     ...     product = torch.ones(2, 3) @ torch.ones(3, 5)

@@ -1,0 +1,323 @@
+"""The checklist item `gc`: garbage is collected at the same step on all ranks, without the objects that live long.
+
+Automatic collections strike each rank at a step of its own, and every rank waits for each of them. From the second step
+of a fit on, when lazy imports and optimizer states are there, automatic collection is off and the step counter alone
+says when to collect. The first full collection that falls due freezes what is alive, so that later ones are cheap; a
+fit that is over before has paid for neither.
+"""
+
+import gc
+import weakref
+from collections.abc import Mapping
+
+from perf_callbacks.checklist.growth import Growth, Relief
+from perf_callbacks.checklist.item import ALREADY, NOT_APPLICABLE, SKIPPED, Applied, Fit
+from perf_callbacks.core.config import PerfConfig
+from perf_callbacks.core.records import APPLIED, STARTUP, Checklist
+from perf_callbacks.core.steps import NEVER
+from perf_callbacks.core.trial import TURN
+from perf_callbacks.host.collector import COLLECTOR, FULL, OWN_FROZEN
+from perf_callbacks.host.environment import Environment
+
+YOUNG = 1
+
+RARER = 10
+"""Full collections are as much rarer than young ones: a young one never frees a cycle that has outlived another."""
+
+ASKED = "gc_interval"
+"""What ranks agree on, by the name by which they ask for it."""
+
+LEAST_INTERVAL = 10
+"""Ranks ask for no shorter interval than this: whoever wants one configures it."""
+
+BEGIN_AFTER = 2
+"""Steps of a fit after which its lazy imports, optimizer states and buckets exist."""
+
+
+class Garbage:
+    """The item."""
+
+    slug = "gc"
+
+    def decide(self, environment: Environment, config: PerfConfig) -> Checklist:
+        """What is to be done about garbage collection."""
+        before = "automatic" if environment.gc_enabled else "not automatic"
+        before += f", thresholds {'/'.join(map(str, environment.gc_thresholds))}"
+        frozen = environment.gc_frozen >= OWN_FROZEN
+        if config.gc not in {"sync", "freeze"}:
+            return Checklist(item=self.slug, status=SKIPPED, before=before, why=f"gc={config.gc}")
+        if not hasattr(gc, "freeze"):
+            return Checklist(item=self.slug, status=NOT_APPLICABLE, why="this interpreter has another collector")
+        if config.gc == "sync" and not environment.gc_enabled:
+            return Checklist(item=self.slug, status=ALREADY, before=before, why=OTHERS)
+        if config.gc == "freeze" and frozen:
+            return Checklist(item=self.slug, status=ALREADY, before=before, why=f"{environment.gc_frozen:,} are frozen")
+        return Checklist(item=self.slug, status=APPLIED, before=before, after=_after(config, environment), why=WHY)
+
+    def apply(self, fit: Fit) -> "Collecting":
+        """Collect by the step counter, from the second step on."""
+        return Collecting(fit)
+
+
+OTHERS = "automatic collection is off: the program collects by a plan of its own"
+ELSEWHERE = "another fit has the collector, so nothing can be compared"
+WHY = "no collection falls into the midst of a step, and all ranks collect at the same one"
+
+
+def _after(config: PerfConfig, environment: Environment) -> str:
+    if config.gc == "freeze":
+        return "automatic, what lives long frozen"
+    if not environment.gc_generational:
+        return f"every {config.gc_interval:,} steps"
+    return f"every {config.gc_interval:,} steps, full every {config.gc_interval * RARER:,}"
+
+
+def _next(step: int, interval: int) -> int:
+    """The first multiple of the interval that is not before this step."""
+    return -(-step // interval) * interval
+
+
+def due_between(before: int, step: int, interval: int) -> int | None:
+    """Say which collection falls due after one step and not later than another: the same on every rank.
+
+    >>> due_between(99, 100, 100), due_between(999, 1000, 100), due_between(100, 101, 100)
+    (1, 2, None)
+    """
+    if before // interval == step // interval:
+        return None
+    return YOUNG if before // (interval * RARER) == step // (interval * RARER) else FULL
+
+
+class Collecting(Applied):
+    """Collects when the step counter says so, and at once where garbage grows too fast for that.
+
+    On trial it collects young objects at the end of each of its turns too, so that these pay for what they leave
+    behind. Nothing is frozen then, so that full collections are left to the turns between.
+    """
+
+    slug, collects = Garbage.slug, True
+
+    def __init__(self, fit: Fit) -> None:
+        super().__init__()
+        self._level = fit.config.gc
+        self._interval = self._least = fit.config.gc_interval
+        self._young = YOUNG if fit.environment.gc_generational else FULL
+        self._lease = COLLECTOR.lease(fit.progress)
+        self._let_go = weakref.finalize(self, self._lease.let_go)  # at exit too
+        self._growth = Growth(fit.memory, self._young, self._lease.collect_now)
+        self._aside_of_steps = fit.aside
+        self._first = fit.step + BEGIN_AFTER
+        self._last = self._last_full = self._aside = 0
+        self._begun = self._frozen = self._off_before = False
+        self._spans: list[str] = []
+        self._warned = False
+        self._due = self._first if self._level == "sync" else _next(self._first, self._interval)
+        self._tried: tuple[int, ...] | None = None  # in a turn of its own: where the collector had come to before it
+        self._fresh = True
+        self._agreed: tuple[int, int] | None = None
+
+    @property
+    def due(self) -> int:
+        """The step from whose end on there is something to do: a span that nobody ends does so with its step."""
+        return 0 if self._spans else self._due
+
+    def end_step(self, step: int) -> None:
+        """Do what a step that ends makes due."""
+        while self._spans:
+            self.end_span()
+        if step < self._due:
+            return
+        if self._tried is not None:
+            self._go_on_trying(step)
+            return
+        if self._level == "freeze":
+            self._freeze(step)
+            self._due = NEVER
+        elif not self._begun:
+            self._begin(step)
+        elif not self._overruled(step):
+            if self._lease.abandoned:
+                self._take_over()
+            self._keep_to_schedule(step)
+        self._last = step
+
+    def begin_span(self, kind: str, step: int) -> None:
+        """Collect by itself in an evaluation, where nobody waits for this rank in each step."""
+        if not self._spans:
+            self._aside = step
+            self._lease.aside = True
+            if kind == "evaluation":
+                self._collect_aside()
+            self._off_before = self._lease.off
+            self._lease.turn_on()
+        self._spans.append(kind)
+
+    def end_span(self) -> None:
+        """Collect what a checkpoint leaves behind."""
+        kind = self._spans.pop() if self._spans else None
+        if kind is None or self._spans:
+            return
+        self._lease.aside = False
+        if self._off_before:
+            self._lease.turn_off()
+        if kind != "evaluation":
+            self._collect_aside()
+
+    @property
+    def asks(self) -> dict[str, int]:
+        """How often it should be collected on all ranks, for the sake of this one."""
+        return {ASKED: min(self._least, NEVER)}
+
+    def agree(self, least: Mapping[str, int], step: int) -> None:
+        """The least that any rank asks for holds from the end of that step on."""
+        pending, _ = self._agreed or (self._interval, step)
+        interval = least.get(ASKED, pending)
+        if 0 < interval < pending:
+            self._agreed = interval, step
+            if self._due != NEVER:  # else it is seen to once it is done, if ever
+                self._due = min(self._due, step)
+
+    @property
+    def turns(self) -> bool:
+        """Whether it can be tried: with nothing frozen, full collections must not fall into its turns."""
+        return self._level == "sync" and self._let_go.alive and self._interval >= TURN
+
+    def hold(self) -> None:
+        """Do nothing yet: it is to be tried."""
+        self._due, self._fresh = NEVER, False
+
+    def turn(self, step: int, *, done: bool) -> None:
+        """The turn before ends after this step; another one begins, in which it is done or left."""
+        while self._spans:
+            self.end_span()
+        tried = self._tried
+        if due_between(self._last, step, self._interval) == FULL or not self._fresh:
+            with self._aside_of_steps():  # so that nothing piles up, nor makes a collection of the first turns
+                self._lease.collect_now(FULL)
+        if not self._fresh:
+            self._fresh = True
+            self._growth.begin()
+        self._last = step
+        if tried is not None:
+            if self._overruled(step):
+                return
+            self._lease.collect_now(self._young)
+        if done and not (tried is not None and self._lease.off):
+            self._try(step)
+        elif tried is not None and not done:
+            self._due, self._tried = NEVER, None
+            self._lease.pass_over(tried)
+
+    def keep(self, step: int) -> None:
+        """Do it from now on: it is worth it."""
+        self._begin(step)
+
+    def leave(self, step: int) -> None:
+        """Leave it: it is not worth it. What piled up meanwhile is collected."""
+        super().leave(step)
+        with self._aside_of_steps():
+            self._lease.collect_now(FULL)
+
+    def close(self) -> None:
+        """Give the collector back. Twice is once."""
+        self._due, self._tried = NEVER, None
+        self._spans.clear()
+        self._let_go()
+
+    def _begin(self, step: int) -> None:
+        if not self._lease.turn_off():
+            self._give_up(ALREADY, OTHERS)
+            return
+        self._begun = True
+        self._growth.begin()
+        self._first = self._last = step
+        self._due = step + 1
+
+    def _freeze(self, step: int) -> None:
+        """Collect everything once and freeze the rest. This is paid once, and belongs to no step."""
+        with self._aside_of_steps():
+            self._lease.collect(FULL, STARTUP)
+            self._lease.freeze()
+        self._frozen, self._last_full = True, step
+        self._growth.begin()
+
+    def _take_over(self) -> None:
+        """Go on after a step so long that the watchdog gave the collector back, and collected everything."""
+        if self._lease.turn_off() and self._frozen:
+            self._lease.freeze()
+
+    def _try(self, step: int) -> None:
+        before = gc.get_count()
+        if not self._lease.alone:
+            self._give_up(SKIPPED, ELSEWHERE)
+        elif not self._lease.turn_off():
+            self._give_up(ALREADY, OTHERS)
+        else:
+            self._tried, self._first, self._due = before, step, step + 1
+
+    def _go_on_trying(self, step: int) -> None:
+        if step % self._interval == 0:
+            self._lease.collect_now(self._young)
+        self._look(step)
+
+    def _overruled(self, step: int) -> bool:
+        if overruled := self._lease.overruled:
+            self._give_up(SKIPPED, f"somebody set the thresholds of collection before step {step}, and they stay so")
+        return overruled
+
+    def _give_up(self, status: str, why: str) -> None:
+        self.close()
+        self._say(status, why)
+
+    def _keep_to_schedule(self, step: int) -> None:
+        generation = due_between(self._last, step, self._interval)
+        if self._agreed is not None and step >= self._agreed[1]:
+            (self._interval, _), self._agreed = self._agreed, None
+            self._say(APPLIED, f"every {self._interval:,} steps from step {step} on: some rank needs it")
+        if generation is None:
+            self._look(step)
+        else:
+            self._collect(generation, step)
+            self._look_again(step)
+        if self._agreed is not None:
+            self._due = min(self._due, self._agreed[1])
+
+    def _collect(self, generation: int, step: int) -> None:
+        young = generation == YOUNG and self._young == YOUNG
+        if young:
+            self._lease.collect(YOUNG)
+        elif self._frozen:
+            self._lease.collect(FULL)
+            self._last_full = step
+        else:
+            self._freeze(step)
+
+    def _collect_aside(self) -> None:
+        """Collect in time that belongs to no step; not each time where a loop evaluates in each of its steps."""
+        if self._frozen and self._due != NEVER and self._tried is None and self._aside - self._last_full >= self._apart:
+            self._lease.collect(FULL)
+            self._last_full = self._aside
+
+    @property
+    def _apart(self) -> int:
+        return max(1, self._interval // RARER)
+
+    def _look(self, step: int) -> None:
+        """Where this rank is in danger it collects at once. The others keep to their steps, and so does it."""
+        relief = self._growth.relieve(step)
+        if relief is not None:
+            self._tell_of(relief)
+        self._look_again(step)
+
+    def _look_again(self, step: int) -> None:
+        """Garbage that grows fast shows soon after the beginning."""
+        self._due = step + min(self._apart, max(1, step - self._first), self._interval - step % self._interval)
+
+    def _tell_of(self, relief: Relief) -> None:
+        asked = self._least
+        if relief.helped:
+            self._least = min(self._least, max(self._interval // 2, LEAST_INTERVAL))
+        if not self._warned:
+            self._warned = True
+            asks = f"; all ranks are asked for every {self._least:,} steps" if self._least < asked else ""
+            self._say(APPLIED, f"{relief.found}: collected at once, on this rank alone{asks}")

@@ -1,0 +1,109 @@
+"""Records as lines of a journal, and back.
+
+A journal is one JSON object per line, with `type` and `t`. A torn or foreign line is skipped, never fatal; keys that
+this version doesn't know are dropped. A line on which a known key has a value of the wrong type is skipped too: a
+journal may come from anywhere, and who reads it must be able to rely on the types of its records.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from perf_callbacks.core.records import Checklist, Flops, Gc, Record, Row, Run, Span, Steps, Summary, Window
+from perf_callbacks.core.type_checks import forms_of, is_number
+
+_TYPES: dict[str, type[Record]] = {
+    kind.__name__.lower(): kind for kind in (Run, Checklist, Steps, Row, Gc, Span, Flops, Window, Summary)
+}
+
+_FIELDS = {kind: tuple(item.name for item in fields(kind)) for kind in _TYPES.values()}
+
+_FORMS = {kind: forms_of(kind) for kind in _TYPES.values()}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A record and when it was written, in seconds since its run began."""
+
+    t: float
+    record: Record
+
+
+def encode(entry: Entry) -> str:
+    """One line of a journal, without its end. Columns of times are kept to a tenth of a microsecond."""
+    record = entry.record
+    parts = [f'"type":"{type(record).__name__.lower()}"', f'"t":{entry.t:.6f}']
+    for name in _FIELDS[type(record)]:
+        value = getattr(record, name)
+        if value != ():
+            write = _times if name.endswith("_time") else _json
+            parts.append(f'"{name}":{_column(value, write) if type(value) is tuple else write(value)}')
+    return "{" + ",".join(parts) + "}"
+
+
+def _column(values: tuple[Any, ...], write: Callable[[Any], str]) -> str:
+    """One where every step has the same is written faster."""
+    if values.count(values[0]) < len(values):
+        return write(values)
+    return "[" + ",".join([write(values[:1])[1:-1]] * len(values)) + "]"
+
+
+def _times(values: tuple[float | None, ...]) -> str:
+    if None in values:
+        return _json([value if value is None else round(value, 7) for value in values])
+    return "[" + (("%.7f," * len(values)) % values)[:-1] + "]"
+
+
+_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+
+
+def decode(line: str) -> Entry | None:
+    """The entry on one line; None where the line is torn, foreign, of a type that came later, or holds a wrong type."""
+    try:
+        values = json.loads(line, parse_float=_finite, parse_constant=_finite)
+        kind = _TYPES[values.pop("type")]
+        t = values.pop("t")
+        forms = _FORMS[kind]
+        known = {name: _frozen(value) for name, value in values.items() if name in forms}
+        if not is_number(t) or not all([forms[name](value) for name, value in known.items()]):
+            return None
+        record = kind(**known)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None
+    return None if isinstance(record, Steps) and not _even(record) else Entry(float(t), record)
+
+
+def _even(steps: Steps) -> bool:
+    """Check that all columns that are there are as long as the first."""
+    columns = [getattr(steps, name) for name in _FIELDS[Steps]]
+    return all([len(column) in {0, len(steps.step)} for column in columns]) and len(steps.step) == len(steps.step_time)
+
+
+def _finite(token: str) -> float:
+    """A number of JSON with a point or an exponent. NaN and Infinity, also as 1e999, are none."""
+    number = float(token)
+    if not math.isfinite(number):
+        raise ValueError(token)
+    return number
+
+
+def entries(lines: Iterable[str]) -> Iterator[Entry]:
+    """The entries of a journal, in order."""
+    return (entry for entry in map(decode, lines) if entry is not None)
+
+
+def attempts(journal: Iterable[Entry]) -> list[list[Entry]]:
+    """A journal cut into its fits and attempts, each from its `Run` on. What precedes the first one is dropped."""
+    parts: list[list[Entry]] = []
+    for entry in journal:
+        if isinstance(entry.record, Run):
+            parts.append([])
+        if parts:
+            parts[-1].append(entry)
+    return parts
+
+
+def _frozen(value: Any) -> Any:
+    return tuple([_frozen(one) for one in value]) if isinstance(value, list) else value

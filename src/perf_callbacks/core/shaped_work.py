@@ -1,0 +1,190 @@
+"""The work of a step by what can be seen without counting: shapes of batches, calls of the model, what is trained."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+from perf_callbacks.core.batches import ShapeKey
+from perf_callbacks.core.marks import Calls
+from perf_callbacks.core.rating import Rating
+from perf_callbacks.core.shape_counts import SCALED, Book, Count, Learned, keep
+from perf_callbacks.core.unknown_reasons import UNREAD, Unknowns
+from perf_callbacks.core.work import Effort, Work
+
+MOST_BOOKS = 16
+"""Ways of training that are told apart. The oldest goes where there are more."""
+
+_MOST_KNOWN = 256
+
+Each = tuple[int, ...]
+"""How often forward and backward run for each batch of a step; for all of them and how many, where that isn't whole."""
+
+ONCE: Each = (1, 1)
+
+COUNTED = "counted"
+COPY = "fake-tensor copy"
+CLOSED_FORM = "closed form"
+SOURCES = (COUNTED, SCALED, COPY, CLOSED_FORM)
+"""Sources of FLOPs."""
+
+
+class ShapedWork:
+    """The work of batches by their shapes, kept apart by how often the model runs in a step and by what is trained."""
+
+    def __init__(self) -> None:
+        self.rating: Rating | None = None
+        """What work is compared with. None: none was counted."""
+        self.refuted = False
+        """Whether a measured peak turned out to be none."""
+        self.wanted = False
+        """Tell if anybody wants to know FLOPs."""
+        self.unknowns = Unknowns()
+        """Why steps have no FLOPs."""
+        self.trained: Callable[[], Hashable] | None = None
+        """Tells which parameters require gradients."""
+        self.news: Callable[[], object] | None = None
+        """Called when there is something to count."""
+        self.missing: dict[Each, tuple[int, int]] = {}
+        """Ways of running the model that were never counted: the last two steps that had them."""
+        self._trained: Hashable = None
+        self._unsure = False
+        self._books: dict[tuple[Hashable, Each], Book] = {}
+        self._sources: set[str] = set()
+        self._efforts: dict[tuple[tuple[ShapeKey, ...], Calls | None], Effort | None] = {}
+
+    @property
+    def source(self) -> str | None:
+        """Sources of the FLOPs that were handed out; None: there were none."""
+        return ", ".join([one for one in SOURCES if one in self._sources]) or None
+
+    @property
+    def varies(self) -> bool:
+        """Equal batches took different work: then no FLOPs are told of any."""
+        return self.unknowns.varies is not None
+
+    def summary(self, steps: int, known: int, excluded: Mapping[str, int]) -> dict[str, Any]:
+        """For the record that sums up a fit: of so many included steps, the work of so many is known."""
+        told = self.unknowns.summary(steps, known, excluded) if self.wanted else {}
+        if self.rating is None or not known or self.varies:
+            return told
+        return {**told, "flops_source": self.source, **self.rating.summary()}
+
+    @property
+    def fresh(self) -> bool:
+        """Tell if nothing was counted yet with the parameters that are trained now."""
+        return not any(trained == self._trained for trained, _ in self._books)
+
+    def rate(self, rating: Rating) -> None:
+        """Compare work with this."""
+        self.rating = rating
+        self._efforts.clear()
+
+    def judge(self, effort: Effort, seconds: float) -> None:
+        """Some steps took this long: a measured peak that is lower than what they did is none."""
+        if self.rating is not None and self.rating.refuted(effort, seconds):
+            self.refuted = True
+            self.unknowns.peak = "training ran faster than the measured peak"
+            self.rate(self.rating.without_peak())
+            self._tell()
+
+    def look(self) -> None:
+        """Look at which parameters are trained. If others are, steps since the last look may have had either."""
+        trained = self._trained if self.trained is None else self.trained()
+        if trained != self._trained:
+            self._unsure = self._unsure or self._trained is not None
+            self._trained = trained
+            self._efforts.clear()
+            if self._books:
+                self.missing.clear()
+                self._tell()
+
+    def settle(self) -> None:
+        """The steps up to the last look have their FLOPs."""
+        self._unsure = False
+
+    def learn(
+        self,
+        shapes: Sequence[ShapeKey],
+        passes: Sequence[Work],
+        calls: Calls | None = None,
+        *,
+        step: int = 0,
+        source: str = COUNTED,
+    ) -> Learned:
+        """The batches of a counted step and the work of each forward and its backward, the optimizer's with them.
+
+        Without `calls` there was one of each for each batch.
+        """
+        self._efforts.clear()
+        key = self._trained, _each(calls, len(shapes))
+        self.missing.pop(key[1], None)
+        if key not in self._books:
+            keep(self._books, key, Book(), MOST_BOOKS)
+        book = self._books[key]
+        if not shapes or not all(shapes):
+            return Learned(1.0, 0)
+        learned = book.learn(shapes, [Count(work, step, frozenset({source})) for work in passes])
+        if learned.since and not self.varies:
+            self.unknowns.varies = (
+                f"the work of equal batches varies ({learned.contradicts:.2f} times between counts at steps "
+                f"{learned.since} and {step})"
+            )
+        return learned
+
+    def of(self, shapes: Sequence[ShapeKey], calls: Calls | None = None, step: int = 0) -> Effort | None:
+        """The work of a step with batches of these shapes; None: unknown."""
+        if self._unsure:
+            self.unknowns.note("in some steps other parameters were trained than before")
+            return None
+        key = tuple(shapes), calls
+        if key not in self._efforts:
+            if len(self._efforts) >= _MOST_KNOWN:
+                self._efforts.clear()
+            self._efforts[key] = self._effort(key[0], _each(calls, len(shapes)))
+        effort = self._efforts[key]
+        if effort is None:
+            self._miss(key[0], _each(calls, len(shapes)), step)
+        return effort
+
+    def knows(self, shape: ShapeKey) -> bool:
+        """Tell if the work of a batch of this shape is known, or can be scaled, however often the model runs."""
+        return any(trained == self._trained and book.one(shape) for (trained, _), book in self._books.items())
+
+    def wants(self, shape: ShapeKey) -> bool:
+        """Tell if a count of a batch of this shape tells anything new."""
+        room = all(book.room(shape) for (trained, _), book in self._books.items() if trained == self._trained)
+        return bool(shape) and room and not self.knows(shape)
+
+    def _effort(self, shapes: tuple[ShapeKey, ...], each: Each) -> Effort | None:
+        book = self._books.get((self._trained, each))
+        found = book.of(shapes) if book is not None and not self.varies and all(shapes) else None
+        if found is None:
+            return None
+        self._sources |= found.sources
+        work = found.work
+        return Effort(work.model_flops, work.hardware_flops) if self.rating is None else self.rating.effort(work)
+
+    def _tell(self) -> None:
+        if self.news is not None:
+            self.news()
+
+    def _miss(self, shapes: tuple[ShapeKey, ...], each: Each, step: int) -> None:
+        if not all(shapes):
+            self.unknowns.note(UNREAD)
+        elif self._books and (self._trained, each) not in self._books:
+            self.unknowns.note("the model runs forward and backward in ways that were not counted")
+            _, last = self.missing.pop(each, (0, 0))
+            self.missing[each] = last, step
+            if len(self.missing) > MOST_BOOKS:
+                del self.missing[next(iter(self.missing))]
+            self._tell()
+        else:
+            self.unknowns.shape(hash(shapes))
+
+
+def _each(calls: Calls | None, batches: int) -> Each:
+    """Calls for each batch. A model whose calls can't be seen runs once."""
+    if calls is None or not batches:
+        return ONCE
+    if calls.forwards % batches or calls.backwards % batches:
+        return (*calls, batches)
+    return max(1, calls.forwards // batches), max(1, calls.backwards // batches)

@@ -1,0 +1,73 @@
+"""What an engine tells the other ranks, and hears from them."""
+
+from collections.abc import Callable, Sequence
+
+from perf_callbacks.core.ledger import Ledger
+from perf_callbacks.core.protocols import Agreeing, Ranks
+from perf_callbacks.core.records import Gc, Record, Window
+from perf_callbacks.core.steps import Step
+from perf_callbacks.core.window_parts import Parts
+
+
+class Sharing:
+    """Hands over the parts that are complete, and hands out the windows that came back.
+
+    Without ranks to talk to there is nothing to do; where there are no others, all agree at once.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks | None,
+        parts: Parts,
+        ledger: Ledger,
+        emit: Callable[[Record], None],
+        agreeing: Agreeing | None = None,
+        *,
+        alone: bool = True,
+    ) -> None:
+        self._ranks = ranks
+        self._agreeing = agreeing
+        self._alone = alone
+        self._heard: Window | None = None
+        self._parts = parts
+        self._ledger = ledger
+        self._emit = emit
+        self.due: int | None = None
+        """The step with which the current window is complete."""
+
+    @property
+    def latest(self) -> Window | None:
+        """What all ranks did in the last window that is known."""
+        return self._ranks.latest if self._ranks is not None else None
+
+    def see(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
+        """Steps are finished."""
+        if self._agreeing is not None and self._agreeing.watching:
+            self._agreeing.see(steps, pauses)
+
+    def do(self, step: int) -> None:
+        """Tell and hear, after that step."""
+        asks = self._agreeing.asks if self._agreeing is not None else {}
+        if self._ranks is None:
+            if self._agreeing is not None and self._alone:
+                self._agreeing.agree(asks, step)
+            return
+        self._parts.asks = asks
+        for part in self._ledger.take_parts():
+            self._ranks.offer(part)
+        for window in self._ranks.take():
+            self._emit(window)
+        length = self._parts.length = self._ranks.window
+        self.due = None if length is None else (step // length + 1) * length
+        if length is not None:
+            self._hear()
+
+    def _hear(self) -> None:
+        """What ranks agree on, and from when on."""
+        latest = self.latest
+        if latest is None or latest is self._heard or self._agreeing is None:
+            return
+        self._heard = latest
+        for step in sorted({*latest.holds.values()}):
+            names = [name for name in latest.asks if latest.holds.get(name) == step]
+            self._agreeing.agree({name: latest.asks[name] for name in names}, step)

@@ -1,0 +1,270 @@
+"""The hooks of the Lightning doors: for both of the import trees, so that neither is imported here."""
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
+
+from tqdm import tqdm
+
+from perf_callbacks.checklist.item import Batches
+from perf_callbacks.core.config import PerfConfig
+from perf_callbacks.core.records import Summary
+from perf_callbacks.core.settings import resolve
+from perf_callbacks.doors.late_callback import Meanwhile, settled
+from perf_callbacks.doors.lightning_watch import TrainerWatch, steps_done
+from perf_callbacks.host.failures import describe
+from perf_callbacks.host.place import Place
+from perf_callbacks.report import cards
+from perf_callbacks.session import counting, startup
+from perf_callbacks.session.recorder import Recorder, log
+
+STATE_KEY = "perf_callbacks"
+"""Where our counters stand in a checkpoint. Among those of the callbacks, two of us could not be told apart."""
+
+EVERY_BATCH = (
+    "on_train_batch_start",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+)
+"""Hooks that the trainer calls for every batch, and that have nothing to do."""
+
+P = ParamSpec("P")
+C = TypeVar("C", bound="LightningHooks")
+Hook = Callable[Concatenate[C, P], None]
+
+
+def _hook(body: Hook[C, P]) -> Hook[C, P]:
+    """A hook of ours never ends the run. To the loops a `StopIteration` would mean that the epoch is over."""
+
+    @functools.wraps(body)
+    def call(self: C, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        if not self.enabled:
+            return
+        try:
+            body(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
+
+    return call
+
+
+class LightningHooks:
+    """What a `PerfCallback` does, whichever of the two `Callback` classes it is."""
+
+    framework: ClassVar[str]
+    """The module whose version goes into the journal."""
+
+    def __init__(self, config: PerfConfig | None = None) -> None:
+        self._settings = resolve(config, os.environ)
+        self.enabled = self._settings.config.enabled
+        """Whether it measures. Turned off by configuration, or by a failure of its own."""
+        self._recorder: Recorder | None = None
+        self._watch: TrainerWatch | None = None
+        self._startup: startup.Startup | None = None
+        self._carried: dict[str, Any] | None = None
+        for remark in self._settings.remarks:
+            log.warning("perf_callbacks: %s", remark)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Processes that are spawned, and copies, measure for themselves. Trainers put `log` on us, with the module."""
+        kept = {name: value for name, value in self.__dict__.items() if name not in {"log", "log_dict", *EVERY_BATCH}}
+        return {**kept, "_recorder": None, "_watch": None, "_startup": None}
+
+    @property
+    def summary(self) -> Summary | None:
+        """The current fit so far, or the last one. None before the first."""
+        return self._recorder.summary if self._recorder is not None else None
+
+    def fail(self, error: Exception) -> None:
+        """Something of ours went wrong: say so once, stop measuring, put everything back."""
+        self.enabled = False
+        if self._recorder is not None and self._recorder.active:
+            self._recorder.fail(error)
+        else:
+            log.warning("perf_callbacks could not begin, training goes on: %s.", describe(error), exc_info=error)
+
+    @_hook
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage == "fit":
+            self._close("another fit began")
+            self._carried = None
+            if _first(trainer) is self:
+                self._prepare(trainer.strategy)
+
+    @_hook
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        self._carried = checkpoint.get(STATE_KEY)
+
+    @_hook
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        state = self._recorder.state if self._watch is not None and self._recorder is not None else self._carried
+        if state is not None:
+            checkpoint[STATE_KEY] = state
+
+    @_hook
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._end("another fit began")
+        if _first(trainer) is not self:
+            log.warning("perf_callbacks: another PerfCallback measures this trainer, this one does nothing.")
+            return
+        # Other callbacks go first: if one of them raises, nothing of ours is in place yet. The trainer is iterating
+        # over its list right now, so what is appended to that comes last; what it finds in its place is without it.
+        trainer.callbacks = Meanwhile(trainer.callbacks, _Afterwards(self))
+
+    @_hook
+    def begin(self, trainer: Any) -> None:
+        """Start measuring, once the other callbacks have begun."""
+        trainer.callbacks = settled(trainer.callbacks)
+        place = self._place(trainer, self._last_state(trainer))
+        recorder = self._recorder = Recorder(self._settings, place)
+        if not recorder.active:
+            return
+        # What was changed in `setup` lies beneath what is watched, and has to be put back after it.
+        rows = startup.start(recorder, self._settings, place.device, earlier=self._startup)
+        self._watch = TrainerWatch(recorder, trainer)
+        self._watch.install()
+        counting.begin(recorder, trainer.lightning_module)
+        self._keep_quiet(recorder)
+        if trainer.is_global_zero:
+            tqdm.write(cards.opening(recorder.run, journal=recorder.journal_path, checklist=rows))
+
+    @_hook
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        # Not called for a batch that the module skips, and called for one that is None.
+        watching = self._watch
+        if watching is None or not watching.end_batch(batch):
+            return
+        # As the connector decides it for the loss, a moment later and at the same step. It takes a while to say so.
+        if watching.logs_now() and (trainer._logger_connector.should_update_logs or trainer.fast_dev_run):  # noqa: SLF001
+            self._log(trainer, watching)
+
+    @_hook
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        if self._watch is None:
+            return
+        self._close()
+        if self.summary is not None and trainer.is_global_zero:
+            tqdm.write(cards.closing(self.summary))
+
+    @_hook
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        self._close()
+
+    @_hook
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        trainer.callbacks = settled(trainer.callbacks)
+        self._close(describe(exception))
+
+    @_hook
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage == "fit":
+            self._close()
+
+    def _prepare(self, strategy: Any) -> None:
+        """Loaders are made ready before training starts; that they are copied from is seen in the first batch."""
+        ways = Batches(copied_aside=True, process=(strategy, "process_dataloader"), first=(strategy, "batch_to_device"))
+        self._startup = startup.prepare(self._settings, strategy.root_device, ways)
+
+    def _log(self, trainer: Any, watching: TrainerWatch) -> None:
+        row = watching.recorder.row(watching.steps)
+        if not row:
+            return
+        step = trainer.fit_loop.epoch_loop._batches_that_stepped  # noqa: SLF001 the step of the loss
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics=dict(row), step=step)  # by name, as the trainer does
+        trainer.progress_bar_metrics["perf/step_time"] = row["perf/step_time"]
+
+    def _keep_quiet(self, recorder: Recorder) -> None:
+        """To call a hook costs the trainer a profiler's context, also if it is empty. What can't be called it skips."""
+        for name in EVERY_BATCH:
+            if getattr(self, name).__module__.partition(".")[0] == self.framework:
+                recorder.patches.replace(self, name, _nothing)
+
+    def _close(self, failure: str | None = None) -> None:
+        prepared, self._startup = self._startup, None
+        try:
+            self._end(failure)
+        finally:
+            if prepared is not None:
+                prepared.close()
+
+    def _end(self, failure: str | None = None) -> None:
+        self._watch = None
+        if self._recorder is not None:
+            self._recorder.close(failure)
+
+    def _last_state(self, trainer: Any) -> dict[str, Any] | None:
+        """What this fit goes on from: a checkpoint, or the fit before it in the same trainer."""
+        done = steps_done(trainer)
+        if self._carried is not None or self._recorder is None or not done:
+            return self._carried
+        state = self._recorder.state
+        return state if state["step"] == done else None
+
+    def _place(self, trainer: Any, carried: dict[str, Any] | None) -> Place:
+        return Place(
+            door="lightning",
+            directory=_directory(trainer),
+            directory_of_all=True,
+            device=trainer.strategy.root_device,
+            rank=trainer.global_rank,
+            world_size=trainer.world_size,
+            data_parallel=_data_parallel(trainer),
+            step=steps_done(trainer),
+            versions={self.framework: str(sys.modules[self.framework].__version__)},
+            carried=carried,
+        )
+
+
+class _Afterwards:
+    """Comes last in one `on_train_start`."""
+
+    state_key = "PerfCallback"
+
+    def __init__(self, callback: LightningHooks) -> None:
+        self._callback = callback
+
+    def on_train_start(self, trainer: Any, _pl_module: Any) -> None:
+        self._callback.begin(trainer)
+
+
+def _nothing(_hook: object) -> None:
+    """What is there instead of a hook that is not called."""
+
+
+def _directory(trainer: Any) -> Path:
+    """The directory of the first logger that has a local one, else that of the trainer.
+
+    Only rank 0 asks its loggers, and the other ranks hear of it: versions are counted there, and `trainer.log_dir` is a
+    collective call.
+    """
+    for logger in trainer.loggers if trainer.global_rank == 0 else ():
+        for name in ("log_dir", "save_dir"):
+            try:
+                found = getattr(logger, name, None)
+            except Exception:  # noqa: BLE001, S112 a logger of the user's own may answer as it likes
+                continue
+            if isinstance(found, str | os.PathLike) and str(found) and "://" not in str(found):
+                return Path(found)
+    root = str(trainer.default_root_dir)
+    return Path() if "://" in root else Path(root)
+
+
+def _data_parallel(trainer: Any) -> int | None:
+    """In how many parts ranks share the samples: in as many as the sampler of their loaders does."""
+    try:
+        replicas = trainer.strategy.distributed_sampler_kwargs["num_replicas"]
+    except Exception:  # noqa: BLE001 a single process has none, and a strategy of the user's own may answer as it likes
+        return None
+    return replicas if type(replicas) is int and 0 < replicas <= trainer.world_size else None
+
+
+def _first(trainer: Any) -> object:
+    """Of several in one trainer, the one that measures."""
+    ours = (callback for callback in trainer.callbacks if isinstance(callback, LightningHooks) and callback.enabled)
+    return next(ours, None)

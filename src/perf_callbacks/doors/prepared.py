@@ -1,0 +1,116 @@
+"""What an accelerator has prepared, and its loaders measured in place: to everybody else they are what they were."""
+
+import weakref
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from perf_callbacks.doors.subclasses import put_on, watched
+from perf_callbacks.host.patches import Patches
+
+
+class Told(Protocol):
+    """Whom measured loaders tell. What goes wrong in here stays in here."""
+
+    def fetch(self, loader: object) -> None:
+        """The loop asks a loader for a batch."""
+
+    def fetched(self, loader: object, batch: object) -> None:
+        """A loader has handed over a batch."""
+
+    def exhausted(self) -> None:
+        """A loader has no more."""
+
+    def leave(self) -> None:
+        """The loop leaves a loader, for whatever reason."""
+
+
+class Source(Protocol):
+    """Who knows whom measured loaders tell: now this one, now that one."""
+
+    told: Told
+
+
+class Prepared:
+    """Models, optimizers, schedulers and loaders, in the order in which they were prepared. All are held weakly."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = weakref.ref(source)
+        self._all: list[weakref.ref[Any]] = []
+        self._patches = Patches()
+        self._kinds: dict[type, type] = {}
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([one for one in [reference() for reference in self._all] if one is not None])
+
+    @property
+    def models(self) -> list[nn.Module]:
+        """Those that are modules."""
+        return [one for one in self if isinstance(one, nn.Module)]
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those that are optimizers."""
+        return [one for one in self if isinstance(one, torch.optim.Optimizer)]
+
+    @property
+    def loaders(self) -> tuple[DataLoader[Any], ...]:
+        """Those that are torch's."""
+        return tuple(one for one in self if isinstance(one, DataLoader))
+
+    def see(self, prepared: object) -> list[Any]:
+        """One or several were prepared; gives those that were not seen before."""
+        several = prepared if isinstance(prepared, tuple | list) else (prepared,)
+        known = [*self]
+        self._all = [reference for reference in self._all if reference() is not None]
+        new = [one for one in several if not any(one is other for other in known)]
+        for one in new:
+            with suppress(TypeError):  # what can't be held weakly is handed through as it is
+                self._all.append(weakref.ref(one))
+            if isinstance(one, DataLoader):
+                self._measure(one)
+        return new
+
+    def forget(self) -> None:
+        """Let go of everything, and give the loaders back their classes."""
+        self._all.clear()
+        self._patches.restore()
+
+    def _measure(self, loader: DataLoader[Any]) -> None:
+        kind = type(loader)
+        if kind not in self._kinds:
+            self._kinds[kind] = _measured(kind, self._source)
+        self._patches.add(put_on(loader, self._kinds[kind]))
+
+
+def _measured(kind: type, source: "weakref.ref[Source]") -> type:
+    """Make a class of loaders, as `kind` in all but its iterations."""
+
+    def iterate(self: Any) -> Iterator[Any]:
+        found, batches = source(), kind.__iter__(self)  # type: ignore[attr-defined]
+        return batches if found is None else _iterate(self, batches, source)
+
+    return watched(kind, {"__iter__": iterate})
+
+
+def _iterate(loader: object, batches: Iterator[Any], source: "weakref.ref[Source]") -> Iterator[Any]:
+    if (found := source()) is not None:
+        found.told.fetch(loader)
+    try:
+        for batch in batches:
+            if (found := source()) is not None:
+                found.told.fetched(loader, batch)
+            held, found = [batch], None  # an iterator that the loop keeps must not keep the fit, nor its models
+            del batch  # a batch on a device is freed when the loop lets go of it, not when the next one is there
+            yield held.pop()
+            if (found := source()) is not None:
+                found.told.fetch(loader)
+        if found is not None:
+            found.told.exhausted()
+    finally:  # after an exception that the loop does not survive, this is the last that is heard of it
+        if (found := source()) is not None:
+            found.told.leave()

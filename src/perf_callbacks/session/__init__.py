@@ -1,0 +1,1 @@
+"""One fit from begin to end: what is measured, counted, changed and written, wired once for all integrations."""

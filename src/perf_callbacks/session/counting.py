@@ -1,0 +1,399 @@
+"""Counting FLOPs in a fit: the second optimizer step, and whatever later has a shape that tells nothing by itself."""
+
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from functools import partial
+from operator import attrgetter
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import nn
+
+from perf_callbacks.core.batches import ShapeKey
+from perf_callbacks.core.marks import ONE_MORE_FORWARD, Calls
+from perf_callbacks.core.peaks import Peaks, advice
+from perf_callbacks.core.rating import rate
+from perf_callbacks.core.records import Flops
+from perf_callbacks.core.shape_counts import extent
+from perf_callbacks.core.shaped_work import COPY
+from perf_callbacks.core.steps import COUNTED, RECOUNTED, plus
+from perf_callbacks.core.work import Work
+from perf_callbacks.flops import offline
+from perf_callbacks.flops.count_window import CountWindow
+from perf_callbacks.flops.counter import FlopCounter
+from perf_callbacks.flops.offline import Example
+from perf_callbacks.flops.phases import in_backward
+from perf_callbacks.host.backward import BACKWARDS
+from perf_callbacks.host.failures import describe
+from perf_callbacks.host.peak_cache import forget
+from perf_callbacks.host.peak_source import find
+from perf_callbacks.host.watchdog import WATCHDOG
+from perf_callbacks.session.booking import Booking
+from perf_callbacks.session.flops_record import counted, estimated
+from perf_callbacks.session.recorder import Recorder, log
+
+FREE_COUNTS = 4
+"""Steps that may be counted in any case, for new shapes."""
+
+FREE_WAYS = 8
+"""More of them, where the model runs in other ways or other parameters are trained than before."""
+
+STEPS_PER_COUNT = 50
+"""Beyond these, one step in so many."""
+
+RECOUNTS = (11, 33, 84, 85, 304)
+"""Steps of the fit that are counted though their work is known: it may vary with more than what can be seen. What comes
+every second to fifth, every eighth or sixteenth step is met by one of these and not by the others."""
+
+RECOUNT_EVERY = 1009
+"""After these, one step in so many: a prime, so that it keeps step with nothing."""
+
+MOST_OWED = 8
+"""Shapes that are remembered for being counted later."""
+
+EAGER_MEMORY = 0.5
+"""A compiled model that fills more of its device than this is not run eagerly."""
+
+PATIENCE_SECONDS = 5.0
+PATIENCE_STEPS = 20
+"""A count in which nothing happens for so long, in seconds and in steps, is given up: the loop may be over."""
+LOOPS = ("loop", "accelerate")
+"""Ways in behind which not every forward is seen."""
+
+_NEVER = sys.maxsize
+
+_trains = attrgetter("requires_grad")
+
+
+def begin(recorder: Recorder, model: nn.Module | None) -> None:
+    """Find out what the steps of this fit take, unless its configuration says otherwise."""
+    how = recorder.run.config["flops"]
+    if not recorder.active or how == "off":
+        return
+    counting = Counting(recorder, model, live=how == "count")
+    recorder.companions.append(counting)
+    recorder.reader.news = counting.see
+    recorder.patches.add(counting.close)
+    recorder.work.wanted = True
+    recorder.work.news = counting.wake
+    recorder.work.trained = counting.trained
+    recorder.work.look()
+    if recorder.run.door not in LOOPS:  # these hear of gradients by themselves
+        recorder.patches.add(partial(BACKWARDS.leave, counting))
+        BACKWARDS.join(counting)
+
+
+class Counting:
+    """Opens a window in which FLOPs are counted, and puts down what was counted.
+
+    The step in which one is open is in no row. The first step is left alone: it is the one in which things are made,
+    and compiled. Evaluation is never counted. Where nothing may run eagerly to be counted, what it would take is worked
+    out without running it, and so called.
+    """
+
+    hears_backwards = False
+
+    def __init__(self, recorder: Recorder, model: nn.Module | None, *, live: bool) -> None:
+        self._recorder = recorder
+        self._model = model
+        self._parameters = [] if model is None else list(model.parameters())
+        self._live = live
+        self._announced = recorder.run.door not in LOOPS
+        self._thread = get_ident()
+        self._window: CountWindow | None = None
+        self._booking: Booking | None = None
+        self._left: list[CountWindow] = []
+        self._before = 0
+        self._steps = self._counts = self._spans = 0
+        self._began = recorder.clock()
+        self._due = 0  # the number of steps done from which on there is something to do
+        self._done = False
+        self._examples: dict[ShapeKey, Example] = {}
+        """Batches of shapes whose work is not known yet."""
+        recorder.work.unknowns.counting = "the fit ended before a step was counted"
+
+    def trained(self) -> tuple[bool, ...]:
+        """Which parameters require gradients."""
+        return tuple(map(_trains, self._parameters))
+
+    def wake(self) -> None:
+        """There may be something to count."""
+        self._due = 0
+
+    def end_step(self, step: int) -> None:
+        """An optimizer step is over."""
+        self._steps += 1
+        window = self._window
+        if window is not None:
+            self._shut(window)
+            self._window = None
+            self._put_down(window.counter, step)
+
+    def begin_step(self) -> None:
+        """The next one begins."""
+        if self._left:
+            for window in self._left:
+                window.close()
+            self._left = [one for one in self._left if one.left_behind]
+        if self._steps < self._due:
+            return
+        if self._recorder.work.refuted:
+            self._look_at_peak()
+        if self._recorder.work.varies:
+            pass
+        elif not self._live or not self._eager():
+            self._work_out()
+        elif not self._done or self._steps + 1 == self._recount() or self._way() == self._steps:
+            self._open()
+        elif self._examples and self._affordable():
+            self._await()
+        self._due = self._next()
+
+    def leave(self) -> None:
+        """Keep nothing on the thread of a loop that leaves its loader: only there it could be taken back."""
+        if self._window is not None:
+            self._window.step_aside()
+
+    def begins_backward(self) -> bool:
+        """Backwards are told of by the trainer."""
+        return False
+
+    begins_gradients = begins_backward
+
+    def ends_backward(self) -> None:
+        """None was heard to begin."""
+
+    def builds_graph(self) -> None:
+        """Take a gradient that is part of the loss for one more turn to the forward, as a plain loop does."""
+        if not (self._spans or in_backward()) and get_ident() == self._thread:
+            for mark in ONE_MORE_FORWARD:
+                self._recorder.enter(mark)
+
+    def begin_span(self) -> None:
+        """Evaluation or the like begins: it is not counted."""
+        self._spans += 1
+        if self._window is not None:
+            self._window.close()
+
+    def end_span(self) -> None:
+        """It is over."""
+        self._spans = max(0, self._spans - 1)
+        if self._window is not None and not self._spans:
+            self._window.open()
+
+    def see(self, shape: ShapeKey, tensors: Mapping[str, Any]) -> None:
+        """A batch of a new shape is about to be trained on, or evaluated."""
+        if self._recorder.work.varies or not self._recorder.work.wants(shape):
+            return
+        here = self._window is None and not self._spans and get_ident() == self._thread
+        if here and self._done and self._live and self._affordable() and self._eager():
+            self._open()
+        self._examples[shape] = Example.of(tensors)
+        if len(self._examples) > MOST_OWED:
+            del self._examples[next(iter(self._examples))]
+        self._due = min(self._due, self._next())
+
+    def close(self) -> None:
+        """Count no more."""
+        work = self._recorder.work
+        work.look()
+        work.trained, work.news = None, None
+        self._recorder.reader.news = self._model = None
+        self._recorder.tape.unfollow()
+        self._parameters = []
+        with ExitStack() as windows:  # an interrupt in one of them must not keep the others open
+            for window in (*self._left, self._window):
+                if window is not None:
+                    windows.callback(window.close)
+        self._window = None
+
+    def _affordable(self, free: int = FREE_COUNTS) -> bool:
+        return self._counts < free or self._counts * STEPS_PER_COUNT < self._steps
+
+    def _next(self) -> int:
+        """After how many steps there is something to do, if nothing happens before."""
+        if not self._done:
+            return 0
+        if self._recorder.work.varies:  # and nothing is told any more
+            return _NEVER
+        owed = 0 if self._counts < FREE_COUNTS else self._counts * STEPS_PER_COUNT + 1
+        again = self._recount() - 1 if self._live else _NEVER
+        return min(again, self._way(), owed if self._examples else _NEVER)
+
+    def _recount(self) -> int:
+        """The next step of the fit that is counted again: by its number, so that all ranks do it at once."""
+        following = next((step for step in RECOUNTS if step > self._steps), None)
+        return following or (self._steps // RECOUNT_EVERY + 1) * RECOUNT_EVERY
+
+    def _way(self) -> int:
+        """After how many steps to count one in which the model runs, or is trained, in a way that is not known yet.
+
+        What came twice is likely to come again after as many steps.
+        """
+        work, step = self._recorder.work, self._recorder.step
+        if not self._done or not (work.fresh or work.missing):
+            return _NEVER
+        if not self._affordable(FREE_COUNTS + FREE_WAYS):
+            return max(self._steps + 1, self._counts * STEPS_PER_COUNT + 1)
+        if work.fresh:
+            return self._steps
+        again = [
+            last + (last - first) * ((step - last) // (last - first) + 1)
+            for first, last in work.missing.values()
+            if first
+        ]
+        return min(again) - 1 - step + self._steps if again else _NEVER
+
+    def _eager(self) -> bool:
+        """Whether a step may run eagerly.
+
+        After the second one, a rank that does so among compiled ones might order its collectives otherwise. Attention
+        that is compiled keeps no scores, nor does a compiled model keep all that an eager one does.
+        """
+        if getattr(getattr(self._model, "config", None), "_attn_implementation", None) == "flex_attention":
+            return False
+        return not _compiled() or not (self._full() or (self._done and self._recorder.run.world_size > 1))
+
+    def _full(self) -> bool:
+        device = self._recorder.device
+        if device.type != "cuda":
+            return False
+        total = torch.cuda.get_device_properties(device).total_memory
+        return torch.cuda.max_memory_allocated(device) > EAGER_MEMORY * total
+
+    def _await(self) -> None:
+        """The next batch of a shape that is not known is to be told of again."""
+        for shape in self._examples:
+            self._recorder.reader.forget(shape)
+        self._examples.clear()
+
+    def _open(self) -> None:
+        self._await()
+        self._before = len(self._recorder.batches)
+        self._recorder.reader.note()
+        self._recorder.exclude(RECOUNTED if self._done else COUNTED)
+        self._counts += not self._done or self._steps + 1 != self._recount()
+        step_seconds = (self._recorder.clock() - self._began) / max(self._steps, 1)
+        window = CountWindow(max(PATIENCE_SECONDS, PATIENCE_STEPS * step_seconds))
+        self._booking = Booking(self._recorder.tape.follow(), announced=self._announced)
+        window.counter.books = self._booking
+        self._window = window
+        with suppress(RuntimeError):  # no thread to be had: nobody looks after the window, which is no reason to fail
+            WATCHDOG.watch(window)
+        if not self._spans:
+            self._window.open()
+
+    def _shut(self, window: CountWindow) -> None:
+        window.close()
+        self._recorder.tape.unfollow()
+        self._left = [one for one in (*self._left, window) if one.left_behind]
+        for one in self._left:
+            one.close()
+
+    def _put_down(self, counter: FlopCounter, step: int) -> None:
+        """A step without a loss, or one that was skipped, tells nothing: the next one may.
+
+        Nor does one in which something raised, and training went on with another batch; nor one in which the trainer
+        announced no forward: in the next one, calls of modules count too.
+        """
+        self._recorder.look_up(counter.observed.lookups)
+        total, batches = counter.work(), self._recorder.batches[self._before :]
+        calls = self._booking.course.calls if self._booking is not None else Calls(1, 1)
+        work = self._recorder.work
+        unannounced = self._announced and not calls.forwards
+        if unannounced:
+            self._announced = False
+        if unannounced or not total.model_flops or (counter.interrupted and len(batches) > 1):
+            self._done = self._done or not self._affordable()
+            work.unknowns.counting = work.unknowns.counting and _why_not(counter)
+            return
+        self._done = True
+        if self._model is not None:
+            self._parameters = list(self._model.parameters())
+            work.look()
+        passes = [Work(cells) for cells in counter.passes]
+        work.learn([batch.shape for batch in batches], passes, calls, step=step)
+        work.unknowns.counting = None
+        self._examples = {shape: example for shape, example in self._examples.items() if not work.knows(shape)}
+        tokens = plus(*[self._recorder.reader.with_tokens(batch).tokens for batch in batches])
+        self._conclude(counted(counter, step, tokens, whole_step=not self._before, compiled=_compiled()), total)
+
+    def _conclude(self, record: Flops, total: Work) -> None:
+        self._recorder.write(record)
+        work = self._recorder.work
+        peaks = work.rating.peaks if work.rating is not None else self._peaks(total)
+        rating = rate(total, coverage=record.coverage, lower_bound=record.lower_bound, peaks=peaks)
+        work.rate(rating)
+        if peaks is not None and rating.peak_flops_per_second is None:
+            work.unknowns.peak = f"no peak is known for {rating.dtype} ({peaks.source})"
+
+    def _peaks(self, total: Work) -> Peaks | None:
+        """Once in a fit. It may take a second, which is part of a step that is in no row."""
+        recorder = self._recorder
+        found = find(recorder.device, total.by_dtype, recorder.config)
+        if found is None:
+            recorder.work.unknowns.peak = f"no dense peak is known for {recorder.run.device}: set peak_tflops"
+            if recorder.run.rank == 0:
+                log.warning("perf_callbacks: %s", advice(recorder.run.device))
+        return found
+
+    def _look_at_peak(self) -> None:
+        """A peak that was measured, and is lower than what was done since, is to be measured anew the next time."""
+        self._recorder.work.refuted = False
+        log.warning("perf_callbacks: training ran faster than the measured peak; MFU and HFU are left out from now on.")
+        forget(self._recorder.device)
+
+    def _work_out(self) -> None:
+        """The FLOPs of one shape that is not known, without running it: the last resort is a closed form."""
+        work = self._recorder.work
+        examples = {shape: example for shape, example in self._examples.items() if work.wants(shape)}
+        if not self._done:
+            self._done = True
+            self._recorder.exclude(COUNTED)
+        elif not examples or not self._affordable():
+            self._examples = examples
+            return
+        else:
+            self._recorder.exclude(RECOUNTED)
+        if examples and self._model is not None:
+            shape, example = examples.popitem()
+            self._counts += 1
+            self._estimate(self._model, shape, example)
+        self._examples = examples
+
+    def _estimate(self, model: nn.Module, shape: ShapeKey, example: Example) -> None:
+        work, (rows, length) = self._recorder.work, extent(shape)
+        try:
+            with self._recorder.tape.paused():
+                counter = offline.count(model, example)
+            record = counted(counter, self._recorder.step, rows * length, source=COPY, compiled=_compiled())
+            total = counter.work()
+        except Exception as error:  # noqa: BLE001 models may do in their forward what they like
+            log.info("perf_callbacks could not count on empty tensors: %s.", describe(error))
+            work.unknowns.counting = "a fake-tensor copy of the model can't be run, and there is no closed form for it"
+            if "input_ids" not in example.tensors:
+                return
+            found = offline.closed_form(model, rows, length)
+            if found is None:
+                work.unknowns.counting = "nothing tells how many of its experts a token goes to"
+                return
+            total, record = found, estimated(found, self._recorder.step)
+        if not total.model_flops:
+            return
+        work.learn([shape], [total], source=record.source)
+        work.unknowns.counting = None
+        self._conclude(record, total)
+
+
+def _why_not(counter: FlopCounter) -> str:
+    if counter.interrupted:
+        return "something raised in the step that was counted"
+    return "no products were seen in the forward and backward of the steps that were counted"
+
+
+def _compiled() -> bool:
+    """Whether torch's compiler has compiled anything in this process."""
+    compiler: Any = sys.modules.get("torch._dynamo.utils")
+    return compiler is not None and bool(compiler.counters["stats"].get("unique_graphs"))

@@ -1,0 +1,60 @@
+"""What was counted, as the journal has it."""
+
+from perf_callbacks.core.records import Flops
+from perf_callbacks.core.shaped_work import CLOSED_FORM, COUNTED
+from perf_callbacks.core.work import Work
+from perf_callbacks.flops.counter import FlopCounter
+
+ENOUGH = 0.98
+"""Coverage under this makes of FLOPs a lower bound."""
+
+_HEAVIEST = 20
+
+
+def counted(
+    counter: FlopCounter,
+    step: int,
+    tokens: int | None,
+    *,
+    source: str = COUNTED,
+    whole_step: bool = True,
+    compiled: bool = False,
+) -> Flops:
+    """What a counter counted."""
+    total, coverage, observed = counter.work(), counter.weights.coverage(), counter.observed
+    six_n = 6 * counter.weights.multiplied_elements() * (tokens or 0)
+    return Flops(
+        step=step,
+        model_flops=total.model_flops,
+        hardware_flops=total.hardware_flops,
+        by_phase=total.by_phase,
+        by_dtype=total.by_dtype,
+        source=source,
+        coverage=coverage,
+        uncounted=dict(observed.unknown),
+        lower_bound=bool(observed.unknown) or (coverage is not None and coverage < ENOUGH),
+        whole_step=whole_step,
+        compiled=compiled,
+        logical_flops=sum(counter.logical.values()) or None,
+        causal_flops=observed.causal_flops,
+        over_six_n=total.model_flops / six_n if six_n else None,
+        products=tuple((*what, flops) for what, flops in observed.products.most_common(_HEAVIEST)),
+        copies=tuple((*what, size) for what, size in observed.copies.most_common(_HEAVIEST)),
+        reads=dict(observed.reads),
+        errors=dict(counter.errors),
+    )
+
+
+def estimated(work: Work, step: int) -> Flops:
+    """What a closed form gives: it sees no kernel, so it can't say what it lacks."""
+    return Flops(
+        step=step,
+        model_flops=work.model_flops,
+        hardware_flops=work.hardware_flops,
+        by_phase=work.by_phase,
+        by_dtype=work.by_dtype,
+        source=CLOSED_FORM,
+        coverage=None,
+        uncounted={},
+        lower_bound=False,
+    )

@@ -1,0 +1,377 @@
+"""One fit, measured: the engine on the real clock, with the collector observed and the records on disk.
+
+A recorder never ends, stalls or skews training. What goes wrong in it is logged once and ends the measuring; everything
+it changed is put back then, or when it is closed, or when the interpreter exits.
+"""
+
+import atexit
+import dataclasses
+import functools
+import logging
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from perf_callbacks.core.batches import Batch, BatchReader, Lookup
+from perf_callbacks.core.engine import Engine
+from perf_callbacks.core.marks import Mark, Pause
+from perf_callbacks.core.records import Amounts, Record, Summary
+from perf_callbacks.core.settings import Settings
+from perf_callbacks.core.shaped_work import ShapedWork
+from perf_callbacks.host import device, meshes
+from perf_callbacks.host.collector import COLLECTOR
+from perf_callbacks.host.failures import describe, fails_open
+from perf_callbacks.host.gc_observer import GcObserver
+from perf_callbacks.host.journal_file import FOLDER, FileJournal, Journal, NullJournal
+from perf_callbacks.host.patches import Patches
+from perf_callbacks.host.place import Place, earlier, opening
+from perf_callbacks.host.watchdog import WATCHDOG
+from perf_callbacks.ranks import exchange
+from perf_callbacks.session.observer import Companions
+from perf_callbacks.session.upkeep import Keeping
+
+EMPTY_ROWS = 3
+"""Rows without a step, one after the other, until it is said why. A single one is no loss."""
+
+DRAIN_SECONDS = 1.0
+"""How long the end of a fit may wait for the device's last events."""
+
+log = logging.getLogger("perf_callbacks")
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Recorder:
+    """Measures one fit from `__init__` until `close`."""
+
+    def __init__(self, settings: Settings, place: Place, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        config = settings.config
+        self.patches = Patches()
+        self.failure: str | None = None
+        self.failed = False
+        """Whether something of ours went wrong, at the very end too."""
+        self._summary: Summary | None = None
+        self._explained, self._empty_rows = False, 0  # why rows are empty
+        self._late: Exception | None = None
+        timeline = device.timeline(place.device)
+        self.run = opening(settings, place, "host" if timeline is None else "device")
+        self._ranks = exchange.meet(place, config, self.run.run_id)
+        verdict = self._ranks.agree() if self._ranks is not None else None
+        if verdict is not None:
+            self.run = dataclasses.replace(self.run, run_id=verdict.run_id)
+        began = clock()
+        self._journal: Journal = NullJournal()
+        if config.journal:
+            told = verdict.directory if verdict is not None else None
+            directory = Path(config.output_dir if config.output_dir is not None else told or place.directory)
+            self._journal = FileJournal(
+                directory / FOLDER / f"rank{place.rank}.jsonl",
+                max_bytes=config.max_journal_mb * 1_000_000,
+                complain=functools.partial(log.warning, "perf_callbacks: %s"),
+                began=began,
+                clock=clock,
+            )
+        self.device, self.config = place.device, config
+        self.work = ShapedWork()
+        """What steps take, as far as it was counted."""
+        self.upkeep = Keeping(self._journal.write)
+        """What is seen to between steps."""
+        self._engine = Engine(
+            self.run,
+            self._journal.write,
+            earlier=earlier(place),
+            device=timeline,
+            ranks=self._ranks,
+            devices=place.devices,
+            data_parallel=place.data_parallel,
+            ambiguous=place.ambiguous is not None,
+            staged=place.staged,
+            gc_timed=config.gc != "off",
+            work=self.work,
+            agreeing=self.upkeep,
+        )
+        self._late_writer = _LateWriter(self._engine, self._journal, clock)
+        if place.ambiguous is not None and place.rank == 0:
+            log.warning("perf_callbacks: rates of the whole job are unknown: %s; %s.", place.ambiguous, meshes.ADVICE)
+        self.companions = Companions()
+        """Who else is told of each step and each span."""
+        self.reader = BatchReader()
+        self._batch, self._read = self._engine.batch, self.reader.read
+        self.tape, self.clock = self._engine.tape, clock
+        """For whoever turns to a stage in every step: to write a mark and the time costs least."""
+        self._observer = GcObserver(_weakly(self.on_collection), clock)
+        self._at_exit = functools.partial(_at_exit, weakref.ref(self))
+        self.active = True
+        self.going = functools.partial(_progress, weakref.ref(self))
+        """How far the fit has come, as `progress`; None once the recorder was freed or closed. Keeps nothing alive."""
+        self._forgotten = COLLECTOR.look_after(self.going)
+        # Whatever else holds on to us must not: where no exit was seen, the trainer would never be freed.
+        self._abandon = weakref.finalize(self, _abandon, self._observer, self._journal)
+        atexit.register(self._at_exit)
+        self._begin(began)
+
+    def _begin(self, began: float) -> None:
+        try:
+            self._engine.start(began)
+            if self.config.journal:
+                with suppress(RuntimeError):  # no thread to be had: steps are written when one ends
+                    WATCHDOG.watch(self._late_writer)
+            if self.config.gc != "off":
+                self._observer.install()
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
+
+    def enter(self, mark: Mark) -> None:
+        """The training thread turns to a stage."""
+        try:
+            self.tape.write((mark, self.clock()))
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
+
+    def batch(self, batch: Any) -> None:
+        """A micro-batch goes into the current step."""
+        if not self.active:
+            return
+        try:
+            found = self._read(batch)
+            if not found.shape:
+                self.work.unknowns.batch = type(batch).__name__
+            self._batch(found)
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
+
+    def add(self, batch: Batch) -> None:
+        """As `batch`, for one that was read before."""
+        if not self.active:
+            return
+        try:
+            self._batch(batch)
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
+
+    def end_step(self, step: int, *, begins: bool = True) -> None:
+        """An optimizer step is done, the trainer's `step`-th. Unless the next one `begins`, `begin_step` follows."""
+        if not self.active:
+            return
+        try:
+            if self._late is not None:
+                raise self._late  # noqa: TRY301 it is about time
+            if step >= self.upkeep.due:
+                self.upkeep.end_step(step)
+            if self.companions:
+                self.companions.end_step(step)
+            self._engine.end_step(step, self.clock())
+            if begins and self.companions:
+                self.companions.begin_step()
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
+
+    @fails_open
+    def begin_step(self) -> None:
+        """Begin the next step, after an `end_step` from where nothing could begin."""
+        self.companions.begin_step()
+
+    @fails_open
+    def leave(self) -> None:
+        """The loop leaves its loader, and may be over."""
+        self.companions.leave()
+
+    @fails_open
+    def begin_span(self, kind: str) -> None:
+        """Evaluation, checkpointing or the like begins."""
+        self._forgotten.aside = True
+        self._engine.begin_span(kind, self.clock())
+        self.companions.begin_span()
+        self.upkeep.begin_span(kind, self._engine.step)
+
+    @fails_open
+    def end_span(self) -> None:
+        """It is over."""
+        self.upkeep.end_span()
+        self._engine.end_span(self.clock())
+        self._forgotten.aside = False
+        self.companions.end_span()
+
+    @fails_open
+    def look_up(self, lookups: Iterable[Lookup]) -> None:
+        """Embeddings were looked up in the step that is ending: by them it is told which tensors hold token ids."""
+        if self.reader.look_up(lookups):
+            self._engine.tell_tokens(self.reader.with_tokens)
+
+    @property
+    def step(self) -> int:
+        """The trainer's count of optimizer steps."""
+        return self._engine.step
+
+    @property
+    def progress(self) -> tuple[int, float]:
+        """Optimizer steps done, and the seconds of the longest one, the first aside."""
+        return self._engine.step, self._engine.longest_step
+
+    @property
+    def exchanging(self) -> bool:
+        """Whether ranks tell each other what they did, or may yet."""
+        verdict = self._ranks.verdict if self._ranks is not None else None
+        return self._ranks is not None and (verdict is None or verdict.window is not None)
+
+    @property
+    def batches(self) -> list[Batch]:
+        """What went into the current step so far."""
+        return self._engine.batches
+
+    def exclude(self, reason: str) -> None:
+        """The current step is to be in no row."""
+        self._engine.exclude(reason)
+
+    def write(self, record: Record) -> None:
+        """Put something into the journal."""
+        self._journal.write(record)
+
+    @fails_open
+    def row(self, step: int) -> dict[str, float]:
+        """Metrics since the last row."""
+        metrics = self._engine.row(step)
+        reasons = None if metrics else self._engine.why_empty
+        self._empty_rows = 0 if metrics else self._empty_rows + (reasons is not None)
+        if self._empty_rows == EMPTY_ROWS and not self._explained and self.run.rank == 0:
+            self._explained = True
+            log.warning(
+                "perf_callbacks: no metrics at step %s: all steps since the last row are excluded (%s).", step, reasons
+            )
+        return metrics
+
+    @fails_open
+    def whole(self, step: int) -> dict[str, float]:
+        """Metrics of the fit. It is over: the device's last events are worth a moment's wait."""
+        self._drain()
+        return self._engine.whole(step)
+
+    @fails_open
+    def attempt(self, action: Callable[["Recorder"], object]) -> None:
+        """Do something for the recorder that may fail as it may."""
+        action(self)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint has to carry for the next attempt to count on."""
+        amounts = self._asked(self._engine.amounts) or Amounts(samples=None, tokens=None)
+        run, step = self.run, self._engine.step
+        return {
+            "run_id": run.run_id,
+            "attempt": run.attempt,
+            "rank": run.rank,
+            "step": step,
+            **dataclasses.asdict(amounts),
+        }
+
+    @property
+    def summary(self) -> Summary | None:
+        """The fit in figures, so far or at its end."""
+        return self._summary or self._asked(lambda: self._engine.summary(self.failure, self.upkeep.proofs))
+
+    def _asked(self, answer: Callable[[], T]) -> T | None:
+        """What can be had of a closed recorder too."""
+        try:
+            return answer()
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
+            return None
+
+    @property
+    def journal_path(self) -> Path | None:
+        """Where the journal is; None where there is none."""
+        return self._journal.path
+
+    def fail(self, error: Exception) -> None:
+        """Something of ours went wrong: say so once, stop measuring, put everything back."""
+        if not self.failed:
+            self.failed = True
+            log.warning("perf_callbacks stopped measuring, training goes on: %s.", describe(error), exc_info=error)
+        self.close(describe(error))
+
+    def close(self, failure: str | None = None) -> None:
+        """Stop measuring and put back what was changed. Twice is once."""
+        if not self.active:
+            return
+        late, self._late = self._late, None
+        if late is not None and not self.failed:
+            self.fail(late)
+            return
+        self.failure = failure
+        self.active = False
+        self._late_writer.ended = True
+        atexit.unregister(self._at_exit)
+        with ExitStack() as steps:  # an interrupt in one of them must not keep the rest from being done
+            steps.callback(WATCHDOG.hurry)
+            steps.callback(self.tape.ignore)
+            if self._ranks is not None:
+                steps.callback(self._asked, self._ranks.close)
+            for step in (self._journal.close, self._finish, self._observer.remove, self.patches.restore):
+                steps.callback(self._asked, step)
+        self._abandon.detach()  # after an interrupt it stays, and does the rest when we are freed
+
+    def _drain(self) -> None:
+        deadline = self.clock() + DRAIN_SECONDS
+        while not self._engine.collect() and self.clock() < deadline:
+            time.sleep(0.001)
+
+    def _finish(self) -> None:
+        self._drain()
+        self._summary = self._engine.stop(self.clock(), self.failure, self.upkeep.proofs)
+
+    def on_collection(self, pause: Pause) -> None:
+        """A garbage collection happened, maybe in the midst of a change of ours: a failure waits until after it."""
+        try:
+            self._engine.pause(pause)
+        except Exception as error:  # noqa: BLE001 gc prints what a callback raises, every time
+            self._late = error
+            self._observer.remove()
+
+
+class _LateWriter:
+    """Writes to the journal while the training thread ends no step. The watchdog ticks for it."""
+
+    def __init__(self, engine: Engine, journal: Journal, clock: Callable[[], float]) -> None:
+        self._engine = engine
+        self._journal = journal
+        self._clock = clock
+        self.ended = False
+
+    def tick(self, now: float) -> bool:  # noqa: ARG002 what counts is the recorder's clock
+        """Write what has waited for long."""
+        if not self.ended:
+            self._engine.write_late(self._clock())
+            self._journal.flush()
+        return not self.ended
+
+
+def _weakly(method: Callable[P, object]) -> Callable[P, None]:
+    """A method, called as long as somebody else holds on to whose it is."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> None:
+        found = reference()
+        if found is not None:
+            found(*args, **kwargs)
+
+    return call
+
+
+def _progress(reference: "weakref.ref[Recorder]") -> tuple[int, float] | None:
+    recorder = reference()
+    return None if recorder is None or not recorder.active else recorder.progress
+
+
+def _at_exit(reference: "weakref.ref[Recorder]") -> None:
+    recorder = reference()
+    if recorder is not None:
+        recorder.close("the interpreter exited")
+
+
+def _abandon(observer: GcObserver, journal: Journal) -> None:
+    observer.remove()
+    journal.close()

@@ -1,0 +1,241 @@
+"""One fit's checklist: decided and applied when it begins, seen to while it lasts, undone when it ends."""
+
+import dataclasses
+import functools
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+from perf_callbacks.checklist.gc_item import ASKED, BEGIN_AFTER
+from perf_callbacks.checklist.item import ADVISED, FAILED, FORESEEN, SKIPPED, Applied, Batches, Fit, Item
+from perf_callbacks.checklist.proving import SLOT, Proving, asked, plan
+from perf_callbacks.checklist.table import ITEMS, LOADERS
+from perf_callbacks.core.config import PerfConfig
+from perf_callbacks.core.marks import BACK, BEGIN
+from perf_callbacks.core.records import APPLIED, TRIED, Checklist, Gc
+from perf_callbacks.core.settings import Settings
+from perf_callbacks.core.stages import Stage
+from perf_callbacks.core.steps import NEVER, Step
+from perf_callbacks.host import device, environment, memory
+from perf_callbacks.host.failures import describe
+from perf_callbacks.session.recorder import Recorder
+
+log = logging.getLogger("perf_callbacks")
+
+NO_BATCHES = Batches()
+
+NO_WISH = {ASKED: NEVER, **{asked(item.slug): 0 for item in ITEMS}}
+"""What a rank asks for on behalf of items that it doesn't have."""
+
+LEFT_TO_DO = frozenset({ADVISED, FAILED})
+"""What a person should look at."""
+
+
+class Startup:
+    """The items that were applied. One that fails is undone and says so; the others go on."""
+
+    def __init__(self, fit: Fit, items: Iterable[Item] = ITEMS, earlier: "Startup | None" = None) -> None:
+        self._applied: dict[str, Applied] = {} if earlier is None else earlier.hand_over()
+        self._news: list[Checklist] = []
+        self._trials: dict[str, Proving] = {}
+        self.due = NEVER
+        done = {} if earlier is None else {row.item: row for row in earlier.rows}
+        rows = [done.get(item.slug) or self._start(item, fit) for item in items]
+        self.rows: tuple[Checklist, ...] = tuple(self._try(rows, fit.step + BEGIN_AFTER) if fit.proving else rows)
+        """One for each item, as decided at the beginning."""
+        self._news += self.rows
+        self._look_ahead()
+
+    def _start(self, item: Item, fit: Fit) -> Checklist:
+        row = _decide(item, fit)
+        try:
+            if row.status == APPLIED:
+                self._applied[item.slug] = item.apply(fit)
+        except Exception as error:  # noqa: BLE001 the other items don't depend on this one
+            return Checklist(item=item.slug, status=FAILED, why=describe(error))
+        return row
+
+    def _try(self, rows: Iterable[Checklist], after: int) -> Iterator[Checklist]:
+        """Try what can be tried, one item after the other."""
+        for place, row in enumerate(rows):
+            item = self._applied.get(row.item)
+            if item is not None and item.turns:
+                begin = after + place * SLOT  # on all ranks, whatever else they try
+                self._applied[row.item] = self._trials[row.item] = Proving(item, begin)
+                yield dataclasses.replace(row, status=TRIED, why=plan(begin))
+            else:
+                yield row
+
+    @property
+    def watching(self) -> bool:
+        """Whether something is on trial."""
+        return any([trial.watching for trial in self._trials.values()])
+
+    def see(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
+        """Steps are finished."""
+        self._each(lambda upkeep: upkeep.see(steps, pauses))
+
+    @property
+    def asks(self) -> Mapping[str, int]:
+        """What this rank asks all ranks for. An item that is not on trial here, or failed, is kept by nobody."""
+        undecided = {asked(slug) for slug in self._trials if slug in self._applied}
+        asks = {name: least for name, least in NO_WISH.items() if name not in undecided}
+        for upkeep in self._applied.values():
+            asks.update(upkeep.asks)
+        return asks
+
+    def agree(self, least: Mapping[str, int], step: int) -> None:
+        """What holds on all ranks from the end of that step on."""
+        self._each(lambda upkeep: upkeep.agree(least, step))
+
+    def end_step(self, step: int) -> None:
+        """A step that is due is about to end."""
+        self._each(lambda upkeep: upkeep.end_step(step))
+
+    def begin_span(self, kind: str, step: int) -> None:
+        """Evaluation, checkpointing or the like has begun after that step."""
+        self._each(lambda upkeep: upkeep.begin_span(kind, step))
+
+    def end_span(self) -> None:
+        """It is about to end."""
+        self._each(lambda upkeep: upkeep.end_span())
+
+    def news(self) -> list[Checklist]:
+        """What there is to say since the last call."""
+        news, self._news = self._news, []
+        return news
+
+    def close(self) -> None:
+        """Undo everything, last first. Twice is once."""
+        applied, self._applied = self._applied, {}
+        self.due = NEVER
+        with ExitStack() as undo:
+            for upkeep in applied.values():
+                undo.callback(upkeep.close)
+
+    def hand_over(self) -> dict[str, Applied]:
+        """What was applied is somebody else's to undo now."""
+        applied, self._applied = self._applied, {}
+        return applied
+
+    def _each(self, tell: Callable[[Applied], object]) -> None:
+        for slug, upkeep in [*self._applied.items()]:
+            try:
+                tell(upkeep)
+                self._hear(upkeep.news())
+            except Exception as error:  # noqa: BLE001 an item that fails is undone, and nothing else ends
+                del self._applied[slug]
+                self._hear([Checklist(item=slug, status=FAILED, why=describe(error))])
+                upkeep.close()
+        self._look_ahead()
+
+    def _hear(self, news: list[Checklist]) -> None:
+        for row in news:
+            log.warning("perf_callbacks: %s: %s: %s.", row.item, row.status, row.why)
+        self._news += news
+
+    def _look_ahead(self) -> None:
+        self.due = min((upkeep.due for upkeep in self._applied.values()), default=NEVER)
+
+
+def start(
+    recorder: Recorder,
+    settings: Settings,
+    place_device: torch.device,
+    batches: Batches = NO_BATCHES,
+    earlier: Startup | None = None,
+) -> tuple[Checklist, ...]:
+    """Go through the checklist for the fit that a recorder measures; it is undone when that closes."""
+    if not recorder.active or settings.config.checklist == "off":
+        return ()
+    try:
+        fit = _fit(settings, place_device, batches)
+        aside = functools.partial(_aside, weakref.ref(recorder))
+        fit = dataclasses.replace(
+            fit,
+            step=recorder.run.step,
+            aside=aside,
+            progress=recorder.going,
+            proving=_proving(recorder, settings.config),
+        )
+        startup = Startup(fit, ITEMS, earlier)
+    except Exception as error:
+        log.warning("perf_callbacks: no checklist, measuring goes on: %s.", describe(error), exc_info=error)
+        return ()
+    _warn_of_strangers(settings.config.skip)
+    recorder.patches.add(startup.close)
+    recorder.upkeep.take(startup)
+    return startup.rows
+
+
+def prepare(settings: Settings, place_device: torch.device, batches: Batches) -> Startup | None:
+    """What has to be there before the loaders are, for a `start` that comes later."""
+    if settings.config.checklist == "off" or not settings.config.enabled:
+        return None
+    return Startup(_fit(settings, place_device, batches), (LOADERS,))
+
+
+def foresee(settings: Settings, place_device: torch.device) -> tuple[Checklist, ...]:
+    """What a fit on this device would begin with. Nothing is changed."""
+    if settings.config.checklist == "off" or not settings.config.enabled:
+        return ()
+    _warn_of_strangers(settings.config.skip)
+    fit = _fit(settings, place_device, NO_BATCHES)
+    rows = [_decide(item, fit) for item in ITEMS]
+    return tuple(dataclasses.replace(row, status=FORESEEN) if row.status == APPLIED else row for row in rows)
+
+
+def _proving(recorder: Recorder, config: PerfConfig) -> bool:
+    """Whether items are tried. Where there are other ranks, all have to find out together what an item buys."""
+    if config.checklist != "prove":
+        return False
+    if recorder.run.world_size == 1 or recorder.exchanging:
+        return True
+    log.warning("perf_callbacks: checklist='prove' acts as 'on': ranks exchange nothing, and can't agree.")
+    return False
+
+
+def _decide(item: Item, fit: Fit) -> Checklist:
+    try:
+        row = item.decide(fit.environment, fit.config)
+    except Exception as error:  # noqa: BLE001 the other items don't depend on this one
+        return Checklist(item=item.slug, status=FAILED, why=describe(error))
+    if item.slug in _skipped(fit.config.skip):
+        return Checklist(item=item.slug, status=SKIPPED, before=row.before, why=f"skip names {item.slug}")
+    return row
+
+
+def _skipped(skip: str) -> set[str]:
+    return {name.strip() for name in skip.split(",")} - {""}
+
+
+@contextmanager
+def _aside(reference: "weakref.ref[Recorder]") -> Iterator[None]:
+    """What is done once is part of no step, but the step it falls in is as good as any."""
+    recorder = reference()
+    if recorder is not None:
+        recorder.enter(BEGIN[Stage.ASIDE])
+    try:
+        yield
+    finally:
+        if recorder is not None:
+            recorder.enter(BACK)
+
+
+def _fit(settings: Settings, place_device: torch.device, batches: Batches) -> Fit:
+    found = environment.read(
+        accelerator=None if place_device.type == "cpu" else place_device.type,
+        loaders_pin=batches.pinned,
+        copies_go_on=batches.copied_aside,
+    )
+    measure = memory.reading(lambda: device.allocated_bytes(place_device))
+    return Fit(config=settings.config, environment=found, step=0, memory=measure, batches=batches)
+
+
+def _warn_of_strangers(skip: str) -> None:
+    known = [item.slug for item in ITEMS]
+    for name in sorted(_skipped(skip) - {*known}):
+        log.warning("perf_callbacks: skip names %s, which is no item: they are %s.", name, ", ".join(known))

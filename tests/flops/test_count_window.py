@@ -1,0 +1,293 @@
+"""A stretch of a run that is counted, entered and left in its midst: it leaves everything as it found it."""
+
+import gc
+import threading
+import warnings
+import weakref
+from contextlib import suppress
+
+import pytest
+import torch
+from counted import left_behind
+from flops.products import OUT, PRODUCT, ROWS, WIDE, inputs, layer, squared
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+from perf_callbacks.flops.count_window import CountWindow
+
+
+class Theirs(TorchDispatchMode):
+    """Somebody else's mode: it counts calls."""
+
+    calls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+def step():
+    squared(layer()(inputs())).backward()
+
+
+def test_what_runs_between_open_and_close_is_counted_and_nothing_else():
+    step()
+    before, window = left_behind(), CountWindow()
+    window.open()
+    step()
+    window.close()
+    step()
+    assert window.counter.work().by_phase == {"forward": PRODUCT, "backward": PRODUCT}
+    assert left_behind() == before
+
+
+def test_an_operation_that_it_takes_apart_in_inference_mode_does_not_hide_it_from_its_own_end():
+    before, window, teacher = left_behind(), CountWindow(), torch.nn.Sequential(layer(), torch.nn.LayerNorm(OUT))
+    window.open()
+    with torch.inference_mode():
+        teacher(inputs())
+    window.close()
+    assert window.counter.work().by_phase == {"forward": PRODUCT}
+    assert not window.left_behind
+    assert left_behind() == before
+
+
+def test_closed_in_inference_mode_it_stays_silently_and_goes_on_where_it_is_opened_again():
+    """Torch has the thread's dispatch keys back when the mode ends: without a mode for them, `torch.ones` fails."""
+    before, window = left_behind(), CountWindow()
+    window.open()
+    step()
+    with torch.inference_mode():
+        window.close()
+        layer()(inputs())
+    torch.ones(2)
+    window.open()
+    step()
+    window.close()
+    torch.ones(2)
+    assert window.counter.work().by_phase == {"forward": 2 * PRODUCT, "backward": 2 * PRODUCT}
+    assert left_behind() == before
+
+
+def test_opened_again_within_inference_mode_it_goes_on():
+    before, window = left_behind(), CountWindow()
+    window.open()
+    with torch.inference_mode():
+        window.close()
+        layer()(inputs())
+        window.open()
+    step()
+    window.close()
+    assert window.counter.work().by_phase == {"forward": PRODUCT, "backward": PRODUCT}
+    assert left_behind() == before
+
+
+def test_set_aside_it_leaves_the_stack_and_comes_back_with_the_next_call_of_a_module():
+    before, window = left_behind(), CountWindow()
+    window.open()
+    step()
+    window.step_aside()
+    assert _get_current_dispatch_mode_stack() == []
+    step()
+    window.close()
+    assert window.counter.work().by_phase == {"forward": 2 * PRODUCT, "backward": 2 * PRODUCT}
+    assert left_behind() == before
+
+
+@pytest.mark.parametrize("within", [torch.inference_mode, Theirs])
+def test_set_aside_it_counts_nothing_where_it_can_not_come_back(within):
+    before, window = left_behind(), CountWindow()
+    window.open()
+    step()
+    window.step_aside()
+    with within():
+        layer()(inputs())
+    step()
+    window.close()
+    assert window.counter.work().by_phase == {}
+    assert left_behind() == before
+
+
+def test_set_aside_by_another_thread_it_stays():
+    window = CountWindow()
+    window.open()
+    other = threading.Thread(target=window.step_aside)
+    other.start()
+    other.join()
+    assert _get_current_dispatch_mode_stack() == [window.counter]
+    window.close()
+
+
+def test_it_can_be_left_and_entered_again():
+    window = CountWindow()
+    for _ in range(3):
+        window.open()
+        step()
+        window.close()
+        step()
+    assert window.counter.work().by_phase == {"forward": 3 * PRODUCT, "backward": 3 * PRODUCT}
+
+
+def test_to_open_or_close_twice_is_to_do_it_once():
+    before, window = left_behind(), CountWindow()
+    window.close()
+    window.open()
+    window.open()
+    step()
+    window.close()
+    window.close()
+    assert window.counter.work().by_phase == {"forward": PRODUCT, "backward": PRODUCT}
+    assert left_behind() == before
+
+
+def test_while_it_is_open_nothing_is_compiled_and_then_everything_may_be_again():
+
+    window = CountWindow()
+    window.open()
+    within = left_behind()
+    window.close()
+    assert (within["stance"], left_behind()["stance"]) == ("force_eager", "default")
+
+
+@pytest.mark.parametrize("stance", ["force_eager", "eager_on_recompile"])
+def test_a_stance_that_somebody_took_before_is_taken_again(stance):
+    window = CountWindow()
+    with torch.compiler.set_stance(stance):
+        window.open()
+        assert left_behind()["stance"] == "force_eager"
+        window.close()
+        assert left_behind()["stance"] == stance
+    assert left_behind()["stance"] == "default"
+
+
+def test_a_stance_that_somebody_took_meanwhile_is_theirs():
+    window = CountWindow()
+    with torch.compiler.set_stance("default"):  # for what follows to be taken back
+        window.open()
+        torch.compiler.set_stance("eager_on_recompile")
+        window.close()
+        assert left_behind()["stance"] == "eager_on_recompile"
+    assert left_behind()["stance"] == "default"
+
+
+def test_warnings_that_somebody_filtered_meanwhile_stay_so():
+
+    window = CountWindow()
+    with warnings.catch_warnings():
+        before = list(warnings.filters)
+        window.open()
+        warnings.filterwarnings("ignore", "of theirs")
+        window.close()
+        assert [one[1].pattern for one in warnings.filters[: len(warnings.filters) - len(before)]] == ["of theirs"]
+        assert warnings.filters[1:] == before
+
+
+def test_under_a_mode_of_somebody_else_it_goes_silent_until_it_can_be_taken_off():
+    before, window, theirs = left_behind(), CountWindow(), Theirs()
+    window.open()
+    theirs.__enter__()
+    step()
+    window.close()
+    assert (window.left_behind, window.counter.inert) == (True, True)
+    counted, calls = window.counter.work(), theirs.calls
+    step()
+    assert window.counter.work() == counted
+    assert theirs.calls > calls, "theirs is as it was"
+    window.open()
+    assert len(_get_current_dispatch_mode_stack()) == 2, "it does not come back"
+    theirs.__exit__(None, None, None)
+    window.close()
+    assert not window.left_behind
+    assert left_behind() == before
+
+
+def test_a_mode_below_stays_below():
+    window, theirs = CountWindow(), Theirs()
+    with theirs:
+        window.open()
+        step()
+        window.close()
+        assert _get_current_dispatch_mode_stack() == [theirs]
+    assert theirs.calls > 0
+    assert window.counter.work().by_phase == {"forward": PRODUCT, "backward": PRODUCT}
+
+
+def test_from_another_thread_it_is_silenced_and_taken_off_by_its_own():
+    before, window = left_behind(), CountWindow()
+    window.open()
+    other = threading.Thread(target=window.close)
+    other.start()
+    other.join()
+    assert window.left_behind
+    step()
+    assert window.counter.work().by_phase == {}
+    window.close()
+    assert left_behind() == before
+
+
+@pytest.mark.parametrize("error", [RuntimeError("of ours"), KeyboardInterrupt()])
+def test_where_the_counter_can_not_be_entered_nothing_is_changed(monkeypatch, error):
+
+    before, window = left_behind(), CountWindow()
+
+    def fail(_):
+        raise error
+
+    monkeypatch.setattr(type(window.counter), "enter_stack", fail)
+    with pytest.raises(type(error)):
+        window.open()
+    window.close()
+    assert left_behind() == before
+
+
+def test_an_operation_that_raises_is_remembered():
+    window = CountWindow()
+    window.open()
+    with pytest.raises(RuntimeError):
+        torch.ones(2, 3) @ torch.ones(2, 3)
+    assert window.counter.interrupted
+    window.close()
+    assert window.counter.interrupted
+
+
+def test_so_is_a_module_that_raises_and_one_that_comes_to_its_end_is_not():
+    class Failing(torch.nn.Module):
+        def forward(self, _):
+            raise ValueError("of a module")
+
+    window = CountWindow()
+    window.open()
+    step()
+    assert not window.counter.interrupted
+    with pytest.raises(ValueError, match="of a module"):
+        torch.nn.Sequential(Failing())(inputs())
+    window.close()
+    assert window.counter.interrupted
+
+
+def test_a_model_that_raises_is_freed_though_its_counter_stays_on_the_stack():
+    """Nobody but its own thread can take the counter off, and that thread may have nothing more to do."""
+    before, model = left_behind(), torch.nn.Sequential(layer())
+    freed = weakref.ref(model)
+    model.register_forward_hook(lambda *_: 1 / 0)
+    window = CountWindow()
+    window.open()
+    with suppress(ZeroDivisionError):
+        model(inputs())
+    del model, window
+    gc.collect()
+    assert freed() is None
+    last = CountWindow()
+    last.open()
+    last.close()
+    assert left_behind() == before
+
+
+def test_checkpointing_that_stops_early_is_no_interruption():
+    from torch.utils.checkpoint import checkpoint
+
+    window, model = CountWindow(), torch.nn.Sequential(torch.nn.Linear(WIDE, WIDE), torch.nn.Tanh(), layer())
+    window.open()
+    squared(checkpoint(model, inputs(requires_grad=True), use_reentrant=False)).backward()
+    window.close()
+    assert window.counter.work().by_phase["recompute"] == 2 * ROWS * WIDE * WIDE, "the last product is not done again"
+    assert not window.counter.interrupted

@@ -1,0 +1,738 @@
+"""Ranks that tell each other what they did: several in one process, their rounds done by hand."""
+
+import gc
+import itertools
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+import uuid
+import weakref
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from perf_callbacks.core.config import PerfConfig
+from perf_callbacks.core.records import Window
+from perf_callbacks.core.windows import Part, Verdict, encode
+from perf_callbacks.host.place import Place
+from perf_callbacks.ranks import exchange as ranks, rounds, store as board
+from perf_callbacks.ranks.exchange import Exchange
+
+LENGTH = 50
+
+
+class Job:
+    """Ranks of one fit that share a store. They do a round when they are told to."""
+
+    def __init__(self, world_size=3, store=None, directory=None, **windows):
+        self.store = dist.HashStore() if store is None else store
+        self.world_size = world_size
+        self.now = 1000.0
+        self.run_id = uuid.uuid4().hex
+        self.ranks = []
+        self.directory = directory
+        for rank in range(world_size):
+            self.join(rank, windows.get(f"rank{rank}", LENGTH))
+
+    def join(self, rank, window=LENGTH):
+        run_id = self.run_id if rank == 0 else f"own{rank}"
+        exchange = Exchange(
+            self.store,
+            rank=rank,
+            world_size=self.world_size,
+            window=window,
+            run_id=run_id,
+            directory=self.directory if rank == 0 else None,
+        )
+        self.ranks[rank : rank + 1] = [exchange]
+        return exchange
+
+    def step(self, *numbers):
+        """A round of each of some ranks; of all of them, rank 0 first."""
+        return [self.ranks[number]._rounds.step(self.now) for number in numbers or range(self.world_size)]
+
+    def offer(self, window, *numbers, **changes):
+        for rank in numbers or range(self.world_size):
+            self.ranks[rank].offer(self.part(window, rank, **changes))
+
+    def part(self, window, rank, **changes):
+        part = Part(
+            window=window,
+            length=LENGTH,
+            rank=rank,
+            world_size=self.world_size,
+            data_parallel=self.world_size,
+            steps=LENGTH - 1,
+            seconds=10.0 + rank / 8,
+            samples=1000 * window + rank,
+            tokens=None,
+            useful_tokens=7,
+        )
+        return replace(part, **changes)
+
+    def whole(self, window):
+        return Window(
+            first_step=window * LENGTH + 1,
+            last_step=(window + 1) * LENGTH,
+            steps=LENGTH - 1,
+            ranks=self.world_size,
+            seconds=10.0 + (self.world_size - 1) / 8,
+            samples=sum(1000 * window + rank for rank in range(self.world_size)),
+            tokens=None,
+            useful_tokens=7 * self.world_size,
+        )
+
+    def through(self, window):
+        """All ranks go through a window, and look often enough to know of each other."""
+        self.offer(window)
+        for _ in range(3):
+            self.step()
+            self.now += 1
+
+    @property
+    def latest(self):
+        return [exchange.latest for exchange in self.ranks]
+
+    def end(self):
+        """Every rank leaves, as its thread would."""
+        for exchange in self.ranks:
+            exchange._rounds.leave()
+            exchange.close()
+
+
+@pytest.fixture(autouse=True)
+def _no_fit_before(monkeypatch):
+    monkeypatch.setattr(rounds, "_obeyed", {})
+
+
+@pytest.fixture
+def job():
+    job = Job()
+    job.step()
+    return job
+
+
+def test_every_rank_takes_over_window_and_run_from_rank_0():
+    job = Job(rank1=None, rank2=7)
+    assert [exchange.window for exchange in job.ranks] == [LENGTH, None, None]
+    job.step()
+    assert [exchange.window for exchange in job.ranks] == [LENGTH] * 3
+    assert {exchange.agree(0).run_id for exchange in job.ranks} == {job.run_id}
+
+
+def test_a_window_that_all_ranks_went_through_is_known_to_all_and_handed_out_once(job):
+    job.through(0)
+    assert job.latest == [job.whole(0)] * 3
+    assert [exchange.take() for exchange in job.ranks] == [[job.whole(0)], [], []]
+    job.through(1)
+    job.through(2)
+    assert job.latest == [job.whole(2)] * 3
+    assert job.ranks[0].take() == [job.whole(1), job.whole(2)]
+    assert job.ranks[0].take() == []
+
+
+def test_nobody_looks_again_until_there_is_something_to_see(job):
+    job.through(0)
+    assert job.step() == [None] * 3
+
+
+def test_a_rank_that_is_missing_keeps_windows_from_becoming_complete(job):
+    job.through(0)
+    for window in range(1, 5):
+        job.offer(window, 0, 2)
+        job.step(0, 2, 0, 2)
+    assert job.latest == [job.whole(0)] * 3
+
+
+def test_who_waits_looks_ever_less_often(job):
+    job.offer(0, 0, 2)
+    pauses = {0: [], 2: []}
+    for rank in pauses:
+        began = job.now
+        while job.now < began + 200:
+            pauses[rank] += job.step(rank)
+            job.now += pauses[rank][-1]
+    expected = [0.1, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30, 30, 30, 30, 30]
+    assert pauses == {0: pytest.approx(expected[: len(pauses[0])]), 2: pytest.approx(expected[: len(pauses[2])])}
+
+
+def test_a_rank_that_was_deaf_for_some_windows_catches_up(job):
+    for window in range(4):
+        job.offer(window, 0, 2)
+        job.step(0, 2)
+    job.offer(0, 1)
+    job.step(1, 0)
+    assert job.ranks[0].take() == [job.whole(0)]
+    for window in range(1, 4):
+        job.offer(window, 1)
+    job.step(1, 0)
+    assert job.ranks[0].take() == [job.whole(1), job.whole(2), job.whole(3)]
+    assert job.step(2, 1) == [None] * 2
+    assert job.latest == [job.whole(3)] * 3
+
+
+def test_what_is_too_far_behind_is_given_up(job):
+    for window in range(20):
+        job.offer(window, 0, 2)
+        job.step(0, 2)
+    for window in range(20):
+        job.offer(window, 1)
+        job.step(1)
+    job.step(0)
+    assert job.ranks[0].take() == [job.whole(window) for window in range(12, 20)]
+
+
+def test_ranks_that_included_different_steps_have_no_window_and_go_on(job):
+    job.offer(0, 0, 1)
+    job.offer(0, 2, steps=3)
+    job.step()
+    job.step()
+    assert job.latest == [None] * 3
+    job.through(1)
+    assert job.latest == [job.whole(1)] * 3
+
+
+def test_the_verdict_is_looked_for_often_at_first_and_then_seldom():
+    job = Job()
+    pauses, began = [], job.now
+    while job.now < began + 1000:
+        pauses += job.step(1)
+        job.now += pauses[-1]
+    assert pauses == sorted(pauses)
+    assert pauses[0] == 0.01
+    assert pauses[-1] == 30.0
+    waits = list(itertools.accumulate(pauses))
+    assert sum([wait <= 5 for wait in waits]) < 50
+    assert max(pause for pause, wait in zip(pauses, waits, strict=True) if wait <= 5) < 0.6
+
+
+def test_a_verdict_that_comes_late_is_obeyed():
+    job = Job()
+    job.step(1)
+    job.now += 20
+    job.step(0)
+    assert job.ranks[1].window is None
+    job.step(1, 2)
+    job.through(4)
+    assert job.latest == [job.whole(4)] * 3
+
+
+def test_a_rank_that_joins_late_is_waited_for():
+    job = Job()
+    for window in range(10):
+        job.offer(window, 0, 1)
+        job.step(0, 1)
+    assert job.latest == [None] * 3
+    job.through(10)
+    assert job.latest == [job.whole(10)] * 3
+
+
+def test_rank_0_may_say_that_nothing_is_exchanged():
+    job = Job(rank0=None)
+    assert job.step()[0] is None
+    assert [exchange.window for exchange in job.ranks] == [None] * 3
+    assert {exchange.agree(5).run_id for exchange in job.ranks} == {job.run_id}
+    job.through(0)
+    assert job.latest == [None] * 3
+    assert dist.PrefixStore("perf_callbacks", job.store).check(["rank1"]) is False
+
+
+def test_parts_of_windows_of_another_length_are_not_sent(job):
+    job.offer(0, length=7)
+    job.through(0)
+    job.offer(1, length=7)
+    job.step()
+    assert job.latest == [job.whole(0)] * 3
+
+
+def test_the_verdict_of_an_earlier_fit_is_not_taken_for_the_current_one(job):
+    store = job.store
+    later = Job(store=store, rank0=LENGTH)
+    later.step(1, 2)
+    assert [exchange.window for exchange in later.ranks[1:]] == [None, None]
+    job.end()
+    later.step(1, 2)
+    assert [exchange.window for exchange in later.ranks[1:]] == [None, None]
+    later.through(0)
+    assert {exchange.verdict.run_id for exchange in later.ranks} == {later.run_id} != {job.run_id}
+    assert later.latest == [later.whole(0)] * 3
+
+
+def test_what_an_earlier_fit_left_is_not_taken_for_the_current_one(job):
+    job.through(0)
+    job.offer(1, 1, 2)
+    job.step(1, 2)
+    job.end()
+    later = Job(store=job.store)
+    later.step()
+    later.offer(0, 0, 1)
+    later.step(0, 1, 0, 1)
+    later.offer(1, 0)
+    later.step()
+    assert later.latest == [None] * 3
+    assert later.ranks[0].take() == []
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_rank_that_sat_the_first_fit_out_takes_part_in_the_second(ended):
+    first = Job()
+    first.step(0, 1)
+    if ended:
+        first.end()
+    second = Job(store=first.store)
+    second.step(2)
+    assert second.ranks[2].verdict == (None if ended else first.ranks[0].verdict)
+    second.through(0)
+    assert second.latest == [second.whole(0)] * 3
+    assert second.ranks[2].verdict == second.ranks[0].verdict
+
+
+def test_an_end_that_comes_late_does_not_take_the_next_verdict_away(job):
+    later = Job(store=job.store)
+    later.step(0)
+    job.end()
+    later.step(1, 2)
+    assert [exchange.window for exchange in later.ranks] == [LENGTH] * 3
+
+
+def test_a_fit_within_a_fit_leaves_the_outer_one_its_windows(job):
+    job.through(0)
+    inner = Job(store=job.store)
+    inner.step()
+    inner.through(0)
+    assert inner.latest == [inner.whole(0)] * 3
+    inner.end()
+    job.through(1)
+    job.through(2)
+    assert job.latest == [job.whole(2)] * 3
+
+
+@pytest.mark.parametrize("garbage", ["", "{}", "\n", "null", "\x00", "[" * 100_000, "9" * 20_000, "half"])
+@pytest.mark.parametrize("key", ["verdict", "window", "rank0", "rank2"])
+def test_whatever_is_left_in_the_store_is_no_error(job, key, garbage):
+    store = dist.PrefixStore("perf_callbacks", job.store)
+    job.through(0)
+    if garbage == "half":
+        garbage = store.get(key).decode()[:-4] if store.check([key]) else "half"
+    store.set(key, garbage)
+    job.offer(1)
+    job.step(1, 2)
+    store.set(key, garbage)
+    job.step()
+    job.through(2)
+    assert [exchange.failure for exchange in job.ranks] == [None] * 3
+    assert job.latest == [job.whole(2)] * 3
+
+
+def test_a_rank_can_not_speak_for_another(job):
+    lines = [job.ranks[0].verdict.fit, encode(job.part(0, 1, samples=10**9)), encode(job.part(0, 2))]
+    job.offer(0, 0, 1)
+    job.step(1)
+    dist.PrefixStore("perf_callbacks", job.store).set("rank2", "\n".join(lines))
+    job.step()
+    assert job.latest == [job.whole(0), job.whole(0), None]
+
+
+def test_useful_tokens_that_are_on_their_way_arrive_as_numbers(job):
+    offered = [torch.tensor(3), torch.tensor(4), 5]
+    for rank, useful in enumerate(offered):
+        job.offer(0, rank, useful_tokens=useful)
+    for rank in range(3):
+        job.offer(1, rank, useful_tokens=torch.tensor([1, 2]) if rank == 1 else 3)
+    job.step()
+    job.step()
+    windows = job.ranks[0].take()
+    assert [window.useful_tokens for window in windows] == [12, None]
+    assert type(windows[0].useful_tokens) is int
+
+
+class FailingStore:
+    """A store whose n-th call fails, and all after it."""
+
+    def __init__(self, store, calls):
+        self._store = store
+        self.calls = calls
+
+    def __getattr__(self, name):
+        def call(*args):
+            self.calls -= 1
+            if self.calls < 0:
+                raise dist.DistNetworkError("Connection reset by peer\nframe #0: c10::Error")
+            return getattr(self._store, name)(*args)
+
+        return call
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Rank `which` of a job has a store that fails at its n-th call."""
+
+    def make(which, calls):
+        job = Job()
+        stores = {}
+        connection = board.Board.__init__
+
+        def connect(self, store):
+            connection(self, store)
+            if store is job.store and len(stores) == which:
+                self._store = FailingStore(self._store, calls)
+            stores[len(stores)] = self._store
+
+        monkeypatch.setattr(board.Board, "__init__", connect)
+        return job, stores
+
+    return make
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("calls", range(14))
+def test_a_store_that_fails_ends_the_exchange_and_nothing_else(failing, which, calls):
+    job, stores = failing(which, calls)
+    job.step()
+    for window in range(3):
+        job.through(window)
+    assert stores[which].calls < 0
+    other = 1 - which
+    assert job.ranks[which].failure == "DistNetworkError: Connection reset by peer"
+    assert job.ranks[other].failure is None
+    latest = job.latest
+    job.through(3)
+    assert job.latest == latest
+    assert job.step(which) == [None]
+    before = stores[which].calls
+    job.end()
+    assert stores[which].calls == before
+
+
+def test_a_store_that_nobody_can_connect_to_ends_the_exchange():
+    job = Job(store=object())
+    assert job.step() == [None] * 3
+    assert all(exchange.failure.startswith("TypeError: ") for exchange in job.ranks)
+
+
+def test_nothing_grows_with_the_number_of_windows_or_fits(job):
+    store = job.store
+    for fit in range(5):
+        current = job if fit == 0 else Job(store=store)
+        current.step()
+        for window in range(200):
+            missing = [rank for rank in range(3) if not (rank and window % 5 == rank)]
+            current.offer(window, *missing)
+            current.step()
+        current.step()
+        assert len(current.ranks[0]._rounds._pending) <= rounds.KEPT
+        assert max(len(exchange._rounds.offers) for exchange in current.ranks) == 0
+        assert max(len(exchange._rounds._sent) for exchange in current.ranks[1:]) <= rounds.KEPT
+        assert 0 < len(current.ranks[0].take()) <= rounds.FINISHED
+        current.end()
+    assert store.num_keys() == 4
+    keys = ("verdict", "window", "rank1", "rank2")
+    assert sum(len(dist.PrefixStore("perf_callbacks", store).get(key)) for key in keys) < 2000
+
+
+def test_what_is_offered_while_the_store_does_not_answer_is_bounded(job):
+    for window in range(1000):
+        job.offer(window)
+    assert [len(exchange._rounds.offers) for exchange in job.ranks] == [rounds.KEPT] * 3
+    assert all(exchange._talk._calls.qsize() == 1 for exchange in job.ranks)
+
+
+def test_an_end_takes_the_verdict_back_and_lets_go_of_the_store(job):
+    held = weakref.ref(job.ranks[0]._rounds._board)
+    job.end()
+    assert [exchange._rounds._store for exchange in job.ranks] == [None] * 3
+    assert dist.PrefixStore("perf_callbacks", job.store).get("verdict") == b""
+    assert held() is None
+    job.end()
+    job.offer(0)
+    assert job.latest == [None] * 3
+
+
+def test_one_process_may_be_the_whole_job():
+    job = Job(world_size=1)
+    job.step()
+    job.through(0)
+    assert job.latest == [job.whole(0)]
+    assert job.ranks[0].take() == [job.whole(0)]
+
+
+class Threads:
+    """The same with the threads that do the rounds."""
+
+    def __init__(self, job):
+        self.job = job
+        for exchange in job.ranks:
+            exchange.start()
+
+    def until(self, condition):
+        deadline = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    def end(self):
+        threads = [exchange._talk._thread for exchange in self.job.ranks]
+        for exchange in self.job.ranks:
+            exchange.close()
+        for thread in threads:
+            thread.join(20)
+        assert not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.timeout(60)
+def test_threads_exchange_windows_and_end(caplog):
+    job = Job(store=dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+    threads = Threads(job)
+    assert {exchange.agree().run_id for exchange in job.ranks} == {job.run_id}
+    for window in range(3):
+        job.offer(window)
+        threads.until(lambda window=window: job.latest == [job.whole(window)] * 3)
+    began = time.monotonic()
+    for exchange in job.ranks:
+        exchange.close()
+        exchange.close()
+    assert time.monotonic() - began < 0.1
+    threads.end()
+    assert not ranks._running
+    assert dist.PrefixStore("perf_callbacks", job.store).get("verdict") == b""
+    assert caplog.records == []
+
+
+@pytest.mark.timeout(60)
+def test_a_server_that_goes_away_is_told_once_by_each_rank(caplog):
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = dist.TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False)
+    job = Job(store=dist.PrefixStore("default_pg", client))
+    threads = Threads(job)
+    threads.until(lambda: all(exchange.window for exchange in job.ranks))
+    del server
+    gc.collect()
+    with caplog.at_level(logging.INFO):
+        for window in range(5):
+            job.offer(window)
+            threads.until(lambda: all(exchange.failure for exchange in job.ranks))
+        threads.end()
+    assert len(caplog.messages) == 3
+    start = "perf_callbacks: ranks exchange no more, training goes on: DistNetworkError: "
+    assert all(message.startswith(start) and "\n" not in message for message in caplog.messages)
+
+
+@pytest.mark.timeout(60)
+def test_a_store_that_rank_0_serves_does_not_end_before_its_last_word(capfd):
+    job = Job(world_size=1, store=dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+    port = job.store.port
+    threads = Threads(job)
+    threads.until(lambda: job.ranks[0]._rounds._board is not None)
+    job.store = None
+    threads.end()
+    assert capfd.readouterr().err == ""
+    with socket.socket() as client:
+        assert client.connect_ex(("127.0.0.1", port)) != 0
+
+
+@pytest.mark.timeout(60)
+def test_who_agrees_waits_for_rank_0_no_longer_than_it_says():
+    job = Job()
+    job.ranks[1].start()
+    began = time.monotonic()
+    assert job.ranks[1].agree(0.05) is None
+    assert 0.05 <= time.monotonic() - began < 5
+    job.ranks[0].start()
+    assert job.ranks[1].agree(20) == job.ranks[0].agree(0)
+    for exchange in job.ranks:
+        exchange.close()
+
+
+@pytest.mark.timeout(60)
+def test_nobody_waits_for_a_verdict_once_the_exchange_is_over():
+    exchange = Job(store=object()).ranks[1]
+    exchange.start()
+    assert exchange.agree(20) is None
+    unstarted = Job().ranks[1]
+    unstarted.close()
+    unstarted.start()
+    assert unstarted.agree(20) is None
+
+
+@pytest.mark.timeout(60)
+def test_an_exchange_that_was_forgotten_ends_by_itself():
+    job = Job(world_size=1)
+    job.ranks[0].start()
+    thread = job.ranks[0]._talk._thread
+    job.ranks.clear()
+    gc.collect()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+@pytest.mark.timeout(60)
+def test_a_thread_that_can_not_be_had_is_told_and_costs_the_exchange_only(monkeypatch, caplog):
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    exchange = Job().ranks[1]
+    exchange.start()
+    assert exchange.agree(20) is None
+    exchange.offer(Job().part(0, 1))
+    exchange.close()
+    assert caplog.messages == ["perf_callbacks: ranks exchange no more, training goes on: can't start new thread"]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.timeout(60)
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked on this system")
+def test_a_forked_child_says_and_waits_for_nothing():
+    job = Job(world_size=2)
+    job.ranks[1].start()
+    child = os.fork()
+    if child == 0:
+        try:
+            assert job.ranks[1].agree(20) is None
+            job.offer(0)
+            job.ranks[1].close()
+            ranks._at_exit()
+            os._exit(len(job.ranks[1]._rounds.offers))
+        finally:
+            os._exit(99)
+    assert os.waitpid(child, 0)[1] == 0
+    assert job.ranks[1]._talk._thread.is_alive()
+    job.ranks[1].close()
+    job.ranks[1]._talk.wait(20)
+
+
+def test_without_a_process_group_there_is_no_store():
+    assert board.default_store() is None
+
+
+def test_the_store_of_the_process_group_is_found():
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        found = board.default_store()
+        found.set("key", "value")
+        assert store.num_keys() > 0
+        notes = board.Board(found)
+        notes.write("a", "b")
+        assert (notes.read("a"), notes.read("a", "c"), notes.read()) == (["b"], [], [])
+    finally:
+        dist.destroy_process_group()
+    assert board.default_store() is None
+
+
+class OldPrefixStore:
+    """As torch's, before stores could be cloned."""
+
+    def __init__(self, prefix, store):
+        self.prefix, self.underlying_store, self.timeout = prefix, store, 300
+
+
+class OldTCPStore:
+    def __init__(self, host, port, **options):
+        self.host, self.port, self.options = host, port, options
+
+
+def test_a_store_that_can_not_be_cloned_is_connected_to_anew(monkeypatch):
+    class Names:
+        PrefixStore, TCPStore = OldPrefixStore, OldTCPStore
+
+    monkeypatch.setattr(board, "c10d", Names)
+    server = OldTCPStore("there", 29500, is_master=True)
+    for count in ("0", "2"):
+        own = board.connection(OldPrefixStore("default_pg", OldPrefixStore("", server)))
+        assert own.prefix == count
+        client = own.underlying_store
+        assert client is not server
+        assert (client.host, client.port) == ("there", 29500)
+        assert client.options == {"is_master": False, "wait_for_workers": False, "timeout": 300}
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
+    in_memory = object()
+    assert board.connection(in_memory) is in_memory
+
+
+def test_a_verdict_says_what_holds():
+    job = Job()
+    verdict = job.ranks[0].verdict
+    assert verdict == Verdict(fit=verdict.fit, run_id=job.run_id, window=LENGTH)
+    assert len({Job().ranks[0].verdict.fit for _ in range(10)}) == 10
+
+
+def test_every_rank_hears_where_rank_0_writes():
+    job = Job(world_size=2, directory="/out/“1”")
+    job.step()
+    assert [exchange.verdict.directory for exchange in job.ranks] == ["/out/“1”"] * 2
+
+
+def test_a_path_that_is_too_long_to_be_told_costs_only_itself():
+    job = Job(world_size=2, directory="/“”" * 1000)
+    job.step()
+    assert [(exchange.verdict.directory, exchange.window) for exchange in job.ranks] == [(None, LENGTH)] * 2
+
+
+@pytest.mark.parametrize("number", [50, 400])
+def test_what_ranks_ask_for_never_keeps_a_window_from_becoming_complete(number, caplog):
+    """Lines that are too long are read by nobody."""
+    job = Job()
+    job.step()
+    asks = {f"keep item {item}": 1 for item in range(number)}
+    for window in range(2):
+        job.offer(window, asks=asks)
+        for _ in range(3):
+            job.step()
+            job.now += 1
+    fits = number == 50
+    assert [latest.last_step for latest in job.latest] == [2 * LENGTH] * 3
+    assert [latest.asks for latest in job.latest[1:]] == [asks if fits else {}] * 2
+    said = (
+        f"perf_callbacks: this rank asks the others for {number} things, more than fit into 4,000 characters: "
+        "it asks for nothing."
+    )
+    assert caplog.messages == ([] if fits else [said] * 2)
+
+
+@pytest.fixture
+def served():
+    """A store that is served to other processes, as that of most process groups."""
+    return dist.PrefixStore("default", dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False))
+
+
+def place(tmp_path, **changes):
+    return Place(door="loop", directory=tmp_path, device=torch.device("cpu"), versions={}, **changes)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limit is known there")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_more_ranks_than_files_may_be_open_exchange_nothing(served, tmp_path, monkeypatch, caplog, rank):
+    import resource
+
+    monkeypatch.setattr(board, "default_store", lambda: served)
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = allowed * 3 // 8 + 1
+    opened = []
+    monkeypatch.setattr(board, "connection", opened.append)
+    assert ranks.meet(place(tmp_path, rank=rank, world_size=needed), PerfConfig(), "run") is None
+    assert opened == []
+    said = f"{allowed:,} open files are allowed and {needed:,} ranks would need {-(-needed * 8 // 3):,}"
+    message = f"perf_callbacks: ranks exchange nothing, training goes on: {said}; raise `ulimit -n`."
+    assert caplog.messages == ([] if rank else [message])
+
+
+@pytest.mark.parametrize(
+    ("allowed", "world_size", "fits"),
+    [(1024, 384, True), (1024, 385, False), (256, 96, True), (256, 97, False), (None, 10**6, True)],
+)
+def test_three_quarters_of_the_open_files_are_enough_for_two_connections_each(
+    served, monkeypatch, allowed, world_size, fits
+):
+    monkeypatch.setattr(board, "open_files_allowed", lambda: allowed)
+    assert (board.shortage(served, world_size) is None) == fits
+
+
+def test_a_store_without_connections_needs_none(monkeypatch):
+    monkeypatch.setattr(board, "open_files_allowed", lambda: 16)
+    assert board.shortage(dist.HashStore(), 10**6) is None

@@ -1,0 +1,181 @@
+"""What a person reads, compared whole."""
+
+import pytest
+from fakes import a_run
+
+from perf_callbacks.core.records import Summary
+from perf_callbacks.report import cards
+
+
+def summary(**changes):
+    usual = {
+        "run_id": "a1",
+        "attempt": 1,
+        "step": 120,
+        "steps": 120,
+        "included_steps": 100,
+        "included_seconds": 2.0,
+        "stage_seconds": {
+            "data_time": 0.0,
+            "forward_time": 0.5,
+            "backward_time": 1.25,
+            "optimizer_time": 0.25,
+            "gc_time": 0.0004,
+            "other_time": 0.0,
+        },
+        "span_seconds": {"evaluation": 75.25, "checkpoint": 0.5},
+        "samples": 480,
+        "tokens": 3840,
+        "included_samples": 400,
+        "included_tokens": 3200,
+        "included_useful_tokens": 2345,
+        "total_samples": 480,
+        "total_tokens": 3840,
+        "gc_collections": (1200, 30, 4),
+        "gc_seconds": 0.25,
+        "gc_longest": 0.0125,
+    }
+    return Summary(**usual | changes)
+
+
+FULL = """\
+perf_callbacks: 120 steps, 100 measured (20 excluded): 20.0 ms per step
+  data               0    0.0%
+  forward      5.00 ms   25.0%
+  backward     12.5 ms   62.5%
+  optimizer    2.50 ms   12.5%
+  gc              4 us    0.0%
+  other              0    0.0%
+  on this rank: 200 samples/s   1,600 tokens/s   1,172 useful tokens/s
+  outside of steps: evaluation 75.2 s, checkpoint 500 ms
+  1,234 garbage collections (young/middle/full 1200/30/4) took 250 ms, the longest 12.5 ms"""
+
+NOTHING = {
+    "included_steps": 0,
+    "included_seconds": 0.0,
+    "stage_seconds": {"data_time": 0.0, "forward_time": 0.0},
+    "span_seconds": {},
+    "included_samples": 0,
+    "included_tokens": 0,
+    "included_useful_tokens": 0,
+    "gc_collections": (0, 0, 0),
+}
+UNKNOWN = {
+    "stage_seconds": {},
+    "span_seconds": {},
+    "included_samples": None,
+    "included_tokens": None,
+    "included_useful_tokens": None,
+    "gc_collections": None,
+    "gc_seconds": None,
+    "gc_longest": None,
+}
+
+
+def test_the_closing_table_says_where_the_time_went():
+    assert cards.closing(summary()) == FULL
+
+
+def test_the_closing_table_leaves_out_what_is_unknown():
+    expected = "perf_callbacks: 120 steps, 100 measured (20 excluded): 20.0 ms per step"
+    assert cards.closing(summary(**UNKNOWN)) == expected
+
+
+@pytest.mark.parametrize(("steps", "count"), [(0, "0 steps"), (1, "1 step"), (2, "2 steps")])
+def test_the_closing_table_of_nothing_to_speak_of(steps, count):
+    expected = f"""\
+perf_callbacks: {count}, none measured
+  data               —       —
+  forward            —       —
+  no garbage collection ran"""
+    assert cards.closing(summary(**NOTHING, steps=steps)) == expected
+
+
+def test_the_closing_table_counts_the_steps_without_a_time():
+    expected = "perf_callbacks: 120 steps, 100 measured (20 excluded), 3 without a time: 20.0 ms per step"
+    assert cards.closing(summary(**UNKNOWN, lost_steps=3)) == expected
+
+
+def test_the_closing_table_says_why_measuring_stopped():
+    expected = "\n  1 garbage collection (young/middle/full 0/0/1) took 1.50 s, the longest 1.50 s"
+    expected += "\n  measuring stopped early: OSError: gone"
+    closing = cards.closing(summary(gc_collections=(0, 0, 1), gc_seconds=1.5, gc_longest=1.5, failure="OSError: gone"))
+    assert closing.endswith(expected)
+
+
+def test_the_closing_table_tells_the_collections_of_the_checklist_from_the_programs():
+    changes = {"gc_collections": (3, 1, 0), "gc_seconds": 0.02, "gc_longest": 0.01}
+    own = {"gc_scheduled_seconds": 0.005, "gc_startup_seconds": 0.25}
+    told = "\n  4 garbage collections (young/middle/full 3/1/0) took 20.0 ms, the longest 10.0 ms"
+    told += "; 5.00 ms of it by the checklist's schedule; its first full one took 250 ms, once"
+    assert cards.closing(summary(**changes, **own)).endswith(told)
+    nothing = {"gc_collections": (0, 0, 0), "gc_seconds": 0.0, "gc_longest": 0.0, "gc_startup_seconds": 0.25}
+    told = "\n  no garbage collection ran; the checklist's first full one took 250 ms, once"
+    assert cards.closing(summary(**nothing)).endswith(told)
+
+
+def test_the_closing_table_says_when_others_had_the_cpu_while_the_peak_was_measured():
+    flops = {"model_flops": 10**12, "hardware_flops": 10**12, "flops_seconds": 2.0, "flops_dtype": "float32"}
+    peak = {
+        "peak_flops_per_second": 1e12,
+        "peak_measured": True,
+        "peak_source": "measured on cpu, while others had the CPU",
+    }
+    line = "MFU 50.0%, HFU 50.0% of measured peak 1.00 TFLOPS (float32; others had the CPU then, so it is too low)"
+    assert line in cards.closing(summary(**flops, **peak))
+
+
+PROVEN = "it saves 2.09 of 3.11 ms a step (67.1%; 99.9 % interval 1.63 to 2.27 ms, 16 pairs of turns)"
+
+
+def test_the_closing_table_says_what_came_of_each_trial():
+    closing = cards.closing(summary(proofs={"gc": PROVEN, "loaders": "on trial"}, failure="OSError: gone"))
+    expected = f"""
+  gc: {PROVEN}
+  loaders: still on trial when the fit ended
+  measuring stopped early: OSError: gone"""
+    assert closing == FULL + expected
+
+
+@pytest.mark.parametrize(
+    ("run", "journal", "expected"),
+    [
+        (a_run(), "out/rank0.jsonl", "cpu (host clock), garbage collection timed, journal out/rank0.jsonl"),
+        (a_run(config={"gc": "off"}), None, "cpu (host clock), garbage collection not timed, no journal"),
+        (
+            a_run(device="NVIDIA H200", timeline="device", attempt=3, step=40, from_env=("gc", "window")),
+            None,
+            """NVIDIA H200 (device events), garbage collection timed, attempt 3 from step 40, \
+set by environment: gc, window, no journal""",
+        ),
+    ],
+)
+def test_the_opening_line_says_what_is_measured_and_where_it_goes(run, journal, expected):
+    opening = "perf_callbacks 1.0: step time, stages and throughput on "
+    assert cards.opening(run, journal=journal) == opening + expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (None, "—"),
+        (0, "0"),
+        (1e-6, "1 us"),
+        (0.000999, "999 us"),
+        (0.001, "1.00 ms"),
+        (0.01234, "12.3 ms"),
+        (0.5, "500 ms"),
+        (1, "1.00 s"),
+        (75.3, "75.3 s"),
+        (12345, "12,345 s"),
+    ],
+)
+def test_a_duration_has_three_figures(seconds, expected):
+    assert cards.duration(seconds) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(13760.4, "13,760"), (999, "999"), (31.41, "31.4"), (3.14159, "3.14"), (0.0123, "0.0123")]
+)
+def test_a_rate_has_three_figures_or_more(value, expected):
+    assert cards.rate(value) == expected

@@ -1,0 +1,226 @@
+"""The checklist of a fit: each item by itself, all of them told, and undone."""
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+from collector import FakeGc, put
+
+from perf_callbacks import PerfConfig
+from perf_callbacks.checklist.item import Fit
+from perf_callbacks.core.marks import BACK, BEGIN
+from perf_callbacks.core.records import Checklist
+from perf_callbacks.core.settings import resolve
+from perf_callbacks.core.stages import Stage
+from perf_callbacks.core.steps import NEVER
+from perf_callbacks.host import environment
+from perf_callbacks.host.patches import Patches
+from perf_callbacks.session import startup
+from perf_callbacks.session.startup import Startup
+from perf_callbacks.session.upkeep import Keeping
+
+
+class Upkeep:
+    """Keeps in mind what it is told."""
+
+    def __init__(self, due, failing=""):
+        self.due, self.told, self.failing = due, [], failing
+
+    def tell(self, *what):
+        self.told.append(what)
+        if self.failing == what[0]:
+            raise ValueError("no")
+
+    def end_step(self, step):
+        self.tell("end_step", step)
+
+    def begin_span(self, kind, step):
+        self.tell("begin_span", kind, step)
+
+    def end_span(self):
+        self.tell("end_span")
+
+    def see(self, steps, pauses):
+        self.tell("see", *steps, *pauses)
+
+    @property
+    def asks(self):
+        return {}
+
+    def agree(self, asked, step):
+        self.tell("agree", asked, step)
+
+    @property
+    def turns(self):
+        return False
+
+    def news(self):
+        return []
+
+    def close(self):
+        self.told.append(("close",))
+
+
+class Item:
+    def __init__(self, slug, *, status="applied", due=5, failing=""):
+        self.slug, self.status, self.failing = slug, status, failing
+        self.upkeep = Upkeep(due, failing)
+
+    def decide(self, environment, config):
+        if self.failing == "decide":
+            raise ValueError("no")
+        return Checklist(item=self.slug, status=self.status, before="so")
+
+    def apply(self, fit):
+        if self.failing == "apply":
+            raise ValueError("no")
+        return self.upkeep
+
+
+def fit(**config):
+    return Fit(config=PerfConfig(**config), environment=environment.read(), step=0, memory=dict)
+
+
+def test_only_what_is_to_be_applied_is_and_all_is_told():
+    one, other = Item("one", due=7), Item("other", status="already so", due=3)
+    startup = Startup(fit(), (one, other))
+    assert [(row.item, row.status) for row in startup.news()] == [("one", "applied"), ("other", "already so")]
+    assert (startup.news(), startup.due) == ([], 7)
+    startup.begin_span("evaluation", 6)
+    startup.end_span()
+    startup.end_step(7)
+    startup.close()
+    startup.close()
+    assert one.upkeep.told == [("begin_span", "evaluation", 6), ("end_span",), ("end_step", 7), ("close",)]
+    assert (other.upkeep.told, startup.due) == ([], NEVER)
+
+
+@pytest.mark.parametrize("point", ["decide", "apply", "see", "agree", "end_step", "begin_span", "end_span"])
+def test_an_item_that_fails_says_so_and_is_undone_and_the_others_go_on(point, caplog):
+    one, other = Item("one", failing=point, due=2), Item("other", due=9)
+    startup = Startup(fit(), (one, other))
+    startup.see(["step"], [])
+    startup.agree({"less": 1}, 2)
+    startup.begin_span("evaluation", 1)
+    startup.end_span()
+    startup.end_step(2)
+    startup.end_step(9)
+    failed = [row for row in startup.news() if row.status == "failed"]
+    assert failed == [Checklist(item="one", status="failed", why="ValueError: no")]
+    assert one.upkeep.told[-1:] == ([("close",)] if point not in {"decide", "apply"} else [])
+    assert [what for what, *_ in other.upkeep.told] == ["see", "agree", "begin_span", "end_span", *["end_step"] * 2]
+    assert startup.due == 9
+    startup.close()
+    assert other.upkeep.told[-1] == ("close",)
+
+
+def test_what_is_to_be_skipped_is():
+    one, other = Item("one"), Item("other")
+    startup = Startup(fit(skip="one , nothing"), (one, other))
+    assert startup.rows[0] == Checklist(item="one", status="skipped", before="so", why="skip names one")
+    assert startup.rows[1].status == "applied"
+
+
+def test_what_was_applied_earlier_is_told_and_undone_with_the_rest():
+    one, other = Item("one", due=7), Item("other", due=9)
+    earlier = Startup(fit(), (other,))
+    startup = Startup(fit(), (one, other), earlier)
+    earlier.close()
+    assert [row.item for row in startup.news()] == ["one", "other"]
+    assert (other.upkeep.told, startup.due) == ([], 7)
+    startup.close()
+    assert (one.upkeep.told, other.upkeep.told) == ([("close",)], [("close",)])
+
+
+def test_to_skip_what_is_no_item_is_said(monkeypatch, caplog):
+    put(monkeypatch, FakeGc())
+    recorder, _ = a_recorder()
+    rows = startup.start(recorder, resolve(PerfConfig(skip="gcc, gc,"), {}), CPU)
+    assert [row.status for row in rows] == ["skipped", "not applicable"]
+    assert [record.message for record in caplog.records] == [
+        "perf_callbacks: skip names gcc, which is no item: they are gc, loaders."
+    ]
+
+
+def a_recorder(*, active=True):
+    journal = []
+
+    class Recorder:
+        run, patches, upkeep, marks = SimpleNamespace(step=0), Patches(), Keeping(journal.append), []
+        going = staticmethod(lambda: (0, 0.0))
+
+        def enter(self, mark):
+            self.marks.append(mark)
+
+    recorder = Recorder()
+    recorder.active = active
+    return recorder, journal
+
+
+CPU = torch.device("cpu")
+
+
+def test_a_fit_that_is_measured_has_its_checklist_until_it_closes(monkeypatch):
+    fake = put(monkeypatch, FakeGc())
+    recorder, journal = a_recorder()
+    rows = startup.start(recorder, resolve(PerfConfig(), {}), CPU)
+    assert journal == list(rows)
+    assert [row.item for row in rows] == ["gc", "loaders"]
+    assert recorder.upkeep.due == 2
+    recorder.upkeep.end_step(2)
+    assert (fake.automatic, recorder.upkeep.due) == (False, 3)
+    assert recorder.marks == []
+    recorder.upkeep.end_step(1000)
+    assert recorder.marks == [BEGIN[Stage.ASIDE], BACK]
+    recorder.patches.restore()
+    assert fake.automatic
+
+
+@pytest.mark.parametrize(("ranks", "exchanging"), [(1, False), (2, True)])
+def test_an_item_is_tried_where_all_can_find_out_together_what_it_buys(monkeypatch, ranks, exchanging):
+    fake = put(monkeypatch, FakeGc())
+    recorder, journal = a_recorder()
+    recorder.run, recorder.exchanging = SimpleNamespace(step=100, world_size=ranks), exchanging
+    rows = startup.start(recorder, resolve(PerfConfig(checklist="prove"), {}), CPU)
+    assert [(row.item, row.status) for row in rows] == [("gc", "on trial"), ("loaders", "not applicable")]
+    assert (journal, recorder.upkeep.due) == (list(rows), 102)
+    assert rows[0].why == "done and left in turns of 32 steps until step 1,126, to prove what it buys"
+    recorder.upkeep.end_step(102)
+    assert (fake.automatic, recorder.upkeep.due) == (True, 134)
+    recorder.upkeep.end_step(134)
+    assert not fake.automatic
+    recorder.patches.restore()
+    assert fake.automatic
+
+
+def test_where_ranks_exchange_nothing_what_was_to_be_tried_is_applied_and_that_is_said(monkeypatch, caplog):
+    fake = put(monkeypatch, FakeGc())
+    recorder, _ = a_recorder()
+    recorder.run, recorder.exchanging = SimpleNamespace(step=0, world_size=2), False
+    rows = startup.start(recorder, resolve(PerfConfig(checklist="prove"), {}), CPU)
+    assert [row.status for row in rows] == ["applied", "not applicable"]
+    assert [record.message for record in caplog.records] == [
+        "perf_callbacks: checklist='prove' acts as 'on': ranks exchange nothing, and can't agree."
+    ]
+    recorder.upkeep.end_step(2)
+    assert not fake.automatic
+    recorder.patches.restore()
+
+
+@pytest.mark.parametrize(("active", "config"), [(False, {}), (True, {"checklist": "off"})])
+def test_without_a_checklist_nothing_is_done(active, config):
+    recorder, journal = a_recorder(active=active)
+    assert startup.start(recorder, resolve(PerfConfig(**config), {}), CPU) == ()
+    assert (journal, recorder.upkeep.due) == ([], NEVER)
+
+
+def test_where_it_can_not_be_gone_through_the_fit_is_measured_without(monkeypatch, caplog):
+    def read(**_):
+        raise OSError("no such machine")
+
+    monkeypatch.setattr(environment, "read", read)
+    recorder, journal = a_recorder()
+    assert startup.start(recorder, resolve(PerfConfig(), {}), CPU) == ()
+    assert (journal, caplog.records[0].levelno) == ([], logging.WARNING)
+    assert "no checklist, measuring goes on: OSError: no such machine." in caplog.text
