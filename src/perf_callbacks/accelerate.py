@@ -8,7 +8,6 @@ model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 """
 
 import functools
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -21,13 +20,12 @@ from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.marks import BACK, BEGIN
 from perf_callbacks.core.records import Summary
-from perf_callbacks.core.settings import resolve
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.doors.accelerate_fits import TAKEN_OVER, Fits
 from perf_callbacks.doors.subclasses import put_on, watched
 from perf_callbacks.host.failures import describe
 from perf_callbacks.host.place import Place, data_parallel
-from perf_callbacks.session.recorder import log
+from perf_callbacks.session.session import Session
 
 __all__ = ["Attachment", "attach"]
 
@@ -86,10 +84,8 @@ class Attachment:
     def __init__(
         self, accelerator: Accelerator, config: PerfConfig | None = None, resume: Mapping[str, Any] | None = None
     ) -> None:
-        settings = resolve(config, os.environ)
-        for remark in settings.remarks:
-            log.warning("perf_callbacks: %s", remark)
-        self._fits = Fits(settings, accelerator, _place, resume, _batches)
+        self._session = Session(config)
+        self._fits = Fits(self._session, accelerator, _place, resume, _batches)
         if self._fits.active:
             try:
                 _install(accelerator, self._fits)
@@ -107,7 +103,7 @@ class Attachment:
     @property
     def summary(self) -> Summary | None:
         """The current fit so far, or the last one. None before the first."""
-        return self._fits.recorder.summary if self._fits.recorder is not None else None
+        return self._session.summary
 
     def state(self) -> dict[str, Any]:
         """What to save with a checkpoint, for `attach(resume=…)`, where it is not left to `save_state`."""

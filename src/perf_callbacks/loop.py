@@ -10,7 +10,6 @@ with measure(model=model, optimizer=optimizer, loader=loader) as perf:
         optimizer.zero_grad()
 """
 
-import os
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -23,14 +22,12 @@ from torch import nn
 
 from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.config import ConfigError, PerfConfig
-from perf_callbacks.core.records import Checklist, Summary
-from perf_callbacks.core.settings import resolve
+from perf_callbacks.core.records import Summary
 from perf_callbacks.doors.loop_watch import LoopWatch, MeasuredLoader
 from perf_callbacks.host.failures import describe
 from perf_callbacks.host.place import Place, by_meshes
-from perf_callbacks.report import cards
-from perf_callbacks.session import counting, startup
-from perf_callbacks.session.recorder import Recorder, log
+from perf_callbacks.session.recorder import Recorder
+from perf_callbacks.session.session import Session
 
 __all__ = ["Measurement", "measure"]
 
@@ -89,9 +86,7 @@ class Measurement(Generic[B]):
         *,
         data_parallel: int | None = None,
     ) -> None:
-        self._settings = resolve(config, os.environ)
-        for remark in self._settings.remarks:
-            log.warning("perf_callbacks: %s", remark)
+        self._session = Session(config)
         self._model = model
         self._optimizer = optimizer
         self._loader = loader
@@ -102,31 +97,25 @@ class Measurement(Generic[B]):
         """The loader, with its waits measured. Everything else about it is the loader's own."""
 
     def __enter__(self) -> "Measurement[B]":
-        if self._settings.config.enabled:
+        if self._session.enabled:
             try:
-                self._begin()
+                place = self._place()
+                self._session.begin(place, self._watching, self._model, self._batches)
             except Exception as error:  # noqa: BLE001 an observer never ends the run
-                self._fail(error)
+                self._session.fail(error)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._watch is None:
-            return
-        recorder = self._watch.recorder
-        recorder.close(None if error is None else describe(error))
-        summary = recorder.summary
-        if error is None and recorder.run.rank == 0 and summary is not None:
-            try:
-                print(cards.closing(summary))  # noqa: T201 what a person sees
-            except Exception as failure:  # noqa: BLE001 an observer never ends the run
-                recorder.fail(failure)
+        self._session.end(None if error is None else describe(error))
+        if error is None:
+            self._session.show_summary()
 
     @property
     def summary(self) -> Summary | None:
         """The loop in figures, so far or at its end; None where nothing was measured."""
-        return self._watch.recorder.summary if self._watch is not None else None
+        return self._session.summary
 
     def row(self) -> dict[str, float]:
         """Metrics of the steps since the last row, ready to log; empty where there are none."""
@@ -146,32 +135,13 @@ class Measurement(Generic[B]):
         """`with perf.checkpoint():` the block is part of no step."""
         return nullcontext() if self._watch is None else self._watch.span("checkpoint")
 
-    def _begin(self) -> None:
-        place = self._place()
-        recorder = Recorder(self._settings, place)
-        try:
-            rows = self._start(recorder, place)
-        except BaseException as error:  # an interrupt too: a block that is not entered is not left either
-            recorder.close(describe(error))
-            raise
-        if recorder.active and recorder.run.rank == 0:
-            card = cards.opening(recorder.run, journal=recorder.journal_path, checklist=rows)
-            print(card)  # noqa: T201 what a person sees
-
-    def _start(self, recorder: Recorder, place: Place) -> tuple[Checklist, ...]:
+    def _watching(self, recorder: Recorder) -> LoopWatch:
         self._watch = LoopWatch(recorder, self._model, self._optimizer)
-        if recorder.active:
-            self._watch.install()
-            counting.begin(recorder, self._model)
-        pinned = True if getattr(self._loader, "pin_memory", False) else None
-        batches = Batches(pinned=pinned, loaders=(self._loader,), first=(self._watch, "take"))
-        return startup.start(recorder, self._settings, place.device, batches)
+        return self._watch
 
-    def _fail(self, error: Exception) -> None:
-        if self._watch is not None:
-            self._watch.recorder.fail(error)
-        else:
-            log.warning("perf_callbacks could not begin, training goes on: %s.", describe(error), exc_info=error)
+    def _batches(self, watch: LoopWatch) -> Batches:
+        pinned = True if getattr(self._loader, "pin_memory", False) else None
+        return Batches(pinned=pinned, loaders=(self._loader,), first=(watch, "take"))
 
     def _place(self) -> Place:
         parameter = next(self._model.parameters(), None)

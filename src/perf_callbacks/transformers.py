@@ -6,7 +6,6 @@ trainer = Trainer(..., callbacks=[PerfCallback()])
 """
 
 import functools
-import os
 import sys
 import weakref
 from collections.abc import Callable
@@ -22,15 +21,12 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.records import Summary
-from perf_callbacks.core.settings import resolve
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.doors import methods
 from perf_callbacks.doors.late_callback import Meanwhile, settled
-from perf_callbacks.host.failures import describe
 from perf_callbacks.host.place import Place, data_parallel
-from perf_callbacks.report import cards
-from perf_callbacks.session import counting, startup
 from perf_callbacks.session.recorder import Recorder, log
+from perf_callbacks.session.session import Session
 
 __all__ = ["PerfCallback"]
 
@@ -67,30 +63,22 @@ class PerfCallback(TrainerCallback):
     """
 
     def __init__(self, config: PerfConfig | None = None) -> None:
-        self._settings = resolve(config, os.environ)
-        self.enabled = self._settings.config.enabled
-        """Whether it measures. Turned off by configuration, or by a failure of its own."""
-        self._recorder: Recorder | None = None
+        self._session = Session(config, tqdm.write)
         self._blind = False
-        for remark in self._settings.remarks:
-            log.warning("perf_callbacks: %s", remark)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies, and processes that are spawned, measure for themselves."""
-        return {**self.__dict__, "_recorder": None}
+    @property
+    def enabled(self) -> bool:
+        """False: turned off by the configuration, or by a failure of its own."""
+        return self._session.enabled
 
     @property
     def summary(self) -> Summary | None:
         """The current fit so far, or the last one. None before the first."""
-        return self._recorder.summary if self._recorder is not None else None
+        return self._session.summary
 
     def fail(self, error: Exception) -> None:
-        """Something of ours went wrong: say so once, stop measuring, put everything back."""
-        self.enabled = False
-        if self._recorder is not None:
-            self._recorder.fail(error)
-        else:
-            log.warning("perf_callbacks could not begin, training goes on: %s.", describe(error), exc_info=error)
+        """Say once that something of ours went wrong, stop measuring, undo every change."""
+        self._session.fail(error)
 
     @_hook
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -100,8 +88,7 @@ class PerfCallback(TrainerCallback):
 
     @_hook
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._close("another fit began")
-        self._recorder = None
+        self._session.end("another fit began")
         trainer = _find_trainer(self)
         if trainer is None:
             log.warning("perf_callbacks found no Trainer around it: step time only, and not every logger may get it.")
@@ -117,8 +104,8 @@ class PerfCallback(TrainerCallback):
         handler.callbacks = Meanwhile(handler.callbacks, _Afterwards(self, trainer))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self._recorder is not None:  # it fails open by itself
-            self._recorder.end_step(state.global_step)
+        if self._session.recorder is not None:  # it fails open by itself
+            self._session.recorder.end_step(state.global_step)
 
     @_hook
     def on_log(
@@ -129,12 +116,13 @@ class PerfCallback(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        if self._recorder is None or logs is None:
+        recorder = self._session.recorder
+        if recorder is None or logs is None:
             return
         if "train_runtime" in logs:
-            metrics = self._recorder.whole(state.global_step)
+            metrics = recorder.whole(state.global_step)
         elif "loss" in logs:
-            metrics = self._recorder.row(state.global_step)
+            metrics = recorder.row(state.global_step)
         else:
             return
         # The trainer has put a copy into its history already; what goes to the loggers after us is `logs`.
@@ -152,38 +140,24 @@ class PerfCallback(TrainerCallback):
 
     @_hook
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._close()
-        if self.summary is not None and state.is_world_process_zero:
-            tqdm.write(cards.closing(self.summary))
+        self._session.end()
+        self._session.show_summary()
 
     def _note(self, kind: str) -> None:
         """Without a trainer to watch, a span is only seen when it is over. It still keeps its step out of the rows."""
-        if self._recorder is not None and self._blind:
-            self._recorder.begin_span(kind)
-            self._recorder.end_span()
-
-    def _close(self, failure: str | None = None) -> None:
-        if self._recorder is not None:
-            self._recorder.close(failure)
+        if self._session.recorder is not None and self._blind:
+            self._session.recorder.begin_span(kind)
+            self._session.recorder.end_span()
 
     def begin(self, args: TrainingArguments, state: TrainerState, trainer: Trainer | None) -> None:
         """Start measuring: called by the hooks, once the other callbacks have begun."""
         self._blind = trainer is None
-        place = _place(args, state, trainer)
-        recorder = self._recorder = Recorder(self._settings, place)
-        if not recorder.active:
-            return
-        try:
-            if trainer is not None:
-                _watch(trainer, recorder)
-                counting.begin(recorder, trainer.model)
-            rows = startup.start(recorder, self._settings, place.device, _batches(args, state, trainer))
-            if state.is_world_process_zero:
-                journal = recorder.journal_path
-                tqdm.write(cards.opening(recorder.run, journal=journal, staged=place.staged, checklist=rows))
-        except BaseException as error:  # an interrupt too, of which no hook will tell
-            recorder.close(describe(error))
-            raise
+        self._session.begin(
+            _place(args, state, trainer),
+            functools.partial(_Watch, trainer),
+            None if trainer is None else trainer.model,
+            lambda _: _batches(args, state, trainer),
+        )
 
 
 class _Afterwards(TrainerCallback):
@@ -201,6 +175,18 @@ class _Afterwards(TrainerCallback):
         if trainer is not None:
             trainer.callback_handler.callbacks = settled(trainer.callback_handler.callbacks)
         self._begin(args, state, trainer)
+
+
+class _Watch:
+    """The calls of a trainer. Without a trainer in sight there is nothing to watch."""
+
+    def __init__(self, trainer: Trainer | None, recorder: Recorder) -> None:
+        self._trainer, self._recorder = trainer, recorder
+
+    def install(self) -> None:
+        """Begin to watch."""
+        if self._trainer is not None:
+            _watch(self._trainer, self._recorder)
 
 
 def _watch(trainer: Trainer, recorder: Recorder) -> None:

@@ -6,6 +6,7 @@ import pytest
 from fakes import Fit, a_run
 
 from perf_callbacks.core.marks import Pause
+from perf_callbacks.core.observer import Observer, Observers
 from perf_callbacks.core.records import Window
 from perf_callbacks.core.steps import BLOCK
 
@@ -23,19 +24,28 @@ class FakeRanks:
         return []
 
 
-class FakeAgreeing:
+class Asking(Observer):
     """Asks for what it is told to, and keeps in mind what was agreed on and which steps it saw."""
 
+    asks = watching = None
+
     def __init__(self, **asks):
-        self.asks, self.agreed, self.seen, self.watching = asks, [], [], True
+        self.asks, self.heard, self.seen, self.watching = asks, [], [], True
         self.pauses = []
 
-    def see(self, steps, pauses):
+    def steps_measured(self, steps, pauses):
         self.seen += [step.number for step in steps]
         self.pauses += pauses
 
-    def agree(self, asked, step):
-        self.agreed.append((dict(asked), step))
+    def agreed(self, least, step):
+        self.heard.append((dict(least), step))
+
+
+def observed_by(observer):
+    """The observers of a fit."""
+    observers = Observers()
+    observers.add(observer)
+    return observers
 
 
 WINDOW = Window(
@@ -59,59 +69,59 @@ def steps(fit, count):
 
 
 def test_who_is_alone_agrees_with_itself_at_once():
-    agreeing = FakeAgreeing(less=5)
-    fit = Fit(agreeing=agreeing)
-    assert agreeing.agreed == [({"less": 5}, 0)]
+    asking = Asking(less=5)
+    fit = Fit(observers=observed_by(asking))
+    assert asking.heard == [({"less": 5}, 0)]
     steps(fit, BLOCK - 1)
-    agreeing.asks = {"less": 4}
-    assert len(agreeing.agreed) == 1
+    asking.asks = {"less": 4}
+    assert len(asking.heard) == 1
     steps(fit, 1)
-    assert agreeing.agreed[1:] == [({"less": 4}, BLOCK)]
+    assert asking.heard[1:] == [({"less": 4}, BLOCK)]
 
 
 @pytest.mark.parametrize("ranks", [None, FakeRanks(), FakeRanks(window=4)])
 def test_of_several_ranks_none_agrees_before_it_has_heard_of_all(ranks):
-    agreeing = FakeAgreeing(less=5)
-    fit = Fit(a_run(world_size=2), ranks=ranks, agreeing=agreeing)
+    asking = Asking(less=5)
+    fit = Fit(a_run(world_size=2), ranks=ranks, observers=observed_by(asking))
     steps(fit, 3 * BLOCK)
     fit.engine.stop(fit.now)
-    assert agreeing.agreed == []
+    assert asking.heard == []
 
 
 def test_all_steps_are_seen_once_and_in_order():
-    agreeing = FakeAgreeing()
-    fit = Fit(agreeing=agreeing)
+    asking = Asking()
+    fit = Fit(observers=observed_by(asking))
     steps(fit, 10)
     fit.engine.row(10)
     steps(fit, 2 * BLOCK)
     fit.engine.stop(fit.now)
-    assert agreeing.seen == [*range(1, 2 * BLOCK + 11)]
+    assert asking.seen == [*range(1, 2 * BLOCK + 11)]
 
 
 def test_collections_are_told_of_with_the_steps_they_fell_in():
-    agreeing = FakeAgreeing()
-    fit = Fit(agreeing=agreeing)
+    asking = Asking()
+    fit = Fit(observers=observed_by(asking))
     steps(fit, 3)
     fit.engine.pause(Pause(2, fit.now, 0.25, 7, automatic=True, here=True))
     steps(fit, 5)
     fit.engine.row(8)
-    (pause,) = agreeing.pauses
+    (pause,) = asking.pauses
     assert (pause.step, pause.generation, pause.seconds, pause.automatic) == (4, 2, 0.25, True)
-    assert agreeing.seen == [*range(1, 9)]
+    assert asking.seen == [*range(1, 9)]
 
 
 def test_who_wants_to_see_nothing_is_shown_nothing():
-    agreeing = FakeAgreeing()
-    agreeing.watching = False
-    steps(Fit(agreeing=agreeing), 2 * BLOCK)
-    assert agreeing.seen == []
+    asking = Asking()
+    asking.watching = False
+    steps(Fit(observers=observed_by(asking)), 2 * BLOCK)
+    assert asking.seen == []
 
 
 def test_what_a_rank_asks_for_goes_with_each_window_that_it_tells_of():
-    ranks, agreeing = FakeRanks(window=4), FakeAgreeing(less=5)
-    fit = Fit(a_run(world_size=2), ranks=ranks, agreeing=agreeing)
+    ranks, asking = FakeRanks(window=4), Asking(less=5)
+    fit = Fit(a_run(world_size=2), ranks=ranks, observers=observed_by(asking))
     steps(fit, 7)
-    agreeing.asks = {"less": 3, "keep": 1}
+    asking.asks = {"less": 3, "keep": 1}
     steps(fit, 5)
     assert [(part.window, part.asks) for part in ranks.offered] == [
         (0, {"less": 5}),
@@ -127,35 +137,35 @@ def test_who_asks_for_nothing_says_so():
 
 
 def test_what_all_ask_for_is_told_once_with_the_step_from_which_it_holds():
-    ranks, agreeing = FakeRanks(window=4), FakeAgreeing(less=5)
-    fit = Fit(a_run(world_size=2), ranks=ranks, agreeing=agreeing)
+    ranks, asking = FakeRanks(window=4), Asking(less=5)
+    fit = Fit(a_run(world_size=2), ranks=ranks, observers=observed_by(asking))
     steps(fit, 4)
     ranks.latest = WINDOW
     steps(fit, 3)
-    assert agreeing.agreed == []
+    assert asking.heard == []
     steps(fit, 13)
-    assert agreeing.agreed == [({"less": 3}, 12), ({"more": 7}, 20)]
+    assert asking.heard == [({"less": 3}, 12), ({"more": 7}, 20)]
     ranks.latest = replace(WINDOW, first_step=17, last_step=20, asks={"less": 2}, holds={"less": 32})
     steps(fit, 8)
-    assert agreeing.agreed[2:] == [({"less": 2}, 32)]
+    assert asking.heard[2:] == [({"less": 2}, 32)]
 
 
 def test_whenever_a_rank_hears_of_it_it_holds_after_the_same_step():
     heard = []
     for late in (1, 2, 3):
-        ranks, agreeing = FakeRanks(window=4), FakeAgreeing(less=5)
-        fit = Fit(a_run(world_size=2), ranks=ranks, agreeing=agreeing)
+        ranks, asking = FakeRanks(window=4), Asking(less=5)
+        fit = Fit(a_run(world_size=2), ranks=ranks, observers=observed_by(asking))
         steps(fit, 4 * late)
         ranks.latest = WINDOW
         steps(fit, 8)
-        heard.append(agreeing.agreed)
+        heard.append(asking.heard)
     assert heard == [[({"less": 3}, 12), ({"more": 7}, 20)]] * 3
 
 
 def test_where_nothing_is_exchanged_any_more_nothing_is_agreed_on():
-    ranks, agreeing = FakeRanks(window=4), FakeAgreeing(less=5)
-    fit = Fit(a_run(world_size=2), ranks=ranks, agreeing=agreeing)
+    ranks, asking = FakeRanks(window=4), Asking(less=5)
+    fit = Fit(a_run(world_size=2), ranks=ranks, observers=observed_by(asking))
     steps(fit, 4)
     ranks.latest, ranks.window = WINDOW, None
     steps(fit, 2 * BLOCK)
-    assert agreeing.agreed == []
+    assert asking.heard == []

@@ -312,7 +312,7 @@ FAULTS = {
     "doors.accelerate_fits": "AcceleratedWatch",
     "doors.prepared": "_measured",
     "doors.prepared.Prepared": "see",
-    "doors.accelerate_watch.AcceleratedWatch": "install add add_accelerator evaluate turn",
+    "doors.accelerate_watch.AcceleratedWatch": "install add _watch_accelerator evaluate turn",
 }
 
 

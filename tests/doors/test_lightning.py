@@ -276,7 +276,7 @@ def test_the_callback_can_be_sent_to_another_process_before_and_during_a_fit(tmp
     copies.append(pickle.loads(pickle.dumps(kinds.PerfCallback(PerfConfig(gc_interval=11)))))
     fit(tmp_path, "Automatic", Sending(), of=of, max_steps=2)
     assert {type(one) for one in copies} == {kinds.PerfCallback}
-    assert copies[0]._settings.config.gc_interval == 11
+    assert copies[0]._session.settings.config.gc_interval == 11
     assert [one.summary for one in copies] == [None] * 5
     sparks.trainer(tmp_path, copies[1], of=of).fit(kinds.Automatic(), sparks.loader())
     assert copies[1].summary.steps == 6

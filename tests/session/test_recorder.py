@@ -17,6 +17,7 @@ from perf_callbacks import PerfConfig
 from perf_callbacks.core.batches import Batch, BatchReader, Lookup
 from perf_callbacks.core.codec import attempts
 from perf_callbacks.core.engine import Engine
+from perf_callbacks.core.observer import Observer
 from perf_callbacks.core.records import Gc, Row, Run, Span, Steps, Summary
 from perf_callbacks.core.settings import resolve
 from perf_callbacks.core.stages import Stage
@@ -66,23 +67,19 @@ POINTS = [
 ]
 
 
-class Companion:
-    """Asks for what a recorder hands to those that go along with it, and tells it what they may tell."""
+class Present(Observer):
+    """Asks for what a recorder hands to its observers, and tells it what they may tell."""
+
+    due = 0
 
     def __init__(self, recorder):
         self.recorder = recorder
 
-    def end_step(self, step):
+    def step_ended(self, step):
         self.recorder.write(Span(kind="counting", step=step, start=len(self.recorder.batches), seconds=0.0))
 
-    def begin_step(self):
+    def step_began(self):
         self.recorder.exclude("counted")
-
-    def begin_span(self):
-        pass
-
-    def end_span(self):
-        pass
 
 
 def original():
@@ -183,7 +180,7 @@ def test_a_failure_anywhere_is_said_once_and_everything_is_put_back(point, make,
     with monkeypatch.context() as patch:
         patch.setattr(*point, property(raising) if isinstance(getattr(*point), property) else raising)
         recorder = make()
-        recorder.companions.append(Companion(recorder))
+        recorder.observe(Present(recorder))
         for call in [*CALLS.values()] * 2:
             call(recorder)
     if point == (GcObserver, "remove"):  # what fails to put something back does not put it back

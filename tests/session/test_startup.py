@@ -10,6 +10,7 @@ from collector import FakeGc, put
 from perf_callbacks import PerfConfig
 from perf_callbacks.checklist.item import Fit
 from perf_callbacks.core.marks import BACK, BEGIN
+from perf_callbacks.core.observer import Observers
 from perf_callbacks.core.records import Checklist
 from perf_callbacks.core.settings import resolve
 from perf_callbacks.core.stages import Stage
@@ -18,7 +19,6 @@ from perf_callbacks.host import environment
 from perf_callbacks.host.patches import Patches
 from perf_callbacks.session import startup
 from perf_callbacks.session.startup import Startup
-from perf_callbacks.session.upkeep import Keeping
 
 
 class Upkeep:
@@ -32,24 +32,24 @@ class Upkeep:
         if self.failing == what[0]:
             raise ValueError("no")
 
-    def end_step(self, step):
-        self.tell("end_step", step)
+    def step_ended(self, step):
+        self.tell("step_ended", step)
 
-    def begin_span(self, kind, step):
-        self.tell("begin_span", kind, step)
+    def span_began(self, kind, step):
+        self.tell("span_began", kind, step)
 
-    def end_span(self):
-        self.tell("end_span")
+    def span_ended(self):
+        self.tell("span_ended")
 
-    def see(self, steps, pauses):
-        self.tell("see", *steps, *pauses)
+    def steps_measured(self, steps, pauses):
+        self.tell("steps_measured", *steps, *pauses)
 
     @property
     def asks(self):
         return {}
 
-    def agree(self, asked, step):
-        self.tell("agree", asked, step)
+    def agreed(self, asked, step):
+        self.tell("agreed", asked, step)
 
     @property
     def turns(self):
@@ -58,8 +58,8 @@ class Upkeep:
     def news(self):
         return []
 
-    def close(self):
-        self.told.append(("close",))
+    def closed(self):
+        self.told.append(("closed",))
 
 
 class Item:
@@ -84,35 +84,45 @@ def fit(**config):
 
 def test_only_what_is_to_be_applied_is_and_all_is_told():
     one, other = Item("one", due=7), Item("other", status="already so", due=3)
-    startup = Startup(fit(), (one, other))
-    assert [(row.item, row.status) for row in startup.news()] == [("one", "applied"), ("other", "already so")]
-    assert (startup.news(), startup.due) == ([], 7)
-    startup.begin_span("evaluation", 6)
-    startup.end_span()
-    startup.end_step(7)
-    startup.close()
-    startup.close()
-    assert one.upkeep.told == [("begin_span", "evaluation", 6), ("end_span",), ("end_step", 7), ("close",)]
+    rows = []
+    startup = Startup(fit(), (one, other), write=rows.append)
+    assert [(row.item, row.status) for row in rows] == [("one", "applied"), ("other", "already so")]
+    assert startup.due == 7
+    startup.span_began("evaluation", 6)
+    startup.span_ended()
+    startup.step_ended(7)
+    startup.closed()
+    startup.closed()
+    assert one.upkeep.told == [("span_began", "evaluation", 6), ("span_ended",), ("step_ended", 7), ("closed",)]
     assert (other.upkeep.told, startup.due) == ([], NEVER)
 
 
-@pytest.mark.parametrize("point", ["decide", "apply", "see", "agree", "end_step", "begin_span", "end_span"])
+@pytest.mark.parametrize(
+    "point", ["decide", "apply", "steps_measured", "agreed", "step_ended", "span_began", "span_ended"]
+)
 def test_an_item_that_fails_says_so_and_is_undone_and_the_others_go_on(point, caplog):
     one, other = Item("one", failing=point, due=2), Item("other", due=9)
-    startup = Startup(fit(), (one, other))
-    startup.see(["step"], [])
-    startup.agree({"less": 1}, 2)
-    startup.begin_span("evaluation", 1)
-    startup.end_span()
-    startup.end_step(2)
-    startup.end_step(9)
-    failed = [row for row in startup.news() if row.status == "failed"]
+    rows = []
+    startup = Startup(fit(), (one, other), write=rows.append)
+    startup.steps_measured(["step"], [])
+    startup.agreed({"less": 1}, 2)
+    startup.span_began("evaluation", 1)
+    startup.span_ended()
+    startup.step_ended(2)
+    startup.step_ended(9)
+    failed = [row for row in rows if row.status == "failed"]
     assert failed == [Checklist(item="one", status="failed", why="ValueError: no")]
-    assert one.upkeep.told[-1:] == ([("close",)] if point not in {"decide", "apply"} else [])
-    assert [what for what, *_ in other.upkeep.told] == ["see", "agree", "begin_span", "end_span", *["end_step"] * 2]
+    assert one.upkeep.told[-1:] == ([("closed",)] if point not in {"decide", "apply"} else [])
+    assert [what for what, *_ in other.upkeep.told] == [
+        "steps_measured",
+        "agreed",
+        "span_began",
+        "span_ended",
+        *["step_ended"] * 2,
+    ]
     assert startup.due == 9
-    startup.close()
-    assert other.upkeep.told[-1] == ("close",)
+    startup.closed()
+    assert other.upkeep.told[-1] == ("closed",)
 
 
 def test_what_is_to_be_skipped_is():
@@ -125,12 +135,13 @@ def test_what_is_to_be_skipped_is():
 def test_what_was_applied_earlier_is_told_and_undone_with_the_rest():
     one, other = Item("one", due=7), Item("other", due=9)
     earlier = Startup(fit(), (other,))
-    startup = Startup(fit(), (one, other), earlier)
-    earlier.close()
-    assert [row.item for row in startup.news()] == ["one", "other"]
+    rows = []
+    startup = Startup(fit(), (one, other), earlier, write=rows.append)
+    earlier.closed()
+    assert [row.item for row in rows] == ["one", "other"]
     assert (other.upkeep.told, startup.due) == ([], 7)
-    startup.close()
-    assert (one.upkeep.told, other.upkeep.told) == ([("close",)], [("close",)])
+    startup.closed()
+    assert (one.upkeep.told, other.upkeep.told) == ([("closed",)], [("closed",)])
 
 
 def test_to_skip_what_is_no_item_is_said(monkeypatch, caplog):
@@ -147,8 +158,12 @@ def a_recorder(*, active=True):
     journal = []
 
     class Recorder:
-        run, patches, upkeep, marks = SimpleNamespace(step=0), Patches(), Keeping(journal.append), []
-        going = staticmethod(lambda: (0, 0.0))
+        run, patches, observers, marks = SimpleNamespace(step=0), Patches(), Observers(), []
+        going, write, proofs = staticmethod(lambda: (0, 0.0)), journal.append, {}
+
+        def observe(self, observer):
+            self.patches.add(observer.closed)
+            self.observers.add(observer)
 
         def enter(self, mark):
             self.marks.append(mark)
@@ -167,11 +182,11 @@ def test_a_fit_that_is_measured_has_its_checklist_until_it_closes(monkeypatch):
     rows = startup.start(recorder, resolve(PerfConfig(), {}), CPU)
     assert journal == list(rows)
     assert [row.item for row in rows] == ["gc", "loaders"]
-    assert recorder.upkeep.due == 2
-    recorder.upkeep.end_step(2)
-    assert (fake.automatic, recorder.upkeep.due) == (False, 3)
+    assert recorder.observers.due == 2
+    recorder.observers.step_ended(2)
+    assert (fake.automatic, recorder.observers.due) == (False, 3)
     assert recorder.marks == []
-    recorder.upkeep.end_step(1000)
+    recorder.observers.step_ended(1000)
     assert recorder.marks == [BEGIN[Stage.ASIDE], BACK]
     recorder.patches.restore()
     assert fake.automatic
@@ -184,11 +199,11 @@ def test_an_item_is_tried_where_all_can_find_out_together_what_it_buys(monkeypat
     recorder.run, recorder.exchanging = SimpleNamespace(step=100, world_size=ranks), exchanging
     rows = startup.start(recorder, resolve(PerfConfig(checklist="prove"), {}), CPU)
     assert [(row.item, row.status) for row in rows] == [("gc", "on trial"), ("loaders", "not applicable")]
-    assert (journal, recorder.upkeep.due) == (list(rows), 102)
+    assert (journal, recorder.observers.due) == (list(rows), 102)
     assert rows[0].why == "done and left in turns of 32 steps until step 1,126, to prove what it buys"
-    recorder.upkeep.end_step(102)
-    assert (fake.automatic, recorder.upkeep.due) == (True, 134)
-    recorder.upkeep.end_step(134)
+    recorder.observers.step_ended(102)
+    assert (fake.automatic, recorder.observers.due) == (True, 134)
+    recorder.observers.step_ended(134)
     assert not fake.automatic
     recorder.patches.restore()
     assert fake.automatic
@@ -203,7 +218,7 @@ def test_where_ranks_exchange_nothing_what_was_to_be_tried_is_applied_and_that_i
     assert [record.message for record in caplog.records] == [
         "perf_callbacks: checklist='prove' acts as 'on': ranks exchange nothing, and can't agree."
     ]
-    recorder.upkeep.end_step(2)
+    recorder.observers.step_ended(2)
     assert not fake.automatic
     recorder.patches.restore()
 
@@ -212,7 +227,7 @@ def test_where_ranks_exchange_nothing_what_was_to_be_tried_is_applied_and_that_i
 def test_without_a_checklist_nothing_is_done(active, config):
     recorder, journal = a_recorder(active=active)
     assert startup.start(recorder, resolve(PerfConfig(**config), {}), CPU) == ()
-    assert (journal, recorder.upkeep.due) == ([], NEVER)
+    assert (journal, recorder.observers.due) == ([], NEVER)
 
 
 def test_where_it_can_not_be_gone_through_the_fit_is_measured_without(monkeypatch, caplog):
@@ -224,3 +239,36 @@ def test_where_it_can_not_be_gone_through_the_fit_is_measured_without(monkeypatc
     assert startup.start(recorder, resolve(PerfConfig(), {}), CPU) == ()
     assert (journal, caplog.records[0].levelno) == ([], logging.WARNING)
     assert "no checklist, measuring goes on: OSError: no such machine." in caplog.text
+
+
+def a_row(status, why=None, **more):
+    return Checklist(item="gc", status=status, why=why, **more)
+
+
+TRIED = a_row("on trial", "done and left in turns")
+KEPT = a_row("applied", "it saves 2 ms", saved_seconds=(0.001, 0.002, 0.003))
+LATER = a_row("applied", "every 50 steps from step 400 on: some rank needs it")
+ENDED = a_row("skipped", "somebody turned automatic collection on before step 90, and it stays on")
+
+
+@pytest.mark.parametrize(
+    ("rows", "proofs"),
+    [
+        ((a_row("applied"),), {}),
+        ((a_row("failed", "OSError: gone"),), {}),
+        ((TRIED,), {"gc": "on trial"}),
+        ((TRIED, LATER), {"gc": "on trial"}),
+        ((TRIED, KEPT), {"gc": KEPT.why}),
+        ((TRIED, KEPT, LATER), {"gc": KEPT.why}),
+        ((TRIED, KEPT, ENDED), {"gc": ENDED.why}),
+        ((TRIED, ENDED), {"gc": ENDED.why}),
+        ((TRIED, a_row("failed", "OSError: gone")), {"gc": "OSError: gone"}),
+        ((TRIED, a_row("skipped", "it was not kept: too few")), {"gc": "it was not kept: too few"}),
+    ],
+)
+def test_what_came_of_a_trial_is_the_last_that_was_said_of_it(rows, proofs):
+    journal, found = [], {}
+    startup = Startup(fit(), (), write=journal.append, proofs=found)
+    for row in rows:
+        startup._hear([row])
+    assert (found, journal) == (proofs, [*rows])

@@ -1,13 +1,14 @@
 """The shape of an item of the checklist."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from perf_callbacks.core.config import PerfConfig
-from perf_callbacks.core.records import Checklist, Gc
-from perf_callbacks.core.steps import NEVER, Step
+from perf_callbacks.core.observer import Observer
+from perf_callbacks.core.records import Checklist
+from perf_callbacks.core.steps import NEVER
 from perf_callbacks.host.collector import Progress
 from perf_callbacks.host.environment import Environment
 
@@ -56,7 +57,7 @@ class Fit:
     """Whether what can be tried is to be tried first."""
 
 
-class Applied:
+class Applied(Observer):
     """An item, applied. By itself it asks for nothing, sees nothing, and can't be tried."""
 
     slug: str
@@ -69,31 +70,6 @@ class Applied:
     def due(self) -> int:
         """The step from whose end on there is something to do."""
         return self._due
-
-    def end_step(self, step: int) -> None:
-        """A step that is due is about to end."""
-
-    def begin_span(self, kind: str, step: int) -> None:
-        """Evaluation, checkpointing or the like has begun after that step."""
-
-    def end_span(self) -> None:
-        """It is about to end."""
-
-    @property
-    def watching(self) -> bool:
-        """Whether it wants to see anything."""
-        return False
-
-    def see(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
-        """Steps are finished."""
-
-    @property
-    def asks(self) -> Mapping[str, int]:
-        """What this rank asks all ranks for."""
-        return {}
-
-    def agree(self, least: Mapping[str, int], step: int) -> None:
-        """What holds on all ranks from the end of that step on."""
 
     @property
     def turns(self) -> bool:
@@ -114,15 +90,15 @@ class Applied:
 
     def leave(self, step: int) -> None:  # noqa: ARG002 it is the shape of all
         """From there on it is left, for good."""
-        self.close()
+        self.closed()
 
     def news(self) -> list[Checklist]:
         """What there is to say since the last call."""
         news, self._news = self._news, []
         return news
 
-    def close(self) -> None:
-        """The fit is over: put everything back. Twice is once."""
+    def closed(self) -> None:
+        """Put everything back."""
         self._due = NEVER
 
     def _say(self, status: str, why: str, saved_seconds: tuple[float, float, float] | None = None) -> None:

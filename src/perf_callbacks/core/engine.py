@@ -15,7 +15,8 @@ from perf_callbacks.core.batches import Batch, nothing, together
 from perf_callbacks.core.gc_pauses import Pauses, collection
 from perf_callbacks.core.ledger import MOST_UNTOLD, Ledger
 from perf_callbacks.core.marks import BACK, BEGIN, END, Pause
-from perf_callbacks.core.protocols import Agreeing, DeviceTimeline, Ranks
+from perf_callbacks.core.observer import Observers
+from perf_callbacks.core.protocols import DeviceTimeline, Ranks
 from perf_callbacks.core.records import Amounts, Gc, Record, Row, Run, Span, Summary
 from perf_callbacks.core.shaped_work import ShapedWork
 from perf_callbacks.core.stages import Stage
@@ -67,7 +68,7 @@ class Engine:
         staged: bool = True,
         gc_timed: bool = True,
         work: ShapedWork | None = None,
-        agreeing: Agreeing | None = None,
+        observers: Observers | None = None,
     ) -> None:
         self._run = run
         self._emit = emit
@@ -107,7 +108,7 @@ class Engine:
         parts = Parts(step=run.step, rank=run.rank, world_size=run.world_size, data_parallel=data_parallel)
         parts.ambiguous = ambiguous
         self._ledger = Ledger(self._shown, parts)
-        self._sharing = Sharing(ranks, parts, self._ledger, emit, agreeing, alone=run.world_size == 1)
+        self._sharing = Sharing(ranks, parts, self._ledger, emit, observers or Observers(), alone=run.world_size == 1)
         self._flushed_at = 0.0
         self._unlooked = 0
         self._spans: dict[str, float] = {}

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from perf_callbacks.core.ledger import Ledger
-from perf_callbacks.core.protocols import Agreeing, Ranks
+from perf_callbacks.core.observer import Observers
+from perf_callbacks.core.protocols import Ranks
 from perf_callbacks.core.records import Gc, Record, Window
 from perf_callbacks.core.steps import Step
 from perf_callbacks.core.window_parts import Parts
@@ -21,12 +22,12 @@ class Sharing:
         parts: Parts,
         ledger: Ledger,
         emit: Callable[[Record], None],
-        agreeing: Agreeing | None = None,
+        observers: Observers,
         *,
         alone: bool = True,
     ) -> None:
         self._ranks = ranks
-        self._agreeing = agreeing
+        self._observers = observers
         self._alone = alone
         self._heard: Window | None = None
         self._parts = parts
@@ -42,15 +43,15 @@ class Sharing:
 
     def see(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
         """Steps are finished."""
-        if self._agreeing is not None and self._agreeing.watching:
-            self._agreeing.see(steps, pauses)
+        if self._observers.watching:
+            self._observers.steps_measured(steps, pauses)
 
     def do(self, step: int) -> None:
         """Tell and hear, after that step."""
-        asks = self._agreeing.asks if self._agreeing is not None else {}
+        asks = self._observers.asks
         if self._ranks is None:
-            if self._agreeing is not None and self._alone:
-                self._agreeing.agree(asks, step)
+            if self._alone:
+                self._observers.agreed(asks, step)
             return
         self._parts.asks = asks
         for part in self._ledger.take_parts():
@@ -65,9 +66,9 @@ class Sharing:
     def _hear(self) -> None:
         """What ranks agree on, and from when on."""
         latest = self.latest
-        if latest is None or latest is self._heard or self._agreeing is None:
+        if latest is None or latest is self._heard:
             return
         self._heard = latest
         for step in sorted({*latest.holds.values()}):
             names = [name for name in latest.asks if latest.holds.get(name) == step]
-            self._agreeing.agree({name: latest.asks[name] for name in names}, step)
+            self._observers.agreed({name: latest.asks[name] for name in names}, step)

@@ -11,17 +11,14 @@ import torch
 
 from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.batches import Batch, BatchReader
-from perf_callbacks.core.records import Checklist
-from perf_callbacks.core.settings import Settings
 from perf_callbacks.doors.accelerate_watch import AcceleratedWatch
 from perf_callbacks.doors.prepared import Prepared, Told
 from perf_callbacks.host import saved_counters
-from perf_callbacks.host.failures import describe, fails_open
+from perf_callbacks.host.failures import fails_open
 from perf_callbacks.host.patches import Patches
 from perf_callbacks.host.place import Place, by_meshes
-from perf_callbacks.report import cards
-from perf_callbacks.session import counting, startup
 from perf_callbacks.session.recorder import Recorder, log
+from perf_callbacks.session.session import Session
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,13 +34,13 @@ class Fits:
 
     def __init__(
         self,
-        settings: Settings,
+        session: Session,
         accelerator: Any,
         place: Callable[[Any, Mapping[str, Any] | None], Place],
         resume: Mapping[str, Any] | None,
         batches: Callable[[tuple[Any, ...]], Batches] = lambda _: Batches(),
     ) -> None:
-        self._settings = settings
+        self._session = session
         self._batches = batches
         self._accelerator: Callable[[], Any] = weakref.ref(accelerator)
         self._place = place
@@ -56,15 +53,14 @@ class Fits:
         """What watches the current fit. None between fits."""
         self.told: Told = self
         """Whom measured loaders tell: who watches the fit, else us."""
-        self.recorder: Recorder | None = None
-        """Of the current fit, or the last one."""
-        self._untold: Recorder | None = None
+        self._shown = True
+        """The closing card of the last fit was shown."""
         self.patches = Patches()
         """Changes that last for as long as it is attached."""
         self.kind: type = type(accelerator)
         """The class of the accelerator while it is attached."""
-        self.active = settings.config.enabled
-        """Whether it measures, or will: not once it is closed, failed, or where the configuration says so."""
+        self.active = session.enabled
+        """It measures, or will: not once it is closed, failed, or where the configuration says so."""
         self._freed = weakref.finalize(accelerator, _close_freed, weakref.ref(self))
         self._freed.atexit = False
 
@@ -106,27 +102,16 @@ class Fits:
             return
         self._take_over(optimizers[0])
         place = by_meshes(self._place(self._accelerator(), self._carried), models[0])
-        self.recorder = self._untold = recorder = Recorder(self._settings, place)
-        recorder.patches.add(functools.partial(self._ended, recorder))
-        try:
-            rows = self._start(recorder, place)
-        except BaseException as error:  # an interrupt too, in which nobody would close it
-            recorder.close(describe(error))
-            raise
-        if recorder.active and recorder.run.rank == 0:
-            card = cards.opening(recorder.run, journal=recorder.journal_path, checklist=rows)
-            print(card)  # noqa: T201 what a person sees
+        self._shown = False
+        self._session.begin(place, self._watching, models[0], lambda _: self._batches(self._prepared.loaders))
 
-    def _start(self, recorder: Recorder, place: Place) -> tuple[Checklist, ...]:
+    def _watching(self, recorder: Recorder) -> AcceleratedWatch:
+        recorder.patches.add(functools.partial(self._ended, recorder))
         model, optimizer = self._prepared.models[0], self._prepared.optimizers[0]
-        self.watch = self.told = watching = AcceleratedWatch(recorder, model, optimizer, self._before)
-        if recorder.active:
-            watching.install()
-            watching.add_accelerator(self.kind)
-            for one in self._prepared:
-                watching.add(one)
-            counting.begin(recorder, model)
-        return startup.start(recorder, self._settings, place.device, self._batches(self._prepared.loaders))
+        self.watch = self.told = AcceleratedWatch(
+            recorder, model, optimizer, self._before, kind=self.kind, prepared=self._prepared
+        )
+        return self.watch
 
     def _take_over(self, optimizer: object) -> None:
         """Whoever counts the steps of this optimizer for an accelerator that was given up does so no more."""
@@ -164,7 +149,7 @@ class Fits:
     @fails_open
     def close(self, failure: str | None = None) -> None:
         """Stop measuring and put everything back. Twice is once."""
-        if self.recorder is None and failure is None:
+        if self._session.recorder is None and failure is None:
             log.warning(
                 "perf_callbacks measured nothing: call attach(accelerator) before accelerator.prepare(...), and "
                 "prepare the model and its optimizer with that accelerator."
@@ -175,26 +160,21 @@ class Fits:
         self._detach()
 
     def fail(self, error: Exception) -> None:
-        """Something of ours went wrong: say so once, stop measuring, put everything back."""
-        if self.recorder is not None:
-            self.recorder.fail(error)
-        else:
-            log.warning("perf_callbacks could not begin, training goes on: %s.", describe(error), exc_info=error)
+        """Say once that something of ours went wrong, stop measuring, undo every change."""
+        self._session.fail(error)
         with suppress(Exception):  # it has been said that something is wrong
             self._detach()
 
     def _end(self, failure: str | None = None) -> None:
-        if self.recorder is None:
-            return
-        self.recorder.close(failure)
-        if self.recorder.failed:
+        self._session.end(failure)
+        if self._session.recorder is not None and self._session.recorder.failed:
             self._detach()
 
     def _tell(self) -> None:
         """The last fit, as a person sees it."""
-        untold, self._untold = self._untold, None
-        if untold is not None and untold.run.rank == 0 and untold.summary is not None:
-            print(cards.closing(untold.summary))  # noqa: T201 what a person sees
+        shown, self._shown = self._shown, True
+        if not shown:
+            self._session.show_summary()
 
     def _ended(self, recorder: Recorder) -> None:
         """A recorder has closed. After a failure there is no other."""

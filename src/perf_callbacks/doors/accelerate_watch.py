@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from threading import get_ident
 from typing import Any, TypeVar
 
@@ -40,8 +40,12 @@ class AcceleratedWatch(LoopWatch):
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         before: tuple[int, Batch] | None = None,
+        *,
+        kind: type = object,
+        prepared: Iterable[object] = (),
     ) -> None:
         super().__init__(recorder, model, optimizer)
+        self._kind, self._prepared = kind, prepared
         self._models = [model]
         self._trained: set[int] = set()  # models that were called in training
         self._decisive = self._models  # whose mode tells whether there is training: those trained, else all
@@ -55,6 +59,9 @@ class AcceleratedWatch(LoopWatch):
         """Begin to watch. The recorder takes it all back when it closes."""
         super().install()
         _know_signature(self._optimizer)
+        self._watch_accelerator(self._kind)
+        for one in self._prepared:
+            self.add(one)
 
     def add(self, prepared: object) -> None:
         """Something more was prepared: its time goes where it belongs. Only the first optimizer's steps count."""
@@ -87,13 +94,14 @@ class AcceleratedWatch(LoopWatch):
         methods.stages(self.recorder, optimizer, "zero_grad", _OPTIMIZER)
         _know_signature(optimizer)
 
-    def add_accelerator(self, kind: type) -> None:
+    def _watch_accelerator(self, kind: type) -> None:
         """Watch what the loop calls instead of torch, in the class that the accelerator has meanwhile."""
         recorder = self.recorder
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             methods.stages(recorder, kind, name, _OPTIMIZER)
         for name in ("save_state", "save_model", "save", "get_state_dict"):
-            recorder.patches.replace(kind, name, self._checkpoint)
+            if hasattr(kind, name):
+                recorder.patches.replace(kind, name, self._checkpoint)
 
     def counts(self, optimizer: Any) -> bool:
         """Whether it is this optimizer whose steps count."""

@@ -12,14 +12,13 @@ from tqdm import tqdm
 from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.records import Summary
-from perf_callbacks.core.settings import resolve
 from perf_callbacks.doors.late_callback import Meanwhile, settled
 from perf_callbacks.doors.lightning_watch import TrainerWatch, steps_done
 from perf_callbacks.host.failures import describe
 from perf_callbacks.host.place import Place
-from perf_callbacks.report import cards
-from perf_callbacks.session import counting, startup
+from perf_callbacks.session import startup
 from perf_callbacks.session.recorder import Recorder, log
+from perf_callbacks.session.session import Session
 
 STATE_KEY = "perf_callbacks"
 """Where our counters stand in a checkpoint. Among those of the callbacks, two of us could not be told apart."""
@@ -60,33 +59,29 @@ class LightningHooks:
     """The module whose version goes into the journal."""
 
     def __init__(self, config: PerfConfig | None = None) -> None:
-        self._settings = resolve(config, os.environ)
-        self.enabled = self._settings.config.enabled
-        """Whether it measures. Turned off by configuration, or by a failure of its own."""
-        self._recorder: Recorder | None = None
+        self._session = Session(config, tqdm.write)
         self._watch: TrainerWatch | None = None
         self._startup: startup.Startup | None = None
         self._carried: dict[str, Any] | None = None
-        for remark in self._settings.remarks:
-            log.warning("perf_callbacks: %s", remark)
 
     def __getstate__(self) -> dict[str, Any]:
         """Processes that are spawned, and copies, measure for themselves. Trainers put `log` on us, with the module."""
         kept = {name: value for name, value in self.__dict__.items() if name not in {"log", "log_dict", *EVERY_BATCH}}
-        return {**kept, "_recorder": None, "_watch": None, "_startup": None}
+        return {**kept, "_watch": None, "_startup": None}
+
+    @property
+    def enabled(self) -> bool:
+        """False: turned off by the configuration, or by a failure of its own."""
+        return self._session.enabled
 
     @property
     def summary(self) -> Summary | None:
         """The current fit so far, or the last one. None before the first."""
-        return self._recorder.summary if self._recorder is not None else None
+        return self._session.summary
 
     def fail(self, error: Exception) -> None:
-        """Something of ours went wrong: say so once, stop measuring, put everything back."""
-        self.enabled = False
-        if self._recorder is not None and self._recorder.active:
-            self._recorder.fail(error)
-        else:
-            log.warning("perf_callbacks could not begin, training goes on: %s.", describe(error), exc_info=error)
+        """Say once that something of ours went wrong, stop measuring, undo every change."""
+        self._session.fail(error)
 
     @_hook
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -102,7 +97,7 @@ class LightningHooks:
 
     @_hook
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        state = self._recorder.state if self._watch is not None and self._recorder is not None else self._carried
+        state = self._watch.recorder.state if self._watch is not None else self._carried
         if state is not None:
             checkpoint[STATE_KEY] = state
 
@@ -121,17 +116,12 @@ class LightningHooks:
         """Start measuring, once the other callbacks have begun."""
         trainer.callbacks = settled(trainer.callbacks)
         place = self._place(trainer, self._last_state(trainer))
-        recorder = self._recorder = Recorder(self._settings, place)
-        if not recorder.active:
-            return
-        # What was changed in `setup` lies beneath what is watched, and has to be put back after it.
-        rows = startup.start(recorder, self._settings, place.device, earlier=self._startup)
-        self._watch = TrainerWatch(recorder, trainer)
-        self._watch.install()
-        counting.begin(recorder, trainer.lightning_module)
-        self._keep_quiet(recorder)
-        if trainer.is_global_zero:
-            tqdm.write(cards.opening(recorder.run, journal=recorder.journal_path, checklist=rows))
+        watch = self._session.begin(
+            place, functools.partial(TrainerWatch, trainer=trainer), trainer.lightning_module, earlier=self._startup
+        )
+        if watch.recorder.active:
+            self._watch = watch
+            self._keep_quiet(watch.recorder)
 
     @_hook
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -148,8 +138,7 @@ class LightningHooks:
         if self._watch is None:
             return
         self._close()
-        if self.summary is not None and trainer.is_global_zero:
-            tqdm.write(cards.closing(self.summary))
+        self._session.show_summary()
 
     @_hook
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
@@ -168,7 +157,7 @@ class LightningHooks:
     def _prepare(self, strategy: Any) -> None:
         """Loaders are made ready before training starts; that they are copied from is seen in the first batch."""
         ways = Batches(copied_aside=True, process=(strategy, "process_dataloader"), first=(strategy, "batch_to_device"))
-        self._startup = startup.prepare(self._settings, strategy.root_device, ways)
+        self._startup = startup.prepare(self._session.settings, strategy.root_device, ways)
 
     def _log(self, trainer: Any, watching: TrainerWatch) -> None:
         row = watching.recorder.row(watching.steps)
@@ -191,19 +180,18 @@ class LightningHooks:
             self._end(failure)
         finally:
             if prepared is not None:
-                prepared.close()
+                prepared.closed()
 
     def _end(self, failure: str | None = None) -> None:
         self._watch = None
-        if self._recorder is not None:
-            self._recorder.close(failure)
+        self._session.end(failure)
 
     def _last_state(self, trainer: Any) -> dict[str, Any] | None:
         """What this fit goes on from: a checkpoint, or the fit before it in the same trainer."""
         done = steps_done(trainer)
-        if self._carried is not None or self._recorder is None or not done:
+        if self._carried is not None or self._session.recorder is None or not done:
             return self._carried
-        state = self._recorder.state
+        state = self._session.recorder.state
         return state if state["step"] == done else None
 
     def _place(self, trainer: Any, carried: dict[str, Any] | None) -> Place:

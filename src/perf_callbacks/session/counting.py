@@ -13,12 +13,13 @@ from torch import nn
 
 from perf_callbacks.core.batches import ShapeKey
 from perf_callbacks.core.marks import ONE_MORE_FORWARD, Calls
+from perf_callbacks.core.observer import Observer
 from perf_callbacks.core.peaks import Peaks, advice
 from perf_callbacks.core.rating import rate
 from perf_callbacks.core.records import Flops
 from perf_callbacks.core.shape_counts import extent
 from perf_callbacks.core.shaped_work import COPY
-from perf_callbacks.core.steps import COUNTED, RECOUNTED, plus
+from perf_callbacks.core.steps import COUNTED, NEVER, RECOUNTED, plus
 from perf_callbacks.core.work import Work
 from perf_callbacks.flops import offline
 from perf_callbacks.flops.count_window import CountWindow
@@ -62,8 +63,6 @@ PATIENCE_STEPS = 20
 LOOPS = ("loop", "accelerate")
 """Ways in behind which not every forward is seen."""
 
-_NEVER = sys.maxsize
-
 _trains = attrgetter("requires_grad")
 
 
@@ -73,9 +72,8 @@ def begin(recorder: Recorder, model: nn.Module | None) -> None:
     if not recorder.active or how == "off":
         return
     counting = Counting(recorder, model, live=how == "count")
-    recorder.companions.append(counting)
+    recorder.observe(counting)
     recorder.reader.news = counting.see
-    recorder.patches.add(counting.close)
     recorder.work.wanted = True
     recorder.work.news = counting.wake
     recorder.work.trained = counting.trained
@@ -85,7 +83,7 @@ def begin(recorder: Recorder, model: nn.Module | None) -> None:
         BACKWARDS.join(counting)
 
 
-class Counting:
+class Counting(Observer):
     """Opens a window in which FLOPs are counted, and puts down what was counted.
 
     The step in which one is open is in no row. The first step is left alone: it is the one in which things are made,
@@ -106,9 +104,10 @@ class Counting:
         self._booking: Booking | None = None
         self._left: list[CountWindow] = []
         self._before = 0
+        self._first = recorder.run.step
         self._steps = self._counts = self._spans = 0
         self._began = recorder.clock()
-        self._due = 0  # the number of steps done from which on there is something to do
+        self._next_after = 0  # the number of steps done from which on there is something to do
         self._done = False
         self._examples: dict[ShapeKey, Example] = {}
         """Batches of shapes whose work is not known yet."""
@@ -119,25 +118,31 @@ class Counting:
         return tuple(map(_trains, self._parameters))
 
     def wake(self) -> None:
-        """There may be something to count."""
-        self._due = 0
+        """Look for something to count after the current step."""
+        self._next_after = 0
+        self._recorder.observers.look_ahead()
 
-    def end_step(self, step: int) -> None:
+    @property
+    def due(self) -> int:
+        """The next step while one is being counted."""
+        return 0 if self._window is not None or self._left else self._first + self._next_after
+
+    def step_ended(self, step: int) -> None:
         """An optimizer step is over."""
-        self._steps += 1
+        self._steps = step - self._first
         window = self._window
         if window is not None:
             self._shut(window)
             self._window = None
             self._put_down(window.counter, step)
 
-    def begin_step(self) -> None:
-        """The next one begins."""
+    def step_began(self) -> None:
+        """The next one has begun."""
         if self._left:
             for window in self._left:
                 window.close()
             self._left = [one for one in self._left if one.left_behind]
-        if self._steps < self._due:
+        if self._steps < self._next_after:
             return
         if self._recorder.work.refuted:
             self._look_at_peak()
@@ -149,9 +154,9 @@ class Counting:
             self._open()
         elif self._examples and self._affordable():
             self._await()
-        self._due = self._next()
+        self._next_after = self._next()
 
-    def leave(self) -> None:
+    def loader_left(self) -> None:
         """Keep nothing on the thread of a loop that leaves its loader: only there it could be taken back."""
         if self._window is not None:
             self._window.step_aside()
@@ -171,13 +176,13 @@ class Counting:
             for mark in ONE_MORE_FORWARD:
                 self._recorder.enter(mark)
 
-    def begin_span(self) -> None:
+    def span_began(self, kind: str, step: int) -> None:  # noqa: ARG002 all spans are alike
         """Evaluation or the like begins: it is not counted."""
         self._spans += 1
         if self._window is not None:
             self._window.close()
 
-    def end_span(self) -> None:
+    def span_ended(self) -> None:
         """It is over."""
         self._spans = max(0, self._spans - 1)
         if self._window is not None and not self._spans:
@@ -187,15 +192,17 @@ class Counting:
         """A batch of a new shape is about to be trained on, or evaluated."""
         if self._recorder.work.varies or not self._recorder.work.wants(shape):
             return
+        self._steps = self._recorder.step - self._first
         here = self._window is None and not self._spans and get_ident() == self._thread
         if here and self._done and self._live and self._affordable() and self._eager():
             self._open()
         self._examples[shape] = Example.of(tensors)
         if len(self._examples) > MOST_OWED:
             del self._examples[next(iter(self._examples))]
-        self._due = min(self._due, self._next())
+        self._next_after = min(self._next_after, self._next())
+        self._recorder.observers.look_ahead()
 
-    def close(self) -> None:
+    def closed(self) -> None:
         """Count no more."""
         work = self._recorder.work
         work.look()
@@ -217,10 +224,10 @@ class Counting:
         if not self._done:
             return 0
         if self._recorder.work.varies:  # and nothing is told any more
-            return _NEVER
+            return NEVER
         owed = 0 if self._counts < FREE_COUNTS else self._counts * STEPS_PER_COUNT + 1
-        again = self._recount() - 1 if self._live else _NEVER
-        return min(again, self._way(), owed if self._examples else _NEVER)
+        again = self._recount() - 1 if self._live else NEVER
+        return min(again, self._way(), owed if self._examples else NEVER)
 
     def _recount(self) -> int:
         """The next step of the fit that is counted again: by its number, so that all ranks do it at once."""
@@ -234,7 +241,7 @@ class Counting:
         """
         work, step = self._recorder.work, self._recorder.step
         if not self._done or not (work.fresh or work.missing):
-            return _NEVER
+            return NEVER
         if not self._affordable(FREE_COUNTS + FREE_WAYS):
             return max(self._steps + 1, self._counts * STEPS_PER_COUNT + 1)
         if work.fresh:
@@ -244,7 +251,7 @@ class Counting:
             for first, last in work.missing.values()
             if first
         ]
-        return min(again) - 1 - step + self._steps if again else _NEVER
+        return min(again) - 1 - step + self._steps if again else NEVER
 
     def _eager(self) -> bool:
         """Whether a step may run eagerly.

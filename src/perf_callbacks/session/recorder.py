@@ -18,6 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 from perf_callbacks.core.batches import Batch, BatchReader, Lookup
 from perf_callbacks.core.engine import Engine
 from perf_callbacks.core.marks import Mark, Pause
+from perf_callbacks.core.observer import Observer, Observers
 from perf_callbacks.core.records import Amounts, Record, Summary
 from perf_callbacks.core.settings import Settings
 from perf_callbacks.core.shaped_work import ShapedWork
@@ -30,8 +31,6 @@ from perf_callbacks.host.patches import Patches
 from perf_callbacks.host.place import Place, earlier, opening
 from perf_callbacks.host.watchdog import WATCHDOG
 from perf_callbacks.ranks import exchange
-from perf_callbacks.session.observer import Companions
-from perf_callbacks.session.upkeep import Keeping
 
 EMPTY_ROWS = 3
 """Rows without a step, one after the other, until it is said why. A single one is no loss."""
@@ -78,8 +77,10 @@ class Recorder:
         self.device, self.config = place.device, config
         self.work = ShapedWork()
         """What steps take, as far as it was counted."""
-        self.upkeep = Keeping(self._journal.write)
-        """What is seen to between steps."""
+        self.observers = Observers()
+        """All that hears of the steps and spans of this fit."""
+        self.proofs: dict[str, str] = {}
+        """Items of the checklist that were tried, each with the latest finding."""
         self._engine = Engine(
             self.run,
             self._journal.write,
@@ -92,13 +93,11 @@ class Recorder:
             staged=place.staged,
             gc_timed=config.gc != "off",
             work=self.work,
-            agreeing=self.upkeep,
+            observers=self.observers,
         )
         self._late_writer = _LateWriter(self._engine, self._journal, clock)
         if place.ambiguous is not None and place.rank == 0:
             log.warning("perf_callbacks: rates of the whole job are unknown: %s; %s.", place.ambiguous, meshes.ADVICE)
-        self.companions = Companions()
-        """Who else is told of each step and each span."""
         self.reader = BatchReader()
         self._batch, self._read = self._engine.batch, self.reader.read
         self.tape, self.clock = self._engine.tape, clock
@@ -160,41 +159,43 @@ class Recorder:
         try:
             if self._late is not None:
                 raise self._late  # noqa: TRY301 it is about time
-            if step >= self.upkeep.due:
-                self.upkeep.end_step(step)
-            if self.companions:
-                self.companions.end_step(step)
+            due = step >= self.observers.due
+            if due:
+                self.observers.step_ended(step)
             self._engine.end_step(step, self.clock())
-            if begins and self.companions:
-                self.companions.begin_step()
+            if due and begins:
+                self.observers.step_began()
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
 
     @fails_open
     def begin_step(self) -> None:
         """Begin the next step, after an `end_step` from where nothing could begin."""
-        self.companions.begin_step()
+        self.observers.step_began()
+
+    def observe(self, observer: Observer) -> None:
+        """Let an observer hear of this fit until it closes."""
+        self.patches.add(observer.closed)
+        self.observers.add(observer)
 
     @fails_open
     def leave(self) -> None:
         """The loop leaves its loader, and may be over."""
-        self.companions.leave()
+        self.observers.loader_left()
 
     @fails_open
     def begin_span(self, kind: str) -> None:
         """Evaluation, checkpointing or the like begins."""
         self._forgotten.aside = True
         self._engine.begin_span(kind, self.clock())
-        self.companions.begin_span()
-        self.upkeep.begin_span(kind, self._engine.step)
+        self.observers.span_began(kind, self._engine.step)
 
     @fails_open
     def end_span(self) -> None:
         """It is over."""
-        self.upkeep.end_span()
+        self.observers.span_ended()
         self._engine.end_span(self.clock())
         self._forgotten.aside = False
-        self.companions.end_span()
 
     @fails_open
     def look_up(self, lookups: Iterable[Lookup]) -> None:
@@ -271,7 +272,7 @@ class Recorder:
     @property
     def summary(self) -> Summary | None:
         """The fit in figures, so far or at its end."""
-        return self._summary or self._asked(lambda: self._engine.summary(self.failure, self.upkeep.proofs))
+        return self._summary or self._asked(lambda: self._engine.summary(self.failure, self.proofs))
 
     def _asked(self, answer: Callable[[], T]) -> T | None:
         """What can be had of a closed recorder too."""
@@ -321,7 +322,7 @@ class Recorder:
 
     def _finish(self) -> None:
         self._drain()
-        self._summary = self._engine.stop(self.clock(), self.failure, self.upkeep.proofs)
+        self._summary = self._engine.stop(self.clock(), self.failure, self.proofs)
 
     def on_collection(self, pause: Pause) -> None:
         """A garbage collection happened, maybe in the midst of a change of ours: a failure waits until after it."""

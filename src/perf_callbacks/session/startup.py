@@ -15,6 +15,7 @@ from perf_callbacks.checklist.proving import SLOT, Proving, asked, plan
 from perf_callbacks.checklist.table import ITEMS, LOADERS
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.marks import BACK, BEGIN
+from perf_callbacks.core.observer import Observer
 from perf_callbacks.core.records import APPLIED, TRIED, Checklist, Gc
 from perf_callbacks.core.settings import Settings
 from perf_callbacks.core.stages import Stage
@@ -34,19 +35,29 @@ LEFT_TO_DO = frozenset({ADVISED, FAILED})
 """What a person should look at."""
 
 
-class Startup:
+class Startup(Observer):
     """The items that were applied. One that fails is undone and says so; the others go on."""
 
-    def __init__(self, fit: Fit, items: Iterable[Item] = ITEMS, earlier: "Startup | None" = None) -> None:
+    def __init__(
+        self,
+        fit: Fit,
+        items: Iterable[Item] = ITEMS,
+        earlier: "Startup | None" = None,
+        *,
+        write: Callable[[Checklist], object] = id,
+        proofs: dict[str, str] | None = None,
+    ) -> None:
         self._applied: dict[str, Applied] = {} if earlier is None else earlier.hand_over()
-        self._news: list[Checklist] = []
+        self._write = write
+        self._proofs = {} if proofs is None else proofs
         self._trials: dict[str, Proving] = {}
-        self.due = NEVER
+        self._due = NEVER
         done = {} if earlier is None else {row.item: row for row in earlier.rows}
         rows = [done.get(item.slug) or self._start(item, fit) for item in items]
         self.rows: tuple[Checklist, ...] = tuple(self._try(rows, fit.step + BEGIN_AFTER) if fit.proving else rows)
         """One for each item, as decided at the beginning."""
-        self._news += self.rows
+        for row in self.rows:
+            self._note(row)
         self._look_ahead()
 
     def _start(self, item: Item, fit: Fit) -> Checklist:
@@ -70,51 +81,51 @@ class Startup:
                 yield row
 
     @property
+    def due(self) -> int:
+        """The first step from whose end on an item has something to do."""
+        return self._due
+
+    @property
     def watching(self) -> bool:
-        """Whether something is on trial."""
+        """Something is on trial."""
         return any([trial.watching for trial in self._trials.values()])
 
-    def see(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
+    def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
         """Steps are finished."""
-        self._each(lambda upkeep: upkeep.see(steps, pauses))
+        self._each(lambda item: item.steps_measured(steps, pauses))
 
     @property
     def asks(self) -> Mapping[str, int]:
         """What this rank asks all ranks for. An item that is not on trial here, or failed, is kept by nobody."""
         undecided = {asked(slug) for slug in self._trials if slug in self._applied}
         asks = {name: least for name, least in NO_WISH.items() if name not in undecided}
-        for upkeep in self._applied.values():
-            asks.update(upkeep.asks)
+        for item in self._applied.values():
+            asks.update(item.asks)
         return asks
 
-    def agree(self, least: Mapping[str, int], step: int) -> None:
+    def agreed(self, least: Mapping[str, int], step: int) -> None:
         """What holds on all ranks from the end of that step on."""
-        self._each(lambda upkeep: upkeep.agree(least, step))
+        self._each(lambda item: item.agreed(least, step))
 
-    def end_step(self, step: int) -> None:
+    def step_ended(self, step: int) -> None:
         """A step that is due is about to end."""
-        self._each(lambda upkeep: upkeep.end_step(step))
+        self._each(lambda item: item.step_ended(step))
 
-    def begin_span(self, kind: str, step: int) -> None:
+    def span_began(self, kind: str, step: int) -> None:
         """Evaluation, checkpointing or the like has begun after that step."""
-        self._each(lambda upkeep: upkeep.begin_span(kind, step))
+        self._each(lambda item: item.span_began(kind, step))
 
-    def end_span(self) -> None:
+    def span_ended(self) -> None:
         """It is about to end."""
-        self._each(lambda upkeep: upkeep.end_span())
+        self._each(lambda item: item.span_ended())
 
-    def news(self) -> list[Checklist]:
-        """What there is to say since the last call."""
-        news, self._news = self._news, []
-        return news
-
-    def close(self) -> None:
+    def closed(self) -> None:
         """Undo everything, last first. Twice is once."""
         applied, self._applied = self._applied, {}
-        self.due = NEVER
+        self._due = NEVER
         with ExitStack() as undo:
-            for upkeep in applied.values():
-                undo.callback(upkeep.close)
+            for item in applied.values():
+                undo.callback(item.closed)
 
     def hand_over(self) -> dict[str, Applied]:
         """What was applied is somebody else's to undo now."""
@@ -122,23 +133,31 @@ class Startup:
         return applied
 
     def _each(self, tell: Callable[[Applied], object]) -> None:
-        for slug, upkeep in [*self._applied.items()]:
+        for slug, item in [*self._applied.items()]:
             try:
-                tell(upkeep)
-                self._hear(upkeep.news())
+                tell(item)
+                self._hear(item.news())
             except Exception as error:  # noqa: BLE001 an item that fails is undone, and nothing else ends
                 del self._applied[slug]
                 self._hear([Checklist(item=slug, status=FAILED, why=describe(error))])
-                upkeep.close()
+                item.closed()
         self._look_ahead()
 
     def _hear(self, news: list[Checklist]) -> None:
         for row in news:
             log.warning("perf_callbacks: %s: %s: %s.", row.item, row.status, row.why)
-        self._news += news
+            self._note(row)
+
+    def _note(self, row: Checklist) -> None:
+        """Write a row. A summary quotes the latest that was found of an item on trial, not what it does later."""
+        if row.status == TRIED:
+            self._proofs[row.item] = TRIED
+        elif row.item in self._proofs and (row.status != APPLIED or row.saved_seconds is not None):
+            self._proofs[row.item] = row.why or row.status
+        self._write(row)
 
     def _look_ahead(self) -> None:
-        self.due = min((upkeep.due for upkeep in self._applied.values()), default=NEVER)
+        self._due = min((item.due for item in self._applied.values()), default=NEVER)
 
 
 def start(
@@ -161,13 +180,12 @@ def start(
             progress=recorder.going,
             proving=_proving(recorder, settings.config),
         )
-        startup = Startup(fit, ITEMS, earlier)
+        startup = Startup(fit, ITEMS, earlier, write=recorder.write, proofs=recorder.proofs)
     except Exception as error:
         log.warning("perf_callbacks: no checklist, measuring goes on: %s.", describe(error), exc_info=error)
         return ()
     _warn_of_strangers(settings.config.skip)
-    recorder.patches.add(startup.close)
-    recorder.upkeep.take(startup)
+    recorder.observe(startup)
     return startup.rows
 
 

@@ -1,0 +1,123 @@
+"""The fits of one integration, one after the other: everything is begun, shown and ended in the same order for all."""
+
+import os
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+from torch import nn
+
+from perf_callbacks.checklist.item import Batches
+from perf_callbacks.core.config import PerfConfig
+from perf_callbacks.core.records import Summary
+from perf_callbacks.core.settings import resolve
+from perf_callbacks.host.failures import describe
+from perf_callbacks.host.place import Place
+from perf_callbacks.report import cards
+from perf_callbacks.session import counting, startup
+from perf_callbacks.session.recorder import Recorder, log
+
+
+class Watch(Protocol):
+    """The calls of a framework or a loop that tell of a fit's stages and steps."""
+
+    def install(self) -> None:
+        """Begin to watch. The recorder undoes it when it closes."""
+
+
+W = TypeVar("W", bound=Watch)
+
+
+def no_batches(_watch: object) -> Batches:
+    """Say nothing of how batches get to the device."""
+    return Batches()
+
+
+class Session:
+    """Measures fits, each from `begin` to `end`. An integration has one, and translates its framework's events."""
+
+    def __init__(self, config: PerfConfig | None, show: Callable[[str], object] = print) -> None:
+        self.settings = resolve(config, os.environ)
+        self.enabled = self.settings.config.enabled
+        """False: turned off by the configuration, or by a failure of ours."""
+        self.recorder: Recorder | None = None
+        """Of the current fit, or the last one. None before the first."""
+        self._show = show
+        for remark in self.settings.remarks:
+            log.warning("perf_callbacks: %s", remark)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies, and processes that are spawned, measure for themselves."""
+        return {**self.__dict__, "recorder": None}
+
+    @property
+    def active(self) -> bool:
+        """A fit is being measured."""
+        return self.recorder is not None and self.recorder.active
+
+    @property
+    def summary(self) -> Summary | None:
+        """The current fit so far, or the last one. None before the first."""
+        return self.recorder.summary if self.recorder is not None else None
+
+    def begin(
+        self,
+        place: Place,
+        watch: Callable[[Recorder], W],
+        model: nn.Module | None,
+        batches: Callable[[W], Batches] = no_batches,
+        *,
+        earlier: startup.Startup | None = None,
+    ) -> W:
+        """Begin a fit: the recorder, the checklist, the watched calls, the FLOP count, the opening card.
+
+        The checklist comes first: what it replaces lies beneath what is watched, and is put back after it.
+
+        Args:
+            place: Where the fit runs.
+            watch: Makes the watch for a recorder.
+            model: The model whose FLOPs are counted. None: none are.
+            batches: How batches get to the device.
+            earlier: What had to be applied before the fit began.
+        """
+        self.end("another fit began")
+        self.recorder = None
+        recorder = self.recorder = Recorder(self.settings, place)
+        try:
+            watching = watch(recorder)
+            rows = startup.start(recorder, self.settings, place.device, batches(watching), earlier)
+            if recorder.active:
+                watching.install()
+            if model is not None:
+                counting.begin(recorder, model)
+            if recorder.active and place.rank == 0:
+                journal = recorder.journal_path
+                self._show(cards.opening(recorder.run, journal=journal, staged=place.staged, checklist=rows))
+        except BaseException as error:  # an interrupt too: nobody ends a fit that did not begin
+            recorder.close(describe(error))
+            raise
+        return watching
+
+    def end(self, failure: str | None = None) -> None:
+        """End the fit and undo every change. Twice is once."""
+        if self.recorder is not None:
+            self.recorder.close(failure)
+
+    def show_summary(self) -> None:
+        """Show the closing card of the fit that has ended, on rank 0."""
+        recorder = self.recorder
+        if recorder is None or recorder.run.rank != 0:
+            return
+        try:
+            summary = recorder.summary
+            if summary is not None:
+                self._show(cards.closing(summary))
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            recorder.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Say once that something of ours went wrong, stop measuring, undo every change."""
+        self.enabled = False
+        if self.recorder is not None and self.recorder.active:
+            self.recorder.fail(error)
+        else:
+            log.warning("perf_callbacks could not begin, training goes on: %s.", describe(error), exc_info=error)
