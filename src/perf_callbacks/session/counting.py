@@ -66,13 +66,12 @@ LOOPS = ("loop", "accelerate")
 _trains = attrgetter("requires_grad")
 
 
-def begin(recorder: Recorder, model: nn.Module | None) -> None:
-    """Find out what the steps of this fit take, unless its configuration says otherwise."""
+def begin(recorder: Recorder, model: nn.Module | None) -> "Counting | None":
+    """Count the FLOPs of the steps of this fit, unless its configuration says otherwise."""
     how = recorder.run.config["flops"]
-    if not recorder.active or how == "off":
-        return
+    if model is None or how == "off":
+        return None
     counting = Counting(recorder, model, live=how == "count")
-    recorder.observe(counting)
     recorder.reader.news = counting.see
     recorder.work.wanted = True
     recorder.work.news = counting.wake
@@ -81,6 +80,7 @@ def begin(recorder: Recorder, model: nn.Module | None) -> None:
     if recorder.run.door not in LOOPS:  # these hear of gradients by themselves
         recorder.patches.add(partial(BACKWARDS.leave, counting))
         BACKWARDS.join(counting)
+    return counting
 
 
 class Counting(Observer):
