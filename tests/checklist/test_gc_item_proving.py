@@ -39,6 +39,7 @@ def tried(fake, *, saves=True, **config):
     """A fit in which it is on trial: steps are shorter while nothing is collected by itself."""
     rows = []
     upkeep = Startup(fit(**config), (Garbage(),), write=rows.append)
+    upkeep.announce()
     return upkeep, Course(upkeep, noisy(lambda: saves and not fake.automatic), rows)
 
 

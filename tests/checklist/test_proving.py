@@ -181,6 +181,7 @@ def test_two_items_are_tried_one_after_the_other_and_each_is_judged_by_itself():
     one, other = Switch("one"), Switch("other")
     rows = []
     startup = Startup(fit(), (Thing(one), Thing(other)), write=rows.append)
+    startup.announce()
     second = AFTER + SLOT
     assert [(row.item, row.status, row.after, row.why) for row in startup.rows] == [
         ("one", "on trial", "otherwise", plan(AFTER)),
@@ -216,6 +217,7 @@ def test_what_came_of_a_trial_is_kept_for_the_summary():
     """And no news that is none of that."""
     one, journal, proofs = Switch("one"), [], {}
     startup = Startup(fit(), (Thing(one),), write=journal.append, proofs=proofs)
+    startup.announce()
     assert proofs == {"one": "on trial"}
     one._say("applied", "collected at once")
     course = Course(startup, noisy(lambda: one.going), journal)
@@ -230,6 +232,7 @@ def test_what_came_of_a_trial_is_kept_for_the_summary():
 def test_that_nothing_came_of_a_trial_is_kept_for_the_summary(give_up):
     one, journal, proofs = Switch("one"), [], {}
     startup = Startup(fit(), (Thing(one),), write=journal.append, proofs=proofs)
+    startup.announce()
     course = Course(startup, lambda _: 0.1, journal).go(300)
     if give_up:
         one.give_up()

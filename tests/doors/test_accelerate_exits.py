@@ -308,7 +308,7 @@ FAULTS = {
     "host.saved_counters": "write read",
     "host.device": "timeline",
     "report.cards": "opening closing",
-    "accelerate": "_install _place",
+    "accelerate": "install _place",
     "doors.accelerate_fits": "AcceleratedWatch",
     "doors.prepared": "_measured",
     "doors.prepared.Prepared": "see",

@@ -179,7 +179,7 @@ def test_a_path_that_cannot_be_opened_is_told_once(path, make, complaints, obsta
 def test_a_disk_that_is_read_only_is_told_once(path, make, complaints, monkeypatch, number):
     journal = make()
     with monkeypatch.context() as patch:
-        patch.setattr("perf_callbacks.host.journal_file.FileIO", refuse(number))
+        patch.setattr("perf_callbacks.host.journal_file._File", refuse(number))
         journal.write(ROW)
     assert_gone(journal, path, complaints, os.strerror(number))
 

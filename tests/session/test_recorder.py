@@ -173,7 +173,6 @@ def test_a_disk_that_refuses_the_journal_costs_nothing_else(tmp_path, make, capl
     assert (recorder.failure, recorder.summary.steps, len(caplog.records)) == (None, 2, 1)
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: f"{point[0].__name__}.{point[1]}")
 def test_a_failure_anywhere_is_said_once_and_everything_is_put_back(point, make, owner, caplog, monkeypatch):
     found = list(gc.callbacks)
@@ -379,7 +378,6 @@ def test_the_watchdog_looks_after_a_recorder_for_as_long_as_it_lives(make, monke
     assert watched == [recorder._late_writer]
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
     "place", ["journal_file.unlock", "journal_file.FileJournal.flush", "journal_file.FileJournal.close"]
 )

@@ -86,6 +86,7 @@ def test_only_what_is_to_be_applied_is_and_all_is_told():
     one, other = Item("one", due=7), Item("other", status="already so", due=3)
     rows = []
     startup = Startup(fit(), (one, other), write=rows.append)
+    startup.announce()
     assert [(row.item, row.status) for row in rows] == [("one", "applied"), ("other", "already so")]
     assert startup.due == 7
     startup.span_began("evaluation", 6)
@@ -104,6 +105,7 @@ def test_an_item_that_fails_says_so_and_is_undone_and_the_others_go_on(point, ca
     one, other = Item("one", failing=point, due=2), Item("other", due=9)
     rows = []
     startup = Startup(fit(), (one, other), write=rows.append)
+    startup.announce()
     startup.steps_measured(["step"], [])
     startup.agreed({"less": 1}, 2)
     startup.span_began("evaluation", 1)
@@ -137,6 +139,7 @@ def test_what_was_applied_earlier_is_told_and_undone_with_the_rest():
     earlier = Startup(fit(), (other,))
     rows = []
     startup = Startup(fit(), (one, other), earlier, write=rows.append)
+    startup.announce()
     earlier.closed()
     assert [row.item for row in rows] == ["one", "other"]
     assert (other.upkeep.told, startup.due) == ([], 7)

@@ -74,6 +74,10 @@ class LightningHooks:
         """False: turned off by the configuration, or by a failure of its own."""
         return self._session.enabled
 
+    @enabled.setter
+    def enabled(self, value: bool) -> None:
+        self._session.enabled = value
+
     @property
     def summary(self) -> Summary | None:
         """The current fit so far, or the last one. None before the first."""

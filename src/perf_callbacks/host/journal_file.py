@@ -78,6 +78,13 @@ class NullJournal:
         """Nothing to do."""
 
 
+class _File(FileIO):
+    """A file that its last reference closes without a complaint: an interrupt may come between any two lines."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
 class FileJournal:
     """Appends to a file. A failure there is told once and ends the journal, not the run.
 
@@ -112,8 +119,7 @@ class FileJournal:
         self._opening = ""
         self._pending: deque[str] = deque(maxlen=MOST_PENDING)
         self._process, self._thread = os.getpid(), threading.get_ident()
-        self._file: FileIO | None = None
-        """Closed by the last reference too: an interrupt may come between any two lines."""
+        self._file: _File | None = None
         self._replaced = False
         self._writing = threading.Lock()
         self._writer: int | None = None
@@ -193,7 +199,7 @@ class FileJournal:
         for number in range(1, MOST_WRITERS):
             name = wanted.name if number == 1 else f"{wanted.stem}.{number}{wanted.suffix}"
             where = first.with_name(name)
-            file = FileIO(where, "a+")
+            file = _File(where, "a+")
             if lock(file.fileno()):
                 break
             file.close()

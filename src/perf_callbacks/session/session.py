@@ -123,7 +123,7 @@ class Session:
     def fail(self, error: Exception) -> None:
         """Say once that something of ours went wrong, stop measuring, undo every change."""
         self.enabled = False
-        if self.recorder is not None and self.recorder.active:
+        if self.recorder is not None:
             self.recorder.fail(error)
         else:
             log.warning("perf_callbacks could not begin, training goes on: %s.", describe(error), exc_info=error)

@@ -56,8 +56,6 @@ class Startup(Observer):
         rows = [done.get(item.slug) or self._start(item, fit) for item in items]
         self.rows: tuple[Checklist, ...] = tuple(self._try(rows, fit.step + BEGIN_AFTER) if fit.proving else rows)
         """One for each item, as decided at the beginning."""
-        for row in self.rows:
-            self._note(row)
         self._look_ahead()
 
     def _start(self, item: Item, fit: Fit) -> Checklist:
@@ -89,6 +87,11 @@ class Startup(Observer):
     def watching(self) -> bool:
         """Something is on trial."""
         return any([trial.watching for trial in self._trials.values()])
+
+    def announce(self) -> None:
+        """Write the rows as they were decided at the beginning."""
+        for row in self.rows:
+            self._note(row)
 
     def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
         """Steps are finished."""
@@ -186,6 +189,7 @@ def start(
         return ()
     _warn_of_strangers(settings.config.skip)
     recorder.observe(startup)
+    startup.announce()
     return startup.rows
 
 
