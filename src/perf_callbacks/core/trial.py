@@ -1,7 +1,7 @@
-"""Whether something makes steps shorter: it is done and left in turns, and neighbouring turns are compared.
+"""Trial of a change: it is turned on and off in turns, and neighbouring turns are compared.
 
-Which way a step goes depends on its number alone, so that all ranks go the same way. In half of the pairs of turns the
-other one comes first: what grows or shrinks evenly meanwhile cancels out.
+The step's number alone decides whether the change is on, so that all ranks agree. The order of on and off is swapped in
+half of the pairs of turns, so that steady drifts cancel out.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,69 +16,69 @@ TURN = 32
 """Steps of a turn."""
 
 SETTLE = 2
-"""Steps at the start of a turn that don't count: what was done last may still go on in them."""
+"""Steps at the start of a turn that are left out: effects of the turn before may last into them."""
 
 PAIRS = 16
 
 FEWEST = 11
-"""Pairs without which nothing is said: a turn that evaluations take up tells nothing."""
+"""Fewest pairs for an outcome: a turn that is full of evaluations tells nothing."""
 
 CUT_OFF = {11: 0, 12: 1, 13: 2, 14: 4, 15: 6, 16: 8}
-"""By the number of pairs: how many of the means of two differences lie beyond each end of the 99.9 % interval.
+"""Number of means of two differences beyond each end of the 99.9 % interval, by the number of pairs.
 
 These are the critical values of Wilcoxon's signed rank test, two-sided, at 0.001.
 """
 
 
 LONGEST = 1.5
-"""No step counts for more than so many usual ones of its turn, collections of this process aside."""
+"""Largest length of a step, in usual steps of its turn and without collections of this process."""
 
 LEAST = 0.001
-"""The share of a step that has to be saved: nobody would miss less."""
+"""Smallest saving, as a share of a step, that is worth keeping."""
 
 
 class Outcome(NamedTuple):
-    """What was saved, in seconds of a mean step. Negative: it took longer."""
+    """Seconds saved per mean step. Negative: steps got longer."""
 
     saved: float
     low: float
     high: float
-    """`low` to `high` is the 99.9 % interval."""
+    """Upper end of the 99.9 % interval, whose lower end is `low`."""
     left: float
-    """How long a step is where it is left."""
+    """Length of a step without the change."""
     pairs: int
 
     @property
     def better(self) -> bool:
-        """Whether it is known to save something worth it."""
+        """Tell if the change is known to save enough to be worth keeping."""
         return self.low > LEAST * self.left
 
 
 class Trial:
-    """Turns from the step after `after` on. With `collecting`, what is tried is when garbage is collected."""
+    """Turns from the step after `after` on. With `collecting`, the change concerns the time of garbage collections."""
 
     def __init__(self, after: int, *, collecting: bool = False) -> None:
         self._after = after
         self._collecting = collecting
         self.last = after + 2 * PAIRS * TURN
-        """The last step of the last turn."""
+        """Last step of the last turn."""
         self._turns: list[list[_Seen]] = [[] for _ in range(2 * PAIRS)]
         self._pauses: dict[int, list[Gc]] = {}  # of steps that were not seen yet
         self.over = False
-        """Whether all of its steps have been seen."""
+        """True: all of its steps were seen."""
 
     def done_after(self, step: int) -> bool:
-        """Whether it is done in the step that follows. Before the first turn and after the last one it is left."""
+        """Tell if the change is on in the next step. Before the first turn and after the last one it is off."""
         turn = (step - self._after) // TURN
         return 0 <= turn < 2 * PAIRS and _done(turn)
 
     def turns_after(self, step: int) -> int | None:
-        """The next step with which a turn ends, or the first one begins; None: there is none any more."""
+        """Return the next step at which a turn ends or the first one begins; None: there is none any more."""
         turn = max(0, (step - self._after) // TURN + 1)
         return self._after + turn * TURN if turn <= 2 * PAIRS else None
 
     def see(self, steps: Iterable[Step], pauses: Iterable[Gc] = ()) -> None:
-        """Steps are finished; collections fell in these, or in later ones."""
+        """Take in finished steps; their collections, or those of later steps, come along."""
         for pause in pauses:
             if pause.stage != "aside":
                 self._pauses.setdefault(pause.step, []).append(pause)
@@ -91,12 +91,13 @@ class Trial:
             self.over = self.over or step.number >= self.last
 
     def outcome(self) -> Outcome | None:
-        """What comes of the pairs that are whole. None: too few of them.
+        """Compute the outcome from the complete pairs. None: there are too few.
 
-        Steps are noisy: whoever shares the machine may hold up single ones, which count as `LONGEST`, or whole turns,
-        which a middle of differences doesn't follow (Hodges and Lehmann's). So a long pause of another rank counts for
-        little too: what is saved where ranks wait for each other may be more. What collections took is known for
-        sure, however rare and long they are; it is part of this only where they are what is tried.
+        Steps are noisy. Other programs on the machine may delay single steps, which then count as `LONGEST`, or whole
+        turns, which hardly move the median of differences (Hodges and Lehmann). A long pause of another rank counts for
+        little too, so the change may save more than the outcome says if ranks wait for each other. The durations of
+        collections are known exactly, however rare and long they are; they are included only if the change concerns
+        collections.
         """
         means = [(_done(turn), _Mean.of(seen)) for turn, seen in enumerate(self._turns)]
         pairs = [dict(pair) for pair in zip(means[::2], means[1::2], strict=True)]
@@ -105,18 +106,18 @@ class Trial:
             return None
         low, middle, high = _typical([pair[False].rest - pair[True].rest for pair in whole])
         left, done = _Mean.all([pair[False] for pair in whole]), _Mean.all([pair[True] for pair in whole])
-        # A full collection looks at what was made in all turns, whichever it falls into.
+        # A full collection visits objects from all turns, whichever turn it falls into.
         of_left = (left.young / left.steps + left.full / (left.steps + done.steps)) if self._collecting else 0.0
         sure = of_left - done.young / done.steps if self._collecting else 0.0
         return Outcome(middle + sure, low + sure, high + sure, left.rest + of_left, len(whole))
 
 
 FULL = 2
-"""The generation that is collected with all others."""
+"""Generation whose collection includes all others."""
 
 
 class _Seen(NamedTuple):
-    """A step, and how long collections took in it."""
+    """A step, with the time of collections in it."""
 
     seconds: float
     young: float
@@ -124,7 +125,7 @@ class _Seen(NamedTuple):
 
 
 def _seen(seconds: float, pauses: Sequence[Gc], *, done: bool, ends: bool) -> _Seen:
-    """Of what somebody else collects it is not known whether it would have been any other way round."""
+    """Add up the collections of the trial. Collections by other code may have happened without it too."""
     ours = [one for one in pauses if one.automatic or (done and (ends or one.generation < FULL))]
     full = sum([one.seconds for one in ours if one.automatic and one.generation == FULL])
     young = sum([one.seconds for one in ours]) - full
@@ -132,18 +133,18 @@ def _seen(seconds: float, pauses: Sequence[Gc], *, done: bool, ends: bool) -> _S
 
 
 class _Mean(NamedTuple):
-    """Some steps of one turn, or of several."""
+    """Mean of steps of one turn, or of several turns."""
 
     steps: int
     rest: float
-    """Of a mean step, without collections."""
+    """Seconds of a mean step without collections."""
     young: float
-    """Of all of them, how long collections held them up; the next too."""
+    """Seconds by which young collections delayed all steps; `full` likewise."""
     full: float
 
     @classmethod
     def of(cls, seen: Sequence[_Seen]) -> "_Mean":
-        """On a device's clock a collection may hold up nothing: it counts as far as its step is longer than others."""
+        """Average steps. A collection counts as far as its step is longer than usual: it may not delay a device."""
         if not seen:
             return cls(0, 0.0, 0.0, 0.0)
         usual = median([one.seconds for one in seen])
@@ -155,18 +156,18 @@ class _Mean(NamedTuple):
 
     @classmethod
     def all(cls, turns: Sequence["_Mean"]) -> "_Mean":
-        """Of several turns."""
+        """Average several turns."""
         steps, rest, young, full = zip(*turns, strict=True)
         return cls(sum(steps), fmean(rest), sum(young), sum(full))
 
 
 def _typical(differences: Sequence[float]) -> tuple[float, float, float]:
-    """The middle of them, between the ends of its 99.9 % interval."""
+    """Return the median of the differences between the ends of its 99.9 % interval."""
     means = sorted([(a + b) / 2 for a, b in combinations_with_replacement(differences, 2)])
     cut = CUT_OFF[len(differences)]
     return means[cut], median(means), means[-1 - cut]
 
 
 def _done(turn: int) -> bool:
-    """In pairs one way round or the other, by the sequence of Thue and Morse: what has a period doesn't keep time."""
+    """Tell if the change is on in a turn. The Thue-Morse sequence keeps periodic effects from coinciding with it."""
     return ((turn // 2).bit_count() + turn) % 2 == 1
