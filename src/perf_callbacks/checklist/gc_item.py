@@ -112,7 +112,7 @@ class Collecting(Applied):
         self._spans: list[str] = []
         self._warned = False
         self._due = self._first if self._level == "sync" else _next(self._first, self._interval)
-        self._tried: tuple[int, ...] | None = None  # in its own turns: the collector's counts before the turn
+        self._tried: tuple[int, ...] | None = None  # in a turn of its own: where the collector had come to before it
         self._fresh = True
         self._agreed: tuple[int, int] | None = None
 
@@ -293,7 +293,7 @@ class Collecting(Applied):
             self._freeze(step)
 
     def _collect_aside(self) -> None:
-        """Collect in time that belongs to no step; not each time if a loop evaluates in each step."""
+        """Collect in time that belongs to no step; not each time where a loop evaluates in each of its steps."""
         if self._frozen and self._due != NEVER and self._tried is None and self._aside - self._last_full >= self._apart:
             self._lease.collect(FULL)
             self._last_full = self._aside

@@ -1,4 +1,4 @@
-"""Trial of a change: it is turned on and off in turns, and neighbouring turns are compared.
+"""Whether something makes steps shorter: it is done and left in turns, and neighbouring turns are compared.
 
 The step's number alone decides whether the change is on, so that all ranks agree. The order of on and off is swapped in
 half of the pairs of turns, so that steady drifts cancel out.
@@ -55,20 +55,20 @@ class Outcome(NamedTuple):
 
 
 class Trial:
-    """Turns from the step after `after` on. With `collecting`, the change concerns the time of garbage collections."""
+    """Turns from the step after `after` on. With `collecting`, what is tried is when garbage is collected."""
 
     def __init__(self, after: int, *, collecting: bool = False) -> None:
         self._after = after
         self._collecting = collecting
         self.last = after + 2 * PAIRS * TURN
-        """Last step of the last turn."""
+        """The last step of the last turn."""
         self._turns: list[list[_Seen]] = [[] for _ in range(2 * PAIRS)]
         self._pauses: dict[int, list[Gc]] = {}  # of steps that were not seen yet
         self.over = False
-        """True: all of its steps were seen."""
+        """Whether all of its steps have been seen."""
 
     def done_after(self, step: int) -> bool:
-        """Tell if the change is on in the next step. Before the first turn and after the last one it is off."""
+        """Whether it is done in the step that follows. Before the first turn and after the last one it is left."""
         turn = (step - self._after) // TURN
         return 0 <= turn < 2 * PAIRS and _done(turn)
 
@@ -78,7 +78,7 @@ class Trial:
         return self._after + turn * TURN if turn <= 2 * PAIRS else None
 
     def see(self, steps: Iterable[Step], pauses: Iterable[Gc] = ()) -> None:
-        """Take in finished steps; their collections, or those of later steps, come along."""
+        """Steps are finished; collections fell in these, or in later ones."""
         for pause in pauses:
             if pause.stage != "aside":
                 self._pauses.setdefault(pause.step, []).append(pause)
@@ -91,13 +91,12 @@ class Trial:
             self.over = self.over or step.number >= self.last
 
     def outcome(self) -> Outcome | None:
-        """Compute the outcome from the complete pairs. None: there are too few.
+        """What comes of the pairs that are whole. None: too few of them.
 
-        Steps are noisy. Other programs on the machine may delay single steps, which then count as `LONGEST`, or whole
-        turns, which hardly move the median of differences (Hodges and Lehmann). A long pause of another rank counts for
-        little too, so the change may save more than the outcome says if ranks wait for each other. The durations of
-        collections are known exactly, however rare and long they are; they are included only if the change concerns
-        collections.
+        Steps are noisy: whoever shares the machine may hold up single ones, which count as `LONGEST`, or whole turns,
+        which a middle of differences doesn't follow (Hodges and Lehmann's). So a long pause of another rank counts for
+        little too: what is saved where ranks wait for each other may be more. What collections took is known for
+        sure, however rare and long they are; it is part of this only where they are what is tried.
         """
         means = [(_done(turn), _Mean.of(seen)) for turn, seen in enumerate(self._turns)]
         pairs = [dict(pair) for pair in zip(means[::2], means[1::2], strict=True)]
@@ -106,18 +105,18 @@ class Trial:
             return None
         low, middle, high = _typical([pair[False].rest - pair[True].rest for pair in whole])
         left, done = _Mean.all([pair[False] for pair in whole]), _Mean.all([pair[True] for pair in whole])
-        # A full collection visits objects from all turns, whichever turn it falls into.
+        # A full collection looks at what was made in all turns, whichever it falls into.
         of_left = (left.young / left.steps + left.full / (left.steps + done.steps)) if self._collecting else 0.0
         sure = of_left - done.young / done.steps if self._collecting else 0.0
         return Outcome(middle + sure, low + sure, high + sure, left.rest + of_left, len(whole))
 
 
 FULL = 2
-"""Generation whose collection includes all others."""
+"""The generation that is collected with all others."""
 
 
 class _Seen(NamedTuple):
-    """A step, with the time of collections in it."""
+    """A step, and how long collections took in it."""
 
     seconds: float
     young: float
@@ -125,7 +124,7 @@ class _Seen(NamedTuple):
 
 
 def _seen(seconds: float, pauses: Sequence[Gc], *, done: bool, ends: bool) -> _Seen:
-    """Add up the collections of the trial. Collections by other code may have happened without it too."""
+    """Of what somebody else collects it is not known whether it would have been any other way round."""
     ours = [one for one in pauses if one.automatic or (done and (ends or one.generation < FULL))]
     full = sum([one.seconds for one in ours if one.automatic and one.generation == FULL])
     young = sum([one.seconds for one in ours]) - full
@@ -133,18 +132,18 @@ def _seen(seconds: float, pauses: Sequence[Gc], *, done: bool, ends: bool) -> _S
 
 
 class _Mean(NamedTuple):
-    """Mean of steps of one turn, or of several turns."""
+    """Some steps of one turn, or of several."""
 
     steps: int
     rest: float
-    """Seconds of a mean step without collections."""
+    """Of a mean step, without collections."""
     young: float
-    """Seconds by which young collections delayed all steps; `full` likewise."""
+    """Of all of them, how long collections held them up; the next too."""
     full: float
 
     @classmethod
     def of(cls, seen: Sequence[_Seen]) -> "_Mean":
-        """Average steps. A collection counts as far as its step is longer than usual: it may not delay a device."""
+        """On a device's clock a collection may hold up nothing: it counts as far as its step is longer than others."""
         if not seen:
             return cls(0, 0.0, 0.0, 0.0)
         usual = median([one.seconds for one in seen])
@@ -156,7 +155,7 @@ class _Mean(NamedTuple):
 
     @classmethod
     def all(cls, turns: Sequence["_Mean"]) -> "_Mean":
-        """Average several turns."""
+        """Of several turns."""
         steps, rest, young, full = zip(*turns, strict=True)
         return cls(sum(steps), fmean(rest), sum(young), sum(full))
 

@@ -1,7 +1,7 @@
 """Windows: the same optimizer steps of all ranks, combined.
 
-A window is `length` optimizer steps by the trainer's count. Ranks exchange `Part`s, each as one line of JSON. Any other
-line is ignored, and is never an error.
+A window is `length` optimizer steps by the trainer's count. Ranks hand each other `Part`s, as one line of JSON each;
+whatever else arrives is nothing, never an error.
 """
 
 import json
@@ -14,7 +14,7 @@ from perf_callbacks.core.records import Window
 from perf_callbacks.core.steps import plus
 
 LONGEST = 4000
-"""Most characters of a line."""
+"""Characters that a line may have."""
 
 LARGEST = 2**63
 
@@ -43,7 +43,7 @@ class Part:
     """Samples; None: unknown, like the next two fields."""
     tokens: int | None
     useful_tokens: Any
-    """An integer; until the part is sent, possibly a number that a device is still computing."""
+    """An integer; until the part is sent, it may be a number that is still under way on a device."""
     model_flops: int | None = None
     """FLOPs of this rank itself, even if several ranks process the same samples. None: unknown for a step."""
     hardware_flops: int | None = None
@@ -128,18 +128,18 @@ def rates(window: Window) -> dict[str, float]:
 
 
 def encode(item: Part | Window | Verdict) -> str:
-    """Encode a record as one line of JSON: its fields in order."""
+    """One line of JSON: its fields in order."""
     values = [getattr(item, name) for name in _NAMES[type(item)]]
     return json.dumps(values, allow_nan=False, separators=(",", ":"))
 
 
 def shortened(item: Part | Window) -> Part | Window:
-    """Return the window without its requests, so that it fits on a line."""
+    """The same without what is asked for: then it fits on a line."""
     return replace(item, asks={}) if isinstance(item, Part) else replace(item, asks={}, holds={})
 
 
 def decode(kind: type[T], line: str) -> T | None:
-    """Decode the `Part`, `Window` or `Verdict` on a line; None if the line is torn, foreign, or too long."""
+    """The `Part`, `Window` or `Verdict` on a line; None where the line is torn, foreign, or too long to be one."""
     try:
         values = json.loads(line) if len(line) <= LONGEST else None
     except (ValueError, RecursionError):
@@ -170,7 +170,7 @@ def _count_or_none(value: Any) -> bool:
 
 
 def _flops(value: Any) -> bool:
-    """Tell if FLOPs are plausible. The limit is higher than for other amounts: large jobs do 2**63 in a second."""
+    """More of them than of anything else: a large job does 2**63 in a second."""
     return value is None or (type(value) is int and 0 <= value < LARGEST**2)
 
 

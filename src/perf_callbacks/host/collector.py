@@ -91,7 +91,7 @@ class Lease:
         self._owner.turn_on(self)
 
     def pass_over(self, counts: Sequence[int]) -> None:
-        """Resume automatic collection from the state that `gc.get_count()` had in `counts`."""
+        """Resume automatic collection where it had come to when `gc.get_count()` was `counts`."""
         self._owner.pass_over(self, counts)
 
     def freeze(self) -> None:
@@ -169,9 +169,9 @@ class Collector:
         self.collections = self.fulls = 0
         """Number of collections by the schedule of any fit so far, and of the full ones among them."""
         self.reason: str | None = None
-        """Reason for which a fit is collecting at this moment. None: no fit is collecting."""
+        """Why a fit is collecting at this moment. None: whoever collects, it is no fit."""
         self.unnoticed = False
-        """True: the running collection is bookkeeping, and no observer is told of it."""
+        """The collection that runs now is bookkeeping, and nobody is to hear of it."""
 
     def lease(self, progress: Progress | None = None) -> Lease:
         """Make a claim for a fit; it changes nothing yet."""
@@ -232,14 +232,14 @@ class Collector:
                 self._resume()
 
     def pass_over(self, lease: Lease, counts: Sequence[int]) -> None:
-        """Resume automatic collection with as many young collections done as in `counts`."""
+        """Resume automatic collection with as many young collections done as `counts` says."""
         with self._lock:
             if lease not in self.off:
                 return
             try:
                 self.unnoticed = True
                 for _ in range(min(counts[1], gc.get_threshold()[1] + 1) if generational() else 0):
-                    gc.collect(0)  # no object is young, so this collection is only counted
+                    gc.collect(0)  # nothing is young: it is counted, that is all
             finally:
                 self.unnoticed = False
                 self.turn_on(lease)

@@ -58,7 +58,7 @@ DTYPES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """Best rate of one dtype, and the circumstances of its measurement."""
+    """The best rate of one dtype, and how it came about."""
 
     flops_per_second: float
     dtype: str
@@ -67,9 +67,9 @@ class Measured:
     """Rows and columns of the matrices."""
     rounds: int
     seconds: float
-    """Duration of the measurement."""
+    """What measuring took."""
     cpu_share: float | None = None
-    """Share of its threads' time that the process had the CPU; None on other devices."""
+    """How much of its threads' time the process got from the CPU meanwhile; None on other devices."""
     confirmed: bool = True
     """True: several rounds came close to the best one."""
 
@@ -85,18 +85,18 @@ class Rounds(Protocol):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Available sizes, smallest first."""
+        """Which sizes there are, smallest first."""
         ...
 
     def flops(self, size: int) -> float:
-        """FLOPs of a round."""
+        """How much a round is."""
         ...
 
     def prepare(self, size: int) -> None:
-        """Prepare the memory for rounds of this size and of all sizes before it."""
+        """Have what rounds of this size need, and of those before."""
 
     def run(self, size: int) -> None:
-        """Run a round and wait for its end."""
+        """Do a round, and wait until it is done."""
 
 
 class Matmuls:
@@ -169,7 +169,7 @@ def measure(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Best:
-    """Best rate that a search found."""
+    """The best rate that a search found."""
 
     flops_per_second: float
     size: int
@@ -248,7 +248,7 @@ class Search:
 
 
 def search(rounds: Rounds, *, seconds: float, clock: Callable[[], float], most_seconds: float | None = None) -> Best:
-    """Search for the best rate among the sizes that there is time for.
+    """The best rate among the sizes that there is time for.
 
     After `seconds` the search ends as soon as other rounds came close to the best one, and after `most_seconds` in any
     case.

@@ -51,7 +51,7 @@ class Rounds:
         self.latest: Window | None = None
         self.failure: str | None = None
         self.agreed = threading.Event()
-        """Set if the settings are known, or not waited for any more."""
+        """There is a verdict, or none to wait for."""
         self._shortened = False
 
     def step(self, now: float) -> float | None:
@@ -85,7 +85,7 @@ class Rounds:
         """Take back notes; a rank that only sends parts has none."""
 
     def _line(self, item: Part | Window) -> str:
-        """Encode a record for the other ranks. They ignore a line that is too long."""
+        """An item as the other ranks read it. They pass over a line that is too long."""
         line = encode(item)
         if len(line) <= LONGEST:
             return line
@@ -122,7 +122,7 @@ class Leader(Rounds):
     ) -> None:
         super().__init__(store, rank=rank, world_size=world_size)
         verdict = Verdict(fit=uuid.uuid4().hex, run_id=run_id, window=window, directory=directory)
-        if len(encode(verdict)) > LONGEST:  # a path may have any length
+        if len(encode(verdict)) > LONGEST:  # a path may be as long as it likes
             verdict = dataclasses.replace(verdict, directory=None)
         self.verdict = self._mine = verdict
         self._said = False
@@ -131,7 +131,7 @@ class Leader(Rounds):
         self.agreed.set()
 
     def _round(self, board: Board, now: float) -> float | None:
-        if self.offers or not self._said:  # again with each window: a fit within this one may have written its own
+        if self.offers or not self._said:  # again with each window: a fit within this one may have had its own
             board.write("verdict", encode(self._mine))
             self._said = True
         for part in self._drained(self._mine.window or 0):
