@@ -1,4 +1,4 @@
-"""The shape of an item of the checklist."""
+"""Interface of the checklist's items."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -57,7 +57,7 @@ class Fit:
 
 
 class Applied:
-    """An item, applied. By itself it asks for nothing, sees nothing, and can't be tried."""
+    """An applied item. By default it asks for nothing, sees nothing, and can't be tried."""
 
     slug: str
 
@@ -67,7 +67,7 @@ class Applied:
 
     @property
     def due(self) -> int:
-        """The step from whose end on there is something to do."""
+        """Step at whose end something is due."""
         return self._due
 
     def end_step(self, step: int) -> None:
@@ -117,7 +117,7 @@ class Applied:
         self.close()
 
     def news(self) -> list[Checklist]:
-        """What there is to say since the last call."""
+        """Return what is new since the last call."""
         news, self._news = self._news, []
         return news
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-c10d: Any = dist  # torch does not export to type checkers what it documents
+c10d: Any = dist  # torch documents it without exporting it to type checkers
 
 LONGEST = 40_000
 """Most bytes of a note."""
