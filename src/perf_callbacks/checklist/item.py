@@ -57,7 +57,7 @@ class Fit:
 
 
 class Applied:
-    """An applied item. By default it asks for nothing, sees nothing, and can't be tried."""
+    """An item, applied. By itself it asks for nothing, sees nothing, and can't be tried."""
 
     slug: str
 
