@@ -31,7 +31,7 @@ log = logging.getLogger("perf_callbacks")
 
 
 def meet(place: Place, config: PerfConfig, run_id: str) -> "Exchange | None":
-    """Join the exchange with the other ranks of a fit; None if there are none, or they can't be reached."""
+    """The other ranks of a fit; None where there are none, or they can't be reached."""
     store = store_room.default_store() if place.world_size > 1 else None
     if store is None:
         return None

@@ -20,11 +20,11 @@ SHARE = 0.75
 
 
 def default_store() -> Any:
-    """Return the store of the default process group; None if there is none."""
+    """The store of the default process group; None where there is none to be had."""
     try:
         if dist.is_available() and dist.is_initialized():
-            return c10d.distributed_c10d._get_default_store()  # noqa: SLF001 the only way to it
-    except Exception:  # noqa: BLE001 process groups are made differently in each version of torch
+            return c10d.distributed_c10d._get_default_store()  # noqa: SLF001 the one way to it
+    except Exception:  # noqa: BLE001 how groups come about differs between versions of torch
         return None
     return None
 
