@@ -1,4 +1,4 @@
-"""README, pages and docstrings are tests; the code in README runs with a model, data and a directory of its own."""
+"""Run the code in README, the pages and docstrings as tests; each page has a model, data and a directory of its own."""
 
 import os
 import sys
@@ -46,7 +46,6 @@ def _leave(namespace):
     os.chdir(_HOME)
 
 
-_readme = Sybil(parsers=[PythonCodeBlockParser()], patterns=["README.md"], setup=_stage, teardown=_leave)
-_pages = Sybil(parsers=[PythonCodeBlockParser()], path="docs", patterns=["*.md"])
+_pages = Sybil(parsers=[PythonCodeBlockParser()], patterns=["README.md", "docs/*.md"], setup=_stage, teardown=_leave)
 _docstrings = Sybil(parsers=[DocTestParser()], path="src", patterns=["*.py"])
-pytest_collect_file = SybilCollection([_readme, _pages, _docstrings]).pytest()
+pytest_collect_file = SybilCollection([_pages, _docstrings]).pytest()

@@ -1,4 +1,4 @@
-"""A loop with Accelerate, measured by the one line that attaches to the accelerator."""
+"""Measure a loop with Accelerate: one line attaches the callback to the accelerator."""
 
 import torch
 from accelerate import Accelerator

@@ -1,4 +1,4 @@
-"""A small classifier learns with the Lightning Trainer, validated each epoch, on whatever device is here."""
+"""Train a small classifier with the Lightning Trainer and validate each epoch, on the device of this machine."""
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -34,7 +34,6 @@ trainer = Trainer(
     max_epochs=3,
     log_every_n_steps=16,
     logger=CSVLogger("out/lightning"),
-    default_root_dir="out/lightning",
     callbacks=[PerfCallback()],
 )
 trainer.fit(Classifier(), DataLoader(data, batch_size=32, shuffle=True), DataLoader(data, batch_size=256))

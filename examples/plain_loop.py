@@ -1,4 +1,4 @@
-"""A small network in a loop of its own, with an evaluation and a checkpoint, measured without a change to the steps."""
+"""Measure a plain loop with an evaluation and a checkpoint; the code of its steps stays unchanged."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ with measure(model=model, optimizer=optimizer, loader=loader, config=PerfConfig(
             optimizer.step()
             optimizer.zero_grad()
             if step % 64 == 63:
-                rate = perf.row().get("perf/samples_per_second", float("nan"))  # an empty row if measuring is off
+                rate = perf.row().get("perf/samples_per_second", float("nan"))  # the row is empty if measuring is off
                 print(f"{epoch=} {step=} loss={loss.item():.3f} {rate:,.0f} samples/s")
         with perf.evaluation(), torch.no_grad():
             model(data.tensors[0]).argmax(-1)

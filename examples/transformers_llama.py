@@ -1,4 +1,4 @@
-"""A small Llama, built from a config, learns to count with the Hugging Face Trainer, on whatever device is here."""
+"""Train a small Llama from a config to count, with the Hugging Face Trainer, on the device of this machine."""
 
 import torch
 from torch.utils.data import Dataset
@@ -16,15 +16,13 @@ class Counting(Dataset):
         return {"input_ids": ids, "labels": ids}
 
 
-model = LlamaForCausalLM(
-    LlamaConfig(
-        vocab_size=4096,
-        hidden_size=256,
-        intermediate_size=688,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        pad_token_id=0,
-    )
+config = LlamaConfig(
+    vocab_size=4096,
+    hidden_size=256,
+    intermediate_size=688,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    pad_token_id=0,
 )
 arguments = TrainingArguments(
     output_dir="out/llama",
@@ -37,4 +35,5 @@ arguments = TrainingArguments(
     save_strategy="no",
     report_to="none",
 )
+model = LlamaForCausalLM(config)
 Trainer(model=model, args=arguments, train_dataset=Counting(), callbacks=[PerfCallback()]).train()

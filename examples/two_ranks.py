@@ -1,4 +1,4 @@
-"""Two ranks of a DDP loop, one with a slower loader: what each of them does per device, and what both do together."""
+"""Measure two ranks of a DDP loop, one with a slower loader: rates per device, and of both ranks together."""
 
 import tempfile
 import time

@@ -1,4 +1,4 @@
-"""Read what a run left behind: the records of its journal, checked and typed. Imports neither torch nor a framework.
+"""Reader of journals: their records, checked and typed. Imports neither torch nor a framework.
 
 from perf_callbacks.journal import Steps, read
 

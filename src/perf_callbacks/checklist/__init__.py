@@ -1,1 +1,1 @@
-"""The startup checklist: items of one shape, each of which looks, decides, and changes at most one thing."""
+"""Startup checklist: items of one shape, each of which decides and changes at most one thing."""

@@ -1,9 +1,9 @@
-"""The checklist item `gc`: garbage is collected at the same step on all ranks, without the objects that live long.
+"""The checklist item `gc`: garbage is collected at the same step on all ranks, and long-lived objects are frozen.
 
-Automatic collections strike each rank at a step of its own, and every rank waits for each of them. From the second step
-of a fit on, when lazy imports and optimizer states are there, automatic collection is off and the step counter alone
-says when to collect. The first full collection that falls due freezes what is alive, so that later ones are cheap; a
-fit that is over before has paid for neither.
+Automatic collections strike each rank at a different step, and every rank waits for each of them. From the second step
+of a fit on, when lazy imports and optimizer states exist, automatic collection is off and the step counter alone
+triggers collections. The first full collection by this schedule freezes all live objects, so that later ones are cheap.
+A fit that ends earlier pays for neither.
 """
 
 import gc
@@ -22,25 +22,25 @@ from perf_callbacks.host.environment import Environment
 YOUNG = 1
 
 RARER = 10
-"""Full collections are as much rarer than young ones: a young one never frees a cycle that has outlived another."""
+"""Young collections per full one. A young collection never frees a cycle that has survived another."""
 
 ASKED = "gc_interval"
-"""What ranks agree on, by the name by which they ask for it."""
+"""Name of the value that ranks agree on."""
 
 LEAST_INTERVAL = 10
-"""Ranks ask for no shorter interval than this: whoever wants one configures it."""
+"""Shortest interval that ranks ask for. A shorter one has to be configured."""
 
 BEGIN_AFTER = 2
 """Steps of a fit after which its lazy imports, optimizer states and buckets exist."""
 
 
 class Garbage:
-    """The item."""
+    """The item `gc`."""
 
     slug = "gc"
 
     def decide(self, environment: Environment, config: PerfConfig) -> Checklist:
-        """What is to be done about garbage collection."""
+        """Decide what to do about garbage collection."""
         before = "automatic" if environment.gc_enabled else "not automatic"
         before += f", thresholds {'/'.join(map(str, environment.gc_thresholds))}"
         frozen = environment.gc_frozen >= OWN_FROZEN
@@ -73,12 +73,12 @@ def _after(config: PerfConfig, environment: Environment) -> str:
 
 
 def _next(step: int, interval: int) -> int:
-    """The first multiple of the interval that is not before this step."""
+    """Return the first multiple of the interval that is not before this step."""
     return -(-step // interval) * interval
 
 
 def due_between(before: int, step: int, interval: int) -> int | None:
-    """Say which collection falls due after one step and not later than another: the same on every rank.
+    """Return the generation to collect after one step and not later than another: the same on every rank.
 
     >>> due_between(99, 100, 100), due_between(999, 1000, 100), due_between(100, 101, 100)
     (1, 2, None)
@@ -89,10 +89,10 @@ def due_between(before: int, step: int, interval: int) -> int | None:
 
 
 class Collecting(Applied):
-    """Collects when the step counter says so, and at once where garbage grows too fast for that.
+    """Collects when the step counter says so, and at once if garbage grows too fast.
 
-    On trial it collects young objects at the end of each of its turns too, so that these pay for what they leave
-    behind. Nothing is frozen then, so that full collections are left to the turns between.
+    On trial it also collects young objects at the end of each of its turns, so that these turns pay for their own
+    garbage. Nothing is frozen then, so that full collections are left to the turns between.
     """
 
     slug, collects = Garbage.slug, True
@@ -118,7 +118,7 @@ class Collecting(Applied):
 
     @property
     def due(self) -> int:
-        """The step from whose end on there is something to do: a span that nobody ends does so with its step."""
+        """Step at whose end something is due. A span that was not ended is ended with its step."""
         return 0 if self._spans else self._due
 
     def step_ended(self, step: int) -> None:
@@ -174,25 +174,25 @@ class Collecting(Applied):
         interval = least.get(ASKED, pending)
         if 0 < interval < pending:
             self._agreed = interval, step
-            if self._due != NEVER:  # else it is seen to once it is done, if ever
+            if self._due != NEVER:  # otherwise this rank looks again after it
                 self._due = min(self._due, step)
 
     @property
     def turns(self) -> bool:
-        """Whether it can be tried: with nothing frozen, full collections must not fall into its turns."""
+        """Tell if a trial is possible: with nothing frozen, full collections must not fall into its turns."""
         return self._level == "sync" and self._let_go.alive and self._interval >= TURN
 
     def hold(self) -> None:
-        """Do nothing yet: it is to be tried."""
+        """Wait for the trial."""
         self._due, self._fresh = NEVER, False
 
     def turn(self, step: int, *, done: bool) -> None:
-        """The turn before ends after this step; another one begins, in which it is done or left."""
+        """End the turn before after this step, and begin another one, on or off."""
         while self._spans:
             self.span_ended()
         tried = self._tried
         if due_between(self._last, step, self._interval) == FULL or not self._fresh:
-            with self._aside_of_steps():  # so that nothing piles up, nor makes a collection of the first turns
+            with self._aside_of_steps():  # so that no garbage piles up and causes a collection in the first turns
                 self._lease.collect_now(FULL)
         if not self._fresh:
             self._fresh = True
@@ -209,11 +209,11 @@ class Collecting(Applied):
             self._lease.pass_over(tried)
 
     def keep(self, step: int) -> None:
-        """Do it from now on: it is worth it."""
+        """Apply it from now on: it pays."""
         self._begin(step)
 
     def leave(self, step: int) -> None:
-        """Leave it: it is not worth it. What piled up meanwhile is collected."""
+        """Don't apply it: it doesn't pay. Garbage that piled up is collected."""
         super().leave(step)
         with self._aside_of_steps():
             self._lease.collect_now(FULL)
@@ -234,7 +234,7 @@ class Collecting(Applied):
         self._due = step + 1
 
     def _freeze(self, step: int) -> None:
-        """Collect everything once and freeze the rest. This is paid once, and belongs to no step."""
+        """Collect everything once and freeze the rest. This is paid once and belongs to no step."""
         with self._aside_of_steps():
             self._lease.collect(FULL, STARTUP)
             self._lease.freeze()
@@ -242,7 +242,7 @@ class Collecting(Applied):
         self._growth.begin()
 
     def _take_over(self) -> None:
-        """Go on after a step so long that the watchdog gave the collector back, and collected everything."""
+        """Continue after a step so long that the watchdog released the collector and collected everything."""
         if self._lease.turn_off() and self._frozen:
             self._lease.freeze()
 
@@ -303,14 +303,14 @@ class Collecting(Applied):
         return max(1, self._interval // RARER)
 
     def _look(self, step: int) -> None:
-        """Where this rank is in danger it collects at once. The others keep to their steps, and so does it."""
+        """Collect at once if this rank is in danger. The schedule of all ranks stays the same."""
         relief = self._growth.relieve(step)
         if relief is not None:
             self._tell_of(relief)
         self._look_again(step)
 
     def _look_again(self, step: int) -> None:
-        """Garbage that grows fast shows soon after the beginning."""
+        """Check again: garbage that grows fast shows soon after the beginning."""
         self._due = step + min(self._apart, max(1, step - self._first), self._interval - step % self._interval)
 
     def _tell_of(self, relief: Relief) -> None:

@@ -1,4 +1,4 @@
-"""Garbage that grows too fast to be left to the next collection."""
+"""Growth of garbage that is too fast to wait for the next collection."""
 
 import gc
 from collections.abc import Callable, Mapping
@@ -7,36 +7,36 @@ from typing import NamedTuple
 from perf_callbacks.host.collector import FULL
 
 MOST_YOUNG = 500_000
-"""Objects since the last collection from which on it isn't waited for the next one."""
+"""Objects since the last collection that make a rank collect at once."""
 
 GROWTH = 0.1
-"""As much more memory than before does the same…"""
+"""Growth of memory, as a ratio, that does the same…"""
 
 LEAST_GROWTH = 256_000_000
-"""…if it is as many bytes too."""
+"""…if it is at least as many bytes."""
 
 
 class Relief(NamedTuple):
-    """What a collection that was not waited for was made for, and what it brought."""
+    """A collection that could not wait: its cause and its effect."""
 
     found: str
     helped: bool
-    """Whether much of what was found was garbage."""
+    """True: much of what it visited was garbage."""
 
 
 class Growth:
-    """Looks at what has piled up on this rank, and collects where that is too much."""
+    """Watches the garbage on this rank, and collects if it grows too much."""
 
     def __init__(self, memory: Callable[[], Mapping[str, int]], young: int, collect: Callable[[int], int]) -> None:
         self._memory, self._young, self._collect = memory, young, collect
         self._base: Mapping[str, int] = {}
 
     def begin(self) -> None:
-        """What memory is in use now is what there has to be."""
+        """Take the memory in use now as the normal amount."""
         self._base = self._memory()
 
     def relieve(self, step: int) -> Relief | None:
-        """Collect after a step, if there is need. None: there is not."""
+        """Collect after a step if necessary. None: it was not."""
         young = gc.get_count()[0]
         if young > MOST_YOUNG:
             return Relief(f"{young:,} new objects after step {step}", 2 * self._collect(self._young) > young)

@@ -1,4 +1,4 @@
-"""The shape of an item of the checklist."""
+"""Interface of the checklist's items."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -22,39 +22,39 @@ FAILED = "failed"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batches:
-    """How batches get to the device, as a door knows it. Functions are given by whose they are and their name."""
+    """Path of batches to the device, as the integration knows it. A function is given by its owner and its name."""
 
     pinned: bool | None = None
-    """Whether the trainer's loaders pin. None: each as it was told to."""
+    """True: the trainer's loaders pin. None: each loader as it was configured."""
     copied_aside: bool | None = None
-    """Whether the trainer's copies are not waited for. None: it is not the trainer that copies."""
+    """True: the trainer doesn't wait for its copies. None: the trainer doesn't copy."""
     loaders: tuple[Any, ...] = ()
-    """The loaders that are known by now."""
+    """Loaders that are known by now."""
     process: tuple[Any, str] | None = None
-    """What makes others ready, and returns them."""
+    """Function that prepares other loaders and returns them."""
     first: tuple[Any, str] | None = None
-    """What gets each batch before it is copied."""
+    """Function that gets each batch before it is copied."""
     copy: tuple[Any, str] | None = None
-    """What copies a batch to a device, unless it is asked to be `non_blocking`, waiting for it."""
+    """Function that copies a batch to a device, and waits unless it is called with `non_blocking`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
-    """The fit that items are applied to."""
+    """Fit that items are applied to."""
 
     config: PerfConfig
     environment: Environment
     step: int
     """Optimizer steps done before."""
     memory: Callable[[], Mapping[str, int]]
-    """The bytes in use, by kind, as of now."""
+    """Returns the bytes in use, by kind."""
     batches: Batches = Batches()
     aside: Callable[[], AbstractContextManager[object]] = nullcontext
-    """What is done within is part of no step."""
+    """Context whose time is part of no step."""
     progress: Progress | None = None
-    """How far the fit has come, for the watchdog to ask. None: nobody is to ask."""
+    """Progress of the fit, for the watchdog. None: the watchdog doesn't ask."""
     proving: bool = False
-    """Whether what can be tried is to be tried first."""
+    """True: items are tried first if possible."""
 
 
 class Applied(Observer):
@@ -68,32 +68,32 @@ class Applied(Observer):
 
     @property
     def due(self) -> int:
-        """The step from whose end on there is something to do."""
+        """Step at whose end something is due."""
         return self._due
 
     @property
     def turns(self) -> bool:
-        """Whether it can be done and left in turns, here and still."""
+        """True: the item can be turned on and off here and now."""
         return False
 
     collects: bool = False
-    """Whether what it changes is when garbage is collected."""
+    """True: the item changes when garbage is collected."""
 
     def hold(self) -> None:
-        """Do nothing yet: it is to be tried."""
+        """Wait for the trial."""
 
     def turn(self, step: int, *, done: bool) -> None:
-        """After that step, a turn begins in which it is done or left; so a turn before it ends."""
+        """After that step, begin a turn that is on or off, and end the turn before."""
 
     def keep(self, step: int) -> None:
-        """From the end of that step on it is done, for good."""
+        """Apply the item for good from the end of that step on."""
 
     def leave(self, step: int) -> None:  # noqa: ARG002 it is the shape of all
         """From there on it is left, for good."""
         self.closed()
 
     def news(self) -> list[Checklist]:
-        """What there is to say since the last call."""
+        """Return what is new since the last call."""
         news, self._news = self._news, []
         return news
 
@@ -106,17 +106,17 @@ class Applied(Observer):
 
 
 class Item(Protocol):
-    """One item. Items don't know of each other."""
+    """One item. Items don't know each other."""
 
     @property
     def slug(self) -> str:
-        """What it is called, for good."""
+        """Permanent name of the item."""
         ...
 
     def decide(self, environment: Environment, config: PerfConfig) -> Checklist:
-        """What is to be done. It only looks at what it is given."""
+        """Decide from the arguments alone what to do."""
         ...
 
     def apply(self, fit: Fit) -> Applied:
-        """Do what was decided to be applied. Closing what this returns undoes it."""
+        """Apply the decision. Closing the returned object undoes it."""
         ...

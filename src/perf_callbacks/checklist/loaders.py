@@ -1,7 +1,7 @@
-"""Batches in pinned memory, and copies of those to the device that the host doesn't wait for.
+"""Item `loaders`: batches in pinned memory, and copies to the device that the host doesn't wait for.
 
-A copy from memory that is not pinned waits for the device, however it is asked for; a copy from pinned memory does so
-unless it is asked not to. Nothing is changed of how many batches there are, and in which order.
+A copy from memory that is not pinned always waits for the device. A copy from pinned memory waits unless it is told not
+to. The number and order of batches don't change.
 """
 
 import functools
@@ -24,16 +24,16 @@ PINNING = frozenset({"cuda", "xpu"})
 """Accelerators that copy from pinned memory by themselves."""
 
 MOST_PINNED = 0.1
-"""Share of the memory that is left that pinned batches may take: it can't be swapped out."""
+"""Share of the available memory that pinned batches may take. Pinned memory can't be swapped out."""
 
 
 class Loaders:
-    """The item."""
+    """The item `loaders`."""
 
     slug = "loaders"
 
     def decide(self, environment: Environment, config: PerfConfig) -> Checklist:
-        """What is to be done about how batches get to the device."""
+        """Decide how batches get to the device."""
         status, why = _status(environment, config)
         before = ", ".join(part for part in (_PINS[environment.loaders_pin], _COPIES[environment.copies_go_on]) if part)
         if status == ADVISED:
@@ -44,7 +44,7 @@ class Loaders:
         )
 
     def apply(self, fit: Fit) -> "Loading":
-        """Pin what can be pinned, and don't wait for copies of what is pinned."""
+        """Pin batches where possible, and don't wait for copies of pinned batches."""
         return Loading(fit)
 
 
@@ -68,14 +68,14 @@ def _status(environment: Environment, config: PerfConfig) -> tuple[str, str]:
 
 
 def _line(environment: Environment) -> str:
-    """What to write."""
+    """Render the options that the user would set."""
     pin = "" if environment.loaders_pin else "DataLoader(..., pin_memory=True)"
     copies = "" if environment.copies_go_on is not False else "non_blocking=True for the trainer's copies"
     return ", ".join(part for part in (pin, copies) if part)
 
 
 class First:
-    """The first batch that is about to be copied: whether it is pinned, and how large it is."""
+    """First batch that is about to be copied: whether it is pinned, and its size."""
 
     def __init__(self) -> None:
         self.kind: str | None = None
@@ -83,7 +83,7 @@ class First:
         self.bytes = 0
 
     def see(self, batch: object) -> None:
-        """A batch is about to be copied."""
+        """Note a batch that is about to be copied."""
         if self.kind is not None:
             return
         tensors = [*_tensors(batch)]
@@ -93,23 +93,23 @@ class First:
 
 
 class Copies:
-    """Whether copies of pinned batches go on by themselves."""
+    """Switch: copies of pinned batches are asynchronous or not."""
 
     def __init__(self) -> None:
         self.go_on = True
 
 
 class Loading(Applied):
-    """Pins, and copies without waiting, until it is closed. What is tried is the latter: loaders under way pin on."""
+    """Pins, and copies asynchronously, until it is closed. Only copies go on trial; running loaders go on pinning."""
 
     slug = Loaders.slug
 
     def __init__(self, fit: Fit) -> None:
         super().__init__()
         self._patches = Patches()
-        self._undo = weakref.finalize(self, self._patches.restore)  # holds nothing that holds us
+        self._undo = weakref.finalize(self, self._patches.restore)  # holds no reference to this object
         self._seams = Patches()
-        """Changes of objects that live as long as the fit."""
+        """Changes to objects that live as long as the fit."""
         self._room = None
         if fit.environment.memory_available is not None:
             self._room = MOST_PINNED * fit.environment.memory_available / fit.environment.local_world_size
@@ -147,23 +147,23 @@ class Loading(Applied):
 
     @property
     def turns(self) -> bool:
-        """Whether it can be tried."""
+        """Tell if a trial is possible."""
         return self._copied and self._undo.alive
 
     def hold(self) -> None:
-        """Copies are waited for, for now."""
+        """Make copies synchronous until the trial."""
         self._copies.go_on = False
 
     def turn(self, step: int, *, done: bool) -> None:  # noqa: ARG002 it is the shape of all
-        """From now on they are not, or they are again."""
+        """Make copies asynchronous or synchronous for a turn."""
         self._copies.go_on = done
 
     def keep(self, step: int) -> None:  # noqa: ARG002 it is the shape of all
-        """It is worth it: they are not, for good."""
+        """Keep copies asynchronous for good: it pays."""
         self._copies.go_on = True
 
     def leave(self, step: int) -> None:  # noqa: ARG002 it is the shape of all
-        """It is not: they are waited for. That loaders pin was not tried."""
+        """Make copies synchronous: it doesn't pay. Pinning was not on trial and stays."""
         self._copies.go_on = False
 
     def closed(self) -> None:
@@ -174,7 +174,7 @@ class Loading(Applied):
 
 
 def _pin(patches: Patches, held: list[int], loader: Any) -> None:
-    """Let a loader pin its batches, unless it is under way. Of one that does already, nothing is changed."""
+    """Make a loader pin its batches, unless it is already running. A loader that pins already is not changed."""
     loader = getattr(loader, "base_dataloader", loader)  # accelerate wraps it
     if isinstance(loader, DataLoader) and not loader.pin_memory and loader._iterator is None:  # noqa: SLF001
         patches.add(functools.partial(_unpin, weakref.ref(loader), loader.pin_memory))
@@ -189,12 +189,12 @@ def _unpin(reference: "weakref.ref[DataLoader[Any]]", before: bool) -> None:  # 
 
 
 def _processing(pin: Callable[[Any], None], inner: Callable[..., Any]) -> Callable[..., Any]:
-    """What makes a loader ready for a trainer."""
+    """Wrap the function that prepares a loader for a trainer."""
 
     @functools.wraps(inner)
     def call(*args: Any, **kwargs: Any) -> Any:
         loader = inner(*args, **kwargs)
-        with suppress(Exception):  # then it is not pinned, which the first batch shows
+        with suppress(Exception):  # then it is not pinned, as the first batch shows
             pin(loader)
         return loader
 
@@ -202,7 +202,7 @@ def _processing(pin: Callable[[Any], None], inner: Callable[..., Any]) -> Callab
 
 
 def _seeing(first: First, inner: Callable[..., Any]) -> Callable[..., Any]:
-    """What gets a batch before it is copied."""
+    """Wrap the function that gets a batch before it is copied."""
 
     @functools.wraps(inner)
     def call(batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -217,7 +217,7 @@ def _seeing(first: First, inner: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _copying(first: First, copies: Copies, inner: Callable[..., Any]) -> Callable[..., Any]:
-    """What copies a batch: whoever is asked to by a loader that forgot how does it as well."""
+    """Wrap the function that copies a batch, also for a loader that forgot its configuration."""
 
     @functools.wraps(inner)
     def call(batch: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
@@ -232,7 +232,7 @@ def _copying(first: First, copies: Copies, inner: Callable[..., Any]) -> Callabl
 
 
 def _tensors(batch: object) -> Iterator[torch.Tensor]:
-    """The tensors of a batch, where torch looks for them when it pins."""
+    """Return the tensors of a batch, where torch looks for them when it pins."""
     if isinstance(batch, torch.Tensor):
         yield batch
     elif isinstance(batch, Mapping):

@@ -1,4 +1,4 @@
-"""What an item buys, proven: early in a fit it is done and left in turns, and kept if steps were shorter with it."""
+"""Trial of an item: early in a fit it is turned on and off in turns, and kept if steps were shorter with it."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,11 +8,12 @@ from perf_callbacks.core.steps import NEVER, Step
 from perf_callbacks.core.trial import LEAST, PAIRS, TURN, Outcome, Trial
 
 SLOT = 2 * PAIRS * TURN + 256
-"""Steps from one item's trial to the next one's: it takes a while until all ranks have heard what came of the first."""
+"""Steps from the start of one item's trial to the next one's. It takes a while until all ranks know the first
+verdict."""
 
 
 class Proving(Applied):
-    """An item on trial. Of several ranks, all must find that it is worth it."""
+    """An item on trial. With several ranks, all must find that it pays."""
 
     def __init__(self, item: Applied, after: int) -> None:
         super().__init__()
@@ -28,7 +29,7 @@ class Proving(Applied):
 
     @property
     def due(self) -> int:
-        """Of the item, the next turn, and what was decided, whichever comes first."""
+        """Next step at which the item, a turn or a decision is due."""
         decided = NEVER if self._verdict is None else self._verdict[1]
         return min(self._item.due, NEVER if self._turn is None else self._turn, decided)
 
@@ -55,7 +56,7 @@ class Proving(Applied):
 
     @property
     def watching(self) -> bool:
-        """Until it has found out."""
+        """True: the verdict is not known yet."""
         return not self._over and self._finds is None
 
     def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
@@ -94,7 +95,7 @@ class Proving(Applied):
             self._item.keep(step)
         else:
             self._item.leave(step)
-        if keep and not self._item.turns:  # it has given up by itself, and said why
+        if keep and not self._item.turns:  # the item has given up and said why
             return
         self._say(
             APPLIED if keep else SKIPPED,
@@ -107,12 +108,12 @@ class Proving(Applied):
 
 
 def asked(slug: str) -> str:
-    """By which name a rank asks for an item to be kept, by 1, or left, by 0."""
+    """Return the name under which a rank asks for an item to be kept (1) or dropped (0)."""
     return f"keep {slug}"
 
 
 def plan(after: int) -> str:
-    """What a person is told before a trial.
+    """Render the plan of a trial.
 
     >>> plan(2)
     'done and left in turns of 32 steps until step 1,026, to prove what it buys'

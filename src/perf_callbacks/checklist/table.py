@@ -1,4 +1,4 @@
-"""The items of the checklist, in the order in which they are applied and shown."""
+"""Items of the checklist, in the order in which they are applied and shown."""
 
 from perf_callbacks.checklist.gc_item import Garbage
 from perf_callbacks.checklist.item import Item

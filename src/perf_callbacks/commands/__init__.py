@@ -11,17 +11,17 @@ from perf_callbacks.version import __version__
 
 
 class Command(Protocol):
-    """What the module of a command has."""
+    """Interface of a command's module."""
 
     NAME: str
     SUMMARY: str
     """One line for the list of commands."""
 
     def add_arguments(self, parser: argparse.ArgumentParser, /) -> None:
-        """Say what the command takes."""
+        """Add the command's arguments."""
 
     def run(self, arguments: argparse.Namespace, /) -> int:
-        """Do it. The exit status; `ConfigError` for what makes no sense."""
+        """Run the command and return its exit status. Raises `ConfigError` for settings that make no sense."""
         ...
 
 
@@ -29,7 +29,7 @@ COMMANDS: tuple[Command, ...] = (check, flops)
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run what the command line says."""
+    """Run the command that the command line names."""
     parser = argparse.ArgumentParser(prog="perf-callbacks", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"perf_callbacks {__version__}")
     choices = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

@@ -1,4 +1,4 @@
-"""`perf-callbacks check`: what the startup checklist finds on this machine, and what it would do, without training."""
+"""`perf-callbacks check`: the checklist for this machine, and the peak for MFU, without training."""
 
 import argparse
 import json
@@ -15,11 +15,11 @@ SUMMARY: str = "what the startup checklist would do on this machine, and the pea
 _NAMES = {WHATEVER: "any number format"}
 
 LEFT_TO_DO = 1
-"""The exit status where something is left for a person to do."""
+"""Exit status if something is left to do by hand."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Say what the command takes."""
+    """Add the command's arguments."""
     parser.epilog = (
         "Settings are those of the environment (PERF_CALLBACKS_...). Nothing is changed; a peak that is "
         "measured is kept in the user's cache. Exits with 1 if something is left to do by hand: an item is advised or "

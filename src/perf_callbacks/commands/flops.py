@@ -1,4 +1,4 @@
-"""`perf-callbacks flops`: what a training step costs and what share of the peak that was, by every convention."""
+"""`perf-callbacks flops`: FLOPs, MFU and HFU of a training step by every convention."""
 
 import argparse
 import json
@@ -40,7 +40,7 @@ _RUN: dict[str, tuple[type, str]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Say what the command takes."""
+    """Add the command's arguments."""
     parser.add_argument("path", nargs="?", metavar="CONFIG", help="config.json of a model on Hugging Face")
     model = parser.add_argument_group("the model", "what is given here wins over config.json")
     model.add_argument("--config", metavar="CONFIG", help="as CONFIG")
@@ -66,7 +66,7 @@ def _add(group: Any, options: dict[str, tuple[type, str]]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print every convention's figures."""
+    """Print the figures of every convention."""
     model = _model(arguments)
     work = _work(arguments)
     peak = _peak(arguments)

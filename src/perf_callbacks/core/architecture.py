@@ -1,4 +1,4 @@
-"""The dimensions of a transformer: what a calculator has to know of it."""
+"""Dimensions of a transformer, as the calculator needs them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -8,12 +8,12 @@ from perf_callbacks.core.config import ConfigError
 
 
 class MissingError(LookupError):
-    """A dimension that is needed is not known. The text is its name."""
+    """A dimension that is needed is unknown. The text is its name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Architecture:
-    """A transformer, as far as its dimensions are known. What is left out is unknown, or has the default named here.
+    """Dimensions of a transformer. A field that is left out is unknown, or has the default named here.
 
     >>> Architecture(layers=2, hidden=64, heads=4, vocab=100).parameters
     111104
@@ -31,18 +31,18 @@ class Architecture:
     ffn: int | None = None
     """Width of the MLP, or of one expert. None: 4 x hidden."""
     gated: bool = False
-    """Whether the MLP has three matrices (SwiGLU and its like) rather than two."""
+    """True: the MLP has three matrices (SwiGLU and similar). False: two."""
     experts: int = 0
-    """In how many experts the MLP is split; 0: in none."""
+    """Number of experts that the MLP is split into; 0: none."""
     active_experts: int = 0
-    """How many of them a token goes through."""
+    """Number of experts that process a token."""
     vocab: int | None = None
     tied: bool = False
-    """Whether the output head is the embedding, transposed."""
+    """True: the output head is the transposed embedding."""
     positions: int = 0
-    """Learned position embeddings."""
+    """Number of learned position embeddings."""
     params: int | None = None
-    """All parameters, where that is known better. None: the matrices are added up."""
+    """All parameters, if their exact number is known. None: the sum of the matrices."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -63,12 +63,12 @@ class Architecture:
 
     @property
     def layer_matrices(self) -> int:
-        """Elements of the matrices that a token is multiplied with in one layer: of its own experts alone."""
+        """Elements of the matrices in one layer that a token is multiplied with; of the experts, only its own."""
         return self._attention + self._expert * (self.active_experts or 1) + self._router
 
     @property
     def idle_parameters(self) -> int:
-        """Those of experts that a token doesn't go through."""
+        """Parameters of experts that don't process a token."""
         if not self.experts:
             return 0
         return known(self.layers, "layers") * self._expert * (self.experts - self.active_experts)
@@ -80,7 +80,7 @@ class Architecture:
 
     @property
     def parameters(self) -> int:
-        """All parameters: as given, or all matrices. Biases and norms, commonly 0.1 %, are then left out."""
+        """All parameters: as given, or the sum of all matrices. The sum lacks biases and norms, commonly 0.1 %."""
         if self.params is not None:
             return self.params
         stack = known(self.layers, "layers") * self.layer_matrices + self.idle_parameters
@@ -88,7 +88,7 @@ class Architecture:
 
     @property
     def width(self) -> int:
-        """Hidden, where it must be known."""
+        """Hidden size; raises if it is unknown."""
         return known(self.hidden, "hidden")
 
     @property
@@ -110,7 +110,7 @@ class Architecture:
 
 
 def known(value: int | None, name: str) -> int:
-    """The value, or the complaint that it is missing."""
+    """Return the value, or raise if it is missing."""
     if value is None:
         raise MissingError(name)
     return value
@@ -118,15 +118,15 @@ def known(value: int | None, name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How models of one `model_type` of Hugging Face are built, as far as their config.json leaves it open."""
+    """Construction of the models of one Hugging Face `model_type`, as far as config.json leaves it open."""
 
     gated: bool = True
     tied: bool = False
-    """Unless config.json says otherwise."""
+    """Default where config.json doesn't say."""
     required: tuple[str, ...] = ()
-    """What the model would take from its class, were it not there."""
+    """Fields that the model would take from its class if config.json lacks them."""
     positions: str | None = None
-    """The field that says how many position embeddings there are."""
+    """Name of the field with the number of position embeddings."""
 
 
 _GROUPED = ("num_key_value_heads",)
@@ -146,7 +146,7 @@ FAMILIES = {
     "qwen3": Family(required=(*_GROUPED, "intermediate_size", "head_dim")),
     "starcoder2": Family(gated=False, tied=True, required=(*_GROUPED, "intermediate_size")),
 }
-"""Each of them has been compared with a count of the running model."""
+"""The known families. Each was compared with a count of the running model."""
 
 _NAMES = {
     "layers": ("num_hidden_layers", "n_layer"),
@@ -162,7 +162,7 @@ _NAMES = {
 
 
 def dimensions(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an `Architecture`, from the config.json of a model on Hugging Face.
+    """Read the fields of an `Architecture` from the config.json of a Hugging Face model.
 
     >>> dimensions({"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257})["layers"]
     12

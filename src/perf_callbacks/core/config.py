@@ -1,4 +1,4 @@
-"""What a user may set, checked once, in words."""
+"""Settings of a user, checked once, with errors in plain words."""
 
 import re
 from dataclasses import dataclass, fields
@@ -6,14 +6,14 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 
 class ConfigError(ValueError):
-    """A setting is not legal. The sentence says what, got, wanted."""
+    """A setting is not legal. The message says what, got, wanted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PerfConfig:
-    """Everything there is to set, for every door.
+    """Settings of all integrations.
 
-    Each field can also be set from outside as `PERF_CALLBACKS_<FIELD>`, which wins over what the code says.
+    Each field can also be set from outside as `PERF_CALLBACKS_<FIELD>`, which overrides the code.
 
     >>> PerfConfig(gc="observe").gc
     'observe'
@@ -24,41 +24,41 @@ class PerfConfig:
     """
 
     enabled: bool = True
-    """Measure at all. False leaves the callback in place and without effect."""
+    """Measure at all. False leaves the callback in place without any effect."""
     flops: Literal["count", "estimate", "off"] = "count"
-    """Where the FLOPs of a step come from."""
+    """Source of the FLOPs of a step: count them, estimate them without running anything, or leave them out."""
     peak_tflops: str | None = None
     """Dense peak of the device, "989.5" or by dtype "bf16=989.5,fp32=67". None: the table of known devices."""
     measure_peak: Literal["auto", "on", "off"] = "auto"
-    """Measure the peak with matmuls: auto does so on the CPU and on devices that the table doesn't know."""
+    """Measure the peak with matmuls. auto: on a CPU and on devices that are not in the table."""
     checklist: Literal["on", "prove", "off"] = "on"
-    """The startup checklist: apply it, apply it and prove what it bought, or leave it out."""
+    """Apply the startup checklist, apply it and keep only what measurably pays, or leave it out."""
     skip: str = ""
     """Checklist items to leave out, by slug, comma-separated."""
     gc: Literal["sync", "freeze", "observe", "off"] = "sync"
-    """What to do about garbage collection: collect on all ranks at the same step, freeze what is long-lived, only time
-    it, or not even that."""
+    """Collect garbage on all ranks at the same step, freeze long-lived objects, only time collections, or not even
+    that."""
     gc_interval: int = 100
     """Optimizer steps between young collections."""
     affinity: Literal["auto", "node", "socket", "exclusive", "off"] = "auto"
-    """Which CPUs a rank is bound to."""
+    """CPUs that a rank is bound to."""
     loaders: Literal["apply", "advise", "off"] = "apply"
-    """Pin memory and copy without blocking where that pays, or only say so."""
+    """Pin memory and copy without blocking where that pays, or only advise it."""
     stragglers: Literal["on", "off"] = "on"
-    """Let ranks tell each other what they did. To look for the slow one and its cause is still to come."""
+    """Exchange amounts and step times between ranks. The search for the slow rank and its cause is still to come."""
     window: int = 50
-    """Optimizer steps after which they do."""
+    """Optimizer steps between two exchanges."""
     journal: bool = True
     """Write `<output_dir>/perf_callbacks/rank<k>.jsonl`."""
     report: bool = False
     """Write a report when training ends."""
     output_dir: str | None = None
-    """Directory of journal and report. None: the trainer's output directory, in Lightning that of rank 0's logger, else
-    the working directory."""
+    """Directory of the journal and the report. None: the trainer's output directory, in Lightning that of rank 0's
+    logger, else the working directory."""
     max_journal_mb: int = 256
-    """Size of one rank's journal from which on steps and short pauses are no longer written."""
+    """Size of one rank's journal beyond which steps and short pauses are no longer written."""
     baseline: str | None = None
-    """What to scale against: a journal directory, or samples/s per device."""
+    """Baseline to scale against: a journal directory, or samples/s per device."""
     profile: str = "off"
     """Profile some steps: "20:3" is three steps from step 20 on."""
     nvtx: bool = False
@@ -77,7 +77,7 @@ class PerfConfig:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What one field accepts, derived from its annotation."""
+    """Values that one field accepts, derived from its annotation."""
 
     kind: Literal["choice", "flag", "count", "text"]
     wanted: str
@@ -86,7 +86,7 @@ class Rule:
     pattern: str | None = None
 
     def allows(self, value: object) -> bool:
-        """Whether a Python value is legal for the field."""
+        """Tell if a Python value is legal for the field."""
         if self.kind == "flag":
             return isinstance(value, bool)
         if self.kind == "count":
@@ -100,7 +100,7 @@ class Rule:
         return self.pattern is None or re.fullmatch(self.pattern, value) is not None
 
     def parse(self, text: str) -> object:
-        """The Python value that a string from the environment stands for; where it stands for none, the string."""
+        """Parse a string from the environment; return the string itself if it has no value."""
         word = text.strip()
         if self.kind == "flag":
             return FLAGS.get(word.lower(), word)
@@ -112,7 +112,7 @@ class Rule:
 
 
 FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-"""How true and false may be spelt in the environment."""
+"""Spellings of true and false in the environment."""
 
 _NUMBER = r"(?=[\d.]*[1-9])\d+(\.\d+)?"
 _DTYPE = "(bf16|fp16|half|tf32|fp32|fp64|fp8|bfloat16|float(8|16|32|64)|tfloat32)"
@@ -127,7 +127,7 @@ _PATTERNS = {
 
 
 def rules() -> dict[str, Rule]:
-    """The rule of each field, in the order of the fields."""
+    """Return the rule of each field, in the order of the fields."""
     if not _RULES:
         hints = get_type_hints(PerfConfig)
         _RULES.update((field.name, _rule(field.name, hints[field.name])) for field in fields(PerfConfig))

@@ -1,7 +1,7 @@
-"""What a training step costs, by each of the formulas that people publish with.
+"""FLOPs of a training step by each published formula.
 
-All are made of the same three parts of a forward pass, and differ in what they put into them. Training is the forward
-and twice as much backward: one half for the gradients of inputs, one for those of weights.
+All formulas have the same three parts of a forward pass and fill them differently. Training is the forward and a
+backward of twice its size: one half for the gradients of inputs, one for the gradients of weights.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,31 +13,31 @@ from perf_callbacks.core.peaks import TERA, mfu
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """FLOPs of the forward of some tokens."""
+    """FLOPs of the forward over some tokens."""
 
     layers: int
-    """Multiplying with matrices in the layers; by conventions that count parameters, with everything there is."""
+    """Products with the matrices in the layers; by conventions that count parameters, with all parameters."""
     head: int
-    """Multiplying with the output head, where it is told apart."""
+    """Products with the output head, if the convention has it apart."""
     attention: int
-    """Scores and their sums: what grows with the square of the sequence."""
+    """Attention scores and their weighted sums: the part that grows with the square of the sequence."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """What a step does, and how."""
+    """Size of a step, and how it is computed."""
 
     batch: int
     """Sequences in the step, over all devices."""
     seq: int
     """Tokens in a sequence."""
     recompute: str = "none"
-    """"none", "selective" (the attention of each layer is done again), "full" (each layer is)."""
+    """Recomputed parts: "none", "selective" (the attention of each layer) or "full" (each layer)."""
     trainable: str = "all"
-    """"all", or "lora": no gradients of the weights; the adapters' own work is left out."""
+    """Trained weights: "all", or "lora" for no gradients of the weights. The adapters' own work is left out."""
     causal: str = "full"
-    """"full": what a causal mask hides is counted as done; "half" of attention. By `matmul` alone: it is the one
-    that the others leave no choice in."""
+    """"full": masked scores count as computed. "half": half of attention counts, by `matmul` alone; the other
+    conventions fix it."""
 
     @property
     def tokens(self) -> int:
@@ -47,25 +47,25 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Convention:
-    """A way to count."""
+    """A published way to count FLOPs."""
 
     name: str
     forward: Callable[[Architecture, Work], Forward]
     remark: str
-    """Why its matrices are not those of `matmul`."""
+    """Reason that its matrices differ from those of `matmul`."""
     again: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """How often the layers' matrices and their attention are counted again, by what is recomputed. What is not there,
-    the convention doesn't say."""
+    """Extra forwards of the layers' matrices and of their attention, by recomputed parts. A missing key: the convention
+    doesn't define it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepFlops:
-    """FLOPs of a step over all devices. None: the convention can't say."""
+    """FLOPs of a step over all devices. None: the convention doesn't define them."""
 
     model: int | None
-    """What the model asks for."""
+    """Model FLOPs."""
     hardware: int | None
-    """What is done for it, with what is done again."""
+    """Executed FLOPs: model FLOPs and recomputation."""
 
 
 def _matmul(model: Architecture, work: Work) -> Forward:
@@ -122,10 +122,10 @@ CONVENTIONS = (
     Convention("torchtitan", _torchtitan, "multiplies with norms and biases too"),
     Convention("llm-foundry", _foundry, _EVERY, _FULL),
 )
-"""Our own choice first."""
+"""All conventions, ours first."""
 
 CLOSE = 0.005
-"""Conventions that are nearer than this share of a step count the same."""
+"""Largest difference, as a share of a step, between conventions that count as equal."""
 
 BY_NAME = {convention.name: convention for convention in CONVENTIONS}
 
@@ -140,7 +140,7 @@ def step_flops(
     trainable: str = "all",
     causal: str = "full",
 ) -> StepFlops:
-    """The FLOPs of one optimizer step over all devices.
+    """Compute the FLOPs of one optimizer step over all devices.
 
     >>> step_flops(Architecture(layers=1, hidden=4096, vocab=1), 1, 2048).model
     2680109924352
@@ -163,7 +163,7 @@ def _step(convention: Convention, architecture: Architecture, work: Work) -> Ste
 
 
 def differences(name: str, architecture: Architecture, work: Work) -> list[str]:
-    """In what a convention differs from `matmul` by half a percent or more of the step."""
+    """Name the parts that differ from `matmul` by half a percent or more of the step."""
     convention = BY_NAME[name]
     ours, theirs = CONVENTIONS[0].forward(architecture, work), convention.forward(architecture, work)
     least = CLOSE * (ours.layers + ours.head + ours.attention)
@@ -178,20 +178,20 @@ def differences(name: str, architecture: Architecture, work: Work) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """Where a step ran, and how long it took."""
+    """Devices and duration of a step."""
 
     gpus: int = 1
     step_seconds: float | None = None
     peak_flops_per_second: float | None = None
-    """Of one device."""
+    """Peak of one device."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """A step by one convention. What it can't say is None; ratios are 0 to 1."""
+    """A step by one convention. None: not defined by the convention. Ratios are 0 to 1."""
 
     model_flops_per_step: int | None
-    """Over all devices, as the next."""
+    """Over all devices, like `hardware_flops_per_step`."""
     hardware_flops_per_step: int | None
     model_tflops_per_gpu: float | None
     mfu: float | None
@@ -199,7 +199,7 @@ class Result:
 
 
 def compare(architecture: Architecture, work: Work, job: Job) -> dict[str, Result]:
-    """A step by each convention, by its name."""
+    """Compute a step by each convention, by the convention's name."""
     return {convention.name: _result(_step(convention, architecture, work), job) for convention in CONVENTIONS}
 
 
@@ -214,7 +214,7 @@ def _result(flops: StepFlops, job: Job) -> Result:
 
 
 def share(flops: int | None, job: Job, peak_flops_per_second: float | None) -> float | None:
-    """What one device did of these FLOPs per second, as a share of a peak; None if one of them is unknown."""
+    """Compute the share of the peak that one device reached; None if an input is unknown."""
     if flops is None or job.step_seconds is None:
         return None
     return mfu(flops / job.gpus, job.step_seconds, peak_flops_per_second)

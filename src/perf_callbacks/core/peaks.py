@@ -1,4 +1,4 @@
-"""What a device could do at best, and what share of it was done."""
+"""Peaks of devices, and the share of a peak that was reached."""
 
 import difflib
 import re
@@ -11,7 +11,7 @@ from perf_callbacks.core.device_peaks import DEVICES, Row
 TERA = 1e12
 
 DISTURBED = "while others had the CPU"
-"""Said in the source of a peak that was measured on a busy machine."""
+"""Text in the source of a peak that was measured on a busy machine."""
 
 DTYPES = {
     "bf16": "bfloat16",
@@ -22,24 +22,24 @@ DTYPES = {
     "fp64": "float64",
     "fp8": "float8",
 }
-"""The short names of dtypes, and how torch names them; "tfloat32" and "float8" are ours."""
+"""Short names of dtypes and torch's names; "tfloat32" and "float8" are this package's own."""
 
 WHATEVER = "*"
-"""The dtype of a peak that holds for each."""
+"""Dtype of a peak that holds for all dtypes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """Dense peaks of a device, and who says so."""
+    """Dense peaks of a device and their source."""
 
     by_dtype: Mapping[str, float]
-    """FLOP/s by dtype, as torch names it. One that is not there is unknown."""
+    """FLOP/s by torch's dtype name. A missing dtype is unknown."""
     source: str
     measured: bool = False
-    """Found by multiplying matrices on the device, not published: less than what the device could do at best."""
+    """True: measured by multiplying matrices on the device, so lower than a published peak."""
 
     def peak_flops_per_second(self, dtype: str) -> float | None:
-        """The peak of a dtype, by its short name or torch's; None if it is unknown.
+        """Return the peak of a dtype, by its short name or torch's; None if it is unknown.
 
         >>> Peaks({"bfloat16": 312e12}, "A100 page").peak_flops_per_second("bf16")
         312000000000000.0
@@ -48,7 +48,7 @@ class Peaks:
 
 
 def canonical(dtype: str) -> str:
-    """A dtype as the tables name it.
+    """Return a dtype's name in the tables.
 
     >>> canonical("bf16"), canonical("torch.float8_e4m3fn")
     ('bfloat16', 'float8')
@@ -58,17 +58,17 @@ def canonical(dtype: str) -> str:
 
 
 def lookup(device: str, processors: int | None = None) -> Peaks | None:
-    """The published dense peaks of a device that goes by this name. None if it is not known: there is no guess.
+    """Look up the published dense peaks of a device by its name; None if it is not in the table.
 
-    The whole name has to be known: what is not in the table, such as a laptop's part of the same number, is another
-    device. With `processors`, the device's number of multiprocessors, a partition is not taken for the whole.
+    The whole name has to match: a similar name, such as a laptop part of the same number, is another device. With
+    `processors`, the device's number of multiprocessors, a partition is not taken for the whole device.
 
     >>> lookup("NVIDIA H100 80GB HBM3").peak_flops_per_second("bfloat16") / 1e12
     989.5
     >>> lookup("NVIDIA GeForce RTX 4090 Laptop GPU")
     """
     rows = _rows(device, processors)
-    if len(rows) != 1:  # two: by name alone it could be either
+    if len(rows) != 1:  # two rows: by its name alone the device could be either
         return None
     return Peaks({dtype: tflops * TERA for dtype, tflops in rows[0].tflops.items()}, rows[0].source)
 
@@ -87,7 +87,7 @@ def _name(device: str) -> str:
 
 
 def near(device: str) -> list[str]:
-    """Names of known devices that are like this one, at most three. A part of a device is like no other.
+    """Find at most three known devices with a similar name. A partition of a device has none.
 
     >>> near("H100")
     ['NVIDIA H100 80GB HBM3', 'NVIDIA H100 NVL', 'NVIDIA H100 PCIe']
@@ -104,7 +104,7 @@ def near(device: str) -> list[str]:
 
 
 def unknown(device: str) -> str:
-    """Say that no peak of a device is known, with the names that may have been meant.
+    """Say that the peak of a device is unknown, and name similar devices.
 
     >>> unknown("NVIDIA L40S PCIe")
     "No dense peak is known for 'NVIDIA L40S PCIe' (did you mean NVIDIA L40S?)"
@@ -115,7 +115,7 @@ def unknown(device: str) -> str:
 
 
 def advice(device: str) -> str:
-    """Say what to do about a device whose peak is not known.
+    """Say how to set the peak of a device that is not in the table.
 
     >>> print(advice("Imaginary 9000"))
     No dense peak is known for 'Imaginary 9000': set peak_tflops to the dense TFLOPS of its data sheet, such as \
@@ -128,7 +128,7 @@ def advice(device: str) -> str:
 
 
 def given(text: str) -> Peaks:
-    """The peaks that somebody gives in TFLOPS: one for whatever dtype, or by dtype.
+    """Parse peaks in TFLOPS: one for all dtypes, or one for each dtype.
 
     >>> given("bf16=989.5,fp32=67").by_dtype
     {'bfloat16': 989500000000000.0, 'float32': 67000000000000.0}
@@ -165,7 +165,7 @@ def _positive(text: str) -> float:
 
 
 def mfu(flops: float, seconds: float, peak_flops_per_second: float | None) -> float | None:
-    """The share of a device's peak that went into these FLOPs of this device: MFU of model FLOPs, HFU of all.
+    """Compute the share of one device's peak that these FLOPs reached: MFU of model FLOPs, HFU of all FLOPs.
 
     >>> mfu(494.75e12, 1.0, 989.5e12)
     0.5
@@ -176,7 +176,7 @@ def mfu(flops: float, seconds: float, peak_flops_per_second: float | None) -> fl
 
 
 def ideal_seconds(flops_by_dtype: Mapping[str, float], peaks: Peaks) -> float | None:
-    """How long this work takes at peak, each dtype at its own. None if some of it is in a dtype without a peak.
+    """Compute how long this work takes at peak, each dtype at its own. None if a dtype of it has no peak.
 
     >>> ideal_seconds({"bfloat16": 8e12, "float32": 1e12}, Peaks({"bfloat16": 4e12, "float32": 1e12}, "example"))
     3.0

@@ -1,4 +1,4 @@
-"""What the work of steps is compared with, and how far it can be trusted."""
+"""The peak that the work of steps is compared with, and the coverage of its count."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,28 +10,29 @@ from perf_callbacks.core.work import Effort, Work
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rating:
-    """Of the last count."""
+    """Peak and coverage of the last count."""
 
     dtype: str
-    """The number format that carries most FLOPs of the model: MFU and HFU go by its peak, as in the papers."""
+    """Number format that carries most model FLOPs. MFU and HFU use its peak, as in the papers."""
     coverage: float | None
-    """Of the weights that should have been multiplied, the share that was seen to be. None: nobody looked."""
+    """Share of the weights, among those that should be multiplied, that a counted operation multiplied. None: not
+    observed."""
     lower_bound: bool
-    """Whether there is more work than was counted."""
+    """True: the step has more FLOPs than were counted."""
     peaks: Peaks | None = None
 
     @property
     def peak_flops_per_second(self) -> float | None:
-        """Of one device, in that format."""
+        """Peak of one device in that format."""
         return None if self.peaks is None else self.peaks.peak_flops_per_second(self.dtype)
 
     def effort(self, work: Work) -> Effort:
-        """What a step with this work takes."""
+        """Compute the effort of a step with this work."""
         ideal = None if self.peaks is None else ideal_seconds(work.by_dtype, self.peaks)
         return Effort(work.model_flops, work.hardware_flops, ideal)
 
     def metrics(self, effort: Effort, seconds: float) -> Mapping[str, float | None]:
-        """What is logged of work that took this long."""
+        """Compute the metrics of work that took this long."""
         model, hardware, peak = (
             effort.model_flops / seconds,
             effort.hardware_flops / seconds,
@@ -46,7 +47,7 @@ class Rating:
         return {**values, "mfu": model / peak, "hfu": hardware / peak, "mfu_mixed": mixed, "peak_tflops": peak / TERA}
 
     def summary(self) -> dict[str, Any]:
-        """For the record that sums up a fit."""
+        """Compute the fields of the `Summary` record."""
         return {
             "flops_coverage": self.coverage,
             "flops_lower_bound": self.lower_bound,
@@ -57,18 +58,18 @@ class Rating:
         }
 
     def refuted(self, effort: Effort, seconds: float) -> bool:
-        """Whether more was done than a peak that was measured allows."""
+        """Tell if the work exceeds a measured peak."""
         peak = self.peak_flops_per_second
         measured = self.peaks is not None and self.peaks.measured
         return measured and peak is not None and effort.hardware_flops > peak * seconds
 
     def without_peak(self) -> "Rating":
-        """The same, compared with nothing."""
+        """Return the rating without a peak."""
         return replace(self, peaks=None)
 
 
 def rate(work: Work, *, coverage: float | None, lower_bound: bool, peaks: Peaks | None = None) -> Rating:
-    """A rating of what was counted."""
+    """Rate a count."""
     by_dtype = work.by_dtype
     return Rating(
         dtype=max(by_dtype, key=lambda dtype: by_dtype[dtype]), coverage=coverage, lower_bound=lower_bound, peaks=peaks

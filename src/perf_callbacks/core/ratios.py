@@ -1,4 +1,4 @@
-"""Totals to metrics: ratios of sums."""
+"""Turn totals into metrics: ratios of sums."""
 
 from perf_callbacks.core import windows
 from perf_callbacks.core.rating import Rating
@@ -12,11 +12,11 @@ _DIGITS = 6
 def metrics(
     totals: Totals, shown: Shown, window: Window | None = None, rating: Rating | None = None
 ) -> dict[str, float]:
-    """What is logged of some steps. What is unknown is left out; of no steps there is nothing to say.
+    """Compute the metrics of some steps. Unknown metrics are left out; no steps have no metrics.
 
-    Rates over all devices are those of the same steps where one process sees all devices; else those of the last
-    `window` that the ranks put together. Rates per device are always those of the steps, on this rank; FLOPs per second
-    are of those steps whose FLOPs are known.
+    Rates over all devices are those of the same steps if one process sees all devices, else those of the last complete
+    window of all ranks. Rates per device are those of the steps, on this rank. FLOPs per second are those of the steps
+    whose FLOPs are known.
     """
     seconds = totals.step_seconds
     if not totals.steps or seconds <= 0:

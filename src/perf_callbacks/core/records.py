@@ -1,4 +1,4 @@
-"""What a run leaves behind, as frozen records.
+"""Records of a run, frozen.
 
 `perf_callbacks.core.codec` writes them as lines of a journal.
 """
@@ -8,38 +8,38 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SCHEMA = 1
-"""Version of the journal. It grows when a key changes its meaning or goes away."""
+"""Version of the journal. It grows when a key changes its meaning or is removed."""
 
 APPLIED = "applied"
-"""How an item of the checklist stands that is done."""
+"""Status of a checklist item that is applied."""
 
 TRIED = "on trial"
-"""How an item stands of which it isn't known yet what it buys."""
+"""Status of a checklist item on trial, whose benefit is not known yet."""
 
 SCHEDULED, STARTUP = "schedule", "startup"
-"""Why the checklist made a collection."""
+"""Reasons for which the checklist collects."""
 
 Number = int | float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """Opens each fit and each attempt. `t` counts from here."""
+    """Record that opens each fit and each attempt. `t` counts from here."""
 
     run_id: str
-    """New for each fit, kept by a resumed one."""
+    """Identifies the run: new for each fit, kept when a fit is resumed."""
     attempt: int
-    """1 for the first start, one more for each resume."""
+    """Number of the attempt: 1 for the first start, one more for each resume."""
     step: int
     """Optimizer steps done before this attempt."""
     rank: int
     world_size: int
     device: str
-    """What was measured on, such as "cpu" or "NVIDIA H200"."""
+    """Name of the measured device, such as "cpu" or "NVIDIA H200"."""
     timeline: str
-    """"host" or "device": the clock behind steps and stages."""
+    """Clock behind steps and stages: "host" or "device"."""
     door: str
-    """The way in: "transformers" or "loop"."""
+    """The integration, such as "transformers" or "loop"."""
     versions: Mapping[str, str]
     config: Mapping[str, Any]
     from_env: tuple[str, ...] = ()
@@ -51,23 +51,23 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checklist:
-    """One item of the startup checklist. Of several records of one item the last one holds."""
+    """One item of the startup checklist. The last record of an item holds."""
 
     item: str
     status: str
-    """applied, on trial, already so, advised, not applicable, skipped, failed."""
+    """One of applied, on trial, already so, advised, not applicable, skipped, failed."""
     before: str | None = None
-    """What was found. None: there is nothing to say, as in the next two."""
+    """State before the item. None in this field and the next two: nothing to say."""
     after: str | None = None
-    """What it is made, or would be where that is advised."""
+    """State that the item made, or advises."""
     why: str | None = None
     saved_seconds: tuple[float, float, float] | None = None
-    """Where it was proven: what it saves of a mean step, between the ends of the 99.9 % interval of that."""
+    """Seconds that a proven item saves per mean step, between the ends of the 99.9 % interval."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Amounts:
-    """What went through the model. None: unknown."""
+    """Amounts that the model processed. None: unknown."""
 
     samples: int | None = 0
     tokens: int | None = 0
@@ -75,11 +75,11 @@ class Amounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Steps:
-    """Up to 64 optimizer steps as columns of equal length. A stage that can't be known is an empty column."""
+    """Up to 64 optimizer steps as columns of equal length. An unknown stage is an empty column."""
 
     step: tuple[int, ...]
     step_time: tuple[float | None, ...]
-    """Seconds, as the stages; None for a step whose device events were lost."""
+    """Seconds, like the stages; None for a step whose device events were lost."""
     data_time: tuple[float | None, ...] = ()
     forward_time: tuple[float | None, ...] = ()
     backward_time: tuple[float | None, ...] = ()
@@ -87,17 +87,17 @@ class Steps:
     gc_time: tuple[float | None, ...] = ()
     other_time: tuple[float | None, ...] = ()
     model_flops: tuple[int | None, ...] = ()
-    """On this rank; None for a step whose FLOPs are unknown."""
+    """Model FLOPs on this rank; None for a step whose FLOPs are unknown."""
     samples: tuple[int | None, ...] = ()
     tokens: tuple[int | None, ...] = ()
     excluded: tuple[str | None, ...] = ()
-    """Why a step is in no row: "first", "restart", "counted", "recounted", "evaluation", "checkpoint", "lost"; None:
-    it is in one."""
+    """Reason that a step is in no row: "first", "restart", "counted", "recounted", "evaluation", "checkpoint", "lost";
+    None: it is in a row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """What was logged, and at which step."""
+    """Metrics that were logged, and their step."""
 
     step: int
     metrics: Mapping[str, Number]
@@ -108,17 +108,18 @@ class Gc:
     """One garbage collection."""
 
     step: int
-    """The optimizer step it fell in."""
+    """Optimizer step in which it happened."""
     stage: str
-    """The stage it fell in, or "aside" for evaluation and checkpoints, "elsewhere" for other threads."""
+    """Stage in which it happened, or "aside" for evaluation and checkpoints, "elsewhere" for other threads."""
     generation: int
     start: float
     seconds: float
     collected: int
     automatic: bool
-    """False: somebody called `gc.collect`."""
+    """False: a call of `gc.collect`."""
     ours: str | None = None
-    """Why the checklist made it: "schedule", or "startup" for its first full one. None: it is the program's."""
+    """Reason for a collection by the checklist: "schedule", or "startup" for its first full one. None: by the
+    program."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,83 +127,84 @@ class Span:
     """Time that belongs to no step."""
 
     kind: str
-    """evaluation, checkpoint."""
+    """One of evaluation, checkpoint."""
     step: int
-    """Optimizer steps done when it began."""
+    """Number of optimizer steps done when it began."""
     start: float
     seconds: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flops:
-    """What was counted in a step, on this rank."""
+    """Count of one step on this rank."""
 
     step: int
     model_flops: int
-    """Of forward and backward: the numerator of MFU."""
+    """FLOPs of forward and backward: the numerator of MFU."""
     hardware_flops: int
-    """Of everything executed: the numerator of HFU."""
+    """All executed FLOPs: the numerator of HFU."""
     by_phase: Mapping[str, int]
-    """forward, backward, recompute, attention_recompute, optimizer."""
+    """FLOPs by phase: forward, backward, recompute, attention_recompute, optimizer."""
     by_dtype: Mapping[str, int]
     """Model FLOPs by the number format of the operands."""
     source: str
-    """"counted": in the step as it ran. "fake-tensor copy": on a copy of the model whose tensors hold no numbers.
-    "closed form": by the sizes of the weights."""
+    """"counted": in the step as it ran. "fake-tensor copy": on a copy of the model with fake tensors. "closed form":
+    from the sizes of the weights."""
     coverage: float | None
-    """Of the elements of weights that should have been multiplied as matrices, the share that was seen to be."""
+    """Share, by elements, of the weights that a counted operation multiplied, among those that should be multiplied as
+    matrices."""
     uncounted: Mapping[str, int]
     """Calls of operations that multiply matrices, or may do so, and have no formula."""
     lower_bound: bool
-    """Whether there was more work than was counted."""
+    """True: the step has more FLOPs than were counted."""
     whole_step: bool = True
-    """False: only the batches of a new shape, and those after them."""
+    """False: only the batches of a new shape were counted, and those after them."""
     compiled: bool = False
-    """Whether something is compiled, and ran eagerly to be counted."""
+    """True: a compiled model or optimizer ran eagerly for the count."""
     logical_flops: int | None = None
-    """Of operations on sharded tensors, as though one rank did them all; None where there are none."""
+    """FLOPs of operations on sharded tensors as if one rank did them all; None if there are none."""
     causal_flops: int = 0
-    """Of fused attention with a causal mask, counted in full: a kernel that skips the mask does about half of it."""
+    """FLOPs of fused attention with a causal mask, in full. A kernel that skips the mask does about half of them."""
     over_six_n: float | None = None
-    """Model FLOPs over six per token and multiplied weight. None where there are no tokens."""
+    """Model FLOPs divided by six per token and multiplied weight. None if there are no tokens."""
     products: tuple[tuple[str, str, str, int], ...] = ()
-    """The heaviest: operation, shapes, number format, FLOPs."""
+    """Heaviest products: operation, shapes, number format, FLOPs."""
     copies: tuple[tuple[str, str, int], ...] = ()
-    """The largest: operation, shape, bytes."""
+    """Largest copies: operation, shape, bytes."""
     reads: Mapping[str, int] = field(default_factory=dict)
-    """How often the host waited to read from the device, by the line that asked."""
+    """Number of times that the host waited to read from the device, by the line that caused it."""
     errors: Mapping[str, int] = field(default_factory=dict)
-    """What went wrong in counting, by operation."""
+    """Errors in counting, by operation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
-    """Some optimizer steps over all ranks, put together from what each of them did. In rank 0's file."""
+    """The same optimizer steps of all ranks, combined. In rank 0's journal."""
 
     first_step: int
     last_step: int
-    """By the trainer's count, as `first_step`; both are in it."""
+    """Last step by the trainer's count, inclusive, like `first_step`."""
     steps: int
-    """Those of them that are in rows, or were counted again: what follows is about these."""
+    """Number of these steps that are in rows or were counted again. The next fields cover these steps."""
     ranks: int
     seconds: float
-    """Of the slowest rank: the job is not through before it."""
+    """Time of the slowest rank, which is that of the job."""
     samples: int | None
-    """Over all ranks, as the next two. None: unknown."""
+    """Samples over all ranks, like the next two fields. None: unknown."""
     tokens: int | None
     useful_tokens: int | None
     model_flops: int | None = None
-    """What all ranks did, each counted by itself; so the next."""
+    """Sum of the ranks' own counts, like `hardware_flops`."""
     hardware_flops: int | None = None
     asks: Mapping[str, int] = field(default_factory=dict)
-    """What all ranks ask each other for, by name: the least that any of them asks for."""
+    """Values that the ranks ask each other for, by name: the least value that any rank asks for."""
     holds: Mapping[str, int] = field(default_factory=dict)
-    """From the end of which step on they do so."""
+    """Step from whose end on these values hold."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """A fit in figures, so far or at its end. None: unknown."""
+    """Figures of a fit, so far or at its end. None: unknown."""
 
     run_id: str
     attempt: int
@@ -211,67 +213,67 @@ class Summary:
     steps: int
     """Optimizer steps of this attempt."""
     included_steps: int
-    """Those that are in rows: without the first, and without those that an evaluation or a checkpoint fell in."""
+    """Steps that are in rows: without the first, and without those that an evaluation or a checkpoint fell in."""
     lost_steps: int = 0
     """Steps without a time: their device events were lost."""
     included_seconds: float
-    """Length of the included steps."""
+    """Duration of the included steps."""
     stage_seconds: Mapping[str, float]
-    """Their stages; empty where unknown."""
+    """Seconds of each stage in the included steps; empty if unknown."""
     span_seconds: Mapping[str, float] = field(default_factory=dict)
     """Time outside of steps, by kind."""
     samples: int | None
-    """Of all steps of this attempt, as `tokens`."""
+    """Samples of all steps of this attempt, like `tokens`."""
     tokens: int | None
     included_samples: int | None
-    """Of the included steps, as the next two: for rates."""
+    """Samples of the included steps, like the next two fields; used for rates."""
     included_tokens: int | None
     included_useful_tokens: int | None
     model_flops: int | None = None
-    """Of those included steps whose FLOPs are known, on this rank; as the next two."""
+    """FLOPs of the included steps whose FLOPs are known, on this rank; like the next two fields."""
     hardware_flops: int | None = None
     flops_seconds: float | None = None
     flops_steps: int = 0
-    """Included steps whose FLOPs are known."""
+    """Number of included steps whose FLOPs are known."""
     flops_source: str | None = None
     """Sources of the FLOPs: "counted", "scaled", "fake-tensor copy", "closed form", or several of these."""
     flops_unknown: str | None = None
-    """Why FLOPs are known of fewer steps than are included; None: they are known of all, or nobody asked."""
+    """Reason that FLOPs are known of fewer steps than are included. None: all are known, or FLOPs are off."""
     mfu_unknown: str | None = None
-    """Why there is no MFU where FLOPs are known."""
+    """Reason that MFU is unknown although FLOPs are known."""
     flops_coverage: float | None = None
-    """As in `Flops`, at the last count; the next too."""
+    """Coverage of the last count, as in `Flops`, like `flops_lower_bound`."""
     flops_lower_bound: bool = False
     flops_dtype: str | None = None
-    """The number format that carries most FLOPs; so the next, of one device."""
+    """Number format that carries most FLOPs. The peak is that of one device in this format."""
     peak_flops_per_second: float | None = None
     peak_source: str | None = None
     peak_measured: bool = False
     total_samples: int | None
-    """Of all attempts so far, counted by the checkpoints between them; as the next."""
+    """Samples of all attempts so far, as counted by the checkpoints between them, like `total_tokens`."""
     total_tokens: int | None
     gc_collections: tuple[int, ...] | None
-    """Collections by generation, None where collections are not timed, as in the next four."""
+    """Number of collections by generation. None in this field and the next four: collections are not timed."""
     gc_seconds: float | None
-    """How long they took together; the longest comes next."""
+    """Seconds of all collections; `gc_longest` is the longest one."""
     gc_longest: float | None
     gc_scheduled_seconds: float | None = None
-    """How long those took that the checklist's schedule made. The rest is the program's own."""
+    """Seconds of the collections by the checklist's schedule. The other collections are the program's."""
     gc_startup_seconds: float | None = None
-    """How long the checklist's first full collection took. It is made once, and none of the collections above."""
+    """Seconds of the checklist's first full collection. It happens once and is in none of the fields above."""
     proofs: Mapping[str, str] = field(default_factory=dict)
-    """Items of the checklist that were tried, each with what came of it."""
+    """Verdicts on the checklist items that were on trial."""
     failure: str | None = None
-    """Why measuring stopped early, where it did."""
+    """Reason that measuring stopped early."""
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs per second over the peak, from 0 to 1."""
+        """Model FLOPs per second divided by the peak, from 0 to 1."""
         return self._of_peak(self.model_flops)
 
     @property
     def hfu(self) -> float | None:
-        """All FLOPs per second over the peak, from 0 to 1."""
+        """Executed FLOPs per second divided by the peak, from 0 to 1."""
         return self._of_peak(self.hardware_flops)
 
     def _of_peak(self, flops: int | None) -> float | None:

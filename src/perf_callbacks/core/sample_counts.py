@@ -1,4 +1,4 @@
-"""How many samples a batch holds, by the leading sizes of its tensors: unknown where they leave a doubt."""
+"""Number of samples in a batch, from the leading sizes of its tensors; unknown if they are ambiguous."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -8,15 +8,15 @@ from perf_callbacks.core.batch_tensors import Leaf, is_array, leaf, leaves, part
 
 
 def samples(batch: Any, *, several: bool = False) -> int | None:
-    """The samples of a batch; None where its tensors don't say.
+    """Count the samples of a batch; None if its tensors are ambiguous.
 
-    Token ids decide where there are some. Else all tensors agree on their leading size; or each part of the batch is a
-    tensor or a list of as many rows, and the tensors in a list are not of one size; or most parts agree, unless these
-    might as well lie with their rows in the second dimension. The graphs of a batch of graphs are its samples.
+    Token ids decide if there are some. Otherwise one of these must hold: all tensors agree on their leading size; each
+    part of the batch is a tensor or a list with as many rows, and the tensors in a list differ in size; or most parts
+    agree and their rows can't be in the second dimension instead. The samples of a batch of graphs are its graphs.
 
     Args:
-        batch: Of whatever form.
-        several: It holds a batch of each of several loaders: their samples add up.
+        batch: A batch of any form.
+        several: True: it has a batch from each of several loaders, whose samples add up.
     """
     if several:
         each = [samples(part) for _, part in parts(batch) if leaves(part)]
@@ -32,7 +32,7 @@ def samples(batch: Any, *, several: bool = False) -> int | None:
 
 
 def matching(names: Sequence[str], wanted: str) -> tuple[str, ...]:
-    """The tensors of that name, else all whose name ends in it (sentence pairs come as `anchor_input_ids`, …)."""
+    """Return the tensors of that name, else all whose names end in it (as `anchor_input_ids` of sentence pairs)."""
     last = {name: name.rpartition(".")[2] for name in names}
     same = tuple(name for name, word in last.items() if word == wanted)
     alike = (name for name, word in last.items() if word.endswith("_" + wanted) and not word.startswith("decoder_"))
@@ -40,22 +40,23 @@ def matching(names: Sequence[str], wanted: str) -> tuple[str, ...]:
 
 
 def _agreed(found: Sequence[Leaf]) -> int | None:
-    """The one leading size of all. A number has none."""
+    """Return the leading size that all tensors share. A number has none."""
     sizes = {one.rows for one in found if one.rows is not None}
     return sizes.pop() if len(sizes) == 1 else None
 
 
 def _graphs(found: Sequence[Leaf]) -> int | None:
-    """Graphs put into one, as torch_geometric does: `ptr` tells where each begins, `batch` whose node each is."""
+    """Count the graphs of a torch_geometric batch: `ptr` has each graph's start, `batch` each node's graph."""
     names = {one.name.rpartition(".")[2] for one in found}
     ends = {one.sizes[0] for one in found if one.name.rpartition(".")[2] == "ptr" and len(one.sizes) == 1}
     return ends.pop() - 1 if "batch" in names and len(ends) == 1 else None
 
 
 def _in_lists(batch: Any) -> int | None:
-    """The rows of parts that are tensors, or lists with an element a row: images of many sizes, targets by image.
+    """Count the rows of parts that are tensors, or lists with one element per row: images, targets by image.
 
-    A list of tensors that agree is as well a list of columns, so some list has to hold what can only be rows.
+    A list of tensors of equal size may also be a list of columns, so at least one list must hold elements that can only
+    be rows.
     """
     some, proved = [], False
     for part in _parts_with_tensors(batch):
@@ -71,7 +72,7 @@ def _in_lists(batch: Any) -> int | None:
 
 
 def _most(batch: Any) -> int | None:
-    """The leading size of more than half of the parts."""
+    """Return the leading size of more than half of the parts."""
     every = _parts_with_tensors(batch)
     nested = {_agreed(leaves(part) or []) for part in every if not is_array(part)}
     if len(nested) > 1:
@@ -88,7 +89,7 @@ def _most(batch: Any) -> int | None:
 
 
 def _parts_with_tensors(batch: Any) -> list[Any]:
-    """The parts of a batch that have rows, or may have; of a batch in a batch, of the inner one."""
+    """List the parts of a batch that have rows or may have them; of a batch within a batch, those of the inner one."""
     found = [part for _, part in parts(batch) if any(one.rows is not None for one in leaves(part) or [])]
     if len(found) == 1 and not is_array(found[0]) and not _is_list(found[0]):
         return _parts_with_tensors(found[0])
@@ -100,7 +101,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _form(element: Any) -> object:
-    """Sizes that elements have in common if they are rows."""
+    """Return the sizes that elements share if they are rows."""
     if is_array(element):
         return len(leaf("", element).sizes)
     return tuple(map(str, element)) if isinstance(element, Mapping) else type(element)

@@ -1,7 +1,7 @@
-"""Laws by which work grows with a batch: fitted once to what was counted, then looked up for any other size.
+"""Laws by which work grows with a batch: fitted to counts once, then evaluated for any other size.
 
-A law is a sum of terms, each a power of rows and lengths times a factor. It is used only where it fits all counts
-exactly and more of them than it takes to be found, and where no other term could explain the same counts differently.
+A law is a sum of terms, each a power of rows and lengths times a factor. It is used only if it fits all counts exactly,
+if there are more counts than needed to find it, and if no other term could explain the same counts.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,17 +12,17 @@ from perf_callbacks.core.work import Cell, Kind, Work
 
 
 class Size(NamedTuple):
-    """How large a batch is."""
+    """Rows and lengths of a batch."""
 
     rows: int
     length: int
-    """Rows and length of its token ids, or of its first tensor; 0: it has none."""
+    """Length of its token ids, or of its first tensor; 0: it has none."""
     other: int
-    """The second length, as of a decoder's tokens; 0: there is none."""
+    """Second length, such as that of a decoder's tokens; 0: there is none."""
 
 
 Term = tuple[int, int, int]
-"""The powers of a size."""
+"""Powers of the sizes."""
 
 Law = tuple[Term, ...]
 
@@ -43,11 +43,12 @@ _LAWS: dict[Kind, tuple[Law, ...]] = {
     ),
     "convolution": ((_TOKENS,),),
 }
-"""The simplest first. After products with weights and attention: a head that sees rows, or all tokens of a row but one
-(then the factor is negative), angles of positions that are computed once for all rows, an encoder with a decoder."""
+"""Laws, the simplest first. After products with weights and attention come: a head that sees rows, or all tokens of a
+row but one (the factor is negative); angles of positions that are computed once for all rows; an encoder with a
+decoder."""
 
 _ALIKE: tuple[Law, ...] = ((_ROWS,), ((0, 0, 0), _ROWS))
-"""For batches that differ in nothing but their rows, whatever else they hold."""
+"""Laws for batches that differ in their rows alone, whatever else they contain."""
 
 _TERMS = tuple(sorted({(0, 0, 0), *[term for laws in _LAWS.values() for law in laws for term in law]}))
 
@@ -55,7 +56,7 @@ _AXES = range(3)
 
 
 class Scaling:
-    """Predicts the work of a size from counts of others. What no law explains is unknown."""
+    """Predicts the work of a size from counts of other sizes. Work that no law explains is unknown."""
 
     def __init__(self, counts: Mapping[Size, Work]) -> None:
         self._counts = counts
@@ -66,7 +67,7 @@ class Scaling:
             self._alike.setdefault(size[1:], []).append(size)
 
     def predict(self, size: Size) -> Work | None:
-        """The work of a batch of this size; None: unknown."""
+        """Predict the work of a batch of this size; None: unknown."""
         cells: dict[Cell, int] = {}
         for cell in self._cells:
             fit = self._fit_alike(cell, size[1:]) or self._fit(cell, (), _LAWS[cell.kind], self._counts)
@@ -77,12 +78,12 @@ class Scaling:
         return Work(cells) if cells else None
 
     def _fit_alike(self, cell: Cell, lengths: tuple[int, ...]) -> "_Fit | None":
-        """The law among counts of just these lengths."""
+        """Fit the law among counts of exactly these lengths."""
         sizes = self._alike.get(lengths, ())
         return self._fit(cell, lengths, _ALIKE, sizes) if len(sizes) > 1 else None
 
     def _fit(self, cell: Cell, key: tuple[int, ...], laws: tuple[Law, ...], sizes: Iterable[Size]) -> "_Fit | None":
-        """The simplest law of one sort of work among some counts."""
+        """Fit the simplest law of one kind of work to some counts."""
         if (cell, key) not in self._fits:
             counts = {size: self._counts[size].cells.get(cell, 0) for size in sizes}
             fits = (_fitted(counts, law) for law in laws)
@@ -91,23 +92,23 @@ class Scaling:
 
 
 class _Fit:
-    """One law with its factors."""
+    """A law with its factors."""
 
     def __init__(self, law: Law, factors: tuple[Fraction, ...], counts: Mapping[Size, int]) -> None:
         self._law = law
         self._factors = factors
         self._pinned = [None if _confirmed(counts, law, axis) else {size[axis] for size in counts} for axis in _AXES]
-        """Along each axis the sizes it holds for; None: it was confirmed for all."""
+        """Sizes along each axis for which the law holds; None: for all sizes."""
         self.sound = all(
             pinned is None or len({term[axis] for term in law}) == 1 for axis, pinned in enumerate(self._pinned)
         )
         rivals = {term: _exactly({size: _power(size, term) for size in counts}, law) for term in _TERMS}
         self._rivals = {term: found for term, found in rivals.items() if found is not None and term not in law}
-        """Terms that look like this law wherever it was counted. Where each batch has as many tokens, what grows with
-        tokens can't be told from what never grows."""
+        """Terms that equal this law in all counts. If all batches have the same number of tokens, for example, work
+        that grows with tokens looks like work that never grows."""
 
     def value(self, size: Size) -> int | None:
-        """The FLOPs of this size; None: unknown."""
+        """Compute the FLOPs of this size; None: unknown."""
         if any(pinned is not None and size[axis] not in pinned for axis, pinned in enumerate(self._pinned)):
             return None
         if any(_sum(factors, self._law, size) != _power(size, term) for term, factors in self._rivals.items()):
@@ -117,7 +118,7 @@ class _Fit:
 
 
 def _fitted(counts: Mapping[Size, int], law: Law) -> _Fit | None:
-    """The law, if it holds for all counts and could have failed to."""
+    """Fit one law. None unless it fits all counts and one of them could have contradicted it."""
     if len(counts) <= len(law):
         return None
     factors = _exactly(counts, law)
@@ -128,7 +129,7 @@ def _fitted(counts: Mapping[Size, int], law: Law) -> _Fit | None:
 
 
 def _confirmed(counts: Mapping[Size, int], law: Law, axis: int) -> bool:
-    """Some counts tell the law without those of one size along this axis, which then confirm it."""
+    """Tell if the counts of the other sizes along this axis determine the law, so that those of one size confirm it."""
     for left_out in {size[axis] for size in counts}:
         rest = {size: flops for size, flops in counts.items() if size[axis] != left_out}
         if _solved(rest, law) is not None:
@@ -143,8 +144,8 @@ def _exactly(counts: Mapping[Size, int], law: Law) -> tuple[Fraction, ...] | Non
 
 
 def _solved(counts: Mapping[Size, int], law: Law) -> tuple[Fraction, ...] | None:
-    """The factors by as many counts as it takes, by elimination; None where there are too few that differ."""
-    found: list[tuple[int, list[Fraction]]] = []  # a column, and a row that has a 1 there and 0 in those before
+    """Solve for the factors by elimination, with as many counts as needed; None if too few of the counts differ."""
+    found: list[tuple[int, list[Fraction]]] = []  # a column, and a row with a 1 there and 0 in the columns before
     for size, flops in counts.items():
         row = [Fraction(_power(size, term)) for term in law] + [Fraction(flops)]
         for column, known in found:

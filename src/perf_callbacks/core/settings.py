@@ -1,4 +1,4 @@
-"""The configuration in force: what the code says, overruled by what the environment says."""
+"""Settings in force: those of the code, overridden by the environment."""
 
 import difflib
 from collections.abc import Mapping
@@ -13,18 +13,18 @@ PREFIX = "PERF_CALLBACKS_"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """A configuration, and how it came about."""
+    """Settings in force, and where they came from."""
 
     config: PerfConfig
-    """What is in force."""
+    """Settings in force."""
     from_env: tuple[str, ...]
     """The fields that the environment set."""
     remarks: tuple[str, ...]
-    """Sentences for the log: variables that mean nothing, fields whose feature is not built yet."""
+    """Sentences for the log: variables without a meaning, fields of features that are not built yet."""
 
 
 def resolve(config: PerfConfig | None, environ: Mapping[str, str]) -> Settings:
-    """Lay the environment over a configuration.
+    """Override a configuration by the environment.
 
     >>> resolve(PerfConfig(window=10), {"PERF_CALLBACKS_WINDOW": "20"}).config.window
     20
@@ -77,7 +77,7 @@ NOT_BUILT = frozenset(
 
 
 def unbuilt(config: PerfConfig) -> tuple[str, ...]:
-    """One sentence for each field that was set and whose feature does not exist yet.
+    """Return a sentence for each field that is set although its feature does not exist yet.
 
     >>> unbuilt(PerfConfig(nvtx=True))
     ('nvtx=True is not built yet and has no effect.',)

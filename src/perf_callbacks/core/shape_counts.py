@@ -1,4 +1,4 @@
-"""Counts of what batches of each shape take, and what follows for other shapes: looked up, scaled, or unknown."""
+"""Counts of batches by shape, from which the work of other shapes is looked up, scaled, or unknown."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,23 +9,23 @@ from perf_callbacks.core.scaling import Scaling, Size
 from perf_callbacks.core.work import Work
 
 MOST_COUNTS = 32
-"""Counts that are kept of one family of shapes, and of whole steps. The oldest goes where there are more."""
+"""Most counts that are kept of one family of shapes, and of whole steps. Beyond it the oldest is dropped."""
 
 MOST_FAMILIES = 64
 
 MOST_REFUTATIONS = 3
-"""Counts that contradict scaling before a family is scaled no more."""
+"""Number of counts that contradict scaling after which a family is no longer scaled."""
 
 SAME = 0.01
-"""Counts of equal batches that differ by no more than this are taken for equal."""
+"""Largest relative difference between counts of equal batches that are taken as equal."""
 
 SCALED = "scaled"
 
 _SECOND = ("labels", "decoder_input_ids")
-"""Tensors that tell the length of what a decoder sees."""
+"""Names of tensors that have the length of a decoder's input."""
 
 _PACKED = "cu_seq"
-"""Tensors of this name tell where packed sequences begin. How many these are makes no difference to products."""
+"""Names of tensors with the starts of packed sequences. Their number makes no difference to products."""
 
 _Tensor = tuple[str, tuple[int, ...]]
 
@@ -34,25 +34,25 @@ V = TypeVar("V")
 
 
 class Count(NamedTuple):
-    """Work, when it was counted, and how it is known."""
+    """Work, the step in which it was counted, and its sources."""
 
     work: Work
     step: int
-    """0: it was scaled."""
+    """Step of the count; 0: the work was scaled."""
     sources: frozenset[str]
 
 
 class Learned(NamedTuple):
-    """Verdict of a count about work that was taken for known."""
+    """Comparison of a count with the work that was known before."""
 
     contradicts: float
-    """The larger over the smaller of the count and what was known; 1: nothing was, or it is the same."""
+    """Ratio of the larger to the smaller of the new and the known count. 1: nothing was known, or it is equal."""
     since: int
-    """The step of the earlier count; 0: it was scaled."""
+    """Step of the earlier count; 0: it was scaled."""
 
 
 class Book:
-    """Counts of one way of training."""
+    """Counts with one set of trained parameters and calls."""
 
     def __init__(self) -> None:
         self._families: dict[ShapeKey, _Family] = {}
@@ -60,7 +60,7 @@ class Book:
         self._optimizer = Work()
 
     def learn(self, shapes: Sequence[ShapeKey], passes: Sequence[Count]) -> Learned:
-        """The passes of a step, each with its share of the optimizer's work."""
+        """Learn the passes of a step, each with its share of the optimizer's work."""
         before, now = self.of(shapes), _together(passes)
         learned = _compared(before, now)
         if before is not None and (before.work.cells == now.work.cells or 1 < learned.contradicts <= 1 + SAME):
@@ -79,7 +79,7 @@ class Book:
         return learned
 
     def of(self, shapes: Sequence[ShapeKey]) -> Count | None:
-        """The work of a step, the optimizer's with it; None: unknown."""
+        """Return the work of a step, including the optimizer's; None: unknown."""
         whole = self._steps.get(_alike(shapes))
         counts = [whole] if whole is not None else [self.one(shape) for shape in shapes]
         known = [count for count in counts if count is not None]
@@ -89,7 +89,7 @@ class Book:
         return together._replace(work=Work.sum([together.work, self._optimizer]))
 
     def one(self, shape: ShapeKey) -> Count | None:
-        """The work of one batch."""
+        """Return the work of one batch."""
         family, size = _fold(shape)
         return self._families[family].of(size) if family in self._families else None
 
@@ -100,7 +100,7 @@ class Book:
 
 
 class _Family:
-    """Counts of batches that differ in rows and lengths alone, and what follows for others of them."""
+    """Counts of batches that differ in rows and lengths alone, and the scaled work of other sizes."""
 
     def __init__(self) -> None:
         self.counts: dict[Size, Count] = {}
@@ -109,7 +109,7 @@ class _Family:
         self._scaled: dict[Size, Count | None] = {}
 
     def learn(self, size: Size, count: Count) -> None:
-        """The count of one size. What it contradicts too often is not trusted any more."""
+        """Learn the count of one size. A scaling that counts contradict too often is no longer trusted."""
         scaled = self.of(size)
         self._refuted += scaled is not None and not scaled.step and scaled.work.cells != count.work.cells
         keep(self.counts, size, count, MOST_COUNTS)
@@ -117,7 +117,7 @@ class _Family:
         self._scaled.clear()
 
     def of(self, size: Size) -> Count | None:
-        """The work of a batch of this size, counted or scaled."""
+        """Return the counted or scaled work of a batch of this size."""
         if size in self.counts:
             return self.counts[size]
         if size not in self._scaled:
@@ -144,7 +144,7 @@ def _together(counts: Sequence[Count]) -> Count:
 
 
 def _compared(before: Count | None, now: Count) -> Learned:
-    """Pair the known figure with the counted one, for the figure in which they differ more."""
+    """Return the known and the counted FLOPs, model or hardware, whichever differ more."""
     if before is None:
         return Learned(1.0, 0)
     old, new = before.work, now.work
@@ -158,14 +158,14 @@ def _alike(shapes: Sequence[ShapeKey]) -> frozenset[tuple[ShapeKey, int]]:
 
 
 def keep(kept: dict[K, V], key: K, value: V, most: int) -> None:
-    """Put something in, and the oldest out where there would be too many."""
+    """Store a value, and drop the oldest if there are too many."""
     kept[key] = value
     if len(kept) > most:
         del kept[next(iter(kept))]
 
 
 def _shared(shapes: Sequence[ShapeKey], passes: Sequence[Count]) -> dict[ShapeKey, Count] | None:
-    """The work of one batch of each shape; None where it can't be told."""
+    """Share a step's work among its batches, by shape; None if that is ambiguous."""
     if len(passes) == len(shapes):
         by_shape = dict(zip(shapes, passes, strict=True))
         same = all(by_shape[shape].work.cells == one.work.cells for shape, one in zip(shapes, passes, strict=True))
@@ -178,7 +178,7 @@ def _shared(shapes: Sequence[ShapeKey], passes: Sequence[Count]) -> dict[ShapeKe
 
 
 def _fold(shape: ShapeKey) -> tuple[ShapeKey, Size]:
-    """A shape as its rows and lengths, and the family of shapes that differ in nothing else.
+    """Split a shape into its rows and lengths, and the family of shapes that differ in nothing else.
 
     >>> _fold((("input_ids", (2, 8)), ("mask", (2, 1, 8, 8)), ("labels", (2, 8)), ("scale", (3,))))[0]
     (('input_ids', (-1, -2)), ('mask', (-1, 1, -2, -2)), ('labels', (-1, -3)), ('scale', (3,)))
@@ -190,7 +190,7 @@ def _fold(shape: ShapeKey) -> tuple[ShapeKey, Size]:
 
 
 def extent(shape: ShapeKey) -> tuple[int, int]:
-    """The rows of a batch, and how long they are, by its token ids or else its first tensor; 0: it has none.
+    """Return the rows of a batch and their length, from its token ids or else its first tensor; 0: it has none.
 
     >>> extent((("pixel_values", (4, 3, 8, 8)), ("input_ids", (4, 16))))
     (4, 16)
@@ -200,7 +200,7 @@ def extent(shape: ShapeKey) -> tuple[int, int]:
 
 
 def _guides(shape: ShapeKey) -> tuple[_Tensor, _Tensor | None]:
-    """The tensor that tells rows and their length, and the one that tells the second length, as of a decoder."""
+    """Return the tensor that gives rows and length, and the tensor that gives a decoder's length."""
     first = next((one for one in shape if one[0].rpartition(".")[2] == "input_ids"), None)
     guide = first or next((one for one in shape if one[1]), ("", ()))
     rows = guide[1][:1]
@@ -210,11 +210,11 @@ def _guides(shape: ShapeKey) -> tuple[_Tensor, _Tensor | None]:
 
 
 def _template(name: str, sizes: tuple[int, ...], size: Size, second: _Tensor | None) -> tuple[int, ...]:
-    if name.rpartition(".")[2].startswith(_PACKED):  # as many as there are sequences in the row
+    if name.rpartition(".")[2].startswith(_PACKED):  # as many elements as the row has sequences
         return (-4,) * len(sizes)
     if sizes[:1] != (size.rows,):
         return sizes
     lengths = {size.other: -3, size.length: -2}
     if second is not None and (name == second[0] or name.startswith("decoder_")):
-        lengths = {size.length: -2, size.other: -3}  # where both are as long, the last one holds
+        lengths = {size.length: -2, size.other: -3}  # if both are equally long, the last one holds
     return (-1, *[lengths.get(one, one) for one in sizes[1:]])

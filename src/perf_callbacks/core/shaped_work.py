@@ -1,4 +1,4 @@
-"""The work of a step by what can be seen without counting: shapes of batches, calls of the model, what is trained."""
+"""Work of a step by facts that need no counting: shapes of batches, calls of the model, trained parameters."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -11,12 +11,13 @@ from perf_callbacks.core.unknown_reasons import UNREAD, Unknowns
 from perf_callbacks.core.work import Effort, Work
 
 MOST_BOOKS = 16
-"""Ways of training that are told apart. The oldest goes where there are more."""
+"""Most sets of trained parameters and calls whose counts are kept. Beyond it the oldest is dropped."""
 
 _MOST_KNOWN = 256
 
 Each = tuple[int, ...]
-"""How often forward and backward run for each batch of a step; for all of them and how many, where that isn't whole."""
+"""Calls of forward and backward for each batch of a step; if that isn't whole, for all batches, and the number of
+batches."""
 
 ONCE: Each = (1, 1)
 
@@ -28,23 +29,23 @@ SOURCES = (COUNTED, SCALED, COPY, CLOSED_FORM)
 
 
 class ShapedWork:
-    """The work of batches by their shapes, kept apart by how often the model runs in a step and by what is trained."""
+    """Work of batches by their shapes, kept apart by the calls of the model in a step and by the trained parameters."""
 
     def __init__(self) -> None:
         self.rating: Rating | None = None
-        """What work is compared with. None: none was counted."""
+        """Peak and coverage that work is compared with. None: nothing was counted yet."""
         self.refuted = False
-        """Whether a measured peak turned out to be none."""
+        """True: a step did more than a measured peak allows."""
         self.wanted = False
-        """Tell if anybody wants to know FLOPs."""
+        """True: FLOPs are wanted at all."""
         self.unknowns = Unknowns()
-        """Why steps have no FLOPs."""
+        """Reasons for which steps have no FLOPs."""
         self.trained: Callable[[], Hashable] | None = None
-        """Tells which parameters require gradients."""
+        """Returns the parameters that require gradients."""
         self.news: Callable[[], object] | None = None
         """Called when there is something to count."""
         self.missing: dict[Each, tuple[int, int]] = {}
-        """Ways of running the model that were never counted: the last two steps that had them."""
+        """Calls of the model that were never counted: the last two steps that had them."""
         self._trained: Hashable = None
         self._unsure = False
         self._books: dict[tuple[Hashable, Each], Book] = {}
@@ -53,16 +54,16 @@ class ShapedWork:
 
     @property
     def source(self) -> str | None:
-        """Sources of the FLOPs that were handed out; None: there were none."""
+        """Sources of the FLOPs that were returned so far; None: there were none."""
         return ", ".join([one for one in SOURCES if one in self._sources]) or None
 
     @property
     def varies(self) -> bool:
-        """Equal batches took different work: then no FLOPs are told of any."""
+        """Tell if equal batches took different work. Then no batch has known FLOPs."""
         return self.unknowns.varies is not None
 
     def summary(self, steps: int, known: int, excluded: Mapping[str, int]) -> dict[str, Any]:
-        """For the record that sums up a fit: of so many included steps, the work of so many is known."""
+        """Return the `Summary` fields of a fit with this many included steps, and this many whose work is known."""
         told = self.unknowns.summary(steps, known, excluded) if self.wanted else {}
         if self.rating is None or not known or self.varies:
             return told
@@ -70,16 +71,16 @@ class ShapedWork:
 
     @property
     def fresh(self) -> bool:
-        """Tell if nothing was counted yet with the parameters that are trained now."""
+        """Tell if nothing was counted yet with the currently trained parameters."""
         return not any(trained == self._trained for trained, _ in self._books)
 
     def rate(self, rating: Rating) -> None:
-        """Compare work with this."""
+        """Compare work with this peak and coverage."""
         self.rating = rating
         self._efforts.clear()
 
     def judge(self, effort: Effort, seconds: float) -> None:
-        """Some steps took this long: a measured peak that is lower than what they did is none."""
+        """Drop a measured peak if these steps were faster than it allows."""
         if self.rating is not None and self.rating.refuted(effort, seconds):
             self.refuted = True
             self.unknowns.peak = "training ran faster than the measured peak"
@@ -87,7 +88,7 @@ class ShapedWork:
             self._tell()
 
     def look(self) -> None:
-        """Look at which parameters are trained. If others are, steps since the last look may have had either."""
+        """Check which parameters are trained. If they changed, steps since the last check may have had either set."""
         trained = self._trained if self.trained is None else self.trained()
         if trained != self._trained:
             self._unsure = self._unsure or self._trained is not None
@@ -98,7 +99,7 @@ class ShapedWork:
                 self._tell()
 
     def settle(self) -> None:
-        """The steps up to the last look have their FLOPs."""
+        """Accept the FLOPs of the steps up to the last check."""
         self._unsure = False
 
     def learn(
@@ -110,9 +111,9 @@ class ShapedWork:
         step: int = 0,
         source: str = COUNTED,
     ) -> Learned:
-        """The batches of a counted step and the work of each forward and its backward, the optimizer's with them.
+        """Learn the shapes of a counted step and the work of its passes, each with a share of the optimizer's.
 
-        Without `calls` there was one of each for each batch.
+        Without `calls`, each batch had one forward and one backward.
         """
         self._efforts.clear()
         key = self._trained, _each(calls, len(shapes))
@@ -131,7 +132,7 @@ class ShapedWork:
         return learned
 
     def of(self, shapes: Sequence[ShapeKey], calls: Calls | None = None, step: int = 0) -> Effort | None:
-        """The work of a step with batches of these shapes; None: unknown."""
+        """Return the work of a step with batches of these shapes; None: unknown."""
         if self._unsure:
             self.unknowns.note("in some steps other parameters were trained than before")
             return None
@@ -146,11 +147,11 @@ class ShapedWork:
         return effort
 
     def knows(self, shape: ShapeKey) -> bool:
-        """Tell if the work of a batch of this shape is known, or can be scaled, however often the model runs."""
+        """Tell if the work of a batch of this shape is known or can be scaled, for any number of calls."""
         return any(trained == self._trained and book.one(shape) for (trained, _), book in self._books.items())
 
     def wants(self, shape: ShapeKey) -> bool:
-        """Tell if a count of a batch of this shape tells anything new."""
+        """Tell if counting a batch of this shape would tell something new."""
         room = all(book.room(shape) for (trained, _), book in self._books.items() if trained == self._trained)
         return bool(shape) and room and not self.knows(shape)
 
@@ -182,7 +183,7 @@ class ShapedWork:
 
 
 def _each(calls: Calls | None, batches: int) -> Each:
-    """Calls for each batch. A model whose calls can't be seen runs once."""
+    """Compute the calls for each batch. If calls can't be seen, the model is taken to run once per batch."""
     if calls is None or not batches:
         return ONCE
     if calls.forwards % batches or calls.backwards % batches:

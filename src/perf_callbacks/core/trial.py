@@ -1,7 +1,7 @@
 """Whether something makes steps shorter: it is done and left in turns, and neighbouring turns are compared.
 
-Which way a step goes depends on its number alone, so that all ranks go the same way. In half of the pairs of turns the
-other one comes first: what grows or shrinks evenly meanwhile cancels out.
+The step's number alone decides whether the change is on, so that all ranks agree. The order of on and off is swapped in
+half of the pairs of turns, so that steady drifts cancel out.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,41 +16,41 @@ TURN = 32
 """Steps of a turn."""
 
 SETTLE = 2
-"""Steps at the start of a turn that don't count: what was done last may still go on in them."""
+"""Steps at the start of a turn that are left out: effects of the turn before may last into them."""
 
 PAIRS = 16
 
 FEWEST = 11
-"""Pairs without which nothing is said: a turn that evaluations take up tells nothing."""
+"""Fewest pairs for an outcome: a turn that is full of evaluations tells nothing."""
 
 CUT_OFF = {11: 0, 12: 1, 13: 2, 14: 4, 15: 6, 16: 8}
-"""By the number of pairs: how many of the means of two differences lie beyond each end of the 99.9 % interval.
+"""Number of means of two differences beyond each end of the 99.9 % interval, by the number of pairs.
 
 These are the critical values of Wilcoxon's signed rank test, two-sided, at 0.001.
 """
 
 
 LONGEST = 1.5
-"""No step counts for more than so many usual ones of its turn, collections of this process aside."""
+"""Largest length of a step, in usual steps of its turn and without collections of this process."""
 
 LEAST = 0.001
-"""The share of a step that has to be saved: nobody would miss less."""
+"""Smallest saving, as a share of a step, that is worth keeping."""
 
 
 class Outcome(NamedTuple):
-    """What was saved, in seconds of a mean step. Negative: it took longer."""
+    """Seconds saved per mean step. Negative: steps got longer."""
 
     saved: float
     low: float
     high: float
-    """`low` to `high` is the 99.9 % interval."""
+    """Upper end of the 99.9 % interval, whose lower end is `low`."""
     left: float
-    """How long a step is where it is left."""
+    """Length of a step without the change."""
     pairs: int
 
     @property
     def better(self) -> bool:
-        """Whether it is known to save something worth it."""
+        """Tell if the change is known to save enough to be worth keeping."""
         return self.low > LEAST * self.left
 
 
@@ -73,7 +73,7 @@ class Trial:
         return 0 <= turn < 2 * PAIRS and _done(turn)
 
     def turns_after(self, step: int) -> int | None:
-        """The next step with which a turn ends, or the first one begins; None: there is none any more."""
+        """Return the next step at which a turn ends or the first one begins; None: there is none any more."""
         turn = max(0, (step - self._after) // TURN + 1)
         return self._after + turn * TURN if turn <= 2 * PAIRS else None
 
@@ -161,12 +161,12 @@ class _Mean(NamedTuple):
 
 
 def _typical(differences: Sequence[float]) -> tuple[float, float, float]:
-    """The middle of them, between the ends of its 99.9 % interval."""
+    """Return the median of the differences between the ends of its 99.9 % interval."""
     means = sorted([(a + b) / 2 for a, b in combinations_with_replacement(differences, 2)])
     cut = CUT_OFF[len(differences)]
     return means[cut], median(means), means[-1 - cut]
 
 
 def _done(turn: int) -> bool:
-    """In pairs one way round or the other, by the sequence of Thue and Morse: what has a period doesn't keep time."""
+    """Tell if the change is on in a turn. The Thue-Morse sequence keeps periodic effects from coinciding with it."""
     return ((turn // 2).bit_count() + turn) % 2 == 1

@@ -1,4 +1,4 @@
-"""Why steps have no FLOPs, and rates no MFU: gathered while a fit lasts, told when it ends."""
+"""Reasons for steps without FLOPs and rates without MFU: collected during a fit, reported at its end."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -7,32 +7,32 @@ _MOST = 256
 
 
 class Unknowns:
-    """Reasons, as they are met."""
+    """Reasons for unknown FLOPs and MFU."""
 
     def __init__(self) -> None:
         self.varies: str | None = None
-        """Difference that is known between equal batches: then no FLOPs are told at all."""
+        """Known difference between equal batches, which makes all FLOPs unknown."""
         self.batch: str | None = None
-        """The kind of batch whose shapes can't be read."""
+        """Type of the batch whose shapes can't be read."""
         self.counting: str | None = None
-        """Why nothing was counted."""
+        """Reason that nothing was counted."""
         self.peak: str | None = None
-        """Why there is nothing to divide by."""
+        """Reason that there is no peak."""
         self._causes: Counter[str] = Counter()
         self._shapes: set[int] = set()
 
     def note(self, cause: str) -> None:
-        """A step has no FLOPs for this cause."""
+        """Note that a step has no FLOPs for this cause."""
         self._causes[cause] += 1
 
     def shape(self, shape: int) -> None:
-        """A step has none because nothing tells them of its shapes."""
+        """Note that a step has no FLOPs because its shapes were neither counted nor scaled."""
         self._causes[_SHAPES] += 1
         if len(self._shapes) < _MOST:
             self._shapes.add(shape)
 
     def summary(self, steps: int, known: int, excluded: Mapping[str, int]) -> dict[str, str | None]:
-        """For the record that sums up a fit: of so many included steps, the work of so many is known."""
+        """Return the `Summary` fields of a fit with this many included steps, and this many whose work is known."""
         flops = self._flops(steps, known, excluded)
         return {"flops_unknown": flops, "mfu_unknown": self.peak if known and self.varies is None else None}
 
@@ -46,7 +46,7 @@ class Unknowns:
         return f"known for {known:,} of {steps:,} steps: {self._cause()}" if known else self._cause()
 
     def _cause(self) -> str:
-        """The cause that most steps have."""
+        """Return the most frequent cause."""
         if UNREAD in self._causes and self.batch is not None:
             return f"its batch is a {self.batch} whose shapes can't be read"
         if self.counting is not None:
@@ -59,7 +59,7 @@ class Unknowns:
 
 
 def reasons(excluded: Mapping[str, int]) -> str:
-    """How many steps are in no row, and why, the most frequent reason first.
+    """List the reasons for steps in no row with their numbers, the most frequent first.
 
     >>> reasons({"first": 1, "evaluation": 4})
     '4 evaluation, 1 first'
@@ -68,7 +68,7 @@ def reasons(excluded: Mapping[str, int]) -> str:
 
 
 UNREAD = "the shapes of its batches can't be read"
-"""A cause for `note`."""
+"""Cause for `note`: the batch can't be read."""
 
 _SHAPES = "shapes"
 _LATER = "no step was counted before them"

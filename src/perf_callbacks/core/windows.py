@@ -1,4 +1,4 @@
-"""What all ranks did in the same optimizer steps, put together from what each of them did.
+"""Windows: the same optimizer steps of all ranks, combined.
 
 A window is `length` optimizer steps by the trainer's count. Ranks hand each other `Part`s, as one line of JSON each;
 whatever else arrives is nothing, never an error.
@@ -19,58 +19,58 @@ LONGEST = 4000
 LARGEST = 2**63
 
 NOTICE = 3
-"""Windows from what ranks ask each other for until it holds: by then all of them have heard of it, as a rule."""
+"""Windows between a request of a rank and the step from which it holds. By then, as a rule, all ranks know of it."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """What one rank did in one window."""
+    """Work of one rank in one window."""
 
     window: int
-    """From 0 on: optimizer steps `window * length + 1` to `(window + 1) * length`."""
+    """Number of the window, from 0 on: optimizer steps `window * length + 1` to `(window + 1) * length`."""
     length: int
     rank: int
     world_size: int
     data_parallel: int
-    """In how many parts the ranks share the samples. Under tensor or pipeline parallelism several ranks go through the
-    same ones: of their sum, `data_parallel / world_size` is what the job went through."""
+    """Number of groups of ranks with their own samples. Under tensor or pipeline parallelism several ranks process the
+    same samples, so the job processed `data_parallel / world_size` of the ranks' sum."""
     steps: int
-    """Those of the window that are in rows, or were counted again: what follows is about these."""
+    """Number of these steps that are in rows or were counted again. The next fields cover these steps."""
     seconds: float
     samples: int | None
-    """None: unknown, as the next two."""
+    """Samples; None: unknown, like the next two fields."""
     tokens: int | None
     useful_tokens: Any
     """An integer; until the part is sent, it may be a number that is still under way on a device."""
     model_flops: int | None = None
-    """What this rank itself did, also where several go through the same samples; None: unknown of some step."""
+    """FLOPs of this rank itself, even if several ranks process the same samples. None: unknown for a step."""
     hardware_flops: int | None = None
     asks: Mapping[str, int] = field(default_factory=dict)
-    """What this rank asks all ranks for, by name."""
+    """Values that this rank asks all ranks for, by name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What holds for one fit, on all ranks: rank 0 says it."""
+    """Settings of one fit that hold for all ranks, as rank 0 says."""
 
     fit: str
-    """Differs from fit to fit, also within one run."""
+    """Identifies the fit, also within one run."""
     run_id: str
     window: int | None
     """Optimizer steps per window; None: nothing is exchanged."""
     directory: str | None = None
-    """The output directory of all ranks; None: each rank knows its own."""
+    """Output directory of all ranks; None: each rank knows its own."""
 
 
 def combine(parts: Collection[Part]) -> Window | None:
-    """One window over all ranks, from one part of each, in whatever order.
+    """Combine one part of each rank, in any order, into one window.
 
-    There is none where a rank is missing or ranks disagree on what they count: also where they included different
-    numbers of steps, since what they went through then belongs to no common time. Amounts are exact: one that a rank
-    doesn't know is unknown, and so is one that doesn't come out whole, because ranks that go through the same samples
-    counted them differently.
+    There is none if a rank is missing or if ranks disagree on their counting. They also disagree if they included
+    different numbers of steps, because their amounts then belong to no common time. Amounts are exact: an amount is
+    unknown if one rank doesn't know it, or if it isn't whole, because ranks that share samples counted them
+    differently.
     """
     common = {(part.window, part.length, part.world_size, part.data_parallel, part.steps) for part in parts}
     if len(common) != 1:
@@ -100,7 +100,7 @@ def combine(parts: Collection[Part]) -> Window | None:
 
 
 def hold(window: Window, before: Window | None) -> Window:
-    """A window that says from when on holds what is asked for: some windows later, or as the one before said."""
+    """Return the window with the step from which its requests hold: some windows later, or as in the window before."""
     later = window.last_step + NOTICE * (window.last_step - window.first_step + 1)
     said = {} if before is None else {name: (before.asks[name], step) for name, step in before.holds.items()}
     holds = {}
@@ -111,13 +111,13 @@ def hold(window: Window, before: Window | None) -> Window:
 
 
 def _least(asks: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """What everybody asks for, by those who ask for least."""
+    """Return the least value that any rank asks for, by name."""
     common = set[str].intersection(*[{*asked} for asked in asks])
     return {name: min([asked[name] for asked in asks]) for name in sorted(common)}
 
 
 def rates(window: Window) -> dict[str, float]:
-    """What went through the job per second; what is unknown is left out.
+    """Compute the amounts of the job per second; unknown amounts are left out.
 
     >>> rates(Window(first_step=1, last_step=9, steps=8, ranks=2, seconds=4, samples=64, tokens=None, useful_tokens=0))
     {'samples_per_second': 16.0, 'useful_tokens_per_second': 0.0}

@@ -1,7 +1,7 @@
-"""The work of a step in FLOPs: who asked for it, in which number format, by which kind of operation.
+"""Work of a step in FLOPs, by phase, number format and kind of operation.
 
 A FLOP is one multiplication or one addition of floating-point numbers; a multiply-accumulate is two. Only matrix
-products count: matmuls, convolutions, attention. What goes element by element is left out, as everywhere in this field.
+products count: matmuls, convolutions, attention. Elementwise operations are left out, as in all published figures.
 """
 
 from collections import Counter
@@ -10,36 +10,36 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 Phase = Literal["forward", "backward", "recompute", "attention_recompute", "optimizer"]
-"""`recompute`: what activation checkpointing does again. `attention_recompute`: the scores that the backward of a fused
-attention kernel computes again."""
+"""Phase of an operation. `recompute`: run again by activation checkpointing. `attention_recompute`: scores that the
+backward of a fused attention kernel computes again."""
 
 Kind = Literal["matmul", "attention", "convolution"]
 
 MODEL: tuple[Phase, ...] = ("forward", "backward")
-"""What the model has to do, however it is executed."""
+"""Phases of the model FLOPs, independent of how they are executed."""
 
 
 class Cell(NamedTuple):
-    """Work of one sort."""
+    """Phase, number format and kind of some work."""
 
     phase: Phase
     dtype: str
-    """Of the operands, as torch prints it; "tfloat32" where float32 is multiplied in that."""
+    """Number format of the operands, in torch's spelling; "tfloat32" if float32 is multiplied in it."""
     kind: Kind
 
 
 class Effort(NamedTuple):
-    """What an optimizer step took."""
+    """FLOPs of an optimizer step, and how long they take at peak."""
 
     model_flops: int
     hardware_flops: int
     ideal_seconds: float | None = None
-    """How long the model's work takes at peak, each number format at its own; None: unknown."""
+    """Seconds that the model's work takes at peak, each number format at its own; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """FLOPs by sort.
+    """FLOPs by phase, number format and kind.
 
     >>> Work({Cell("forward", "float32", "matmul"): 10, Cell("recompute", "float32", "matmul"): 10}).hardware_flops
     20
@@ -49,17 +49,17 @@ class Work:
 
     @property
     def model_flops(self) -> int:
-        """Of forward and backward, without anything that is done a second time: the numerator of MFU."""
+        """FLOPs of forward and backward, without recomputation: the numerator of MFU."""
         return sum(flops for cell, flops in self.cells.items() if cell.phase in MODEL)
 
     @property
     def hardware_flops(self) -> int:
-        """Of everything executed: the numerator of HFU."""
+        """All executed FLOPs: the numerator of HFU."""
         return sum(self.cells.values())
 
     @property
     def by_phase(self) -> dict[str, int]:
-        """FLOPs of each phase that has any."""
+        """FLOPs of each phase that has some."""
         return _sums((cell.phase, flops) for cell, flops in self.cells.items())
 
     @property
@@ -68,16 +68,16 @@ class Work:
         return _sums((cell.dtype, flops) for cell, flops in self.cells.items() if cell.phase in MODEL)
 
     def only(self, phase: Phase) -> "Work":
-        """What was done in one phase."""
+        """Return the work of one phase."""
         return Work({cell: flops for cell, flops in self.cells.items() if cell.phase == phase})
 
     def without(self, phase: Phase) -> "Work":
-        """What was done in the others."""
+        """Return the work of all other phases."""
         return Work({cell: flops for cell, flops in self.cells.items() if cell.phase != phase})
 
     @staticmethod
     def sum(works: Iterable["Work"]) -> "Work":
-        """All of them together."""
+        """Add up several works."""
         total: Counter[Cell] = Counter()
         for work in works:
             total.update(work.cells)

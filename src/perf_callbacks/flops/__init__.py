@@ -1,4 +1,4 @@
-"""Counting the FLOPs of a training step while it runs."""
+"""FLOPs of a training step, counted while it runs."""
 
 from perf_callbacks.flops.formulas import register_flop_formula
 

@@ -1,4 +1,4 @@
-"""A stretch of training that is counted: a counter entered and left in the midst of a run, not by a `with` block."""
+"""A counted stretch of training: the counter is entered and left during the run, without a `with` block."""
 
 import math
 from contextlib import ExitStack, suppress
@@ -13,29 +13,29 @@ from perf_callbacks.flops.stance import STANCE, in_compiled_call
 
 
 class CountWindow:
-    """Counts from `open` until `close`, on the thread that opened it; in between it can be left and entered again.
+    """Counts from `open` to `close` on the thread that opened it. In between it can be left and entered again.
 
-    What is compiled runs eagerly meanwhile, and is as compiled as before afterwards. Compiled code under a mode would
-    give up its compilation for good.
+    Compiled code runs eagerly meanwhile and is as compiled as before afterwards. Under a mode it would give up its
+    compilation for good.
 
-    `open` and `close` first note what they are about to change, and can be repeated: an interrupt at any point leaves
-    nothing that the next call, the death of the window, or a tick does not put right.
+    `open` and `close` note what they are about to change before they change it, and can be repeated. So after an
+    interrupt at any point, the next call, the death of the window, or a tick restores everything.
     """
 
     def __init__(self, patience_seconds: float = math.inf) -> None:
         self.counter = FlopCounter()
         self.patience_seconds = patience_seconds
-        """The count is given up after so long without any operation: the loop may be over, and nobody told us."""
+        """Seconds without any operation after which the count is abandoned: the loop may be over without notice."""
         self._thread = current_thread()
         self._opened = False
         self._given_up = False
-        self._last: tuple[int, float] | None = None  # operations, and when there were last so many
+        self._last: tuple[int, float] | None = None  # number of operations, and the time of the last change
         self.left_behind = False
-        """The counter is still on the stack of modes: below one of somebody else, or out of reach for the moment."""
+        """True: the counter is still on the stack of modes, below another mode or out of reach for the moment."""
         finalize(self, _abandon, self.counter).atexit = False
 
     def open(self) -> None:
-        """Count from here on, again. Where modes are lent this begins nothing, but goes on after a `close` there."""
+        """Start or resume counting. Where modes will be restored, nothing starts; only a `close` there is undone."""
         if self._opened or self._given_up:
             return
         stays = self.counter.pushed and self.counter in self.counter.stack()
@@ -55,21 +55,21 @@ class CountWindow:
             raise
 
     def step_aside(self) -> None:
-        """Leave this thread's modes until the next module is called: there may be none."""
+        """Leave this thread's modes until a module is called next; that may never happen."""
         if self._opened and not _modes_are_lent() and self.counter.stack()[-1:] == [self.counter]:
             self.counter.step_aside()
 
     def close(self) -> None:
-        """Count no more. Twice is once; what had to be left behind is tried again."""
+        """Stop counting. A second call does nothing except removing a counter that could not be removed before."""
         try:
             self._end()
-        except BaseException:  # an interrupt: all of it can be done again
+        except BaseException:  # an interrupt: all steps can be repeated
             self._end()
             raise
 
     def _end(self) -> None:
         self._opened = False
-        with ExitStack() as steps:  # what goes wrong in one of them must not keep the rest from being done
+        with ExitStack() as steps:  # an error in one step must not keep the others from being done
             steps.callback(STANCE.release, self.counter)
             steps.callback(self._leave)
             steps.callback(self.counter.unhook)
@@ -83,7 +83,7 @@ class CountWindow:
         self.counter.inert = self.left_behind or self._given_up
 
     def tick(self, now: float) -> bool:
-        """Give the count up where nothing has happened for long, or its thread has ended; called by a side thread."""
+        """Abandon the count if nothing has happened for long, or its thread has ended. Called by a side thread."""
         if self._opened:
             operations = self.counter.operations
             if self._last is None or self._last[0] != operations:
@@ -96,15 +96,15 @@ class CountWindow:
 
 
 def _modes_are_lent() -> bool:
-    """Autograd, the compiler and inference mode put back a thread's modes, or its dispatch keys, when they end.
+    """Tell if autograd, the compiler or inference mode will restore this thread's modes or dispatch keys when it ends.
 
-    A counter that is taken off in there leaves keys without a mode, and operations that make tensors fail.
+    A counter that is removed in there leaves keys without a mode, and operations that make tensors fail.
     """
     return bool(in_backward()) or torch.is_inference_mode_enabled() or in_compiled_call()
 
 
 def _sweep() -> None:
-    """Take our counters that count no more off this thread's stack of modes, as far as they are on top."""
+    """Remove inactive counters from the top of this thread's stack of modes."""
     for counter in reversed(FlopCounter.stack()):
         if not (isinstance(counter, FlopCounter) and counter.inert):
             break
@@ -112,9 +112,9 @@ def _sweep() -> None:
 
 
 def _abandon(counter: FlopCounter) -> None:
-    """Let go for a window that was freed, open or not. The counter may still be on the stack of a thread."""
+    """Release a window that was freed, open or not. The counter may still be on the stack of a thread."""
     counter.inert = True
-    with suppress(Exception):  # nobody is there to hear of it
+    with suppress(Exception):  # no caller would see an error here
         try:
             _let_go(counter)
         except BaseException:  # an interrupt, as in `close`

@@ -1,4 +1,4 @@
-"""Counts the FLOPs of what runs while it is entered, operation by operation, as torch dispatches them."""
+"""Counter of FLOPs, operation by operation, as torch dispatches them."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,9 +24,9 @@ from perf_callbacks.flops.stance import in_compiled_call
 
 
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves it untyped
-    """Counts FLOPs by phase, number format and kind. It changes nothing of what it sees, and nothing in it can raise.
+    """Counts FLOPs by phase, number format and kind. It changes nothing, and its own errors never reach the operation.
 
-    Models that are compiled must run eagerly meanwhile: see `perf_callbacks.flops.count_window`.
+    Compiled models must run eagerly meanwhile: see `perf_callbacks.flops.count_window`.
 
     >>> with FlopCounter() as counter:
     ...     product = torch.ones(2, 3) @ torch.ones(3, 5)
@@ -38,34 +38,34 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """What is compiled stays so: where nobody made it run eagerly, less is counted, and the model is whole."""
+        """Keep compiled code compiled. If nothing made it run eagerly, fewer FLOPs are counted."""
         return True
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # as above
         self.inert = False
-        """Set where it can't be taken off the stack of modes: it counts no more."""
+        """True: the counter can't be removed from the stack of modes and counts no more."""
         self.pushed = False
-        """The counter may be on the stack of modes of the thread that it was pushed in."""
+        """True: the counter may be on the stack of modes of the thread that it was pushed in."""
         self.operations = 0
-        """All that were dispatched, counted or not."""
+        """Number of all dispatched operations, counted or not."""
         self.books: Callable[[], bool] = _always
-        """Asked before each operation: False while something runs that is not training work. Such operations and
-        modules are passed on and leave no trace here."""
+        """Called before each operation. False: the operation is not training work; it and its modules are passed on and
+        leave no trace here."""
         self.passes: list[Counter[Cell]] = [Counter()]
-        """What was counted, apart for each forward and the backward that follows."""
+        """Counts of each forward with the backward that follows."""
         self.logical: Counter[Cell] = Counter()
-        """As though what is sharded were whole, where there are sharded tensors."""
+        """Counts as if sharded tensors were whole, if there are sharded tensors."""
         self.weights = Weights()
         self.observed = Observed()
         self.errors: Counter[str] = Counter()
-        """What went wrong here, by operation."""
-        self._aside: tuple[int, int] | None = None  # the thread that was left, and how many modes stayed on its stack
+        """Errors in the counter itself, by operation."""
+        self._aside: tuple[int, int] | None = None  # the thread that was left, and the size of its stack
         self._broken = False
-        self._forwards: list[int] = []  # that have begun, by module: whoever is left on a stack must keep no model
+        self._forwards: list[int] = []  # ids of begun modules: a counter that stays on a stack must keep no model
         self._begun: set[int] = set()  # backwards
         self._backwards = False
-        self._formulas: dict[int, tuple[Any, Formula | None]] = {}  # with the operation, whose id it keeps
+        self._formulas: dict[int, tuple[Any, Formula | None]] = {}  # by id; holds the operation, which keeps it unique
         self._hooks: list[RemovableHandle] = []
 
     def __enter__(self) -> "FlopCounter":  # noqa: PYI034 Python 3.10 has no Self
@@ -80,45 +80,45 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             self.leave_stack()
 
     def hook(self) -> None:
-        """Look at all modules that run. Twice is once."""
+        """Watch all modules that run. A second call does nothing."""
         if not self._hooks:
             hooks = modules._global_forward_pre_hooks, modules._global_forward_hooks  # noqa: SLF001 as below
             self._hooks = [RemovableHandle(one) for one in hooks]
         begins, ends = self._hooks
-        # torch's own functions hand out the handle only when the hook is in place, which an interrupt may come between
+        # torch's own functions return the handle after the hook is in place; an interrupt may come in between
         modules._global_forward_pre_hooks[begins.id] = self._begins  # noqa: SLF001 there is no public name
-        # a module that was sharded as a whole has its weights only now
+        # a module that was sharded as a whole gets its weights only now
         modules._global_forward_hooks[ends.id] = self._ends  # noqa: SLF001 as above
 
     def unhook(self) -> None:
-        """Look at no more modules. Twice is once."""
+        """Stop watching modules. A second call does nothing."""
         self._aside = None
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
 
     def enter_stack(self) -> None:
-        """Go onto this thread's stack of modes.
+        """Push the counter onto this thread's stack of modes.
 
-        Not by way of torch's `__enter__`: it keeps flags for the whole process, which modes that overlap in two threads
-        leave wrong, and an interrupt as well.
+        torch's `__enter__` is not used: it keeps flags for the whole process, which overlapping modes in two threads,
+        or an interrupt, leave wrong.
         """
         self.pushed = True
         _push_on_torch_dispatch_stack(self)
 
     def leave_stack(self) -> None:
-        """Leave this thread's stack of modes, being on top of it."""
+        """Pop the counter off this thread's stack of modes, of which it is the top."""
         if self.stack()[-1:] == [self]:
             _pop_torch_dispatch_stack(None)
         self.pushed = self in self.stack()
 
     def step_aside(self) -> None:
-        """Leave this thread's stack, being on top of it, until a module is called in the thread."""
+        """Pop the counter off this thread's stack, of which it is the top, until a module is called in the thread."""
         self.leave_stack()
         self._aside = get_ident(), len(self.stack())
 
     def _come_back(self) -> None:
-        """A module is called. Where nothing may go onto the stack by now, too much has been missed."""
+        """Return to the stack when a module is called. If that is not possible by now, too much has been missed."""
         if self._aside is None or self._aside[0] != get_ident() or in_backward():
             return
         depth, self._aside = self._aside[1], None
@@ -130,20 +130,20 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
 
     @staticmethod
     def stack() -> list[Any]:
-        """This thread's modes, the one on top last."""
+        """Return this thread's modes, the top one last."""
         return _get_current_dispatch_mode_stack()
 
     def forget(self) -> None:
-        """Nothing was counted."""
+        """Forget all counts."""
         self.passes = [Counter()]
 
     @property
     def interrupted(self) -> bool:
-        """Whether something that was begun while it was counted raised, and never came to its end."""
+        """Tell if an exception kept a call that began during the count from ending."""
         return self._broken or bool(self._forwards) or bool(self._begun)
 
     def work(self) -> Work:
-        """All that was counted."""
+        """Return all work that was counted."""
         return Work.sum(Work(cells) for cells in self.passes)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -151,16 +151,16 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self.operations += 1
         if self.inert or not self._books():
             return func(*args, **kwargs)
-        if types and _wrapped(types):  # it takes itself apart, into what we get then
+        if types and _wrapped(types):  # it takes itself apart, into operations that come back here
             self._count_whole(func, args, kwargs)
             return NotImplemented
         if torch.is_inference_mode_enabled() and isinstance(func, OpOverload) and self._formula(func) is None:
-            _push_on_torch_dispatch_stack(self)  # nothing has taken it apart before
+            _push_on_torch_dispatch_stack(self)  # no other code has taken it apart before
             try:
                 out = func.decompose(*args, **kwargs)
             finally:
                 if self.stack()[-1:] == [self]:
-                    _pop_torch_dispatch_stack(None)  # torch puts it back itself: to `pushed` it never left
+                    _pop_torch_dispatch_stack(None)  # torch restores it itself: to the mode, which never left `pushed`
             if out is not NotImplemented:
                 return out
         backward = in_backward()
@@ -198,10 +198,10 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             if begins:
                 self._come_back()
             books = self._books()
-            if begins and books and not in_backward():  # recomputation stops in the midst of modules
+            if begins and books and not in_backward():  # recomputation stops in the middle of modules
                 self._forwards.append(id(module))
             elif id(module) in self._forwards and not in_backward():
-                while self._forwards.pop() != id(module):  # it has survived what raised within it
+                while self._forwards.pop() != id(module):  # it outlived an exception within it
                     continue
             if books and not self.inert:
                 self.weights.see(module)
@@ -209,7 +209,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             self._err(type(module).__name__, error)
 
     def _await_end(self, backward: int) -> None:
-        """Autograd calls back at the end of a backward, and only if it comes to its end."""
+        """Ask autograd to call back at the end of a backward, which it does only if the backward completes."""
         self._begun.add(backward)
         try:
             Variable._execution_engine.queue_callback(lambda: self._end(backward))  # noqa: SLF001 as DDP does
@@ -218,7 +218,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             self._err("backward", error)
 
     def _end(self, backward: int) -> None:
-        """It has survived what raised in backwards that began within it."""
+        """Note the end of a backward, and of backwards within it that raised."""
         self._begun = {begun for begun in self._begun if begun < backward}
 
     def _formula(self, func: Any) -> Formula | None:
@@ -228,7 +228,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         return known[1]
 
     def _count(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Count an operation. Only where its FLOPs can't be had is the sum a lower bound."""
+        """Count an operation. The sum becomes a lower bound only if its FLOPs are unknown."""
         operands: list[torch.Tensor] = []
         factor = flops = again = 0
         try:
@@ -258,7 +258,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self.observed.product(func, (args, kwargs), operands, cell.dtype, flops)
 
     def _place(self, operands: list[torch.Tensor], kind: Kind) -> tuple[Cell, Counter[Cell]]:
-        """Find the phase, format and kind that a product of these operands belongs to."""
+        """Find the phase, format and kind of a product of these operands."""
         weighty = self.weights.multiplied(operands)
         if not weighty and kind == "matmul" and _batched(operands):
             kind = "attention"
@@ -266,7 +266,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         return cell, self._turn(cell)
 
     def _turn(self, cell: Cell) -> Counter[Cell]:
-        """Where to count: a forward after a backward begins another pass."""
+        """Select the pass to count in: a forward after a backward begins another pass."""
         if cell.phase == "forward" and self._backwards:
             self.passes.append(Counter())
         if cell.phase in {"forward", "backward"}:
@@ -274,7 +274,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         return self.passes[-1]
 
     def _count_whole(self, func: Any, args: Any, kwargs: Any) -> None:
-        """An operation on sharded tensors: what it amounts to over all who hold a part."""
+        """Count an operation on sharded tensors as if one rank did it for all."""
         try:
             formula = self._formula(func)
             operands = [*_tensors(args)]
@@ -309,17 +309,17 @@ def _batched(operands: list[torch.Tensor]) -> bool:
 
 
 def _per_real_product(operands: list[torch.Tensor]) -> int:
-    """FLOPs for each that the same product has on real numbers.
+    """Return the FLOPs relative to the same product on real numbers.
 
     Two complex numbers take four multiplications and four additions, a complex and a real one half of that. Integers
-    take no floating-point operation at all.
+    take no floating-point operations.
     """
     kinds = {operand.is_complex() for operand in operands if operand.is_complex() or operand.is_floating_point()}
     return {(): 0, (False,): 1, (True,): 4, (False, True): 2}[tuple(sorted(kinds))]
 
 
 def _dtype(operands: list[torch.Tensor], kind: Kind) -> str:
-    """The format of the numbers that are multiplied: of the parts, where they are complex."""
+    """Return the format of the multiplied numbers; for complex ones, that of their parts."""
     operand = next((one for one in operands if one.is_floating_point() or one.is_complex()), operands[0])
     dtype = operand.dtype.to_real()
     if dtype is torch.float32 and operand.device.type == "cuda" and _tf32(kind):
@@ -328,7 +328,7 @@ def _dtype(operands: list[torch.Tensor], kind: Kind) -> str:
 
 
 def _tf32(kind: Kind) -> bool:
-    """Whether float32 is multiplied in tfloat32, as the knobs of torch 2.9 stand, or the older ones."""
+    """Tell if float32 is multiplied in tfloat32, by the switches of torch 2.9 or the older ones."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     older: Any = cudnn if kind == "convolution" else matmul
     knobs = getattr(cudnn, "conv", None) if kind == "convolution" else matmul

@@ -1,7 +1,7 @@
-"""How many FLOPs an operation has: torch's formulas, and ours where torch has none or a wrong one.
+"""FLOPs of each operation: torch's formulas, and our own where torch has none or a wrong one.
 
-Formulas are called as those of `torch.utils.flop_counter`: with what the operation was called with, and `out_val`.
-Causal attention is counted in full, as in the papers that MFU is compared with.
+Formulas are called like those of `torch.utils.flop_counter`: with the operation's arguments and `out_val`. Causal
+attention counts in full, as in the papers that MFU is compared with.
 """
 
 from collections.abc import Callable
@@ -22,19 +22,19 @@ class Formula(NamedTuple):
     flops: Flops
     kind: Kind = "matmul"
     again: Callable[..., float] | None = None
-    """For the backward of fused attention: which share of it computes the scores again."""
+    """Share of the FLOPs that computes the scores again, for the backward of fused attention."""
 
 
 def register_flop_formula(operation: Any) -> Callable[[Flops], Flops]:
-    """Say how many FLOPs an operation of your own has, its backward apart if that is one too.
+    """Register the FLOPs of your own operation. If its backward is an operation too, register that separately.
 
-    The formula gets what the operation is called with, tensors as they are, and the result as `out_val`.
+    The formula gets the operation's arguments, tensors unchanged, and the result as `out_val`.
 
         @register_flop_formula(torch.ops.mylib.fused_linear)
         def fused_linear(x, weight, *, out_val):
             return 2 * x.numel() * weight.shape[0]
 
-    It comes before any other. What is registered with `torch.utils.flop_counter.register_flop_formula` counts as well.
+    It overrides all others. Formulas of `torch.utils.flop_counter.register_flop_formula` are used too.
     """
 
     def register(flops: Flops) -> Flops:
@@ -45,15 +45,15 @@ def register_flop_formula(operation: Any) -> Callable[[Flops], Flops]:
 
 
 def name(operation: Any) -> str:
-    """What an operation is called, whichever overload it is: "aten::mm", or "flex_attention"."""
+    """Return an operation's name without its overload: "aten::mm", or "flex_attention"."""
     packet = getattr(operation, "_overloadpacket", operation)
     return str(getattr(packet, "_qualified_op_name", None) or packet.name())
 
 
 def formula(operation: Any) -> Formula | None:
-    """The formula of an operation, if there is one."""
+    """Return the formula of an operation, or None."""
     called = name(operation)
-    found = _registered.get(called) or _OURS.get(called.removesuffix("_"))  # in place, it costs the same
+    found = _registered.get(called) or _OURS.get(called.removesuffix("_"))  # an operation in place costs the same
     if found is not None:
         return found
     packet = getattr(operation, "_overloadpacket", operation)
@@ -67,7 +67,7 @@ _registered: dict[str, Formula] = {}
 
 
 def _product(a: Any, b: Any, *_: Any, **__: Any) -> int:
-    """[..., m, k] x [..., k, n], [m, k] x [k], [k] x [k]."""
+    """Count a product of [..., m, k] x [..., k, n], [m, k] x [k], or [k] x [k]."""
     return int(2 * a.numel() * (b.shape[-1] if b.dim() > 1 else 1))
 
 
@@ -76,12 +76,12 @@ def _added_product(_added: Any, a: Any, b: Any, *_: Any, **__: Any) -> int:
 
 
 def _linear(x: Any, weight: Any, *_: Any, **__: Any) -> int:
-    """Not taken apart into products where a wrapper, of jagged rows for example, hands on what it wraps."""
+    """Count a linear layer that torch doesn't take apart, because a wrapper (of jagged rows, say) passes it on."""
     return int(2 * x.numel() * weight.shape[0])
 
 
 def _any_product(a: Any, b: Any, *_: Any, **__: Any) -> int:
-    """Of vectors, matrices, batches of them that are broadcast, or as many matrices that differ in size."""
+    """Count products of vectors, matrices, broadcast batches of matrices, or lists of matrices of different sizes."""
     if a.is_nested:
         pairs = zip(a._nested_tensor_size().tolist(), b._nested_tensor_size().tolist(), strict=True)  # noqa: SLF001
         return int(2 * sum(prod(of_a) * of_b[-1] for of_a, of_b in pairs))
@@ -100,7 +100,7 @@ def _outer(_added: Any, a: Any, b: Any, *_: Any, **__: Any) -> int:
 
 
 def _grouped(a: Any, b: Any, *_: Any, **__: Any) -> int:
-    """Rows of `a`, in groups, times a matrix for each group; or, for a weight's gradient, their columns."""
+    """Count grouped rows of `a` times a matrix for each group; for a weight's gradient, the grouped columns."""
     return int(2 * a.shape[-2] * a.shape[-1] * b.shape[-1] * (a.shape[0] if a.dim() == b.dim() == _BATCHED else 1))
 
 
@@ -108,7 +108,7 @@ _BATCHED = 3
 
 
 def _trilinear(*args: Any, **_: Any) -> int:
-    """Three tensors, each broadcast along the dimensions it lacks, multiplied and summed up."""
+    """Count three tensors, each broadcast along the dimensions it lacks, multiplied and summed up."""
     full = [list(tensor.shape) for tensor in args[:3]]
     for shape, lacking in zip(full, args[3:6], strict=True):
         for dimension in sorted(lacking):
@@ -117,19 +117,19 @@ def _trilinear(*args: Any, **_: Any) -> int:
 
 
 def _convolution(x: Any, weight: Any, *_: Any, out_val: Any, **__: Any) -> int:
-    """Each element of a channel's output takes a filter, whatever the groups."""
+    """Count a convolution: each element of a channel's output takes one filter, whatever the groups."""
     return int(2 * x.shape[0] * prod(out_val.shape[2:]) * weight.numel())
 
 
 def _transposed_convolution(x: Any, weight: Any, *_: Any, **__: Any) -> int:
-    """Each element of a channel's input gives a filter."""
+    """Count a transposed convolution: each element of a channel's input gives one filter."""
     return int(2 * x.shape[0] * prod(x.shape[2:]) * weight.numel())
 
 
 def _time_convolution(x: Any, weight: Any, _bias: Any, pad: int = 0, **_: Any) -> int:
-    """[time, batch, channels] by [kernel, in, out]: a product for each place in the kernel, padding left out.
+    """Count [time, batch, channels] by [kernel, in, out]: a product for each place in the kernel, without padding.
 
-    Its backward, which is made of such products, shows as `addmm_`.
+    Its backward is made of such products, which show as `addmm_`.
     """
     kernel, rows = weight.shape[0], x.shape[0]
     out = rows + 2 * pad - kernel + 1
@@ -146,20 +146,21 @@ def _many_products(a: Any, b: Any, *_: Any, **__: Any) -> int:
 
 
 def _convolution_backward(*args: Any, **_: Any) -> int:
-    """The gradients of input and weight each cost what the forward did, whatever the groups."""
+    """Count the gradients of input and weight, each as expensive as the forward, whatever the groups."""
     grad, x, weight, transposed, wanted = args[0], args[1], args[2], args[7], args[10]
     forward = 2 * x.shape[0] * prod((x if transposed else grad).shape[2:]) * weight.numel()
     return int(forward * sum(wanted[:2]))
 
 
 def _attention(query: int = 0, *, backward: bool = False, rows: bool = False, starts: int | None = None) -> Formula:
-    """Fused attention, whose query, key and value are the arguments from `query` on.
+    """Count fused attention, whose query, key and value are the arguments from `query` on.
 
-    They are [batch, heads, sequence, head], or with `rows` [batch, sequence, heads, head]; or sequences in a row, as
-    [tokens, heads, head], where the argument `starts` says where each begins, and the next one so of the keys.
+    They are [batch, heads, sequence, head], or with `rows` [batch, sequence, heads, head]; or concatenated sequences
+    [tokens, heads, head], where the argument `starts` has the start of each query sequence and the next argument those
+    of the keys.
 
-    The forward makes the scores, and multiplies them with the values. The backward makes the scores again, and the
-    gradients of the scores, of the values, of query and key.
+    The forward computes the scores and multiplies them with the values. The backward computes the scores again, and the
+    gradients of the scores, the values, query and key.
     """
 
     def width(args: Any) -> int:
@@ -183,7 +184,7 @@ def _attention(query: int = 0, *, backward: bool = False, rows: bool = False, st
 
 
 def _recurrent(x: Any, weights: Any, *_: Any, **__: Any) -> int:
-    """Each row of the input, at each time, goes through each of the matrices."""
+    """Count a recurrent layer: each row of the input passes through each matrix at each time step."""
     rows = prod(x.shape[:-1])
     return int(2 * rows * sum(weight.numel() for weight in weights if weight.dim() > 1))
 
@@ -234,12 +235,12 @@ _OURS: dict[str, Formula] = {
     "flash_attn::_flash_attn_varlen_forward": _attention(starts=3),
     "flash_attn::_flash_attn_backward": _attention(1, backward=True, rows=True),
     "flash_attn::_flash_attn_varlen_backward": _attention(1, backward=True, starts=9),
-    # torch's gives the same, but first takes everything apart that an operation was called with
+    # torch's formula gives the same, but first flattens all arguments of the operation
     "aten::mm": Formula(_product),
     "aten::addmm": Formula(_added_product),
     "aten::bmm": Formula(_product),
     "aten::baddbmm": Formula(_added_product),
-    # torch has one for some of these, which takes their arguments for those of `convolution`
+    # torch has a formula for some of these, which reads their arguments as those of `convolution`
     **{
         f"aten::{called}": Formula(_convolution, "convolution")
         for called in (
@@ -269,16 +270,16 @@ _OURS: dict[str, Formula] = {
             "slow_conv_transpose3d",
         )
     },
-    # torch's forgets the groups
+    # torch's formula forgets the groups
     "aten::convolution_backward": Formula(_convolution_backward, "convolution"),
-    # torch's takes [batch, sequence, heads, head] for [batch, heads, sequence, head]
+    # torch's formula reads [batch, sequence, heads, head] as [batch, heads, sequence, head]
     "aten::_flash_attention_forward": _attention(rows=True, starts=3),
     "aten::_flash_attention_backward": _attention(1, backward=True, rows=True, starts=6),
-    # torch's refuses keys that several heads of queries share, in older versions
+    # older versions of torch refuse keys that several query heads share
     "aten::_scaled_dot_product_flash_attention": _attention(),
     "aten::_scaled_dot_product_efficient_attention": _attention(),
     "aten::_scaled_dot_product_cudnn_attention": _attention(),
-    # torch's don't tell the scores that are computed again from the rest
+    # torch's formulas don't separate the scores that are computed again
     "aten::_scaled_dot_product_flash_attention_backward": _attention(1, backward=True),
     "aten::_scaled_dot_product_efficient_attention_backward": _attention(1, backward=True),
     "aten::_scaled_dot_product_cudnn_attention_backward": _attention(1, backward=True),

@@ -1,4 +1,4 @@
-"""What else there is to see in the counted step: what was not counted, and what makes a step slow."""
+"""Other observations in the counted step: uncounted operations, and operations that make a step slow."""
 
 import os
 import re
@@ -18,10 +18,10 @@ from perf_callbacks.flops.coverage import Weights
 from perf_callbacks.flops.formulas import name
 
 LARGE_BYTES = 1 << 20
-"""Copies of fewer bytes are not worth a word."""
+"""Fewest bytes of a copy that is reported."""
 
 MOST = 100
-"""Of each sort of thing, this many are kept."""
+"""Most entries that are kept of each kind."""
 
 _PRODUCT = re.compile(
     r"mm(?![a-z])|matmul|conv(?!ert)|linear|attention|transformer|rnn|lstm|gru|cdist|euclidean_dist|dot|einsum|outer"
@@ -33,7 +33,7 @@ _NO_PRODUCT = re.compile(
     r"upsample_|_thnn_(fused|differentiable)_|flatten_weight|linalg_(vector_norm|cross|check_errors)"
     r"|fft_r?fftfreq|cufft_.*_plan_cache|reorder_conv|prepack(?!ed)|_pack_gemm_|quantize_weight"
 )
-"""Names that look so although they interpolate, go element by element, or put weights into another order."""
+"""Names that look like products but interpolate, work elementwise, or reorder weights."""
 
 _TRANSPARENT = {
     "aten",
@@ -52,12 +52,12 @@ _TRANSPARENT = {
     "streams",
     "torchvision",
 }
-"""Namespaces whose operations multiply nothing, unless their names look so."""
+"""Namespaces whose operations multiply nothing, unless their names look like products."""
 
 _COPIES = {"aten::clone", "aten::_to_copy", "aten::copy_", "aten::cat"}
 
 _READS = {"aten::_to_copy", "aten::_local_scalar_dense", "aten::nonzero", "aten::_unique2", "aten::masked_select"}
-"""Operations that a device may have to be waited for."""
+"""Operations that may make the host wait for a device."""
 
 _LOOKUPS = {"aten::embedding", "aten::_embedding_bag", "aten::_embedding_bag_forward_only"}
 
@@ -65,10 +65,10 @@ MOST_LOOKUPS = 4096
 
 
 class _Sort(NamedTuple):
-    """What there is to know of an operation before it is called: it is looked up once, and called often."""
+    """Facts about an operation that are looked up once and used in each call."""
 
     operation: Any
-    """Itself: while it is held, no other one has its id."""
+    """The operation itself, held so that no other operation gets its id."""
     called: str
     opaque: bool
     pointwise: bool
@@ -76,7 +76,7 @@ class _Sort(NamedTuple):
     reads: bool
     looks_up: bool
     causal: tuple[int, str, bool] | None
-    """Which argument says whether a mask is causal: its place, its name, its default."""
+    """Argument that says whether a mask is causal: its position, name and default."""
 
     @classmethod
     def of(cls, operation: Any) -> "_Sort":
@@ -94,7 +94,7 @@ class _Sort(NamedTuple):
 
 
 class Observed:
-    """Things noted while a step is counted. Bounded."""
+    """Observations in a counted step, bounded in number."""
 
     def __init__(self) -> None:
         self.unknown: Counter[str] = Counter()
@@ -102,17 +102,17 @@ class Observed:
         self.products: Counter[tuple[str, str, str]] = Counter()
         """FLOPs by operation, shapes and number format."""
         self.causal_flops = 0
-        """Of fused attention with a causal mask."""
+        """FLOPs of fused attention with a causal mask."""
         self.copies: Counter[tuple[str, str]] = Counter()
         """Bytes by operation and shape."""
         self.reads: Counter[str] = Counter()
-        """Times that the host waited to read from the device, by the line that asked."""
+        """Number of times that the host waited to read from the device, by the line that caused it."""
         self.lookups: set[Lookup] = set()
         """Embeddings that were looked up."""
         self._sorts: dict[int, _Sort] = {}
 
     def product(self, func: Any, call: tuple[Any, Any], operands: list[torch.Tensor], dtype: str, flops: int) -> None:
-        """A counted operation."""
+        """Note a counted operation."""
         sort = self._sorts.get(id(func)) or self._look(func)
         if sort.causal is not None and _causal(sort.causal, *call):
             self.causal_flops += flops
@@ -120,11 +120,11 @@ class Observed:
         self._note(self.products, (sort.called, shapes, dtype), flops)
 
     def failed(self, func: Any) -> None:
-        """One whose formula failed."""
+        """Note an operation whose formula failed."""
         self._note(self.unknown, str(func), 1)
 
     def uncounted(self, func: Any, args: Any, out: Any, weights: Weights) -> None:
-        """One that is not."""
+        """Note an operation that is not counted."""
         sort = self._sorts.get(id(func)) or self._look(func)
         if sort.opaque:
             self._note(self.unknown, sort.called, 1)
@@ -149,7 +149,7 @@ class Observed:
             self._note(self.copies, (called, _shape(out)), out.numel() * out.element_size())
 
     def _read(self, called: str, args: Any, out: Any) -> None:
-        """Only what the host has to wait for: a number, a size that depends on values, a blocking copy."""
+        """Note a read that the host has to wait for: a number, a size that depends on values, a blocking copy."""
         source = args[0] if args else None
         if not isinstance(source, torch.Tensor) or source.device.type in {"cpu", "meta"}:
             return
@@ -158,8 +158,8 @@ class Observed:
             self._note(self.reads, _line(), 1)
 
     def _looked_up(self, table: torch.Tensor, indices: torch.Tensor) -> None:
-        """Note which tensor indexed an embedding. Tensors without values, or stacks of several, lie nowhere."""
-        if isinstance(indices, FakeTensor):  # torch warns when one is asked where it lies
+        """Note the tensor that indexed an embedding. Tensors without values, or stacks of several, have no storage."""
+        if isinstance(indices, FakeTensor):  # torch warns if their address is asked for
             return
         with suppress(RuntimeError):
             self.lookups.add(Lookup(table.data_ptr(), int(table.shape[0]), indices.data_ptr(), indices.numel()))
@@ -171,7 +171,7 @@ class Observed:
 
 
 def _opaque(func: Any, called: str) -> bool:
-    """Tell if an operation without a formula may multiply matrices. What is not torch's own may do anything."""
+    """Tell if an operation without a formula may multiply matrices. Operations of other packages may do anything."""
     if isinstance(func, HigherOrderOperator):
         return True
     namespace, _, base = called.partition("::")
@@ -187,7 +187,7 @@ def _causal_argument(func: Any) -> tuple[int, str, bool] | None:
 
 
 def _causal(argument: tuple[int, str, bool], args: Any, kwargs: Any) -> bool:
-    """Whether it was told that no row looks at those after it."""
+    """Tell if an operation was called with a causal mask."""
     place, called, default = argument
     return bool(args[place] if place < len(args) else kwargs.get(called, default))
 
@@ -199,8 +199,8 @@ def _shape(tensor: torch.Tensor) -> str:
 
 
 def _line() -> str:
-    """The line outside of torch that led here."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 the one way to the caller
+    """Find the line of user code that led here."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 the only way to the caller
     while frame is not None:
         path = frame.f_code.co_filename
         if not path.startswith(_PACKAGES):
@@ -210,4 +210,4 @@ def _line() -> str:
 
 
 _PACKAGES = tuple(str(Path(file).parents[level]) + os.sep for file, level in ((torch.__file__, 0), (__file__, 1)))
-"""Directories of torch and of this package: a user's own directory may have the name of either."""
+"""Directories of torch and of this package. They are full paths, because a user's directory may be called torch too."""

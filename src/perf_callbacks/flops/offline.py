@@ -1,7 +1,7 @@
-"""FLOPs without running anything: for a model that must not run eagerly for a step, or not at all for this.
+"""FLOPs without running a step: for a model that must not run eagerly, or when the user asks for it.
 
-First by a copy of the model that holds no numbers, given a batch that holds none; where that can't be had, in closed
-form from the sizes of the weights.
+They are counted on a fake-tensor copy of the model. If that fails, they are derived in closed form from the sizes of
+the weights.
 """
 
 import copy
@@ -22,20 +22,20 @@ _MATRIX = 2
 
 
 class Example(NamedTuple):
-    """A batch without its numbers."""
+    """Batch without its values."""
 
     tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype, torch.device]]
 
     @classmethod
     def of(cls, tensors: Mapping[str, Any]) -> "Example":
-        """A batch, by the names of its tensors."""
+        """Take the shapes of a batch, by the names of its tensors."""
         return cls({name: (tuple(one.shape), one.dtype, one.device) for name, one in tensors.items()})
 
 
 def count(model: nn.Module, example: Example) -> FlopCounter:
-    """Count a forward and a backward of a Hugging Face model. What can't be repeated raises.
+    """Count a forward and a backward of a Hugging Face model. Raises if they can't be repeated.
 
-    Neither the model nor what it holds is touched: a copy is called, whose tensors have a shape and no values.
+    The model and its contents are not touched: a copy is called, whose tensors have shapes but no values.
     """
     model = innermost(model)
     accepted = inspect.signature(type(model).forward).parameters
@@ -57,11 +57,11 @@ def count(model: nn.Module, example: Example) -> FlopCounter:
 
 
 def closed_form(model: nn.Module, rows: int, length: int) -> Work | None:
-    """A forward and a backward by the sizes of the weights; None where they don't tell.
+    """Derive a forward and a backward from the sizes of the weights; None if these aren't enough.
 
-    Two FLOPs per token and weight for the forward, two for the gradients of its inputs, two for its own if it is
-    trained; and attention over the whole length, where the configuration tells its width. Of experts, those that a
-    token goes to count, and those that all share. It knows nothing of recomputation.
+    Per token and weight: two FLOPs for the forward, two for the gradients of its inputs, two for its own gradient if it
+    is trained; and attention over the whole length, if the configuration gives its width. With experts, those that
+    process a token count, and those that all tokens share. Recomputation is not included.
     """
     model = innermost(model)
     share = _active_share(model)
@@ -78,7 +78,7 @@ def closed_form(model: nn.Module, rows: int, length: int) -> Work | None:
         trained += active if one.requires_grad else 0
         dtype = dtype or str(one.dtype).removeprefix("torch.")
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    if head is not None and id(head.weight) in embeddings:  # tied: picked from, and multiplied with
+    if head is not None and id(head.weight) in embeddings:  # tied: rows of it are picked, and it is multiplied too
         used += head.weight.numel()
         trained += head.weight.numel() if head.weight.requires_grad else 0
         dtype = dtype or str(head.weight.dtype).removeprefix("torch.")
@@ -96,11 +96,11 @@ def closed_form(model: nn.Module, rows: int, length: int) -> Work | None:
 
 
 _EXPERT = {"experts", "expert"}
-"""What parts of a model are called of which a token goes to a few."""
+"""Names of the parts of a model that are experts, of which only some process a token."""
 
 
 def _active_share(model: nn.Module) -> Fraction | None:
-    """Of the experts, the share that a token goes to; 1: there are none; None: the configuration doesn't tell."""
+    """Return the share of the experts that process a token; 1: there are none; None: the configuration doesn't say."""
     segments = {segment for name, _ in model.named_parameters() for segment in name.split(".")}
     if not any("expert" in segment and "shared" not in segment for segment in segments):
         return Fraction(1)
@@ -117,7 +117,7 @@ def _active_share(model: nn.Module) -> Fraction | None:
 
 
 def _width(model: nn.Module) -> int:
-    """All heads of all layers side by side; 0 where the configuration doesn't say."""
+    """Return the width of all heads of all layers together; 0 if the configuration doesn't say."""
     config: Any = getattr(model, "config", None)
     layers, heads = (getattr(config, name, None) or 0 for name in ("num_hidden_layers", "num_attention_heads"))
     hidden = getattr(config, "hidden_size", None) or 0
@@ -125,14 +125,14 @@ def _width(model: nn.Module) -> int:
 
 
 def _emptied(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """A copy of the model whose tensors are empty; nothing that is large is copied on the way."""
+    """Return a copy of the model with empty tensors. No large tensor is copied on the way."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(mode.from_tensor(parameter.detach()), requires_grad=parameter.requires_grad)
     memo.update((id(buffer), mode.from_tensor(buffer)) for buffer in model.buffers())
     copied: nn.Module = copy.deepcopy(model, memo)
     for module in copied.modules():
-        for hooks in _HOOKS:  # the user's are not to be called once more
+        for hooks in _HOOKS:  # hooks of the user must not be called again
             getattr(module, hooks).clear()
         module._compiled_call_impl = None  # noqa: SLF001 as it was before `compile`
     return copied
@@ -142,7 +142,7 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_
 
 
 def innermost(model: nn.Module) -> nn.Module:
-    """The model that others are wrapped around: by the compiler, for data parallelism."""
+    """Return the model inside the wrappers of the compiler and of data parallelism."""
     for name in ("_orig_mod", "module"):
         inner = getattr(model, name, None)
         if isinstance(inner, nn.Module):

@@ -1,7 +1,7 @@
-"""Who asked for an operation: forward, backward, recomputation or optimizer, read off the Python frames that led to it.
+"""Phase of an operation (forward, backward, recomputation or optimizer), read from the Python frames that called it.
 
 Whether gradients are enabled doesn't tell: in a double backward they are, though nothing is recomputed. The innermost
-frame that means something decides.
+frame with a known meaning decides.
 """
 
 import sys
@@ -20,21 +20,21 @@ _PLACES: dict[str, tuple[str, _Place]] = {
     "_engine_run_backward": ("torch/autograd/graph.py", "engine"),
     "_call_impl": ("torch/nn/modules/module.py", "module"),
     "recompute_fn": ("torch/utils/checkpoint.py", "module"),
-    "forward": ("torch/utils/checkpoint.py", "module"),  # a reentrant one, around what need not be a module
+    "forward": ("torch/utils/checkpoint.py", "module"),  # a reentrant checkpoint, around code that need not be a module
     "backward": ("torch/utils/checkpoint.py", "module"),
     "wrapper": ("torch/optim/optimizer.py", "optimizer"),
 }
-"""Functions of torch, their files, and what it means to be called by them."""
+"""Functions of torch, their files, and the phase of operations that they call."""
 
 _known: dict[CodeType, _Place | None] = {}
 
 
 def phase(operands: Iterable[torch.Tensor] = ()) -> Phase:
-    """The phase of the operation that is being dispatched on these operands.
+    """Return the phase of the operation that is being dispatched on these operands.
 
-    Run in a backward, a module is being run again. Run without gradients, outside of a backward, it is the forward of a
-    reentrant checkpoint, or of a teacher: work that the training asks for. Optimizers need not switch gradients off:
-    those that work on `.data` have nothing that needs one.
+    A module that runs in a backward is being recomputed. If it runs without gradients outside of a backward, it is the
+    forward of a reentrant checkpoint or of a teacher, both of which training asks for. Optimizers need not disable
+    gradients: those that work on `.data` have no tensor that requires them.
     """
     backward = in_backward()
     if not backward and torch.is_grad_enabled() and any(operand.requires_grad for operand in operands):
@@ -46,12 +46,12 @@ def phase(operands: Iterable[torch.Tensor] = ()) -> Phase:
 
 
 def in_backward() -> int:
-    """Which backward autograd is at work on in this thread, from 1 on; 0: none."""
+    """Return the number of the backward that autograd runs in this thread, from 1 on; 0: none."""
     return torch._C._current_graph_task_id() + 1  # noqa: SLF001 there is no public name
 
 
 def _innermost() -> _Place | None:
-    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 the one way to the caller
+    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 the only way to the caller
     while frame is not None:
         code = frame.f_code
         place = _known[code] if code in _known else _look(code)
@@ -62,11 +62,11 @@ def _innermost() -> _Place | None:
         if place is not None:
             return place
         frame = frame.f_back
-    return None  # autograd runs a device's backward in a thread of its own
+    return None  # autograd runs the backward of a device in a thread of its own
 
 
 def _in_closure(step: FrameType) -> bool:
-    """Whether it is the closure that an optimizer's step was given that led here, and not the optimizer."""
+    """Tell if the call came from the closure given to an optimizer's step, and not from the optimizer."""
     arguments, named = step.f_locals.get("args", ()), step.f_locals.get("kwargs", {})
     closure = named.get("closure", arguments[1] if len(arguments) > 1 else None)
     code = _code(closure)
@@ -79,7 +79,7 @@ def _in_closure(step: FrameType) -> bool:
 
 
 def _code(closure: Any) -> CodeType | None:
-    """What runs when it is called: a function, a method, one with arguments given, an object that can be called."""
+    """Return the code that a callable runs: a function, a method, a partial, an object with `__call__`."""
     while isinstance(closure, partial):
         closure = closure.func
     function = getattr(closure, "__func__", closure)
@@ -89,15 +89,16 @@ def _code(closure: Any) -> CodeType | None:
 
 
 def _makes_graph(frame: FrameType) -> bool:
-    """Whether a backward is to be differentiated in its turn. In one that is not, gradients are off.
+    """Tell if a backward will itself be differentiated. If not, gradients are disabled in it.
 
-    If they are on there, a function's own backward has switched them on, to run again what it wants to differentiate.
+    If they are enabled anyway, a function's own backward has enabled them, to run code again that it will
+    differentiate.
     """
     arguments = frame.f_locals.get("args", ())
     return len(arguments) <= _CREATE_GRAPH or bool(arguments[_CREATE_GRAPH])
 
 
-_CREATE_GRAPH = 2  # after the gradients that come in, and whether to keep the graph
+_CREATE_GRAPH = 2  # after the incoming gradients, and whether to keep the graph
 
 
 def _look(code: CodeType) -> _Place | None:

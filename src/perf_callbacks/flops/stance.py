@@ -1,7 +1,8 @@
-"""The stance of torch's compiler, which is one for the whole process: eager while anybody counts.
+"""Stance of torch's compiler, one for the whole process: eager while a count runs.
 
-torch keeps it in `torch._dynamo.eval_frame._stance`, and each `set_stance` puts back what it found (alike in torch 2.6
-to 2.13). Two that overlap without nesting therefore leave the first one's stance behind. Here it has one owner.
+torch keeps it in `torch._dynamo.eval_frame._stance`, and each `set_stance` restores the stance that it found (in torch
+2.6 to 2.13). Two of them that overlap without nesting therefore leave the first one's stance behind. Here the stance
+has one owner.
 """
 
 import os
@@ -13,28 +14,27 @@ from typing import Any
 from weakref import WeakSet
 
 GLOBAL_HOOKS = "Using .torch.compile.module.. when there are global hooks on modules"
-"""How compiled modules complain about hooks on all modules, which make no difference to them."""
+"""Warning of compiled modules about hooks on all modules, which make no difference to them."""
 
 
 class EagerStance:
-    """Make compiled code run eagerly while somebody holds this, and then as before.
+    """Makes compiled code run eagerly while it has a holder, and then as before.
 
-    Holders may end in any order and on any thread, and are held weakly. Whatever is changed is known before it is
-    changed, so that `reconcile` can finish what an interrupt cut short. A stance that somebody else sets meanwhile is
-    theirs, and stays.
+    Holders may end in any order and on any thread, and are held weakly. Each change is noted before it is made, so that
+    `reconcile` can finish a change that an interrupt cut short. A stance that other code sets meanwhile stays.
     """
 
     def __init__(self) -> None:
-        self._lock = RLock()  # a collection within may free a holder, which lets go
+        self._lock = RLock()  # a garbage collection within may free a holder, which then releases
         self._holders: WeakSet[object] = WeakSet()
         self.ours: Any = None
-        """The stance that is in force for the holders; None while there are none."""
+        """Stance that is in force for the holders; None while there are none."""
         self._before: Any = None
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forked)
 
     def hold(self, holder: object) -> None:
-        """Run eagerly from here on. Twice is once. Where torch's compiler was never imported, nothing is compiled."""
+        """Run eagerly from here on. A second call does nothing. Without torch's compiler, nothing is compiled."""
         with self._lock:
             self._holders.add(holder)
             self.reconcile()
@@ -44,13 +44,13 @@ class EagerStance:
                 frame._stance = self.ours  # noqa: SLF001 as in `reconcile`
 
     def release(self, holder: object) -> None:
-        """Run eagerly no more, if nobody else holds this."""
+        """Stop running eagerly, unless there is another holder."""
         with self._lock:
             self._holders.discard(holder)
             self.reconcile()
 
     def reconcile(self) -> None:
-        """Make the stance, and the filter of warnings, what the holders who are left ask for."""
+        """Set the stance, and the filter of warnings, as the remaining holders need."""
         with self._lock:
             frame = _eval_frame()
             if frame is None:
@@ -59,8 +59,8 @@ class EagerStance:
                 if self.ours is None:
                     self._before = frame._stance  # noqa: SLF001 as above
                     self.ours = frame.DynamoStance("force_eager")
-                    # `set_stance` sets it before anybody knows what was there, and refuses while a compiled function
-                    # runs; to set it is safe there too: it is read where such a function is entered or left
+                    # `set_stance` sets it before it returns the earlier one, and refuses while a compiled function
+                    # runs; setting it is safe there too, because it is read when such a function is entered or left
                     frame._stance = self.ours  # noqa: SLF001
                 if not _filters():
                     warnings.filterwarnings("ignore", GLOBAL_HOOKS)
@@ -69,30 +69,30 @@ class EagerStance:
                 warnings.filters.remove(ours)  # type: ignore[attr-defined] # it is a list
             ours, before = self.ours, self._before
             if ours is not None:
-                vars(ours).update(vars(before))  # a `with set_stance` that began meanwhile will put ours back
+                vars(ours).update(vars(before))  # a `with set_stance` that began meanwhile will restore ours
                 if frame._stance is ours:  # noqa: SLF001 as above
                     frame._stance = before  # noqa: SLF001 as above
                 self.ours = self._before = None
 
     def _forked(self) -> None:
-        """In a child, nobody releases a lock that another thread held."""
+        """Replace the lock in a forked child, where no thread would release it."""
         self._lock = RLock()
 
 
 STANCE = EagerStance()
-"""Of this process."""
+"""The stance of this process."""
 
 
 def in_compiled_call() -> bool:
-    """Tell if a call of something compiled is under way in this thread, though it may run eagerly.
+    """Tell if a call of compiled code is under way in this thread, though it may run eagerly.
 
-    When such a call ends, torch puts back the thread's dispatch keys, and thereby whether modes are listened to. A mode
-    that is pushed in it goes deaf; after one that is popped in it every operation fails.
+    When such a call ends, torch restores the thread's dispatch keys, and with them whether modes are active. A mode
+    that is pushed in it becomes inactive; after a mode is popped in it, every operation fails.
     """
     eval_frame = _eval_frame()
     if eval_frame is None:
         return False
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 the one way to the caller
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 the only way to the caller
     while frame is not None:
         if frame.f_code.co_filename == eval_frame.__file__:
             return True

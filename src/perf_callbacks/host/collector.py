@@ -1,12 +1,12 @@
-"""The process's garbage collector, changed on behalf of several fits at once and put back as it was found.
+"""The process's garbage collector, changed for several fits at once and restored as it was found.
 
 There is one collector per process, and fits may overlap, nest, alternate and run in threads. Each fit has a `Lease`.
-Automatic collection is off while any lease wants it off, objects stay frozen while any lease is held, and the last one
-to let go restores everything, in whatever order fits end. Fits that go on in turns share one schedule: a collection
-that one of them made counts for the others.
+Automatic collection is off while any lease wants it off, objects stay frozen while any lease is held, and the last
+lease to be released restores everything, in whatever order fits end. Fits that alternate share one schedule: a
+collection by one of them counts for the others.
 
 Automatic collection is turned off by a first threshold of 0, not by `gc.disable()`. Code that disables collection for a
-moment (`timeit` does) or for good then does so independently of us, and nothing has to be guessed at the end.
+moment (`timeit` does) or for good then does so independently of the fits, so nothing has to be guessed at the end.
 """
 
 import gc
@@ -20,40 +20,40 @@ from perf_callbacks.core.records import SCHEDULED
 from perf_callbacks.host.watchdog import WATCHDOG
 
 OWN_FROZEN = 1000
-"""Objects that an interpreter may have frozen for itself. A program that froze more than these did it on purpose."""
+"""Most objects that an interpreter freezes by itself. A program with more frozen objects froze them on purpose."""
 
 FULL = 2
-"""The generation that is collected with all others."""
+"""Generation whose collection includes all others."""
 
 LEAST_PATIENCE = 5.0
-"""Seconds without the end of a step after which a fit may be abandoned…"""
+"""Fewest seconds without the end of a step after which a fit counts as abandoned."""
 
 PATIENCE_STEPS = 20
-"""…if they are as many of its longest steps so far…"""
+"""Number of its longest steps that must have passed as well."""
 
 ASIDE_PATIENCE = 6
-"""…and so many times as long within an evaluation or a checkpoint."""
+"""Factor on both within an evaluation or a checkpoint."""
 
 MOMENT_SECONDS = 0.5
-"""How long the end of a fit may wait for the watchdog to be done with the collector."""
+"""Seconds that the end of a fit may wait for the watchdog to release the collector."""
 
 _FREEZING = object()
-"""Stands for the mark of a freeze that was interrupted."""
+"""Placeholder for a freeze that was interrupted."""
 
 Progress = Callable[[], tuple[int, float] | None]
-"""Steps that a fit has done, and the seconds of its longest one. None: there is no such fit any more."""
+"""Number of steps that a fit has done, and the seconds of its longest one. None: the fit no longer exists."""
 
 
 def generational() -> bool:
-    """Tell whether young objects can be collected apart: not in free-threaded and incremental interpreters.
+    """Tell if young objects can be collected separately: not in free-threaded and incremental interpreters.
 
-    Incremental collectors came and went in bugfix releases. They are told by their thresholds.
+    Incremental collectors came and went in bugfix releases. Their thresholds identify them.
     """
     return gc.get_threshold()[2] != 0 and not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
 class Lease:
-    """One fit's claim on the collector."""
+    """Claim of one fit on the collector."""
 
     def __init__(self, owner: "Collector", progress: Progress | None = None) -> None:
         self._owner = owner
@@ -61,33 +61,33 @@ class Lease:
         self._seen, self._fulls_seen = owner.collections, owner.fulls
         self._steps, self._since = -1, 0.0
         self.ended = False
-        """The fit is over."""
+        """True: the fit is over."""
         self.aside = False
-        """An evaluation or a checkpoint is under way."""
+        """True: an evaluation or a checkpoint is under way."""
         self.abandoned = False
-        """No step ended for so long that the collector was given back. The next step may take it again."""
+        """True: no step ended for so long that the collector was released. The next step may claim it again."""
 
     @property
     def off(self) -> bool:
-        """This fit wants automatic collection off."""
+        """True: this fit wants automatic collection off."""
         return self in self._owner.off
 
     @property
     def alone(self) -> bool:
-        """No other fit has a claim."""
+        """True: no other fit has a claim."""
         return not self._owner.held - {self}
 
     @property
     def overruled(self) -> bool:
-        """Somebody else set thresholds, or turned automatic collection off for good, since this fit turned it off."""
+        """True: other code set thresholds, or turned automatic collection off for good, since this fit did."""
         return self.off and self._owner.overruled
 
     def turn_off(self) -> bool:
-        """Stop automatic collection. False: it is off already, and not because of a fit."""
+        """Stop automatic collection. False: it is off already, but not because of a fit."""
         return self._owner.turn_off(self)
 
     def turn_on(self) -> None:
-        """Resume automatic collection, as far as this fit is concerned."""
+        """Resume automatic collection for this fit."""
         self._owner.turn_on(self)
 
     def pass_over(self, counts: Sequence[int]) -> None:
@@ -95,11 +95,11 @@ class Lease:
         self._owner.pass_over(self, counts)
 
     def freeze(self) -> None:
-        """Take everything alive out of further collections, unless somebody froze before."""
+        """Freeze all live objects, unless other code froze objects before."""
         self._owner.freeze(self)
 
     def collect(self, generation: int, why: str = SCHEDULED) -> int:
-        """Collect by a schedule, unless another fit has collected as much since this one last did."""
+        """Collect by the schedule, unless another fit has collected as much since this fit last did."""
         owner, found = self._owner, 0
         if not self._behind(generation):
             owner.collections += 1
@@ -109,7 +109,7 @@ class Lease:
         return found
 
     def collect_now(self, generation: int, why: str = SCHEDULED) -> int:
-        """Collect, whatever other fits did. How many objects were garbage."""
+        """Collect, independent of other fits. Return the number of garbage objects."""
         with self._owner.collecting(why):
             return gc.collect(generation)
 
@@ -123,21 +123,21 @@ class Lease:
             self._fulls_seen = self._owner.fulls
 
     def begin(self) -> None:
-        """Count collections from here on."""
+        """Start counting collections here."""
         self._catch_up(FULL)
         self._steps, self.abandoned, self.ended = -1, False, False
 
     def let_go(self) -> None:
-        """Give up the claim. Twice is once."""
+        """Release the claim. A second call does nothing."""
         self._owner.let_go(self)
 
     @property
     def over(self) -> bool:
-        """There is no such fit any more."""
+        """True: the fit no longer exists."""
         return self._progress is not None and self._progress() is None
 
     def idle(self, now: float) -> bool:
-        """Tell whether this fit's steps have stopped ending. Asked about once a second."""
+        """Tell if this fit's steps have stopped ending. Called about once a second."""
         progress = self._progress() if self._progress is not None else (0, float("inf"))
         if progress is None or self.ended:
             return True
@@ -149,10 +149,10 @@ class Lease:
 
 
 class Collector:
-    """The owner of the garbage collector.
+    """Owner of the garbage collector.
 
-    What is wanted is noted before anything is done, and `_restore` goes by what it finds: where an interrupt comes in
-    between, the next call or tick of the watchdog makes it right.
+    Each wish is noted before it is carried out, and `_restore` acts on the state that it finds. So after an interrupt
+    in between, the next call or tick of the watchdog repairs the state.
     """
 
     def __init__(self) -> None:
@@ -165,23 +165,24 @@ class Collector:
         self.off: set[Lease] = set()
         self._watched: set[Lease] = set()
         self._found: tuple[int, int, int] | None = None  # thresholds, while automatic collection is off
-        self._frozen: object | None = None  # a list made after our freeze, which somebody else's freeze takes along
+        self._frozen: object | None = None  # a list made after the freeze; a later freeze by other code takes it along
         self.collections = self.fulls = 0
-        """Collections by the schedule of any fit so far, and full ones among them."""
+        """Number of collections by the schedule of any fit so far, and of the full ones among them."""
         self.reason: str | None = None
         """Why a fit is collecting at this moment. None: whoever collects, it is no fit."""
         self.unnoticed = False
         """The collection that runs now is bookkeeping, and nobody is to hear of it."""
 
     def lease(self, progress: Progress | None = None) -> Lease:
-        """Make a claim for a fit, which changes nothing yet."""
+        """Make a claim for a fit; it changes nothing yet."""
         return Lease(self, progress)
 
     def look_after(self, progress: Progress) -> Lease:
-        """Make a claim for nothing but one collection, should the fit's steps stop ending.
+        """Make a claim for a single collection, in case the fit's steps stop ending.
 
-        A fit that raised and was forgotten is a cycle with its hooks and wrappers, which nobody may ever collect: the
-        process may have nothing more to do. Where a fit holds the collector, that one's own end or idleness sees to it.
+        A fit that raised and was forgotten is a cycle with its hooks and wrappers. It might never be collected, because
+        the process may have nothing more to do. If a fit holds the collector, its own end or idleness takes care of
+        this.
         """
         lease = self.lease(progress)
         with self._lock:
@@ -191,22 +192,22 @@ class Collector:
 
     @property
     def automatic(self) -> bool:
-        """The process collects by itself, or would if it were not for fits."""
+        """True: the process collects automatically, or would without fits."""
         return gc.isenabled() and (self._found is not None or gc.get_threshold()[0] != 0)
 
     @property
     def thresholds(self) -> tuple[int, int, int]:
-        """The thresholds of the process, or those it would have if it were not for fits."""
+        """Thresholds of the process, or those that it would have without fits."""
         return gc.get_threshold() if self._found is None or self.overruled else self._found
 
     @property
     def frozen(self) -> int:
-        """Objects that somebody else froze. Counting them takes milliseconds where there are many."""
+        """Number of objects that other code froze. Counting them takes milliseconds if there are many."""
         return 0 if self._frozen is not None else gc.get_freeze_count()
 
     @property
     def overruled(self) -> bool:
-        """Automatic collection is on, or thresholds were set, although fits want it off."""
+        """True: automatic collection is on, or thresholds were set, although fits want it off."""
         return self._found is not None and gc.get_threshold() != (0, *self._found[1:])
 
     def turn_off(self, lease: Lease) -> bool:
@@ -224,7 +225,7 @@ class Collector:
             return True
 
     def turn_on(self, lease: Lease) -> None:
-        """Resume automatic collection once no fit wants it off."""
+        """Resume automatic collection if no fit wants it off any more."""
         with self._lock:
             self.off.discard(lease)
             if not self.off:
@@ -244,7 +245,7 @@ class Collector:
                 self.turn_on(lease)
 
     def freeze(self, lease: Lease) -> None:
-        """Freeze everything alive for as long as any fit has a claim."""
+        """Freeze all live objects for as long as any fit has a claim."""
         self._hold(lease)
         with self._lock:
             if self._frozen is None and self.frozen < OWN_FROZEN:
@@ -253,9 +254,10 @@ class Collector:
                 self._frozen = []
 
     def let_go(self, lease: Lease) -> None:
-        """End a fit's claim; the last one restores what was found.
+        """Release a fit's claim; the last release restores the state that was found.
 
-        A finalizer may call this anywhere, so it doesn't wait for long: the watchdog sees that the fit has ended.
+        A finalizer may call this anywhere, so it waits only briefly; otherwise the watchdog notices that the fit has
+        ended.
         """
         lease.ended = True
         if self._lock.acquire(timeout=MOMENT_SECONDS):
@@ -268,7 +270,7 @@ class Collector:
 
     @contextmanager
     def collecting(self, why: str) -> Iterator[None]:
-        """Collections in this block are ours."""
+        """Mark the collections in this block as ours."""
         before, self.reason = self.reason, why
         try:
             yield
@@ -276,7 +278,7 @@ class Collector:
             self.reason = before
 
     def tick(self, now: float) -> bool:
-        """Give back what abandoned fits hold, and finish what was interrupted."""
+        """Release the claims of abandoned fits, and finish interrupted changes."""
         with self._lock:
             idle = {lease for lease in self.held if lease.idle(now)}
             for lease in idle:
@@ -287,7 +289,7 @@ class Collector:
             quiet = {lease for lease in self._watched if lease.idle(now) and not lease.abandoned}
             frozen = self._frozen is not None
             if idle and frozen:
-                self._unfreeze()  # their garbage is in there
+                self._unfreeze()  # their garbage is in the frozen objects
             self._restore()
             forgotten = bool(quiet) and not self.held and self.automatic
             if idle or forgotten:
@@ -305,8 +307,8 @@ class Collector:
     def _hold(self, lease: Lease) -> None:
         """Note a claim.
 
-        The watchdog has a lock of its own, in which a collection may free a fit: `let_go` would wait for our lock. So
-        we don't ask the watchdog while we hold ours.
+        The watchdog has its own lock, in which a collection may free a fit, and `let_go` would then wait for our lock.
+        So the watchdog is not called while our lock is held.
         """
         if lease in self.held:
             return
@@ -319,7 +321,7 @@ class Collector:
         if not self._heard_of_forks and hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forked)
         self._heard_of_forks = True
-        with suppress(RuntimeError):  # no thread to be had: then nothing looks after a fit that is abandoned
+        with suppress(RuntimeError):  # no thread available: nothing then looks after an abandoned fit
             WATCHDOG.watch(self)
 
     def _restore(self) -> None:
@@ -329,25 +331,25 @@ class Collector:
             self._unfreeze()
 
     def _resume(self) -> None:
-        """Put the thresholds back, unless somebody else has set them."""
+        """Restore the thresholds, unless other code has set them."""
         if self._found is not None:
             if not self.overruled:
                 gc.set_threshold(*self._found)
             self._found = None
 
     def _unfreeze(self) -> None:
-        """Thaw what we froze. If somebody froze on top of it, everything frozen is theirs now."""
+        """Unfreeze the objects that a fit froze. If other code froze more since, all frozen objects are its own."""
         mark = self._frozen
         if mark is _FREEZING or any(one is mark for one in gc.get_objects()):
             gc.unfreeze()
         self._frozen = None
 
     def _forked(self) -> None:
-        """A child, such as a loader's worker, is part of no fit. Frozen objects stay frozen: their pages are shared."""
+        """Reset in a child, which is part of no fit. Frozen objects stay frozen, because their pages are shared."""
         self._lock = threading.RLock()
         self._resume()
         self._clear()
 
 
 COLLECTOR = Collector()
-"""Of this process."""
+"""The collector of this process."""

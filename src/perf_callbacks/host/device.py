@@ -1,4 +1,4 @@
-"""What training runs on, and its own clock where it has one."""
+"""The device that training runs on, and its own clock if it has one."""
 
 from collections import deque
 from collections.abc import Callable
@@ -12,31 +12,31 @@ from perf_callbacks.core.stages import STAGES, Stage
 from perf_callbacks.core.steps import UNSEEN
 
 CAPACITY = 4096
-"""Events that may be under way. A step that needs more is lost."""
+"""Most events in flight. A step that needs more is lost."""
 
 EVENT_DEVICES = ("cuda", "xpu")
 
 
 class Event(Protocol):
-    """A point on a stream, as `torch.Event`."""
+    """Point on a stream, like `torch.Event`."""
 
     def record(self) -> None:
-        """Put the point at the end of the stream."""
+        """Record the point at the current end of the stream."""
 
     def query(self) -> bool:
-        """Whether the stream has passed it."""
+        """Tell if the stream has passed the point."""
         ...
 
     def elapsed_time(self, end_event: Any, /) -> float:
-        """Milliseconds from here to there."""
+        """Return the milliseconds from this point to another."""
         ...
 
 
 class EventTimeline:
-    """Steps and stages as differences of neighbouring events on the training stream, so that they sum.
+    """Steps and stages as differences between neighbouring events on the training stream; the stages sum to the step.
 
-    The host queues events and never waits for one. Data time is what the stream stood idle for plus the copy itself:
-    what a loader does while the device is busy costs nothing and counts for nothing.
+    The host queues events and never waits for them. Data time is the time that the stream was idle, plus the copy
+    itself. A loader that works while the device is busy costs nothing.
     """
 
     def __init__(self, make: Callable[[], Event], *, capacity: int = CAPACITY) -> None:
@@ -49,17 +49,17 @@ class EventTimeline:
         self._closed: deque[tuple[list[tuple[Mark, Event]], Event | None]] = deque()
 
     def mark(self, mark: Mark) -> None:
-        """What is queued from here on comes after this mark."""
+        """Begin a stage or step: work that is queued from here on belongs to this mark."""
         if mark is END:
             self._cut()
         elif not (self._open and isinstance(mark, Stage) and self._open[-1][0] is mark):
             self._boundary(mark)
 
     def _cut(self) -> None:
-        """A step ends here: the event that ends it begins the next one."""
+        """End a step; the event that ends it begins the next one."""
         finished, self._open = self._open, []
         end = self._boundary(END)
-        if end is None and len(finished) > 1:  # this step is lost; one of its own events saves the next one
+        if end is None and len(finished) > 1:  # the step is lost; one of its own events begins the next one
             end = finished.pop()[1]
             end.record()
             self._open.append((END, end))
@@ -67,7 +67,7 @@ class EventTimeline:
         self._broken = end is None
 
     def ready(self) -> list[tuple[float, ...] | None]:
-        """Stage seconds of the steps that finished since the last call; None for a lost one."""
+        """Return the stage seconds of the steps that finished since the last call; None for a lost one."""
         done: list[tuple[float, ...] | None] = []
         while self._closed:
             marks, end = self._closed[0]
@@ -105,13 +105,13 @@ def _measure(marks: list[tuple[Mark, Event]], end: Event | None) -> tuple[float,
     try:
         for (_, start), (mark, stop) in pairwise([*marks, (END, end)]):
             seconds[course.turn(mark)] += start.elapsed_time(stop) / 1000
-    except RuntimeError:  # an event that was recorded on another stream, and is not done there
+    except RuntimeError:  # an event that was recorded on another stream and is not done there
         return None
     return tuple(seconds[: len(STAGES)])
 
 
 def timeline(device: torch.device) -> EventTimeline | None:
-    """The device's own clock; None where it has none and the host's must do."""
+    """Return the device's own clock; None if it has none, so that the host's clock is used."""
     if device.type not in EVENT_DEVICES:
         return None
     module = torch.get_device_module(device)
@@ -119,20 +119,20 @@ def timeline(device: torch.device) -> EventTimeline | None:
 
 
 def default() -> torch.device:
-    """What trainers train on if nobody says otherwise."""
+    """Return the device that trainers use by default."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return accelerator or torch.device("cpu")
 
 
 def name(device: torch.device) -> str:
-    """What the device calls itself."""
+    """Return the device's own name."""
     if device.type not in EVENT_DEVICES:
         return device.type
     return str(torch.get_device_module(device).get_device_name(device))
 
 
 def allocated_bytes(device: torch.device) -> int | None:
-    """Bytes of the device that tensors hold; None where it doesn't say. Nothing waits for the device."""
+    """Return the bytes of the device that tensors hold; None if it doesn't say. Doesn't wait for the device."""
     if device.type not in EVENT_DEVICES:
         return None
     return int(torch.get_device_module(device).memory_allocated(device))

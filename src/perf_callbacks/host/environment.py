@@ -1,4 +1,4 @@
-"""What a fit runs on and in, read once: the facts that the startup checklist decides by."""
+"""Environment of a fit, read once: the facts that the startup checklist decides by."""
 
 import os
 import sys
@@ -11,28 +11,28 @@ from perf_callbacks.host.collector import COLLECTOR, generational
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Environment:
-    """The machine and the interpreter as they were when a fit began. None: unknown."""
+    """Machine and interpreter as they were when a fit began. None: unknown."""
 
     python: tuple[int, int]
     gc_enabled: bool
-    """Whether the process collects by itself, fits aside."""
+    """True: the process collects garbage automatically, apart from fits."""
     gc_thresholds: tuple[int, int, int]
     gc_frozen: int
-    """Objects that somebody froze, fits aside. Interpreters freeze some hundreds of their own."""
+    """Number of objects that the program froze, apart from fits. Interpreters freeze some hundreds of their own."""
     gc_generational: bool
-    """Whether young objects can be collected by themselves."""
+    """True: young objects can be collected separately."""
     accelerator: str | None
-    """The kind of accelerator that is trained on, such as "cuda". None: there is none."""
+    """Kind of accelerator in use, such as "cuda". None: there is none."""
     cpus: int | None
-    """CPUs that this process may run on."""
+    """CPUs that the process may run on."""
     memory_available: int | None
-    """Bytes of host memory that the process may still take, its control group's limit included."""
+    """Bytes of host memory that the process may still take, within the limit of its control group."""
     local_world_size: int = 1
-    """Processes of the job on this machine."""
+    """Number of processes of the job on this machine."""
     loaders_pin: bool | None = None
-    """Whether the trainer's loaders pin their batches. None: each as it was told to."""
+    """True: the trainer's loaders pin their batches. None: each loader as it was configured."""
     copies_go_on: bool | None = None
-    """Whether the trainer's copies to the device are not waited for. None: it is not the trainer that copies."""
+    """True: the trainer doesn't wait for its copies to the device. None: the trainer doesn't copy."""
 
 
 def read(
@@ -42,7 +42,7 @@ def read(
     copies_go_on: bool | None = None,
     root: Path = Path("/"),
 ) -> Environment:
-    """Look around; what the door knows is passed on. `root` is where `/proc` and `/sys` are."""
+    """Read the environment and add the facts that the integration knows. `root` contains `/proc` and `/sys`."""
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
     return Environment(
         python=sys.version_info[:2],
@@ -60,7 +60,7 @@ def read(
 
 
 def memory_available(root: Path = Path("/")) -> int | None:
-    """Bytes of host memory that are left: the machine's, or the control group's if that is less."""
+    """Return the available bytes of host memory, of the machine or of the control group, whichever are fewer."""
     known = [amount for amount in (_machine(root), _group(root)) if amount is not None]
     return min(known, default=None)
 
@@ -74,7 +74,7 @@ def _machine(root: Path) -> int | None:
 
 
 def _group(root: Path) -> int | None:
-    """What the control group that is mounted here leaves; None where it has no limit."""
+    """Return the bytes that the control group mounted here has left; None if it has no limit."""
     group = root / "sys/fs/cgroup"
     for limit, usage in (
         ("memory.max", "memory.current"),

@@ -1,9 +1,9 @@
-"""The best rate at which a device multiplies matrices: a peak for devices whose maker publishes none.
+"""Measured peak: the best rate at which a device multiplies matrices, if its vendor publishes none.
 
-Square matrices of several sizes are multiplied for a second, with the threads that the process has. The best round
-counts, since whatever else the machine does can only slow one down; until several rounds come close to it, measuring
-goes on, for two seconds at most. Nothing is changed: threads and precision are those of the run, and no random number
-is drawn. For as long as it takes, the device is waited for.
+Square matrices of several sizes are multiplied for a second, with the threads of the process. The best round counts,
+because other work on the machine can only slow a round down. If too few rounds come close to it, measuring goes on, for
+two seconds at most. Nothing is changed: threads and precision are those of the run, and no random number is drawn. The
+host waits for the device meanwhile.
 """
 
 import time
@@ -16,35 +16,35 @@ from typing import Protocol
 import torch
 
 SECONDS = 0.9
-"""For all dtypes together."""
+"""Seconds for all dtypes together."""
 
 MOST_SECONDS = 2.0
-"""For all dtypes together, where the best is not confirmed any sooner."""
+"""Most seconds for all dtypes together, if the best round is not confirmed earlier."""
 
 CONFIRMING = 4
-"""Rounds besides the best one that have to come close to it."""
+"""Number of other rounds that have to come close to the best one."""
 
 CLOSE = 1.01
-"""How much longer than the best round one may take that comes close to it."""
+"""Share of a round by which another round may be longer and still be close to it."""
 
 PROMISING = 0.9
-"""Sizes that reach this part of the best rate are tried until the end."""
+"""Share of the best rate from which on a size is tried until the end."""
 
 SIZES = {"cpu": (256, 512, 1024, 2048)}
-"""Rows and columns of the matrices that are tried, smallest first. What is likely to take too long is left out."""
+"""Rows and columns of the matrices, smallest first. Sizes that are likely to take too long are left out."""
 DEVICE_SIZES = (1024, 2048, 4096)
 
 CALLS = 8
-"""Multiplications that a device is given at once, so that it doesn't wait for the host between them."""
+"""Multiplications that are queued on a device at once, so that it doesn't wait for the host between them."""
 
 TRIES = 3
-"""Rounds of each size, before all sizes that don't take long are tried in turn for the rest of the time."""
+"""Rounds of each size, before all quick sizes are tried in turn for the rest of the time."""
 
 UNDISTURBED = 0.7
-"""A process with several threads that gets less of its CPU time than this is disturbed."""
+"""Share of CPU time below which a process with several threads counts as disturbed."""
 
 QUICK = 20
-"""A round that takes more than this part of the time is not repeated."""
+"""Share of the total time beyond which a round is not repeated."""
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -53,7 +53,7 @@ DTYPES = {
     "float64": torch.float64,
     "tfloat32": torch.float32,  # as the run has allowed it
 }
-"""What can be measured, by the names of the table of peaks."""
+"""Dtypes that can be measured, by their names in the table of peaks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,11 +71,11 @@ class Measured:
     cpu_share: float | None = None
     """How much of its threads' time the process got from the CPU meanwhile; None on other devices."""
     confirmed: bool = True
-    """Several rounds came close to the best one."""
+    """True: several rounds came close to the best one."""
 
     @property
     def disturbed(self) -> bool:
-        """The device can do better: others had the CPU, so that threads waited for each other or rounds were uneven."""
+        """True: the device can do better. Other programs had the CPU, so threads waited or rounds were uneven."""
         waited = self.cpu_share is not None and self.threads > 1 and self.cpu_share < UNDISTURBED
         return waited or not self.confirmed
 
@@ -100,7 +100,7 @@ class Rounds(Protocol):
 
 
 class Matmuls:
-    """Multiplications on a device, into memory that is there already."""
+    """Multiplications on a device, into memory that is already allocated."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.sizes: tuple[int, ...] = SIZES.get(device.type, DEVICE_SIZES)
@@ -110,16 +110,16 @@ class Matmuls:
         self._memory: list[torch.Tensor] = []
 
     def flops(self, size: int) -> float:
-        """Each element of the result takes a multiplication and an addition per column."""
+        """FLOPs of a round: each element of the result takes a multiplication and an addition per column."""
         return 2.0 * size**3 * self._calls
 
     def prepare(self, size: int) -> None:
-        """Make room for matrices of this size."""
+        """Allocate matrices of this size."""
         ramp = torch.linspace(-1, 1, size * size, dtype=torch.float32, device=self._device).to(self._dtype)
         self._memory = [ramp, ramp.flip(0), torch.empty_like(ramp)]
 
     def run(self, size: int) -> None:
-        """Do a round, and wait until it is done."""
+        """Run a round and wait for its end."""
         left, right, result = (memory[: size * size].view(size, size) for memory in self._memory)
         for _ in range(self._calls):
             torch.mm(left, right, out=result)
@@ -137,7 +137,7 @@ def measure(
     cpu_clock: Callable[[], float] = time.process_time,
     make: Callable[[torch.device, torch.dtype], Rounds] = Matmuls,
 ) -> dict[str, Measured]:
-    """The best rate of each dtype. One that the device can't multiply, or that has no name here, is left out."""
+    """Measure the best rate of each dtype. Unnamed dtypes and those it can't multiply are left out."""
     wanted = [name for name in dict.fromkeys(dtypes) if name in DTYPES]
     threads = torch.get_num_threads()
     found: dict[str, Measured] = {}
@@ -151,7 +151,7 @@ def measure(
                     most_seconds=most_seconds / len(wanted),
                     clock=clock,
                 )
-            except RuntimeError:  # not built for this dtype, or no memory for it
+            except RuntimeError:  # not built for this dtype, or not enough memory for it
                 continue
             share = (cpu_clock() - used) / (best.seconds * threads) if device.type == "cpu" else None
             found[name] = Measured(
@@ -179,7 +179,7 @@ class Best:
 
 
 class Search:
-    """Finds the best rate among some sizes, by the least times that rounds took."""
+    """Finds the best rate among some sizes, by the shortest rounds."""
 
     def __init__(self, rounds: Rounds, clock: Callable[[], float]) -> None:
         self._rounds, self._clock = rounds, clock
@@ -188,7 +188,7 @@ class Search:
         self._done = 0
 
     def explore(self, seconds: float) -> None:
-        """Try each size a few times. A round that is likely to take too long is not begun."""
+        """Try each size a few times. A round that is likely to take too long is not started."""
         for size in self._rounds.sizes:
             if self._least and self._now() + self._likely(size) > seconds:
                 return
@@ -199,7 +199,7 @@ class Search:
                     break
 
     def repeat(self, seconds: float, until: float) -> None:
-        """Try the promising sizes again and again, of those that don't take long."""
+        """Repeat the promising sizes, except those that take long."""
         quick = [size for size, least in self._least.items() if least[0] <= seconds / QUICK]
         quick = quick or [min(self._least, key=lambda size: self._least[size][0])]
         best = max(map(self._rate, quick))
@@ -210,12 +210,12 @@ class Search:
 
     @property
     def confirmed(self) -> bool:
-        """Some other rounds came close to the best one."""
+        """True: some other rounds came close to the best one."""
         least = self._least[self._best]
         return len(least) > CONFIRMING and least[-1] <= least[0] * CLOSE
 
     def found(self) -> Best:
-        """The best rate so far."""
+        """Best rate so far."""
         size = self._best
         return Best(
             flops_per_second=self._rate(size),
@@ -233,7 +233,7 @@ class Search:
         return self._rounds.flops(size) / self._least[size][0]
 
     def _likely(self, size: int) -> float:
-        """Seconds that a round of the next size takes, going by the one before."""
+        """Estimate the seconds of a round of the next size from the size before."""
         last = max(self._least)
         return self._least[last][0] * self._rounds.flops(size) / self._rounds.flops(last)
 
@@ -250,7 +250,8 @@ class Search:
 def search(rounds: Rounds, *, seconds: float, clock: Callable[[], float], most_seconds: float | None = None) -> Best:
     """The best rate among the sizes that there is time for.
 
-    After `seconds` it ends as soon as other rounds came close to the best one, or after `most_seconds`.
+    After `seconds` the search ends as soon as other rounds came close to the best one, and after `most_seconds` in any
+    case.
     """
     most, until = most_seconds or seconds, seconds
     looking = Search(rounds, clock)

@@ -1,4 +1,4 @@
-"""How much memory a process holds, at the price of a system call."""
+"""Memory that a process uses, at the price of a system call."""
 
 from collections.abc import Callable, Mapping
 
@@ -10,16 +10,16 @@ except ImportError:  # not on Windows
 import sys
 
 UNIT = 1 if sys.platform == "darwin" else 1024
-"""Bytes in what the system counts in."""
+"""Bytes of the system's unit of memory."""
 
 
 def peak_bytes() -> int | None:
-    """The most host memory that this process held so far; None where the system doesn't say."""
+    """Return the largest host memory of this process so far; None if the system doesn't say."""
     return None if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * UNIT
 
 
 def reading(allocated: Callable[[], int | None] = lambda: None) -> Callable[[], Mapping[str, int]]:
-    """What to ask for the bytes in use, by kind. `allocated` tells those of an accelerator."""
+    """Return functions for the bytes in use, by kind. `allocated` gives those of an accelerator."""
 
     def read() -> Mapping[str, int]:
         found = {"host": peak_bytes(), "device": allocated()}

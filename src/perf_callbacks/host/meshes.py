@@ -1,4 +1,4 @@
-"""In how many parts ranks share the samples, by the device meshes that the parameters of a model lie on."""
+"""Number of groups of ranks with their own samples, from the device meshes of a model's parameters."""
 
 from math import prod
 from typing import Any
@@ -6,20 +6,20 @@ from typing import Any
 import torch
 
 SAME_SAMPLES = frozenset({"tp", "tensor", "tensor_parallel", "model", "model_parallel", "mp", "cp", "sp", "pp", "pipe"})
-"""Names of mesh dimensions whose ranks go through the same samples."""
+"""Names of mesh dimensions whose ranks share their samples."""
 
 OWN_SAMPLES = frozenset({"dp", "data", "data_parallel", "fsdp", "hsdp", "ddp"})
-"""Names of mesh dimensions whose ranks go through samples of their own. "dp_shard", "dp_replicate" and the like too."""
+"""Names of mesh dimensions whose ranks have their own samples. "dp_shard", "dp_replicate" and similar names too."""
 
 ADVICE = "say how many ranks have samples of their own by measure(..., data_parallel=N)"
 
 
 class Ambiguous(Exception):  # noqa: N818 an answer, not an error
-    """Nobody knows in how many parts ranks share the samples, and why."""
+    """The number of groups of ranks with their own samples is ambiguous; the text says why."""
 
 
 def data_parallel(model: torch.nn.Module, world_size: int) -> int | None:
-    """In how many parts ranks share the samples. None: the parameters don't say, so each rank has its own.
+    """Count the groups of ranks with their own samples. None: the parameters don't say, so each rank has its own.
 
     Raises:
         Ambiguous: Some parameters lie on a mesh whose dimensions have no names that tell.
@@ -41,13 +41,13 @@ def _mesh(parameter: torch.Tensor) -> Any:
 
 
 def _dimensions(mesh: Any, *, own: bool) -> dict[str, int]:
-    """Dimensions of a mesh with more than one rank, by name."""
+    """List the dimensions of a mesh with more than one rank, by name."""
     names = mesh.mesh_dim_names or [""] * mesh.ndim
     found = [(name, int(mesh.size(place))) for place, name in enumerate(names) if mesh.size(place) > 1]
     if own and [name for name, _ in found] == [""]:
         return {"dp": found[0][1]}
     for name, _ in found:
-        if bool(_words(name) & SAME_SAMPLES) == bool(_words(name) & OWN_SAMPLES):  # "dp_cp" is both
+        if bool(_words(name) & SAME_SAMPLES) == bool(_words(name) & OWN_SAMPLES):  # "dp_cp" contains both
             called = f"named {name!r}" if name else "without a name"
             raise Ambiguous(f"a mesh dimension {called} doesn't tell whether its ranks share their samples")
     return dict(found)
@@ -58,7 +58,7 @@ def _words(name: str) -> set[str]:
 
 
 def _sharded_as_data(model: torch.nn.Module) -> bool:
-    """Call a mesh without names that of `fully_shard`, which makes such a one, where it was called on the model."""
-    distributed: Any = torch.distributed  # torch does not export to type checkers what it documents
+    """Tell if a mesh without names is that of a `fully_shard` call on the model, which makes such meshes."""
+    distributed: Any = torch.distributed  # torch documents it without exporting it to type checkers
     kind = getattr(distributed.fsdp, "FSDPModule", None) if distributed.is_available() else None
     return kind is not None and any(isinstance(module, kind) for module in model.modules())

@@ -1,4 +1,4 @@
-"""What was changed on other people's objects, and how to put it back."""
+"""Changes to objects of other code, and how to undo them."""
 
 import functools
 import inspect
@@ -10,21 +10,21 @@ _ABSENT = object()
 
 
 class Patches:
-    """Changes, undone last first.
+    """Changes that are undone in reverse order.
 
-    An attribute that somebody else replaced on top of ours is left to them: what lies beneath keeps working, since
-    every replacement passes its call on.
+    If other code replaced an attribute on top of ours, its replacement stays. Ours beneath it still works, since every
+    replacement passes its call on.
     """
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], object]] = []
 
     def add(self, *undo: Callable[[], object]) -> None:
-        """A change was made; this is how to undo it."""
+        """Record how to undo a change that was made."""
         self._undo += undo
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], object]) -> None:
-        """Put `make(what was there)` in place of `owner.name`. An owner without such a name is left alone."""
+        """Replace `owner.name` by `make(the original)`. An owner without that name is left alone."""
         current = getattr(owner, name, None)
         if current is None:
             return
@@ -34,9 +34,9 @@ class Patches:
         self.add(functools.partial(_put_back, owner, name, before, after))
 
     def method(self, owner: Any, name: str, make: Callable[[Any], Callable[..., object]]) -> None:
-        """As `replace`, from one function of `self` to another: torch's schedulers want `optimizer.step.__func__`.
+        """Replace a method by `make(its function)`: torch's schedulers need `optimizer.step.__func__`.
 
-        Of a class, the method of all its instances.
+        If the owner is a class, the method of all its instances is replaced.
         """
         if isinstance(owner, type):
             self.replace(owner, name, make)
@@ -44,7 +44,7 @@ class Patches:
         self.replace(owner, name, lambda current: MethodType(make(_unbound(current, owner)), owner))
 
     def restore(self) -> None:
-        """Undo everything. Twice is once; what can't be undone does not keep the rest from it."""
+        """Undo all changes. A second call does nothing; a change that can't be undone doesn't stop the others."""
         errors: list[BaseException] = []
         while self._undo:
             try:
@@ -63,7 +63,7 @@ def _unbound(current: Any, owner: Any) -> Callable[..., object]:
     def call(_self: object, /, *args: Any, **kwargs: Any) -> object:
         return current(*args, **kwargs)
 
-    del call.__wrapped__  # its signature has no `self` to lose
+    del call.__wrapped__  # its signature has no `self` to remove
     return call
 
 

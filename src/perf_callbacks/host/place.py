@@ -1,4 +1,4 @@
-"""Where a fit runs, and the record that opens it."""
+"""Place of a fit (directory, device, rank), and the record that opens it."""
 
 import platform
 import time
@@ -18,34 +18,35 @@ from perf_callbacks.version import __version__
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where a fit runs, as its door knows it."""
+    """Place of a fit, as its integration knows it."""
 
     door: str
     directory: Path
-    """Where output goes, unless the configuration says otherwise."""
+    """Directory of the output, unless the configuration names another."""
     directory_of_all: bool = False
-    """Rank 0's directory is that of all ranks, which don't know it by themselves."""
+    """True: rank 0's directory is that of all ranks, which don't know it themselves."""
     device: torch.device
     rank: int = 0
     world_size: int = 1
     devices: int = 1
-    """Devices that this process drives."""
+    """Number of devices that this process drives."""
     data_parallel: int | None = None
-    """In how many parts ranks share the samples; None: each goes through its own."""
+    """Number of groups of ranks with their own samples; None: each rank has its own."""
     ambiguous: str | None = None
-    """Why nobody knows in how many parts ranks share the samples: then there are no rates of the job or per device."""
+    """Reason that this number is unknown. Then there are no rates of the job or per device."""
     step: int = 0
     """Optimizer steps done before."""
     versions: Mapping[str, str]
-    """Of the frameworks."""
+    """Versions of the frameworks."""
     carried: Mapping[str, Any] | None = None
-    """What `Recorder.state` was at the checkpoint that this fit goes on from; empty if that doesn't say."""
+    """State that `Recorder.state` returned at the checkpoint from which this fit resumes; empty if the checkpoint has
+    none."""
     staged: bool = True
-    """Whether the door sees the stages."""
+    """True: the integration sees the stages."""
 
 
 def opening(settings: Settings, place: Place, timeline: str) -> Run:
-    """The record that opens a fit: a resumed one keeps its id."""
+    """Make the record that opens a fit. A resumed fit keeps its id."""
     carried = place.carried or {}
     return Run(
         run_id=str(carried.get("run_id") or uuid.uuid4().hex),
@@ -69,9 +70,9 @@ def opening(settings: Settings, place: Place, timeline: str) -> Run:
 
 
 def earlier(place: Place) -> Amounts:
-    """What earlier attempts of this rank went through: nothing if there were none, unknown where no checkpoint says.
+    """Return the amounts of this rank's earlier attempts: 0 if there were none, unknown if no checkpoint has them.
 
-    A checkpoint may carry the counters of an older one: training went on without us in between.
+    A checkpoint may contain the counters of an older one, if training went on without the callback in between.
     """
     carried = place.carried or {}
     if place.step == 0 and place.carried is None:
@@ -82,7 +83,7 @@ def earlier(place: Place) -> Amounts:
 
 
 def data_parallel(accelerator: Any) -> int | None:
-    """In how many parts ranks share the samples, by the parallelism that an `accelerate.Accelerator` was given."""
+    """Count the groups of ranks with their own samples, from the parallelism of an `accelerate.Accelerator`."""
     parallelism = getattr(accelerator, "parallelism_config", None)  # accelerate >= 1.10
     if parallelism is None:
         return None
@@ -90,7 +91,7 @@ def data_parallel(accelerator: Any) -> int | None:
 
 
 def by_meshes(place: Place, model: torch.nn.Module) -> Place:
-    """The same place, with the data-parallel size that the parameters' meshes give where the framework gave none."""
+    """Return the place with the data-parallel size of the parameters' meshes, if the framework gave none."""
     if place.world_size == 1 or place.data_parallel is not None:
         return place
     try:

@@ -1,4 +1,4 @@
-"""Our counters, in a file of their own in a checkpoint directory: a checkpoint without it is as good as ever."""
+"""Counters of a fit, in their own file in a checkpoint directory. A checkpoint without them works as before."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ def _path(directory: Path, rank: int) -> Path:
 
 
 def write(directory: Path, rank: int, state: Mapping[str, Any]) -> None:
-    """Put one rank's counters beside its checkpoint, whole or not at all."""
+    """Write one rank's counters beside its checkpoint, as a whole or not at all."""
     path = _path(directory, rank)
     unfinished = path.with_suffix(".tmp")
     unfinished.write_text(json.dumps(dict(state)), encoding="utf-8")
@@ -19,9 +19,9 @@ def write(directory: Path, rank: int, state: Mapping[str, Any]) -> None:
 
 
 def read(directory: Path, rank: int) -> dict[str, Any]:
-    """A rank's counters, else those of the first: of a rank that was not there the run and its step are known.
+    """Read a rank's counters, or else those of rank 0, from which the run and its step are known.
 
-    Empty where the checkpoint holds none that make sense.
+    Empty if the checkpoint holds no valid counters.
     """
     for path in (_path(directory, rank), _path(directory, 0)):
         try:

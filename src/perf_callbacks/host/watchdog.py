@@ -1,8 +1,8 @@
-"""A side thread that looks after fits while their training thread is busy elsewhere, or gone.
+"""A side thread that looks after fits whose training thread is busy or gone.
 
-Hooks tell when a step ends; nothing tells when no step ends any more. An exception that a loop swallows, a fit that
-nobody closes, a step that takes minutes: in all of these the training thread makes no call of ours. The watchdog ticks
-once a second for whoever asked for it, so that process-wide state is let go and records reach the disk all the same.
+Hooks tell that a step ends, but nothing tells that steps have stopped ending: an exception that a loop swallows, a fit
+that is never closed, a step that takes minutes. The watchdog ticks once a second for every registered object, so that
+process-wide state is released and records reach the disk anyway.
 """
 
 import atexit
@@ -15,27 +15,27 @@ from collections.abc import Callable
 from typing import Protocol
 
 PERIOD_SECONDS = 1.0
-"""Between two ticks."""
+"""Seconds between two ticks."""
 
 EXIT_SECONDS = 1.0
-"""How long the end of the interpreter may wait for a tick that is under way."""
+"""Seconds that the end of the interpreter may wait for a running tick."""
 
 HURRY_SECONDS = 0.1
-"""How long the end of a fit may wait for a tick, and for the thread to end."""
+"""Seconds that the end of a fit may wait for a tick and for the end of the thread."""
 
 log = logging.getLogger("perf_callbacks")
 
 
 class Watched(Protocol):
-    """Something that is looked at once a second. It is held weakly, so being watched keeps nothing alive."""
+    """Object that is ticked once a second. It is held weakly, so watching doesn't keep it alive."""
 
     def tick(self, now: float) -> bool:
-        """Look after it, on the watchdog's thread and clock. False: it needs no further ticks."""
+        """Check the object, on the watchdog's thread and clock. False: no more ticks are needed."""
         ...
 
 
 class Watchdog:
-    """Ticks for everything that is watched, on a daemon thread that lives only while there is something to watch."""
+    """Ticks for all watched objects, on a daemon thread that lives only while there are some."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, *, threaded: bool = True) -> None:
         self._clock = clock
@@ -47,15 +47,15 @@ class Watchdog:
                 os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
-        """Watch nothing. A forked child is part of no fit, and has no thread but its own."""
-        self._lock = threading.RLock()  # a collection within may close a fit, which asks for ticks or gives them up
+        """Watch nothing. A forked child is part of no fit and has no other thread."""
+        self._lock = threading.RLock()  # a collection within may close a fit, which watches or unwatches
         self._watched: list[weakref.ref[Watched]] = []
         self._thread: threading.Thread | None = None
         self._wake, self._ticked = threading.Event(), threading.Event()
         self._ended = False
 
     def watch(self, watched: Watched) -> None:
-        """Tick for this object until it says that it needs no more, or is freed. Twice is once."""
+        """Tick for this object until it needs no more ticks, or is freed. A second call does nothing."""
         with self._lock:
             if not any(one() is watched for one in self._watched):
                 self._watched.append(weakref.ref(watched))
@@ -64,23 +64,23 @@ class Watchdog:
                 self._thread = thread
                 try:
                     thread.start()
-                except BaseException:  # no thread to be had, or an interrupt: the next one who asks tries again
+                except BaseException:  # no thread available, or an interrupt: the next call tries again
                     self._thread = None
                     raise
 
     def tick(self) -> bool:
-        """Tick once for everything that is watched. Whether there is anything left to watch."""
+        """Tick once for all watched objects, and tell if some are left."""
         now = self._clock()
         for reference in [*self._watched]:
             watched = reference()
-            with self._lock:  # who asks anew from now on, in the midst of its last tick, is heard
+            with self._lock:  # an object that registers from now on, during its last tick, is kept
                 self._watched = [one for one in self._watched if one is not reference]
             try:
                 more = watched is not None and watched.tick(now)
             except Exception as error:
                 log.debug("perf_callbacks: a tick failed.", exc_info=error)
                 more = False
-            del watched  # nothing stays alive because this thread was the last to look at it
+            del watched  # this thread must not keep an object alive by having looked at it last
             if more:
                 with self._lock:
                     if not any(one is reference for one in self._watched):
@@ -88,7 +88,7 @@ class Watchdog:
         return bool(self._watched)
 
     def hurry(self) -> None:
-        """Tick now, since something has ended, and see the thread end too if that was the last thing watched."""
+        """Tick now because a fit has ended, and wait for the end of the thread if nothing is left to watch."""
         thread = self._thread
         if thread is None or thread is threading.current_thread():
             return
@@ -98,7 +98,7 @@ class Watchdog:
             thread.join(HURRY_SECONDS)
 
     def stop(self) -> None:
-        """End the thread: at exit it must not come back into an interpreter that is going away."""
+        """End the thread: at exit it must not return to an interpreter that is shutting down."""
         thread, self._ended = self._thread, True
         self._wake.set()
         if thread is not None and thread is not threading.current_thread():
@@ -118,4 +118,4 @@ class Watchdog:
 
 
 WATCHDOG = Watchdog()
-"""Of this process."""
+"""The watchdog of this process."""

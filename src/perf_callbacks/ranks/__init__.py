@@ -1,1 +1,1 @@
-"""The other ranks of a job: the store they meet at, and the windows they exchange."""
+"""Other ranks of the job: the store where they meet, and the windows that they exchange."""

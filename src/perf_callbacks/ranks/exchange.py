@@ -1,7 +1,7 @@
-"""What ranks did in each window, exchanged while they train: no collective, and no wait in the training thread.
+"""Exchange of windows between ranks during training, without collectives and without waits in the training thread.
 
-Everything that touches the process group's store happens in a thread of its own, by calls that answer at once. A rank
-that is dead, deaf, gone early or without us can keep a window from becoming complete, and nothing else.
+All calls to the process group's store are made in a thread of their own, and return at once. If a rank crashes, hangs,
+ends early or lacks the callback, windows stay incomplete; nothing else happens.
 """
 
 import atexit
@@ -22,10 +22,10 @@ from perf_callbacks.ranks import store as store_room
 from perf_callbacks.ranks.rounds import SOON, Follower, Leader, Rounds
 
 AGREE_SECONDS = 5.0
-"""How long the start of a fit may wait for rank 0."""
+"""Seconds that the start of a fit may wait for rank 0."""
 
 EXIT_SECONDS = 1.0
-"""How long the end of the interpreter may wait for a call that the store does not answer."""
+"""Seconds that the end of the interpreter may wait for a call that the store does not answer."""
 
 log = logging.getLogger("perf_callbacks")
 
@@ -62,10 +62,10 @@ def meet(place: Place, config: PerfConfig, run_id: str) -> "Exchange | None":
 
 
 class Exchange:
-    """This rank's part in the exchange of one fit, for its training thread. Nothing here waits, but for `agree`.
+    """This rank's part in the exchange of one fit, for its training thread. Only `agree` waits.
 
-    All ranks obey what rank 0 says of window, run and directory: these three count on rank 0 only. There, a `window` of
-    None says that nothing is exchanged.
+    Rank 0's window, run and directory hold for all ranks; those of the other ranks have no effect. If rank 0's `window`
+    is None, nothing is exchanged.
     """
 
     def __init__(
@@ -85,22 +85,22 @@ class Exchange:
             else Leader(store, rank=rank, world_size=world_size, window=window, run_id=run_id, directory=directory)
         )
         self._talk = _Talk(self._rounds, clock)
-        # The thread does not hold on to us: where no end was seen, it ends with us.
+        # The thread holds no reference to this object, so it ends with it even if the end of the fit was missed.
         weakref.finalize(self, self._talk.end).atexit = False
 
     def start(self) -> None:
-        """Begin to talk."""
+        """Start the exchange."""
         self._talk.start()
 
     def agree(self, timeout: float = AGREE_SECONDS) -> Verdict | None:
-        """What holds for this fit; waits for rank 0 to say it. None if it has not: it may still come, see `verdict`."""
+        """Wait for rank 0's settings. None if they haven't arrived: they may still come, see `verdict`."""
         if self._talk.here:
             self._rounds.agreed.wait(timeout)
         return self._rounds.verdict
 
     @property
     def verdict(self) -> Verdict | None:
-        """What holds for this fit, as rank 0 says. None: not known yet."""
+        """Settings of this fit as rank 0 announced them. None: not known yet."""
         return self._rounds.verdict
 
     @property
@@ -110,35 +110,35 @@ class Exchange:
 
     @property
     def latest(self) -> Window | None:
-        """The newest window that is complete, soon the same on all ranks. None before the first."""
+        """Newest complete window, soon the same on all ranks. None before the first."""
         return self._rounds.latest
 
     @property
     def failure(self) -> str | None:
-        """Why the exchange stopped early, where it did."""
+        """Reason that the exchange stopped early."""
         return self._rounds.failure
 
     def offer(self, part: Part) -> None:
-        """What this rank did in a window that is over. Kept is only what is recent.
+        """Offer this rank's part of a window that is over. Only recent parts are kept.
 
-        Its useful tokens may still be under way on a device; it is not waited for here.
+        Its useful tokens may still be in computation on a device; this method doesn't wait for them.
         """
         if self._talk.here:
             self._rounds.offers.append(part)
             self._talk.wake()
 
     def take(self) -> list[Window]:
-        """The windows that became complete since the last time, on rank 0: for the journal."""
+        """Take the windows that became complete since the last call, on rank 0: for the journal."""
         finished = self._rounds.finished
         return [finished.popleft() for _ in range(len(finished))]
 
     def close(self) -> None:
-        """Stop talking and let go of the store, soon. Twice is once. Waits for nothing."""
+        """Stop the exchange and release the store, soon. A second call does nothing. Waits for nothing."""
         self._talk.end()
 
 
 class _Talk:
-    """The thread that does the rounds."""
+    """The thread that runs the rounds."""
 
     def __init__(self, rounds: Rounds, clock: Callable[[], float]) -> None:
         self._rounds = rounds
@@ -151,28 +151,28 @@ class _Talk:
 
     @property
     def here(self) -> bool:
-        """Whether this is the process that the thread is in, and not one forked from it."""
+        """True: this is the process of the thread, and not a fork of it."""
         return os.getpid() == self._process
 
     def start(self) -> None:
-        """Begin. Once; there is no second time."""
+        """Start the thread, once."""
         if self._thread is not None or self._ending or not self.here:
             return
         self._thread = threading.Thread(target=self._run, name="perf_callbacks ranks", daemon=True)
         _running.add(self)
         try:
             self._thread.start()
-        except RuntimeError as error:  # no more threads to be had
+        except RuntimeError as error:  # no thread available
             self._rounds.failure = str(error)
             self._finish()
 
     def wake(self) -> None:
-        """There is something to do."""
+        """Wake the thread: there is something to do."""
         if self._calls.empty():
             self._calls.put(None)
 
     def end(self, *, politely: bool = True) -> None:
-        """Stop after the call that is under way."""
+        """Stop after the running call."""
         if self._ending or not self.here:
             return
         self._politely = politely
@@ -182,7 +182,7 @@ class _Talk:
             self._rounds.leave(politely=False)
 
     def wait(self, timeout: float) -> None:
-        """Until the thread is through."""
+        """Wait for the end of the thread."""
         if self._thread is not None and self.here:
             self._thread.join(max(0.0, timeout))
 
@@ -195,7 +195,7 @@ class _Talk:
         self._finish()
 
     def _rest(self, pause: float | None, began: float) -> None:
-        """Until the next round is due, or something is offered: windows that are shorter than `SOON` share a round."""
+        """Sleep until the next round is due or a part is offered. Windows shorter than `SOON` share a round."""
         try:
             self._calls.get(timeout=pause)
         except queue.Empty:
@@ -216,7 +216,7 @@ _running: set[_Talk] = set()
 
 
 def _at_exit() -> None:
-    """A thread that comes back from the store while the interpreter goes away would abort the process."""
+    """Wait at exit: a thread that returns from the store while the interpreter shuts down would abort the process."""
     talks = list(_running)
     for talk in talks:
         talk.end(politely=False)

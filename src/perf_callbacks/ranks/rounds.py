@@ -1,6 +1,6 @@
-"""What ranks say to each other, one round at a time: what holds, what each did in a window, what all did together.
+"""Messages between ranks, one round at a time: rank 0's settings, each rank's parts, complete windows.
 
-Nothing here waits or knows a clock: a round does what there is to do now and says when the next is due.
+Nothing here waits or reads a clock: a round does what is possible now and returns when the next one is due.
 """
 
 import dataclasses
@@ -16,30 +16,30 @@ from perf_callbacks.core.windows import LONGEST, Part, Verdict, combine, decode,
 from perf_callbacks.ranks.store import Board
 
 KEPT = 8
-"""Windows that may be under way. A rank that is further behind than that keeps them from becoming complete."""
+"""Most incomplete windows that are kept. A rank that is further behind keeps them from becoming complete."""
 
 FINISHED = 64
-"""Complete windows that may wait to be taken."""
+"""Most complete windows that wait to be taken."""
 
 SOON = 0.1
-"""Seconds until a second look for what was not there. Each further pause is as long as the wait so far…"""
+"""Seconds until missing notes are looked for again. Each further pause is as long as the wait so far…"""
 
 SELDOM = 30.0
-"""…until it has grown to this."""
+"""…up to this many seconds."""
 
 EARLY = 0.01
-"""As `SOON`, for the verdict, which training waits for. Here pauses are an eighth of the wait so far."""
+"""Like `SOON`, for the settings that training waits for. These pauses are an eighth of the wait so far."""
 
 log = logging.getLogger("perf_callbacks")
 
-_obeyed: dict[int, str] = {}  # the fit that each rank of this process obeyed last
+_obeyed: dict[int, str] = {}  # settings of the fit that each rank of this process last obeyed
 
 
 class Rounds:
-    """One rank's side of the talk during one fit. What goes wrong ends it, and nothing else."""
+    """One rank's side of the exchange in one fit. An error ends the exchange, and nothing else."""
 
     def __init__(self, store: Any, *, rank: int, world_size: int) -> None:
-        self._store = store  # rank 0 may be the one that serves it: until we are through, it must not end under us
+        self._store = store  # held because rank 0 may serve it: it must not end before the exchange does
         self._board: Board | None = None
         self._rank = rank
         self._world_size = world_size
@@ -55,7 +55,7 @@ class Rounds:
         self._shortened = False
 
     def step(self, now: float) -> float | None:
-        """One round. After how many seconds the next is due; None: after the next offer."""
+        """Run one round. Return the seconds until the next one; None: until the next offer."""
         if self.failure is not None:
             return None
         try:
@@ -70,11 +70,11 @@ class Rounds:
         raise NotImplementedError
 
     def leave(self, *, politely: bool = True) -> None:
-        """Let go of the store. Politely: take back what holds no longer, which is one more call."""
+        """Release the store. Politely: first take back notes that no longer hold, which is one more call."""
         try:
             if self._board is not None and self.failure is None and politely:
                 self._take_back(self._board)
-        except Exception:  # noqa: BLE001, S110 there may be no store any more
+        except Exception:  # noqa: BLE001, S110 the store may be gone
             pass
         finally:
             self._board = None
@@ -82,7 +82,7 @@ class Rounds:
             self.agreed.set()
 
     def _take_back(self, board: Board) -> None:
-        """Of a rank that says what it did, nothing."""
+        """Take back notes; a rank that only sends parts has none."""
 
     def _line(self, item: Part | Window) -> str:
         """An item as the other ranks read it. They pass over a line that is too long."""
@@ -100,7 +100,7 @@ class Rounds:
         return encode(shortened(item))
 
     def _drained(self, window: int) -> Iterator[Part]:
-        """What was offered since the last round, in windows of that length."""
+        """Take the parts offered since the last round, for windows of that length."""
         while self.offers:
             part = self.offers.popleft()
             if part.length == window:
@@ -108,7 +108,7 @@ class Rounds:
 
 
 class Leader(Rounds):
-    """Rank 0: says what holds, and puts the windows together."""
+    """Rank 0: announces the settings and combines the windows."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class Leader(Rounds):
         return _pause(now - self._since) if self._pending else None
 
     def _look(self, board: Board) -> None:
-        """See which parts have come, and what is complete with them."""
+        """Read new parts, and combine the windows that they complete."""
         ranks = range(self._world_size)
         missing = [rank for rank in ranks if any([rank not in parts for parts in self._pending.values()])]
         for rank, note in zip(missing, board.read(*[_key(rank) for rank in missing]), strict=False):
@@ -153,7 +153,7 @@ class Leader(Rounds):
                 self._pending.get(part.window, {}).setdefault(rank, part)
         complete = sorted([window for window, parts in self._pending.items() if len(parts) == self._world_size])
         windows = [combine(self._pending[window].values()) for window in complete]
-        # Every rank sends its parts in order: what is older and not complete will never be.
+        # Every rank sends its parts in order, so older incomplete windows will stay incomplete.
         self._pending = {window: parts for window, parts in self._pending.items() if window > max(complete, default=-1)}
         for window in [window for window in windows if window is not None]:
             self.latest = hold(window, self.latest)
@@ -166,11 +166,11 @@ class Leader(Rounds):
 
 
 class Follower(Rounds):
-    """Any other rank: does as rank 0 says, however late, and tells it what it did.
+    """Any other rank: follows rank 0's settings, however late they arrive, and sends its parts.
 
-    A verdict that was obeyed before, in this process, is that of an earlier fit. One of an earlier fit that this
-    process had no part in, still on the board because rank 0 is not through with it, is taken for the current one
-    until the current one is there; that is seen before the first window is sent.
+    Settings that this process obeyed before belong to an earlier fit. Rank 0 may not have removed the settings of an
+    earlier fit in which this process had no part. They are then taken for the current ones until those arrive, which
+    happens before the first window is sent.
     """
 
     def __init__(self, store: Any, *, rank: int, world_size: int) -> None:
@@ -208,7 +208,7 @@ class Follower(Rounds):
                 self.agreed.set()
 
     def _fetch(self, board: Board, fit: str, known: int) -> int:
-        """Look for a newer window; the last step that is known of then."""
+        """Read the newest window and return the last step that is known then."""
         for note in board.read("window"):
             for window in [decode(Window, line) for line in _lines(note, fit)]:
                 if window is not None and window.last_step > known:
@@ -218,10 +218,10 @@ class Follower(Rounds):
 
 
 def _settled(amount: Any) -> int | None:
-    """Waits for a number that is under way on a device."""
+    """Return a number that a device may still be computing, after waiting for it."""
     try:
         return None if amount is None else int(amount)
-    except Exception:  # noqa: BLE001 whatever a device may say of it
+    except Exception:  # noqa: BLE001 a device may raise anything
         return None
 
 
@@ -238,6 +238,6 @@ def _note(fit: str, *lines: str) -> str:
 
 
 def _lines(note: str, fit: str) -> list[str]:
-    """The lines of a note, if it belongs to that fit."""
+    """Return the lines of a note, if it belongs to that fit."""
     first, *lines = note.split("\n")
     return lines if first == fit else []

@@ -1,6 +1,6 @@
-"""Where ranks of one job leave notes for each other: the key-value store that their process group came together by.
+"""Notes that the ranks of a job leave for each other, in the key-value store that started their process group.
 
-No collective, no group and no socket of our own. A note is a few lines of text; nothing is unpickled.
+There is no collective, group or socket of our own. A note is a few lines of text; nothing is unpickled.
 """
 
 import os
@@ -10,13 +10,13 @@ from typing import Any
 
 import torch.distributed as dist
 
-c10d: Any = dist  # torch does not export to type checkers what it documents
+c10d: Any = dist  # torch documents it without exporting it to type checkers
 
 LONGEST = 40_000
-"""Bytes that a note may have."""
+"""Most bytes of a note."""
 
 SHARE = 0.75
-"""Connections of ranks may take up this share of the files that a process may open."""
+"""Share of the files of a process that the connections of all ranks may take."""
 
 
 def default_store() -> Any:
@@ -30,11 +30,11 @@ def default_store() -> Any:
 
 
 def shortage(store: Any, world_size: int) -> str | None:
-    """Why the process that serves a store can't hold a second connection of each rank; None where it can.
+    """Say why the process that serves a store can't hold a second connection of each rank; None if it can.
 
-    A process that runs out of descriptors fails in its own `open`, and training with it. All ranks find the same by
-    themselves, since a question to the others would take the connection that it is about; limits that differ between
-    nodes are not seen.
+    A process without free descriptors fails in its own `open`, and training fails with it. Each rank decides this by
+    itself, because asking the others would take the connection in question. Limits that differ between nodes are not
+    seen.
     """
     allowed = open_files_allowed()
     if allowed is None or not isinstance(_innermost(store), c10d.TCPStore):
@@ -46,7 +46,7 @@ def shortage(store: Any, world_size: int) -> str | None:
 
 
 def open_files_allowed() -> int | None:
-    """How many files this process may have open; None where there is no limit, or none is known."""
+    """Return the number of files that this process may have open; None if it is unlimited or unknown."""
     if sys.platform == "win32":
         return None
     import resource  # noqa: PLC0415 not on Windows
@@ -56,10 +56,10 @@ def open_files_allowed() -> int | None:
 
 
 class Board:
-    """Notes by key. No note is ever taken down, only written over.
+    """Notes by key. A note is never removed, only overwritten.
 
-    So what was once found is there for good, and reading it never waits. What is left when the process group ends is
-    one note per rank and two of rank 0, however many fits and windows there were.
+    So a note that was found once stays, and reading it never waits. When the process group ends, one note per rank and
+    two of rank 0 are left, however many fits and windows there were.
     """
 
     def __init__(self, store: Any) -> None:
@@ -67,15 +67,15 @@ class Board:
         self._found: set[str] = set()
 
     def write(self, key: str, note: str) -> None:
-        """Leave a note, or write over it."""
+        """Write or overwrite a note."""
         self._store.set(key, note)
 
     def replace(self, key: str, note: str, other: str) -> None:
-        """Write over a note, unless somebody else has."""
+        """Overwrite a note, unless another rank has."""
         self._store.compare_set(key, note, other)
 
     def read(self, *keys: str) -> list[str]:
-        """The notes under some keys, in order; none of them while one is missing. Never waits for one."""
+        """Read the notes under some keys, in order; none of them while one is missing. Never waits."""
         new = [key for key in keys if key not in self._found]
         if new and not self._store.check(new):
             return []
@@ -88,23 +88,23 @@ def _text(note: bytes) -> str:
 
 
 def connection(store: Any) -> Any:
-    """A connection of our own to where a store leads.
+    """Open a separate connection to a store's server.
 
-    A connection does one thing at a time: on a shared one a call of ours that stalls would hold up the trainer's next.
-
+    A connection does one thing at a time. On a shared one, a stalled call of ours would hold up the trainer's next
+    call.
     """
     if hasattr(store, "clone"):  # torch >= 2.8
         return store.clone()
     inner = _innermost(store)
     if not isinstance(inner, c10d.TCPStore):
-        return store  # in memory or in a file, and locked for no longer than one look takes
+        return store  # in memory or in a file, and locked only during a look-up
     client = c10d.TCPStore(inner.host, inner.port, is_master=False, wait_for_workers=False, timeout=store.timeout)
-    # An elastic launcher keeps its store while workers are restarted: what the last ones left is not for us.
+    # An elastic launcher keeps its store while workers restart; notes of the earlier workers must not be read.
     return c10d.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), client)
 
 
 def _innermost(store: Any) -> Any:
-    """The store that others only put a prefix to."""
+    """Return the store behind those that only add a prefix."""
     while isinstance(store, c10d.PrefixStore):
         store = store.underlying_store
     return store

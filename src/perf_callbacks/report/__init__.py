@@ -1,1 +1,1 @@
-"""Records to text: pure functions."""
+"""Reports: records to text, by pure functions."""

@@ -1,4 +1,4 @@
-"""What a person reads: one line when training starts, a short table when it ends."""
+"""Text for a person: a line when training starts, a short table when it ends."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ TIMELINES = {"host": "host clock", "device": "device events"}
 
 
 def opening(run: Run, *, journal: object | None, staged: bool = True, checklist: Sequence[Checklist] = ()) -> str:
-    r"""The line at the start, and the checklist below it.
+    r"""Render the line at the start, and the checklist below it.
 
     >>> line = opening(
     ...     Run(run_id="a", attempt=2, step=40, rank=0, world_size=1, device="cpu", timeline="host", door="loop",
@@ -38,7 +38,7 @@ def opening(run: Run, *, journal: object | None, staged: bool = True, checklist:
 
 
 def check(device: str, checklist: Sequence[Checklist], peak: str) -> str:
-    """The same for a machine on which nothing is trained yet.
+    """Render the checklist for a machine on which no training runs yet.
 
     >>> print(check("cpu", [Checklist(item="gc", status="skipped", before="automatic", why="gc=observe")], "No peak."))
     A training on cpu would begin with
@@ -50,7 +50,7 @@ def check(device: str, checklist: Sequence[Checklist], peak: str) -> str:
 
 
 def _items(rows: Sequence[Checklist]) -> Iterable[str]:
-    """What the checklist found and did, an item a line."""
+    """Render the checklist, one line per item."""
     widths = [
         max((len(word) for word in column), default=0) for column in ([r.item for r in rows], [r.status for r in rows])
     ]
@@ -61,7 +61,7 @@ def _items(rows: Sequence[Checklist]) -> Iterable[str]:
 
 
 def closing(summary: Summary) -> str:
-    """The table at the end."""
+    """Render the table at the end."""
     lines = [
         _headline(summary),
         *_stages(summary),
@@ -162,7 +162,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def rate(value: float) -> str:
-    """A rate in at least three figures.
+    """Format a rate with at least three figures.
 
     >>> rate(13760.4), rate(3.14159)
     ('13,760', '3.14')
@@ -172,7 +172,7 @@ def rate(value: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """A duration in three figures.
+    """Format a duration with three figures.
 
     >>> duration(0.01234), duration(75.3), duration(None)
     ('12.3 ms', '75.3 s', '—')

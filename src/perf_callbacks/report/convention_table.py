@@ -1,4 +1,4 @@
-"""What a step costs by each convention, as a table, and how far they lie apart."""
+"""Table of the FLOPs of a step by each convention, and of their differences."""
 
 from collections.abc import Iterable, Mapping
 
@@ -12,7 +12,7 @@ _COLUMNS = ("model FLOPs", "hardware FLOPs", "model TFLOPS/GPU", "hardware TFLOP
 
 
 def render(model: Architecture, work: Work, job: Job, results: Mapping[str, Result], *, peak: str | None = None) -> str:
-    """All of it."""
+    """Render the table."""
     lines = [_model(model), _run(work, job, peak), "", *_table(results, job), "", *_apart(model, work, results)]
     return "\n".join(lines)
 
@@ -62,7 +62,7 @@ def _table(results: Mapping[str, Result], job: Job) -> Iterable[str]:
 
 
 def _apart(model: Architecture, work: Work, results: Mapping[str, Result]) -> Iterable[str]:
-    """How far model FLOPs lie apart, and why."""
+    """Render how far model FLOPs differ, and why."""
     known = {name: result.model_flops_per_step for name, result in results.items() if result.model_flops_per_step}
     ours = known.get(OURS)
     if ours is None:
