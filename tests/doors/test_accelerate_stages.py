@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
 from perf_callbacks.core.records import Span
-from perf_callbacks.doors import accelerate_fits
+from perf_callbacks.session import session
 
 pytestmark = pytest.mark.usefixtures("accelerate_state")
 
@@ -124,7 +124,7 @@ class Saved:
 def train(tmp_path, monkeypatch):
     """Four epochs of three steps of two micro-batches each, with a sleep in one place."""
     clock = FakeClock()
-    monkeypatch.setattr(accelerate_fits, "Recorder", functools.partial(accelerate_fits.Recorder, clock=clock))
+    monkeypatch.setattr(session, "Recorder", functools.partial(session.Recorder, clock=clock))
 
     def run(place, *, evaluating=False, saving=False):
         sleep = Sleeper(place, clock)

@@ -197,7 +197,7 @@ def fit(directory, install, sleep, *, module="Automatic", of="lightning", **opti
 def sleeper(monkeypatch):
     """Sleeps on a clock that does not move otherwise."""
     clock = FakeClock()
-    monkeypatch.setattr("perf_callbacks.doors.lightning_hooks.Recorder", functools.partial(Recorder, clock=clock))
+    monkeypatch.setattr("perf_callbacks.session.session.Recorder", functools.partial(Recorder, clock=clock))
     return Sleeper(clock, clock.sleep)
 
 

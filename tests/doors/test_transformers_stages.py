@@ -194,7 +194,7 @@ def fit(directory, install, sleep, **arguments):
 def sleeper(monkeypatch):
     """Sleeps on a clock that does not move otherwise."""
     clock = FakeClock()
-    monkeypatch.setattr("perf_callbacks.transformers.Recorder", functools.partial(Recorder, clock=clock))
+    monkeypatch.setattr("perf_callbacks.session.session.Recorder", functools.partial(Recorder, clock=clock))
     return Sleeper(clock, clock.sleep)
 
 
