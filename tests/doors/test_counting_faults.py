@@ -28,8 +28,8 @@ INSIDE = {
 """What is done for each operation, and each module: errors there are counted, and nothing else."""
 AROUND = {
     "session.counting": "begin counted",
-    "session.counting.Counting": "step_began step_ended see span_began span_ended closed _affordable _eager _full _open "
-    "_shut _put_down _await trained _next _recount _way",
+    "session.counting.Counting": "step_began step_ended see span_began span_ended closed _affordable _eager "
+    "_full _open _shut _put_down _await trained _next _recount _way",
     "session.booking.Booking": "__init__",
     "flops.counter.FlopCounter": "__init__ hook enter_stack leave_stack work unhook",
     "flops.count_window.CountWindow": "__init__ open _leave",
