@@ -92,7 +92,7 @@ class AcceleratedWatch(LoopWatch):
         _know_signature(optimizer)
 
     def add_accelerator(self, kind: type) -> None:
-        """Watch the accelerator's methods for clipping and saving, in the class that it has meanwhile."""
+        """Watch what the loop calls instead of torch, in the class that the accelerator has meanwhile."""
         recorder = self.recorder
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             methods.stages(recorder, kind, name, _OPTIMIZER)
