@@ -184,7 +184,13 @@ class AcceleratedWatch(LoopWatch):
             return inner(*args, **kwargs)
         self.in_backward = True
         try:
-            self._count()
+            if self._doubtful is None:  # as in `_count`, without a frame of its own
+                self._learned = True
+                for waiting in self._pending.values():
+                    if waiting:
+                        self.recorder.add(waiting.pop())
+            else:
+                self._count()
             if self.evaluating or self.late:
                 self.turn(_BACKWARD)
             else:
