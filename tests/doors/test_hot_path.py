@@ -1,4 +1,4 @@
-"""In an ordinary step, few Python frames are ours: frames are what measuring costs."""
+"""Few Python frames of an ordinary step are ours: frames are what measuring costs."""
 
 import statistics
 import sys
@@ -54,7 +54,7 @@ class Frames:
 def test_an_ordinary_step_of_a_plain_loop_has_ten_frames(tmp_path, flops):
     model, frames = llama(), Frames()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(Tokens(STEPS), batch_size=1)
+    loader = DataLoader(Tokens(STEPS, mask=False), batch_size=1)
     config = PerfConfig(output_dir=str(tmp_path), flops=flops)
     with measure(model=model, optimizer=optimizer, loader=loader, config=config) as perf, frames.watched():
         for batch in perf.loader:
@@ -69,7 +69,7 @@ def test_an_ordinary_step_of_a_plain_loop_has_ten_frames(tmp_path, flops):
 def test_an_ordinary_step_with_accelerate_has_fifteen_frames(tmp_path, flops):
     accelerator, frames = an_accelerator(tmp_path), Frames()
     with attach(accelerator, PerfConfig(flops=flops)):
-        model, optimizer, loader, _ = prepared(accelerator, rows_of_tokens(STEPS, batch_size=1))
+        model, optimizer, loader, _ = prepared(accelerator, rows_of_tokens(STEPS, batch_size=1, mask=False))
         with frames.watched():
             for batch in loader:
                 accelerator.backward(model(**batch).loss)
