@@ -17,8 +17,8 @@ from perf_callbacks.accelerate import attach
 from perf_callbacks.loop import measure
 
 OURS = str(Path(perf_callbacks.__file__).parent)
-WARM, STEPS = 12, 33
-"""Steps before the first that is looked at, by when FLOPs were counted twice; and all steps."""
+WARM, STEPS = 70, 110
+"""Steps before the first that is looked at, after which a batch is recognised by one tensor; and all steps."""
 
 
 class Frames:
