@@ -10,30 +10,34 @@ import weakref
 import pytest
 import torch
 
+from perf_callbacks.core.tape import Tape
+from perf_callbacks.host import backward
 from perf_callbacks.host.backward import Backwards
 from perf_callbacks.host.watchdog import WATCHDOG
 
 FOUND = torch.autograd.backward, torch.autograd.grad
 
+TOLD = ["backward", "undecided"]
+"""A backward that begins and ends."""
 
-class Loop:
-    hears_backwards = True
 
-    def __init__(self, *, takes=True, gradients=True):
-        self.told, self._takes, self._gradients = [], takes, gradients
+class Loop(backward.Loop):
+    """Keeps what it was told, in the order in which it was told."""
+
+    def __init__(self):
+        self.told, tape = [], Tape()
+        tape.write = lambda pair: self.told.append(pair[0].name.lower())
+        super().__init__(tape, float, self.told.append)
 
     def begins_backward(self):
-        self.told.append("begins")
-        return self._takes
+        self.told.append("asked")
+        return super().begins_backward()
 
-    def begins_gradients(self):
-        return self._gradients and self.begins_backward()
+    def turn(self, stage):
+        self.told.append("turns")
 
     def builds_graph(self):
         self.told.append("builds")
-
-    def ends_backward(self):
-        self.told.append("ends")
 
 
 @pytest.fixture
@@ -58,7 +62,7 @@ def test_in_whatever_order_loops_leave_the_last_one_restores(ours, order):
     for loop in loops:
         ours.join(loop)
     loss().backward()
-    assert [loop.told for loop in loops] == [["begins", "ends"]] * 3
+    assert [loop.told for loop in loops] == [TOLD] * 3
     for place in order:
         assert not as_found()
         ours.leave(loops[place])
@@ -66,11 +70,57 @@ def test_in_whatever_order_loops_leave_the_last_one_restores(ours, order):
     assert as_found()
 
 
-def test_each_loop_says_whether_a_backward_is_one_of_its_own(ours):
-    loop = Loop(takes=False)
+def test_a_backward_in_another_thread_is_none_of_the_loops(ours):
+    loop = Loop()
+    ours.join(loop)
+    thread = threading.Thread(target=loss().backward)
+    thread.start()
+    thread.join(60)
+    assert loop.told == []
+    loss().backward()
+    assert loop.told == TOLD
+
+
+def test_a_backward_within_another_one_is_part_of_that(ours):
+    loop = Loop()
+    ours.join(loop)
+    inner, weight = loss(), torch.ones(2, requires_grad=True)
+    weight.register_hook(lambda _: inner.backward())
+    (weight * 2).sum().backward()
+    assert loop.told == TOLD
+
+
+@pytest.mark.parametrize("state", [{"evaluating": True}, {"late": True}, {"marks_backward": False}], ids=str)
+def test_a_backward_that_needs_more_than_a_mark_is_asked_about(ours, state):
+    loop = Loop()
+    vars(loop).update(state)
     ours.join(loop)
     loss().backward()
-    assert loop.told == ["begins"]
+    assert loop.told == ["asked", "turns", "undecided"]
+
+
+def test_what_follows_a_backward_in_an_optimizer_step_is_optimizer(ours):
+    loop = Loop()
+    ours.join(loop)
+    loop.optimizing = 1
+    loss().backward()
+    assert loop.told == ["backward", "optimizer"]
+
+
+@pytest.mark.parametrize("after", [0, 1], ids=["begin", "end"])
+def test_a_mark_that_can_not_be_written_fails_the_loop_alone(ours, after):
+    loop, failures, weight = Loop(), [], torch.ones(2, requires_grad=True)
+    ours.join(loop)
+
+    def write(_pair):
+        if len(loop.told) == after:
+            raise RuntimeError("a bug of ours")
+        loop.told.append("written")
+
+    loop.tape.write, loop.fail = write, failures.append
+    weight.sum().backward()
+    assert weight.grad.tolist() == [1.0, 1.0]
+    assert [str(failure) for failure in failures] == ["a bug of ours"]
 
 
 def test_gradients_are_a_backward_unless_they_are_part_of_a_loss(ours):
@@ -78,7 +128,7 @@ def test_gradients_are_a_backward_unless_they_are_part_of_a_loss(ours):
     ours.join(loop)
     (gradient,) = torch.autograd.grad((weight**2).sum(), weight)
     assert gradient.tolist() == [2.0, 2.0]
-    assert loop.told == ["begins", "ends"]
+    assert loop.told == ["asked", "turns", "undecided"]
     loop.told.clear()
     (penalty,) = torch.autograd.grad((weight**2).sum(), [weight], create_graph=True)
     assert loop.told == ["builds"]
@@ -86,7 +136,7 @@ def test_gradients_are_a_backward_unless_they_are_part_of_a_loss(ours):
     assert loop.told == ["builds", "builds"]
     loop.told.clear()
     penalty.sum().backward()
-    assert loop.told == ["begins", "ends"]
+    assert loop.told == TOLD
 
 
 def test_the_compiler_makes_the_graph_of_a_backward_unheard(ours):
@@ -94,7 +144,7 @@ def test_the_compiler_makes_the_graph_of_a_backward_unheard(ours):
     ours.join(loop)
     compiled = torch.compile(torch.nn.Linear(2, 2), backend="aot_eager")
     compiled(torch.ones(1, 2)).sum().backward()
-    assert loop.told == ["begins", "ends"]
+    assert loop.told == TOLD
 
 
 def test_what_raises_in_a_backward_is_raised_and_its_end_told(ours):
@@ -102,7 +152,7 @@ def test_what_raises_in_a_backward_is_raised_and_its_end_told(ours):
     ours.join(loop)
     with pytest.raises(RuntimeError, match="does not require grad"):
         torch.ones(1).sum().backward()
-    assert loop.told == ["begins", "ends"]
+    assert loop.told == TOLD
 
 
 def test_a_loop_that_is_freed_is_no_reason_to_stay(ours):
@@ -133,7 +183,7 @@ def test_somebody_elses_wrapper_on_top_is_left_to_them_and_ours_passes_on(ours):
         assert (calls, loop.told) == (["theirs"], [])
         ours.join(loop)
         loss().backward()
-        assert loop.told.count("ends") >= 1
+        assert loop.told == TOLD  # the wrapper beneath, which is ours too, hears nothing twice
         ours.leave(loop)
         assert torch.autograd.backward is theirs
     finally:

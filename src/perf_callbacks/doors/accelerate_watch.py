@@ -1,4 +1,4 @@
-"""What is watched in an Accelerate loop beyond what every loop has: several models, optimizers and loaders."""
+"""The watched calls of an Accelerate loop: several models, optimizers and loaders, and the accelerator itself."""
 
 import functools
 import inspect
@@ -24,15 +24,19 @@ MOST_PENDING = 1024
 """Batches of one loader that may wait for being trained on."""
 
 # Looking a member up in its class costs as much as recording it.
-_DATA, _FORWARD, _OPTIMIZER, _OTHER = Stage.DATA, Stage.FORWARD, Stage.OPTIMIZER, Stage.OTHER
+_DATA, _BACKWARD, _OPTIMIZER = Stage.DATA, Stage.BACKWARD, Stage.OPTIMIZER
+_OTHER, _UNDECIDED = Stage.OTHER, Stage.UNDECIDED
 
 
 class AcceleratedWatch(LoopWatch):
-    """Tells training from evaluation by what the loop does, since any prepared loader may serve either.
+    """Tells training from evaluation by the calls of the loop, since any prepared loader may serve either.
 
-    A batch counts once a backward follows it. What is fetched, or called without gradients, while no model is in
-    training mode belongs to an evaluation, until a batch to train on is fetched, or a model trained.
+    A batch counts once a backward follows it. A batch that is fetched, or a model that is called without gradients,
+    while no model is in training mode belongs to an evaluation. The evaluation lasts until a batch is fetched to train
+    on, or a model is trained.
     """
+
+    marks_backward = False  # it also counts batches
 
     def __init__(
         self,
@@ -56,7 +60,7 @@ class AcceleratedWatch(LoopWatch):
         self._always: set[int] = set()  # loaders that models in evaluation mode are trained from
 
     def install(self) -> None:
-        """Begin to watch. The recorder takes it all back when it closes."""
+        """Begin to watch. Closing the recorder removes all hooks and wrappers."""
         super().install()
         _know_signature(self._optimizer)
         self._watch_accelerator(self._kind)
@@ -64,7 +68,7 @@ class AcceleratedWatch(LoopWatch):
             self.add(one)
 
     def add(self, prepared: object) -> None:
-        """Something more was prepared: its time goes where it belongs. Only the first optimizer's steps count."""
+        """Watch one more prepared object. Only the first optimizer's steps count."""
         if prepared is self._model or self.counts(prepared):
             return
         if isinstance(prepared, nn.Module):
@@ -76,7 +80,7 @@ class AcceleratedWatch(LoopWatch):
 
     def _add_scheduler(self, scheduler: Any) -> None:
         step = functools.partial(self._schedule, getattr(scheduler, "gradient_state", None))
-        if "step" in vars(scheduler):  # a torch one that accelerate did not wrap replaces it on itself
+        if "step" in vars(scheduler):  # torch's schedulers replace it on themselves; accelerate did not wrap this one
             self.recorder.patches.replace(scheduler, "step", step)
         else:
             kind = type(scheduler)
@@ -88,8 +92,8 @@ class AcceleratedWatch(LoopWatch):
 
     def _add_optimizer(self, optimizer: Any) -> None:
         self.recorder.patches.add(
-            optimizer.register_step_pre_hook(lambda *_: self.turn(_OPTIMIZER)).remove,
-            optimizer.register_step_post_hook(lambda *_: self.turn(_OTHER)).remove,
+            optimizer.register_step_pre_hook(functools.partial(self.turn, _OPTIMIZER)).remove,
+            optimizer.register_step_post_hook(functools.partial(self.turn, _OTHER)).remove,
         )
         methods.stages(self.recorder, optimizer, "zero_grad", _OPTIMIZER)
         _know_signature(optimizer)
@@ -104,111 +108,123 @@ class AcceleratedWatch(LoopWatch):
                 recorder.patches.replace(kind, name, self._checkpoint)
 
     def counts(self, optimizer: Any) -> bool:
-        """Whether it is this optimizer whose steps count."""
+        """Tell if the steps of this optimizer are the ones that count."""
         return self._optimizer is getattr(optimizer, "optimizer", optimizer)
 
     @property
     def training(self) -> bool:
-        """Whether a model is in training mode: of those that were trained, else of all."""
+        """Tell if a model is in training mode: of the models that were trained, or of all if none was."""
         return any(model.training for model in self._decisive)
 
-    def call(self, model: nn.Module) -> None:
-        """A model is being called."""
-        if self._backwards or get_ident() != self._thread:  # checkpointing runs it again in the backward
-            return
-        try:
-            if self._late:
-                self._begin_late()
-            if not (model.training and is_grad_enabled()):
-                self._call_untrained(model)
-                return
+    def call(self, model: nn.Module) -> bool:
+        """Handle a call of a model that may need more than a mark. True: it is a forward."""
+        self._begin_late()
+        gradients = is_grad_enabled()
+        if model.training and gradients:
             if id(model) not in self._trained:
                 self._trained.add(id(model))
                 self._decisive = [one for one in self._models if id(one) in self._trained]
-            if self._evaluating:
-                self.turn(_FORWARD)
-            else:
-                self._tape.write((_FORWARD, self._clock()))
-        except Exception as error:  # noqa: BLE001 an observer never ends the run
-            self.recorder.fail(error)
-
-    def _call_untrained(self, model: nn.Module) -> None:
-        gradients = is_grad_enabled()
-        if self._evaluating:
+            self._end_evaluation()
+            return True
+        if self.evaluating:
             self._doubtful = self._doubtful if gradients else None
+            return False
         # A teacher is in evaluation mode while its student trains.
-        elif gradients or self._spans or model.training or (id(model) not in self._trained and self.training):
-            self.turn(_FORWARD)
-        else:
-            self.evaluate()
+        if gradients or self.spans or model.training or (id(model) not in self._trained and self.training):
+            return True
+        self.evaluate()
+        return False
 
     def fetch(self, loader: object) -> None:
-        """The loop asks a loader for a batch."""
-        if get_ident() != self._thread:
+        """Mark that the loop asks a loader for a batch."""
+        if get_ident() != self.thread:
             return
         try:
-            if self._late:
-                self._begin_late()
-            if not (is_grad_enabled() and (self._decisive[0].training or self.training or id(loader) in self._always)):
-                self.evaluate()
-            elif self._evaluating:
+            trains = is_grad_enabled() and self._decisive[0].training
+            if trains and not (self.evaluating or self.late):
+                self.tape.write((_DATA, self.clock()))
+                return
+            self._begin_late()
+            if trains or (is_grad_enabled() and (self.training or id(loader) in self._always)):
                 self.turn(_DATA)
             else:
-                self._tape.write((_DATA, self._clock()))
+                self.evaluate()
         except Exception as error:  # noqa: BLE001 an observer never ends the run
-            self.recorder.fail(error)
+            self.fail(error)
 
     def fetched(self, loader: object, batch: object) -> None:
-        """A loader has handed over a batch. It is read now: the loop may take it apart before it trains on it."""
+        """Take a batch from a loader. It is read now: the loop may take it apart before it trains on it."""
         try:
             found = self._read(batch)
-            if get_ident() != self._thread:
+            if get_ident() != self.thread:
                 self.recorder.add(found)
                 return
-            self._backwards = self._optimizing = 0
-            if self._evaluating:
+            self.in_backward, self.optimizing = False, 0
+            if self.evaluating:
                 self._doubtful = id(loader), found
                 return
-            self._wait(id(loader), found)
-            self._tape.write((_OTHER, self._clock()))
+            if self._learned:  # what was not trained on by now was skipped
+                self._learned = False
+                self._pending.clear()
+            self._pending.setdefault(id(loader), deque(maxlen=MOST_PENDING)).append(found)
+            self.tape.write((_OTHER, self.clock()))
             for calls in self._calls:
-                if calls.model._compiled_call_impl is not calls.compiled:  # noqa: SLF001 there is no other way to tell
+                if calls.model._compiled_call_impl is not calls.compiled:  # noqa: SLF001 torch has no other way to tell
                     calls.again()
         except Exception as error:  # noqa: BLE001 an observer never ends the run
-            self.recorder.fail(error)
-
-    def _wait(self, loader: int, batch: Batch) -> None:
-        """A batch waits for being trained on."""
-        if self._learned:  # what was not trained on by now was skipped
-            self._learned = False
-            self._pending.clear()
-        if loader in self._pending:
-            self._pending[loader].append(batch)
-        else:
-            self._pending[loader] = deque((batch,), MOST_PENDING)
+            self.fail(error)
 
     def exhausted(self) -> None:
-        """A loader has no more."""
+        """Mark the end of a loader."""
         try:
-            if not self._evaluating:
+            if not self.evaluating:
                 self.turn(_OTHER)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
-            self.recorder.fail(error)
+            self.fail(error)
 
     def leave(self) -> None:
-        """The loop leaves a loader, and may be over."""
+        """Note that the loop leaves a loader, and may be over."""
         self.recorder.leave()
 
+    def backward(self, inner: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call the accelerator's backward, and mark it."""
+        if self.in_backward or get_ident() != self.thread:
+            return inner(*args, **kwargs)
+        self.in_backward = True
+        try:
+            if self._doubtful is None:  # as in `_count`, without a frame of its own
+                self._learned = True
+                for waiting in self._pending.values():
+                    if waiting:
+                        self.recorder.add(waiting.pop())
+            else:
+                self._count()
+            if self.evaluating or self.late:
+                self.turn(_BACKWARD)
+            else:
+                self.tape.write((_BACKWARD, self.clock()))
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
+        try:
+            return inner(*args, **kwargs)
+        finally:
+            self.in_backward = False
+            try:
+                self.tape.write((_OPTIMIZER if self.optimizing else _UNDECIDED, self.clock()))
+            except Exception as error:  # noqa: BLE001 as above
+                self.fail(error)
+
     def begins_backward(self) -> bool:
-        """A backward begins: of each loader, the last batch that was fetched is trained on now."""
-        if not self._backwards and get_ident() == self._thread:
+        """Begin a backward that the accelerator was not asked for."""
+        if not self.in_backward and get_ident() == self.thread:
             try:
                 self._count()
             except Exception as error:  # noqa: BLE001 an observer never ends the run
-                self.recorder.fail(error)
+                self.fail(error)
         return super().begins_backward()
 
     def _count(self) -> None:
+        """Count what a backward trains on: of each loader, the last batch that was fetched."""
         self._learned, counted = True, False
         for waiting in self._pending.values():
             if waiting:
@@ -237,7 +253,7 @@ class AcceleratedWatch(LoopWatch):
     def _checkpoint(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(inner)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if get_ident() != self._thread or not self.recorder.active:
+            if get_ident() != self.thread or not self.recorder.active:
                 return inner(*args, **kwargs)
             with self.span("checkpoint"):
                 return inner(*args, **kwargs)
@@ -246,9 +262,10 @@ class AcceleratedWatch(LoopWatch):
 
 
 def _know_signature(optimizer: object) -> None:
-    """Accelerate asks for the signature of `zero_grad` before each call: what we put there has it at hand.
+    """Keep the signature of `zero_grad` at hand: Accelerate asks for it before each call.
 
-    It is kept one layer below, since who wraps a method in turn takes over its attributes, but not its `self`.
+    The signature is kept one layer below our wrapper. Another wrapper on top of ours takes over our attributes, but
+    would lack the `self` of this signature.
     """
     ours: Any = getattr(vars(optimizer).get("zero_grad"), "__func__", None)
     inner = getattr(ours, "__wrapped__", None)

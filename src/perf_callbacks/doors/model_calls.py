@@ -2,60 +2,82 @@
 
 import functools
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
-from torch import nn
+from torch import is_grad_enabled, nn
 from torch.compiler import is_compiling
 
+from perf_callbacks.core.stages import Stage
+from perf_callbacks.host.backward import Loop
 from perf_callbacks.session.recorder import Recorder
+
+_FORWARD = Stage.FORWARD  # looking a member up in its class costs as much as recording it
 
 
 class ModelCalls:
-    """Tells of every whole call of one model.
+    """Marks every whole call of one model as forward.
 
-    By a hook, which takes the call off torch's fast path: what would be cheaper is put into the module's attributes,
-    where copies of the module take it along and call the original.
+    A hook sees the calls, which takes them off torch's fast path. Cheaper ways put something into the attributes of the
+    module, where copies of the module take it along and call the original.
     """
 
-    def __init__(self, recorder: Recorder, model: nn.Module, called: Callable[[nn.Module], object]) -> None:
+    def __init__(self, recorder: Recorder, loop: Loop, model: nn.Module, call: Callable[[nn.Module], bool]) -> None:
         self.model = model
         self._recorder = recorder
-        self._called = called
+        self._hook = _Hook(loop, model, call)
         self.compiled: object = None
-        """What the module called at the last look, where it was compiled in place."""
-        recorder.patches.add(model.register_forward_pre_hook(_Hook(model, called), prepend=True).remove)
+        """The function that the module called at the last look, where it was compiled in place."""
+        recorder.patches.add(model.register_forward_pre_hook(self._hook, prepend=True).remove)
         self._watch(recorder)
 
     def again(self) -> None:
-        """The model was compiled in place since."""
+        """Watch a model that was compiled in place since the last look."""
         self._recorder.attempt(self._watch)
 
     def _watch(self, recorder: Recorder) -> None:
-        """A module that is compiled in place traces its hooks away, so that they are never called."""
-        recorder.patches.replace(self.model, "_compiled_call_impl", self._telling)
+        """Watch the compiled call too: a module that is compiled in place traces its hooks away."""
+        recorder.patches.replace(self.model, "_compiled_call_impl", self._marking)
         self.compiled = self.model._compiled_call_impl  # noqa: SLF001
 
-    def _telling(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        model, called = self.model, self._called
+    def _marking(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        model, hook = self.model, self._hook
 
         @functools.wraps(inner)
         def call(*args: Any, **kwargs: Any) -> Any:
-            called(model)
+            hook(model, args)
             return inner(*args, **kwargs)
 
         return call
 
 
 class _Hook:
-    """A forward pre-hook for one module: not for its copies, and nothing to whoever loads it from a file."""
+    """A forward pre-hook for one module. Copies of the module don't fire it, and pickling the module drops it."""
 
-    def __init__(self, model: nn.Module, called: Callable[[nn.Module], object]) -> None:
+    def __init__(self, loop: Loop, model: nn.Module, call: Callable[[nn.Module], bool]) -> None:
+        self._loop = loop
         self._model = id(model)
-        self._called = called
+        self._call = call
+        """Handles a call that may need more than a mark, and tells if it is a forward."""
+        self._trained = False
 
     def __call__(self, module: nn.Module, _args: object) -> None:
-        if id(module) == self._model and not is_compiling():
-            self._called(module)
+        if is_compiling() or id(module) != self._model:
+            return
+        loop = self._loop
+        if loop.in_backward or get_ident() != loop.thread:  # checkpointing runs the model again in the backward
+            return
+        try:
+            trains = module.training and is_grad_enabled()
+            if not (trains and self._trained) or loop.evaluating or loop.late:
+                self._trained = trains
+                if not self._call(module):
+                    return
+            pairs = loop.tape.pairs
+            if not pairs or pairs[-2] is not _FORWARD:  # a model may be called a million times before a step ends
+                loop.tape.write((_FORWARD, loop.clock()))
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            loop.fail(error)
 
     def __deepcopy__(self, memo: object) -> Callable[..., None]:
         return functools.partial(dict.get, {})

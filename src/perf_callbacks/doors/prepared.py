@@ -1,4 +1,4 @@
-"""What an accelerator has prepared, and its loaders measured in place: to everybody else they are what they were."""
+"""Objects that an accelerator has prepared, and its loaders, measured in place: other code sees no difference."""
 
 import weakref
 from collections.abc import Iterator
@@ -14,29 +14,29 @@ from perf_callbacks.host.patches import Patches
 
 
 class Told(Protocol):
-    """Whom measured loaders tell. What goes wrong in here stays in here."""
+    """Hears of the batches of measured loaders. Its methods raise nothing."""
 
     def fetch(self, loader: object) -> None:
-        """The loop asks a loader for a batch."""
+        """Hear that the loop asks a loader for a batch."""
 
     def fetched(self, loader: object, batch: object) -> None:
-        """A loader has handed over a batch."""
+        """Hear that a loader has handed over a batch."""
 
     def exhausted(self) -> None:
-        """A loader has no more."""
+        """Hear that a loader has no more batches."""
 
     def leave(self) -> None:
-        """The loop leaves a loader, for whatever reason."""
+        """Hear that the loop leaves a loader, for whatever reason."""
 
 
 class Source(Protocol):
-    """Who knows whom measured loaders tell: now this one, now that one."""
+    """Knows which object hears of measured loaders now: it changes when a fit begins and ends."""
 
     told: Told
 
 
 class Prepared:
-    """Models, optimizers, schedulers and loaders, in the order in which they were prepared. All are held weakly."""
+    """Prepared models, optimizers, schedulers and loaders, in the order of their preparation. All are held weakly."""
 
     def __init__(self, source: Source) -> None:
         self._source = weakref.ref(source)
@@ -49,34 +49,34 @@ class Prepared:
 
     @property
     def models(self) -> list[nn.Module]:
-        """Those that are modules."""
+        """The prepared modules."""
         return [one for one in self if isinstance(one, nn.Module)]
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Those that are optimizers."""
+        """The prepared optimizers."""
         return [one for one in self if isinstance(one, torch.optim.Optimizer)]
 
     @property
     def loaders(self) -> tuple[DataLoader[Any], ...]:
-        """Those that are torch's."""
+        """The prepared loaders that are torch's."""
         return tuple(one for one in self if isinstance(one, DataLoader))
 
     def see(self, prepared: object) -> list[Any]:
-        """One or several were prepared; gives those that were not seen before."""
+        """Add one or several prepared objects, and return those that are new."""
         several = prepared if isinstance(prepared, tuple | list) else (prepared,)
         known = [*self]
         self._all = [reference for reference in self._all if reference() is not None]
         new = [one for one in several if not any(one is other for other in known)]
         for one in new:
-            with suppress(TypeError):  # what can't be held weakly is handed through as it is
+            with suppress(TypeError):  # an object that can't be held weakly is not measured
                 self._all.append(weakref.ref(one))
             if isinstance(one, DataLoader):
                 self._measure(one)
         return new
 
     def forget(self) -> None:
-        """Let go of everything, and give the loaders back their classes."""
+        """Drop all objects, and give the loaders their own classes back."""
         self._all.clear()
         self._patches.restore()
 
@@ -88,7 +88,7 @@ class Prepared:
 
 
 def _measured(kind: type, source: "weakref.ref[Source]") -> type:
-    """Make a class of loaders, as `kind` in all but its iterations."""
+    """Make a subclass of a loader class, which differs in its iterations alone."""
 
     def iterate(self: Any) -> Iterator[Any]:
         found, batches = source(), kind.__iter__(self)  # type: ignore[attr-defined]
@@ -111,6 +111,6 @@ def _iterate(loader: object, batches: Iterator[Any], source: "weakref.ref[Source
                 found.told.fetch(loader)
         if found is not None:
             found.told.exhausted()
-    finally:  # after an exception that the loop does not survive, this is the last that is heard of it
+    finally:  # after an exception that the loop does not survive, nothing else tells that it is over
         if (found := source()) is not None:
             found.told.leave()

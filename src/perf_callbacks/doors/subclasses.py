@@ -1,8 +1,8 @@
-"""Objects watched through a subclass of their own, so that nothing of ours lies in their attributes.
+"""Objects watched through a subclass of their class, so that their attributes stay as they are.
 
-A method that is replaced on an object refers to it, so only a garbage collection frees the object, and it travels into
-every copy and every pickle. A subclass does neither: the object is freed as soon as it would be otherwise, and copies
-and pickles are of the original class.
+A method that is replaced on an object refers to the object, so only a garbage collection frees it, and the method
+travels into every copy and every pickle. With a subclass, the object is freed as soon as before, and its copies and
+pickles are of the original class.
 """
 
 import copyreg
@@ -17,12 +17,12 @@ NEW: Any = vars(copyreg)["__newobj__"]
 def watched(kind: Any, members: Mapping[str, object]) -> type:
     """Make a subclass that differs from `kind` in these members alone, and that pickles and copies as `kind`."""
 
-    def __reduce_ex__(self: Any, protocol: SupportsIndex) -> Any:  # noqa: N807 it is one
+    def __reduce_ex__(self: Any, protocol: SupportsIndex) -> Any:  # noqa: N807 a special method
         reduced = kind.__reduce_ex__(self, protocol)
         if isinstance(reduced, str):
             return reduced
         function, arguments, *rest = reduced
-        if function is NEW:  # pickle insists that it makes an object of the same class
+        if function is NEW:  # pickle wants `__newobj__` to make an object of the same class
             function = kind.__new__
         return function, tuple(kind if one is made else one for one in arguments), *rest
 
@@ -32,18 +32,18 @@ def watched(kind: Any, members: Mapping[str, object]) -> type:
 
 
 def put_on(owner: object, made: type) -> Callable[[], None]:
-    """Give an object another class, and return what gives it its own back. The object is held weakly."""
-    kind = type(owner)  # not its `__class__`: accelerate's loaders say that theirs is torch's
+    """Give an object another class, and return the function that undoes it. The object is held weakly."""
+    kind = type(owner)  # not `__class__`: accelerate's loaders give torch's class there
     _become(owner, made)
     return functools.partial(_take_off, weakref.ref(owner), made, kind)
 
 
 def _take_off(reference: "weakref.ref[object]", made: type, kind: type) -> None:
     owner = reference()
-    if owner is not None and type(owner) is made:  # else somebody else put another one on top
+    if owner is not None and type(owner) is made:  # otherwise other code has put another class on top
         _become(owner, kind)
 
 
 def _become(owner: object, kind: type) -> None:
-    """Set the class, past a property that lets nobody set it."""
+    """Set the class, past a property of accelerate's loaders that can't be set."""
     vars(object)["__class__"].__set__(owner, kind)

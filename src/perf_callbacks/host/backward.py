@@ -1,8 +1,8 @@
-"""`torch.autograd.backward` and `torch.autograd.grad`, wrapped once for all the loops that are measured.
+"""`torch.autograd.backward` and `torch.autograd.grad`, wrapped once for all measured loops.
 
-Every backward of a loop goes through one of the two, and neither has a hook. Overlapping fits share the wrappers, and
-the last one to leave takes them off, in whatever order they began. A wrapper says by itself what it is wrapped around,
-so there is no second account of it that an interrupt could falsify.
+Every backward of a loop goes through one of the two, and torch has no hook for either. Overlapping fits share the
+wrappers, and the last fit to leave removes them, in whatever order the fits began. The wrapped function is kept as an
+attribute of the wrapper and nowhere else, so an interrupt can't leave a wrong record of it.
 """
 
 import functools
@@ -11,11 +11,15 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from threading import get_ident
 from typing import Any, Protocol
 
 import torch
 from torch._guards import TracingContext
 
+from perf_callbacks.core.marks import ONE_MORE_FORWARD, Mark
+from perf_callbacks.core.stages import Stage
+from perf_callbacks.core.tape import Tape
 from perf_callbacks.host.watchdog import WATCHDOG
 
 _OURS = "_perf_callbacks"
@@ -25,30 +29,85 @@ _OURS = "_perf_callbacks"
 _CREATE_GRAPH = 4
 """Place of `create_graph` among the arguments of `torch.autograd.grad`."""
 
+# Looking a member up in its class costs as much as recording it.
+_BACKWARD, _OPTIMIZER, _UNDECIDED = Stage.BACKWARD, Stage.OPTIMIZER, Stage.UNDECIDED
+
 
 class Listener(Protocol):
-    """A loop that wants to hear of backwards. What goes wrong in it stays in it."""
-
-    hears_backwards: bool
-    """Whether to be told of `torch.autograd.backward` too. Where trainers tell of it, the call is left as it is."""
-
-    def begins_backward(self) -> bool:
-        """Hear that a backward begins. False: it is none of this loop's, and its end is not to be told."""
-        ...
+    """A fit that hears of gradients. Its methods raise nothing."""
 
     def begins_gradients(self) -> bool:
-        """Hear that `torch.autograd.grad` begins, and builds no graph: for the loop it may be the backward."""
+        """Take a call of `torch.autograd.grad` that builds no graph for a backward. False: its end is not told."""
         ...
 
     def builds_graph(self) -> None:
-        """Hear that `torch.autograd.grad` begins, and builds a graph: it is one more turn of the forward."""
+        """Take a call of `torch.autograd.grad` that builds a graph for one more turn of the forward."""
 
     def ends_backward(self) -> None:
-        """Hear that it is over."""
+        """End what `begins_gradients` began."""
+
+
+class Loop:
+    """A loop in the thread that is measured: where its marks go, and what decides whether one is written.
+
+    While the loop trains, each watched call writes its mark by itself: frames are what measuring costs.
+    """
+
+    marks_backward = True
+    """A backward needs nothing but its marks while the loop trains. Otherwise `begins_backward` is always called."""
+
+    def __init__(self, tape: Tape, clock: Callable[[], float], fail: Callable[[Exception], object]) -> None:
+        self.tape, self.clock, self.fail = tape, clock, fail
+        self.thread = get_ident()
+        self.evaluating = False
+        """An evaluation was seen to begin, and no training since."""
+        self.spans = 0
+        """Spans that the user has begun and not ended."""
+        self.late = False
+        """The next step could not begin where the last one ended, and begins at the next call."""
+        self.in_backward = False
+        self.optimizing = 0
+        """Optimizer steps under way, one within the other."""
+
+    def turn(self, stage: Stage) -> None:
+        """Turn to a stage of training, whatever went on before. Raises nothing."""
+        raise NotImplementedError
+
+    def begins_backward(self) -> bool:
+        """Begin a backward. False: it is in another thread, or within a backward, as in reentrant checkpointing."""
+        if self.in_backward or get_ident() != self.thread:
+            return False
+        self.in_backward = True
+        self.turn(_BACKWARD)
+        return True
+
+    def ends_backward(self) -> None:
+        """End a backward."""
+        self.in_backward = False
+        self._mark(_OPTIMIZER if self.optimizing else _UNDECIDED)
+
+    def begins_gradients(self) -> bool:
+        """Take a call of `torch.autograd.grad` for a backward, but not in an evaluation."""
+        return not self.evaluating and self.begins_backward()
+
+    def builds_graph(self) -> None:
+        """Take a gradient that is part of the loss for one more turn to the forward, which takes no time.
+
+        So steps with a penalty are told from steps without one, whichever steps have it.
+        """
+        if not (self.in_backward or self.evaluating or self.spans or get_ident() != self.thread):
+            self._mark(*ONE_MORE_FORWARD)
+
+    def _mark(self, *marks: Mark) -> None:
+        try:
+            for mark in marks:
+                self.tape.write((mark, self.clock()))
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
 
 
 class Backwards:
-    """The owner of both functions. Listeners are held weakly: a loop that is freed is no reason to stay wrapped."""
+    """The owner of both functions. Listeners are held weakly: a freed fit is no reason to stay wrapped."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -57,33 +116,33 @@ class Backwards:
             os.register_at_fork(after_in_child=self._forked)
 
     def join(self, listener: Listener) -> None:
-        """Tell this loop of backwards.
+        """Tell this fit of gradients, and if it is a `Loop`, of backwards.
 
-        The watchdog has a lock of its own, in which a collection may free a loop: `_freed` would wait for our lock.
-        So we don't ask the watchdog while we hold ours.
+        The watchdog has a lock of its own. A collection within that lock may free a fit, and `_freed` would wait for
+        our lock, so the watchdog is called without it.
         """
         with self._lock:
             self._listeners = (*self._alive(), weakref.ref(listener, self._freed))
-        with suppress(RuntimeError):  # no thread to be had: then only an interrupt may leave something behind
+        with suppress(RuntimeError):  # no thread can be started: then an interrupt may leave a wrapper behind
             WATCHDOG.watch(self)
         with self._lock:
             self._arrange()
 
     def leave(self, listener: Listener) -> None:
-        """Tell it no more. Twice is once."""
+        """Stop telling this fit. Idempotent."""
         with self._lock:
             self._listeners = tuple([one for one in self._alive() if one() is not listener])
             self._arrange()
 
-    def tick(self, now: float) -> bool:  # noqa: ARG002 it is the shape of all
-        """Finish what an interrupt cut in half."""
+    def tick(self, now: float) -> bool:  # noqa: ARG002 the watchdog calls with the time
+        """Finish a change that an interrupt cut in half."""
         with self._lock:
             self._listeners = self._alive()
             self._arrange()
             return bool(self._listeners)
 
     def _freed(self, _reference: object) -> None:
-        """Take the wrappers off at once if that is possible without waiting: a collection may run us anywhere."""
+        """Remove the wrappers now if the lock is free: a collection may call this anywhere."""
         if self._lock.acquire(blocking=False):
             try:
                 self.tick(0.0)
@@ -91,16 +150,17 @@ class Backwards:
                 self._lock.release()
 
     def _forked(self) -> None:
-        """In a child, nobody releases a lock that the watchdog held."""
+        """Replace the lock: in a forked child, no thread releases one that the watchdog held."""
         self._lock = threading.RLock()
 
     def _alive(self) -> tuple["weakref.ref[Listener]", ...]:
         return tuple([one for one in self._listeners if one() is not None])
 
     def _arrange(self) -> None:
-        """Make the functions what they should be. Beneath another's wrapper ours stays, and passes calls on."""
-        heard = [one.hears_backwards for one in [one() for one in self._listeners] if one is not None]
-        for name, make, wanted in (("backward", self._backward, any(heard)), ("grad", self._grad, bool(heard))):
+        """Wrap or unwrap both functions as needed. A wrapper of ours beneath another's stays, and passes calls on."""
+        heard = [one for one in [one() for one in self._listeners] if one is not None]
+        loops = any(isinstance(one, Loop) for one in heard)
+        for name, make, wanted in (("backward", self._backward, loops), ("grad", self._grad, bool(heard))):
             current = getattr(torch.autograd, name)
             wrapped = getattr(current, _OURS, None) is current
             if wanted and not wrapped:
@@ -111,21 +171,34 @@ class Backwards:
     def _backward(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(inner)
         def backward(*args: Any, **kwargs: Any) -> Any:
-            heard = []
+            heard: list[Loop] = []
             for reference in self._listeners:  # a comprehension is one more frame in each step
-                listener = reference()
-                if listener is not None and listener.begins_backward():
-                    heard.append(listener)
+                loop = reference()
+                if not isinstance(loop, Loop) or loop.in_backward or get_ident() != loop.thread:
+                    continue
+                try:
+                    if loop.marks_backward and not (loop.evaluating or loop.late):
+                        loop.in_backward = True
+                        loop.tape.write((_BACKWARD, loop.clock()))
+                        heard.append(loop)
+                    elif loop.begins_backward():
+                        heard.append(loop)
+                except Exception as error:  # noqa: BLE001 an observer never ends the run
+                    loop.fail(error)
             try:
                 return inner(*args, **kwargs)
             finally:
-                for listener in heard:
-                    listener.ends_backward()
+                for loop in heard:
+                    loop.in_backward = False
+                    try:
+                        loop.tape.write((_OPTIMIZER if loop.optimizing else _UNDECIDED, loop.clock()))
+                    except Exception as error:  # noqa: BLE001 as above
+                        loop.fail(error)
 
         return _signed(backward)
 
     def _grad(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """Gradients of gradients are part of a loss: with `create_graph` the call belongs to the forward."""
+        """Wrap `grad`. With `create_graph` the gradients are part of a loss, so the call belongs to the forward."""
 
         @functools.wraps(inner)
         def grad(*args: Any, **kwargs: Any) -> Any:
@@ -151,9 +224,9 @@ def _signed(wrapper: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _tracing() -> bool:
-    """Tell whether torch's compiler is at work: it makes the graph of a backward by `grad`, within a forward."""
+    """Tell if torch's compiler is tracing: it makes the graph of a backward by `grad`, within a forward."""
     return TracingContext.try_get() is not None
 
 
 BACKWARDS = Backwards()
-"""Of this process."""
+"""The one owner in this process."""
