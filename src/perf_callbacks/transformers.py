@@ -207,16 +207,18 @@ class _Afterwards(TrainerCallback):
 def _watch(trainer: Trainer, recorder: Recorder) -> None:
     """See the stages, from the trainer's own calls. All micro-batches of a step are fetched before `on_step_begin`."""
     handler, accelerator = trainer.callback_handler, trainer.accelerator
-    leaves = not hasattr(trainer, "_run_epoch")  # transformers < 5
+    ends_fit = not hasattr(
+        trainer, "_run_epoch"
+    )  # transformers < 5 calls these methods where no hook tells of an error
     for owner, name in _outermost(trainer):
         methods.exits(recorder, owner, name, last=name == "_finalize_training")
-    methods.stages(recorder, trainer, "get_batch_samples", Stage.DATA, leaves=leaves)
-    methods.batches(recorder, trainer, "training_step", argument=2, leaves=leaves)
+    methods.stages(recorder, trainer, "get_batch_samples", Stage.DATA, ends_fit=ends_fit)
+    methods.batches(recorder, trainer, "training_step", argument=2, ends_fit=ends_fit)
     methods.stages(recorder, trainer, "compute_loss", Stage.FORWARD)
     methods.stages(recorder, accelerator, "backward", Stage.BACKWARD)
-    methods.stages(recorder, accelerator, "clip_grad_norm_", Stage.OPTIMIZER, leaves=leaves)
+    methods.stages(recorder, accelerator, "clip_grad_norm_", Stage.OPTIMIZER, ends_fit=ends_fit)
     # The optimizer's step is followed by callbacks, and these by the scheduler and `zero_grad`.
-    methods.stages(recorder, trainer.optimizer, "step", Stage.OPTIMIZER, then=Stage.OPTIMIZER, leaves=leaves)
+    methods.stages(recorder, trainer.optimizer, "step", Stage.OPTIMIZER, then=Stage.OPTIMIZER, ends_fit=ends_fit)
     if any(_overrides(callback, "on_optimizer_step") for callback in handler.callbacks):
         methods.stages(recorder, handler, "on_optimizer_step", Stage.OTHER, then=Stage.OPTIMIZER)
     _end_steps(trainer, recorder)

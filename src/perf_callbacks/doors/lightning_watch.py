@@ -36,8 +36,7 @@ class TrainerWatch:
         self._automatic = trainer.lightning_module.automatic_optimization
         self._progress = loop.automatic_optimization.optim_progress if self._automatic else None
         self._fetches_itself = hasattr(getattr(trainer.fit_loop, "_data_fetcher", None), "iterator_wrapper")
-        """Whether `training_step` takes a `dataloader_iter`."""
-        self._taken = False
+        """`training_step` takes a `dataloader_iter`."""
 
     def install(self) -> None:
         """Begin to watch. The recorder takes it all back when it closes."""
@@ -54,8 +53,12 @@ class TrainerWatch:
         methods.spans(recorder, trainer, "save_checkpoint", "checkpoint", first=self._settle)
 
     def _watch_exits(self) -> None:
-        """See an exception where it leaves the loop: a callback that fails in `on_exception` hides it from us."""
+        """See an exception where it leaves the loop: a callback that fails in `on_exception` hides it from us.
+
+        A `StopIteration` of another callback ends an epoch before the trainer ends its last batch.
+        """
         recorder, trainer = self.recorder, self._trainer
+        recorder.patches.method(trainer.fit_loop, "on_advance_end", self._after_settling)
         methods.exits(recorder, trainer.lightning_module, "on_train_start")
         methods.exits(recorder, trainer.strategy, "on_train_start")
         for name in ("on_advance_start", "advance", "on_advance_end", "on_run_end"):
@@ -117,7 +120,6 @@ class TrainerWatch:
             try:
                 if fetches_itself and trainer.training:
                     recorder.batch(trainer.fit_loop._data_fetcher._batch)  # noqa: SLF001 as the trainer does
-                self._taken = False
                 steps = progress.optimizer_steps if progress is not None else steps_done(trainer)
                 if steps != self.steps:
                     self.steps = steps
@@ -142,17 +144,27 @@ class TrainerWatch:
             self.steps = steps
             self.recorder.end_step(steps)
 
+    def _after_settling(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(inner)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.recorder.attempt(self._settle)
+            return inner(*args, **kwargs)
+
+        return call
+
     def _training_step(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap `strategy.training_step`: a batch that gets here is trained on. Some optimizers call it repeatedly."""
-        recorder, fetches_itself = self.recorder, self._fetches_itself
+        recorder, fetches_itself, progress = self.recorder, self._fetches_itself, self._loop.batch_progress.total
         tape, clock, fail, take = recorder.tape, recorder.clock, recorder.fail, recorder.batch
+        taken: int | None = None
 
         @functools.wraps(inner)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if len(args) > 1 and not self._taken and not fetches_itself:
-                self._taken = True
-                take(args[1])
+            nonlocal taken
             try:
+                if len(args) > 1 and not fetches_itself and taken != progress.started:
+                    taken = progress.started
+                    take(args[1])
                 tape.write((Stage.FORWARD, clock()))
             except Exception as error:  # noqa: BLE001 an observer never ends the run
                 fail(error)

@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 
 def stages(
-    recorder: Recorder, owner: Any, name: str, stage: Stage, *, then: Stage | None = None, leaves: bool = False
+    recorder: Recorder, owner: Any, name: str, stage: Stage, *, then: Stage | None = None, ends_fit: bool = False
 ) -> None:
     """Count the time in `owner.name` as `stage`, and the time that follows as `then`, or as before the call.
 
-    With `leaves`, an exception ends the fit, as in `exits`.
+    With `ends_fit`, an exception ends the fit, as in `exits`.
     """
     begin, end = (BEGIN[stage], BACK) if then is None else (stage, then)
     tape, clock, fail = recorder.tape, recorder.clock, recorder.fail
@@ -37,7 +37,7 @@ def stages(
             try:
                 return inner(*args, **kwargs)
             except BaseException as error:
-                if leaves:
+                if ends_fit:
                     recorder.close(describe(error))
                 raise
             finally:
@@ -69,10 +69,10 @@ def turns(recorder: Recorder, owner: Any, name: str, mark: Mark) -> None:
     _replace(recorder, owner, name, make)
 
 
-def batches(recorder: Recorder, owner: Any, name: str, *, argument: int, leaves: bool = False) -> None:
+def batches(recorder: Recorder, owner: Any, name: str, *, argument: int, ends_fit: bool = False) -> None:
     """Take the n-th positional argument of `owner.name` for a micro-batch, `self` being the one at 0.
 
-    With `leaves`, an exception ends the fit, as in `exits`.
+    With `ends_fit`, an exception ends the fit, as in `exits`.
     """
     take = recorder.batch
 
@@ -84,7 +84,7 @@ def batches(recorder: Recorder, owner: Any, name: str, *, argument: int, leaves:
             try:
                 return inner(*args, **kwargs)
             except BaseException as error:
-                if leaves:
+                if ends_fit:
                     recorder.close(describe(error))
                 raise
 
