@@ -1,4 +1,4 @@
-"""What is watched of a Lightning trainer: its loops, its strategy, its precision plugin. They cost less than hooks."""
+"""A Lightning trainer, watched at its loops, strategy, precision plugin and logger connector: less costly than hooks."""
 
 import functools
 from collections.abc import Callable
@@ -16,7 +16,7 @@ _OPTIMIZER = BEGIN[Stage.OPTIMIZER]
 
 
 def steps_done(trainer: Any) -> int:
-    """Optimizer steps that this trainer has behind it, in earlier attempts too; batches, under manual optimization.
+    """Count the optimizer steps of this trainer, with earlier attempts; under manual optimization, the batches.
 
     `global_step` counts each of several optimizers. A batch that is skipped, or that is None, is not started.
     """
@@ -39,7 +39,7 @@ class TrainerWatch:
         """`training_step` takes a `dataloader_iter`."""
 
     def install(self) -> None:
-        """Begin to watch. The recorder takes it all back when it closes."""
+        """Begin to watch. The recorder undoes all of it when it closes."""
         recorder, trainer, loop = self.recorder, self._trainer, self._loop
         recorder.reader.several = _several(trainer)
         self._watch_exits()
@@ -77,7 +77,7 @@ class TrainerWatch:
         methods.stages(recorder, self._trainer.strategy, "batch_to_device", Stage.DATA, then=then)
 
     def _watch_optimizer(self) -> None:
-        """Under manual optimization `training_step` does it all: what is not forward comes from inside of it."""
+        """See the optimizer's part of a step. Under manual optimization all of it happens inside `training_step`."""
         recorder, trainer, strategy = self.recorder, self._trainer, self._trainer.strategy
         precision, optimization = trainer.precision_plugin, self._loop.automatic_optimization
         # The hooks of callbacks and module come between the backward and clipping; the optimizer goes on after them.
@@ -212,7 +212,7 @@ class TrainerWatch:
 
 
 def _several(trainer: Any) -> bool:
-    """Each batch holds one of each of several loaders. Those that come one after the other hand over plain batches."""
+    """Tell whether a batch holds one batch of each of several loaders. A sequence of loaders hands over plain batches."""
     combined = getattr(trainer.fit_loop, "_combined_loader", None)
     loaders = getattr(combined, "iterables", None)
     return isinstance(loaders, dict | list | tuple) and getattr(combined, "_mode", None) != "sequential"
