@@ -1,4 +1,4 @@
-"""A Lightning trainer, watched at its loops, strategy, precision plugin and logger connector: less costly than hooks."""
+"""A Lightning trainer, watched at its loops, strategy, precision plugin and logger connector: cheaper than hooks."""
 
 import functools
 from collections.abc import Callable
@@ -212,7 +212,7 @@ class TrainerWatch:
 
 
 def _several(trainer: Any) -> bool:
-    """Tell whether a batch holds one batch of each of several loaders. A sequence of loaders hands over plain batches."""
+    """Tell whether a batch holds a batch of each of several loaders. A sequence of loaders hands over plain batches."""
     combined = getattr(trainer.fit_loop, "_combined_loader", None)
     loaders = getattr(combined, "iterables", None)
     return isinstance(loaders, dict | list | tuple) and getattr(combined, "_mode", None) != "sequential"
@@ -226,7 +226,7 @@ def _closure_is_enclosed(trainer: Any) -> bool:
     module, precision = trainer.lightning_module, trainer.precision_plugin
     plain = {"Precision.optimizer_step", "MixedPrecision.optimizer_step"}  # the second one only unscales with a scaler
     return (
-        module.optimizer_step.__qualname__ == "LightningModule.optimizer_step"
-        and precision.optimizer_step.__qualname__ in plain
+        getattr(module.optimizer_step, "__qualname__", None) == "LightningModule.optimizer_step"
+        and getattr(precision.optimizer_step, "__qualname__", None) in plain
         and getattr(precision, "scaler", None) is None
     )
