@@ -207,9 +207,7 @@ class _Afterwards(TrainerCallback):
 def _watch(trainer: Trainer, recorder: Recorder) -> None:
     """See the stages, from the trainer's own calls. All micro-batches of a step are fetched before `on_step_begin`."""
     handler, accelerator = trainer.callback_handler, trainer.accelerator
-    ends_fit = not hasattr(
-        trainer, "_run_epoch"
-    )  # transformers < 5 calls these methods where no hook tells of an error
+    ends_fit = not hasattr(trainer, "_run_epoch")  # transformers < 5 has no method around all steps of an epoch
     for owner, name in _outermost(trainer):
         methods.exits(recorder, owner, name, last=name == "_finalize_training")
     methods.stages(recorder, trainer, "get_batch_samples", Stage.DATA, ends_fit=ends_fit)
@@ -217,7 +215,7 @@ def _watch(trainer: Trainer, recorder: Recorder) -> None:
     methods.stages(recorder, trainer, "compute_loss", Stage.FORWARD)
     methods.stages(recorder, accelerator, "backward", Stage.BACKWARD)
     methods.stages(recorder, accelerator, "clip_grad_norm_", Stage.OPTIMIZER, ends_fit=ends_fit)
-    # The optimizer's step is followed by callbacks, and these by the scheduler and `zero_grad`.
+    # The optimizer's step is followed by `on_optimizer_step`, and this by the scheduler and `zero_grad`.
     methods.stages(recorder, trainer.optimizer, "step", Stage.OPTIMIZER, then=Stage.OPTIMIZER, ends_fit=ends_fit)
     if any(_overrides(callback, "on_optimizer_step") for callback in handler.callbacks):
         methods.stages(recorder, handler, "on_optimizer_step", Stage.OTHER, then=Stage.OPTIMIZER)
@@ -229,7 +227,7 @@ def _watch(trainer: Trainer, recorder: Recorder) -> None:
 
 
 def _end_steps(trainer: Trainer, recorder: Recorder) -> None:
-    """End a step when the handler begins to tell callbacks so: being told as one of them costs three times as much."""
+    """End a step when the handler begins to tell callbacks of it, before any of them is told."""
     end_step = recorder.end_step
 
     def make(inner: Callable[..., Any]) -> Callable[..., Any]:
