@@ -66,6 +66,10 @@ class PerfCallback(TrainerCallback):
         self._session = Session(config, tqdm.write)
         self._blind = False
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies, and processes that are spawned, measure for themselves."""
+        return {name: value for name, value in self.__dict__.items() if name != "on_step_end"}
+
     @property
     def enabled(self) -> bool:
         """False: turned off by the configuration, or by a failure of its own."""
@@ -108,7 +112,7 @@ class PerfCallback(TrainerCallback):
         handler.callbacks = Meanwhile(handler.callbacks, _Afterwards(self, trainer))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self._session.recorder is not None:  # it fails open by itself
+        if self._session.recorder is not None and self._blind:  # it fails open by itself
             self._session.recorder.end_step(state.global_step)
 
     @_hook
@@ -196,30 +200,58 @@ class _Watch:
 def _watch(trainer: Trainer, recorder: Recorder) -> None:
     """See the stages, from the trainer's own calls. All micro-batches of a step are fetched before `on_step_begin`."""
     handler, accelerator = trainer.callback_handler, trainer.accelerator
+    ends_fit = not hasattr(trainer, "_run_epoch")  # transformers < 5 has no method around all steps of an epoch
     for owner, name in _outermost(trainer):
         methods.exits(recorder, owner, name, last=name == "_finalize_training")
-    methods.stages(recorder, trainer, "get_batch_samples", Stage.DATA)
-    methods.batches(recorder, trainer, "training_step", argument=2)
+    methods.stages(recorder, trainer, "get_batch_samples", Stage.DATA, ends_fit=ends_fit)
+    methods.batches(recorder, trainer, "training_step", argument=2, ends_fit=ends_fit)
     methods.stages(recorder, trainer, "compute_loss", Stage.FORWARD)
     methods.stages(recorder, accelerator, "backward", Stage.BACKWARD)
-    methods.stages(recorder, accelerator, "clip_grad_norm_", Stage.OPTIMIZER)
-    methods.stages(recorder, trainer.optimizer, "step", Stage.OPTIMIZER)
-    # Between `on_optimizer_step` and `on_step_end` there are the scheduler and `zero_grad`.
-    methods.stages(recorder, handler, "on_optimizer_step", Stage.OTHER, then=Stage.OPTIMIZER)
+    methods.stages(recorder, accelerator, "clip_grad_norm_", Stage.OPTIMIZER, ends_fit=ends_fit)
+    # The optimizer's step is followed by `on_optimizer_step`, and this by the scheduler and `zero_grad`.
+    methods.stages(recorder, trainer.optimizer, "step", Stage.OPTIMIZER, then=Stage.OPTIMIZER, ends_fit=ends_fit)
+    if any(_overrides(callback, "on_optimizer_step") for callback in handler.callbacks):
+        methods.stages(recorder, handler, "on_optimizer_step", Stage.OTHER, then=Stage.OPTIMIZER)
+    _end_steps(trainer, recorder)
     for name in ("evaluate", "predict"):
         methods.spans(recorder, trainer, name, "evaluation")
     methods.spans(recorder, trainer, "save_model", "checkpoint")
     methods.spans(recorder, trainer, "_save_checkpoint", "checkpoint", first=functools.partial(_carry, trainer))
 
 
+def _end_steps(trainer: Trainer, recorder: Recorder) -> None:
+    """End a step when the handler begins to tell callbacks of it, before any of them is told."""
+    end_step = recorder.end_step
+
+    def make(inner: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(inner)
+        def call(handler: Any, args: Any, state: TrainerState, *rest: Any, **kwargs: Any) -> Any:
+            end_step(state.global_step)
+            return inner(handler, args, state, *rest, **kwargs)
+
+        return call
+
+    recorder.patches.method(trainer.callback_handler, "on_step_end", make)
+    callback = _first(trainer)
+    if isinstance(callback, PerfCallback) and not _overrides(callback, "on_step_end", PerfCallback):
+        recorder.patches.replace(callback, "on_step_end", lambda _: super(PerfCallback, callback).on_step_end)
+
+
+def _overrides(callback: TrainerCallback, hook: str, kind: type[TrainerCallback] = TrainerCallback) -> bool:
+    """Tell whether a callback has a hook of its own."""
+    return getattr(getattr(callback, hook), "__func__", None) is not getattr(kind, hook)
+
+
 def _outermost(trainer: Trainer) -> list[tuple[Any, str]]:
-    """What the training loop calls, so that an exception is seen: there is no hook for one."""
-    if hasattr(trainer, "_run_epoch"):  # transformers >= 5
+    """List what the training loop calls, so that an exception is seen: there is no hook for one.
+
+    In transformers < 5 it also calls what is watched in any case.
+    """
+    if hasattr(trainer, "_run_epoch"):
         loop = ("_run_epoch", "_evaluate", "_finalize_training")
         return [*((trainer, name) for name in loop), (trainer.callback_handler, "on_epoch_begin")]
-    names = "get_batch_samples training_step floating_point_ops _maybe_log_save_evaluate _evaluate log _load_best_model"
-    others = [(trainer.callback_handler, "call_event"), (trainer.accelerator, "clip_grad_norm_")]
-    return [*((trainer, name) for name in names.split()), *others, (trainer.optimizer, "step")]
+    names = ("floating_point_ops", "_maybe_log_save_evaluate", "_evaluate", "log", "_load_best_model")
+    return [*((trainer, name) for name in names), (trainer.callback_handler, "call_event")]
 
 
 def _place(args: TrainingArguments, state: TrainerState, trainer: Trainer | None) -> Place:

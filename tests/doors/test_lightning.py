@@ -359,11 +359,11 @@ def test_the_summary_grows_during_the_run(tmp_path):
     seen = []
 
     class Asking(sparks.tree().Callback):
-        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
             seen.append(trainer.callbacks[0].summary.steps)
 
     ours, _ = fit(tmp_path, "Automatic", Asking())
-    assert seen == [1, 2, 3, 4, 5, 6]
+    assert [*seen, ours.summary.steps] == [0, 1, 2, 3, 4, 5, 6]
     assert records(tmp_path, Summary) == [ours.summary]
 
 
@@ -386,9 +386,19 @@ def test_rows_are_logged_where_another_callback_saves_before_our_turn(tmp_path):
 def test_hooks_that_have_nothing_to_do_are_not_called_for_every_batch(tmp_path, of):
     ours, trainer = fit(tmp_path, of=of, profiler="simple")
     called = {action.rpartition(".")[2] for action in trainer.profiler.recorded_durations if "PerfCallback" in action}
-    assert "on_train_batch_end" in called
+    assert "on_train_start" in called
     assert not called & {*EVERY_BATCH}
     assert not vars(ours).keys() & {*EVERY_BATCH}
+
+
+@pytest.mark.parametrize("module", ["Automatic", "Iterating"])
+@BOTH
+def test_steps_end_in_a_hook_where_the_connector_has_no_method_for_it(tmp_path, monkeypatch, of, module):
+    monkeypatch.setattr("perf_callbacks.doors.lightning_watch.BATCH_END", "on_batch_end_in_another_version")
+    ours, _ = fit(tmp_path, module, of=of, flops="off", logger=sparks.tree(of).CSVLogger(tmp_path))
+    assert rows_and_losses(tmp_path)[0] == [1, 2, 3, 4, 5]
+    assert [step["samples"] for step in steps(tmp_path)] == [4] * ours.summary.steps == [4] * 6
+    assert "on_train_batch_end" not in vars(ours)
 
 
 @pytest.mark.parametrize("hook", EVERY_BATCH)

@@ -6,6 +6,7 @@ import itertools
 import logging
 import pkgutil
 import signal
+import time
 
 import pytest
 import sparks
@@ -16,6 +17,7 @@ from perf_callbacks.core.codec import attempts
 from perf_callbacks.core.records import Run, Steps, Summary
 from perf_callbacks.host.failures import describe
 from perf_callbacks.host.journal_file import read
+from perf_callbacks.session.recorder import Recorder
 
 HOOKS = (
     "setup",
@@ -155,7 +157,7 @@ def belongings(fit):
     """What could be seen of us afterwards: methods put on objects, callbacks, what the collector is set to."""
     trainer, loop = fit.trainer, fit.trainer.fit_loop
     owners = [trainer, loop, loop.epoch_loop, loop.epoch_loop.val_loop, loop.epoch_loop.automatic_optimization]
-    owners += [trainer.strategy, trainer.precision_plugin, fit.module, fit.loader]
+    owners += [trainer.strategy, trainer.precision_plugin, trainer._logger_connector, fit.module, fit.loader]
     methods = {
         f"{type(owner).__name__}.{name}": value
         for owner in owners
@@ -243,7 +245,10 @@ def test_a_stop_iteration_of_another_callback_does_what_it_did_without_us(tmp_pa
         trainer.fit(sparks.tree().Automatic(), sparks.loader(12))
         return trainer.global_step, trainer.current_epoch, trainer.fit_loop.epoch_loop._batches_that_stepped
 
-    assert fit(tmp_path / "with", sparks.tree().PerfCallback()) == fit(tmp_path / "without")
+    ours = sparks.tree().PerfCallback()
+    found = fit(tmp_path / "with", ours)
+    assert found == fit(tmp_path / "without")
+    assert ours.summary.steps == found[0]
 
 
 def outcome(fit, losses):
@@ -278,7 +283,7 @@ FAULTS = {
     "core.ratios": "metrics",
     "session.recorder": "opening earlier",
     "session.recorder.Recorder": "__init__",
-    "doors.methods": "stages spans exits",
+    "doors.methods": "stages turns spans exits",
     "host.journal_file": "encode",
     "host.journal_file.FileJournal": "__init__ write flush close",
     "host.gc_observer.GcObserver": "install",
@@ -286,8 +291,9 @@ FAULTS = {
     "host.device": "timeline",
     "report.cards": "opening closing",
     "doors.lightning_hooks": "steps_done _first _Afterwards Meanwhile TrainerWatch",
-    "doors.lightning_hooks.LightningHooks": "_log _place _last_state",
-    "doors.lightning_watch.TrainerWatch": "install end_batch end_step _take _fetch _optimizer_step _settle",
+    "doors.lightning_hooks.LightningHooks": "log_row _place _last_state",
+    "doors.lightning_watch": "_closure_is_enclosed",
+    "doors.lightning_watch.TrainerWatch": "install watch_ends _end_batch _training_step _settle",
 }
 
 
@@ -295,6 +301,24 @@ def warnings(caplog):
     return [
         record for record in caplog.records if record.name == "perf_callbacks" and record.levelno >= logging.WARNING
     ]
+
+
+@pytest.mark.parametrize("reading", [*range(16), 21, 34, 55])
+def test_a_mark_that_fails_costs_one_warning_and_nothing_else(tmp_path, monkeypatch, caplog, undisturbed, reading):
+    class Failing(Recorder):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.clock, self.readings = self.broken, itertools.count()
+
+        def broken(self):
+            if next(self.readings) == reading:
+                raise StopIteration("a bug of ours")
+            return time.perf_counter()
+
+    monkeypatch.setattr("perf_callbacks.doors.lightning_hooks.Recorder", Failing)
+    found, _ = around_ours(tmp_path)
+    assert found == undisturbed
+    assert ["a bug of ours" in record.getMessage() for record in warnings(caplog)] == [True]
 
 
 @pytest.mark.parametrize("first", [0, 1, 4], ids=["at once", "the second time", "later"])

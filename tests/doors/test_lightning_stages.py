@@ -95,6 +95,15 @@ def optimizer(fit, sleep):
     fit.module.configure_optimizers = configure
 
 
+def after_closure(fit, sleep):
+    def optimizer_step(_epoch, _batch_idx, optimizer, closure):
+        closure()
+        sleep()
+        optimizer.step()
+
+    object.__setattr__(fit.module, "optimizer_step", optimizer_step)
+
+
 def logger(fit, sleep):
     fit.trainer.loggers = [fit.kinds.CSVLogger(fit.trainer.default_root_dir)]
     override("log_metrics", "logger")(SimpleNamespace(logger=fit.trainer.loggers[0]), sleep)
@@ -142,6 +151,7 @@ TRANSFER = {
 AUTOMATIC = {
     "clipping": ("optimizer", override("configure_gradient_clipping")),
     "optimizer_step of the module": ("optimizer", override("optimizer_step")),
+    "an optimizer_step that calls the closure itself": ("optimizer", after_closure),
     "optimizer_zero_grad of the module": ("optimizer", override("optimizer_zero_grad")),
     "lr_scheduler_step of the module": ("optimizer", override("lr_scheduler_step")),
     "on_before_optimizer_step of the module": ("other", override("on_before_optimizer_step")),

@@ -4,6 +4,7 @@ import gc
 import itertools
 import logging
 import pkgutil
+import time
 
 import pytest
 import tiny
@@ -15,6 +16,7 @@ from perf_callbacks.core.codec import attempts
 from perf_callbacks.core.records import Run, Steps, Summary
 from perf_callbacks.host.failures import describe
 from perf_callbacks.host.journal_file import read
+from perf_callbacks.session.recorder import Recorder
 from perf_callbacks.transformers import PerfCallback
 
 HOOKS = (
@@ -205,7 +207,7 @@ FAULTS = {
     "host.patches.Patches": "replace",
     "host.device": "timeline",
     "report.cards": "opening closing",
-    "transformers": "_find_trainer _move_to_front _watch _outermost _place _carry",
+    "transformers": "_find_trainer _move_to_front _watch _end_steps _overrides _outermost _place _carry",
 }
 
 
@@ -213,6 +215,26 @@ def warnings(caplog):
     return [
         record for record in caplog.records if record.name == "perf_callbacks" and record.levelno >= logging.WARNING
     ]
+
+
+@pytest.mark.parametrize("reading", [*range(16), 21, 34, 55])
+def test_a_mark_that_fails_costs_one_warning_and_nothing_else(tmp_path, monkeypatch, caplog, undisturbed, reading):
+    class Failing(Recorder):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.clock, self.readings = self.broken, itertools.count()
+
+        def broken(self):
+            if next(self.readings) == reading:
+                raise RuntimeError("a bug of ours")
+            return time.perf_counter()
+
+    monkeypatch.setattr("perf_callbacks.transformers.Recorder", Failing)
+    trainer, before = build(tmp_path, Collecting(), PerfCallback())
+    trainer.train()
+    assert outcome(trainer) == undisturbed
+    assert belongings(trainer) == before.belongings
+    assert ["a bug of ours" in record.getMessage() for record in warnings(caplog)] == [True]
 
 
 @pytest.mark.parametrize("first", [0, 1, 4], ids=["at once", "the second time", "later"])

@@ -6,9 +6,9 @@ C = TypeVar("C")
 
 
 class Meanwhile(list[C]):
-    """The callbacks, while another list of them is iterated over, which gets one more at its end.
+    """A stand-in for a list of callbacks that is being iterated over, and that gets one more callback at its end.
 
-    Nobody who looks at the callbacks finds that one among them. A callback that joins now joins both lists.
+    The additional callback is in the running list alone. A callback that joins now joins both lists.
     """
 
     def __init__(self, running: list[C], last: C) -> None:
@@ -22,13 +22,13 @@ class Meanwhile(list[C]):
         self._running.append(callback)
 
     def settle(self) -> list[C]:
-        """Return the list that was there before, without the one more, or a new one if the callbacks are others now."""
-        if self._running[-1:] == [self._last]:  # one that comes later would be left out of what iterates over the list
+        """Return the running list without the additional callback, or a new list if the callbacks have changed."""
+        if self._running[-1:] == [self._last]:  # removing it before others would make the running iteration skip one
             list.pop(self._running)
         same = [*map(id, self._running)] == [*map(id, self)]
         return self._running if same and not isinstance(self._running, Meanwhile) else [*self]
 
 
 def settled(callbacks: list[C]) -> list[C]:
-    """Return the callbacks as an ordinary list, also where nobody got to the end of iterating over the other one."""
+    """Return the callbacks as an ordinary list, also where the iteration over the running list was broken off."""
     return callbacks.settle() if isinstance(callbacks, Meanwhile) else callbacks

@@ -29,6 +29,7 @@ EVERY_BATCH = (
     "on_before_backward",
     "on_after_backward",
     "on_before_optimizer_step",
+    "on_train_batch_end",
 )
 """Hooks that the trainer calls for every batch, and that have nothing to do."""
 
@@ -128,16 +129,6 @@ class LightningHooks:
             self._keep_quiet(watch.recorder)
 
     @_hook
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        # Not called for a batch that the module skips, and called for one that is None.
-        watching = self._watch
-        if watching is None or not watching.end_batch(batch):
-            return
-        # As the connector decides it for the loss, a moment later and at the same step. It takes a while to say so.
-        if watching.logs_now() and (trainer._logger_connector.should_update_logs or trainer.fast_dev_run):  # noqa: SLF001
-            self._log(trainer, watching)
-
-    @_hook
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         if self._watch is None:
             return
@@ -163,19 +154,28 @@ class LightningHooks:
         ways = Batches(copied_aside=True, process=(strategy, "process_dataloader"), first=(strategy, "batch_to_device"))
         self._startup = startup.prepare(self._session.settings, strategy.root_device, ways)
 
-    def _log(self, trainer: Any, watching: TrainerWatch) -> None:
-        row = watching.recorder.row(watching.steps)
+    def log_row(self, trainer: Any, step: int) -> None:
+        """Log what was measured since the last row, if the trainer is about to log the loss."""
+        # It takes a while to say so.
+        recorder = self._session.recorder
+        if recorder is None or not (trainer._logger_connector.should_update_logs or trainer.fast_dev_run):  # noqa: SLF001
+            return
+        row = recorder.row(step)
         if not row:
             return
-        step = trainer.fit_loop.epoch_loop._batches_that_stepped  # noqa: SLF001 the step of the loss
+        logged = trainer.fit_loop.epoch_loop._batches_that_stepped  # noqa: SLF001 the step of the loss
         for logger in trainer.loggers:
-            logger.log_metrics(metrics=dict(row), step=step)  # by name, as the trainer does
+            logger.log_metrics(metrics=dict(row), step=logged)  # by name, as the trainer does
         trainer.progress_bar_metrics["perf/step_time"] = row["perf/step_time"]
 
     def _keep_quiet(self, recorder: Recorder) -> None:
-        """To call a hook costs the trainer a profiler's context, also if it is empty. What can't be called it skips."""
+        """See the end of a batch without a hook, and be called for no batch: an empty hook costs a profiler's context.
+
+        The trainer skips hooks that can't be called.
+        """
+        ends = self._watch.watch_ends(self) if self._watch is not None else None
         for name in EVERY_BATCH:
-            if getattr(self, name).__module__.partition(".")[0] == self.framework:
+            if name != ends and getattr(self, name).__module__.partition(".")[0] == self.framework:
                 recorder.patches.replace(self, name, _nothing)
 
     def _close(self, failure: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What is watched of a Lightning trainer: its loops, its strategy, its precision plugin. They cost less than hooks."""
+"""A Lightning trainer, watched at its loops, strategy, precision plugin and logger connector: cheaper than hooks."""
 
 import functools
 from collections.abc import Callable
@@ -9,11 +9,14 @@ from perf_callbacks.core.stages import Stage
 from perf_callbacks.doors import methods
 from perf_callbacks.session.recorder import Recorder
 
+BATCH_END = "on_batch_end"
+"""The method of the trainer's logger connector that is called after each batch."""
+
 _OPTIMIZER = BEGIN[Stage.OPTIMIZER]
 
 
 def steps_done(trainer: Any) -> int:
-    """Optimizer steps that this trainer has behind it, in earlier attempts too; batches, under manual optimization.
+    """Count the optimizer steps of this trainer, with earlier attempts; under manual optimization, the batches.
 
     `global_step` counts each of several optimizers. A batch that is skipped, or that is None, is not started.
     """
@@ -27,121 +30,151 @@ class TrainerWatch:
 
     def __init__(self, recorder: Recorder, trainer: Any) -> None:
         self.recorder = recorder
-        self.steps = self._told = recorder.run.step
+        self.steps = recorder.run.step
         self._trainer = trainer
-        loop = trainer.fit_loop.epoch_loop
-        automatic = trainer.lightning_module.automatic_optimization
-        self._progress = loop.automatic_optimization.optim_progress if automatic else None
+        self._loop = loop = trainer.fit_loop.epoch_loop
+        self._automatic = trainer.lightning_module.automatic_optimization
+        self._progress = loop.automatic_optimization.optim_progress if self._automatic else None
         self._fetches_itself = hasattr(getattr(trainer.fit_loop, "_data_fetcher", None), "iterator_wrapper")
-        """Whether `training_step` takes a `dataloader_iter`."""
-        self._taken = False
+        """`training_step` takes a `dataloader_iter`."""
 
     def install(self) -> None:
-        """Begin to watch. The recorder takes it all back when it closes."""
-        recorder, trainer = self.recorder, self._trainer
-        strategy, precision, loop = trainer.strategy, trainer.precision_plugin, trainer.fit_loop.epoch_loop
+        """Begin to watch. The recorder undoes all of it when it closes."""
+        recorder, trainer, loop = self.recorder, self._trainer, self._loop
         recorder.reader.several = _several(trainer)
         self._watch_exits()
         methods.stages(recorder, trainer.fit_loop, "setup_data", Stage.DATA)
         methods.stages(recorder, loop, "on_run_start", Stage.DATA)  # from the second epoch on, it makes the iterator
         self._watch_fetch()
-        methods.stages(recorder, strategy, "training_step", Stage.FORWARD)
-        recorder.patches.method(strategy, "training_step", self._take)
-        methods.stages(recorder, precision, "backward", Stage.BACKWARD)
+        recorder.patches.method(trainer.strategy, "training_step", self._training_step)
+        methods.stages(recorder, trainer.precision_plugin, "backward", Stage.BACKWARD)
         self._watch_optimizer()
         methods.spans(recorder, loop.val_loop, "run", "evaluation")
-        methods.spans(recorder, trainer, "save_checkpoint", "checkpoint")
-        recorder.patches.method(trainer, "save_checkpoint", self._settle)
+        methods.spans(recorder, trainer, "save_checkpoint", "checkpoint", first=self._settle)
 
     def _watch_exits(self) -> None:
-        """An exception is seen where it leaves the loop: a callback that fails in `on_exception` hides it from us."""
+        """See an exception where it leaves the loop: a callback that fails in `on_exception` hides it from us.
+
+        A `StopIteration` of another callback ends an epoch before the trainer ends its last batch.
+        """
         recorder, trainer = self.recorder, self._trainer
+        recorder.patches.method(trainer.fit_loop, "on_advance_end", self._after_settling)
         methods.exits(recorder, trainer.lightning_module, "on_train_start")
         methods.exits(recorder, trainer.strategy, "on_train_start")
         for name in ("on_advance_start", "advance", "on_advance_end", "on_run_end"):
             methods.exits(recorder, trainer.fit_loop, name)
 
     def _watch_fetch(self) -> None:
-        """What is fetched goes to the device at once, unless `training_step` does it."""
-        recorder, loop = self.recorder, self._trainer.fit_loop.epoch_loop
-        recorder.patches.method(loop, "_on_before_fetch", self._fetch)
+        """See the wait for a batch. It goes to the device at once, unless `training_step` does that.
+
+        A batch that `training_step` fetches for itself comes back into it.
+        """
+        recorder, loop = self.recorder, self._loop
+        methods.turns(recorder, loop, "_on_before_fetch", BEGIN[Stage.DATA] if self._fetches_itself else Stage.DATA)
         if self._fetches_itself:
-            recorder.patches.method(loop, "_on_after_fetch", self._fetched)
+            methods.turns(recorder, loop, "_on_after_fetch", BACK)
         then = None if self._fetches_itself else Stage.OTHER
         methods.stages(recorder, self._trainer.strategy, "batch_to_device", Stage.DATA, then=then)
 
     def _watch_optimizer(self) -> None:
-        """Under manual optimization `training_step` does it all: what is not forward comes from inside of it."""
+        """See the optimizer's part of a step. Under manual optimization all of it happens inside `training_step`."""
         recorder, trainer, strategy = self.recorder, self._trainer, self._trainer.strategy
-        loop, precision = trainer.fit_loop.epoch_loop, trainer.precision_plugin
-        # The hooks of callbacks and module come between the backward and clipping.
-        methods.stages(recorder, precision, "_after_closure", Stage.OTHER)
+        precision, optimization = trainer.precision_plugin, self._loop.automatic_optimization
+        # The hooks of callbacks and module come between the backward and clipping; the optimizer goes on after them.
+        methods.stages(recorder, precision, "_after_closure", Stage.OTHER, then=Stage.OPTIMIZER)
         methods.stages(recorder, precision, "_clip_gradients", Stage.OPTIMIZER)
-        if trainer.lightning_module.automatic_optimization:
-            recorder.patches.method(loop.automatic_optimization, "_optimizer_step", self._optimizer_step)
-            methods.stages(recorder, loop.automatic_optimization, "_optimizer_zero_grad", Stage.OPTIMIZER)
+        if self._automatic:
+            if _closure_is_enclosed(trainer):
+                methods.stages(recorder, optimization, "_optimizer_step", Stage.OPTIMIZER)
+            else:
+                recorder.patches.method(optimization, "_optimizer_step", self._optimizer_step)
+            methods.stages(recorder, optimization, "_optimizer_zero_grad", Stage.OPTIMIZER)
             if trainer.lr_scheduler_configs:
-                methods.stages(recorder, loop, "update_lr_schedulers", Stage.OPTIMIZER)
+                methods.stages(recorder, self._loop, "update_lr_schedulers", Stage.OPTIMIZER)
             return
         methods.stages(recorder, strategy, "backward", Stage.OTHER)  # hooks around the precision plugin's
         recorder.patches.method(strategy, "optimizer_step", self._optimizer_step)
         for optimizer in (*strategy.optimizers, *getattr(strategy, "_lightning_optimizers", ())):
             methods.stages(recorder, optimizer, "zero_grad", Stage.OPTIMIZER)
 
-    def end_batch(self, batch: object) -> bool:
-        """A micro-batch is done; whether an optimizer step is."""
-        if self._fetches_itself:
-            self.recorder.batch(batch)
-        self._taken = False
-        self.end_step()
-        told, self._told = self._told, self.steps
-        return told != self.steps
+    def watch_ends(self, callback: Any) -> str:
+        """End steps, and log rows, where the trainer's connector ends a batch. Return the name of the watched method.
 
-    def logs_now(self) -> bool:
-        """Whether what is logged may be logged now."""
-        trainer = self._trainer
-        every = trainer.log_every_n_steps
-        batch = trainer.fit_loop.epoch_loop._batches_that_stepped + 1  # noqa: SLF001 what the trainer goes by
-        return not every or batch % every == 0 or trainer.should_stop or bool(trainer.fast_dev_run)
+        A hook would cost the trainer a profiler's context, and is watched only where the connector has no such method.
+        Neither is called for a batch that the module skips, and both are called for one that is None.
+        """
+        owner, name = getattr(self._trainer, "_logger_connector", None), BATCH_END
+        if not hasattr(owner, name):
+            owner, name = callback, "on_train_batch_end"
+        self.recorder.patches.method(owner, name, functools.partial(self._end_batch, callback))
+        return name
 
-    def end_step(self) -> None:
-        """If there was an optimizer step since the last one, it is done."""
+    def _end_batch(self, callback: Any, inner: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap what the trainer calls after each batch, those of a validation too."""
+        recorder, trainer, loop, progress = self.recorder, self._trainer, self._loop, self._progress
+        fetches_itself, end_step, told = self._fetches_itself, recorder.end_step, self.steps
+
+        @functools.wraps(inner)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal told
+            try:
+                if fetches_itself and trainer.training:
+                    recorder.batch(trainer.fit_loop._data_fetcher._batch)  # noqa: SLF001 as the trainer does
+                steps = progress.optimizer_steps if progress is not None else steps_done(trainer)
+                if steps != self.steps:
+                    self.steps = steps
+                    end_step(steps)
+                if steps != told:
+                    told, every = steps, trainer.log_every_n_steps
+                    # As the connector decides it for the loss, a moment later and at the same step.
+                    now = not every or (loop._batches_that_stepped + 1) % every == 0  # noqa: SLF001 what it goes by
+                    if now or trainer.should_stop or trainer.fast_dev_run:
+                        callback.log_row(trainer, steps)
+            except Exception as error:  # noqa: BLE001 an observer never ends the run
+                callback.fail(error)
+            return inner(*args, **kwargs)
+
+        return call
+
+    def _settle(self, _recorder: Recorder) -> None:
+        """End the step whose batch is done: a checkpoint counts it, also where a callback saves before our turn."""
         # As `steps_done`, by a shorter way.
         steps = steps_done(self._trainer) if self._progress is None else self._progress.optimizer_steps
         if steps != self.steps:
             self.steps = steps
             self.recorder.end_step(steps)
 
-    def _fetch(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """What is fetched for a `dataloader_iter` comes back into the `training_step` that asked for it."""
-        mark = BEGIN[Stage.DATA] if self._fetches_itself else Stage.DATA
-
+    def _after_settling(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(inner)
-        def call(loop: Any) -> Any:
-            self.recorder.enter(mark)
-            return inner(loop)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.recorder.attempt(self._settle)
+            return inner(*args, **kwargs)
 
         return call
 
-    def _fetched(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+    def _training_step(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap `strategy.training_step`: a batch that gets here is trained on. Some optimizers call it repeatedly."""
+        recorder, fetches_itself, progress = self.recorder, self._fetches_itself, self._loop.batch_progress.total
+        tape, clock, fail, take = recorder.tape, recorder.clock, recorder.fail, recorder.batch
+        taken: int | None = None
+
         @functools.wraps(inner)
-        def call(loop: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal taken
             try:
-                return inner(loop)
+                if len(args) > 1 and not fetches_itself and taken != progress.started:
+                    taken = progress.started
+                    take(args[1])
+                tape.write((Stage.FORWARD, clock()))
+            except Exception as error:  # noqa: BLE001 an observer never ends the run
+                fail(error)
+            try:
+                return inner(*args, **kwargs)
             finally:
-                self.recorder.enter(BACK)
-
-        return call
-
-    def _take(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """`strategy.training_step`: a batch that gets here is trained on. Some optimizers call it more than once."""
-
-        @functools.wraps(inner)
-        def call(strategy: Any, *args: Any, **kwargs: Any) -> Any:
-            if args and not self._taken and not self._fetches_itself:
-                self._taken = True
-                self.recorder.batch(args[0])
-            return inner(strategy, *args, **kwargs)
+                try:
+                    tape.write((Stage.OTHER, clock()))
+                except Exception as error:  # noqa: BLE001 as above
+                    fail(error)
 
         return call
 
@@ -177,19 +210,23 @@ class TrainerWatch:
 
         return call
 
-    def _settle(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """A checkpoint counts the step whose batch is done, also where another callback saves it before our turn."""
-
-        @functools.wraps(inner)
-        def call(trainer: Any, *args: Any, **kwargs: Any) -> Any:
-            self.recorder.attempt(lambda _: self.end_step())
-            return inner(trainer, *args, **kwargs)
-
-        return call
-
 
 def _several(trainer: Any) -> bool:
-    """Each batch holds one of each of several loaders. Those that come one after the other hand over plain batches."""
+    """Tell whether a batch holds a batch of each of several loaders. A sequence of loaders hands over plain batches."""
     combined = getattr(trainer.fit_loop, "_combined_loader", None)
     loaders = getattr(combined, "iterables", None)
     return isinstance(loaders, dict | list | tuple) and getattr(combined, "_mode", None) != "sequential"
+
+
+def _closure_is_enclosed(trainer: Any) -> bool:
+    """Tell whether a step of the optimizer runs its closure between our `training_step` and `_after_closure`.
+
+    A module that overrides `optimizer_step`, or a plugin that unscales gradients, takes time in between.
+    """
+    module, precision = trainer.lightning_module, trainer.precision_plugin
+    plain = {"Precision.optimizer_step", "MixedPrecision.optimizer_step"}  # the second one only unscales with a scaler
+    return (
+        getattr(module.optimizer_step, "__qualname__", None) == "LightningModule.optimizer_step"
+        and getattr(precision.optimizer_step, "__qualname__", None) in plain
+        and getattr(precision, "scaler", None) is None
+    )

@@ -1,10 +1,14 @@
-"""Methods of a trainer, watched: each replacement does what the original does, and tells a recorder about it."""
+"""Methods of a trainer, watched: each replacement calls the original and tells a recorder about the call.
+
+Stages and batches are told in every step, where Python frames are what costs: their replacements are one frame each.
+"""
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from perf_callbacks.core.marks import BACK, BEGIN
+from perf_callbacks.core.marks import BACK, BEGIN, Mark
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.host.failures import describe
 from perf_callbacks.session.recorder import Recorder
@@ -13,8 +17,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def stages(recorder: Recorder, owner: Any, name: str, stage: Stage, *, then: Stage | None = None) -> None:
-    """The time in `owner.name` is `stage`; what follows is `then`, or what it was before."""
+def stages(
+    recorder: Recorder, owner: Any, name: str, stage: Stage, *, then: Stage | None = None, ends_fit: bool = False
+) -> None:
+    """Count the time in `owner.name` as `stage`, and the time that follows as `then`, or as before the call.
+
+    With `ends_fit`, an exception ends the fit, as in `exits`.
+    """
     begin, end = (BEGIN[stage], BACK) if then is None else (stage, then)
     tape, clock, fail = recorder.tape, recorder.clock, recorder.fail
 
@@ -27,6 +36,10 @@ def stages(recorder: Recorder, owner: Any, name: str, stage: Stage, *, then: Sta
                 fail(error)
             try:
                 return inner(*args, **kwargs)
+            except BaseException as error:
+                if ends_fit:
+                    recorder.close(describe(error))
+                raise
             finally:
                 try:
                     tape.write((end, clock()))
@@ -35,17 +48,62 @@ def stages(recorder: Recorder, owner: Any, name: str, stage: Stage, *, then: Sta
 
         return call
 
-    recorder.patches.method(owner, name, make)
+    _replace(recorder, owner, name, make)
 
 
-def spans(recorder: Recorder, owner: Any, name: str, kind: str, *, first: Callable[[Recorder], object] = id) -> None:
-    """The time in `owner.name` is part of no step. `first` is done before."""
+def turns(recorder: Recorder, owner: Any, name: str, mark: Mark) -> None:
+    """Write a mark before each call of `owner.name`."""
+    tape, clock, fail = recorder.tape, recorder.clock, recorder.fail
 
     def make(inner: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(inner)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                tape.write((mark, clock()))
+            except Exception as error:  # noqa: BLE001 an observer never ends the run
+                fail(error)
+            return inner(*args, **kwargs)
+
+        return call
+
+    _replace(recorder, owner, name, make)
+
+
+def batches(recorder: Recorder, owner: Any, name: str, *, argument: int, ends_fit: bool = False) -> None:
+    """Take the n-th positional argument of `owner.name` for a micro-batch, `self` being the one at 0.
+
+    With `ends_fit`, an exception ends the fit, as in `exits`.
+    """
+    take = recorder.batch
+
+    def make(inner: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(inner)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            if len(args) > argument:
+                take(args[argument])
+            try:
+                return inner(*args, **kwargs)
+            except BaseException as error:
+                if ends_fit:
+                    recorder.close(describe(error))
+                raise
+
+        return call
+
+    recorder.patches.method(owner, name, make)
+
+
+def spans(
+    recorder: Recorder, owner: Any, name: str, kind: str, *, first: Callable[[Recorder], object] | None = None
+) -> None:
+    """Count the time in `owner.name` to no step. `first` is called before the span begins."""
+
+    def make(inner: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(inner)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            if first is not None:
+                recorder.attempt(first)
             recorder.begin_span(kind)
-            recorder.attempt(first)
             try:
                 return inner(*args, **kwargs)
             finally:
@@ -56,23 +114,8 @@ def spans(recorder: Recorder, owner: Any, name: str, kind: str, *, first: Callab
     recorder.patches.method(owner, name, make)
 
 
-def batches(recorder: Recorder, owner: Any, name: str, *, argument: int) -> None:
-    """`owner.name` gets a micro-batch as its n-th positional argument, `self` being the one at 0."""
-
-    def make(inner: Callable[P, T]) -> Callable[P, T]:
-        @functools.wraps(inner)
-        def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            if len(args) > argument:
-                recorder.batch(args[argument])
-            return inner(*args, **kwargs)
-
-        return call
-
-    recorder.patches.method(owner, name, make)
-
-
 def exits(recorder: Recorder, owner: Any, name: str, *, last: bool = False) -> None:
-    """What `owner.name` raises ends the fit: for a trainer that doesn't tell its callbacks of an exception.
+    """End the fit with an exception of `owner.name`: for a trainer that doesn't tell its callbacks of one.
 
     After the `last` of a trainer's calls the fit is over in any case.
     """
@@ -92,3 +135,13 @@ def exits(recorder: Recorder, owner: Any, name: str, *, last: bool = False) -> N
         return call
 
     recorder.patches.method(owner, name, make)
+
+
+def _replace(recorder: Recorder, owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
+    """Replace a method by a method, and a plain function on an instance by another one.
+
+    Torch's schedulers put a plain function in place of `optimizer.step`: to make a method of it would cost a frame.
+    """
+    found = getattr(owner, name, None)
+    plain = found is not None and not inspect.ismethod(found) and not isinstance(owner, type)
+    (recorder.patches.replace if plain else recorder.patches.method)(owner, name, make)

@@ -1,0 +1,87 @@
+"""Python frames of ours in an ordinary step of the trainers: frames are what measuring costs, clocks are not."""
+
+import statistics
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import sparks
+import tiny
+from transformers import Trainer, TrainerCallback
+
+import perf_callbacks
+from perf_callbacks.transformers import PerfCallback
+
+OURS = Path(perf_callbacks.__file__).parent
+SEAMS = ("doors/", "transformers.py", "lightning.py", "host/patches.py")
+RECORDER = 4
+"""Frames of the recorder, which are counted with it: two for a batch, and two for the end of a step."""
+
+SETTLED = range(8, 32)
+"""Steps after the FLOPs are counted, and before a block of steps goes to the journal."""
+
+TOLD = hasattr(Trainer, "_run_epoch")
+"""Transformers 4 tells nobody of an exception: more of its methods are watched."""
+
+
+class Frames:
+    """Counts the calls of our seams in each step."""
+
+    def __init__(self):
+        self.steps, self._calls = [], Counter()
+
+    def __enter__(self):
+        sys.setprofile(self._profile)
+        return self
+
+    def __exit__(self, *_):
+        sys.setprofile(None)
+
+    def _profile(self, frame, event, _arg):
+        path = Path(frame.f_code.co_filename) if event == "call" else None
+        if path and path.is_relative_to(OURS) and str(path.relative_to(OURS)).startswith(SEAMS):
+            self._calls[path.name, frame.f_code.co_firstlineno] += 1
+
+    def end_step(self):
+        self.steps.append(tuple(sorted(self._calls.items())))
+        self._calls = Counter()
+
+    @property
+    def ordinary(self):
+        """The calls of the step that is the rule: a garbage collection may fall into another one."""
+        return dict(statistics.mode(self.steps[step] for step in SETTLED))
+
+
+def test_frames_of_a_step_in_the_hugging_face_trainer(tmp_path):
+    frames = Frames()
+
+    class Ends(TrainerCallback):
+        def on_step_end(self, *_args, **_kwargs):
+            frames.end_step()
+
+    arguments = tiny.training_arguments(tmp_path, max_steps=40, logging_steps=1000)
+    trainer = tiny.trainer(arguments, PerfCallback(), Ends(), train_dataset=tiny.Tokens(160))
+    with frames:
+        trainer.train()
+    assert sum(frames.ordinary.values()) + RECORDER <= (11 if TOLD else 18), frames.ordinary
+
+
+@pytest.mark.skipif(not TOLD, reason="Lightning is run with the other line of transformers")
+@pytest.mark.parametrize("scheduled", [False, True], ids=["", "with a scheduler"])
+def test_frames_of_a_step_in_the_lightning_trainer(tmp_path, scheduled):
+    kinds, frames = sparks.tree(), Frames()
+
+    class Ends(kinds.Callback):
+        def on_train_batch_end(self, *_args, **_kwargs):
+            frames.end_step()
+
+    class Module(kinds.Automatic):
+        def configure_optimizers(self):
+            configured = super().configure_optimizers()
+            return configured if scheduled else configured["optimizer"]
+
+    trainer = sparks.trainer(tmp_path, kinds.PerfCallback(), Ends(), max_steps=40, log_every_n_steps=1000)
+    with frames:
+        trainer.fit(Module(), sparks.loader(160))
+    assert sum(frames.ordinary.values()) + RECORDER <= (15 if scheduled else 13), frames.ordinary
