@@ -21,11 +21,10 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.records import Summary
-from perf_callbacks.core.stages import Stage
-from perf_callbacks.doors import methods
 from perf_callbacks.doors.late_callback import Meanwhile, settled
+from perf_callbacks.doors.transformers_watch import TransformersWatch
 from perf_callbacks.host.place import Place, data_parallel
-from perf_callbacks.session.recorder import Recorder, log
+from perf_callbacks.session.recorder import log
 from perf_callbacks.session.session import Session
 
 __all__ = ["PerfCallback"]
@@ -162,7 +161,7 @@ class PerfCallback(TrainerCallback):
         self._blind = trainer is None
         self._session.begin(
             _place(args, state, trainer),
-            functools.partial(_Watch, trainer),
+            functools.partial(TransformersWatch, trainer, self, state_key=STATE_KEY, kind=PerfCallback),
             None if trainer is None else trainer.model,
             lambda _: _batches(args, state, trainer),
         )
@@ -183,75 +182,6 @@ class _Afterwards(TrainerCallback):
         if trainer is not None:
             trainer.callback_handler.callbacks = settled(trainer.callback_handler.callbacks)
         self._begin(args, state, trainer)
-
-
-class _Watch:
-    """The calls of a trainer. Without a trainer in sight there is nothing to watch."""
-
-    def __init__(self, trainer: Trainer | None, recorder: Recorder) -> None:
-        self._trainer, self._recorder = trainer, recorder
-
-    def install(self) -> None:
-        """Begin to watch."""
-        if self._trainer is not None:
-            _watch(self._trainer, self._recorder)
-
-
-def _watch(trainer: Trainer, recorder: Recorder) -> None:
-    """See the stages, from the trainer's own calls. All micro-batches of a step are fetched before `on_step_begin`."""
-    handler, accelerator = trainer.callback_handler, trainer.accelerator
-    ends_fit = not hasattr(trainer, "_run_epoch")  # transformers < 5 has no method around all steps of an epoch
-    for owner, name in _outermost(trainer):
-        methods.exits(recorder, owner, name, last=name == "_finalize_training")
-    methods.stages(recorder, trainer, "get_batch_samples", Stage.DATA, ends_fit=ends_fit)
-    methods.batches(recorder, trainer, "training_step", argument=2, ends_fit=ends_fit)
-    methods.stages(recorder, trainer, "compute_loss", Stage.FORWARD)
-    methods.stages(recorder, accelerator, "backward", Stage.BACKWARD)
-    methods.stages(recorder, accelerator, "clip_grad_norm_", Stage.OPTIMIZER, ends_fit=ends_fit)
-    # The optimizer's step is followed by `on_optimizer_step`, and this by the scheduler and `zero_grad`.
-    methods.stages(recorder, trainer.optimizer, "step", Stage.OPTIMIZER, then=Stage.OPTIMIZER, ends_fit=ends_fit)
-    if any(_overrides(callback, "on_optimizer_step") for callback in handler.callbacks):
-        methods.stages(recorder, handler, "on_optimizer_step", Stage.OTHER, then=Stage.OPTIMIZER)
-    _end_steps(trainer, recorder)
-    for name in ("evaluate", "predict"):
-        methods.spans(recorder, trainer, name, "evaluation")
-    methods.spans(recorder, trainer, "save_model", "checkpoint")
-    methods.spans(recorder, trainer, "_save_checkpoint", "checkpoint", first=functools.partial(_carry, trainer))
-
-
-def _end_steps(trainer: Trainer, recorder: Recorder) -> None:
-    """End a step when the handler begins to tell callbacks of it, before any of them is told."""
-    end_step = recorder.end_step
-
-    def make(inner: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(inner)
-        def call(handler: Any, args: Any, state: TrainerState, *rest: Any, **kwargs: Any) -> Any:
-            end_step(state.global_step)
-            return inner(handler, args, state, *rest, **kwargs)
-
-        return call
-
-    recorder.patches.method(trainer.callback_handler, "on_step_end", make)
-    callback = _first(trainer)
-    if isinstance(callback, PerfCallback) and not _overrides(callback, "on_step_end", PerfCallback):
-        recorder.patches.replace(callback, "on_step_end", lambda _: super(PerfCallback, callback).on_step_end)
-
-
-def _overrides(callback: TrainerCallback, hook: str, kind: type[TrainerCallback] = TrainerCallback) -> bool:
-    """Tell whether a callback has a hook of its own."""
-    return getattr(getattr(callback, hook), "__func__", None) is not getattr(kind, hook)
-
-
-def _outermost(trainer: Trainer) -> list[tuple[Any, str]]:
-    """List what the training loop calls, so that an exception is seen: there is no hook for one.
-
-    In transformers < 5 it also calls what is watched in any case.
-    """
-    if hasattr(trainer, "_run_epoch"):
-        loop = ("_run_epoch", "_evaluate", "_finalize_training")
-        return [*((trainer, name) for name in loop), (trainer.callback_handler, "on_epoch_begin")]
-    names = ("floating_point_ops", "_maybe_log_save_evaluate", "_evaluate", "log", "_load_best_model")
-    return [*((trainer, name) for name in names), (trainer.callback_handler, "call_event")]
 
 
 def _place(args: TrainingArguments, state: TrainerState, trainer: Trainer | None) -> Place:
@@ -279,13 +209,6 @@ def _batches(args: TrainingArguments, state: TrainerState, trainer: Trainer | No
     aside = bool(getattr(trainer.accelerator, "non_blocking", False)) and not state.global_step
     copy = accelerate.data_loader, "send_to_device"
     return Batches(pinned=args.dataloader_pin_memory, copied_aside=aside, copy=copy)
-
-
-def _carry(trainer: Trainer, recorder: Recorder) -> None:
-    """Put our counters where the checkpoint takes them along. `ExportableState` would end a resumed run instead."""
-    saved: Any = trainer.state.stateful_callbacks
-    if isinstance(saved, dict):
-        saved[STATE_KEY] = {"args": {}, "attributes": recorder.state}
 
 
 def _move_to_front(trainer: Trainer, callback: TrainerCallback) -> None:
