@@ -63,7 +63,7 @@ class TransformersWatch:
 
         self._recorder.patches.method(handler, "on_step_end", make)
         if not _overrides(callback, "on_step_end", kind):
-            self._recorder.patches.replace(callback, "on_step_end", lambda _: super(kind, callback).on_step_end)
+            self._recorder.patches.replace(callback, "on_step_end", lambda _: getattr(super(kind, callback), "on_step_end"))
 
     def _carry(self, recorder: Recorder) -> None:
         """Put our counters where the checkpoint takes them along. `ExportableState` would end a resumed run instead."""
