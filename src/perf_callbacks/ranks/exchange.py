@@ -32,12 +32,10 @@ log = logging.getLogger("perf_callbacks")
 
 def meet(place: Place, config: PerfConfig, run_id: str) -> "Exchange | None":
     """The other ranks of a fit; None where there are none, or they can't be reached."""
-    store = store_room.default_store() if place.world_size > 1 else None
-    if store is None:
-        return None
-    window = config.window if config.stragglers == "on" else None
-    directory = str(place.directory.absolute()) if place.directory_of_all else None
     try:
+        store = store_room.default_store() if place.world_size > 1 else None
+        if store is None:
+            return None
         shortage = store_room.shortage(store, place.world_size)
         if shortage is not None:
             log.log(
@@ -50,9 +48,9 @@ def meet(place: Place, config: PerfConfig, run_id: str) -> "Exchange | None":
             store,
             rank=place.rank,
             world_size=place.world_size,
-            window=window,
+            window=config.window if config.stragglers == "on" else None,
             run_id=run_id,
-            directory=directory,
+            directory=str(place.directory.absolute()) if place.directory_of_all else None,
         )
         exchange.start()
     except Exception as error:  # noqa: BLE001 an observer never ends the run
