@@ -62,7 +62,7 @@ WHOLE = {"layers": 16, "wide": 2048, "between": 5632, "heads": 16, "groups": 8, 
 TINY = {"layers": 2, "wide": 64, "between": 128, "heads": 4, "groups": 2, "words": 256}
 
 
-def llama(bench: Bench, *, checkpointing: bool = False, batch: int = 4, length: int = 2048) -> Case:
+def llama(bench: Bench, batch: int = 4, length: int = 2048) -> Case:
     """About 0.9B parameters in full; its attention shares keys between heads."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -82,25 +82,18 @@ def llama(bench: Bench, *, checkpointing: bool = False, batch: int = 4, length: 
     with bench.device:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa").train()
         ids = torch.randint(0, sizes["words"], (batch, length))
-    if checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     name = f"Llama, {sum(one.numel() for one in model.parameters()) / 1e9:.2f}B, {batch} x {length}"
-    name += ", checkpointing" * checkpointing
-    return Case(
-        name, model, {"input_ids": ids, "labels": ids}, *by_hand(sizes, batch, length, checkpointing=checkpointing)
-    )
+    return Case(name, model, {"input_ids": ids, "labels": ids}, *by_hand(sizes, batch, length))
 
 
-def by_hand(sizes: dict[str, int], batch: int, length: int, *, checkpointing: bool) -> tuple[int, int]:
-    """Model FLOPs of a step, and those that are done again: scores in the fused backward, layers by checkpointing.
+def by_hand(sizes: dict[str, int], batch: int, length: int) -> tuple[int, int]:
+    """Model FLOPs of a step, and those that fused attention does again in its backward: the scores.
 
-    Attention is counted in full, causal or not. Checkpointing does all of a layer again but for its last product.
+    Attention is counted in full, causal or not.
     """
     rows, wide, between = batch * length, sizes["wide"], sizes["between"]
     shared = wide * sizes["groups"] // sizes["heads"]
     linear = 2 * rows * (2 * wide * wide + 2 * wide * shared + 3 * wide * between)
     scores = 2 * batch * length * length * wide
-    layer = linear + 2 * scores
-    model = 3 * (sizes["layers"] * layer + 2 * rows * wide * sizes["words"])
-    replayed = (layer - 2 * rows * between * wide) * checkpointing
-    return model, sizes["layers"] * (scores + replayed)
+    head = 2 * rows * wide * sizes["words"]
+    return 3 * (sizes["layers"] * (linear + 2 * scores) + head), sizes["layers"] * scores

@@ -48,32 +48,6 @@ def machine(bench: Bench) -> Iterator[Row]:
     yield "best bf16 product", f"{best.flops_per_second / 1e12:.1f} TFLOPS, {share}, {best.size} x {best.size}"
 
 
-USED = ("case", "counted / by hand", "step, events", "step, ours", "MFU, truth", "MFU, ours", "HFU, truth", "HFU, ours")
-
-
-def utilization(bench: Bench) -> Iterator[Row]:
-    """MFU and HFU beside FLOPs by hand over the time between two events on the stream."""
-    makers = (lambda: stack(bench, *bench.pick((16, 8192, 8192), (3, 64, 64))), lambda: llama(bench))
-    for make in (*makers, lambda: llama(bench, checkpointing=True)):
-        case, steps, config, stamps = make(), bench.pick(40, 6), bench.config(), []
-        noted = lambda number, stamps=stamps: stamps.append(bench.stamp()) if number in {FIRST, steps} else None  # noqa: B023, E731
-        summary = train(bench, case, [case.batch] * steps, config, noted).summary
-        truth = bench.seconds(*stamps) / (steps - FIRST)
-        counted = records(config, Flops)[0]
-        found = f"{counted.model_flops / case.model_flops:.6f}, {counted.hardware_flops / case.hardware_flops:.6f}"
-        odd = "".join(f", {dict(odd)}" for odd in (counted.uncounted, counted.errors) if odd)
-        shares = (flops / truth / DENSE_BF16 for flops in (case.model_flops, case.hardware_flops))
-        pairs = zip((truth, *shares), (summary.step_time, summary.mfu, summary.hfu), (1e3, 100, 100), strict=True)
-        yield case.name, found + odd, *itertools.chain(*[_beside(*pair) for pair in pairs])
-
-
-def _beside(truth: float, ours: float | None, scale: float) -> Row:
-    return f"{truth * scale:.5g}", "—" if ours is None else f"{ours * scale:.5g} ({ours / truth - 1:+.3%})"
-
-
-TIMED = ("case", "what", "median of ours", "median difference", "worst difference", "of steps")
-
-
 class Stamped(Case):
     """A step that notes when forward and backward begin and end."""
 
@@ -91,6 +65,30 @@ class Stamped(Case):
         self.optimizer.step()
         self.stamps.append([*noted, self._stamp()])
         self.optimizer.zero_grad()
+
+
+USED = ("case", "counted / by hand", "step, events", "step, ours", "MFU, truth", "MFU, ours", "HFU, truth", "HFU, ours")
+
+
+def utilization(bench: Bench) -> Iterator[Row]:
+    """MFU and HFU beside FLOPs by hand over the time between two events on the stream."""
+    for make in (lambda: stack(bench, *bench.pick((16, 8192, 8192), (3, 64, 64))), lambda: llama(bench)):
+        case, steps, config = Stamped(make(), bench), bench.pick(40, 6), bench.config()
+        summary = train(bench, case, [case.batch] * steps, config).summary
+        truth = bench.seconds(case.stamps[FIRST - 1][-1], case.stamps[-1][-1]) / (steps - FIRST)
+        counted = records(config, Flops)[0]
+        found = f"{counted.model_flops / case.model_flops:.6f}, {counted.hardware_flops / case.hardware_flops:.6f}"
+        odd = "".join(f", {dict(odd)}" for odd in (counted.uncounted, counted.errors) if odd)
+        shares = (flops / truth / DENSE_BF16 for flops in (case.model_flops, case.hardware_flops))
+        pairs = zip((truth, *shares), (summary.step_time, summary.mfu, summary.hfu), (1e3, 100, 100), strict=True)
+        yield case.name, found + odd, *itertools.chain(*[_beside(*pair) for pair in pairs])
+
+
+def _beside(truth: float, ours: float | None, scale: float) -> Row:
+    return f"{truth * scale:.5g}", "—" if ours is None else f"{ours * scale:.5g} ({ours / truth - 1:+.3%})"
+
+
+TIMED = ("case", "what", "median of ours", "median difference", "worst difference", "of steps")
 
 
 def timeline(bench: Bench) -> Iterator[Row]:
