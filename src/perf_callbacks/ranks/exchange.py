@@ -10,6 +10,7 @@ import os
 import queue
 import threading
 import time
+import uuid
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -77,10 +78,11 @@ class Exchange:
         directory: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        verdict = Verdict(fit=uuid.uuid4().hex, run_id=run_id, window=window, directory=directory)
         self._rounds: Rounds = (
             Follower(store, rank=rank, world_size=world_size)
             if rank
-            else Leader(store, rank=rank, world_size=world_size, window=window, run_id=run_id, directory=directory)
+            else Leader(store, world_size=world_size, verdict=verdict)
         )
         self._talk = _Talk(self._rounds, clock)
         # The thread does not hold on to us: where no end was seen, it ends with us.

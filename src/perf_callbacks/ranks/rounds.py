@@ -6,7 +6,6 @@ Nothing here waits or knows a clock: a round does what there is to do now and sa
 import dataclasses
 import logging
 import threading
-import uuid
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -95,18 +94,9 @@ class Rounds:
 class Leader(Rounds):
     """Rank 0: says what holds, and puts the windows together."""
 
-    def __init__(
-        self,
-        store: Any,
-        *,
-        rank: int,
-        world_size: int,
-        window: int | None,
-        run_id: str,
-        directory: str | None = None,
-    ) -> None:
-        super().__init__(store, rank=rank, world_size=world_size)
-        self.verdict = self._mine = Verdict(fit=uuid.uuid4().hex, run_id=run_id, window=window, directory=directory)
+    def __init__(self, store: Any, *, world_size: int, verdict: Verdict) -> None:
+        super().__init__(store, rank=0, world_size=world_size)
+        self.verdict = self._mine = verdict
         self._said = False
         self._pending: dict[int, dict[int, Part]] = {}
         self._since = 0.0
