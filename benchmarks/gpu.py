@@ -38,8 +38,7 @@ class Part:
 
 PARTS = (
     Part("machine", "The machine", ("what", "value"), numbers.machine),
-    Part("utilization", "MFU and HFU (%), and steps (ms), beside the truth", numbers.USED, numbers.utilization),
-    Part("timeline", "Times of steps and stages, beside independent events", numbers.TIMED, numbers.timeline),
+    Part("truth", "FLOPs, times, MFU and HFU beside the truth", numbers.COLUMNS, numbers.truth),
     Part("same", "The counted step computes the same", ("what", "result"), numbers.same),
     Part("overhead", "Time that measuring adds to a step", costs.COLUMNS, costs.overhead),
     Part("collections", "Time that the item gc adds to a step", costs.COLUMNS, costs.collections),

@@ -67,51 +67,42 @@ class Stamped(Case):
         self.optimizer.zero_grad()
 
 
-USED = ("case", "counted / by hand", "step, events", "step, ours", "MFU, truth", "MFU, ours", "HFU, truth", "HFU, ours")
+COLUMNS = ("case", "what", "truth", "ours", "difference", "worst step")
 
 
-def utilization(bench: Bench) -> Iterator[Row]:
-    """MFU and HFU beside FLOPs by hand over the time between two events on the stream."""
-    for make in (lambda: stack(bench, *bench.pick((16, 8192, 8192), (3, 64, 64))), lambda: llama(bench)):
-        case, steps, config = Stamped(make(), bench), bench.pick(40, 6), bench.config()
+def truth(bench: Bench) -> Iterator[Row]:
+    """FLOPs by hand and times between events that are recorded here, beside the callback's."""
+    for make in (small, lambda bench: stack(bench, *bench.pick((16, 8192, 8192), (3, 64, 64))), llama):
+        case, steps, config = Stamped(make(bench), bench), bench.pick(40, 6), bench.config(gc="observe")
         summary = train(bench, case, [case.batch] * steps, config).summary
-        truth = bench.seconds(case.stamps[FIRST - 1][-1], case.stamps[-1][-1]) / (steps - FIRST)
-        counted = records(config, Flops)[0]
-        found = f"{counted.model_flops / case.model_flops:.6f}, {counted.hardware_flops / case.hardware_flops:.6f}"
-        odd = "".join(f", {dict(odd)}" for odd in (counted.uncounted, counted.errors) if odd)
-        shares = (flops / truth / DENSE_BF16 for flops in (case.model_flops, case.hardware_flops))
-        pairs = zip((truth, *shares), (summary.step_time, summary.mfu, summary.hfu), (1e3, 100, 100), strict=True)
-        yield case.name, found + odd, *itertools.chain(*[_beside(*pair) for pair in pairs])
-
-
-def _beside(truth: float, ours: float | None, scale: float) -> Row:
-    return f"{truth * scale:.5g}", "—" if ours is None else f"{ours * scale:.5g} ({ours / truth - 1:+.3%})"
-
-
-TIMED = ("case", "what", "median of ours", "median difference", "worst difference", "of steps")
-
-
-def timeline(bench: Bench) -> Iterator[Row]:
-    """Times of steps and stages beside those between events that are recorded here."""
-    for case in (Stamped(small(bench), bench), Stamped(llama(bench), bench)):
-        steps, config = bench.pick(60, 8), bench.config(gc="observe")
-        summary = train(bench, case, [case.batch] * steps, config).summary
-        blocks = records(config, Steps)
-        truth = {"step_time": [bench.seconds(a[-1], b[-1]) for a, b in itertools.pairwise(case.stamps)]}
+        counted, blocks = records(config, Flops)[0], records(config, Steps)
+        flops = {"model": case.model_flops, "hardware": case.hardware_flops}
+        for name, by_hand in flops.items():
+            yield case.name, f"{name} FLOPs", f"{by_hand}", f"{getattr(counted, f'{name}_flops')}"
+        clock = records(config, Run)[0].timeline
+        yield case.name, "not counted; lost; clock", "", f"{dict(counted.uncounted)}; {summary.lost_steps}; {clock}"
+        events = {"step_time": [bench.seconds(a[-1], b[-1]) for a, b in itertools.pairwise(case.stamps)]}
         for place, name in enumerate(("forward_time", "backward_time")):
-            truth[name] = [bench.seconds(one[place], one[place + 1]) for one in case.stamps[1:]]
-        for name, seconds in truth.items():
-            ours = [one for block in blocks for one in getattr(block, name) or [None] * len(block.step)]
-            yield case.name, name, *_differences([*zip(ours[FIRST:], seconds[1:], strict=True)])
-        yield case.name, f"lost steps, of the {records(config, Run)[0].timeline}'s clock", str(summary.lost_steps)
+            events[name] = [bench.seconds(one[place], one[place + 1]) for one in case.stamps[1:]]
+        for name, seconds in events.items():
+            column = [one for block in blocks for one in getattr(block, name) or [None] * len(block.step)]
+            apart = [(ours - true) * 1e6 for ours, true in zip(column[FIRST:], seconds[1:], strict=True) if ours]
+            true, worst = statistics.median(seconds[1:]), f"{max(apart, key=abs):+.2f} us of {len(apart)} steps"
+            yield (
+                case.name,
+                name,
+                f"{true * 1e3:.4f} ms",
+                *_beside(true, true + statistics.median(apart) / 1e6, 1e3),
+                worst,
+            )
+        step = statistics.fmean(events["step_time"][1:])
+        for name, work in zip(("mfu", "hfu"), flops.values(), strict=True):
+            share = work / step / DENSE_BF16
+            yield case.name, f"{name}, %", f"{share * 100:.5g}", *_beside(share, getattr(summary, name), 100)
 
 
-def _differences(pairs: list[tuple[float | None, float]]) -> Row:
-    known = [(ours, truth) for ours, truth in pairs if ours is not None]
-    apart = [ours - truth for ours, truth in known]
-    middle, shown = statistics.median(apart), statistics.median([ours for ours, _ in known])
-    worst = f"{max(apart, key=abs) * 1e6:+.2f} us"
-    return f"{shown * 1e3:.4f} ms", f"{middle * 1e6:+.2f} us ({middle / shown:+.4%})", worst, str(len(known))
+def _beside(true: float, ours: float | None, scale: float) -> Row:
+    return ("—",) if ours is None else (f"{ours * scale:.5g}", f"{ours / true - 1:+.3%}")
 
 
 def same(bench: Bench) -> Iterator[Row]:
