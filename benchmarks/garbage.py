@@ -48,10 +48,10 @@ class Ours(Auto):
 
     def end_step(self, step):
         if step >= self._upkeep.due:
-            self._upkeep.end_step(step)
+            self._upkeep.step_ended(step)
 
     def close(self):
-        self._upkeep.close()
+        self._upkeep.closed()
 
 
 class Torchtitan(Auto):

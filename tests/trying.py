@@ -38,22 +38,22 @@ class Switch(Applied):
         self.told.append(("keep", step))
         self.going = True
 
-    def end_step(self, step):
-        self.told.append(("end_step", step))
+    def step_ended(self, step):
+        self.told.append(("step_ended", step))
 
-    def begin_span(self, kind, step):
-        self.told.append(("begin_span", kind, step))
+    def span_began(self, kind, step):
+        self.told.append(("span_began", kind, step))
 
-    def end_span(self):
-        self.told.append(("end_span",))
+    def span_ended(self):
+        self.told.append(("span_ended",))
 
-    def close(self):
-        self.told.append(("close",))
+    def closed(self):
+        self.told.append(("closed",))
         self.going = False
-        super().close()
+        super().closed()
 
     def give_up(self):
-        self.close()
+        self.closed()
         self.alive = False
         self._say(SKIPPED, "enough of it")
 
@@ -90,10 +90,10 @@ class Course:
         self.steps.append(Step(self.number, None, *[None] * 4, 0.0, 0.0, (self.seconds(self.number),)))
         self.before_end(self.number)
         if self.number >= self.upkeep.due:
-            self.upkeep.end_step(self.number)
+            self.upkeep.step_ended(self.number)
         if self.number % BLOCK == 0:
             seen, self.steps = self.steps[:-LATE], self.steps[-LATE:]
-            self.upkeep.see(seen, [])
+            self.upkeep.steps_measured(seen, [])
         self.rows += self.upkeep.news()
 
     def go(self, until):
@@ -101,7 +101,7 @@ class Course:
         while self.number < until:
             self.step()
             if self.number % BLOCK == 0:
-                self.upkeep.agree(self.upkeep.asks, self.number)
+                self.upkeep.agreed(self.upkeep.asks, self.number)
         return self
 
 
@@ -113,7 +113,7 @@ def go_together(courses, until, *, heard_late=lambda rank: 0):
             course.step()
             for said, asks in windows:
                 if number == said + 1 + heard_late(rank):
-                    course.upkeep.agree(asks, said + NOTICE * BLOCK)
+                    course.upkeep.agreed(asks, said + NOTICE * BLOCK)
         if number % BLOCK == 0:
             asked = [course.upkeep.asks for course in courses]
             common = set.intersection(*[{*asks} for asks in asked])

@@ -40,7 +40,7 @@ def begin():
 
     yield one
     for upkeep in begun:
-        upkeep.close()
+        upkeep.closed()
 
 
 def go(upkeep, fake, steps, *, first=1):
@@ -49,7 +49,7 @@ def go(upkeep, fake, steps, *, first=1):
     for step in range(first, first + steps):
         fake.collected.clear()
         if step >= upkeep.due:
-            upkeep.end_step(step)
+            upkeep.step_ended(step)
         found += [(step, generation) for generation in fake.collected]
     return found
 
@@ -64,7 +64,7 @@ def test_from_the_second_step_on_the_counter_says_when_and_the_first_full_collec
     young = [(step, YOUNG) for step in range(110, 200, 10)]
     assert go(upkeep, fake, 101, first=100) == [(100, FULL), *young, (200, FULL)]
     assert fake.state[:2] == (False, True)
-    upkeep.close()
+    upkeep.closed()
     assert fake.state == found
     assert go(upkeep, fake, 100, first=201) == []
 
@@ -80,11 +80,11 @@ def test_a_resumed_fit_begins_two_steps_later_and_keeps_to_the_same_steps(fake, 
 def test_a_short_fit_makes_no_collection_at_all(fake, begin):
     upkeep = begin()
     assert go(upkeep, fake, 99) == []
-    upkeep.begin_span("evaluation", 99)
-    upkeep.end_span()
-    upkeep.begin_span("checkpoint", 99)
-    upkeep.end_span()
-    upkeep.close()
+    upkeep.span_began("evaluation", 99)
+    upkeep.span_ended()
+    upkeep.span_began("checkpoint", 99)
+    upkeep.span_ended()
+    upkeep.closed()
     assert (fake.collected, fake.state[:2]) == ([], (True, False))
 
 
@@ -101,7 +101,7 @@ def test_where_steps_are_passed_over_what_fell_due_comes_late_and_once(fake, beg
     go(upkeep, fake, 2)
     fake.collected.clear()
     for step in (27, 99, 105):
-        upkeep.end_step(step)
+        upkeep.step_ended(step)
     assert fake.collected == [YOUNG, YOUNG, FULL]
 
 
@@ -114,10 +114,10 @@ def test_without_young_generations_every_collection_is_full(monkeypatch, begin):
 def test_freezing_alone_leaves_automatic_collection(fake, begin):
     upkeep = begin(gc="freeze", gc_interval=10)
     assert go(upkeep, fake, 200) == [(10, FULL)]
-    upkeep.begin_span("evaluation", 200)
-    upkeep.end_span()
+    upkeep.span_began("evaluation", 200)
+    upkeep.span_ended()
     assert (fake.state[:2], upkeep.due) == ((True, True), NEVER)
-    upkeep.close()
+    upkeep.closed()
     assert fake.state[:2] == (True, False)
 
 
@@ -126,7 +126,7 @@ def test_what_somebody_turned_off_meanwhile_stays_so(fake, begin, level):
     upkeep = begin(gc=level)
     fake.disable()
     go(upkeep, fake, 500)
-    upkeep.close()
+    upkeep.closed()
     assert fake.state[:2] == (False, False)
     assert [row.status for row in upkeep.news()] == (["already so"] if level == "sync" else [])
 
@@ -147,13 +147,13 @@ def test_an_evaluation_begins_with_a_full_collection_and_may_collect_by_itself(f
     upkeep = begin(gc_interval=5)
     go(upkeep, fake, 51)
     fake.collected.clear()
-    upkeep.begin_span("evaluation", 51)
+    upkeep.span_began("evaluation", 51)
     assert (fake.collected, fake.automatic) == ([FULL], True)
-    upkeep.begin_span("checkpoint", 51)
-    upkeep.end_span()
+    upkeep.span_began("checkpoint", 51)
+    upkeep.span_ended()
     assert fake.automatic
-    upkeep.end_span()
-    upkeep.end_span()
+    upkeep.span_ended()
+    upkeep.span_ended()
     assert (fake.collected, fake.automatic) == ([FULL], False)
 
 
@@ -161,9 +161,9 @@ def test_a_checkpoint_ends_with_a_full_collection(fake, begin):
     upkeep = begin(gc_interval=5)
     go(upkeep, fake, 51)
     fake.collected.clear()
-    upkeep.begin_span("checkpoint", 51)
+    upkeep.span_began("checkpoint", 51)
     assert fake.collected == []
-    upkeep.end_span()
+    upkeep.span_ended()
     assert (fake.collected, fake.automatic) == ([FULL], False)
 
 
@@ -173,9 +173,9 @@ def test_a_loop_that_evaluates_in_each_step_does_not_collect_each_time(fake, beg
     found = []
     for step in range(1001, 1051):
         fake.collected.clear()
-        upkeep.begin_span("evaluation", step - 1)
-        upkeep.end_span()
-        upkeep.end_step(step)
+        upkeep.span_began("evaluation", step - 1)
+        upkeep.span_ended()
+        upkeep.step_ended(step)
         found += [step] * len(fake.collected)
     assert found == [1011, 1021, 1031, 1041]
 
@@ -184,18 +184,18 @@ def test_a_span_that_nobody_ends_does_so_with_its_step(fake, begin):
     upkeep = begin(gc_interval=100)
     go(upkeep, fake, 50)
     assert upkeep.due == 58
-    upkeep.begin_span("evaluation", 50)
-    upkeep.begin_span("checkpoint", 50)
-    upkeep.end_span()
+    upkeep.span_began("evaluation", 50)
+    upkeep.span_began("checkpoint", 50)
+    upkeep.span_ended()
     assert upkeep.due <= 51
-    upkeep.end_step(51)
+    upkeep.step_ended(51)
     assert (fake.automatic, upkeep.due) == (False, 58)
 
 
 def test_a_span_before_the_second_step_changes_nothing(fake, begin):
     upkeep = begin()
-    upkeep.begin_span("evaluation", 1)
-    upkeep.end_span()
+    upkeep.span_began("evaluation", 1)
+    upkeep.span_ended()
     assert (fake.collected, fake.state[:2]) == ([], (True, False))
 
 
@@ -238,12 +238,12 @@ def test_a_rank_in_danger_keeps_to_the_steps_of_the_others(fake, begin):
             fake.collected.clear()
             fake.young = 600_000 if danger and step % 90 in range(40, 55) else 10
             if step % 45 == 0:
-                upkeep.begin_span("evaluation", step - 1)
-                upkeep.end_span()
+                upkeep.span_began("evaluation", step - 1)
+                upkeep.span_ended()
             if step >= upkeep.due:
-                upkeep.end_step(step)
+                upkeep.step_ended(step)
             found += [(step, generation) for generation in fake.collected]
-        upkeep.close()
+        upkeep.closed()
         return found
 
     calm, endangered = rank(danger=False), rank(danger=True)
@@ -255,10 +255,10 @@ def test_a_fit_within_a_fit_collects_by_its_own_steps_and_leaves_the_outer_one_a
     found, outer, inner = fake.state, begin(gc_interval=10), begin(gc_interval=10)
     go(outer, fake, 100)
     assert go(inner, fake, 40) == [(step, YOUNG) for step in (10, 20, 30, 40)]
-    inner.close()
+    inner.closed()
     assert fake.state[:2] == (False, True)
     assert go(outer, fake, 30, first=101) == [(120, YOUNG), (130, YOUNG)]
-    outer.close()
+    outer.closed()
     assert fake.state == found
 
 
@@ -270,7 +270,7 @@ def test_two_fits_that_alternate_collect_as_often_as_one(fake, begin):
         for upkeep in (one, other):
             fake.collected.clear()
             if step >= upkeep.due:
-                upkeep.end_step(step)
+                upkeep.step_ended(step)
             found += [(step, generation) for generation in fake.collected]
     assert found == [(step, YOUNG if step % 100 else FULL) for step in range(10, 201, 10)]
 
@@ -286,7 +286,7 @@ def test_a_fit_that_was_abandoned_takes_over_again_without_another_full_collecti
     later = 106 if frozen else 46
     assert go(upkeep, fake, 10, first=later) == [(110 if frozen else 50, YOUNG)]
     assert fake.state[:2] == (False, frozen)
-    upkeep.close()
+    upkeep.closed()
     assert fake.state[:2] == (True, False)
 
 
@@ -307,16 +307,16 @@ class Knot:
 def test_a_cycle_that_outlived_young_collections_is_freed(begin):
     """By a young collection it never would be."""
     upkeep = begin(gc_interval=1)
-    upkeep.end_step(2)
+    upkeep.step_ended(2)
     later = Knot()
     freed = weakref.ref(later)
-    upkeep.end_step(3)
-    upkeep.end_step(4)
+    upkeep.step_ended(3)
+    upkeep.step_ended(4)
     del later
     for step in range(5, 10):
-        upkeep.end_step(step)
+        upkeep.step_ended(step)
     assert freed() is not None
-    upkeep.end_step(10)
+    upkeep.step_ended(10)
     assert freed() is None
 
 
@@ -329,7 +329,7 @@ def test_a_leak_is_noticed_soon_and_freed(monkeypatch, begin):
         freed.append(weakref.ref(knots[0]))
         del knots
         if step >= upkeep.due:
-            upkeep.end_step(step)
+            upkeep.step_ended(step)
     alive = [reference for reference in freed if reference() is not None]
     assert len(alive) < 20
     (row,) = upkeep.news()
@@ -340,10 +340,10 @@ def test_a_leak_is_noticed_soon_and_freed(monkeypatch, begin):
 def test_the_collector_is_as_found_after_a_fit_with_the_real_one(begin):
     found = gc.isenabled(), gc.get_threshold(), list(gc.callbacks)
     upkeep = begin(gc_interval=1)
-    upkeep.end_step(2)
-    upkeep.end_step(10)
+    upkeep.step_ended(2)
+    upkeep.step_ended(10)
     assert (gc.get_threshold()[0], gc.get_freeze_count() > 10_000) == (0, True)
-    upkeep.close()
+    upkeep.closed()
     assert (gc.isenabled(), gc.get_threshold(), list(gc.callbacks)) == found
     assert gc.get_freeze_count() < 10_000
 

@@ -34,13 +34,13 @@ def item(told):
     item = Collecting(Fit(config=PerfConfig(), environment=environment.read(), step=0, memory=dict, aside=aside))
     item.hold()
     yield item
-    item.close()
+    item.closed()
 
 
 def go(item, first, until):
     for step in range(first, until + 1):
         if step >= item.due:
-            item.end_step(step)
+            item.step_ended(step)
 
 
 def test_the_beginning_is_part_of_no_step_what_is_collected_for_a_turn_is(item, told):

@@ -69,7 +69,7 @@ def test_when_it_is_kept_the_counter_says_when_and_the_first_full_collection_fre
     assert fake.collected == [1] * 9 + [FULL]
     assert fake.state[:2] == (False, True)
     assert [(row.item, row.status) for row in course.rows] == [("gc", "on trial"), ("gc", "applied")]
-    upkeep.close()
+    upkeep.closed()
     assert fake.state == found
 
 
@@ -98,7 +98,7 @@ def test_what_somebody_turns_on_in_a_turn_stays_on_for_good(fake, at):
     course.go(1500)
     assert [(row.item, row.status) for row in course.rows] == [("gc", "on trial"), ("gc", "skipped")]
     assert course.rows[1].why == f"somebody set the thresholds of collection before step {boundary}, and they stay so"
-    upkeep.close()
+    upkeep.closed()
     assert fake.state[:2] == (True, False)
     assert fake.collected == []
 
@@ -109,7 +109,7 @@ def test_what_somebody_turns_off_while_it_is_left_stays_off(fake, at):
     course.go(at - 1)
     fake.disable()
     course.go(1500)
-    upkeep.close()
+    upkeep.closed()
     assert fake.state[:2] == (False, False)
     assert course.rows[-1].status == "already so"
 
@@ -120,16 +120,16 @@ def test_a_fit_within_a_turn_shares_the_collector_and_the_trial_goes_on(fake, at
     course.go(at)
     way = fake.automatic
     inner = Collecting(fit())
-    inner.end_step(2)
+    inner.step_ended(2)
     assert fake.state[:2] == (False, False)
-    inner.close()
+    inner.closed()
     assert fake.state[:2] == (way, False)
     for boundary in [step for step in BOUNDARIES if step > at]:
         course.go(boundary + 1)
         assert fake.state[:2] == (not DONE_AFTER(boundary), False)
     course.go(1500)
     assert course.rows[-1].status == "applied"
-    upkeep.close()
+    upkeep.closed()
     assert fake.state[:2] == (True, False)
 
 
@@ -138,12 +138,12 @@ def test_with_another_fit_under_way_nothing_can_be_compared_and_the_trial_ends(f
     boundary = between(False, True)
     course.go(boundary - 1)
     inner = Collecting(fit())
-    inner.end_step(2)
+    inner.step_ended(2)
     course.go(boundary + 5)
     assert (course.rows[-1].status, course.rows[-1].why) == ("skipped", ELSEWHERE)
     assert fake.state[:2] == (False, False)
-    inner.close()
-    upkeep.close()
+    inner.closed()
+    upkeep.closed()
     assert fake.state[:2] == (True, False)
 
 
@@ -153,9 +153,9 @@ def test_a_span_in_a_turn_done_collects_by_itself_and_one_in_a_turn_left_changes
     for number in range(1, AFTER + 8 * TURN):
         course.go(number)
         way, _ = fake.automatic, fake.collected.clear()
-        upkeep.begin_span(kind, number)
+        upkeep.span_began(kind, number)
         assert fake.automatic
-        upkeep.end_span()
+        upkeep.span_ended()
         assert (fake.automatic, fake.collected) == (way, [])
 
 
@@ -164,7 +164,7 @@ def test_a_fit_that_ends_in_the_midst_leaves_the_collector_as_found(fake, until)
     found = fake.state
     upkeep, course = tried(fake)
     course.go(until)
-    upkeep.close()
+    upkeep.closed()
     assert fake.state == found
 
 
@@ -174,7 +174,7 @@ def test_freezing_alone_is_not_tried_but_done(fake):
     assert [(row.item, row.status) for row in upkeep.rows] == [("gc", "applied")]
     course.go(200)
     assert (fake.collected, fake.state[:2], upkeep.due) == ([FULL], (True, True), NEVER)
-    upkeep.close()
+    upkeep.closed()
     assert fake.state[:2] == (True, False)
 
 
@@ -184,7 +184,7 @@ def test_where_full_collections_could_come_in_each_turn_it_is_not_tried_but_done
     assert [(row.item, row.status) for row in upkeep.rows] == [("gc", status)]
     course.go(AFTER)
     assert (fake.collected, fake.automatic) == (([], False) if status == "applied" else ([FULL], True))
-    upkeep.close()
+    upkeep.closed()
     assert fake.state[:2] == (True, False)
 
 
@@ -197,15 +197,15 @@ def test_ranks_that_agreed_on_an_interval_in_different_turns_keep_to_the_same_st
         for number in range(1, 1500):
             fake.collected.clear()
             if number >= upkeep.due:
-                upkeep.end_step(number)
+                upkeep.step_ended(number)
             found += [(number, generation) for generation in fake.collected]
             if number == heard:
-                upkeep.agree({"gc_interval": 50}, 300)
+                upkeep.agreed({"gc_interval": 50}, 300)
             if number == 1100:
-                upkeep.agree({"gc_interval": 50, "keep gc": 1}, 1150)
+                upkeep.agreed({"gc_interval": 50, "keep gc": 1}, 1150)
             if number == 1200:
-                upkeep.agree({"gc_interval": 50, "keep gc": 1}, 1310)
-        upkeep.close()
+                upkeep.agreed({"gc_interval": 50, "keep gc": 1}, 1310)
+        upkeep.closed()
         return found
 
     one, other = rank(between(True, False) - 5), rank(between(True, False) + 5)

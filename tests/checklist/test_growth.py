@@ -37,7 +37,7 @@ def begin():
 
     yield one
     for upkeep in begun:
-        upkeep.close()
+        upkeep.closed()
 
 
 def go(upkeep, fake, until, *, first=1, danger=()):
@@ -47,7 +47,7 @@ def go(upkeep, fake, until, *, first=1, danger=()):
         fake.collected.clear()
         fake.young = 600_000 if step in danger else 10
         if step >= upkeep.due:
-            upkeep.end_step(step)
+            upkeep.step_ended(step)
         found += [(step, generation) for generation in fake.collected]
     return found
 
@@ -97,7 +97,7 @@ def test_it_does_not_ask_for_more_until_that_was_agreed_on(fake, begin):
     upkeep = begin(gc_interval=100)
     go(upkeep, fake, 90, danger=range(13, 90))
     assert upkeep.asks == {"gc_interval": 50}
-    upkeep.agree(upkeep.asks, 95)
+    upkeep.agreed(upkeep.asks, 95)
     go(upkeep, fake, 140, first=91, danger=range(101, 140))
     assert upkeep.asks == {"gc_interval": 25}
 
@@ -107,7 +107,7 @@ def test_it_asks_for_nothing_below_ten_steps_or_what_was_configured(fake, begin,
     upkeep = begin(gc_interval=configured)
     for step in range(1, 400):
         go(upkeep, fake, step, first=step, danger=(step,))
-        upkeep.agree(upkeep.asks, step)
+        upkeep.agreed(upkeep.asks, step)
         assert least <= upkeep.asks["gc_interval"] <= configured
     assert upkeep.asks == {"gc_interval": least}
 
@@ -115,7 +115,7 @@ def test_it_asks_for_nothing_below_ten_steps_or_what_was_configured(fake, begin,
 def test_what_ranks_agree_on_holds_from_its_step_on_and_keeps_to_common_multiples(fake, begin):
     upkeep = begin(gc_interval=100)
     go(upkeep, fake, 110)
-    upkeep.agree({"gc_interval": 50}, 230)
+    upkeep.agreed({"gc_interval": 50}, 230)
     found = go(upkeep, fake, 1000, first=111)
     assert found == [
         (200, YOUNG),
@@ -131,10 +131,10 @@ def test_what_is_no_shorter_interval_changes_nothing_be_the_other_pending_or_in_
     """No rank collects less often because of what another one asks for."""
     upkeep = begin(gc_interval=100)
     go(upkeep, fake, 110)
-    upkeep.agree({"gc_interval": 50}, 130)
-    upkeep.agree({"gc_interval": asked}, 120)
+    upkeep.agreed({"gc_interval": 50}, 130)
+    upkeep.agreed({"gc_interval": asked}, 120)
     assert go(upkeep, fake, 200, first=111) == [(150, YOUNG), (200, YOUNG)]
-    upkeep.agree({"gc_interval": asked}, 210)
+    upkeep.agreed({"gc_interval": asked}, 210)
     assert go(upkeep, fake, 300, first=201) == [(250, YOUNG), (300, YOUNG)]
     assert [row.why for row in upkeep.news()] == ["every 50 steps from step 130 on: some rank needs it"]
 
@@ -142,7 +142,7 @@ def test_what_is_no_shorter_interval_changes_nothing_be_the_other_pending_or_in_
 def test_at_a_step_that_is_due_by_the_old_interval_that_still_counts(fake, begin):
     upkeep = begin(gc_interval=100)
     go(upkeep, fake, 110)
-    upkeep.agree({"gc_interval": 75}, 200)
+    upkeep.agreed({"gc_interval": 75}, 200)
     assert go(upkeep, fake, 310, first=111) == [(200, YOUNG), (225, YOUNG), (300, YOUNG)]
 
 
@@ -150,7 +150,7 @@ def test_an_agreement_that_is_repeated_is_neither_put_off_nor_said_again(fake, b
     upkeep = begin(gc_interval=100)
     go(upkeep, fake, 110)
     for step in range(111, 400):
-        upkeep.agree({"gc_interval": 50}, step + 20)
+        upkeep.agreed({"gc_interval": 50}, step + 20)
         go(upkeep, fake, step, first=step)
     assert [row.why for row in upkeep.news()] == ["every 50 steps from step 131 on: some rank needs it"]
 
@@ -159,10 +159,10 @@ def test_where_a_window_does_not_tell_of_it_what_was_agreed_on_stands(fake, begi
     """A rank may have given it up meanwhile, or be about to."""
     upkeep = begin(gc_interval=100)
     go(upkeep, fake, 110)
-    upkeep.agree({"gc_interval": 50}, 130)
-    upkeep.agree({}, 135)
+    upkeep.agreed({"gc_interval": 50}, 130)
+    upkeep.agreed({}, 135)
     go(upkeep, fake, 140, first=111)
-    upkeep.agree({"keep gc": 1}, 145)
+    upkeep.agreed({"keep gc": 1}, 145)
     assert go(upkeep, fake, 250, first=141) == [(150, YOUNG), (200, YOUNG), (250, YOUNG)]
     assert len(upkeep.news()) == 1
 
@@ -170,8 +170,8 @@ def test_where_a_window_does_not_tell_of_it_what_was_agreed_on_stands(fake, begi
 def test_what_is_agreed_on_after_the_end_changes_nothing(fake, begin):
     upkeep = begin(gc_interval=100)
     go(upkeep, fake, 110)
-    upkeep.close()
-    upkeep.agree({"gc_interval": 50}, 120)
+    upkeep.closed()
+    upkeep.agreed({"gc_interval": 50}, 120)
     assert go(upkeep, fake, 300, first=111) == []
     assert upkeep.news() == []
 
@@ -179,5 +179,5 @@ def test_what_is_agreed_on_after_the_end_changes_nothing(fake, begin):
 def test_who_collects_by_itself_has_no_interval_to_agree_on(fake, begin):
     upkeep = begin(gc="freeze")
     go(upkeep, fake, 110)
-    upkeep.agree({"gc_interval": 50}, 120)
+    upkeep.agreed({"gc_interval": 50}, 120)
     assert go(upkeep, fake, 300, first=111) == []

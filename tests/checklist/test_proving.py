@@ -44,7 +44,7 @@ def test_what_makes_steps_shorter_is_kept(seed):
 def test_what_buys_nothing_is_undone(seed):
     item, proving, course = on_trial(saves=False, seed=seed)
     course.go(2000)
-    assert item.told == [("hold",), *[("turn", *turn) for turn in TURNS], ("close",)]
+    assert item.told == [("hold",), *[("turn", *turn) for turn in TURNS], ("closed",)]
     (row,) = course.rows
     assert (row.status, proving.due) == ("skipped", NEVER)
     low, saved, high = row.saved_seconds
@@ -69,9 +69,12 @@ def test_what_it_says_is_what_a_person_wants_to_know():
 
 def test_where_too_little_was_seen_it_is_not_kept_and_nothing_is_claimed():
     item, proving, course = on_trial(saves=True)
-    told, course.upkeep.see = proving.see, lambda steps, _: told([step._replace(seconds=None) for step in steps], [])
+    told, course.upkeep.steps_measured = (
+        proving.steps_measured,
+        lambda steps, _: told([step._replace(seconds=None) for step in steps], []),
+    )
     course.go(2000)
-    assert item.told[-1] == ("close",)
+    assert item.told[-1] == ("closed",)
     assert [(row.status, row.saved_seconds, row.why) for row in course.rows] == [
         (
             "skipped",
@@ -92,7 +95,7 @@ def test_where_steps_are_passed_over_a_turn_comes_late_and_goes_the_way_of_its_s
     item, proving, _ = on_trial(saves=False)
     for step in (1, 40, 50, 75, 300, 5000):
         if step >= proving.due:
-            proving.end_step(step)
+            proving.step_ended(step)
     assert item.boundaries == [(step, Trial(AFTER).done_after(step)) for step in (40, 75, 300, 5000)]
     assert proving.due == NEVER
 
@@ -101,9 +104,9 @@ def test_the_item_has_its_own_steps_and_spans_meanwhile():
     item, proving, course = on_trial(saves=False)
     item._due = 17
     course.go(17)
-    proving.begin_span("evaluation", 17)
-    proving.end_span()
-    assert item.told[-3:] == [("end_step", 17), ("begin_span", "evaluation", 17), ("end_span",)]
+    proving.span_began("evaluation", 17)
+    proving.span_ended()
+    assert item.told[-3:] == [("step_ended", 17), ("span_began", "evaluation", 17), ("span_ended",)]
     assert proving.due == 17
 
 
@@ -111,9 +114,9 @@ def test_the_item_has_its_own_steps_and_spans_meanwhile():
 def test_a_fit_that_ends_in_the_midst_leaves_nothing_behind(until):
     item, proving, course = on_trial(saves=True)
     course.go(until)
-    proving.close()
-    proving.close()
-    assert (item.going, item.told[-1], proving.due) == (False, ("close",), NEVER)
+    proving.closed()
+    proving.closed()
+    assert (item.going, item.told[-1], proving.due) == (False, ("closed",), NEVER)
     course.go(2000)
     assert (item.going, item.boundaries) == (False, [turn for turn in TURNS if turn[0] <= until])
     assert course.rows == []
@@ -153,7 +156,7 @@ def test_ranks_keep_it_after_the_same_step_though_they_hear_of_it_apart():
 def test_what_one_rank_does_not_gain_by_none_keeps():
     items, courses = two_ranks(saves=(True, False))
     go_together(courses, 2000)
-    assert [item.told[-1] for item in items] == [("close",)] * 2
+    assert [item.told[-1] for item in items] == [("closed",)] * 2
     (here,), (there,) = [course.rows for course in courses]
     assert (here.status, there.status) == ("skipped", "skipped")
     assert here.why.startswith("it was not kept, since other ranks don't gain: here it saves ")
@@ -186,9 +189,9 @@ def test_two_items_are_tried_one_after_the_other_and_each_is_judged_by_itself():
     course = Course(startup, noisy(lambda: other.going)).go(second + LAST + SLOT)
     assert one.boundaries == TURNS
     assert other.boundaries == [(step + second - AFTER, done) for step, done in TURNS]
-    assert (one.told[-1], other.told[-1][0]) == (("close",), "keep")
+    assert (one.told[-1], other.told[-1][0]) == (("closed",), "keep")
     assert [(row.item, row.status) for row in course.rows[2:]] == [("one", "skipped"), ("other", "applied")]
-    startup.close()
+    startup.closed()
     assert (one.going, other.going) == (False, False)
 
 
@@ -235,8 +238,8 @@ def test_that_nothing_came_of_a_trial_is_kept_for_the_summary(give_up):
     if give_up:
         one.give_up()
     else:
-        told = keeping.see
-        keeping.see = lambda steps, _: told([step._replace(seconds=None) for step in steps], [])
+        told = keeping.steps_measured
+        keeping.steps_measured = lambda steps, _: told([step._replace(seconds=None) for step in steps], [])
     course.go(2000)
     assert keeping.proofs == {"one": journal[-1].why}
     assert journal[-1].status == "skipped"

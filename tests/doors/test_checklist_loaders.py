@@ -156,8 +156,8 @@ def test_a_loop_gets_what_is_pinned(tmp_path, copies):
 
 def dues(monkeypatch):
     """When the item wants to be asked again, each time that it was asked."""
-    found, inner = [], Loading.end_step
-    monkeypatch.setattr(Loading, "end_step", lambda self, step: (inner(self, step), found.append(self.due)))
+    found, inner = [], Loading.step_ended
+    monkeypatch.setattr(Loading, "step_ended", lambda self, step: (inner(self, step), found.append(self.due)))
     return found
 
 

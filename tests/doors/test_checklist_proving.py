@@ -230,12 +230,12 @@ def test_who_resumes_in_the_midst_of_a_trial_begins_another_one(tmp_path, throug
 
 
 @every_door
-@pytest.mark.parametrize("place", ["see", "end_step", "agree"])
+@pytest.mark.parametrize("place", ["steps_measured", "step_ended", "agreed"])
 def test_what_breaks_in_a_trial_undoes_that_item_alone(tmp_path, monkeypatch, caplog, through, place):
     inner = getattr(Proving, place)
 
     def broken(self, *args):
-        if (args[-1] if place != "see" else args[0][-1].number) >= DONE_TURN:
+        if (args[-1] if place != "steps_measured" else args[0][-1].number) >= DONE_TURN:
             raise RuntimeError("broken")
         return inner(self, *args)
 

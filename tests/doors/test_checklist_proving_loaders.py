@@ -114,7 +114,7 @@ def test_however_it_ends_in_a_done_turn_copies_are_as_found(tmp_path, copies, th
     assert set().union(*watch.kinds.values()) == ({False} if through is COPYING["transformers"] else set())
 
 
-@pytest.fixture(params=["see", "end_step", "agree"])
+@pytest.fixture(params=["steps_measured", "step_ended", "agreed"])
 def _broken(request, monkeypatch):
     """Of the trial of copies."""
     inner = getattr(Proving, request.param)

@@ -90,19 +90,19 @@ def test_what_was_applied_and_undone_twice_leaves_the_world_as_found(item, envir
         for step in range(1, 60):
             for at, kind in spans:
                 if at == step:
-                    upkeep.begin_span(kind, step - 1)
+                    upkeep.span_began(kind, step - 1)
             assert copier.first(step) is step
             assert copier.copy([torch.ones(1)], "cpu") is False
             if step >= upkeep.due or step in dict(spans):
-                upkeep.end_step(step)
-        upkeep.close()
-        upkeep.close()
+                upkeep.step_ended(step)
+        upkeep.closed()
+        upkeep.closed()
         assert fake.state == found
         assert (loader.pin_memory, later.pin_memory, vars(copier)) == (False, False, {})
 
 
 DOINGS = st.lists(
-    st.sampled_from(["done", "left", "keep", "evaluation", "checkpoint", "end_span", "step", "agree", "others"]),
+    st.sampled_from(["done", "left", "keep", "evaluation", "checkpoint", "span_ended", "step", "agreed", "others"]),
     max_size=40,
 )
 
@@ -121,17 +121,17 @@ def test_what_was_tried_in_turns_of_whatever_order_leaves_the_world_as_found(ite
             if doing in {"done", "left", "keep"} and applied.turns:
                 applied.keep(step) if doing == "keep" else applied.turn(step, done=doing == "done")
             elif doing in {"evaluation", "checkpoint"}:
-                applied.begin_span(doing, step)
-            elif doing == "end_span":
-                applied.end_span()
+                applied.span_began(doing, step)
+            elif doing == "span_ended":
+                applied.span_ended()
             elif doing == "others" and not fake.enabled and found[0]:
                 fake.enable()
-            elif doing == "agree":
-                applied.agree({"gc_interval": max(1, step // 2)}, step + 1)
+            elif doing == "agreed":
+                applied.agreed({"gc_interval": max(1, step // 2)}, step + 1)
             if step >= applied.due:
-                applied.end_step(step)
-        applied.close()
-        applied.close()
+                applied.step_ended(step)
+        applied.closed()
+        applied.closed()
         assert fake.state == found
         assert (loader.pin_memory, vars(copier)) == (False, {})
 
@@ -158,14 +158,14 @@ def test_a_trial_with_whatever_end_leaves_the_world_as_found(item, environment, 
         for stride in strides:
             step += stride
             if verdict is not None and step > verdict[1]:
-                proving.agree({f"keep {item.slug}": verdict[0]}, verdict[1])
+                proving.agreed({f"keep {item.slug}": verdict[0]}, verdict[1])
             for at, kind in spans:
                 if step - stride < at <= step:
-                    proving.begin_span(kind, step - 1)
+                    proving.span_began(kind, step - 1)
             if step >= proving.due:
-                proving.end_step(step)
-        proving.close()
-        proving.close()
+                proving.step_ended(step)
+        proving.closed()
+        proving.closed()
         assert fake.state == found
         assert vars(copier) == {}
 

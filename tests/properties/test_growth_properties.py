@@ -39,13 +39,13 @@ class Rank:
 
     def leave(self):
         self.enter()
-        self.upkeep.close()
+        self.upkeep.closed()
 
     def step(self, number):
         self.enter()
         self.fake.young = 600_000 if number in self.danger else 10
         if number >= self.upkeep.due:
-            self.upkeep.end_step(number)
+            self.upkeep.step_ended(number)
         self.collected += [(number, generation) for generation in self.fake.collected]
         self.fake.collected.clear()
 
@@ -72,7 +72,7 @@ def test_ranks_collect_at_the_same_steps_whoever_is_in_danger(dangers, delays, i
                 rank.step(number)
                 end = number - 1 - rank.delay * (NOTICE * window - 2) // 99
                 if end in said:
-                    rank.upkeep.agree(said[end], end + NOTICE * window)
+                    rank.upkeep.agreed(said[end], end + NOTICE * window)
             if number % window == 0:
                 said[number] = {"gc_interval": min([rank.upkeep.asks["gc_interval"] for rank in ranks])}
         for rank in ranks:

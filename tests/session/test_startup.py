@@ -32,24 +32,24 @@ class Upkeep:
         if self.failing == what[0]:
             raise ValueError("no")
 
-    def end_step(self, step):
-        self.tell("end_step", step)
+    def step_ended(self, step):
+        self.tell("step_ended", step)
 
-    def begin_span(self, kind, step):
-        self.tell("begin_span", kind, step)
+    def span_began(self, kind, step):
+        self.tell("span_began", kind, step)
 
-    def end_span(self):
-        self.tell("end_span")
+    def span_ended(self):
+        self.tell("span_ended")
 
-    def see(self, steps, pauses):
-        self.tell("see", *steps, *pauses)
+    def steps_measured(self, steps, pauses):
+        self.tell("steps_measured", *steps, *pauses)
 
     @property
     def asks(self):
         return {}
 
-    def agree(self, asked, step):
-        self.tell("agree", asked, step)
+    def agreed(self, asked, step):
+        self.tell("agreed", asked, step)
 
     @property
     def turns(self):
@@ -58,8 +58,8 @@ class Upkeep:
     def news(self):
         return []
 
-    def close(self):
-        self.told.append(("close",))
+    def closed(self):
+        self.told.append(("closed",))
 
 
 class Item:
@@ -87,32 +87,40 @@ def test_only_what_is_to_be_applied_is_and_all_is_told():
     startup = Startup(fit(), (one, other))
     assert [(row.item, row.status) for row in startup.news()] == [("one", "applied"), ("other", "already so")]
     assert (startup.news(), startup.due) == ([], 7)
-    startup.begin_span("evaluation", 6)
-    startup.end_span()
-    startup.end_step(7)
-    startup.close()
-    startup.close()
-    assert one.upkeep.told == [("begin_span", "evaluation", 6), ("end_span",), ("end_step", 7), ("close",)]
+    startup.span_began("evaluation", 6)
+    startup.span_ended()
+    startup.step_ended(7)
+    startup.closed()
+    startup.closed()
+    assert one.upkeep.told == [("span_began", "evaluation", 6), ("span_ended",), ("step_ended", 7), ("closed",)]
     assert (other.upkeep.told, startup.due) == ([], NEVER)
 
 
-@pytest.mark.parametrize("point", ["decide", "apply", "see", "agree", "end_step", "begin_span", "end_span"])
+@pytest.mark.parametrize(
+    "point", ["decide", "apply", "steps_measured", "agreed", "step_ended", "span_began", "span_ended"]
+)
 def test_an_item_that_fails_says_so_and_is_undone_and_the_others_go_on(point, caplog):
     one, other = Item("one", failing=point, due=2), Item("other", due=9)
     startup = Startup(fit(), (one, other))
-    startup.see(["step"], [])
-    startup.agree({"less": 1}, 2)
-    startup.begin_span("evaluation", 1)
-    startup.end_span()
-    startup.end_step(2)
-    startup.end_step(9)
+    startup.steps_measured(["step"], [])
+    startup.agreed({"less": 1}, 2)
+    startup.span_began("evaluation", 1)
+    startup.span_ended()
+    startup.step_ended(2)
+    startup.step_ended(9)
     failed = [row for row in startup.news() if row.status == "failed"]
     assert failed == [Checklist(item="one", status="failed", why="ValueError: no")]
-    assert one.upkeep.told[-1:] == ([("close",)] if point not in {"decide", "apply"} else [])
-    assert [what for what, *_ in other.upkeep.told] == ["see", "agree", "begin_span", "end_span", *["end_step"] * 2]
+    assert one.upkeep.told[-1:] == ([("closed",)] if point not in {"decide", "apply"} else [])
+    assert [what for what, *_ in other.upkeep.told] == [
+        "steps_measured",
+        "agreed",
+        "span_began",
+        "span_ended",
+        *["step_ended"] * 2,
+    ]
     assert startup.due == 9
-    startup.close()
-    assert other.upkeep.told[-1] == ("close",)
+    startup.closed()
+    assert other.upkeep.told[-1] == ("closed",)
 
 
 def test_what_is_to_be_skipped_is():
@@ -126,11 +134,11 @@ def test_what_was_applied_earlier_is_told_and_undone_with_the_rest():
     one, other = Item("one", due=7), Item("other", due=9)
     earlier = Startup(fit(), (other,))
     startup = Startup(fit(), (one, other), earlier)
-    earlier.close()
+    earlier.closed()
     assert [row.item for row in startup.news()] == ["one", "other"]
     assert (other.upkeep.told, startup.due) == ([], 7)
-    startup.close()
-    assert (one.upkeep.told, other.upkeep.told) == ([("close",)], [("close",)])
+    startup.closed()
+    assert (one.upkeep.told, other.upkeep.told) == ([("closed",)], [("closed",)])
 
 
 def test_to_skip_what_is_no_item_is_said(monkeypatch, caplog):
@@ -168,10 +176,10 @@ def test_a_fit_that_is_measured_has_its_checklist_until_it_closes(monkeypatch):
     assert journal == list(rows)
     assert [row.item for row in rows] == ["gc", "loaders"]
     assert recorder.upkeep.due == 2
-    recorder.upkeep.end_step(2)
+    recorder.upkeep.step_ended(2)
     assert (fake.automatic, recorder.upkeep.due) == (False, 3)
     assert recorder.marks == []
-    recorder.upkeep.end_step(1000)
+    recorder.upkeep.step_ended(1000)
     assert recorder.marks == [BEGIN[Stage.ASIDE], BACK]
     recorder.patches.restore()
     assert fake.automatic
@@ -186,9 +194,9 @@ def test_an_item_is_tried_where_all_can_find_out_together_what_it_buys(monkeypat
     assert [(row.item, row.status) for row in rows] == [("gc", "on trial"), ("loaders", "not applicable")]
     assert (journal, recorder.upkeep.due) == (list(rows), 102)
     assert rows[0].why == "done and left in turns of 32 steps until step 1,126, to prove what it buys"
-    recorder.upkeep.end_step(102)
+    recorder.upkeep.step_ended(102)
     assert (fake.automatic, recorder.upkeep.due) == (True, 134)
-    recorder.upkeep.end_step(134)
+    recorder.upkeep.step_ended(134)
     assert not fake.automatic
     recorder.patches.restore()
     assert fake.automatic
@@ -203,7 +211,7 @@ def test_where_ranks_exchange_nothing_what_was_to_be_tried_is_applied_and_that_i
     assert [record.message for record in caplog.records] == [
         "perf_callbacks: checklist='prove' acts as 'on': ranks exchange nothing, and can't agree."
     ]
-    recorder.upkeep.end_step(2)
+    recorder.upkeep.step_ended(2)
     assert not fake.automatic
     recorder.patches.restore()
 

@@ -121,10 +121,10 @@ class Collecting(Applied):
         """The step from whose end on there is something to do: a span that nobody ends does so with its step."""
         return 0 if self._spans else self._due
 
-    def end_step(self, step: int) -> None:
+    def step_ended(self, step: int) -> None:
         """Do what a step that ends makes due."""
         while self._spans:
-            self.end_span()
+            self.span_ended()
         if step < self._due:
             return
         if self._trying:
@@ -141,7 +141,7 @@ class Collecting(Applied):
             self._keep_to_schedule(step)
         self._last = step
 
-    def begin_span(self, kind: str, step: int) -> None:
+    def span_began(self, kind: str, step: int) -> None:
         """Collect by itself in an evaluation, where nobody waits for this rank in each step."""
         if not self._spans:
             self._aside = step
@@ -152,7 +152,7 @@ class Collecting(Applied):
             self._lease.turn_on()
         self._spans.append(kind)
 
-    def end_span(self) -> None:
+    def span_ended(self) -> None:
         """Collect what a checkpoint leaves behind."""
         kind = self._spans.pop() if self._spans else None
         if kind is None or self._spans:
@@ -168,7 +168,7 @@ class Collecting(Applied):
         """How often it should be collected on all ranks, for the sake of this one."""
         return {ASKED: min(self._least, NEVER)}
 
-    def agree(self, least: Mapping[str, int], step: int) -> None:
+    def agreed(self, least: Mapping[str, int], step: int) -> None:
         """The least that any rank asks for holds from the end of that step on."""
         pending, _ = self._agreed or (self._interval, step)
         interval = least.get(ASKED, pending)
@@ -189,7 +189,7 @@ class Collecting(Applied):
     def turn(self, step: int, *, done: bool) -> None:
         """The turn before ends after this step; another one begins, in which it is done or left."""
         while self._spans:
-            self.end_span()
+            self.span_ended()
         if due_between(self._last, step, self._interval) == FULL or not self._fresh:
             with self._aside_of_steps():  # so that nothing piles up, nor makes a collection of the first turns
                 self._lease.collect_now(FULL)
@@ -218,7 +218,7 @@ class Collecting(Applied):
         with self._aside_of_steps():
             self._lease.collect_now(FULL)
 
-    def close(self) -> None:
+    def closed(self) -> None:
         """Give the collector back. Twice is once."""
         self._due, self._trying = NEVER, False
         self._spans.clear()
@@ -265,7 +265,7 @@ class Collecting(Applied):
         return overruled
 
     def _give_up(self, status: str, why: str) -> None:
-        self.close()
+        self.closed()
         self._say(status, why)
 
     def _keep_to_schedule(self, step: int) -> None:

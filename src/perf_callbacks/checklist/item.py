@@ -70,13 +70,13 @@ class Applied:
         """The step from whose end on there is something to do."""
         return self._due
 
-    def end_step(self, step: int) -> None:
+    def step_ended(self, step: int) -> None:
         """A step that is due is about to end."""
 
-    def begin_span(self, kind: str, step: int) -> None:
+    def span_began(self, kind: str, step: int) -> None:
         """Evaluation, checkpointing or the like has begun after that step."""
 
-    def end_span(self) -> None:
+    def span_ended(self) -> None:
         """It is about to end."""
 
     @property
@@ -84,7 +84,7 @@ class Applied:
         """Whether it wants to see anything."""
         return False
 
-    def see(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
+    def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
         """Steps are finished."""
 
     @property
@@ -92,7 +92,7 @@ class Applied:
         """What this rank asks all ranks for."""
         return {}
 
-    def agree(self, least: Mapping[str, int], step: int) -> None:
+    def agreed(self, least: Mapping[str, int], step: int) -> None:
         """What holds on all ranks from the end of that step on."""
 
     @property
@@ -114,14 +114,14 @@ class Applied:
 
     def leave(self, step: int) -> None:  # noqa: ARG002 it is the shape of all
         """From there on it is left, for good."""
-        self.close()
+        self.closed()
 
     def news(self) -> list[Checklist]:
         """What there is to say since the last call."""
         news, self._news = self._news, []
         return news
 
-    def close(self) -> None:
+    def closed(self) -> None:
         """The fit is over: put everything back. Twice is once."""
         self._due = NEVER
 

@@ -129,7 +129,7 @@ class Loading(Applied):
         if batches.copy is not None:
             self._patches.replace(*batches.copy, functools.partial(_copying, self._first, self._copies))
 
-    def end_step(self, step: int) -> None:
+    def step_ended(self, step: int) -> None:
         """After the first batch it is known whether it was worth it. Where none is seen it is looked for ever rarer."""
         if step < self._due:
             return
@@ -139,10 +139,10 @@ class Loading(Applied):
         self._due = NEVER
         needed = self._first.bytes * max(self._held, default=0)
         if not self._first.pinned:
-            self.close()
+            self.closed()
             self._say(NOT_APPLICABLE, f"batches that are a {self._first.kind} did not get pinned")
         elif self._room is not None and needed > self._room:
-            self.close()
+            self.closed()
             self._say(SKIPPED, f"pinned batches would take {needed / 1e6:,.0f} MB of {self._room / 1e6:,.0f} to spare")
 
     @property
@@ -166,7 +166,7 @@ class Loading(Applied):
         """It is not: they are waited for. That loaders pin was not tried."""
         self._copies.go_on = False
 
-    def close(self) -> None:
+    def closed(self) -> None:
         """Loaders and copies are as they were found. Twice is once."""
         self._due = NEVER
         self._seams.restore()

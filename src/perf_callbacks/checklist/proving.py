@@ -32,10 +32,10 @@ class Proving(Applied):
         decided = NEVER if self._verdict is None else self._verdict[1]
         return min(self._item.due, NEVER if self._turn is None else self._turn, decided)
 
-    def end_step(self, step: int) -> None:
+    def step_ended(self, step: int) -> None:
         """A step that is due is about to end."""
         if step >= self._item.due:
-            self._item.end_step(step)
+            self._item.step_ended(step)
         if not self._over and not self._item.turns:  # it has given up by itself, and said why
             self._end()
             self._finds = False  # the other ranks have to hear of it
@@ -45,20 +45,20 @@ class Proving(Applied):
         if self._verdict is not None and step >= self._verdict[1]:
             self._decide(step, keep=self._verdict[0])
 
-    def begin_span(self, kind: str, step: int) -> None:
+    def span_began(self, kind: str, step: int) -> None:
         """Evaluation, checkpointing or the like has begun after that step."""
-        self._item.begin_span(kind, step)
+        self._item.span_began(kind, step)
 
-    def end_span(self) -> None:
+    def span_ended(self) -> None:
         """It is about to end."""
-        self._item.end_span()
+        self._item.span_ended()
 
     @property
     def watching(self) -> bool:
         """Until it has found out."""
         return not self._over and self._finds is None
 
-    def see(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
+    def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
         """Steps are finished: what they took is what is tried."""
         if not self.watching:
             return
@@ -72,9 +72,9 @@ class Proving(Applied):
         """What the item asks for, and that it be kept, or not."""
         return {**self._item.asks, **({} if self._finds is None else {self._name: int(self._finds)})}
 
-    def agree(self, least: Mapping[str, int], step: int) -> None:
+    def agreed(self, least: Mapping[str, int], step: int) -> None:
         """What holds on all ranks from the end of that step on."""
-        self._item.agree(least, step)
+        self._item.agreed(least, step)
         if self._name in least and self._verdict is None and not self._over:
             self._verdict = bool(least[self._name]), step
 
@@ -82,10 +82,10 @@ class Proving(Applied):
         """What there is to say since the last call, of both."""
         return [*self._item.news(), *super().news()]
 
-    def close(self) -> None:
+    def closed(self) -> None:
         """Everything is as it was found."""
         self._end()
-        self._item.close()
+        self._item.closed()
 
     def _decide(self, step: int, *, keep: bool) -> None:
         self._end()
