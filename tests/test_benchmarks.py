@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,25 +28,23 @@ def small(tmp_path, *parts, timeout=100):
 
 
 def test_what_can_be_checked_on_a_cpu_is_and_the_rest_says_that_it_needs_a_gpu(tmp_path):
-    printed, written = small(tmp_path, "machine", "timeline", "ended")
+    printed, written = small(tmp_path, "machine", "truth")
     assert "| CUDA, as torch was built | needs CUDA |" in written or torch.version.cuda
     assert "| driver, clock, best product | needs CUDA |" in written
-    assert written.count("interrupted: False; counted / by hand 1.000000, 1.000000 |") == 4
-    assert written.count("| lost steps, of the host's clock | 0 |") == 2
+    assert len(re.findall(r"\| (?:model|hardware) FLOPs \| (\d+) \| \1 \|", written)) == 6
+    assert written.count("| not counted; lost; clock |  | {}; 0; host |") == 3
     assert all(line in printed for line in written.splitlines()[4:])
-    assert printed.endswith("3 parts, of which 0 failed\n")
+    assert printed.endswith("2 parts, of which 0 failed\n")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(320)
 def test_all_of_it_runs_in_a_small_form(tmp_path):
     printed, written = small(tmp_path, timeout=300)
-    assert written.count("| 1.000000, 1.000000 |") == 3
     assert written.count("6 of 6 losses and the weights are bitwise equal") == 2
-    assert "calls by step [1, 0, 1, 1, 1, 1]; graphs after each step [1, 1, 1, 1, 1, 1]" in written
-    assert "| aten::item | 2.000 | 2.000 | 2.000 | +0.000 | +0.000 | 1 |" in written
-    assert "pairs of turns)" in written
-    assert printed.endswith("13 parts, of which 0 failed\n")
+    for variant in ("nothing again", "ours", 'ours, checklist="off"', 'gc="sync"', 'loaders="apply"'):
+        assert f"| {variant} | " in written
+    assert printed.endswith("6 parts, of which 0 failed\n")
 
 
 def test_without_a_gpu_it_says_what_can_be_done():
@@ -85,18 +84,12 @@ def breaking(_bench):
 def test_a_part_that_fails_keeps_its_rows_and_says_why_and_the_others_go_on(door, tmp_path):
     out = tmp_path / "new" / "out.md"
     parts = [a_part(door, "first", breaking), a_part(door, "second", lambda _: [("after", "2")])]
-    assert door.run(parts, bench(door, tmp_path), 60, out) == 1
+    assert door.run(parts, bench(door, tmp_path), out) == 1
     rows = [line for line in out.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
     assert rows == [
         *("| what | value |", "| --- | --- |", "| before | 1 |", "| failed: RuntimeError: no such |  |"),
         *("| what | value |", "| --- | --- |", "| after | 2 |"),
     ]
-
-
-def test_a_part_for_which_no_time_is_left_says_so(door, tmp_path, capsys):
-    parts = [a_part(door, "late", lambda _: [("never", "seen")])]
-    assert door.run(parts, bench(door, tmp_path), -1, None) == 0
-    assert "| left out: there was no time left |" in capsys.readouterr().out
 
 
 @pytest.mark.slow

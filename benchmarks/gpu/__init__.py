@@ -1,1 +1,1 @@
-"""What only a GPU can tell about measuring, one part a file."""
+"""The parts of `gpu.py`."""

@@ -1,4 +1,4 @@
-"""What is trained: linear layers and a Llama, each with its FLOPs by hand.
+"""Linear layers and a Llama, each with its FLOPs by hand.
 
 A product of (n x k) and (k x m) is 2nkm, and its backward is as much again for each of its two operands that needs a
 gradient. Nothing here asks torch or the package.
@@ -14,7 +14,7 @@ from gpu.bench import Bench
 
 
 class Case:
-    """A model, its optimizer, one batch, and what a step takes."""
+    """A model, its optimizer, one batch, and the FLOPs of a step."""
 
     def __init__(self, name: str, model: Any, batch: dict[str, torch.Tensor], model_flops: int, again: int = 0) -> None:
         self.name, self.model, self.batch, self.model_flops = name, model, batch, model_flops
@@ -49,12 +49,12 @@ def stack(bench: Bench, layers: int, wide: int, rows: int, dtype: torch.dtype = 
 
 
 def small(bench: Bench) -> Case:
-    """The host is what takes long."""
+    """A step in which the host takes long."""
     return stack(bench, 4, 64, 32, torch.float32)
 
 
 def large(bench: Bench) -> Case:
-    """The device is: about 6 ms a step on an H100."""
+    """A step in which the device takes long: about 6 ms on an H100."""
     return stack(bench, *bench.pick((8, 4096, 4096), (2, 64, 64)))
 
 
@@ -62,7 +62,7 @@ WHOLE = {"layers": 16, "wide": 2048, "between": 5632, "heads": 16, "groups": 8, 
 TINY = {"layers": 2, "wide": 64, "between": 128, "heads": 4, "groups": 2, "words": 256}
 
 
-def llama(bench: Bench, checkpointing: str = "none", batch: int = 4, length: int = 2048) -> Case:
+def llama(bench: Bench, batch: int = 4, length: int = 2048) -> Case:
     """About 0.9B parameters in full; its attention shares keys between heads."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -82,24 +82,18 @@ def llama(bench: Bench, checkpointing: str = "none", batch: int = 4, length: int
     with bench.device:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa").train()
         ids = torch.randint(0, sizes["words"], (batch, length))
-    if checkpointing != "none":
-        reentrant = {"use_reentrant": checkpointing == "reentrant"}
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=reentrant)
     name = f"Llama, {sum(one.numel() for one in model.parameters()) / 1e9:.2f}B, {batch} x {length}"
-    name += "" if checkpointing == "none" else f", {checkpointing} checkpointing"
-    return Case(name, model, {"input_ids": ids, "labels": ids}, *by_hand(sizes, batch, length, checkpointing))
+    return Case(name, model, {"input_ids": ids, "labels": ids}, *by_hand(sizes, batch, length))
 
 
-def by_hand(sizes: dict[str, int], batch: int, length: int, checkpointing: str) -> tuple[int, int]:
-    """Model FLOPs of a step, and those that are done again: scores in the fused backward, layers by checkpointing.
+def by_hand(sizes: dict[str, int], batch: int, length: int) -> tuple[int, int]:
+    """Model FLOPs of a step, and those that fused attention does again in its backward: the scores.
 
-    Attention is counted in full, causal or not. Without reentrance the last product of a layer is not done again.
+    Attention is counted in full, causal or not.
     """
     rows, wide, between = batch * length, sizes["wide"], sizes["between"]
     shared = wide * sizes["groups"] // sizes["heads"]
     linear = 2 * rows * (2 * wide * wide + 2 * wide * shared + 3 * wide * between)
     scores = 2 * batch * length * length * wide
-    layer, last = linear + 2 * scores, 2 * rows * between * wide
-    model = 3 * (sizes["layers"] * layer + 2 * rows * wide * sizes["words"])
-    replayed = {"none": 0, "early": layer - last, "reentrant": layer}[checkpointing]
-    return model, sizes["layers"] * (scores + replayed)
+    head = 2 * rows * wide * sizes["words"]
+    return 3 * (sizes["layers"] * (linear + 2 * scores) + head), sizes["layers"] * scores

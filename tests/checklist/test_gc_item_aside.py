@@ -6,7 +6,6 @@ import pytest
 from collector import FakeGc, put
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.checklist import gc_item
 from perf_callbacks.checklist.gc_item import FULL, YOUNG, Collecting
 from perf_callbacks.checklist.item import Fit
 from perf_callbacks.host import environment
@@ -18,9 +17,8 @@ IN_FULL = ["aside", FULL, "back"]
 def told(monkeypatch):
     """What was collected, and what of it aside."""
     fake, told = put(monkeypatch, FakeGc()), []
-    collect, pass_over = fake.collect, gc_item.COLLECTOR.pass_over
+    collect = fake.collect
     monkeypatch.setattr(fake, "collect", lambda generation=FULL: told.append(generation) or collect(generation))
-    monkeypatch.setattr(gc_item.COLLECTOR, "pass_over", lambda *of: told.append("passed over") or pass_over(*of))
     yield told
     assert fake.automatic
 
@@ -45,10 +43,10 @@ def go(item, first, until):
             item.step_ended(step)
 
 
-def test_the_beginning_is_part_of_no_step_what_is_collected_for_a_turn_and_going_back_are(item, told):
+def test_the_beginning_is_part_of_no_step_what_is_collected_for_a_turn_is(item, told):
     for step, done in enumerate([False, True, True, False, False], 1):
         item.turn(step, done=done)
-    assert told == [*IN_FULL, YOUNG, YOUNG, "passed over"]
+    assert told == [*IN_FULL, YOUNG, YOUNG]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +55,7 @@ def test_the_beginning_is_part_of_no_step_what_is_collected_for_a_turn_and_going
         (False, False, []),
         (False, True, []),
         (True, True, [YOUNG]),
-        (True, False, [YOUNG, "passed over"]),
+        (True, False, [YOUNG]),
     ],
 )
 def test_a_full_collection_that_falls_due_within_a_turn_is_made_aside_after_it(item, told, done, then, ending):
@@ -73,7 +71,7 @@ def test_a_full_collection_that_falls_due_within_a_turn_is_made_aside_after_it(i
     told.clear()
     go(item, 1011, 1040)
     item.turn(1040, done=False)
-    assert told == ([YOUNG, "passed over"] if then else [])
+    assert told == ([YOUNG] if then else [])
 
 
 def test_when_it_is_left_for_good_what_piled_up_is_collected_aside(item, told):

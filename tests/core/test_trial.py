@@ -28,7 +28,7 @@ def turn_of(number):
     return (number - AFTER - 1) // TURN
 
 
-def collection(step, seconds, *, automatic=True, stage="other"):
+def collection(step, seconds, *, made="automatic", stage="other"):
     return Gc(
         step=step,
         stage=stage,
@@ -36,15 +36,16 @@ def collection(step, seconds, *, automatic=True, stage="other"):
         start=0.0,
         seconds=seconds,
         collected=0,
-        automatic=automatic,
+        automatic=made == "automatic",
+        ours="schedule" if made == "schedule" else None,
     )
 
 
-def come_of(take, *, collecting=False, automatic=lambda number: not done_in(number)):
+def come_of(take, *, collecting=False, made=lambda number: "schedule" if done_in(number) else "automatic"):
     """The outcome of steps each of which is made from its number, with the collections in them."""
     trial, steps = Trial(AFTER, collecting=collecting), [take(number) for number in ALL]
     pauses = [one for one in steps if one.pause_seconds]
-    trial.see(steps, [collection(one.number, one.pause_seconds, automatic=automatic(one.number)) for one in pauses])
+    trial.see(steps, [collection(one.number, one.pause_seconds, made=made(one.number)) for one in pauses])
     assert trial.over
     return trial.outcome()
 
@@ -250,7 +251,7 @@ def test_what_has_nothing_to_do_with_collections_is_neither_praised_nor_blamed_f
             pause = FULL if random.random() < 0.01 else 0.0
             return step(number, noise(number).seconds[0] + pause, pause=pause)
 
-        outcome = come_of(take, automatic=lambda _: True)
+        outcome = come_of(take, made=lambda _: "automatic")
         assert outcome.low < 0 < outcome.high
 
 
@@ -259,7 +260,7 @@ def test_collections_of_somebody_else_are_nothing_that_could_be_saved():
         pause = FULL if number % (4 * TURN) == 0 else 0.0
         return step(number, Random(number).gauss(0.1, 1e-3) + pause, pause=pause)
 
-    outcome = come_of(take, collecting=True, automatic=lambda _: False)
+    outcome = come_of(take, collecting=True, made=lambda _: "program")
     assert outcome.low < 0 < outcome.high
 
 

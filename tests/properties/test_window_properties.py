@@ -4,8 +4,9 @@ from dataclasses import replace
 
 from hypothesis import given, strategies as st
 
+from perf_callbacks.core.codec import pack, unpack
 from perf_callbacks.core.records import Window
-from perf_callbacks.core.windows import Part, Verdict, combine, decode, encode, rates
+from perf_callbacks.core.windows import Part, Verdict, combine, rates
 
 COUNTS = st.integers(0, 2**40)
 MAYBE = st.none() | COUNTS
@@ -71,19 +72,19 @@ def test_a_rank_that_is_missing_or_there_twice_leaves_no_window(job, data):
 @given(jobs())
 def test_windows_make_the_round_trip_and_their_rates_are_numbers(job):
     window = combine(job[0])
-    assert decode(Window, encode(window)) == window
+    assert unpack(Window, pack(window)) == window
     assert all(rate >= 0 for rate in rates(window).values())
 
 
 @given(PARTS, st.data())
 def test_parts_make_the_round_trip_and_torn_ones_are_nothing(part, data):
-    line = encode(part)
-    assert decode(Part, line) == part
-    assert decode(Part, line[: data.draw(st.integers(0, len(line) - 1))]) is None
+    line = pack(part)
+    assert unpack(Part, line) == part
+    assert unpack(Part, line[: data.draw(st.integers(0, len(line) - 1))]) is None
 
 
 @given(
     st.sampled_from([Part, Window, Verdict]), st.text() | st.binary().map(lambda line: line.decode(errors="replace"))
 )
 def test_no_line_whatsoever_is_an_error(kind, line):
-    decode(kind, line)
+    unpack(kind, line)

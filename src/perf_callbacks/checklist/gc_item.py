@@ -112,7 +112,7 @@ class Collecting(Applied):
         self._spans: list[str] = []
         self._warned = False
         self._due = self._first if self._level == "sync" else _next(self._first, self._interval)
-        self._tried: tuple[int, ...] | None = None  # in a turn of its own: where the collector had come to before it
+        self._trying = False  # in a turn in which it is done
         self._fresh = True
         self._agreed: tuple[int, int] | None = None
 
@@ -127,7 +127,7 @@ class Collecting(Applied):
             self.span_ended()
         if step < self._due:
             return
-        if self._tried is not None:
+        if self._trying:
             self._go_on_trying(step)
             return
         if self._level == "freeze":
@@ -190,7 +190,6 @@ class Collecting(Applied):
         """End the turn before after this step, and begin another one, on or off."""
         while self._spans:
             self.span_ended()
-        tried = self._tried
         if due_between(self._last, step, self._interval) == FULL or not self._fresh:
             with self._aside_of_steps():  # so that no garbage piles up and causes a collection in the first turns
                 self._lease.collect_now(FULL)
@@ -198,15 +197,16 @@ class Collecting(Applied):
             self._fresh = True
             self._growth.begin()
         self._last = step
-        if tried is not None:
+        tried = self._trying
+        if tried:
             if self._overruled(step):
                 return
             self._lease.collect_now(self._young)
-        if done and not (tried is not None and self._lease.off):
+        if done and not (tried and self._lease.off):
             self._try(step)
-        elif tried is not None and not done:
-            self._due, self._tried = NEVER, None
-            self._lease.pass_over(tried)
+        elif tried and not done:
+            self._due, self._trying = NEVER, False
+            self._lease.turn_on()
 
     def keep(self, step: int) -> None:
         """Apply it from now on: it pays."""
@@ -220,7 +220,7 @@ class Collecting(Applied):
 
     def closed(self) -> None:
         """Give the collector back. Twice is once."""
-        self._due, self._tried = NEVER, None
+        self._due, self._trying = NEVER, False
         self._spans.clear()
         self._let_go()
 
@@ -247,13 +247,12 @@ class Collecting(Applied):
             self._lease.freeze()
 
     def _try(self, step: int) -> None:
-        before = gc.get_count()
         if not self._lease.alone:
             self._give_up(SKIPPED, ELSEWHERE)
         elif not self._lease.turn_off():
             self._give_up(ALREADY, OTHERS)
         else:
-            self._tried, self._first, self._due = before, step, step + 1
+            self._trying, self._first, self._due = True, step, step + 1
 
     def _go_on_trying(self, step: int) -> None:
         if step % self._interval == 0:
@@ -294,7 +293,7 @@ class Collecting(Applied):
 
     def _collect_aside(self) -> None:
         """Collect in time that belongs to no step; not each time where a loop evaluates in each of its steps."""
-        if self._frozen and self._due != NEVER and self._tried is None and self._aside - self._last_full >= self._apart:
+        if self._frozen and self._due != NEVER and not self._trying and self._aside - self._last_full >= self._apart:
             self._lease.collect(FULL)
             self._last_full = self._aside
 

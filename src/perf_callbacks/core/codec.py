@@ -1,26 +1,33 @@
-"""Records as lines of a journal, and back.
+"""Records as lines of text, and back: of a journal, and between ranks.
 
 A journal is one JSON object per line, with `type` and `t`. A torn or foreign line is skipped, never fatal; keys that
 this version doesn't know are dropped. A line on which a known key has a value of the wrong type is skipped too: a
 journal may come from anywhere, and who reads it must be able to rely on the types of its records.
+
+Ranks of one job run the same version: their lines hold the fields of one known record in order, without names.
 """
 
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from perf_callbacks.core.records import Checklist, Flops, Gc, Record, Row, Run, Span, Steps, Summary, Window
 from perf_callbacks.core.type_checks import forms_of, is_number
+from perf_callbacks.core.windows import Part, Verdict, possible
+
+T = TypeVar("T")
 
 _TYPES: dict[str, type[Record]] = {
     kind.__name__.lower(): kind for kind in (Run, Checklist, Steps, Row, Gc, Span, Flops, Window, Summary)
 }
 
-_FIELDS = {kind: tuple(item.name for item in fields(kind)) for kind in _TYPES.values()}
+_FIELDS: dict[type, tuple[str, ...]] = {
+    kind: tuple(item.name for item in fields(kind)) for kind in (*_TYPES.values(), Part, Verdict)
+}
 
-_FORMS = {kind: forms_of(kind) for kind in _TYPES.values()}
+_FORMS = {kind: forms_of(kind) for kind in _FIELDS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +69,41 @@ _json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 def decode(line: str) -> Entry | None:
     """The entry on one line; None where the line is torn, foreign, of a type that came later, or holds a wrong type."""
     try:
-        values = json.loads(line, parse_float=_finite, parse_constant=_finite)
+        values = _loads(line)
         kind = _TYPES[values.pop("type")]
         t = values.pop("t")
-        forms = _FORMS[kind]
-        known = {name: _frozen(value) for name, value in values.items() if name in forms}
-        if not is_number(t) or not all([forms[name](value) for name, value in known.items()]):
-            return None
-        record = kind(**known)
+        record = _built(kind, {name: value for name, value in values.items() if name in _FORMS[kind]})
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
-    return None if isinstance(record, Steps) and not _even(record) else Entry(float(t), record)
+    if record is None or not is_number(t) or (isinstance(record, Steps) and not _even(record)):
+        return None
+    return Entry(float(t), record)
+
+
+def pack(item: Part | Window | Verdict) -> str:
+    """One line for the other ranks."""
+    return _json([getattr(item, name) for name in _FIELDS[type(item)]])
+
+
+def unpack(kind: type[T], line: str) -> T | None:
+    """The `Part`, `Window` or `Verdict` on a line; None where the line is torn or foreign."""
+    try:
+        values = _loads(line)
+        item = _built(kind, dict(zip(_FIELDS[kind], values, strict=True))) if isinstance(values, list) else None
+    except (ValueError, RecursionError):
+        return None
+    return item if item is not None and possible(item) else None
+
+
+def _loads(line: str) -> Any:
+    return json.loads(line, parse_float=_finite, parse_constant=_finite)
+
+
+def _built(kind: type[T], values: dict[str, Any]) -> T | None:
+    """A record with these values; None where one has the wrong type."""
+    known = {name: _frozen(value) for name, value in values.items()}
+    forms = _FORMS[kind]
+    return kind(**known) if all([forms[name](value) for name, value in known.items()]) else None
 
 
 def _even(steps: Steps) -> bool:

@@ -1,9 +1,10 @@
-"""Whether something makes steps shorter: it is done and left in turns, and neighbouring turns are compared.
+"""Decide whether a change makes steps shorter: it is made and left out in turns, and neighbouring turns are compared.
 
 The step's number alone decides whether the change is on, so that all ranks agree. The order of on and off is swapped in
 half of the pairs of turns, so that steady drifts cancel out.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import combinations_with_replacement
 from statistics import fmean, median
@@ -36,6 +37,9 @@ LONGEST = 1.5
 LEAST = 0.001
 """Smallest saving, as a share of a step, that is worth keeping."""
 
+FULL = 2
+"""The generation that is collected with all others."""
+
 
 class Outcome(NamedTuple):
     """Seconds saved per mean step. Negative: steps got longer."""
@@ -55,20 +59,20 @@ class Outcome(NamedTuple):
 
 
 class Trial:
-    """Turns from the step after `after` on. With `collecting`, what is tried is when garbage is collected."""
+    """Turns from the step after `after` on. With `collecting`, the change is when garbage is collected."""
 
     def __init__(self, after: int, *, collecting: bool = False) -> None:
         self._after = after
         self._collecting = collecting
         self.last = after + 2 * PAIRS * TURN
         """The last step of the last turn."""
-        self._turns: list[list[_Seen]] = [[] for _ in range(2 * PAIRS)]
-        self._pauses: dict[int, list[Gc]] = {}  # of steps that were not seen yet
+        self._turns: list[list[tuple[float, list[Gc]]]] = [[] for _ in range(2 * PAIRS)]
+        self._pauses: defaultdict[int, list[Gc]] = defaultdict(list)  # of steps that were not seen yet
         self.over = False
-        """Whether all of its steps have been seen."""
+        """All steps of the trial have been seen."""
 
     def done_after(self, step: int) -> bool:
-        """Whether it is done in the step that follows. Before the first turn and after the last one it is left."""
+        """Tell if the change is made in the step that follows. Before and after the trial it is not."""
         turn = (step - self._after) // TURN
         return 0 <= turn < 2 * PAIRS and _done(turn)
 
@@ -78,86 +82,62 @@ class Trial:
         return self._after + turn * TURN if turn <= 2 * PAIRS else None
 
     def see(self, steps: Iterable[Step], pauses: Iterable[Gc] = ()) -> None:
-        """Steps are finished; collections fell in these, or in later ones."""
+        """Add finished steps, and collections that fell in these or in later ones."""
         for pause in pauses:
-            if pause.stage != "aside":
-                self._pauses.setdefault(pause.step, []).append(pause)
+            # A collection that the program asks for would come the other way round too.
+            if pause.stage != "aside" and (pause.automatic or pause.ours is not None):
+                self._pauses[pause.step].append(pause)
         for step in steps:
             turn, place = divmod(step.number - self._after - 1, TURN)
             paused = self._pauses.pop(step.number, [])
             if 0 <= turn < 2 * PAIRS and place >= SETTLE and step.excluded is None and step.seconds is not None:
-                seen = _seen(sum(step.seconds), paused, done=_done(turn), ends=place == TURN - 1)
-                self._turns[turn].append(seen)
+                self._turns[turn].append((sum(step.seconds), paused))
             self.over = self.over or step.number >= self.last
 
     def outcome(self) -> Outcome | None:
-        """What comes of the pairs that are whole. None: too few of them.
+        """Compare the pairs that are whole. None: there are too few.
 
-        Steps are noisy: whoever shares the machine may hold up single ones, which count as `LONGEST`, or whole turns,
-        which a middle of differences doesn't follow (Hodges and Lehmann's). So a long pause of another rank counts for
-        little too: what is saved where ranks wait for each other may be more. What collections took is known for
-        sure, however rare and long they are; it is part of this only where they are what is tried.
+        Steps are noisy: whoever shares the machine may hold up single steps, which count as `LONGEST`, or whole turns,
+        which a median of differences (Hodges and Lehmann's) doesn't follow. So a long pause of another rank counts for
+        little too: where ranks wait for each other, more may be saved. Collections are added to the median as they
+        were timed, since 16 differences can't prove a pause that is long and rare; but only where they are on trial.
         """
-        means = [(_done(turn), _Mean.of(seen)) for turn, seen in enumerate(self._turns)]
+        means = [(_done(turn), _mean(seen)) for turn, seen in enumerate(self._turns)]
         pairs = [dict(pair) for pair in zip(means[::2], means[1::2], strict=True)]
         whole = [pair for pair in pairs if all(mean.steps >= TURN // 2 for mean in pair.values())]
         if len(whole) < FEWEST:
             return None
-        low, middle, high = _typical([pair[False].rest - pair[True].rest for pair in whole])
-        left, done = _Mean.all([pair[False] for pair in whole]), _Mean.all([pair[True] for pair in whole])
-        # A full collection looks at what was made in all turns, whichever it falls into.
-        of_left = (left.young / left.steps + left.full / (left.steps + done.steps)) if self._collecting else 0.0
-        sure = of_left - done.young / done.steps if self._collecting else 0.0
-        return Outcome(middle + sure, low + sure, high + sure, left.rest + of_left, len(whole))
-
-
-FULL = 2
-"""The generation that is collected with all others."""
-
-
-class _Seen(NamedTuple):
-    """A step, and how long collections took in it."""
-
-    seconds: float
-    young: float
-    full: float
-
-
-def _seen(seconds: float, pauses: Sequence[Gc], *, done: bool, ends: bool) -> _Seen:
-    """Of what somebody else collects it is not known whether it would have been any other way round."""
-    ours = [one for one in pauses if one.automatic or (done and (ends or one.generation < FULL))]
-    full = sum([one.seconds for one in ours if one.automatic and one.generation == FULL])
-    young = sum([one.seconds for one in ours]) - full
-    return _Seen(seconds, young, full)
+        low, middle, high = _typical([pair[False].seconds - pair[True].seconds for pair in whole])
+        paused, still = (fmean([pair[done].paused for pair in whole]) * self._collecting for done in (False, True))
+        left, sure = fmean([pair[False].seconds for pair in whole]) + paused, paused - still
+        return Outcome(middle + sure, low + sure, high + sure, left, len(whole))
 
 
 class _Mean(NamedTuple):
-    """Some steps of one turn, or of several."""
+    """The mean step of a turn: how many there were, their seconds without collections, and those of collections."""
 
     steps: int
-    rest: float
-    """Of a mean step, without collections."""
-    young: float
-    """Of all of them, how long collections held them up; the next too."""
-    full: float
+    seconds: float
+    paused: float
 
-    @classmethod
-    def of(cls, seen: Sequence[_Seen]) -> "_Mean":
-        """On a device's clock a collection may hold up nothing: it counts as far as its step is longer than others."""
-        if not seen:
-            return cls(0, 0.0, 0.0, 0.0)
-        usual = median([one.seconds for one in seen])
-        shares = [min(1.0, max(0.0, one.seconds - usual) / ((one.young + one.full) or 1.0)) for one in seen]
-        held_up = [(one.young * share, one.full * share) for one, share in zip(seen, shares, strict=True)]
-        rest = [min(one.seconds - sum(held), LONGEST * usual) for one, held in zip(seen, held_up, strict=True)]
-        young, full = (sum(column) for column in zip(*held_up, strict=True))
-        return cls(len(seen), fmean(rest), young, full)
 
-    @classmethod
-    def all(cls, turns: Sequence["_Mean"]) -> "_Mean":
-        """Of several turns."""
-        steps, rest, young, full = zip(*turns, strict=True)
-        return cls(sum(steps), fmean(rest), sum(young), sum(full))
+def _mean(seen: Sequence[tuple[float, Sequence[Gc]]]) -> _Mean:
+    """On a device's clock a collection may hold up nothing: it counts as far as its step is longer than others."""
+    if not seen:
+        return _Mean(0, 0.0, 0.0)
+    usual = median([seconds for seconds, _ in seen])
+    rest, owed = [], []
+    for seconds, pauses in seen:
+        paused = sum([pause.seconds for pause in pauses])
+        share = min(1.0, max(0.0, seconds - usual) / (paused or 1.0))
+        rest.append(min(seconds - paused * share, LONGEST * usual))
+        owed.append(sum([_owed(pause) for pause in pauses]) * share)
+    return _Mean(len(seen), fmean(rest), fmean(owed))
+
+
+def _owed(pause: Gc) -> float:
+    """Half of an automatic full collection: it looks at objects of turns of both kinds, whichever it falls into."""
+    return pause.seconds / 2 if pause.automatic and pause.generation == FULL else pause.seconds
 
 
 def _typical(differences: Sequence[float]) -> tuple[float, float, float]:

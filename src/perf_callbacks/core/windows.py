@@ -1,27 +1,17 @@
 """Windows: the same optimizer steps of all ranks, combined.
 
-A window is `length` optimizer steps by the trainer's count. Ranks hand each other `Part`s, as one line of JSON each;
-whatever else arrives is nothing, never an error.
+A window is `length` optimizer steps by the trainer's count. Ranks hand each other `Part`s.
 """
 
-import json
-import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from perf_callbacks.core.records import Window
 from perf_callbacks.core.steps import plus
 
-LONGEST = 4000
-"""Characters that a line may have."""
-
-LARGEST = 2**63
-
 NOTICE = 3
 """Windows between a request of a rank and the step from which it holds. By then, as a rule, all ranks know of it."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +32,7 @@ class Part:
     samples: int | None
     """Samples; None: unknown, like the next two fields."""
     tokens: int | None
-    useful_tokens: Any
+    useful_tokens: int | None
     """An integer; until the part is sent, it may be a number that is still under way on a device."""
     model_flops: int | None = None
     """FLOPs of this rank itself, even if several ranks process the same samples. None: unknown for a step."""
@@ -127,77 +117,12 @@ def rates(window: Window) -> dict[str, float]:
     return {f"{name}_per_second": amount / window.seconds for name, amount in known.items()}
 
 
-def encode(item: Part | Window | Verdict) -> str:
-    """One line of JSON: its fields in order."""
-    values = [getattr(item, name) for name in _NAMES[type(item)]]
-    return json.dumps(values, allow_nan=False, separators=(",", ":"))
-
-
-def shortened(item: Part | Window) -> Part | Window:
-    """The same without what is asked for: then it fits on a line."""
-    return replace(item, asks={}) if isinstance(item, Part) else replace(item, asks={}, holds={})
-
-
-def decode(kind: type[T], line: str) -> T | None:
-    """The `Part`, `Window` or `Verdict` on a line; None where the line is torn, foreign, or too long to be one."""
-    try:
-        values = json.loads(line) if len(line) <= LONGEST else None
-    except (ValueError, RecursionError):
-        return None
-    forms = _FORMS[kind]
-    if not isinstance(values, list) or len(values) != len(forms):
-        return None
-    if not all([fits(value) for fits, value in zip(forms, values, strict=True)]):
-        return None
-    item = kind(**dict(zip(_NAMES[kind], values, strict=True)))
-    return None if isinstance(item, Part) and not _possible(item) else item
-
-
-def _possible(part: Part) -> bool:
-    return part.rank < part.world_size and 0 < part.data_parallel <= part.world_size and part.steps <= part.length
-
-
-def _count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < LARGEST
-
-
-def _number(value: Any) -> bool:
-    return type(value) is int and 0 < value < LARGEST
-
-
-def _count_or_none(value: Any) -> bool:
-    return value is None or _count(value)
-
-
-def _flops(value: Any) -> bool:
-    """More of them than of anything else: a large job does 2**63 in a second."""
-    return value is None or (type(value) is int and 0 <= value < LARGEST**2)
-
-
-def _number_or_none(value: Any) -> bool:
-    return value is None or _number(value)
-
-
-def _seconds(value: Any) -> bool:
-    return type(value) in {int, float} and 0 <= value < math.inf
-
-
-def _asks(value: Any) -> bool:
-    return isinstance(value, dict) and all([_count(amount) for amount in value.values()])
-
-
-def _word(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _word_or_none(value: Any) -> bool:
-    return value is None or _word(value)
-
-
-_FORMS: dict[type, tuple[Callable[[Any], bool], ...]] = {
-    Part: (_count, _number, _count, _number, _number, _count, _seconds, *[_count_or_none] * 3, *[_flops] * 2, _asks),
-    Window: (_number, _number, _number, _number, _seconds, *[_count_or_none] * 3, *[_flops] * 2, _asks, _asks),
-    Verdict: (_word, _word, _number_or_none, _word_or_none),
-}
-
-_NAMES = {kind: tuple([item.name for item in fields(kind)]) for kind in _FORMS}
+def possible(item: Any) -> bool:
+    """Tell if the numbers of a `Part`, `Window` or `Verdict` can be true. Their types are right already."""
+    amounts = [getattr(item, one.name) for one in fields(item)]
+    asked = [amount for asks in amounts if isinstance(asks, Mapping) for amount in asks.values()]
+    if any([amount < 0 for amount in [*amounts, *asked] if isinstance(amount, int | float)]):
+        return False
+    if isinstance(item, Part):
+        return item.rank < item.world_size and 0 < item.data_parallel <= item.world_size and item.steps <= item.length
+    return not isinstance(item, Verdict) or item.window != 0

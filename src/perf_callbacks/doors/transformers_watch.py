@@ -62,8 +62,9 @@ class TransformersWatch:
             return call
 
         self._recorder.patches.method(handler, "on_step_end", make)
-        if not _overrides(callback, "on_step_end", kind):
-            self._recorder.patches.replace(callback, "on_step_end", lambda _: getattr(super(kind, callback), "on_step_end"))
+        if not _overrides(callback, "on_step_end", kind):  # that of its base class does nothing
+            nothing = kind.__base__.on_step_end.__get__(callback)
+            self._recorder.patches.replace(callback, "on_step_end", lambda _: nothing)
 
     def _carry(self, recorder: Recorder) -> None:
         """Put our counters where the checkpoint takes them along. `ExportableState` would end a resumed run instead."""

@@ -13,7 +13,7 @@ import gc
 import os
 import sysconfig
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from perf_callbacks.core.records import SCHEDULED
@@ -89,10 +89,6 @@ class Lease:
     def turn_on(self) -> None:
         """Resume automatic collection for this fit."""
         self._owner.turn_on(self)
-
-    def pass_over(self, counts: Sequence[int]) -> None:
-        """Resume automatic collection where it had come to when `gc.get_count()` was `counts`."""
-        self._owner.pass_over(self, counts)
 
     def freeze(self) -> None:
         """Freeze all live objects, unless other code froze objects before."""
@@ -170,8 +166,6 @@ class Collector:
         """Number of collections by the schedule of any fit so far, and of the full ones among them."""
         self.reason: str | None = None
         """Why a fit is collecting at this moment. None: whoever collects, it is no fit."""
-        self.unnoticed = False
-        """The collection that runs now is bookkeeping, and nobody is to hear of it."""
 
     def lease(self, progress: Progress | None = None) -> Lease:
         """Make a claim for a fit; it changes nothing yet."""
@@ -230,19 +224,6 @@ class Collector:
             self.off.discard(lease)
             if not self.off:
                 self._resume()
-
-    def pass_over(self, lease: Lease, counts: Sequence[int]) -> None:
-        """Resume automatic collection with as many young collections done as `counts` says."""
-        with self._lock:
-            if lease not in self.off:
-                return
-            try:
-                self.unnoticed = True
-                for _ in range(min(counts[1], gc.get_threshold()[1] + 1) if generational() else 0):
-                    gc.collect(0)  # nothing is young: it is counted, that is all
-            finally:
-                self.unnoticed = False
-                self.turn_on(lease)
 
     def freeze(self, lease: Lease) -> None:
         """Freeze all live objects for as long as any fit has a claim."""

@@ -37,8 +37,6 @@ class GcObserver:
             gc.callbacks.remove(self._on_gc)
 
     def _on_gc(self, phase: str, info: Mapping[str, int]) -> None:
-        if COLLECTOR.unnoticed:
-            return
         if phase == "start":
             threshold = gc.get_threshold()[0]
             self._automatic = threshold != 0 and gc.isenabled() and gc.get_count()[0] > threshold

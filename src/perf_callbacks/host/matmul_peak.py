@@ -9,9 +9,8 @@ host waits for the device meanwhile.
 import time
 from bisect import insort
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import cycle
-from typing import Protocol
 
 import torch
 
@@ -57,46 +56,33 @@ DTYPES = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
-    """The best rate of one dtype, and how it came about."""
+class Best:
+    """The best rate that a search found."""
 
     flops_per_second: float
-    dtype: str
-    threads: int
     size: int
     """Rows and columns of the matrices."""
     rounds: int
     seconds: float
-    """What measuring took."""
-    cpu_share: float | None = None
-    """How much of its threads' time the process got from the CPU meanwhile; None on other devices."""
+    """Seconds that the search took."""
     confirmed: bool = True
     """True: several rounds came close to the best one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured(Best):
+    """The best rate of one dtype."""
+
+    dtype: str
+    threads: int
+    cpu_share: float | None = None
+    """The share of its threads' time that the process got from the CPU meanwhile; None on other devices."""
 
     @property
     def disturbed(self) -> bool:
         """True: the device can do better. Other programs had the CPU, so threads waited or rounds were uneven."""
         waited = self.cpu_share is not None and self.threads > 1 and self.cpu_share < UNDISTURBED
         return waited or not self.confirmed
-
-
-class Rounds(Protocol):
-    """Rounds of work, one size at a time."""
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Which sizes there are, smallest first."""
-        ...
-
-    def flops(self, size: int) -> float:
-        """How much a round is."""
-        ...
-
-    def prepare(self, size: int) -> None:
-        """Have what rounds of this size need, and of those before."""
-
-    def run(self, size: int) -> None:
-        """Do a round, and wait until it is done."""
 
 
 class Matmuls:
@@ -135,7 +121,7 @@ def measure(
     most_seconds: float = MOST_SECONDS,
     clock: Callable[[], float] = time.perf_counter,
     cpu_clock: Callable[[], float] = time.process_time,
-    make: Callable[[torch.device, torch.dtype], Rounds] = Matmuls,
+    make: Callable[[torch.device, torch.dtype], Matmuls] = Matmuls,
 ) -> dict[str, Measured]:
     """Measure the best rate of each dtype. Unnamed dtypes and those it can't multiply are left out."""
     wanted = [name for name in dict.fromkeys(dtypes) if name in DTYPES]
@@ -154,34 +140,14 @@ def measure(
             except RuntimeError:  # not built for this dtype, or not enough memory for it
                 continue
             share = (cpu_clock() - used) / (best.seconds * threads) if device.type == "cpu" else None
-            found[name] = Measured(
-                flops_per_second=best.flops_per_second,
-                dtype=name,
-                threads=threads,
-                size=best.size,
-                rounds=best.rounds,
-                seconds=best.seconds,
-                cpu_share=share,
-                confirmed=best.confirmed,
-            )
+            found[name] = Measured(dtype=name, threads=threads, cpu_share=share, **asdict(best))
     return found
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Best:
-    """The best rate that a search found."""
-
-    flops_per_second: float
-    size: int
-    rounds: int
-    seconds: float
-    confirmed: bool
 
 
 class Search:
     """Finds the best rate among some sizes, by the shortest rounds."""
 
-    def __init__(self, rounds: Rounds, clock: Callable[[], float]) -> None:
+    def __init__(self, rounds: Matmuls, clock: Callable[[], float]) -> None:
         self._rounds, self._clock = rounds, clock
         self._began = clock()
         self._least: dict[int, list[float]] = {}  # the best rounds of each size, the shortest first
@@ -241,13 +207,15 @@ class Search:
         return self._clock() - self._began
 
     def _run(self, size: int) -> None:
+        start = self._clock()
+        self._rounds.run(size)
         least = self._least.setdefault(size, [])
-        insort(least, _timed(self._rounds, size, self._clock))
+        insort(least, max(self._clock() - start, 1e-9))
         del least[CONFIRMING + 1 :]
         self._done += 1
 
 
-def search(rounds: Rounds, *, seconds: float, clock: Callable[[], float], most_seconds: float | None = None) -> Best:
+def search(rounds: Matmuls, *, seconds: float, clock: Callable[[], float], most_seconds: float | None = None) -> Best:
     """The best rate among the sizes that there is time for.
 
     After `seconds` the search ends as soon as other rounds came close to the best one, and after `most_seconds` in any
@@ -261,9 +229,3 @@ def search(rounds: Rounds, *, seconds: float, clock: Callable[[], float], most_s
         until = min(until + seconds / 8, most)
         looking.repeat(seconds, until)
     return looking.found()
-
-
-def _timed(rounds: Rounds, size: int, clock: Callable[[], float]) -> float:
-    start = clock()
-    rounds.run(size)
-    return max(clock() - start, 1e-9)

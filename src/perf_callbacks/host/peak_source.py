@@ -1,15 +1,29 @@
-"""The peak that this run is compared with: given, looked up, or measured."""
+"""The peak that this run is compared with: given, looked up, or measured.
 
+A CPU, which ranks share, is measured by the first rank of a machine, once a day, and all ranks read the same file. A
+rank never waits for another: while the file is not there, a rank that doesn't measure has no peak.
+"""
+
+import hashlib
+import json
 import os
-from collections.abc import Iterable
+import platform
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 
 from perf_callbacks.core import peaks
 from perf_callbacks.core.config import PerfConfig
-from perf_callbacks.core.peaks import Peaks
-from perf_callbacks.host import device as devices
-from perf_callbacks.host.peak_cache import measured_peaks
+from perf_callbacks.core.peaks import DISTURBED, TERA, Peaks, canonical
+from perf_callbacks.core.type_checks import forms_of
+from perf_callbacks.host import device as devices, matmul_peak
+from perf_callbacks.host.matmul_peak import Measured
+
+FRESH_SECONDS = 86400.0
+"""Age from which on a peak is measured anew; the better of both counts."""
 
 
 def find(device: torch.device, dtypes: Iterable[str], config: PerfConfig) -> Peaks | None:
@@ -27,3 +41,142 @@ def _processors(device: torch.device) -> int | None:
     if device.type != "cuda":
         return None
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conditions:
+    """Conditions that a measured peak holds for."""
+
+    node: str
+    device: str
+    processor: str
+    threads: int
+    cpus: int | None
+    """CPUs that the process may run on, where it is known."""
+    torch: str
+    precision: str
+    """Of float32 matmuls."""
+
+
+def conditions(device: torch.device) -> Conditions:
+    """The conditions of this process."""
+    return Conditions(
+        node=platform.node(),
+        device=devices.name(device),
+        processor=_processor(),
+        threads=torch.get_num_threads(),
+        cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        torch=str(torch.__version__),
+        precision=torch.get_float32_matmul_precision(),
+    )
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def cache_directory() -> Path:
+    """The directory of measured peaks: `perf_callbacks` in the user's cache directory."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perf_callbacks"
+    except RuntimeError:  # nobody's process: nothing is kept
+        return Path(os.devnull) / "perf_callbacks"
+
+
+class Cache:
+    """Measured peaks by their conditions: in a small JSON file. Where that can't be written, nothing is kept."""
+
+    def __init__(self, directory: Path, where: Conditions) -> None:
+        name = hashlib.sha256(json.dumps(asdict(where)).encode()).hexdigest()[:16]
+        self.path = directory / f"peak-{name}.json"
+        self._where = where
+
+    def read(self, *, fresh: bool) -> dict[str, Measured]:
+        """The peaks in the file; with `fresh` only if it is not older than a day. Anything odd is nothing."""
+        try:
+            if fresh and time.time() - self.path.stat().st_mtime > FRESH_SECONDS:
+                return {}
+            content = json.loads(self.path.read_text(encoding="utf-8"))
+            if content["conditions"] != asdict(self._where):
+                return {}
+            kept = {str(name): Measured(**found) for name, found in content["measured"].items()}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return {}
+        return {name: found for name, found in kept.items() if _sound(found)}
+
+    def write(self, measured: Mapping[str, Measured]) -> None:
+        """Keep these peaks, whole or not at all."""
+        unfinished = self.path.with_suffix(f".{os.getpid()}.tmp")
+        content = {"conditions": asdict(self._where), "measured": {name: asdict(it) for name, it in measured.items()}}
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            unfinished.write_text(json.dumps(content, indent=2), encoding="utf-8")
+            unfinished.replace(self.path)
+        except OSError:
+            return
+
+    def forget(self) -> None:
+        """Remove the file: a peak in it turned out to be wrong."""
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError:
+            return
+
+
+_FORMS = forms_of(Measured)
+
+
+def _sound(found: Measured) -> bool:
+    types = all([is_of_type(getattr(found, name)) for name, is_of_type in _FORMS.items()])
+    return types and 0 < found.flops_per_second < float("inf")
+
+
+_KNOWN: dict[Conditions, dict[str, Measured]] = {}
+"""Peaks that this process knows already."""
+
+
+def measured_peaks(
+    device: torch.device,
+    dtypes: Iterable[str],
+    *,
+    local_rank: int = 0,
+    directory: Path | None = None,
+    measure: Callable[[torch.device, Iterable[str]], dict[str, Measured]] = matmul_peak.measure,
+) -> Peaks | None:
+    """The peaks of these dtypes, measured now or less than a day ago. None if none of them is to be had."""
+    where = conditions(device)
+    cache = Cache(directory or cache_directory(), where)
+    known = _KNOWN.setdefault(where, {})
+    names = [name for name in map(canonical, dtypes) if name in matmul_peak.DTYPES]
+    if missing := [name for name in names if name not in known]:
+        today = cache.read(fresh=True)
+        known |= {name: today[name] for name in missing if name in today and not today[name].disturbed}
+        missing = [name for name in missing if name not in known]
+        if missing and (local_rank == 0 or device.type != "cpu"):
+            before = cache.read(fresh=False)
+            for name, now in measure(device, missing).items():
+                known[name] = max(now, before.get(name, now), key=lambda one: one.flops_per_second)
+            cache.write(today | known)
+    found = {name: known[name] for name in names if name in known}
+    return _described(found, where) if found else None
+
+
+def forget(device: torch.device, directory: Path | None = None) -> None:
+    """Have the peak measured anew the next time: more was done than the measured peak allows."""
+    where = conditions(device)
+    _KNOWN.pop(where, None)
+    Cache(directory or cache_directory(), where).forget()
+
+
+def _described(found: Mapping[str, Measured], where: Conditions) -> Peaks:
+    by_dtype = {name: it.flops_per_second for name, it in found.items()}
+    rates = ", ".join(
+        f"{name} {it.flops_per_second / TERA:.3g} TFLOPS at {it.size} x {it.size}" for name, it in found.items()
+    )
+    threads = f" with {where.threads} thread{'s' * (where.threads > 1)}" if where.device == "cpu" else ""
+    busy = f", {DISTURBED}" if any(it.disturbed for it in found.values()) else ""
+    return Peaks(by_dtype, f"measured on {where.device}{threads}{busy}: {rates}", measured=True)

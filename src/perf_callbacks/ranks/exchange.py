@@ -10,6 +10,7 @@ import os
 import queue
 import threading
 import time
+import uuid
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -32,12 +33,10 @@ log = logging.getLogger("perf_callbacks")
 
 def meet(place: Place, config: PerfConfig, run_id: str) -> "Exchange | None":
     """The other ranks of a fit; None where there are none, or they can't be reached."""
-    store = store_room.default_store() if place.world_size > 1 else None
-    if store is None:
-        return None
-    window = config.window if config.stragglers == "on" else None
-    directory = str(place.directory.absolute()) if place.directory_of_all else None
     try:
+        store = store_room.default_store() if place.world_size > 1 else None
+        if store is None:
+            return None
         shortage = store_room.shortage(store, place.world_size)
         if shortage is not None:
             log.log(
@@ -50,9 +49,9 @@ def meet(place: Place, config: PerfConfig, run_id: str) -> "Exchange | None":
             store,
             rank=place.rank,
             world_size=place.world_size,
-            window=window,
+            window=config.window if config.stragglers == "on" else None,
             run_id=run_id,
-            directory=directory,
+            directory=str(place.directory.absolute()) if place.directory_of_all else None,
         )
         exchange.start()
     except Exception as error:  # noqa: BLE001 an observer never ends the run
@@ -79,10 +78,11 @@ class Exchange:
         directory: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        verdict = Verdict(fit=uuid.uuid4().hex, run_id=run_id, window=window, directory=directory)
         self._rounds: Rounds = (
             Follower(store, rank=rank, world_size=world_size)
             if rank
-            else Leader(store, rank=rank, world_size=world_size, window=window, run_id=run_id, directory=directory)
+            else Leader(store, world_size=world_size, verdict=verdict)
         )
         self._talk = _Talk(self._rounds, clock)
         # The thread holds no reference to this object, so it ends with it even if the end of the fit was missed.

@@ -6,13 +6,13 @@ Nothing here waits or reads a clock: a round does what is possible now and retur
 import dataclasses
 import logging
 import threading
-import uuid
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+from perf_callbacks.core.codec import pack, unpack
 from perf_callbacks.core.records import Window
-from perf_callbacks.core.windows import LONGEST, Part, Verdict, combine, decode, encode, hold, shortened
+from perf_callbacks.core.windows import Part, Verdict, combine, hold
 from perf_callbacks.ranks.store import Board
 
 KEPT = 8
@@ -52,7 +52,6 @@ class Rounds:
         self.failure: str | None = None
         self.agreed = threading.Event()
         """There is a verdict, or none to wait for."""
-        self._shortened = False
 
     def step(self, now: float) -> float | None:
         """Run one round. Return the seconds until the next one; None: until the next offer."""
@@ -84,21 +83,6 @@ class Rounds:
     def _take_back(self, board: Board) -> None:
         """Take back notes; a rank that only sends parts has none."""
 
-    def _line(self, item: Part | Window) -> str:
-        """An item as the other ranks read it. They pass over a line that is too long."""
-        line = encode(item)
-        if len(line) <= LONGEST:
-            return line
-        if not self._shortened:
-            self._shortened = True
-            log.warning(
-                "perf_callbacks: this rank asks the others for %d things, more than fit into %s characters: "
-                "it asks for nothing.",
-                len(item.asks),
-                f"{LONGEST:,}",
-            )
-        return encode(shortened(item))
-
     def _drained(self, window: int) -> Iterator[Part]:
         """Take the parts offered since the last round, for windows of that length."""
         while self.offers:
@@ -110,20 +94,8 @@ class Rounds:
 class Leader(Rounds):
     """Rank 0: announces the settings and combines the windows."""
 
-    def __init__(
-        self,
-        store: Any,
-        *,
-        rank: int,
-        world_size: int,
-        window: int | None,
-        run_id: str,
-        directory: str | None = None,
-    ) -> None:
-        super().__init__(store, rank=rank, world_size=world_size)
-        verdict = Verdict(fit=uuid.uuid4().hex, run_id=run_id, window=window, directory=directory)
-        if len(encode(verdict)) > LONGEST:  # a path may be as long as it likes
-            verdict = dataclasses.replace(verdict, directory=None)
+    def __init__(self, store: Any, *, world_size: int, verdict: Verdict) -> None:
+        super().__init__(store, rank=0, world_size=world_size)
         self.verdict = self._mine = verdict
         self._said = False
         self._pending: dict[int, dict[int, Part]] = {}
@@ -132,7 +104,7 @@ class Leader(Rounds):
 
     def _round(self, board: Board, now: float) -> float | None:
         if self.offers or not self._said:  # again with each window: a fit within this one may have had its own
-            board.write("verdict", encode(self._mine))
+            board.write("verdict", pack(self._mine))
             self._said = True
         for part in self._drained(self._mine.window or 0):
             self._pending[part.window] = {part.rank: part}
@@ -148,7 +120,7 @@ class Leader(Rounds):
         ranks = range(self._world_size)
         missing = [rank for rank in ranks if any([rank not in parts for parts in self._pending.values()])]
         for rank, note in zip(missing, board.read(*[_key(rank) for rank in missing]), strict=False):
-            parts = [decode(Part, line) for line in _lines(note, self._mine.fit)]
+            parts = [unpack(Part, line) for line in _lines(note, self._mine.fit)]
             for part in [part for part in parts if part is not None and part.rank == rank]:
                 self._pending.get(part.window, {}).setdefault(rank, part)
         complete = sorted([window for window, parts in self._pending.items() if len(parts) == self._world_size])
@@ -159,10 +131,10 @@ class Leader(Rounds):
             self.latest = hold(window, self.latest)
             self.finished.append(self.latest)
         if any(windows) and self.latest is not None:
-            board.write("window", _note(self._mine.fit, self._line(self.latest)))
+            board.write("window", _note(self._mine.fit, pack(self.latest)))
 
     def _take_back(self, board: Board) -> None:
-        board.replace("verdict", encode(self._mine), "")
+        board.replace("verdict", pack(self._mine), "")
 
 
 class Follower(Rounds):
@@ -189,7 +161,7 @@ class Follower(Rounds):
             return _pause((now - self._began) / 8, EARLY)
         parts = list(self._drained(self.verdict.window))
         if parts:
-            self._sent += map(self._line, parts)
+            self._sent += map(pack, parts)
             board.write(_key(self._rank), _note(self.verdict.fit, *self._sent))
             self._awaited, self._since = (parts[-1].window + 1) * parts[-1].length, now
         known = self.latest.last_step if self.latest is not None else 0
@@ -199,7 +171,7 @@ class Follower(Rounds):
 
     def _obey(self, board: Board) -> None:
         for note in board.read("verdict"):
-            verdict = decode(Verdict, note)
+            verdict = unpack(Verdict, note)
             held = self.verdict.fit if self.verdict is not None else None
             if verdict is not None and verdict.fit not in {self._earlier, held}:
                 self.verdict = verdict
@@ -210,7 +182,7 @@ class Follower(Rounds):
     def _fetch(self, board: Board, fit: str, known: int) -> int:
         """Read the newest window and return the last step that is known then."""
         for note in board.read("window"):
-            for window in [decode(Window, line) for line in _lines(note, fit)]:
+            for window in [unpack(Window, line) for line in _lines(note, fit)]:
                 if window is not None and window.last_step > known:
                     self.latest = window
                     return window.last_step

@@ -28,8 +28,7 @@ from perf_callbacks.flops.offline import Example
 from perf_callbacks.flops.phases import in_backward
 from perf_callbacks.host.backward import BACKWARDS
 from perf_callbacks.host.failures import describe
-from perf_callbacks.host.peak_cache import forget
-from perf_callbacks.host.peak_source import find
+from perf_callbacks.host.peak_source import find, forget
 from perf_callbacks.host.watchdog import WATCHDOG
 from perf_callbacks.session.booking import Booking
 from perf_callbacks.session.flops_record import counted, estimated

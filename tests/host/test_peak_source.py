@@ -7,9 +7,9 @@ import time
 import pytest
 import torch
 
-from perf_callbacks.host import peak_cache as module
+from perf_callbacks.host import peak_source as module
 from perf_callbacks.host.matmul_peak import Measured
-from perf_callbacks.host.peak_cache import Cache, cache_directory, conditions, forget, measured_peaks
+from perf_callbacks.host.peak_source import Cache, cache_directory, conditions, forget, measured_peaks
 
 CPU = torch.device("cpu")
 
@@ -25,33 +25,22 @@ class Bench:
     def __init__(self, directory, rate=2e11, **changes):
         self.directory = directory
         self.asked = []
-        self.slept = 0.0
-        self.meanwhile = lambda: None
         self.rate, self.changes = rate, changes
 
     def measure(self, device, dtypes):
         self.asked.append(list(dtypes))
         return {dtype: found(dtype, self.rate, **self.changes) for dtype in dtypes if dtype != "float16"}
 
-    def sleep(self, seconds):
-        self.slept += seconds
-        self.meanwhile()
-
     def peaks(self, *dtypes, device=CPU, **options):
-        usual = {"directory": self.directory, "measure": self.measure, "clock": lambda: self.slept}
-        return measured_peaks(device, dtypes or ("float32",), sleep=self.sleep, **usual | options)
+        usual = {"directory": self.directory, "measure": self.measure}
+        return measured_peaks(device, dtypes or ("float32",), **usual | options)
 
 
 @pytest.fixture(autouse=True)
 def _another_process():
-    forgotten(module)
-    yield
-    forgotten(module)
-
-
-def forgotten(module):
     module._KNOWN.clear()
-    module._WAITED.clear()
+    yield
+    module._KNOWN.clear()
 
 
 @pytest.fixture
@@ -78,7 +67,7 @@ def test_a_process_measures_once(bench):
 
 def test_a_later_process_takes_what_is_kept(bench):
     first = bench.peaks()
-    forgotten(module)
+    module._KNOWN.clear()
     assert bench.peaks() == first
     assert bench.asked == [["float32"]]
 
@@ -107,43 +96,27 @@ def test_what_is_kept_for_a_day_is_measured_anew_and_the_better_counts(bench, ca
 def test_what_was_measured_on_a_busy_machine_says_so_and_is_measured_anew(bench, tmp_path):
     busy = Bench(bench.directory, rate=1e9, threads=2, cpu_share=0.3)
     assert ", while others had the CPU: float32 0.001 TFLOPS" in busy.peaks().source
-    forgotten(module)
+    module._KNOWN.clear()
     assert bench.peaks().by_dtype == {"float32": 2e11}
 
 
-def test_the_other_ranks_of_a_cpu_wait_for_the_first(bench, cache):
-    bench.meanwhile = lambda: cache.write({"float32": found()}) if bench.slept > 0.5 else None
-    assert bench.peaks(local_rank=1).by_dtype == {"float32": 2e11}
-    assert bench.asked == []
-    assert 0.5 < bench.slept < 1
-
-
-def test_they_wait_once_and_do_without(bench):
+def test_the_other_ranks_of_a_cpu_do_without_until_the_first_has_measured(bench):
     assert bench.peaks(local_rank=1) is None
-    assert 3 <= bench.slept < 3.1
+    first = bench.peaks()
+    module._KNOWN.clear()
+    assert bench.peaks(local_rank=1) == first
+    assert bench.asked == [["float32"]]
+
+
+def test_all_ranks_do_without_a_peak_that_only_a_busy_machine_has_shown(bench, cache):
+    cache.write({"float32": found(threads=2, cpu_share=0.3)})
     assert bench.peaks(local_rank=1) is None
-    assert bench.slept < 3.1
-    assert bench.asked == []
-
-
-def test_what_comes_later_is_taken_without_waiting(bench, cache):
-    assert bench.peaks(local_rank=1) is None
-    cache.write({"float32": found()})
-    assert bench.peaks(local_rank=1).by_dtype == {"float32": 2e11}
-
-
-def test_if_nobody_measures_anew_what_is_old_is_better_than_nothing(bench, cache):
-    cache.write({"float32": found()})
-    old = time.time() - 2 * 86400
-    os.utime(cache.path, (old, old))
-    assert bench.peaks(local_rank=1).by_dtype == {"float32": 2e11}
 
 
 def test_a_device_of_its_own_is_measured_by_each_rank(bench, monkeypatch):
     monkeypatch.setattr(module.devices, "name", lambda device: "Imaginary 9000")
     peaks = bench.peaks(device=torch.device("meta"), local_rank=1)
     assert peaks.source.startswith("measured on Imaginary 9000: ")
-    assert bench.slept == 0
 
 
 def test_other_conditions_are_another_measurement(bench, monkeypatch):
@@ -210,7 +183,9 @@ def test_it_is_kept_in_the_cache_of_the_user(monkeypatch, tmp_path, variable, ex
 def test_nobody_has_no_cache(monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(module.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
-    assert not Cache(cache_directory(), conditions(CPU)).write({})
+    cache = Cache(cache_directory(), conditions(CPU))
+    cache.write({"float32": found()})
+    assert cache.read(fresh=False) == {}
 
 
 def test_the_processor_goes_by_its_name_where_the_system_tells(monkeypatch):
