@@ -6,11 +6,9 @@ trainer = Trainer(..., callbacks=[PerfCallback()])
 """
 
 import functools
-import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import accelerate  # type: ignore[import-untyped]
@@ -21,8 +19,9 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.records import Summary
-from perf_callbacks.doors.late_callback import Meanwhile, settled
-from perf_callbacks.doors.transformers_watch import TransformersWatch
+from perf_callbacks.doors.late_callback import Meanwhile, move_to_front, settled
+from perf_callbacks.doors.transformers_watch import TransformersWatch, find_trainer
+from perf_callbacks.host.failures import fails_open
 from perf_callbacks.host.place import Place, data_parallel
 from perf_callbacks.session.recorder import log
 from perf_callbacks.session.session import Session
@@ -32,22 +31,8 @@ __all__ = ["PerfCallback"]
 STATE_KEY = "perf_callbacks"
 """Where our counters stand in `TrainerState.stateful_callbacks`, and so in `trainer_state.json`."""
 
-Hook = Callable[..., None]
-
-
-def _hook(body: Hook) -> Hook:
-    """A hook of ours never ends the run."""
-
-    @functools.wraps(body)
-    def call(self: "PerfCallback", args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if not self.enabled:
-            return
-        try:
-            body(self, args, state, control, **kwargs)
-        except Exception as error:  # noqa: BLE001 an observer never ends the run
-            self.fail(error)
-
-    return call
+_hook: Callable[[Callable[..., None]], Callable[..., None]] = fails_open
+"""A hook of ours never ends the run."""
 
 
 class PerfCallback(TrainerCallback):
@@ -79,6 +64,11 @@ class PerfCallback(TrainerCallback):
         self._session.enabled = value
 
     @property
+    def active(self) -> bool:
+        """As `enabled`."""
+        return self._session.enabled
+
+    @property
     def summary(self) -> Summary | None:
         """The current fit so far, or the last one. None before the first."""
         return self._session.summary
@@ -89,14 +79,14 @@ class PerfCallback(TrainerCallback):
 
     @_hook
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        trainer = _find_trainer(self)
+        trainer = find_trainer(self, Trainer)
         if trainer is not None:
-            _move_to_front(trainer, self)
+            move_to_front(trainer.callback_handler.callbacks, self)  # before the loggers, which log what we add
 
     @_hook
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._session.end("another fit began")
-        trainer = _find_trainer(self)
+        trainer = find_trainer(self, Trainer)
         if trainer is None:
             log.warning("perf_callbacks found no Trainer around it: step time only, and not every logger may get it.")
             self.begin(args, state, None)
@@ -106,8 +96,8 @@ class PerfCallback(TrainerCallback):
             return
         # Other callbacks go first: if one of them raises, nothing of ours is in place yet. The handler is iterating
         # over its list right now, so what is appended to that comes last; what it finds in its place is without it.
-        _move_to_front(trainer, self)
         handler = trainer.callback_handler
+        move_to_front(handler.callbacks, self)
         handler.callbacks = Meanwhile(handler.callbacks, _Afterwards(self, trainer))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -171,7 +161,7 @@ class _Afterwards(TrainerCallback):
     """Comes last in one `on_train_begin`."""
 
     def __init__(self, callback: PerfCallback, trainer: Trainer) -> None:
-        self.enabled = True
+        self.active = True
         self.fail = callback.fail
         self._begin = callback.begin
         self._trainer = weakref.ref(trainer)
@@ -211,30 +201,7 @@ def _batches(args: TrainingArguments, state: TrainerState, trainer: Trainer | No
     return Batches(pinned=args.dataloader_pin_memory, copied_aside=aside, copy=copy)
 
 
-def _move_to_front(trainer: Trainer, callback: TrainerCallback) -> None:
-    """Come before the loggers, so that they log what we add. A callback that is added late comes after them."""
-    handler = trainer.callback_handler
-    # In place: the handler may be iterating over this list, and is then at our own index.
-    handler.callbacks.insert(0, handler.callbacks.pop(_index(handler.callbacks, callback)))
-
-
 def _first(trainer: Trainer) -> object:
     """Return the callback that measures, of several in one trainer."""
     ours = (callback for callback in trainer.callback_handler.callbacks if isinstance(callback, PerfCallback))
     return next((callback for callback in ours if callback.enabled), None)
-
-
-def _index(callbacks: list[TrainerCallback], callback: TrainerCallback) -> int:
-    return next(index for index, other in enumerate(callbacks) if other is callback)
-
-
-def _find_trainer(callback: TrainerCallback) -> Trainer | None:
-    """Find the trainer that is calling: callbacks are not told."""
-    # Not from our own frame on: its locals would refer to itself, and keep all frames with their trainer alive.
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 the one way to the caller
-    while frame is not None:
-        candidate = frame.f_locals.get("self")
-        if isinstance(candidate, Trainer) and callback in candidate.callback_handler.callbacks:
-            return candidate
-        frame = frame.f_back
-    return None

@@ -207,7 +207,7 @@ FAULTS = {
     "host.patches.Patches": "replace",
     "host.device": "timeline",
     "report.cards": "opening closing",
-    "transformers": "_find_trainer _move_to_front _place",
+    "transformers": "find_trainer move_to_front _place",
     "doors.transformers_watch": "_overrides _outermost",
     "doors.transformers_watch.TransformersWatch": "install _end_steps _carry",
 }

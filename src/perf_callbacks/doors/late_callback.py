@@ -1,4 +1,4 @@
-"""Callbacks that join while callbacks are being called."""
+"""Callbacks that join, or change places, while callbacks are being called."""
 
 from typing import TypeVar
 
@@ -32,3 +32,9 @@ class Meanwhile(list[C]):
 def settled(callbacks: list[C]) -> list[C]:
     """Return the callbacks as an ordinary list, also where the iteration over the running list was broken off."""
     return callbacks.settle() if isinstance(callbacks, Meanwhile) else callbacks
+
+
+def move_to_front(callbacks: list[C], callback: C) -> None:
+    """Let a callback be called before all others. In place: the list may be iterated over, and be at this callback."""
+    place = next(place for place, other in enumerate(callbacks) if other is callback)
+    callbacks.insert(0, callbacks.pop(place))

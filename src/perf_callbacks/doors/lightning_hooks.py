@@ -3,9 +3,8 @@
 import functools
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
+from typing import Any, ClassVar
 
 from tqdm import tqdm
 
@@ -14,7 +13,7 @@ from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.records import Summary
 from perf_callbacks.doors.late_callback import Meanwhile, settled
 from perf_callbacks.doors.lightning_watch import TrainerWatch, steps_done
-from perf_callbacks.host.failures import describe
+from perf_callbacks.host.failures import describe, fails_open
 from perf_callbacks.host.place import Place
 from perf_callbacks.session import startup
 from perf_callbacks.session.recorder import Recorder, log
@@ -32,25 +31,6 @@ EVERY_BATCH = (
     "on_train_batch_end",
 )
 """Hooks that the trainer calls for every batch, and that have nothing to do."""
-
-P = ParamSpec("P")
-C = TypeVar("C", bound="LightningHooks")
-Hook = Callable[Concatenate[C, P], None]
-
-
-def _hook(body: Hook[C, P]) -> Hook[C, P]:
-    """A hook of ours never ends the run. To the loops a `StopIteration` would mean that the epoch is over."""
-
-    @functools.wraps(body)
-    def call(self: C, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        if not self.enabled:
-            return
-        try:
-            body(self, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001 an observer never ends the run
-            self.fail(error)
-
-    return call
 
 
 class LightningHooks:
@@ -80,6 +60,11 @@ class LightningHooks:
         self._session.enabled = value
 
     @property
+    def active(self) -> bool:
+        """As `enabled`."""
+        return self._session.enabled
+
+    @property
     def summary(self) -> Summary | None:
         """The current fit so far, or the last one. None before the first."""
         return self._session.summary
@@ -88,7 +73,7 @@ class LightningHooks:
         """Say once that something of ours went wrong, stop measuring, undo every change."""
         self._session.fail(error)
 
-    @_hook
+    @fails_open
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage == "fit":
             self._close("another fit began")
@@ -96,17 +81,17 @@ class LightningHooks:
             if _first(trainer) is self:
                 self._prepare(trainer.strategy)
 
-    @_hook
+    @fails_open
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         self._carried = checkpoint.get(STATE_KEY)
 
-    @_hook
+    @fails_open
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         state = self._watch.recorder.state if self._watch is not None else self._carried
         if state is not None:
             checkpoint[STATE_KEY] = state
 
-    @_hook
+    @fails_open
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._end("another fit began")
         if _first(trainer) is not self:
@@ -116,7 +101,7 @@ class LightningHooks:
         # over its list right now, so what is appended to that comes last; what it finds in its place is without it.
         trainer.callbacks = Meanwhile(trainer.callbacks, _Afterwards(self))
 
-    @_hook
+    @fails_open
     def begin(self, trainer: Any) -> None:
         """Start measuring, once the other callbacks have begun."""
         trainer.callbacks = settled(trainer.callbacks)
@@ -128,23 +113,23 @@ class LightningHooks:
             self._watch = watch
             self._keep_quiet(watch.recorder)
 
-    @_hook
+    @fails_open
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         if self._watch is None:
             return
         self._close()
         self._session.show_summary()
 
-    @_hook
+    @fails_open
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         self._close()
 
-    @_hook
+    @fails_open
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         trainer.callbacks = settled(trainer.callbacks)
         self._close(describe(exception))
 
-    @_hook
+    @fails_open
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage == "fit":
             self._close()

@@ -1,12 +1,16 @@
 """The calls of a Hugging Face trainer and its parts that tell of stages and steps."""
 
 import functools
+import sys
 from collections.abc import Callable
-from typing import Any
+from types import FrameType
+from typing import Any, TypeVar
 
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.doors import methods
 from perf_callbacks.session.recorder import Recorder
+
+T = TypeVar("T")
 
 
 class TransformersWatch:
@@ -88,3 +92,15 @@ def _outermost(trainer: Any) -> list[tuple[Any, str]]:
         return [*((trainer, name) for name in loop), (trainer.callback_handler, "on_epoch_begin")]
     names = ("floating_point_ops", "_maybe_log_save_evaluate", "_evaluate", "log", "_load_best_model")
     return [*((trainer, name) for name in names), (trainer.callback_handler, "call_event")]
+
+
+def find_trainer(callback: object, kind: type[T]) -> T | None:
+    """Find the trainer that is calling: callbacks are not told."""
+    # Not from our own frame on: its locals would refer to itself, and keep all frames with their trainer alive.
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 the one way to the caller
+    while frame is not None:
+        candidate: Any = frame.f_locals.get("self")
+        if isinstance(candidate, kind) and callback in candidate.callback_handler.callbacks:
+            return candidate
+        frame = frame.f_back
+    return None

@@ -9,9 +9,11 @@ T = TypeVar("T")
 
 
 class Measuring(Protocol):
-    """Who measures until something of its own goes wrong."""
+    """Measures until something of its own goes wrong."""
 
-    active: bool
+    @property
+    def active(self) -> bool:
+        """False: it measures no more, or was never to."""
 
     def fail(self, error: Exception) -> None:
         """Something of ours went wrong."""
@@ -21,7 +23,7 @@ M = TypeVar("M", bound=Measuring)
 
 
 def fails_open(method: Callable[Concatenate[M, P], T]) -> Callable[Concatenate[M, P], T | None]:
-    """Of who measures no longer, or fails here, nothing more is to be had."""
+    """Make a method that does nothing once measuring has ended, and ends it where the method raises an `Exception`."""
 
     @functools.wraps(method)
     def call(self: M, /, *args: P.args, **kwargs: P.kwargs) -> T | None:
