@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any
 
 from perf_callbacks.core.batches import Batch, nothing, together
@@ -33,7 +33,8 @@ class Pending:
 
     def finish(self, past: Past) -> Columns | None:
         """Put together one or more steps whose marks were read. With a device, they wait for its times."""
-        number, excluded, batches = zip(*[self.ended.popleft() for _ in past.calls], strict=True)
+        ended = map(deque.popleft, repeat(self.ended, len(past.calls)))
+        number, excluded, batches = zip(*ended, strict=True)
         self._look(len(number))
         alike = _alike(batches)
         if alike:

@@ -17,6 +17,8 @@ BLOCK = 64
 """Steps that are kept one by one before they are added up."""
 
 
+_TIMES = {stage: f"{stage.name.lower()}_time" for stage in STAGES}
+
 NEVER = sys.maxsize
 """A step that does not come."""
 
@@ -173,12 +175,17 @@ class Totals:
         self.longest_pause = max(self.longest_pause, *steps.longest_pause)
 
     def _exert(self, steps: Columns) -> None:
-        efforts: list[Effort] = [*filter(None, steps.effort)]
+        known: list[Effort] = [*filter(None, steps.effort)]
+        if not known:
+            return
         seconds: Sequence[Any] = steps.step_seconds
-        if efforts:
-            self.effort = Effort(*map(sum_of, zip(*efforts, strict=True), self.effort))
-            self.effort_steps += len(efforts)
-            self.effort_seconds += sum(compress(seconds, steps.effort))
+        model, hardware, ideal = zip(*known, strict=True)
+        before = self.effort
+        self.effort = Effort(
+            sum(model, before.model_flops), sum(hardware, before.hardware_flops), sum_of(ideal, before.ideal_seconds)
+        )
+        self.effort_steps += len(known)
+        self.effort_seconds += sum(seconds if len(known) == len(seconds) else compress(seconds, steps.effort))
 
     def merge(self, other: "Totals") -> None:
         """Add what others added up."""
@@ -242,7 +249,7 @@ class Shown:
         if not self.staged:
             return []
         seen = [stage for stage in STAGES if isinstance(seconds[stage], float) or stage is Stage.GC]
-        return [(stage, f"{stage.name.lower()}_time") for stage in seen if self.gc_staged or stage is not Stage.GC]
+        return [(stage, _TIMES[stage]) for stage in seen if self.gc_staged or stage is not Stage.GC]
 
 
 def record(steps: Columns, shown: Shown) -> Steps:

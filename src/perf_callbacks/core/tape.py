@@ -139,7 +139,7 @@ class Tape:
         told: list[Told] = []
         for start, stop, width in _runs(marks):
             first = marks[start : start + width]
-            if width and not self._begun and Pause not in map(type, first):
+            if width and not self._begun and not any([type(mark) is Pause for mark in first]):
                 self._alike(first, times[start:stop], done)
             else:
                 self._one_by_one(marks[start:stop], times[start:stop], done, told)
