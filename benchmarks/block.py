@@ -51,16 +51,16 @@ KINDS = {
 }
 
 
-def clock_of_training():
-    """A clock that goes on by 0.2 to 2.2 ms whenever it is read. It is one call into C, as the real one."""
-    lengths = [random.uniform(0.0002, 0.0022) for _ in range(10007)]
+def clock_of_training(several):
+    """A clock that makes a step last some 10 ms: it goes on whenever it is read. As the real one, it is a call into C."""
+    lengths = [random.uniform(0.0002, 0.0022) / several for _ in range(10007)]
     return itertools.accumulate(itertools.cycle(lengths)).__next__
 
 
-def recorder_in(directory):
+def recorder_in(directory, several):
     settings = resolve(PerfConfig(output_dir=directory), {})
     place = Place(door="loop", directory=Path(directory), device=torch.device("cpu"), versions={})
-    recorder = Recorder(settings, place, clock=clock_of_training())
+    recorder = Recorder(settings, place, clock=clock_of_training(several))
     recorder.work.wanted = True
     recorder.work.rate(Rating(dtype="float32", coverage=1.0, lower_bound=False))
     return recorder
@@ -79,7 +79,7 @@ def measure(batches, several, blocks):
     clock = time.perf_counter
     read, ended, full = [], [], []
     with tempfile.TemporaryDirectory() as directory:
-        recorder = recorder_in(directory)
+        recorder = recorder_in(directory, several)
         learn(recorder, batches, several)
         following = itertools.cycle(batches)
         step = 0

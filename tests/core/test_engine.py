@@ -597,7 +597,7 @@ def test_batches_of_a_step_without_an_end_are_added_up():
     fit = Fit()
     for _ in range(10_000):
         fit.feed(2, 16, 3)
-    assert len(fit.engine._batches) <= MOST_BATCHES
+    assert len(fit.engine.batches) <= MOST_BATCHES
     fit.end_step()
     assert [(step["samples"], step["tokens"]) for step in fit.steps()] == [(20_000, 160_000)]
 

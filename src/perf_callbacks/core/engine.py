@@ -83,19 +83,21 @@ class Engine:
         self.tape = Tape(None if device is None else device.mark)
         """Where the training thread writes what it turns to."""
         self._began = 0.0
-        self._aside: list[tuple[str, float]] = []
+        self.aside: list[tuple[str, float]] = []
+        """Spans that have begun: kind and time."""
 
         self.step = run.step
         """The trainer's count of optimizer steps."""
         self.longest_step = 0.0
         """Seconds of the longest step so far, without the first, in which things are made and compiled."""
         self._excluded: str | None = "restart" if run.step else "first"
-        self._batches: list[Batch] = []
+        self.batches: list[Batch] = []
+        """Micro-batches of the current step so far."""
         self._pending = Pending(self._work, on_device=device is not None)
         self._unseen: deque[tuple[Columns | None, list[Gc]]] = deque()  # by trials
         self._books = RLock()  # held by who reads the tape or the ledger; marks are written without it
         self._reading = False
-        self._overdue = False
+        self.overdue = False
         """The device is to be asked for its times before the step ends."""
         parts = Parts(step=run.step, rank=run.rank, world_size=run.world_size, data_parallel=data_parallel)
         parts.ambiguous = ambiguous
@@ -120,17 +122,17 @@ class Engine:
 
     def batch(self, batch: Batch) -> None:
         """A micro-batch goes into the current step."""
-        if not self._aside:
-            self._batches.append(batch)
-            if len(self._batches) > MOST_BATCHES:
-                self._batches = [Batch(*together(self._batches), ())]
-            if self._overdue or len(self.tape.pairs) > MOST_MARKS:
-                self.collect(show=False)
+        if not self.aside:
+            self.batches.append(batch)
+            if self.overdue or len(self.batches) > MOST_BATCHES or len(self.tape.pairs) > MOST_MARKS:
+                self.relieve()
 
-    @property
-    def batches(self) -> list[Batch]:
-        """What went into the current step so far."""
-        return self._batches
+    def relieve(self) -> None:
+        """Make room in the middle of a step that is long, or ask the device at last."""
+        if len(self.batches) > MOST_BATCHES:
+            self.batches = [Batch(*together(self.batches), ())]
+        if self.overdue or len(self.tape.pairs) > MOST_MARKS:
+            self.collect(show=False)
 
     def exclude(self, reason: str) -> None:
         """The current step is to be in no row."""
@@ -139,8 +141,8 @@ class Engine:
     def pause(self, pause: Pause) -> None:
         """A garbage collection. It may be in the midst of anything: one that is part of a step is told of later."""
         self._collections.add(pause)
-        if self._aside or not pause.here or len(self.tape.pairs) > 2 * MOST_MARKS:
-            self._tell(pause, ("aside" if self._aside else "other") if pause.here else "elsewhere", self.step + 1)
+        if self.aside or not pause.here or len(self.tape.pairs) > 2 * MOST_MARKS:
+            self._tell(pause, ("aside" if self.aside else "other") if pause.here else "elsewhere", self.step + 1)
         else:
             self.tape.note(pause)
 
@@ -151,19 +153,19 @@ class Engine:
 
     def begin_span(self, kind: str, now: float) -> None:
         """Time begins that belongs to no step. Spans nest; the step in which one falls is in no row."""
-        if not self._aside:
+        if not self.aside:
             self.tape.write((BEGIN[Stage.ASIDE], now))
             self.tape.ignore()
-        self._aside.append((kind, now))
+        self.aside.append((kind, now))
         self._excluded = self._excluded or kind
         self.flush(now)  # in here it is part of no step
 
     def end_span(self, now: float) -> None:
         """The innermost span is over; without one, nothing happens."""
-        if not self._aside:
+        if not self.aside:
             return
-        kind, start = self._aside.pop()
-        if self._aside:
+        kind, start = self.aside.pop()
+        if self.aside:
             return
         self.tape.listen()
         self.tape.write((BACK, now))
@@ -172,13 +174,13 @@ class Engine:
 
     def end_step(self, step: int, now: float) -> None:
         """An optimizer step is done, the trainer's `step`-th. The next one begins."""
-        while self._aside:
+        while self.aside:
             self.end_span(now)
-        self._pending.ended.append((step, self._excluded, self._batches))
+        self._pending.ended.append((step, self._excluded, self.batches))
         self.tape.write((END, now))
         self.step = step
         self._excluded = None
-        self._batches = []
+        self.batches = []
         if self._device is not None:
             self.collect()  # its events are needed again
         if step >= self._due or now - self._flushed_at > FLUSH_SECONDS:
@@ -208,7 +210,7 @@ class Engine:
             if self._reading:  # a signal or a finalizer may come in the midst of it
                 return False
             self._reading = True
-            self._overdue = False
+            self.overdue = False
             try:
                 self._collect()
             finally:
@@ -233,7 +235,7 @@ class Engine:
             return
         try:
             if not self._reading:
-                self._overdue = bool(self._pending.passed)
+                self.overdue = bool(self._pending.passed)
                 late = self._pending.early(self.tape.peek()) if self._device is None else None
                 block = self._ledger.early_block(late)
                 if block is not None:
@@ -363,7 +365,7 @@ class Engine:
 
     def stop(self, now: float, failure: str | None = None, proofs: Mapping[str, str] | None = None) -> Summary:
         """Training is over. Steps that the device still owes are lost."""
-        while self._aside:
+        while self.aside:
             self.end_span(now)
         with self._alone():
             self.collect()
