@@ -52,7 +52,7 @@ KINDS = {
 
 
 def clock_of_training(several):
-    """A clock that makes a step last some 10 ms: it goes on whenever it is read. As the real one, it is a call into C."""
+    """A clock that makes a step last some 10 ms. As the real one, it is a call into C; it goes on when it is read."""
     lengths = [random.uniform(0.0002, 0.0022) / several for _ in range(10007)]
     return itertools.accumulate(itertools.cycle(lengths)).__next__
 

@@ -265,7 +265,7 @@ class Engine:
         times = finished.step_seconds
         if any(finished.excluded):
             times = [time for time, reason in zip(times, finished.excluded, strict=True) if reason not in _BEGINNING]
-        self.longest_step = max(self.longest_step, *filter(None, times)) if any(times) else self.longest_step
+        self.longest_step = max(self.longest_step, max(filter(None, times), default=0.0))
         self._ledger.enter(finished)
 
     def tell_tokens(self, with_tokens: Callable[[Batch], Batch]) -> None:

@@ -117,9 +117,10 @@ class Ledger:
         self._tokens += sum(filter(None, new.tokens))
         if None in new.tokens:
             self._note_untold(new)
-        self._lost += new.step_seconds.count(None)
+        if any(new.excluded):
+            self._lost += new.step_seconds.count(None)
+            self.excluded.update(filter(None, new.excluded))
         self._row.add(new.included)
-        self.excluded.update(filter(None, new.excluded))
         self._over += self._parts.add(new)
 
     def _note_untold(self, new: Columns) -> None:

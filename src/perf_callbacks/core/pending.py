@@ -11,6 +11,7 @@ from perf_callbacks.core.marks import Calls
 from perf_callbacks.core.shaped_work import ShapedWork
 from perf_callbacks.core.steps import Columns, Step, plus
 from perf_callbacks.core.tape import Past
+from perf_callbacks.core.work import Effort
 
 LOOK_STEPS = 50
 """A count is used for no more steps than this without a look at which parameters are trained."""
@@ -109,14 +110,14 @@ class Pending:
 
     def _efforts(
         self, numbers: Sequence[int], batches: Sequence[list[Batch]], calls: Sequence[Calls], *, alike: bool
-    ) -> list[Any]:
-        """The work of each step. Each one whose work is unknown is asked for, since the reasons are counted."""
+    ) -> Sequence[Effort | None]:
+        """The work of each step. Where it is unknown, each step is asked for: the reasons are counted."""
         first = self._effort(numbers[0], batches[0], calls[0])
         if alike and first is not None and calls.count(calls[0]) == len(calls):
-            return [first] * len(numbers)
+            return (first,) * len(numbers)
         return [first, *map(self._effort, numbers[1:], batches[1:], calls[1:])]
 
-    def _effort(self, number: int, batches: list[Batch], calls: Calls) -> Any:
+    def _effort(self, number: int, batches: list[Batch], calls: Calls) -> Effort | None:
         return self._work.of([batch.shape for batch in batches], calls, number) if batches else None
 
 

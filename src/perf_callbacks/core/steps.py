@@ -165,9 +165,8 @@ class Totals:
         self.steps += len(steps.number)
         self.seconds = [sum(column, total) for column, total in zip(steps.stages, self.seconds, strict=True)]
         self.samples = sum_of(steps.samples, self.samples)
-        known = [amount for amount in steps.tokens if amount is not None]
-        self.known_tokens += sum(known)
-        self.untold_steps += len(steps.tokens) - len(known)
+        self.known_tokens += sum(filter(None, steps.tokens))
+        self.untold_steps += steps.tokens.count(None)
         if self.useful_tokens is not None:
             self.useful_tokens = plus(self.useful_tokens, *steps.useful_tokens)
         self._exert(steps)
@@ -255,7 +254,7 @@ class Shown:
 def record(steps: Columns, shown: Shown) -> Steps:
     """Steps as they stand in the journal."""
     times = steps.stages
-    if None in steps.step_seconds:
+    if any(steps.excluded) and None in steps.step_seconds:
         times = [[time for time in stage if time is not None] for stage in times]
     stages: dict[str, Any] = {
         name: tuple(steps.stages[stage]) for stage, name in shown.stages([sum(stage) for stage in times])
