@@ -6,7 +6,7 @@ row.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import RLock
 
@@ -20,7 +20,7 @@ from perf_callbacks.core.protocols import Agreeing, DeviceTimeline, Ranks
 from perf_callbacks.core.records import Amounts, Gc, Record, Row, Run, Span, Summary
 from perf_callbacks.core.shaped_work import ShapedWork
 from perf_callbacks.core.stages import Stage
-from perf_callbacks.core.steps import BLOCK, COUNTED, NEVER, RECOUNTED, Columns, Shown, Totals, plus
+from perf_callbacks.core.steps import BLOCK, COUNTED, NEVER, RECOUNTED, Columns, Shown, Step, Totals, plus
 from perf_callbacks.core.tape import Tape
 from perf_callbacks.core.unknown_reasons import reasons
 from perf_callbacks.core.window_parts import Parts
@@ -93,8 +93,8 @@ class Engine:
         self._excluded: str | None = "restart" if run.step else "first"
         self.batches: list[Batch] = []
         """Micro-batches of the current step so far."""
-        self._pending = Pending(self._work, on_device=device is not None)
-        self._unseen: deque[tuple[Columns | None, list[Gc]]] = deque()  # by trials
+        self._pending = Pending(self._work)
+        self._unseen: deque[tuple[Columns | list[Step], list[Gc]]] = deque()  # by trials
         self._books = RLock()  # held by who reads the tape or the ledger; marks are written without it
         self._reading = False
         self.overdue = False
@@ -220,7 +220,7 @@ class Engine:
         while show and self._unseen:
             steps, pauses = self._unseen.popleft()
             if self._agreeing is not None and self._agreeing.watching:
-                self._sharing.see([] if steps is None else steps.rows, pauses)
+                self._sharing.see(steps.rows if isinstance(steps, Columns) else steps, pauses)
         return not self._pending.passed
 
     def write_late(self, now: float) -> None:
@@ -254,19 +254,25 @@ class Engine:
             )
             for pause, stage, place in told
         ]
-        finished = self._pending.finish(past) if past.calls else None
+        finished: Columns | list[Step] = []
         if self._device is not None:
+            if past.calls:
+                self._pending.wait(past)
             finished = self._pending.timed(self._device.ready())
-        if finished is not None:
-            self._enter(finished)
+            self._enter_rows(finished)
+        elif past.calls:
+            finished = self._pending.finish(past)
+            self._ledger.enter(finished)
+            times = zip(finished.step_seconds, finished.excluded, strict=True)
+            self._note_longest([time for time, reason in times if time and reason not in _BEGINNING])
         self._unseen.append((finished, pauses))
 
-    def _enter(self, finished: Columns) -> None:
-        times = finished.step_seconds
-        if any(finished.excluded):
-            times = [time for time, reason in zip(times, finished.excluded, strict=True) if reason not in _BEGINNING]
-        self.longest_step = max(self.longest_step, max(filter(None, times), default=0.0))
-        self._ledger.enter(finished)
+    def _enter_rows(self, steps: list[Step]) -> None:
+        self._ledger.enter_rows(steps)
+        self._note_longest([sum(step.seconds) for step in steps if step.seconds and step.excluded not in _BEGINNING])
+
+    def _note_longest(self, times: Sequence[float]) -> None:
+        self.longest_step = max(self.longest_step, *times) if times else self.longest_step
 
     def tell_tokens(self, with_tokens: Callable[[Batch], Batch]) -> None:
         """Add the tokens of earlier steps: it is known now which tensor holds the ids."""
@@ -369,9 +375,7 @@ class Engine:
             self.end_span(now)
         with self._alone():
             self.collect()
-            lost = self._pending.timed([None] * len(self._pending.passed))
-            if lost is not None:
-                self._enter(lost)
+            self._enter_rows(self._pending.timed([None] * len(self._pending.passed)))
             self.flush(now)
             self.tape.ignore()
         summary = self.summary(failure, proofs)

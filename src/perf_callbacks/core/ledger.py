@@ -1,10 +1,10 @@
 """Finished steps, kept one by one for the journal and added up for rows and summary."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from perf_callbacks.core.records import Steps
-from perf_callbacks.core.steps import Columns, Shown, Totals, record, sum_of
+from perf_callbacks.core.steps import Columns, Shown, Step, Totals, record, sum_of
 from perf_callbacks.core.window_parts import Parts
 from perf_callbacks.core.windows import Part
 
@@ -22,6 +22,7 @@ class Ledger:
         self.kept = 0
         """How many steps were not handed out yet."""
         self._block: list[Columns] = []
+        self._rows: list[Step] = []  # at the end of the block, one by one as yet
         self._added = 0  # of its parts
         self._early = 0  # steps from the first of the block on that are in the journal, also some that follow it
         self._row, self._included = Totals(), Totals()
@@ -41,6 +42,17 @@ class Ledger:
         self._block.append(steps)
         self.kept += len(steps.number)
 
+    def enter_rows(self, steps: Sequence[Step]) -> None:
+        """Steps are finished, a few at a time."""
+        self._rows += steps
+        self.kept += len(steps)
+
+    def _columns(self) -> list[Columns]:
+        if self._rows:
+            self._block.append(Columns.of(self._rows))
+            self._rows = []
+        return self._block
+
     def take_block(self) -> Steps | None:
         """The steps since the last block, as they stand in the journal."""
         self._add()
@@ -50,7 +62,7 @@ class Ledger:
 
     def early_block(self, following: Columns | None) -> Steps | None:
         """As `take_block`, with some steps that were not entered yet. Nothing is taken or added up by it."""
-        block = [*self._block, following] if following is not None else self._block
+        block = self._columns() if following is None else [*self._columns(), following]
         early, self._early = self._early, max(self._early, sum([len(steps.number) for steps in block]))
         return self._record(block, early)
 
@@ -101,16 +113,18 @@ class Ledger:
                 if included:
                     (self._row if number > self._row_after else self._included).tell_tokens(tokens[number])
         self._block = [
-            steps._replace(tokens=[*map(_either, steps.tokens, map(tokens.get, steps.number))]) for steps in self._block
+            steps._replace(tokens=[*map(_either, steps.tokens, map(tokens.get, steps.number))])
+            for steps in self._columns()
         ]
         self._untold = {number: included for number, included in self._untold.items() if number not in tokens}
 
     def _add(self) -> None:
         """Add up what came since the last time: together, since that is cheaper than one by one."""
-        if self._added == len(self._block):
+        block = self._columns()
+        if self._added == len(block):
             return
-        new = Columns.joined(self._block[self._added :])
-        self._added = len(self._block)
+        new = Columns.joined(block[self._added :])
+        self._added = len(block)
         self._steps += len(new.number)
         self._last = new.number[-1]
         self._samples = sum_of(new.samples, self._samples)

@@ -20,9 +20,8 @@ LOOK_STEPS = 50
 class Pending:
     """Holds what each step went through until the tape, and the device if there is one, tell its times."""
 
-    def __init__(self, work: ShapedWork, *, on_device: bool) -> None:
+    def __init__(self, work: ShapedWork) -> None:
         self._work = work
-        self._on_device = on_device
         self.ended: deque[tuple[int, str | None, list[Batch]]] = deque()
         """Number, reason of the exclusion and batches of steps whose marks were not read."""
         self.passed: deque[Step] = deque()
@@ -32,11 +31,11 @@ class Pending:
         self._untold: dict[int, list[Batch]] = {}  # first steps without tokens
         self._unlooked = 0
 
-    def finish(self, past: Past) -> Columns | None:
-        """Put together one or more steps whose marks were read. With a device, they wait for its times."""
+    def finish(self, past: Past) -> Columns:
+        """Put together one or more steps whose marks were read."""
         ended = map(deque.popleft, repeat(self.ended, len(past.calls)))
         number, excluded, batches = zip(*ended, strict=True)
-        self._look(len(number))
+        self._work.look()
         alike = _alike(batches)
         if alike:
             samples, tokens, useful_tokens = [(amount,) * len(number) for amount in self._through(batches[0])]
@@ -50,16 +49,28 @@ class Pending:
         if any(past.pauses):
             paused = [float(sum(pauses)) for pauses in past.pauses]
             longest = [max(pauses, default=0.0) for pauses in past.pauses]
-        known = (number, excluded, samples, tokens, useful_tokens, efforts, paused, longest)
-        if self._on_device:
-            self.passed.extend(map(Step._make, zip(*known, past.rows, strict=True)))
-            return None
-        return Columns(*known, [*map(sum, zip(*past.stages, strict=True))], past.stages)
+        times = [*map(sum, zip(*past.stages, strict=True))]
+        return Columns(number, excluded, samples, tokens, useful_tokens, efforts, paused, longest, times, past.stages)
 
-    def timed(self, times: Sequence[tuple[float, ...] | None]) -> Columns | None:
+    def wait(self, past: Past) -> None:
+        """Let steps whose marks were read wait for the device. There are few of them, mostly one."""
+        self._unlooked += len(past.calls)
+        if self._unlooked >= LOOK_STEPS:
+            self._unlooked = 0
+            self._work.look()
+        for pauses, calls in zip(past.pauses, past.calls, strict=True):
+            number, excluded, batches = self.ended.popleft()
+            effort = self._effort(number, batches, calls)
+            samples, tokens, useful_tokens = self._through(batches)
+            if tokens is None:
+                tokens = self._find_tokens(number, batches)
+            paused = (sum(pauses), max(pauses)) if pauses else (0.0, 0.0)
+            self.passed.append(Step(number, excluded, samples, tokens, useful_tokens, effort, *paused, None))
+        self._work.settle()
+
+    def timed(self, times: Sequence[tuple[float, ...] | None]) -> list[Step]:
         """The first of the steps that wait for the device, with its times; None for the times of a lost one."""
-        steps = [_timed(self.passed.popleft(), seconds) for seconds in times]
-        return Columns.of(steps) if steps else None
+        return [_timed(self.passed.popleft(), seconds) for seconds in times]
 
     def early(self, past: Past) -> Columns | None:
         """Steps by what can be told of them without changing anything. Called in another thread than training."""
@@ -78,13 +89,6 @@ class Pending:
         tokens = {number: amount for number, amount in found.items() if amount is not None}
         self.passed = deque([step._replace(tokens=tokens.pop(step.number, step.tokens)) for step in self.passed])
         return tokens
-
-    def _look(self, steps: int) -> None:
-        """See which parameters are trained: with a device, whose steps are read one by one, only now and then."""
-        self._unlooked += steps
-        if not self._on_device or self._unlooked >= LOOK_STEPS:
-            self._unlooked = 0
-            self._work.look()
 
     def _through(self, batches: list[Batch]) -> tuple[int | None, int | None, Any]:
         """Amounts of a step. Without a batch: nothing, of what batches have told so far."""
