@@ -75,10 +75,55 @@ def test_a_batch_without_masks_is_read_without_any_operation(batch):
         BatchReader().read(batch)
 
 
-def test_what_the_mask_keeps_is_left_on_the_device():
-    useful_tokens = BatchReader().read({"input_ids": IDS, "attention_mask": MASK}).useful_tokens
-    assert isinstance(useful_tokens, torch.Tensor)
-    assert useful_tokens.shape == ()
+def test_what_the_mask_keeps_is_counted_on_the_host_and_left_on_a_device():
+    usual = {"input_ids": IDS, "attention_mask": MASK}
+    assert type(BatchReader().read(usual).useful_tokens) is int
+    kept = BatchReader().read({name: tensor.to("meta") for name, tensor in usual.items()}).useful_tokens
+    assert isinstance(kept, torch.Tensor)
+    assert (kept.shape, kept.device.type) == ((), "meta")
+
+
+def text(length, labels=None):
+    return {"input_ids": torch.ones(2, length), "labels": torch.ones(2, length if labels is None else labels)}
+
+
+@pytest.mark.parametrize("form", [dict, lambda batch: tuple(batch.values())], ids=["names", "places"])
+def test_batches_that_are_recognised_by_one_tensor_are_those_whose_shapes_were_all_read(form):
+    reader = BatchReader()
+    for place in range(1000):
+        length = 3 + place % 7
+        assert [sizes for _, sizes in reader.read(form(text(length))).shape] == [(2, length)] * 2
+
+
+def test_like_batches_are_one_object():
+    reader = BatchReader()
+    batch = {"input_ids": IDS, "attention_mask": torch.ones(4, 8, dtype=torch.long)}
+    assert len({id(reader.read(batch)) for _ in range(200)}) == 1
+
+
+def test_a_shape_that_varies_alone_is_read_in_every_batch_once_it_was_seen_to():
+    """For the first batches, and for one of 64 that follow, all shapes are read."""
+    reader = BatchReader()
+    for _ in range(300):
+        reader.read(text(8))
+    read = [dict(reader.read(text(8, labels=5 + place % 3)).shape)["labels"] for place in range(200)]
+    assert read[64:] == [(2, 5 + place % 3) for place in range(64, 200)]
+
+
+def test_shapes_that_do_not_begin_as_the_largest_are_read_in_every_batch():
+    reader = BatchReader()
+    reader.read(text(8, labels=5))
+    for place in range(500):
+        labels = 8 if place < 400 else 7
+        assert dict(reader.read(text(8, labels)).shape)["labels"] == (2, labels)
+
+
+def test_batches_of_several_forms_are_told_apart():
+    reader = BatchReader()
+    forms = [text(8), (torch.ones(2, 8), torch.ones(2)), {"x": torch.ones(2, 8)}, torch.ones(2, 8), [torch.ones(2, 8)]]
+    first = [reader.read(batch) for batch in forms]
+    for _ in range(200):
+        assert [reader.read(batch) for batch in forms] == first
 
 
 def test_no_tensor_is_read_for_its_shape():

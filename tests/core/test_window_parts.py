@@ -8,7 +8,7 @@ from fakes import Fit, a_run
 from perf_callbacks.core import engine
 from perf_callbacks.core.records import Window
 from perf_callbacks.core.stages import STAGES
-from perf_callbacks.core.steps import Step
+from perf_callbacks.core.steps import Columns, Step
 from perf_callbacks.core.window_parts import Parts
 
 
@@ -40,7 +40,9 @@ def parts_of(*, after=0, length=None):
 
 
 def told(parts, *numbers):
-    return [(part.window, part.steps, part.samples) for part in parts.add([step(number) for number in numbers])]
+    return [
+        (part.window, part.steps, part.samples) for part in parts.add(Columns.of([step(number) for number in numbers]))
+    ]
 
 
 def test_each_window_holds_its_own_steps():
@@ -56,7 +58,7 @@ def test_a_fit_that_begins_within_a_window_tells_of_what_it_did_in_it():
 
 def test_excluded_steps_are_in_no_part():
     parts = parts_of(length=2)
-    (part,) = parts.add([step(1, "first"), step(2)])
+    (part,) = parts.add(Columns.of([step(1, "first"), step(2)]))
     assert (part.steps, part.samples, part.tokens) == (1, 2, 20)
 
 

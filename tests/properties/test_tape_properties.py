@@ -49,19 +49,19 @@ def write(events, reads):
             now += length
             tape.write((mark, now))
         if place in reads:
-            done += tape.read()[0]
-    return done + tape.read()[0]
+            done += tape.read()[0].rows
+    return done + tape.read()[0].rows
 
 
 @given(STEPS, st.lists(st.lists(SECONDS, min_size=7, max_size=7), max_size=8), st.sets(st.integers(0, 60)))
 def test_steps_of_the_same_marks_are_read_as_if_one_by_one(marks, lengths, reads):
     events = [pair for times in lengths for pair in zip([*marks, END], times, strict=False)]
-    assert [list(step.seconds) for step in write(events, reads)] == naive(events)
+    assert [list(step) for step in write(events, reads)] == naive(events)
 
 
 @given(st.lists(st.tuples(MARKS | st.just(END) | st.just("pause"), SECONDS), max_size=40), st.sets(st.integers(0, 40)))
 def test_any_marks_and_pauses_are_read_as_if_one_by_one(events, reads):
-    assert [list(step.seconds) for step in write(events, reads)] == naive(events)
+    assert [list(step) for step in write(events, reads)] == naive(events)
 
 
 @given(st.lists(st.tuples(MARKS | st.just(END) | st.just("pause"), SECONDS), max_size=40))
@@ -74,9 +74,13 @@ def test_what_was_read_is_gone_and_no_pause_is_lost(events):
         else:
             tape.write((mark, 0.0))
     done, told = tape.read()
-    assert (len(done), len(told)) == ([mark for mark, _ in events].count(END), [m for m, _ in events].count("pause"))
+    assert (len(done.rows), len(told)) == (
+        [mark for mark, _ in events].count(END),
+        [m for m, _ in events].count("pause"),
+    )
     assert tape.pairs == []
-    assert tape.read() == ([], [])
+    done, told = tape.read()
+    assert (done.rows, told) == ([], [])
 
 
 def test_nobody_listens_before_the_begin_nor_after_ignore():
@@ -88,7 +92,7 @@ def test_nobody_listens_before_the_begin_nor_after_ignore():
     assert tape.pairs == []
     tape.listen()
     tape.write((END, 3.0))
-    assert [step.seconds for step in tape.read()[0]] == [(0, 0, 0, 0, 0, 2.0)]
+    assert tape.read()[0].rows == [(0, 0, 0, 0, 0, 2.0)]
 
 
 def test_a_pause_between_the_clock_and_the_end_of_a_step_is_in_the_next_one():
@@ -98,6 +102,6 @@ def test_a_pause_between_the_clock_and_the_end_of_a_step_is_in_the_next_one():
     tape.write((END, 1.0))
     for now in (2.0, 3.0, 4.0):
         tape.write((END, now))
-    steps = [dict(zip(STAGES, step.seconds, strict=True)) for step in tape.read()[0]]
+    steps = [dict(zip(STAGES, step, strict=True)) for step in tape.read()[0].rows]
     assert [step[Stage.GC] for step in steps] == [0, 0.25, 0, 0]
     assert [step[Stage.OTHER] for step in steps] == [1.0, 0.75, 1.0, 1.0]

@@ -56,7 +56,7 @@ CALLS = {
 }
 
 POINTS = [
-    *[(Engine, name) for name in vars(Engine) if not name.startswith("_") and name != "write_late"],
+    *[(Engine, name) for name in vars(Engine) if not name.startswith("_") and name not in {"write_late", "relieve"}],
     (Tape, "read"),
     (BatchReader, "read"),
     (GcObserver, "install"),
@@ -187,6 +187,16 @@ def test_a_failure_anywhere_is_said_once_and_everything_is_put_back(point, make,
     assert [record.getMessage().rsplit(": ", 2)[1:] for record in caplog.records] == [["ValueError", "no."]]
     assert all(record.exc_info for record in caplog.records)
     assert (owner.method, gc.callbacks, recorder.active) == (original, found, False)
+
+
+def test_a_failure_in_the_midst_of_a_long_step_is_said_once_too(make, owner, caplog, monkeypatch):
+    monkeypatch.setattr("perf_callbacks.session.recorder.MOST_BATCHES", 0)
+    monkeypatch.setattr(Engine, "relieve", raising)
+    recorder = make()
+    for _ in range(2):
+        recorder.batch({"input_ids": torch.ones(2, 3)})
+    assert [record.getMessage().rsplit(": ", 2)[1:] for record in caplog.records] == [["ValueError", "no."]]
+    assert (owner.method, recorder.active) == (original, False)
 
 
 @pytest.mark.parametrize("name", [name for name in CALLS if name not in {"state", "summary", "journal_path", "close"}])

@@ -17,6 +17,9 @@ _MOST_SHAPES = 1024
 _MOST_NOTED = 256
 """Batches of a counted step whose tensors are compared with what was looked up."""
 
+_READ_WHOLE = 64
+"""Batches of which all shapes are read before one tensor may stand for the others; later it is one in as many."""
+
 _ROWS = {tuple, list}
 _shape = attrgetter("shape")
 
@@ -29,7 +32,8 @@ class Batch(NamedTuple):
     tokens: int | None
     """Elements of the token ids; None where there are none, or nobody has seen yet which tensor they are."""
     useful_tokens: Any
-    """Elements that the mask keeps: a number that may still be under way on the device. None where there is no mask."""
+    """Elements that the mask keeps: of a mask on a device, a number that may still be under way there. None where there
+    is no mask."""
     shape: ShapeKey
     """Empty where it can't be read."""
 
@@ -45,6 +49,15 @@ class Lookup(NamedTuple):
     """Address of the indices."""
     elements: int
     """How many they are."""
+
+
+class _Known(NamedTuple):
+    """A batch that was seen before."""
+
+    batch: Batch
+    masks: tuple[str, ...]
+    full: Batch
+    """The same, if its masks keep all tokens."""
 
 
 class _Noted(NamedTuple):
@@ -94,7 +107,11 @@ class BatchReader:
         """Each batch holds one of each of several loaders: their samples add up."""
         self.unread: str | None = None
         """The type of the last batch whose shapes couldn't be read."""
-        self._known: dict[tuple[Any, ...], Batch | tuple[Batch, tuple[str, ...]]] = {}  # without masks, just the batch
+        self._known: dict[tuple[Any, ...], _Known] = {}
+        self._guide: Any = None  # key of the tensor by whose shape batches are recognised
+        self._guided = True  # until the shape of another one was seen to vary alone
+        self._whole = 0  # batches of which all shapes were read
+        self._left = 0  # batches to be recognised by the guide until all shapes of one are read again
         self._ids: dict[tuple[str, ...], tuple[str, ...]] = {}  # of batches with these tensors, those of token ids
         self._noted: list[_Noted] | None = None
 
@@ -102,25 +119,34 @@ class BatchReader:
         """Samples, tokens and shape of a batch."""
         key: tuple[Any, ...] | None = None
         try:
-            key = tuple(map(_shape, batch)) if type(batch) in _ROWS else (*batch.keys(), *map(_shape, batch.values()))
-            found = self._known[key]
-            if isinstance(found, Batch):
-                return found
-            known, masks = found
-        except (AttributeError, KeyError, TypeError, RuntimeError):  # the last one by nested tensors, which have none
-            known, masks, batch = self._look(batch, key)
+            rows = type(batch) in _ROWS
+            if self._left:
+                self._left -= 1
+                shape = batch[self._guide].shape
+                key = (len(batch), shape) if rows else (*batch.keys(), shape)
+            else:
+                key = tuple(map(_shape, batch)) if rows else (*batch.keys(), *map(_shape, batch.values()))
+                if self._guided:
+                    self._trust()
+            known, masks, full = self._known[key]
+        except (AttributeError, LookupError, TypeError, RuntimeError):  # the last one by nested tensors: they have none
+            (known, masks, full), batch = self._look(batch, key)
         if not masks:
             return known
-        useful = _kept(batch[masks[0]])
-        for name in masks[1:]:
-            useful = plus(useful, _kept(batch[name]))
+        if len(masks) == 1 and hasattr(mask := batch[masks[0]], "is_cpu"):  # as `_kept`, without its frame
+            useful = None if mask.is_floating_point() else mask.count_nonzero()
+            if mask.is_cpu and useful is not None:
+                useful = int(useful)
+                if useful == full.useful_tokens:
+                    return full
+        else:
+            useful = plus(*[_kept(batch[name]) for name in masks])
         return Batch(known.samples, known.tokens, useful, known.shape)
 
     def forget(self, shape: ShapeKey) -> None:
         """The next batch of this shape is news."""
         self.seen.pop(shape, None)
-        found = {key: known if isinstance(known, Batch) else known[0] for key, known in self._known.items()}
-        self._known = {key: known for key, known in self._known.items() if found[key].shape != shape}
+        self._known = {key: known for key, known in self._known.items() if known.batch.shape != shape}
 
     def note(self) -> None:
         """Note where the tensors of the next batches lie, until `look_up` tells which of them were looked up."""
@@ -153,24 +179,57 @@ class BatchReader:
         """A batch that was read before it was known which tensor holds its token ids."""
         return batch if batch.tokens is not None else batch._replace(tokens=self._tokens(batch.shape))
 
-    def _look(self, batch: Any, key: tuple[Any, ...] | None) -> tuple[Batch, tuple[str, ...], Mapping[str, Any]]:
+    def _look(self, batch: Any, key: tuple[Any, ...] | None) -> tuple[_Known, Mapping[str, Any]]:
         if is_array(batch) and not getattr(batch, "is_nested", False):
             key = (None, *batch.shape)
             known = self._known.get(key)
-            if isinstance(known, Batch):
-                return known, (), {}
+            if known is not None:
+                return known, {}
         found = leaves(batch)
         if not found or any([one.lengths is None for one in found]):
-            return self._unread(batch, found or []), (), {}
+            unread = self._unread(batch, found or [])
+            return _Known(unread, (), unread), {}
         tensors = {one.name: one.tensor for one in found}
-        seen = self._learn(batch, found)
+        seen, masks = self._learn(batch, found)
+        known = _Known(seen, masks, seen._replace(useful_tokens=seen.tokens))
         if self._noted is not None:
-            self._note(seen[0], found)
-        elif key is not None and len(found) == _width(batch) and all([one.whole for one in found]):
-            if len(self._known) == _MOST_SHAPES:
-                self._known.clear()
-            self._known[key] = seen if seen[1] else seen[0]
-        return *seen, tensors
+            self._note(seen, found)
+        elif key is not None and _plain(batch, found):
+            self._remember(key, batch, known, found)
+        return known, tensors
+
+    def _trust(self) -> None:
+        """All shapes of a batch were read: after enough of these, most batches are recognised by the guide alone."""
+        self._whole += 1
+        if self._whole >= _READ_WHOLE and self._guide is not None:
+            self._left = _READ_WHOLE
+
+    def _remember(self, key: tuple[Any, ...], batch: Any, known: _Known, found: Sequence[Leaf]) -> None:
+        """Recognise batches like this one by `key` from now on, and by the guide if it tells the shapes of the others.
+
+        The largest tensor of the first batch is the guide. It tells them as long as they begin as its own, as those of
+        masks, labels and positions do, and none was seen to vary alone.
+        """
+        if len(self._known) >= _MOST_SHAPES:
+            self._known.clear()
+        self._known[key] = known
+        if self._guided and not is_array(batch):
+            by_guide = self._key_by_guide(batch, found)
+            if by_guide is None or self._known.setdefault(by_guide, known).batch.shape != known.batch.shape:
+                self._guided, self._left = False, 0
+                self._known = {key: known}
+
+    def _key_by_guide(self, batch: Any, found: Sequence[Leaf]) -> tuple[Any, ...] | None:
+        rows = type(batch) in _ROWS
+        names = [*range(len(batch))] if rows else [*batch.keys()]
+        if self._guide is None:
+            self._guide = names[max(range(len(found)), key=lambda place: len(found[place].sizes))]
+        if self._guide not in names:
+            return None
+        guide = found[names.index(self._guide)]
+        if not all([one.sizes == guide.sizes[: len(one.sizes)] for one in found]):
+            return None
+        return (len(batch), guide.tensor.shape) if rows else (*names, guide.tensor.shape)
 
     def _unread(self, batch: Any, found: Sequence[Leaf]) -> Batch:
         """A batch without a shape: a list of rows that nobody has put into tensors yet, or whatever else it is."""
@@ -229,8 +288,10 @@ def _address(tensor: Any) -> int | None:
         return None
 
 
-def _width(batch: Any) -> int:
-    return 1 if is_array(batch) else len(batch)
+def _plain(batch: Any, found: Sequence[Leaf]) -> bool:
+    """Tell if a batch is a tensor, or nothing but tensors by name or number."""
+    inside = (batch,) if is_array(batch) else batch if type(batch) in _ROWS else batch.values()
+    return len(found) == len(inside) and all(map(is_array, inside)) and all([one.whole for one in found])
 
 
 def _masks(found: Sequence[Leaf]) -> tuple[str, ...]:
@@ -245,4 +306,6 @@ def _kept(mask: Any) -> Any:
     """Elements that a mask keeps. One in floating point may as well be there to be added: unknown."""
     if not hasattr(mask, "is_floating_point"):
         return None if "float" in str(mask.dtype) else int((mask != 0).sum())
-    return None if mask.is_floating_point() else mask.count_nonzero()
+    if mask.is_floating_point():
+        return None
+    return int(mask.count_nonzero()) if mask.is_cpu else mask.count_nonzero()

@@ -52,15 +52,17 @@ def encode(entry: Entry) -> str:
 
 def _column(values: tuple[Any, ...], write: Callable[[Any], str]) -> str:
     """One where every step has the same is written faster."""
-    if values.count(values[0]) < len(values):
+    first = values[0]
+    if first != values[-1] or values.count(first) < len(values):
         return write(values)
-    return "[" + ",".join([write(values[:1])[1:-1]] * len(values)) + "]"
+    return "[" + ",".join(["null" if first is None else write((first,))[1:-1]] * len(values)) + "]"
 
 
 def _times(values: tuple[float | None, ...]) -> str:
-    if None in values:
+    try:
+        return "[" + (("%.7f," * len(values)) % values)[:-1] + "]"
+    except TypeError:  # a lost step has none
         return _json([value if value is None else round(value, 7) for value in values])
-    return "[" + (("%.7f," * len(values)) % values)[:-1] + "]"
 
 
 _json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode

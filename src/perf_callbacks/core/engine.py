@@ -1,27 +1,28 @@
-"""The state machine behind every door: events in, records out.
+"""The state machine behind every integration: events in, records out.
 
-Time is an argument. A door says what the training thread turns to (`mark`), what a micro-batch held (`batch`), that an
-optimizer step is done (`end_step`), that evaluation or checkpointing begins and ends, and asks for a row.
+Time is an argument. An integration writes on the tape what the training thread turns to, says what a micro-batch held
+(`batch`), that an optimizer step is done (`end_step`), that evaluation or checkpointing begins and ends, and asks for a
+row.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import RLock
-from typing import Any
 
 from perf_callbacks.core import ratios
-from perf_callbacks.core.batches import Batch, nothing, together
+from perf_callbacks.core.batches import Batch, together
 from perf_callbacks.core.gc_pauses import Pauses, collection
-from perf_callbacks.core.ledger import MOST_UNTOLD, Ledger
+from perf_callbacks.core.ledger import Ledger
 from perf_callbacks.core.marks import BACK, BEGIN, END, Pause
 from perf_callbacks.core.observer import Observers
+from perf_callbacks.core.pending import Pending
 from perf_callbacks.core.protocols import DeviceTimeline, Ranks
 from perf_callbacks.core.records import Amounts, Gc, Record, Row, Run, Span, Summary
 from perf_callbacks.core.shaped_work import ShapedWork
 from perf_callbacks.core.stages import Stage
-from perf_callbacks.core.steps import BLOCK, COUNTED, RECOUNTED, Shown, Step, Totals, plus
-from perf_callbacks.core.tape import Past, Tape
+from perf_callbacks.core.steps import BLOCK, COUNTED, NEVER, RECOUNTED, Columns, Shown, Step, Totals, plus
+from perf_callbacks.core.tape import Tape
 from perf_callbacks.core.unknown_reasons import reasons
 from perf_callbacks.core.window_parts import Parts
 from perf_callbacks.core.window_sharing import Sharing
@@ -37,9 +38,6 @@ MOMENT_SECONDS = 0.05
 
 MOST_MARKS = 4096
 """What a step writes beyond this is read before it ends; collections beyond it are told of at once."""
-
-LOOK_STEPS = 50
-"""A count is used for no more steps than this without a look at which parameters are trained."""
 
 MOST_BATCHES = 256
 """More batches than this, in one step, are added up before it ends."""
@@ -86,31 +84,30 @@ class Engine:
         self.tape = Tape(None if device is None else device.mark)
         """Where the training thread writes what it turns to."""
         self._began = 0.0
-        self._aside: list[tuple[str, float]] = []
+        self.aside: list[tuple[str, float]] = []
+        """Spans that have begun: kind and time."""
 
         self.step = run.step
         """The trainer's count of optimizer steps."""
         self.longest_step = 0.0
         """Seconds of the longest step so far, without the first, in which things are made and compiled."""
         self._excluded: str | None = "restart" if run.step else "first"
-        self._batches: list[Batch] = []
-        self._batch = Batch(None, None, None, ())
-        self._with_tokens: Callable[[Batch], Batch] | None = None
-        self._untold: dict[int, list[Batch]] = {}  # first steps without tokens
-
-        self._waiting: deque[tuple[int, str | None, list[Batch]]] = deque()  # for being read
-        self._passed: deque[Step] = deque()  # for the device
-        self._unseen: deque[tuple[list[Step], list[Gc]]] = deque()  # by trials
+        self.batches: list[Batch] = []
+        """Micro-batches of the current step so far."""
+        self._pending = Pending(self._work)
+        self._unseen: deque[tuple[Columns | list[Step], list[Gc]]] = deque()  # by trials
         self._books = RLock()  # held by who reads the tape or the ledger; marks are written without it
         self._reading = False
-        self._overdue = False
+        self.overdue = False
         """The device is to be asked for its times before the step ends."""
         parts = Parts(step=run.step, rank=run.rank, world_size=run.world_size, data_parallel=data_parallel)
         parts.ambiguous = ambiguous
         self._ledger = Ledger(self._shown, parts)
-        self._sharing = Sharing(ranks, parts, self._ledger, emit, observers or Observers(), alone=run.world_size == 1)
+        self._observers = observers or Observers()
+        self._sharing = Sharing(ranks, parts, self._ledger, emit, self._observers, alone=run.world_size == 1)
         self._flushed_at = 0.0
-        self._unlooked = 0
+        self._due = 0
+        """The step at whose end steps are handed out: a block is full, or a window is complete."""
         self._spans: dict[str, float] = {}
         self._collections = Pauses()
 
@@ -120,22 +117,23 @@ class Engine:
         self.tape.begin(now)
         self._emit(self._run)
         self._sharing.do(self.step)
+        self._plan()
         if self._device is not None:
             self._device.mark(_OTHER)
 
     def batch(self, batch: Batch) -> None:
         """A micro-batch goes into the current step."""
-        if not self._aside:
-            self._batches.append(batch)
-            if len(self._batches) > MOST_BATCHES:
-                self._batches = [Batch(*together(self._batches), ())]
-            if self._overdue or len(self.tape.pairs) > MOST_MARKS:
-                self.collect(show=False)
+        if not self.aside:
+            self.batches.append(batch)
+            if self.overdue or len(self.batches) > MOST_BATCHES or len(self.tape.pairs) > MOST_MARKS:
+                self.relieve()
 
-    @property
-    def batches(self) -> list[Batch]:
-        """What went into the current step so far."""
-        return self._batches
+    def relieve(self) -> None:
+        """Make room in the middle of a step that is long, or ask the device at last."""
+        if len(self.batches) > MOST_BATCHES:
+            self.batches = [Batch(*together(self.batches), ())]
+        if self.overdue or len(self.tape.pairs) > MOST_MARKS:
+            self.collect(show=False)
 
     def exclude(self, reason: str) -> None:
         """The current step is to be in no row."""
@@ -144,8 +142,8 @@ class Engine:
     def pause(self, pause: Pause) -> None:
         """A garbage collection. It may be in the midst of anything: one that is part of a step is told of later."""
         self._collections.add(pause)
-        if self._aside or not pause.here or len(self.tape.pairs) > 2 * MOST_MARKS:
-            self._tell(pause, ("aside" if self._aside else "other") if pause.here else "elsewhere", self.step + 1)
+        if self.aside or not pause.here or len(self.tape.pairs) > 2 * MOST_MARKS:
+            self._tell(pause, ("aside" if self.aside else "other") if pause.here else "elsewhere", self.step + 1)
         else:
             self.tape.note(pause)
 
@@ -156,19 +154,19 @@ class Engine:
 
     def begin_span(self, kind: str, now: float) -> None:
         """Time begins that belongs to no step. Spans nest; the step in which one falls is in no row."""
-        if not self._aside:
+        if not self.aside:
             self.tape.write((BEGIN[Stage.ASIDE], now))
             self.tape.ignore()
-        self._aside.append((kind, now))
+        self.aside.append((kind, now))
         self._excluded = self._excluded or kind
         self.flush(now)  # in here it is part of no step
 
     def end_span(self, now: float) -> None:
         """The innermost span is over; without one, nothing happens."""
-        if not self._aside:
+        if not self.aside:
             return
-        kind, start = self._aside.pop()
-        if self._aside:
+        kind, start = self.aside.pop()
+        if self.aside:
             return
         self.tape.listen()
         self.tape.write((BACK, now))
@@ -177,19 +175,20 @@ class Engine:
 
     def end_step(self, step: int, now: float) -> None:
         """An optimizer step is done, the trainer's `step`-th. The next one begins."""
-        while self._aside:
+        while self.aside:
             self.end_span(now)
-        self._waiting.append((step, self._excluded, self._batches))
+        self._pending.ended.append((step, self._excluded, self.batches))
         self.tape.write((END, now))
         self.step = step
         self._excluded = None
-        self._batches = []
+        self.batches = []
         if self._device is not None:
             self.collect()  # its events are needed again
-        read = len(self._ledger.block)
-        full = (read if self._device is not None else read + len(self._waiting)) >= BLOCK
-        if full or step == self._sharing.due or now - self._flushed_at > FLUSH_SECONDS:
+        if step >= self._due or now - self._flushed_at > FLUSH_SECONDS:
             self.flush(now)
+
+    def _plan(self) -> None:
+        self._due = min(self.step + BLOCK - self._ledger.kept, self._sharing.due or NEVER)
 
     @contextmanager
     def _alone(self) -> Iterator[bool]:
@@ -212,7 +211,7 @@ class Engine:
             if self._reading:  # a signal or a finalizer may come in the midst of it
                 return False
             self._reading = True
-            self._overdue = False
+            self.overdue = False
             try:
                 self._collect()
             finally:
@@ -220,8 +219,10 @@ class Engine:
         finally:
             self._books.release()
         while show and self._unseen:
-            self._sharing.see(*self._unseen.popleft())
-        return not self._passed
+            steps, pauses = self._unseen.popleft()
+            if self._observers.watching:
+                self._observers.steps_measured(steps.rows if isinstance(steps, Columns) else steps, pauses)
+        return not self._pending.passed
 
     def write_late(self, now: float) -> None:
         """Write the steps that are finished, if none has ended for a while. Called in another thread than training.
@@ -235,89 +236,50 @@ class Engine:
             return
         try:
             if not self._reading:
-                self._overdue = bool(self._passed)
-                past = self.tape.peek() if self._device is None else []
-                late = [self._seen(past[place], *self._waiting[place]) for place in range(len(past))]
+                self.overdue = bool(self._pending.passed)
+                late = self._pending.early(self.tape.peek()) if self._device is None else None
                 block = self._ledger.early_block(late)
                 if block is not None:
                     self._emit(block)
         finally:
             self._books.release()
 
-    def _seen(self, past: Past, number: int, excluded: str | None, batches: list[Batch]) -> Step:
-        """A step, by what can be told of it without changing anything."""
-        samples = plus(*[batch.samples for batch in batches]) if batches else nothing(self._batch)[0]
-        tokens = plus(*[batch.tokens for batch in batches]) if batches else nothing(self._batch)[1]
-        return Step(number, excluded, samples, tokens, None, None, 0.0, 0.0, past.seconds)
-
     def _collect(self) -> None:
-        done, told = self.tape.read()
+        past, told = self.tape.read()
+        ended = self._pending.ended
         pauses = [
             self._tell(
                 pause,
                 "other" if stage is Stage.UNDECIDED else stage.name.lower(),
-                self._waiting[place][0] if place < len(self._waiting) else self.step + 1,
+                ended[place][0] if place < len(ended) else self.step + 1,
             )
             for pause, stage, place in told
         ]
-        if done:
-            self._look_after(len(done))
-        finished = [self._finish(past) for past in done]
-        if done:
-            self._work.settle()
+        finished: Columns | list[Step] = []
         if self._device is not None:
-            self._passed += finished
-            finished = [self._timed(self._passed.popleft(), seconds) for seconds in self._device.ready()]
-        times = [sum(step.seconds) for step in finished if step.seconds and step.excluded not in _BEGINNING]
-        self.longest_step = max(self.longest_step, *times) if times else self.longest_step
-        self._ledger.enter(finished)
+            if past.calls:
+                self._pending.wait(past)
+            finished = self._pending.timed(self._device.ready())
+            self._enter_rows(finished)
+        elif past.calls:
+            finished = self._pending.finish(past)
+            self._ledger.enter(finished)
+            times = zip(finished.step_seconds, finished.excluded, strict=True)
+            self._note_longest([time for time, reason in times if time and reason not in _BEGINNING])
         self._unseen.append((finished, pauses))
 
-    def _look_after(self, steps: int) -> None:
-        """See which parameters are trained: with a device, whose steps are read one by one, only now and then."""
-        self._unlooked += steps
-        if self._device is None or self._unlooked >= LOOK_STEPS:
-            self._unlooked = 0
-            self._work.look()
+    def _enter_rows(self, steps: list[Step]) -> None:
+        self._ledger.enter_rows(steps)
+        self._note_longest([sum(step.seconds) for step in steps if step.seconds and step.excluded not in _BEGINNING])
 
-    def _finish(self, past: Past) -> Step:
-        number, excluded, batches = self._waiting.popleft()
-        paused = (sum(past.pauses), max(past.pauses)) if past.pauses else (0.0, 0.0)
-        effort = self._work.of([batch.shape for batch in batches], past.calls, number) if batches else None
-        samples, tokens, useful_tokens = self._through(batches)
-        if tokens is None and batches:
-            tokens = self._find_tokens(number, batches)
-        return Step(number, excluded, samples, tokens, useful_tokens, effort, *paused, past.seconds)
-
-    def _find_tokens(self, number: int, batches: list[Batch]) -> int | None:
-        """The tokens of batches that were read before it was known which tensor holds them."""
-        if self._with_tokens is not None:
-            return together([self._with_tokens(batch) for batch in batches])[1]
-        if len(self._untold) < MOST_UNTOLD:
-            self._untold[number] = batches
-        return None
+    def _note_longest(self, times: Sequence[float]) -> None:
+        self.longest_step = max(self.longest_step, *times) if times else self.longest_step
 
     def tell_tokens(self, with_tokens: Callable[[Batch], Batch]) -> None:
         """Add the tokens of earlier steps: it is known now which tensor holds the ids."""
         with self._alone():
             self.collect()
-            self._with_tokens = with_tokens
-            untold, self._untold = self._untold, {}
-            found = {number: self._find_tokens(number, batches) for number, batches in untold.items()}
-            tokens = {number: amount for number, amount in found.items() if amount is not None}
-            self._passed = deque([step._replace(tokens=tokens.pop(step.number, step.tokens)) for step in self._passed])
-            self._ledger.tell_tokens(tokens)
-
-    def _timed(self, step: Step, seconds: tuple[float, ...] | None) -> Step:
-        """A step as the device saw it."""
-        return step._replace(seconds=seconds, excluded=step.excluded if seconds else "lost")
-
-    def _through(self, batches: list[Batch]) -> tuple[int | None, int | None, Any]:
-        """What a step went through. Without a batch: nothing, of what batches have told so far."""
-        if not batches:
-            return nothing(self._batch)
-        self._batch = batches[0]
-        return together(batches)
+            self._ledger.tell_tokens(self._pending.tell_tokens(with_tokens))
 
     def flush(self, now: float) -> None:
         """Hand out the finished steps."""
@@ -328,6 +290,7 @@ class Engine:
             self.collect()
             self._sharing.do(self.step)
             block = self._ledger.take_block()
+            self._plan()
             if block is not None:
                 self._emit(block)
 
@@ -369,9 +332,10 @@ class Engine:
         with self._alone():
             self.collect()
             steps, samples, tokens, lost = self._ledger.all()
-        samples = plus(samples, *[step.samples for step in self._passed])
-        tokens = plus(tokens, *[step.tokens for step in self._passed])
-        return steps + len(self._passed), Amounts(samples=samples, tokens=tokens), lost
+        passed = self._pending.passed
+        samples = plus(samples, *[step.samples for step in passed])
+        tokens = plus(tokens, *[step.tokens for step in passed])
+        return steps + len(passed), Amounts(samples=samples, tokens=tokens), lost
 
     def summary(self, failure: str | None = None, proofs: Mapping[str, str] | None = None) -> Summary:
         """The fit so far."""
@@ -408,12 +372,11 @@ class Engine:
 
     def stop(self, now: float, failure: str | None = None, proofs: Mapping[str, str] | None = None) -> Summary:
         """Training is over. Steps that the device still owes are lost."""
-        while self._aside:
+        while self.aside:
             self.end_span(now)
         with self._alone():
             self.collect()
-            self._ledger.enter([self._timed(step, None) for step in self._passed])
-            self._passed.clear()
+            self._enter_rows(self._pending.timed([None] * len(self._pending.passed)))
             self.flush(now)
             self.tape.ignore()
         summary = self.summary(failure, proofs)

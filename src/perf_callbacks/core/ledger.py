@@ -1,10 +1,10 @@
 """Finished steps, kept one by one for the journal and added up for rows and summary."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from perf_callbacks.core.records import Steps
-from perf_callbacks.core.steps import Shown, Step, Totals, columns, plus
+from perf_callbacks.core.steps import Columns, Shown, Step, Totals, record, sum_of
 from perf_callbacks.core.window_parts import Parts
 from perf_callbacks.core.windows import Part
 
@@ -19,9 +19,11 @@ class Ledger:
         self._shown = shown
         self._parts = parts
         self._over: list[Part] = []
-        self.block: list[Step] = []
-        """Steps that were not handed out yet."""
-        self._added = 0
+        self.kept = 0
+        """How many steps were not handed out yet."""
+        self._block: list[Columns] = []
+        self._rows: list[Step] = []  # at the end of the block, one by one as yet
+        self._added = 0  # of its parts
         self._early = 0  # steps from the first of the block on that are in the journal, also some that follow it
         self._row, self._included = Totals(), Totals()
         self._steps = self._lost = 0
@@ -35,22 +37,41 @@ class Ledger:
         """Excluded steps since the last row, by reason."""
         self._told: Counter[str] = Counter()
 
-    def enter(self, steps: Iterable[Step]) -> None:
-        """Steps are finished."""
-        self.block += steps
+    def enter(self, steps: Columns) -> None:
+        """Steps are finished: one or more."""
+        self._block.append(steps)
+        self.kept += len(steps.number)
+
+    def enter_rows(self, steps: Sequence[Step]) -> None:
+        """Steps are finished, a few at a time."""
+        self._rows += steps
+        self.kept += len(steps)
+
+    def _columns(self) -> list[Columns]:
+        if self._rows:
+            self._block.append(Columns.of(self._rows))
+            self._rows = []
+        return self._block
 
     def take_block(self) -> Steps | None:
         """The steps since the last block, as they stand in the journal."""
         self._add()
-        block, self.block, self._added = self.block, [], 0
-        new, self._early = block[self._early :], max(0, self._early - len(block))
-        return columns(new, self._shown) if new else None
+        early, self._early = self._early, max(0, self._early - self.kept)
+        block, self._block, self._added, self.kept = self._block, [], 0, 0
+        return self._record(block, early)
 
-    def early_block(self, following: Sequence[Step]) -> Steps | None:
+    def early_block(self, following: Columns | None) -> Steps | None:
         """As `take_block`, with some steps that were not entered yet. Nothing is taken or added up by it."""
-        new = [*self.block, *following][self._early :]
-        self._early += len(new)
-        return columns(new, self._shown) if new else None
+        block = self._columns() if following is None else [*self._columns(), following]
+        early, self._early = self._early, max(self._early, sum([len(steps.number) for steps in block]))
+        return self._record(block, early)
+
+    def _record(self, block: list[Columns], early: int) -> Steps | None:
+        if not block:
+            return None
+        steps = Columns.joined(block)
+        new = steps.cut(early) if early else steps
+        return record(new, self._shown) if new.number else None
 
     def take_parts(self) -> list[Part]:
         """What this rank did in the windows that are over since the last time."""
@@ -91,27 +112,37 @@ class Ledger:
                 self._untold_steps -= 1
                 if included:
                     (self._row if number > self._row_after else self._included).tell_tokens(tokens[number])
-        self.block = [
-            step._replace(tokens=tokens.get(step.number)) if step.tokens is None else step for step in self.block
+        self._block = [
+            steps._replace(tokens=[*map(_either, steps.tokens, map(tokens.get, steps.number))])
+            for steps in self._columns()
         ]
         self._untold = {number: included for number, included in self._untold.items() if number not in tokens}
 
     def _add(self) -> None:
         """Add up what came since the last time: together, since that is cheaper than one by one."""
-        new = self.block[self._added :]
-        self._added = len(self.block)
-        self._steps += len(new)
-        self._samples = plus(self._samples, *[step.samples for step in new])
-        self._add_tokens(new)
-        self._lost += sum([step.seconds is None for step in new])
-        self._row.add([step for step in new if step.excluded is None])
-        self.excluded.update([step.excluded for step in new if step.excluded is not None])
+        block = self._columns()
+        if self._added == len(block):
+            return
+        new = Columns.joined(block[self._added :])
+        self._added = len(block)
+        self._steps += len(new.number)
+        self._last = new.number[-1]
+        self._samples = sum_of(new.samples, self._samples)
+        self._tokens += sum(filter(None, new.tokens))
+        if None in new.tokens:
+            self._note_untold(new)
+        if any(new.excluded):
+            self._lost += new.step_seconds.count(None)
+            self.excluded.update(filter(None, new.excluded))
+        self._row.add(new.included)
         self._over += self._parts.add(new)
 
-    def _add_tokens(self, new: list[Step]) -> None:
-        untold = [step for step in new if step.tokens is None]
-        self._tokens += sum([step.tokens for step in new if step.tokens is not None])
+    def _note_untold(self, new: Columns) -> None:
+        untold = [place for place, tokens in enumerate(new.tokens) if tokens is None]
         self._untold_steps += len(untold)
-        for step in untold[: MOST_UNTOLD - len(self._untold)]:
-            self._untold[step.number] = step.excluded is None
-        self._last = new[-1].number if new else self._last
+        for place in untold[: MOST_UNTOLD - len(self._untold)]:
+            self._untold[new.number[place]] = new.excluded[place] is None
+
+
+def _either(tokens: int | None, told: int | None) -> int | None:
+    return told if tokens is None else tokens

@@ -1,8 +1,9 @@
-"""Steps, one by one and added up."""
+"""Steps, one by one, in columns and added up."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain, compress
 from typing import Any, NamedTuple
 
 from perf_callbacks.core.records import Steps
@@ -15,6 +16,8 @@ UNSEEN: float = 0
 BLOCK = 64
 """Steps that are kept one by one before they are added up."""
 
+
+_TIMES = {stage: f"{stage.name.lower()}_time" for stage in STAGES}
 
 NEVER = sys.maxsize
 """A step that does not come."""
@@ -44,6 +47,68 @@ class Step(NamedTuple):
     longest_pause: float
     seconds: Sequence[float] | None
     """By stage; None where they were lost."""
+
+
+class Columns(NamedTuple):
+    """Finished steps in columns of equal length. A block of them is handled column by column, which costs least."""
+
+    number: Sequence[int]
+    excluded: Sequence[str | None]
+    samples: Sequence[int | None]
+    tokens: Sequence[int | None]
+    useful_tokens: Sequence[Any]
+    effort: Sequence[Effort | None]
+    pause_seconds: Sequence[float]
+    longest_pause: Sequence[float]
+    step_seconds: Sequence[float | None]
+    """Sum of the stages; None where they were lost."""
+    stages: Sequence[Sequence[Any]]
+    """Seconds, or None where they were lost: one column for each of `STAGES`."""
+
+    @classmethod
+    def of(cls, steps: Sequence[Step]) -> "Columns":
+        """Put one or more steps into columns."""
+        *columns, seconds = zip(*steps, strict=True)
+        lost = (None,) * len(STAGES)
+        stages = [*zip(*[stages or lost for stages in seconds], strict=True)]
+        return cls._make([*columns, [stages and sum(stages) for stages in seconds], stages])
+
+    @classmethod
+    def joined(cls, blocks: Sequence["Columns"]) -> "Columns":
+        """Put one or more blocks of steps behind each other."""
+        if len(blocks) == 1:
+            return blocks[0]
+        *columns, stages = zip(*blocks, strict=True)
+        return cls._make([*map(_one_column, columns), [*map(_one_column, zip(*stages, strict=True))]])
+
+    @property
+    def rows(self) -> list[Step]:
+        """The steps one by one."""
+        *columns, times, stages = self
+        seconds = zip(*stages, strict=True)
+        known = [None if time is None else stages for time, stages in zip(times, seconds, strict=True)]
+        return [*map(Step._make, zip(*columns, known, strict=True))]
+
+    @property
+    def included(self) -> "Columns":
+        """The steps that are in rows."""
+        return self.only([reason is None for reason in self.excluded]) if any(self.excluded) else self
+
+    def cut(self, start: int, stop: int | None = None) -> "Columns":
+        """Steps from one place to another."""
+        return self._each(lambda column: column[start:stop])
+
+    def only(self, wanted: Sequence[bool]) -> "Columns":
+        """The steps that are wanted."""
+        return self._each(lambda column: [*compress(column, wanted)])
+
+    def _each(self, change: Callable[[Sequence[Any]], Sequence[Any]]) -> "Columns":
+        *columns, stages = self
+        return Columns._make([*map(change, columns), [*map(change, stages)]])
+
+
+def _one_column(parts: Sequence[Sequence[Any]]) -> list[Any]:
+    return [*chain.from_iterable(parts)]
 
 
 class Totals:
@@ -93,31 +158,33 @@ class Totals:
         """Length of all of them."""
         return sum(self.seconds)
 
-    def add(self, steps: Sequence[Step]) -> None:
+    def add(self, steps: Columns) -> None:
         """Add steps whose seconds are known."""
-        if not steps:
+        if not steps.number:
             return
-        self.steps += len(steps)
-        self.seconds = [sum(stage) for stage in zip(self.seconds, *[step.seconds or () for step in steps], strict=True)]
-        self.samples = plus(self.samples, *[step.samples for step in steps])
-        self._add_tokens([step.tokens for step in steps])
-        self.useful_tokens = plus(self.useful_tokens, *[step.useful_tokens for step in steps])
+        self.steps += len(steps.number)
+        self.seconds = [sum(column, total) for column, total in zip(steps.stages, self.seconds, strict=True)]
+        self.samples = sum_of(steps.samples, self.samples)
+        self.known_tokens += sum(filter(None, steps.tokens))
+        self.untold_steps += steps.tokens.count(None)
+        if self.useful_tokens is not None:
+            self.useful_tokens = plus(self.useful_tokens, *steps.useful_tokens)
         self._exert(steps)
-        self.pause_seconds += sum([step.pause_seconds for step in steps])
-        self.longest_pause = max(self.longest_pause, *[step.longest_pause for step in steps])
+        self.pause_seconds += sum(steps.pause_seconds)
+        self.longest_pause = max(self.longest_pause, *steps.longest_pause)
 
-    def _add_tokens(self, tokens: Sequence[int | None]) -> None:
-        known = [amount for amount in tokens if amount is not None]
-        self.known_tokens += sum(known)
-        self.untold_steps += len(tokens) - len(known)
-
-    def _exert(self, steps: Sequence[Step]) -> None:
-        known = [(step.effort, sum(step.seconds or ())) for step in steps if step.effort is not None]
-        if known:
-            efforts, seconds = zip(*known, strict=True)
-            self.effort = Effort(*[plus(*amounts) for amounts in zip(self.effort, *efforts, strict=True)])
-            self.effort_steps += len(known)
-            self.effort_seconds += sum(seconds)
+    def _exert(self, steps: Columns) -> None:
+        known: list[Effort] = [*filter(None, steps.effort)]
+        if not known:
+            return
+        seconds: Sequence[Any] = steps.step_seconds
+        model, hardware, ideal = zip(*known, strict=True)
+        before = self.effort
+        self.effort = Effort(
+            sum(model, before.model_flops), sum(hardware, before.hardware_flops), sum_of(ideal, before.ideal_seconds)
+        )
+        self.effort_steps += len(known)
+        self.effort_seconds += sum(seconds if len(known) == len(seconds) else compress(seconds, steps.effort))
 
     def merge(self, other: "Totals") -> None:
         """Add what others added up."""
@@ -148,6 +215,15 @@ def plus(*amounts: Any) -> Any:
     return None if any([amount is None for amount in amounts]) else sum(amounts)
 
 
+def sum_of(amounts: Sequence[Any], start: Any = 0) -> Any:
+    """The sum of numbers that are not on a device, unknown where one of them is.
+
+    >>> sum_of([1, 2, 3]), sum_of([1, None])
+    (6, None)
+    """
+    return None if start is None or None in amounts else sum(amounts, start)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shown:
     """What of a step is known here, and so can be shown."""
@@ -172,25 +248,23 @@ class Shown:
         if not self.staged:
             return []
         seen = [stage for stage in STAGES if isinstance(seconds[stage], float) or stage is Stage.GC]
-        return [(stage, f"{stage.name.lower()}_time") for stage in seen if self.gc_staged or stage is not Stage.GC]
+        return [(stage, _TIMES[stage]) for stage in seen if self.gc_staged or stage is not Stage.GC]
 
 
-def columns(steps: Sequence[Step], shown: Shown) -> Steps:
+def record(steps: Columns, shown: Shown) -> Steps:
     """Steps as they stand in the journal."""
-    number, excluded, samples, tokens, _, efforts, _, _, seconds = zip(*steps, strict=True)
-    known = any(seconds)
-    lost = (None,) * len(STAGES)
-    by_stage = tuple(zip(*[stages or lost for stages in seconds], strict=True))
-    totals = (
-        [sum([time for time in stage if time is not None]) for stage in by_stage] if known else [UNSEEN] * len(STAGES)
-    )
-    stages: dict[str, Any] = {name: by_stage[stage] for stage, name in shown.stages(totals)}
+    times = steps.stages
+    if any(steps.excluded) and None in steps.step_seconds:
+        times = [[time for time in stage if time is not None] for stage in times]
+    stages: dict[str, Any] = {
+        name: tuple(steps.stages[stage]) for stage, name in shown.stages([sum(stage) for stage in times])
+    }
     return Steps(
-        step=number,
-        step_time=tuple([stages and sum(stages) for stages in seconds]),
-        model_flops=tuple([effort and effort.model_flops for effort in efforts]) if any(efforts) else (),
-        samples=samples,
-        tokens=tokens,
-        excluded=excluded,
+        step=tuple(steps.number),
+        step_time=tuple(steps.step_seconds),
+        model_flops=tuple([effort and effort.model_flops for effort in steps.effort]) if any(steps.effort) else (),
+        samples=tuple(steps.samples),
+        tokens=tuple(steps.tokens),
+        excluded=tuple(steps.excluded),
         **stages,
     )

@@ -1,8 +1,8 @@
 """What the training thread turned to and when: written down as it happens, read later, many steps at once."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import repeat
+from itertools import chain
 from operator import add, sub
 from typing import Any, NamedTuple
 
@@ -14,14 +14,19 @@ _GC, _ASIDE = Stage.GC, Stage.ASIDE
 
 
 class Past(NamedTuple):
-    """A step that was read."""
+    """Steps that were read, in columns."""
 
-    seconds: tuple[float, ...]
-    """By stage."""
-    pauses: tuple[float, ...]
-    """The collections in it."""
-    calls: Calls
+    stages: Sequence[list[float]]
+    """Seconds, one column for each of `STAGES`."""
+    pauses: list[tuple[float, ...]]
+    """The collections in each step."""
+    calls: list[Calls]
     """How often forward and backward ran."""
+
+    @property
+    def rows(self) -> list[tuple[float, ...]]:
+        """Seconds by stage, step by step."""
+        return [*zip(*self.stages, strict=True)]
 
 
 class Told(NamedTuple):
@@ -125,24 +130,22 @@ class Tape:
         if self._echo is not None:
             self._echo(pair[0])
 
-    def read(self) -> tuple[list[Past], list[Told]]:
+    def read(self) -> tuple[Past, list[Told]]:
         """The steps that ended since the last call, and the pauses. What was read is gone."""
         written = self.pairs[:]
         del self.pairs[: len(written)]
         marks, times = written[::2], written[1::2]
-        done: list[Past] = []
+        done = Past([[] for _ in STAGES], [], [])
         told: list[Told] = []
         for start, stop, width in _runs(marks):
             first = marks[start : start + width]
             if width and not self._begun and not any([type(mark) is Pause for mark in first]):
-                alike = self._alike(first, times[start:stop])
-                calls = self._course.take_calls()
-                done += [Past(seconds, (), calls) for seconds in alike]
+                self._alike(first, times[start:stop], done)
             else:
                 self._one_by_one(marks[start:stop], times[start:stop], done, told)
         return done, told
 
-    def peek(self) -> list[Past]:
+    def peek(self) -> Past:
         """The steps that ended since the last call of `read`, which will read them all the same."""
         copy = Tape()
         copy.pairs = self.pairs[:]
@@ -151,23 +154,25 @@ class Tape:
         copy._since, copy._pauses = self._since[:], self._pauses[:]
         return copy.read()[0]
 
-    def _alike(self, marks: list[Mark], times: list[float]) -> Iterable[tuple[float, ...]]:
-        """Steps of the same marks: column by column, which is faster than one by one."""
-        spans = list(map(sub, times, [self._last, *times]))
-        columns: list[Iterable[float]] = [repeat(UNSEEN)] * len(Stage)
-        seen: set[int] = set()
+    def _alike(self, marks: list[Mark], times: list[float], done: Past) -> None:
+        """Read steps of the same marks: column by column, which is faster than one by one."""
+        steps = len(times) // len(marks)
+        spans = [*map(sub, times, chain((self._last,), times))]
+        columns: list[list[float]] = [[]] * len(Stage)
         for place, mark in enumerate(marks):
-            column: Iterable[float] = spans[place :: len(marks)]
-            owner = int(self._course.turn(mark))
-            columns[owner] = list(map(add, columns[owner], column)) if owner in seen else column
-            seen.add(owner)
+            column = spans[place :: len(marks)]
+            owner = self._course.turn(mark)
+            columns[owner] = [*map(add, columns[owner], column)] if columns[owner] else column
         self._last = times[-1]
-        return zip(*columns[: len(STAGES)], strict=False)
+        for stage, column in zip(done.stages, columns, strict=False):
+            stage.extend(column or [UNSEEN] * steps)
+        done.pauses.extend([()] * steps)
+        done.calls.extend([self._course.take_calls()] * steps)
 
-    def _one_by_one(self, marks: list[Any], times: list[Any], done: list[Past], told: list[Told]) -> None:
+    def _one_by_one(self, marks: list[Any], times: list[Any], done: Past, told: list[Told]) -> None:
         for mark, time in zip(marks, times, strict=True):
             if type(mark) is Pause:
-                self._pause(mark, told, len(done))
+                self._pause(mark, told, len(done.calls))
                 continue
             owner = self._course.turn(mark)
             self._seconds[owner] += time - self._last
@@ -176,8 +181,10 @@ class Tape:
             self._last = time
             self._begun = mark is not END or bool(self._since)
             if mark is END:
-                stages = tuple(self._seconds[: len(STAGES)])
-                done.append(Past(stages, tuple(self._pauses), self._course.take_calls()))
+                for stage, seconds in zip(done.stages, self._seconds, strict=False):
+                    stage.append(seconds)
+                done.pauses.append(tuple(self._pauses))
+                done.calls.append(self._course.take_calls())
                 self._seconds = [UNSEEN] * len(Stage)
                 self._pauses = []
 
@@ -206,11 +213,15 @@ def _runs(marks: list[Any]) -> Iterator[tuple[int, int, int]]:
     """Where steps of the same marks begin and end, and how many marks each has; 0 for a step without an end yet."""
     start = 0
     while start < len(marks):
-        stop = next((place + 1 for place in range(start, len(marks)) if marks[place] is END), 0)
-        if not stop:
+        try:
+            stop = marks.index(END, start) + 1
+        except ValueError:
             yield start, len(marks), 0
             return
         width, first = stop - start, marks[start:stop]
+        if marks[start:] == first * ((len(marks) - start) // width):  # as a rule, all of them
+            yield start, len(marks), width
+            return
         while marks[stop : stop + width] == first:
             stop += width
         yield start, stop, width

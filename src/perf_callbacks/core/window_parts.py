@@ -1,8 +1,8 @@
 """One rank's steps, cut into the windows that ranks exchange."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
-from perf_callbacks.core.steps import RECOUNTED, Step, Totals
+from perf_callbacks.core.steps import RECOUNTED, Columns, Totals
 from perf_callbacks.core.windows import Part
 
 
@@ -33,21 +33,20 @@ class Parts:
             self._length = length
             self._begin(self._seen)
 
-    def add(self, steps: Sequence[Step]) -> Iterator[Part]:
-        """Steps that follow those before; what is complete with them."""
-        if steps:
-            self._seen = steps[-1].number
+    def add(self, steps: Columns) -> Iterator[Part]:
+        """Add one or more steps that follow those before; what is complete with them."""
+        self._seen = steps.number[-1]
         if self._length is None:
             return
         start = 0
-        for stop, step in enumerate(steps, 1):
-            if step.number % self._length == 0:
-                self._totals.add([one for one in steps[start:stop] if _belongs(one)])
-                if self._after <= max(self._start, step.number - self._length):
-                    yield self._part(step.number // self._length - 1, self._length)
-                self._begin(step.number)
+        for stop, number in enumerate(steps.number, 1):
+            if number % self._length == 0:
+                self._totals.add(_belonging(steps.cut(start, stop)))
+                if self._after <= max(self._start, number - self._length):
+                    yield self._part(number // self._length - 1, self._length)
+                self._begin(number)
                 start = stop
-        self._totals.add([one for one in steps[start:] if _belongs(one)])
+        self._totals.add(_belonging(steps.cut(start)))
 
     def _begin(self, after: int) -> None:
         self._totals, self._after = Totals(), after
@@ -71,5 +70,9 @@ class Parts:
         )
 
 
-def _belongs(step: Step) -> bool:
-    return step.excluded is None or (step.excluded == RECOUNTED and step.seconds is not None)
+def _belonging(steps: Columns) -> Columns:
+    """The steps that are in windows: those of rows, and those that were counted again."""
+    if not any(steps.excluded):
+        return steps
+    reasons = zip(steps.excluded, steps.step_seconds, strict=True)
+    return steps.only([reason is None or (reason == RECOUNTED and time is not None) for reason, time in reasons])

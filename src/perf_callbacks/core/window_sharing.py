@@ -1,12 +1,11 @@
 """What an engine tells the other ranks, and hears from them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from perf_callbacks.core.ledger import Ledger
 from perf_callbacks.core.observer import Observers
 from perf_callbacks.core.protocols import Ranks
-from perf_callbacks.core.records import Gc, Record, Window
-from perf_callbacks.core.steps import Step
+from perf_callbacks.core.records import Record, Window
 from perf_callbacks.core.window_parts import Parts
 
 
@@ -40,11 +39,6 @@ class Sharing:
     def latest(self) -> Window | None:
         """What all ranks did in the last window that is known."""
         return self._ranks.latest if self._ranks is not None else None
-
-    def see(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
-        """Steps are finished."""
-        if self._observers.watching:
-            self._observers.steps_measured(steps, pauses)
 
     def do(self, step: int) -> None:
         """Tell and hear, after that step."""

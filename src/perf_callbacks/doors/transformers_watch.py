@@ -99,8 +99,8 @@ def find_trainer(callback: object, kind: type[T]) -> T | None:
     # Not from our own frame on: its locals would refer to itself, and keep all frames with their trainer alive.
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 the one way to the caller
     while frame is not None:
-        candidate: Any = frame.f_locals.get("self")
-        if isinstance(candidate, kind) and callback in candidate.callback_handler.callbacks:
+        trainer = candidate = frame.f_locals.get("self")
+        if isinstance(candidate, kind) and trainer is not None and callback in trainer.callback_handler.callbacks:
             return candidate
         frame = frame.f_back
     return None

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from perf_callbacks.core.batches import Batch, BatchReader, Lookup
-from perf_callbacks.core.engine import Engine
+from perf_callbacks.core.engine import MOST_BATCHES, MOST_MARKS, Engine
 from perf_callbacks.core.marks import Mark, Pause
 from perf_callbacks.core.observer import Observer, Observers
 from perf_callbacks.core.records import Amounts, Record, Summary
@@ -99,7 +99,7 @@ class Recorder:
         if place.ambiguous is not None and place.rank == 0:
             log.warning("perf_callbacks: rates of the whole job are unknown: %s; %s.", place.ambiguous, meshes.ADVICE)
         self.reader = BatchReader()
-        self._batch, self._read = self._engine.batch, self.reader.read
+        self._read = self.reader.read
         self.tape, self.clock = self._engine.tape, clock
         """For whoever turns to a stage in every step: to write a mark and the time costs least."""
         self._observer = GcObserver(_weakly(self.on_collection), clock)
@@ -139,7 +139,11 @@ class Recorder:
             found = self._read(batch)
             if not found.shape:
                 self.work.unknowns.batch = type(batch).__name__
-            self._batch(found)
+            engine = self._engine
+            if not engine.aside:  # as `Engine.batch`, without its frame
+                engine.batches.append(found)
+                if engine.overdue or len(engine.batches) > MOST_BATCHES or len(self.tape.pairs) > MOST_MARKS:
+                    engine.relieve()
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
 
@@ -148,7 +152,7 @@ class Recorder:
         if not self.active:
             return
         try:
-            self._batch(batch)
+            self._engine.batch(batch)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
 

@@ -1,0 +1,68 @@
+"""Count our Python frames in an ordinary step, outside of the integration: frames are what costs."""
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+import perf_callbacks
+from perf_callbacks import PerfConfig
+from perf_callbacks.core.settings import resolve
+from perf_callbacks.core.steps import BLOCK
+from perf_callbacks.host.place import Place
+from perf_callbacks.session.recorder import Recorder
+
+HOME = str(Path(perf_callbacks.__file__).parent)
+
+IDS = torch.ones(4, 8, dtype=torch.long)
+
+BATCHES = {
+    "pair": (torch.ones(4, 8), torch.ones(4)),
+    "text": {"input_ids": IDS, "labels": IDS},
+    "masked": {"input_ids": IDS, "attention_mask": IDS, "labels": IDS},
+    "padded": {"input_ids": IDS, "attention_mask": torch.ones(4, 8).tril().long()},
+    "of two sizes": {"input_ids": IDS, "labels": IDS[:, :3]},
+}
+
+
+@pytest.fixture
+def recorder(tmp_path):
+    place = Place(door="loop", directory=tmp_path, device=torch.device("cpu"), versions={})
+    clock = iter(range(10**6)).__next__  # a call into C, as the real one
+    recorder = Recorder(resolve(PerfConfig(journal=False), {}), place, clock=clock)
+    yield recorder
+    recorder.close()
+
+
+def frames(action):
+    """Names of our functions that run in it."""
+    names = Counter()
+
+    def see(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(HOME):
+            names[frame.f_code.co_name] += 1
+
+    sys.setprofile(see)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return names
+
+
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+def test_a_batch_and_the_end_of_an_ordinary_step_take_two_frames_each(recorder, batch, monkeypatch):
+    monkeypatch.setattr("perf_callbacks.core.engine.FLUSH_SECONDS", float("inf"))
+    taken = []
+    for step in range(1, 3 * BLOCK + 1):
+
+        def ordinary(step=step):
+            recorder.batch(batch)
+            recorder.end_step(step)
+
+        taken.append(frames(ordinary))
+    # in one step of 64 the block is written, and of one batch in 65 all shapes are read
+    ordinary = {"batch": 1, "read": 1, "end_step": 2}
+    assert taken[-BLOCK:].count(ordinary) >= BLOCK - 2
