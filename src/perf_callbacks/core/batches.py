@@ -108,6 +108,7 @@ class BatchReader:
         self.unread: str | None = None
         """The type of the last batch whose shapes couldn't be read."""
         self._known: dict[tuple[Any, ...], _Known] = {}
+        self._array: Any = None  # the type of batches that are a tensor
         self._guide: Any = None  # key of the tensor by whose shape batches are recognised
         self._guided = True  # until the shape of another one was seen to vary alone
         self._whole = 0  # batches of which all shapes were read
@@ -120,7 +121,9 @@ class BatchReader:
         key: tuple[Any, ...] | None = None
         try:
             rows = type(batch) in _ROWS
-            if self._left:
+            if type(batch) is self._array:
+                key = (None, *batch.shape)
+            elif self._left:
                 self._left -= 1
                 shape = batch[self._guide].shape
                 key = (len(batch), shape) if rows else (*batch.keys(), shape)
@@ -181,7 +184,7 @@ class BatchReader:
 
     def _look(self, batch: Any, key: tuple[Any, ...] | None) -> tuple[_Known, Mapping[str, Any]]:
         if is_array(batch) and not getattr(batch, "is_nested", False):
-            key = (None, *batch.shape)
+            key, self._array = (None, *batch.shape), type(batch)
             known = self._known.get(key)
             if known is not None:
                 return known, {}

@@ -14,6 +14,7 @@ class Measuring(Protocol):
     @property
     def active(self) -> bool:
         """False: it measures no more, or was never to."""
+        ...
 
     def fail(self, error: Exception) -> None:
         """Something of ours went wrong."""
