@@ -1,0 +1,116 @@
+"""Faults of ours, errors that end a training, and what either may leave behind.
+
+A test that breaks a part of ours or ends a fit early takes all of it from here, whatever the integration.
+"""
+
+import gc
+import itertools
+import logging
+import pkgutil
+
+import torch
+from torch.nn.modules import module as modules
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from perf_callbacks.core.codec import attempts
+from perf_callbacks.core.records import Run, Steps, Summary
+from perf_callbacks.host.journal_file import read
+
+ERRORS = (RuntimeError("no more"), KeyboardInterrupt(), SystemExit(3))
+
+
+def sampled(cases, *dimensions):
+    """Each case once; the combinations of the other dimensions take turns, so that all of them occur."""
+    turns = itertools.cycle(itertools.product(*dimensions))
+    return [(case, *next(turns)) for case in cases]
+
+
+OFTEN = {
+    "core.tape.Tape": "read",
+    "core.engine.Engine": "batch pause begin_span end_span end_step collect flush row",
+    "core.batches.BatchReader": "read",
+    "doors.methods": "stages",
+    "host.journal_file": "encode",
+    "host.journal_file.FileJournal": "write flush",
+}
+TWICE = {"core.engine.Engine": "amounts", "host.patches.Patches": "replace"}
+ONCE = {
+    "core.engine": "Engine.start Engine.stop Engine.summary",
+    "core.tape.Tape": "begin",
+    "session.recorder": "opening earlier Recorder.__init__",
+    "host.journal_file.FileJournal": "__init__ close",
+    "host.gc_observer.GcObserver": "install",
+    "host.device": "timeline",
+    "report.cards": "opening closing",
+}
+"""What every integration calls in a fit, by how often at least."""
+
+
+def parts(owners):
+    """The full names of parts that are written down by owner."""
+    return [f"{owner}.{name}" for owner, names in owners.items() for name in names.split()]
+
+
+def faults(*, often, twice, once, turn):
+    """Each part of an integration, and each that all share, with the number of its calls that go well before one fails.
+
+    The numbers take turns; a part that is called once fails at once.
+    """
+    firsts = (0, 1, 3)[turn:] + (0, 1, 3)[:turn]
+    return [
+        *sampled(parts(OFTEN) + parts(often), firsts),
+        *sampled(parts(TWICE) + parts(twice), [0, 1]),
+        *sampled(parts(ONCE) + parts(once), [0]),
+    ]
+
+
+class Fault:
+    """Makes a part of ours raise, from some call on."""
+
+    def __init__(self, monkeypatch, part, first, kind=RuntimeError):
+        inner, self.calls, self.first = pkgutil.resolve_name(f"perf_callbacks.{part}"), itertools.count(), first
+
+        def broken(*args, **kwargs):
+            if next(self.calls) >= first:
+                if part.endswith(".close"):  # a file that stays open is told of in whichever test comes next
+                    inner(*args, **kwargs)
+                raise kind("a bug of ours")
+            return inner(*args, **kwargs)
+
+        monkeypatch.setattr(f"perf_callbacks.{part}", broken)
+
+    @property
+    def happened(self):
+        return next(self.calls) > self.first
+
+
+def warnings(caplog):
+    """The sentences of our warnings, without that which a step with an evaluation in it calls for."""
+    ours = [one for one in caplog.records if one.name == "perf_callbacks" and one.levelno >= logging.WARNING]
+    return [text for text in (one.getMessage() for one in ours) if "no metrics at step" not in text]
+
+
+def as_found(*owners, but=()):
+    """The kind of each object with the functions and hooks on it, and what a process has once."""
+    found = {
+        "collector": (gc.isenabled(), gc.get_threshold(), list(gc.callbacks)),
+        "backward": (torch.autograd.backward, torch.autograd.grad),
+        "modes": len(_get_current_dispatch_mode_stack()),
+        "module hooks": [*modules._global_forward_pre_hooks, *modules._global_forward_hooks],
+    }
+    for number, owner in enumerate(owners):
+        for name, value in vars(owner).items():
+            put = callable(value) and not isinstance(value, torch.nn.Module)
+            if name not in but and (put or "hook" in name or "perf" in name):
+                found[number, type(owner), name] = dict(value) if isinstance(value, dict) else value
+        found[number] = type(owner)
+    return found
+
+
+def ended(directory, *, attempt=-1):
+    """How a fit ended: its summary, with which its journal ends, and which agrees with all before."""
+    records = [entry.record for entry in attempts(read(directory / "perf_callbacks" / "rank0.jsonl"))[attempt]]
+    assert [type(record) for record in records if isinstance(record, Run | Summary)] == [Run, Summary]
+    assert isinstance(records[-1], Summary)
+    assert sum(len(record.step) for record in records if isinstance(record, Steps)) == records[-1].steps
+    return records[-1]
