@@ -9,6 +9,7 @@ import logging
 import pkgutil
 
 import torch
+from sampling import sampled
 from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -17,12 +18,6 @@ from perf_callbacks.core.records import Run, Steps, Summary
 from perf_callbacks.host.journal_file import read
 
 ERRORS = (RuntimeError("no more"), KeyboardInterrupt(), SystemExit(3))
-
-
-def sampled(cases, *dimensions):
-    """Each case once; the combinations of the other dimensions take turns, so that all of them occur."""
-    turns = itertools.cycle(itertools.product(*dimensions))
-    return [(case, *next(turns)) for case in cases]
 
 
 OFTEN = {

@@ -10,7 +10,8 @@ import torch
 from accelerate import Accelerator
 from accelerated import Tracker, an_accelerator, prepared, rows_of_tokens, train
 from counted import bits
-from faults import ERRORS, Fault, as_found, faults, sampled, warnings
+from faults import ERRORS, Fault, as_found, faults, warnings
+from sampling import sampled
 from tiny import records, steps
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -159,7 +160,7 @@ class Loop:
         return as_found(self.accelerator, *self.prepared, self.prepared[1].optimizer)
 
 
-@pytest.mark.parametrize(("place", "way", "error"), sampled(PLACES, ["with", "close", "attach"], ERRORS), ids=repr)
+@pytest.mark.parametrize(("place", "way", "error"), sampled(PLACES, ["with", "close", "attach"], ERRORS))
 def test_after_an_exception_everything_is_put_back_in_any_way(tmp_path, place, way, error):
     loop = Loop(tmp_path, Trap(place, error))
     loop.prepare()

@@ -8,7 +8,8 @@ import sparks
 import tiny
 import torch
 from counted import bits, counts, gpt2, ids, known, left_behind, loop, truth
-from faults import Fault, parts, sampled, warnings
+from faults import Fault, parts, warnings
+from sampling import sampled
 from transformers import TrainerCallback
 
 from perf_callbacks import PerfConfig

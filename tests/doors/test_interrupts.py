@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Detected KeyboardInterrupt", "ignore::RuntimeWarning"),
 ]
 
-PARTS = ("watching", "loop.py", "transformers.py", "accelerate.py", "lightning.py")
+PARTS = ("doors", "session", "loop.py", "transformers.py", "accelerate.py", "lightning.py")
 WHERE = tuple(str(Path(perf_callbacks.__file__).parent / part) for part in PARTS)
 STEPS = 4
 

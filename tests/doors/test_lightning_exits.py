@@ -7,7 +7,8 @@ import pytest
 import sparks
 import tiny
 from counted import bits
-from faults import ERRORS, Fault, as_found, ended, faults, sampled, warnings
+from faults import ERRORS, Fault, as_found, ended, faults, warnings
+from sampling import sampled
 
 from perf_callbacks.core.records import Summary
 from perf_callbacks.host.failures import describe
@@ -156,7 +157,7 @@ def belongings(fit):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore:Detected KeyboardInterrupt")
 @pytest.mark.parametrize(
     ("place", "of", "late", "loud", "error"),
-    sampled(PLACES, sparks.FRAMEWORKS, [False, True], [False, True], ERRORS),
+    sampled(PLACES, [*sparks.FRAMEWORKS], [False, True], [False, True], ERRORS),
     ids=repr,
 )
 def test_after_an_exception_everything_is_as_before_and_the_next_fit_is_measured(  # noqa: PLR0917 sampled

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from faults import ERRORS, OFTEN, ONCE, TWICE, Fault, parts, sampled, warnings
+from faults import ERRORS, OFTEN, ONCE, TWICE, Fault, parts, warnings
+from sampling import sampled
 from tiny import records, steps
 from torch import nn
 

@@ -6,7 +6,8 @@ import pytest
 import tiny
 import torch
 from counted import bits
-from faults import ERRORS, Fault, as_found, ended, faults, sampled, warnings
+from faults import ERRORS, Fault, as_found, ended, faults, warnings
+from sampling import sampled
 from transformers import Trainer, TrainerCallback
 
 from perf_callbacks.core.records import Summary
@@ -113,7 +114,7 @@ def build(directory, *callbacks, late=None):
     return trainer, before
 
 
-@pytest.mark.parametrize(("place", "order", "error"), sampled(PLACES, ORDERS, ERRORS), ids=repr)
+@pytest.mark.parametrize(("place", "order", "error"), sampled(PLACES, ORDERS, ERRORS))
 def test_after_an_exception_everything_is_as_before_and_the_next_fit_is_measured(tmp_path, place, order, error):
     ours, bomb = PerfCallback(), Bomb(place, error)
     late = ours if order == "before ours, added late" else None
