@@ -5,9 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fakes import FakeClock
 
 from perf_callbacks.checklist import gc_item, growth
 from perf_callbacks.host import collector
+from perf_callbacks.session.recorder import Recorder
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -35,6 +37,14 @@ def _quick_collections(request, monkeypatch):
     }
     for module in (gc_item, growth, collector):
         monkeypatch.setattr(module, "gc", SimpleNamespace(**vars(gc) | quick))
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock for all fits, which moves where a test says so and nowhere else."""
+    clock = FakeClock()
+    monkeypatch.setitem(Recorder.__init__.__kwdefaults__, "clock", clock)
+    return clock
 
 
 @pytest.fixture

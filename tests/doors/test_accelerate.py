@@ -538,7 +538,6 @@ accelerator.end_training()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(150)
 def test_each_of_two_ranks_has_a_journal_and_the_first_logs(tmp_path):
     (tmp_path / "train.py").write_text(RANK)
     environ = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}

@@ -329,7 +329,7 @@ for inputs in loader:
 
 def test_a_loop_that_says_nothing_of_its_end_is_closed_with_the_interpreter(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", UNFINISHED], cwd=tmp_path, timeout=100, check=True, capture_output=True, text=True
+        [sys.executable, "-c", UNFINISHED], cwd=tmp_path, timeout=280, check=True, capture_output=True, text=True
     )
     assert done.stderr == ""
     (summary,) = records(tmp_path, Summary)

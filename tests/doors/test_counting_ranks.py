@@ -15,7 +15,7 @@ import perf_callbacks
 from perf_callbacks.core.records import Window
 from perf_callbacks.host.journal_file import read
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow]
 TESTS = Path(__file__).parents[1]
 RANKS = (0, 1)
 WINDOW = 5

@@ -11,7 +11,7 @@ from tiny import records, steps
 
 from perf_callbacks.core.records import Row, Run, Summary
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.slow]
 
 TRAIN = """
 import importlib, os, sys

@@ -256,7 +256,7 @@ for inputs in perf.loader:
 
 
 def test_a_block_that_is_never_left_is_closed_with_the_interpreter(tmp_path):
-    subprocess.run([sys.executable, "-c", UNFINISHED], cwd=tmp_path, timeout=60, check=True)
+    subprocess.run([sys.executable, "-c", UNFINISHED], cwd=tmp_path, timeout=280, check=True)
     assert len(steps(tmp_path)) == 1
     (summary,) = records(tmp_path, Summary)
     assert summary.steps == 1

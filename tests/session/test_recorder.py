@@ -179,9 +179,15 @@ def test_a_disk_that_refuses_the_journal_costs_nothing_else(tmp_path, make, capl
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: f"{point[0].__name__}.{point[1]}")
 def test_a_failure_anywhere_is_said_once_and_everything_is_put_back(point, make, owner, caplog, monkeypatch):
-    found = list(gc.callbacks)
+    found, inner = list(gc.callbacks), getattr(*point)
+
+    def broken(*args, **kwargs):
+        if point == (FileJournal, "close"):  # a file that stays open is told of in whichever test comes next
+            inner(*args, **kwargs)
+        raising()
+
     with monkeypatch.context() as patch:
-        patch.setattr(*point, property(raising) if isinstance(getattr(*point), property) else raising)
+        patch.setattr(*point, property(raising) if isinstance(inner, property) else broken)
         recorder = make()
         recorder.companions.append(Companion(recorder))
         for call in [*CALLS.values()] * 2:
