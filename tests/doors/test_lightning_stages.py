@@ -18,7 +18,7 @@ from perf_callbacks.core.records import Span
 
 STAGES = ("data", "forward", "backward", "optimizer", "gc", "other")
 SLEEP = 0.012
-SLOW = (4, 6, 8, 10)
+SLOW = (4, 6)
 
 
 class Sleeper:
@@ -181,8 +181,8 @@ def fit(directory, install, sleep, *, module="Automatic", of="lightning", **opti
     """The steps of a fit in which there is a sleep where `install` puts it."""
     kinds = sparks.tree(of)
     sleep.ours = ours = kinds.PerfCallback(PerfConfig(flops="off"))
-    usual = {"max_steps": 22, "gradient_clip_val": None} if module == "Manual" else {"accumulate_grad_batches": 2}
-    trainer = sparks.trainer(directory, ours, of=of, **{"max_steps": 11} | usual | options)
+    usual = {"max_steps": 14, "gradient_clip_val": None} if module == "Manual" else {"accumulate_grad_batches": 2}
+    trainer = sparks.trainer(directory, ours, of=of, **{"max_steps": 7} | usual | options)
     running = SimpleNamespace(
         kinds=kinds, trainer=trainer, module=getattr(kinds, module)(), loader=sparks.loader(120), val=sparks.loader(4)
     )
