@@ -553,7 +553,7 @@ def test_each_of_two_ranks_has_a_journal_and_the_first_logs(tmp_path):
         start_new_session=True,
     )
     try:
-        printed, _ = launcher.communicate(timeout=120)
+        printed, _ = launcher.communicate(timeout=280)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(launcher.pid, signal.SIGKILL)

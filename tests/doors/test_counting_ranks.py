@@ -61,7 +61,7 @@ def train(directory, kind):
         for rank in RANKS
     ]
     try:
-        said = [rank.communicate(timeout=150)[0] for rank in ranks]
+        said = [rank.communicate(timeout=280)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -485,7 +485,7 @@ def test_each_rank_has_a_journal_and_rates_of_its_own_device(tmp_path, world_siz
         for rank in range(world_size)
     ]
     try:
-        printed = [process.communicate(timeout=60) for process in ranks]
+        printed = [process.communicate(timeout=280) for process in ranks]
     finally:
         for process in ranks:
             process.kill()

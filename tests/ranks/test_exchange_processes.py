@@ -223,8 +223,7 @@ def test_others_go_on_while_a_rank_is_deaf_and_end_before_it_hears_again(job, de
         assert not [line for line in job.errors(rank) if "Traceback" in line or "terminate" in line]
 
 
-@pytest.mark.parametrize("seconds", [2, 20])
-@pytest.mark.parametrize("deaf", [0, 1])
+@pytest.mark.parametrize(("deaf", "seconds"), [(0, 20), (1, 2)])
 def test_a_rank_that_is_deaf_for_a_while_costs_no_window(job, deaf, seconds):
     job.start(3, steps=200, lockstep=True)
     job.until(lambda: job.facts(deaf)["step"] > 50)
