@@ -1,6 +1,6 @@
-"""Faults of ours, errors that end a training, and what either may leave behind.
+"""Faults in the package, errors that end a training, and the state that must be restored after either.
 
-A test that breaks a part of ours or ends a fit early takes all of it from here, whatever the integration.
+Tests of all integrations share it.
 """
 
 import gc
@@ -18,7 +18,6 @@ from perf_callbacks.core.records import Run, Steps, Summary
 from perf_callbacks.host.journal_file import read
 
 ERRORS = (RuntimeError("no more"), KeyboardInterrupt(), SystemExit(3))
-
 
 OFTEN = {
     "core.tape.Tape": "read",
@@ -38,18 +37,18 @@ ONCE = {
     "host.device": "timeline",
     "report.cards": "opening closing",
 }
-"""What every integration calls in a fit, by how often at least."""
+"""Parts that a fit of every integration calls: four times or more, twice or more, once."""
 
 
 def parts(owners):
-    """The full names of parts that are written down by owner."""
+    """Full names of parts, from a table by owner."""
     return [f"{owner}.{name}" for owner, names in owners.items() for name in names.split()]
 
 
 def faults(*, often, twice, once, turn):
-    """Each part of an integration, and each that all share, with the number of its calls that go well before one fails.
+    """Each part, an integration's own and the shared ones, with the number of calls that go well before one fails.
 
-    The numbers take turns; a part that is called once fails at once.
+    The numbers take turns, from another one on in each integration. A part that is called once fails at once.
     """
     firsts = (0, 1, 3)[turn:] + (0, 1, 3)[:turn]
     return [
@@ -60,7 +59,7 @@ def faults(*, often, twice, once, turn):
 
 
 class Fault:
-    """Makes a part of ours raise, from some call on."""
+    """Make a part of the package raise, from some call on."""
 
     def __init__(self, monkeypatch, part, first, kind=RuntimeError):
         inner, self.calls, self.first = pkgutil.resolve_name(f"perf_callbacks.{part}"), itertools.count(), first
@@ -79,14 +78,18 @@ class Fault:
         return next(self.calls) > self.first
 
 
-def warnings(caplog):
-    """The sentences of our warnings, without that which a step with an evaluation in it calls for."""
+EVALUATES_ALWAYS = "no metrics at step"
+"""The warning that an evaluation in every step causes."""
+
+
+def warnings(caplog, but=None):
+    """Texts of the warnings of the package, but for one."""
     ours = [one for one in caplog.records if one.name == "perf_callbacks" and one.levelno >= logging.WARNING]
-    return [text for text in (one.getMessage() for one in ours) if "no metrics at step" not in text]
+    return [text for text in (one.getMessage() for one in ours) if but is None or but not in text]
 
 
 def as_found(*owners, but=()):
-    """The kind of each object with the functions and hooks on it, and what a process has once."""
+    """The class of each object with the functions and hooks on it, and the state of the process."""
     found = {
         "collector": (gc.isenabled(), gc.get_threshold(), list(gc.callbacks)),
         "backward": (torch.autograd.backward, torch.autograd.grad),
@@ -103,7 +106,7 @@ def as_found(*owners, but=()):
 
 
 def ended(directory, *, attempt=-1):
-    """How a fit ended: its summary, with which its journal ends, and which agrees with all before."""
+    """The summary at the end of a journal, which agrees with the records before it."""
     records = [entry.record for entry in attempts(read(directory / "perf_callbacks" / "rank0.jsonl"))[attempt]]
     assert [type(record) for record in records if isinstance(record, Run | Summary)] == [Run, Summary]
     assert isinstance(records[-1], Summary)

@@ -1,4 +1,4 @@
-"""Crossed cases, of which a sample is run."""
+"""Samples of crossed cases."""
 
 import itertools
 
@@ -6,9 +6,9 @@ import pytest
 
 
 def sampled(cases, *dimensions):
-    """Each case once; the combinations of the other dimensions take turns, so that all of them occur.
+    """Each case once; the combinations of the other dimensions take turns.
 
-    What is given as a mapping is told by its key.
+    All combinations occur if there are as many cases. The values of a mapping are named by their keys.
     """
     turns = itertools.cycle(itertools.product(*map(_told, dimensions)))
     rows = [(case, *next(turns)) for case in _told(cases)]

@@ -41,7 +41,7 @@ def _quick_collections(request, monkeypatch):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock for all fits, which moves where a test says so and nowhere else."""
+    """A clock for all fits, which moves only where a test moves it."""
     clock = FakeClock()
     monkeypatch.setitem(Recorder.__init__.__kwdefaults__, "clock", clock)
     return clock

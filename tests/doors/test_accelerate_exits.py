@@ -156,7 +156,7 @@ class Loop:
         return self.losses, values, logged, torch.rand(1).item()
 
     def as_found(self):
-        """What could be seen of us on the objects of a loop, and in the process."""
+        """Functions and hooks on the objects of a loop, and the state of the process."""
         return as_found(self.accelerator, *self.prepared, self.prepared[1].optimizer)
 
 

@@ -8,7 +8,7 @@ import sparks
 import tiny
 import torch
 from counted import bits, counts, gpt2, ids, known, left_behind, loop, truth
-from faults import Fault, parts, warnings
+from faults import EVALUATES_ALWAYS, Fault, parts, warnings
 from sampling import sampled
 from transformers import TrainerCallback
 
@@ -132,7 +132,7 @@ def test_a_part_that_breaks_around_the_count_costs_one_warning(  # noqa: PLR0917
     changed = {name for name, value in left_behind().items() if value != before[name]}
     assert changed <= LEFT.get(part, set())
     assert fault.happened
-    assert ["a bug of ours" in text for text in warnings(caplog)] == [True]
+    assert ["a bug of ours" in text for text in warnings(caplog, EVALUATES_ALWAYS)] == [True]
 
 
 def repair(left):
@@ -156,7 +156,7 @@ def test_a_part_that_breaks_inside_of_the_count_costs_what_it_would_have_counted
         fault = Fault(patch, part, 3)
         assert outcome(tmp_path, "count") == undisturbed
     assert left_behind() == before
-    assert warnings(caplog) == []
+    assert warnings(caplog, EVALUATES_ALWAYS) == []
     (summary,) = tiny.records(tmp_path, Summary)
     assert (summary.steps, summary.failure) == (5, None)
     found = counts(tmp_path)
@@ -198,14 +198,14 @@ def test_so_it_is_with_lightning(tmp_path, monkeypatch, caplog, part):
         before = left_behind()
         assert (before["modes"], before["before"], before["after"]) == ([], {}, {})
     assert fits[0] == fits[1]
-    assert len(warnings(caplog)) == 1
+    assert len(warnings(caplog, EVALUATES_ALWAYS)) == 1
 
 
 def test_a_model_that_cannot_be_estimated_is_said_to_be_so_without_a_warning(tmp_path, monkeypatch, caplog):
     Fault(monkeypatch, "flops.offline._emptied", 0)
     loop(tmp_path, tiny.llama(), [ids(2, 8)] * 4, flops="estimate")
     assert [record.source for record in counts(tmp_path)] == ["closed form"]
-    assert warnings(caplog) == []
+    assert warnings(caplog, EVALUATES_ALWAYS) == []
     assert known(tmp_path)[-1] == counts(tmp_path)[0].model_flops
 
 

@@ -147,7 +147,7 @@ class Fit:
 
 
 def belongings(fit):
-    """What could be seen of us on the objects of a fit, and in the process."""
+    """Functions, hooks and callbacks on the objects of a fit, and the state of the process."""
     trainer, loop = fit.trainer, fit.trainer.fit_loop
     owners = [trainer, loop, loop.epoch_loop, loop.epoch_loop.val_loop, loop.epoch_loop.automatic_optimization]
     owners += [trainer.strategy, trainer.precision_plugin, fit.module, fit.loader]

@@ -89,7 +89,7 @@ class Bomb(TrainerCallback):
 
 
 def belongings(trainer):
-    """What could be seen of us on the objects of a trainer, and in the process."""
+    """Functions, hooks and callbacks on the objects of a trainer, and the state of the process."""
     handler, optimizer = trainer.callback_handler, trainer.optimizer
     owners = (trainer, handler, handler.train_dataloader, trainer.accelerator, trainer.lr_scheduler, trainer.model)
     found = as_found(*owners, optimizer, optimizer.optimizer, but={"gather_function"})  # which an evaluation replaces
