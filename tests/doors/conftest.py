@@ -1,6 +1,7 @@
 """Real training loops on a small machine: quick, and the same each time."""
 
 import gc
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from fakes import FakeClock
 
 from perf_callbacks.checklist import gc_item, growth
 from perf_callbacks.host import collector
+from perf_callbacks.session import counting
 from perf_callbacks.session.recorder import Recorder
 
 
@@ -37,6 +39,14 @@ def _quick_collections(request, monkeypatch):
     }
     for module in (gc_item, growth, collector):
         monkeypatch.setattr(module, "gc", SimpleNamespace(**vars(gc) | quick))
+
+
+@pytest.fixture(autouse=True)
+def _patient(request, monkeypatch):
+    """On a busy machine no step may end for seconds: the fit is not taken for abandoned."""
+    if "abandoned" not in request.module.__name__:
+        monkeypatch.setattr(collector, "LEAST_PATIENCE", math.inf)
+        monkeypatch.setattr(counting, "PATIENCE_SECONDS", math.inf)
 
 
 @pytest.fixture
