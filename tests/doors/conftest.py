@@ -9,6 +9,7 @@ import torch
 from fakes import FakeClock
 
 from perf_callbacks.checklist import gc_item, growth
+from perf_callbacks.core import engine
 from perf_callbacks.host import collector
 from perf_callbacks.session import counting
 from perf_callbacks.session.recorder import Recorder
@@ -43,7 +44,8 @@ def _quick_collections(request, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _patient(request, monkeypatch):
-    """On a busy machine no step may end for seconds: the fit is not taken for abandoned."""
+    """On a busy machine no step may end for seconds: the fit is neither flushed early nor taken for abandoned."""
+    monkeypatch.setattr(engine, "FLUSH_SECONDS", math.inf)
     if "abandoned" not in request.module.__name__:
         monkeypatch.setattr(collector, "LEAST_PATIENCE", math.inf)
         monkeypatch.setattr(counting, "PATIENCE_SECONDS", math.inf)
