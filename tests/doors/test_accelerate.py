@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from contextlib import nullcontext, suppress
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -474,6 +475,7 @@ def test_freeing_memory_ends_a_fit_and_what_is_prepared_next_is_another(tmp_path
     assert perf.summary.samples == 12
 
 
+@pytest.mark.skipif(version("accelerate").startswith("1.0."), reason="accelerate 1.0 keeps the model itself")
 def test_freeing_memory_frees_the_model(tmp_path):
     accelerator = an_accelerator(tmp_path)
     with attach(accelerator):
