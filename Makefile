@@ -1,32 +1,47 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-INSTALL := install --quiet --disable-pip-version-check -c constraints.txt
+INSTALL := install --quiet --disable-pip-version-check
+# A file is tested in one process, so that what its tests share is made once.
+PARALLEL ?= -n logical --maxprocesses 4 --dist loadfile
+TRANSFORMERS := tests/doors -k '(transformers or trainer or trl) and not lightning' \
+	--ignore tests/doors/test_ranks.py --ignore tests/doors/test_agreement.py
+LOWEST := $(addprefix tests/doors/test_,contract.py transformers.py lightning.py accelerate.py) -m 'not slow'
 
 .PHONY: help demo test test-all lint bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-$(VENV)/ready: pyproject.toml constraints.txt
+$(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip $(INSTALL) -e '.[dev]'
+
+$(VENV)/ready: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/pip $(INSTALL) -c constraints.txt -e '.[dev]'
+	touch $@ $(VENV)/demo-ready
+
+$(VENV)/demo-ready: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/pip $(INSTALL) -c constraints.txt -e '.[transformers]'
 	touch $@
 
-.venv-transformers4/ready: pyproject.toml constraints-transformers4.txt
-	$(PYTHON) -m venv .venv-transformers4
-	.venv-transformers4/bin/pip install --quiet --disable-pip-version-check -c constraints-transformers4.txt -e '.[dev]'
+.venv-transformers4/ready: EXTRAS := dev
+.venv-lowest/ready: EXTRAS := all,test
+.venv-%/ready: pyproject.toml constraints-%.txt
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/pip $(INSTALL) -c constraints-$*.txt -e '.[$(EXTRAS)]'
 	touch $@
 
-demo: $(VENV)/ready  ## a real small training run on this machine, with live numbers
+demo: $(VENV)/demo-ready  ## a real small training run on this machine, with live numbers
 	$(BIN)/python examples/transformers_llama.py
 
 test: $(VENV)/ready  ## what a contributor runs
-	$(BIN)/python -m pytest -m 'not slow' $(COVERAGE)
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow' $(COVERAGE)
 
-test-all: $(VENV)/ready .venv-transformers4/ready  ## the slow tests too, the wheel, and the oldest line of transformers
+# Slow tests start several processes each: one after the other, they have the cores to themselves.
+test-all: $(VENV)/ready .venv-transformers4/ready .venv-lowest/ready  ## the slow tests too, the wheel, and older frameworks
 	$(BIN)/python -m pytest -m slow
-	.venv-transformers4/bin/python -m pytest tests/doors --ignore-glob='*lightning*' --ignore=tests/doors/test_ranks.py
+	.venv-transformers4/bin/python -m pytest $(PARALLEL) $(TRANSFORMERS)
+	.venv-lowest/bin/python -m pytest $(PARALLEL) $(LOWEST)
 
 lint: $(VENV)/ready  ## format, lint, types, import directions
 	$(BIN)/ruff format --check .
@@ -39,4 +54,4 @@ bench: $(VENV)/ready  ## what measuring costs, per step
 	$(BIN)/python benchmarks/overhead.py
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) .venv-transformers4 out
+	rm -rf $(VENV) .venv-transformers4 .venv-lowest out

@@ -10,23 +10,20 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import pytest
 from door_process import Plan
 from tiny import records
 
 import perf_callbacks
 from perf_callbacks.core.records import Summary, Window
 
-SLOW = [pytest.mark.slow, pytest.mark.timeout(150)]
-
 TESTS = Path(__file__).parent
 PATHS = os.pathsep.join([str(Path(perf_callbacks.__file__).parents[1]), str(TESTS)])
 WINDOW = 5
 AGREE = 5.0
-PROMPT = 10.0
+PROMPT = 60.0
 """Seconds within which a process that may end has ended, on a busy machine."""
-NO_WAIT = 1.0
-"""Seconds that nothing of ours takes in the training thread, on a busy machine, but for the start."""
+NO_WAIT = 4.0
+"""Fewer seconds than any wait of ours would take: on a busy machine, a thread may get no CPU for one."""
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """What an import brings along."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ SOURCE = Path(perf_callbacks.__file__).parents[1]
 FOREIGN = {"accelerate", "lightning", "numpy", "pytorch_lightning", "torch", "tqdm", "transformers"}
 
 
+@functools.cache
 def brought_along(statement):
     """Those of the foreign packages that a new process has loaded after a statement."""
     script = f"import sys; {statement}; print(*sorted({FOREIGN!r} & set(sys.modules)))"

@@ -25,7 +25,6 @@ def wheel(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_wheel_holds_the_package_its_types_and_its_licence_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert "perf_callbacks/py.typed" in names
@@ -34,7 +33,6 @@ def test_the_wheel_holds_the_package_its_types_and_its_licence_and_nothing_else(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_without_torch_the_package_imports_and_a_door_says_what_is_missing(wheel, tmp_path):
     venv.create(tmp_path / "env", with_pip=True)
     python = str(tmp_path / "env" / "bin" / "python")

@@ -1,14 +1,18 @@
 """Real training loops on a small machine: quick, and the same each time."""
 
 import gc
+import math
 from types import SimpleNamespace
 
 import pytest
 import torch
+from fakes import FakeClock
 
 from perf_callbacks.checklist import gc_item, growth
 from perf_callbacks.core import engine
 from perf_callbacks.host import collector
+from perf_callbacks.session import counting
+from perf_callbacks.session.recorder import Recorder
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -39,10 +43,20 @@ def _quick_collections(request, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def _written_in_time(monkeypatch):
-    """Steps that a busy machine makes slow are not written before it is known what they take."""
-    for seconds in ("FLUSH_SECONDS", "LATE_SECONDS"):
-        monkeypatch.setattr(engine, seconds, 600.0)
+def _patient(request, monkeypatch):
+    """On a busy machine no step may end for seconds: the fit is neither flushed early nor taken for abandoned."""
+    monkeypatch.setattr(engine, "FLUSH_SECONDS", math.inf)
+    if "abandoned" not in request.module.__name__:
+        monkeypatch.setattr(collector, "LEAST_PATIENCE", math.inf)
+        monkeypatch.setattr(counting, "PATIENCE_SECONDS", math.inf)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock for all fits, which moves only where a test moves it."""
+    clock = FakeClock()
+    monkeypatch.setitem(Recorder.__init__.__kwdefaults__, "clock", clock)
+    return clock
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from contextlib import nullcontext, suppress
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -474,6 +475,7 @@ def test_freeing_memory_ends_a_fit_and_what_is_prepared_next_is_another(tmp_path
     assert perf.summary.samples == 12
 
 
+@pytest.mark.skipif(version("accelerate").startswith("1.0."), reason="accelerate 1.0 keeps the model itself")
 def test_freeing_memory_frees_the_model(tmp_path):
     accelerator = an_accelerator(tmp_path)
     with attach(accelerator):
@@ -538,7 +540,6 @@ accelerator.end_training()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(150)
 def test_each_of_two_ranks_has_a_journal_and_the_first_logs(tmp_path):
     (tmp_path / "train.py").write_text(RANK)
     environ = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
@@ -554,7 +555,7 @@ def test_each_of_two_ranks_has_a_journal_and_the_first_logs(tmp_path):
         start_new_session=True,
     )
     try:
-        printed, _ = launcher.communicate(timeout=120)
+        printed, _ = launcher.communicate(timeout=280)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(launcher.pid, signal.SIGKILL)

@@ -1,12 +1,10 @@
 """Where time that is spent in known places of a loop with Accelerate turns up, on a clock that only moves there."""
 
-import functools
 import gc
 
 import pytest
 import torch
 from accelerated import an_accelerator
-from fakes import FakeClock
 from tiny import records, steps as steps_of
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -14,7 +12,6 @@ from torch.utils.data import DataLoader, Dataset
 from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
 from perf_callbacks.core.records import Span
-from perf_callbacks.session import session
 
 pytestmark = pytest.mark.usefixtures("accelerate_state")
 
@@ -121,10 +118,8 @@ class Saved:
 
 
 @pytest.fixture
-def train(tmp_path, monkeypatch):
+def train(tmp_path, clock):
     """Four epochs of three steps of two micro-batches each, with a sleep in one place."""
-    clock = FakeClock()
-    monkeypatch.setattr(session, "Recorder", functools.partial(session.Recorder, clock=clock))
 
     def run(place, *, evaluating=False, saving=False):
         sleep = Sleeper(place, clock)

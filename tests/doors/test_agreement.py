@@ -1,12 +1,12 @@
 """What concerns all ranks is done by all of them or by none, from the same step on."""
 
 import pytest
-from jobs import SLOW, Job
+from jobs import Job
 from tiny import records
 
 from perf_callbacks.core.records import Checklist, Gc
 
-pytestmark = SLOW
+pytestmark = pytest.mark.slow
 
 RANKS = range(2)
 TRIAL = {"core.trial.TURN": 4, "core.trial.PAIRS": 2}

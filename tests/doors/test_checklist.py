@@ -6,7 +6,9 @@ import multiprocessing
 import pytest
 import torch
 from collector import automatic as collects
-from through import DOORS, STEPS, loop as through_loop, trainer as through_trainer
+from faults import ERRORS
+from sampling import sampled
+from through import DOORS, STEPS, loop as through_loop
 from tiny import records
 from torch.utils.data import DataLoader, Dataset
 
@@ -38,8 +40,10 @@ def test_ranks_collect_when_the_counter_says_so_and_not_otherwise(tmp_path, thro
     assert summary.failure is None
 
 
-@every_door
-@pytest.mark.parametrize("config", [{"checklist": "off"}, {"skip": "gc"}, {"gc": "observe"}, {"gc": "off"}], ids=str)
+SWITCHES = [{"checklist": "off"}, {"skip": "gc"}, {"gc": "observe"}, {"gc": "off"}]
+
+
+@pytest.mark.parametrize(("through", "config"), sampled(DOORS, SWITCHES))
 def test_each_switch_leaves_the_collector_alone(tmp_path, through, config):
     automatic = []
     through(tmp_path, lambda _: automatic.append(collects()), **config)
@@ -48,8 +52,7 @@ def test_each_switch_leaves_the_collector_alone(tmp_path, through, config):
     assert found == ([] if "checklist" in config else ["skipped"])
 
 
-@every_door
-@pytest.mark.parametrize("error", [RuntimeError("no more"), KeyboardInterrupt(), SystemExit(3)], ids=repr)
+@pytest.mark.parametrize(("through", "error"), sampled(DOORS, ERRORS))
 def test_however_it_ends_automatic_collection_is_back(tmp_path, through, error):
     def after_step(step):
         if step == 3:
@@ -73,8 +76,7 @@ def test_who_manages_the_collector_by_themselves_is_left_alone(tmp_path, through
     assert [pause for pause in records(tmp_path, Gc) if 3 <= pause.step <= STEPS] == []
 
 
-@every_door
-@pytest.mark.parametrize("other", [through_loop, through_trainer], ids=["loop", "transformers"])
+@pytest.mark.parametrize(("through", "other"), sampled(DOORS, {name: DOORS[name] for name in ("transformers", "loop")}))
 def test_a_fit_within_a_fit_leaves_the_outer_one_what_it_had(tmp_path, through, other):
     automatic = []
 

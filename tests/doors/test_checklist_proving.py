@@ -6,7 +6,9 @@ import math
 import pytest
 import torch
 from collector import automatic
-from through import DOORS, loop as through_loop, trainer as through_trainer
+from faults import ERRORS
+from sampling import sampled
+from through import DOORS
 from tiny import records
 
 from perf_callbacks.checklist import proving
@@ -75,8 +77,7 @@ def as_turns_say(steps=STEPS, **how):
     return {step: off_after(step, **how) for step in range(1, steps + 1)}
 
 
-@every_door
-@pytest.mark.parametrize("kept", [True, False], ids=["kept", "not"])
+@pytest.mark.parametrize(("through", "kept"), sampled(DOORS, {"kept": True, "not": False}))
 def test_it_is_done_and_left_in_turns_until_the_verdict_and_training_is_the_same(tmp_path, monkeypatch, through, kept):
     outcome = BETTER if kept else NO_BETTER
     judge(monkeypatch, outcome)
@@ -118,8 +119,7 @@ def test_a_fit_that_ends_before_the_verdict_says_that_it_was_on_trial(tmp_path, 
     assert (automatic(), gc.get_freeze_count()) == (True, 0)
 
 
-@every_door
-@pytest.mark.parametrize("error", [RuntimeError("no more"), KeyboardInterrupt(), SystemExit(3)], ids=repr)
+@pytest.mark.parametrize(("through", "error"), sampled(DOORS, ERRORS))
 def test_however_it_ends_in_a_done_turn_all_is_as_it_was_found(tmp_path, through, error):
     def after_step(step):
         if step == DONE_TURN:
@@ -143,26 +143,25 @@ def test_what_somebody_froze_stays_frozen(tmp_path, monkeypatch, through):
     assert 0.9 * found < gc.get_freeze_count() <= found
 
 
-@every_door
-@pytest.mark.parametrize(
-    "config", [{"checklist": "off"}, {"skip": "gc"}, {"gc": "observe"}, {"gc": "off"}, {"enabled": False}], ids=str
-)
+SWITCHES = [{"checklist": "off"}, {"skip": "gc"}, {"gc": "observe"}, {"gc": "off"}, {"enabled": False}]
+
+
+@pytest.mark.parametrize(("through", "config"), sampled(DOORS, SWITCHES))
 def test_each_switch_leaves_the_collector_alone(tmp_path, through, config):
     watch = Watch()
     through(tmp_path, watch, steps=10, **{"checklist": "prove", **config})
     assert watch.off == dict.fromkeys(range(1, 11), False)
 
 
-@every_door
-@pytest.mark.parametrize(
-    ("variable", "off"),
-    [("PERF_CALLBACKS_CHECKLIST=on", range(2, 11)), ("PERF_CALLBACKS_CHECKLIST=off", ()), ("PERF_CALLBACKS=0", ())],
-)
-def test_the_environment_overrules_the_code(tmp_path, monkeypatch, through, variable, off):
+VARIABLES = {"PERF_CALLBACKS_CHECKLIST=on": range(2, 11), "PERF_CALLBACKS_CHECKLIST=off": (), "PERF_CALLBACKS=0": ()}
+
+
+@pytest.mark.parametrize(("through", "variable"), sampled(DOORS, [*VARIABLES]))
+def test_the_environment_overrules_the_code(tmp_path, monkeypatch, through, variable):
     monkeypatch.setenv(*variable.split("="))
     watch = Watch()
     through(tmp_path, watch, steps=10, checklist="prove")
-    assert watch.off == {step: step in off for step in range(1, 11)}
+    assert watch.off == {step: step in VARIABLES[variable] for step in range(1, 11)}
 
 
 @every_door
@@ -173,8 +172,7 @@ def test_the_environment_asks_for_a_trial(tmp_path, monkeypatch, through):
     assert watch.off == as_turns_say(10)
 
 
-@every_door
-@pytest.mark.parametrize("other", [through_loop, through_trainer], ids=["loop", "transformers"])
+@pytest.mark.parametrize(("through", "other"), sampled(DOORS, {name: DOORS[name] for name in ("loop", "transformers")}))
 def test_a_trial_within_a_trial_leaves_the_outer_one_its_turns(tmp_path, through, other):
     outer, inner = Watch(), Watch()
 
@@ -229,8 +227,7 @@ def test_who_resumes_in_the_midst_of_a_trial_begins_another_one(tmp_path, throug
     assert (automatic(), gc.get_freeze_count()) == (True, 0)
 
 
-@every_door
-@pytest.mark.parametrize("place", ["steps_measured", "step_ended", "agreed"])
+@pytest.mark.parametrize(("through", "place"), sampled(DOORS, ["steps_measured", "step_ended", "agreed"]))
 def test_what_breaks_in_a_trial_undoes_that_item_alone(tmp_path, monkeypatch, caplog, through, place):
     inner = getattr(Proving, place)
 

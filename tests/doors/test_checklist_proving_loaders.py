@@ -7,6 +7,7 @@ import pytest
 import tiny
 import torch
 from accelerate import data_loader
+from sampling import sampled
 from through import DOORS
 from tiny import records
 
@@ -77,8 +78,7 @@ def as_turns_say(steps, kept=None, *, after=2, decided=DECIDED):
     }
 
 
-@every_door_that_copies
-@pytest.mark.parametrize("kept", [True, False], ids=["kept", "not"])
+@pytest.mark.parametrize(("through", "kept"), sampled(COPYING, {"kept": True, "not": False}))
 def test_copies_go_on_in_done_turns_and_are_waited_for_in_left_ones(tmp_path, monkeypatch, copies, through, kept):
     outcome = BETTER if kept else NO_BETTER
     monkeypatch.setattr(Trial, "outcome", lambda _: outcome)
@@ -114,22 +114,18 @@ def test_however_it_ends_in_a_done_turn_copies_are_as_found(tmp_path, copies, th
     assert set().union(*watch.kinds.values()) == ({False} if through is COPYING["transformers"] else set())
 
 
-@pytest.fixture(params=["steps_measured", "step_ended", "agreed"])
-def _broken(request, monkeypatch):
-    """Of the trial of copies."""
-    inner = getattr(Proving, request.param)
+@pytest.mark.parametrize(("place", "through"), sampled(["steps_measured", "step_ended", "agreed"], COPYING))
+def test_what_breaks_in_the_trial_of_copies_leaves_the_collector_its_turns(  # noqa: PLR0917 fixtures
+    tmp_path, monkeypatch, copies, caplog, place, through
+):
+    inner = getattr(Proving, place)
 
     def broken(self, *args):
         if self.slug == "loaders":
             raise RuntimeError("broken")
         return inner(self, *args)
 
-    monkeypatch.setattr(Proving, request.param, broken)
-
-
-@every_door_that_copies
-@pytest.mark.usefixtures("_broken")
-def test_what_breaks_in_the_trial_of_copies_leaves_the_collector_its_turns(tmp_path, copies, caplog, through):
+    monkeypatch.setattr(Proving, place, broken)
     watch = Watch(copies)
     through(tmp_path, watch, steps=STEPS, checklist="prove")
     assert watch.kinds[STEPS] <= {False}

@@ -8,6 +8,7 @@ import sparks
 import tiny
 import torch
 from counted import bits, counts, excluded, ids, known, left_behind, loop, truth
+from faults import ERRORS
 from torch import nn
 from transformers import TrainerCallback
 
@@ -16,7 +17,6 @@ from perf_callbacks.core.records import Flops, Span, Summary
 from perf_callbacks.loop import measure
 from perf_callbacks.transformers import PerfCallback
 
-ERRORS = (RuntimeError("no more"), KeyboardInterrupt(), SystemExit(3))
 PLACES = ("forward", "backward", "optimizer", "hook")
 
 

@@ -18,6 +18,8 @@ import perf_callbacks
 pytestmark = [
     pytest.mark.usefixtures("accelerate_state"),
     pytest.mark.filterwarnings("ignore:Detected KeyboardInterrupt", "ignore::RuntimeWarning"),
+    # Python swallows what is raised in a callback of the collector, and pytest tells of it.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 PARTS = ("doors", "session", "loop.py", "transformers.py", "accelerate.py", "lightning.py")

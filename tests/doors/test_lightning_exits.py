@@ -1,10 +1,7 @@
 """However a fit ends, and whatever breaks in us: everything is as it was, and training never notices."""
 
 import gc
-import inspect
 import itertools
-import logging
-import pkgutil
 import signal
 import time
 
@@ -12,11 +9,11 @@ import pytest
 import sparks
 import tiny
 from counted import bits
+from faults import ERRORS, Fault, as_found, ended, faults, warnings
+from sampling import sampled
 
-from perf_callbacks.core.codec import attempts
-from perf_callbacks.core.records import Run, Steps, Summary
+from perf_callbacks.core.records import Summary
 from perf_callbacks.host.failures import describe
-from perf_callbacks.host.journal_file import read
 from perf_callbacks.session.recorder import Recorder
 
 HOOKS = (
@@ -61,7 +58,6 @@ PLACES = (*HOOKS, *METHODS)
 BEFORE_US = {"setup", "on_fit_start", "on_sanity_check_start", "on_train_start", "setup of the module"}
 BEFORE_US |= {"configure_optimizers"}
 AFTER_US = {"on_fit_end", "teardown", "on_train_end of the module"}
-ERRORS = (RuntimeError("no more"), KeyboardInterrupt(), SystemExit(3))
 EARLY = BEFORE_US | {"on_train_start of the module", "on_train_epoch_start", "on_train_epoch_start of the module"}
 
 
@@ -154,30 +150,24 @@ class Fit:
 
 
 def belongings(fit):
-    """What could be seen of us afterwards: methods put on objects, callbacks, what the collector is set to."""
+    """Functions, hooks and callbacks on the objects of a fit, and the state of the process."""
     trainer, loop = fit.trainer, fit.trainer.fit_loop
     owners = [trainer, loop, loop.epoch_loop, loop.epoch_loop.val_loop, loop.epoch_loop.automatic_optimization]
     owners += [trainer.strategy, trainer.precision_plugin, trainer._logger_connector, fit.module, fit.loader]
-    methods = {
-        f"{type(owner).__name__}.{name}": value
-        for owner in owners
-        for name, value in vars(owner).items()
-        if inspect.isroutine(value)
-    }
-    collector = (gc.isenabled(), gc.get_threshold(), list(gc.callbacks))
-    return methods | {"callbacks": [id(one) for one in trainer.callbacks if one], "collector": collector}
+    return as_found(*owners) | {"callbacks": [id(one) for one in trainer.callbacks if one]}
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore:Detected KeyboardInterrupt")
-@pytest.mark.parametrize("loud", [False, True], ids=["", "and another callback fails in on_exception"])
-@pytest.mark.parametrize("turn", range(3))
-@pytest.mark.parametrize("place", PLACES)
-def test_after_an_exception_everything_is_as_before_and_the_next_fit_is_measured(tmp_path, place, turn, loud):
-    error, number = ERRORS[turn], turn + PLACES.index(place)
+@pytest.mark.parametrize(
+    ("place", "of", "late", "loud", "error"),
+    sampled(PLACES, [*sparks.FRAMEWORKS], [False, True], [False, True], ERRORS),
+    ids=repr,
+)
+def test_after_an_exception_everything_is_as_before_and_the_next_fit_is_measured(  # noqa: PLR0917 sampled
+    tmp_path, place, of, late, loud, error
+):
     bomb = Bomb(place, error, loud=loud)
-    others = [Saving(), bomb, "ours"] if number % 2 or loud else [Saving(), "ours", bomb]
-    of = [*sparks.FRAMEWORKS][number % 2]
-    fit = Fit(tmp_path, *others, of=of)
+    fit = Fit(tmp_path, Saving(), *([bomb, "ours"] if late else ["ours", bomb]), of=of)
     bomb.put(fit)
     before = belongings(fit)
 
@@ -186,16 +176,11 @@ def test_after_an_exception_everything_is_as_before_and_the_next_fit_is_measured
         fit.run()
     assert belongings(fit) == before
 
-    journal = tmp_path / "perf_callbacks" / "rank0.jsonl"
     if place in BEFORE_US:
-        assert not journal.exists()
+        assert not (tmp_path / "perf_callbacks").exists()
     else:
-        records = [entry.record for entry in attempts(read(journal))[0]]
-        assert [type(record) for record in records if isinstance(record, Run | Summary)] == [Run, Summary]
-        assert isinstance(records[-1], Summary)
-        assert sum(len(record.step) for record in records if isinstance(record, Steps)) == records[-1].steps
-        ended = place in AFTER_US or (place == "on_train_end" and others[-1] is bomb)
-        assert records[-1].failure == (None if ended else describe(error))
+        over = place in AFTER_US or (place == "on_train_end" and not late)
+        assert ended(tmp_path).failure == (None if over else describe(error))
 
     bomb.armed = bomb.loud = False
     again = Fit(tmp_path / "again", fit.ours, of=of)
@@ -274,33 +259,28 @@ def undisturbed(tmp_path_factory):
     return outcome(fit, losses)
 
 
-FAULTS = {
-    "core.engine": "Engine.start Engine.stop",
-    "core.tape.Tape": "begin read",
-    "core.engine.Engine": "batch pause begin_span end_span end_step collect flush row amounts summary",
-    "core.batches.BatchReader": "read",
-    "core.ledger.Ledger": "take_row",
-    "core.ratios": "metrics",
-    "session.recorder": "opening earlier",
-    "session.recorder.Recorder": "__init__",
-    "doors.methods": "stages turns spans exits",
-    "host.journal_file": "encode",
-    "host.journal_file.FileJournal": "__init__ write flush close",
-    "host.gc_observer.GcObserver": "install",
-    "host.patches.Patches": "replace method",
-    "host.device": "timeline",
-    "report.cards": "opening closing",
-    "doors.lightning_hooks": "steps_done _first _Afterwards Meanwhile TrainerWatch",
-    "doors.lightning_hooks.LightningHooks": "log_row _place _last_state",
-    "doors.lightning_watch": "_closure_is_enclosed",
-    "doors.lightning_watch.TrainerWatch": "install watch_ends _end_batch _training_step _settle",
-}
-
-
-def warnings(caplog):
-    return [
-        record for record in caplog.records if record.name == "perf_callbacks" and record.levelno >= logging.WARNING
-    ]
+FAULTS = faults(
+    often={
+        "core.ledger.Ledger": "take_row",
+        "core.ratios": "metrics",
+        "doors.methods": "exits",
+        "host.patches.Patches": "method",
+        "doors.lightning_hooks.LightningHooks": "log_row",
+        "doors.lightning_watch.TrainerWatch": "_end_batch",
+    },
+    twice={
+        "doors.methods": "spans",
+        "doors.lightning_hooks": "steps_done _first",
+    },
+    once={
+        "doors.methods": "turns",
+        "doors.lightning_hooks": "_Afterwards Meanwhile TrainerWatch",
+        "doors.lightning_watch": "_closure_is_enclosed",
+        "doors.lightning_hooks.LightningHooks": "_place _last_state",
+        "doors.lightning_watch.TrainerWatch": "install watch_ends _training_step _settle",
+    },
+    turn=0,
+)
 
 
 @pytest.mark.parametrize("reading", [*range(16), 21, 34, 55])
@@ -315,30 +295,21 @@ def test_a_mark_that_fails_costs_one_warning_and_nothing_else(tmp_path, monkeypa
                 raise StopIteration("a bug of ours")
             return time.perf_counter()
 
-    monkeypatch.setattr("perf_callbacks.doors.lightning_hooks.Recorder", Failing)
+    monkeypatch.setattr("perf_callbacks.session.session.Recorder", Failing)
     found, _ = around_ours(tmp_path)
     assert found == undisturbed
-    assert ["a bug of ours" in record.getMessage() for record in warnings(caplog)] == [True]
+    assert ["a bug of ours" in text for text in warnings(caplog)] == [True]
 
 
-@pytest.mark.parametrize("first", [0, 1, 4], ids=["at once", "the second time", "later"])
-@pytest.mark.parametrize("part", [f"{owner}.{name}" for owner, names in FAULTS.items() for name in names.split()])
+@pytest.mark.parametrize(("part", "first"), FAULTS)
 def test_a_part_of_ours_that_breaks_costs_one_warning_and_nothing_else(  # noqa: PLR0917 fixtures
     tmp_path, monkeypatch, caplog, undisturbed, part, first
 ):
-    inner, calls = pkgutil.resolve_name(f"perf_callbacks.{part}"), itertools.count()
-
-    def broken(*args, **kwargs):
-        if next(calls) >= first:
-            raise StopIteration("a bug of ours")
-        return inner(*args, **kwargs)
-
-    monkeypatch.setattr(f"perf_callbacks.{part}", broken)
+    fault = Fault(monkeypatch, part, first, StopIteration)
     found, _ = around_ours(tmp_path)
     assert found == undisturbed
-    reached = next(calls) > first
-    assert reached or first
-    assert ["a bug of ours" in record.getMessage() for record in warnings(caplog)] == [True] * reached
+    assert fault.happened
+    assert ["a bug of ours" in text for text in warnings(caplog)] == [True]
 
 
 @pytest.mark.parametrize("of", sparks.FRAMEWORKS)

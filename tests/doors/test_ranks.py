@@ -6,13 +6,13 @@ import time
 
 import door_process
 import pytest
-from jobs import AGREE, NO_WAIT, SLOW, WINDOW, Job
+from jobs import AGREE, NO_WAIT, WINDOW, Job
 from tiny import records, steps
 
 from perf_callbacks.core.records import Gc, Run, Summary, Window
 
 pytestmark = [
-    *SLOW,
+    pytest.mark.slow,
     pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="processes can't be stopped on this system"),
 ]
 

@@ -42,7 +42,6 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(150)
 @pytest.mark.parametrize(("names", "per_step"), [("tp", 4), ("", None)], ids=["named", "ambiguous"])
 def test_samples_of_ranks_that_share_a_model_count_once(tmp_path, names, per_step):
     with socket.socket() as free:

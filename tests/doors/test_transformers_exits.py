@@ -2,20 +2,18 @@
 
 import gc
 import itertools
-import logging
-import pkgutil
 import time
 
 import pytest
 import tiny
 import torch
 from counted import bits
+from faults import ERRORS, Fault, as_found, ended, faults, warnings
+from sampling import sampled
 from transformers import Trainer, TrainerCallback
 
-from perf_callbacks.core.codec import attempts
-from perf_callbacks.core.records import Run, Steps, Summary
+from perf_callbacks.core.records import Summary
 from perf_callbacks.host.failures import describe
-from perf_callbacks.host.journal_file import read
 from perf_callbacks.session.recorder import Recorder
 from perf_callbacks.transformers import PerfCallback
 
@@ -45,7 +43,6 @@ METHODS = {
 TOLD = hasattr(Trainer, "_run_epoch")
 """Transformers 4 calls the scheduler where nobody tells us of an exception, and saves what is put on a scheduler."""
 PLACES = (*HOOKS, *METHODS, "the optimizer", *(("the scheduler",) if TOLD else ()))
-ERRORS = (RuntimeError("no more"), KeyboardInterrupt(), SystemExit(3))
 ORDERS = ("before ours", "after ours", "before ours, added late")
 RUN = {
     "max_steps": 4,
@@ -95,17 +92,11 @@ class Bomb(TrainerCallback):
 
 
 def belongings(trainer):
-    """What could be seen of us afterwards: methods put on objects, callbacks, what the collector is set to."""
+    """Functions, hooks and callbacks on the objects of a trainer, and the state of the process."""
     handler, optimizer = trainer.callback_handler, trainer.optimizer
     owners = (trainer, handler, handler.train_dataloader, trainer.accelerator, trainer.lr_scheduler, trainer.model)
-    methods = {
-        f"{type(owner).__name__}.{name}": value
-        for owner in (*owners, optimizer, optimizer.optimizer)
-        for name, value in vars(owner).items()
-        if callable(value) and name != "gather_function"  # which an evaluation replaces
-    }
-    callbacks = {id(callback) for callback in handler.callbacks}
-    return methods | {"callbacks": callbacks, "collector": (gc.isenabled(), gc.get_threshold(), list(gc.callbacks))}
+    found = as_found(*owners, optimizer, optimizer.optimizer, but={"gather_function"})  # which an evaluation replaces
+    return found | {"callbacks": {id(callback) for callback in handler.callbacks}}
 
 
 class Before(TrainerCallback):
@@ -126,10 +117,8 @@ def build(directory, *callbacks, late=None):
     return trainer, before
 
 
-@pytest.mark.parametrize("turn", range(3))
-@pytest.mark.parametrize("place", PLACES)
-def test_after_an_exception_everything_is_as_before_and_the_next_fit_is_measured(tmp_path, place, turn):
-    error, order = ERRORS[turn], ORDERS[(turn + PLACES.index(place)) % 3]
+@pytest.mark.parametrize(("place", "order", "error"), sampled(PLACES, ORDERS, ERRORS))
+def test_after_an_exception_everything_is_as_before_and_the_next_fit_is_measured(tmp_path, place, order, error):
     ours, bomb = PerfCallback(), Bomb(place, error)
     late = ours if order == "before ours, added late" else None
     callbacks = (ours, bomb) if order == "after ours" else (bomb, ours)
@@ -140,15 +129,10 @@ def test_after_an_exception_everything_is_as_before_and_the_next_fit_is_measured
         trainer.train()
     assert belongings(trainer) == before.belongings
 
-    journal = tmp_path / "perf_callbacks" / "rank0.jsonl"
     if place == "on_train_begin":
-        assert not journal.exists()
+        assert not (tmp_path / "perf_callbacks").exists()
     else:
-        records = [entry.record for entry in attempts(read(journal))[0]]
-        assert [type(record) for record in records if isinstance(record, Run | Summary)] == [Run, Summary]
-        assert isinstance(records[-1], Summary)
-        assert sum(len(record.step) for record in records if isinstance(record, Steps)) == records[-1].steps
-        assert records[-1].failure == (None if place == "on_train_end" else describe(error))
+        assert ended(tmp_path).failure == (None if place == "on_train_end" else describe(error))
 
     bomb.armed = False
     metrics = trainer.train().metrics
@@ -191,32 +175,18 @@ def undisturbed(tmp_path_factory):
     return outcome(trainer)
 
 
-FAULTS = {
-    "core.engine": "Engine.start Engine.stop",
-    "core.tape.Tape": "begin read",
-    "core.engine.Engine": "batch pause begin_span end_span end_step collect flush row whole amounts summary",
-    "core.batches.BatchReader": "read",
-    "core.ledger.Ledger": "take_row",
-    "core.ratios": "metrics",
-    "session.recorder": "opening earlier",
-    "session.recorder.Recorder": "__init__",
-    "doors.methods": "stages spans batches exits",
-    "host.journal_file": "encode",
-    "host.journal_file.FileJournal": "__init__ write flush close",
-    "host.gc_observer.GcObserver": "install",
-    "host.patches.Patches": "replace",
-    "host.device": "timeline",
-    "report.cards": "opening closing",
-    "transformers": "find_trainer move_to_front _place",
-    "doors.transformers_watch": "_overrides _outermost",
-    "doors.transformers_watch.TransformersWatch": "install _end_steps _carry",
-}
-
-
-def warnings(caplog):
-    return [
-        record for record in caplog.records if record.name == "perf_callbacks" and record.levelno >= logging.WARNING
-    ]
+FAULTS = faults(
+    often={"core.ledger.Ledger": "take_row", "core.ratios": "metrics", "doors.methods": "spans exits"},
+    twice={"transformers": "find_trainer move_to_front", "doors.transformers_watch.TransformersWatch": "_carry"},
+    once={
+        "core.engine.Engine": "whole",
+        "doors.methods": "batches",
+        "transformers": "_place",
+        "doors.transformers_watch": "_overrides _outermost",
+        "doors.transformers_watch.TransformersWatch": "install _end_steps",
+    },
+    turn=1,
+)
 
 
 @pytest.mark.parametrize("reading", [*range(16), 21, 34, 55])
@@ -231,34 +201,25 @@ def test_a_mark_that_fails_costs_one_warning_and_nothing_else(tmp_path, monkeypa
                 raise RuntimeError("a bug of ours")
             return time.perf_counter()
 
-    monkeypatch.setattr("perf_callbacks.transformers.Recorder", Failing)
+    monkeypatch.setattr("perf_callbacks.session.session.Recorder", Failing)
     trainer, before = build(tmp_path, Collecting(), PerfCallback())
     trainer.train()
     assert outcome(trainer) == undisturbed
     assert belongings(trainer) == before.belongings
-    assert ["a bug of ours" in record.getMessage() for record in warnings(caplog)] == [True]
+    assert ["a bug of ours" in text for text in warnings(caplog)] == [True]
 
 
-@pytest.mark.parametrize("first", [0, 1, 4], ids=["at once", "the second time", "later"])
-@pytest.mark.parametrize("part", [f"{owner}.{name}" for owner, names in FAULTS.items() for name in names.split()])
+@pytest.mark.parametrize(("part", "first"), FAULTS)
 def test_a_part_of_ours_that_breaks_costs_one_warning_and_nothing_else(  # noqa: PLR0917 fixtures
     tmp_path, monkeypatch, caplog, undisturbed, part, first
 ):
-    inner, calls = pkgutil.resolve_name(f"perf_callbacks.{part}"), itertools.count()
-
-    def broken(*args, **kwargs):
-        if next(calls) >= first:
-            raise RuntimeError("a bug of ours")
-        return inner(*args, **kwargs)
-
-    monkeypatch.setattr(f"perf_callbacks.{part}", broken)
+    fault = Fault(monkeypatch, part, first)
     trainer, before = build(tmp_path, Collecting(), PerfCallback())
     trainer.train()
     assert outcome(trainer) == undisturbed
     assert belongings(trainer) == before.belongings
-    reached = next(calls) > first
-    assert reached or first
-    assert ["a bug of ours" in record.getMessage() for record in warnings(caplog)] == [True] * reached
+    assert fault.happened
+    assert ["a bug of ours" in text for text in warnings(caplog)] == [True]
 
 
 def test_measuring_changes_no_bit_of_what_training_comes_to(tmp_path, caplog, undisturbed):

@@ -140,7 +140,7 @@ def python(*arguments, **environment):
         start_new_session=True,
     )
     try:
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=280)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

@@ -311,7 +311,6 @@ def test_leases_in_threads_share_the_collector(fake, ours):
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.timeout(30)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked on this system")
 def test_a_forked_child_collects_by_itself_and_is_part_of_no_fit():
     ours = Collector()
@@ -344,7 +343,7 @@ EXITS = """
 def test_at_interpreter_exit_everything_is_as_it_was_found():
     command = [sys.executable, "-c", textwrap.dedent(EXITS)]
     environ = {**os.environ, "PYTHONPATH": str(SOURCE)}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=280)
     assert (done.stdout, done.stderr) == ("True True\n", "")
 
 

@@ -231,7 +231,6 @@ def test_what_earlier_attempts_wrote_counts_for_the_limit(path, make):
 
 
 @FORKED
-@pytest.mark.timeout(30)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked on this system")
 def test_a_forked_child_does_not_write_what_its_parent_holds(path, make):
     journal = make()
@@ -265,7 +264,6 @@ def test_two_writers_never_share_a_file(path, make, complaints):
 
 
 @FORKED
-@pytest.mark.timeout(30)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked on this system")
 def test_a_forked_child_that_lives_longer_holds_neither_the_file_nor_its_lock(path, make):
     journal = make()

@@ -67,7 +67,7 @@ class Worker:
 
     def __call__(self, call):
         self._calls.put(call)
-        raised = self._done.get(timeout=60)
+        raised = self._done.get(timeout=280)
         if raised is not None:
             raise raised
 

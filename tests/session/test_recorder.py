@@ -42,7 +42,7 @@ CALLS = {
     "batch": lambda recorder: recorder.batch({"input_ids": torch.ones(2, 3)}),
     "add": lambda recorder: recorder.add(Batch(2, 6, None, ())),
     "look_up": look_up,
-    "collection": lambda _: gc.collect(),
+    "collection": lambda _: gc.collect(0),  # an older one goes through all that was ever imported
     "end_step": lambda recorder: recorder.end_step(1),
     "begin_span": lambda recorder: recorder.begin_span("evaluation"),
     "end_span": lambda recorder: recorder.end_span(),
@@ -175,9 +175,15 @@ def test_a_disk_that_refuses_the_journal_costs_nothing_else(tmp_path, make, capl
 
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: f"{point[0].__name__}.{point[1]}")
 def test_a_failure_anywhere_is_said_once_and_everything_is_put_back(point, make, owner, caplog, monkeypatch):
-    found = list(gc.callbacks)
+    found, inner = list(gc.callbacks), getattr(*point)
+
+    def broken(*args, **kwargs):
+        if point == (FileJournal, "close"):  # a file that stays open is told of in whichever test comes next
+            inner(*args, **kwargs)
+        raising()
+
     with monkeypatch.context() as patch:
-        patch.setattr(*point, property(raising) if isinstance(getattr(*point), property) else raising)
+        patch.setattr(*point, property(raising) if isinstance(inner, property) else broken)
         recorder = make()
         recorder.observe(Present(recorder))
         for call in [*CALLS.values()] * 2:

@@ -55,7 +55,6 @@ def until(condition):
         time.sleep(0.01)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("data_parallel", "over_all", "per_device"),
     [(1, 4.0, 2.0), (2, 8.0, 4.0), (None, 8.0, 4.0)],
@@ -83,7 +82,6 @@ def test_samples_that_ranks_share_count_once_over_all_and_in_part_per_device(
     assert len({records(tmp_path, Run, rank=rank)[0].run_id for rank in range(2)}) == 1
 
 
-@pytest.mark.timeout(60)
 def test_where_nobody_knows_who_shares_samples_there_are_no_rates_of_the_job(tmp_path, ranks, caplog):
     recorders, clock = ranks(None, ambiguous="a mesh dimension without a name says nothing")
     train(recorders, clock, steps=range(1, 5))

@@ -1,0 +1,114 @@
+"""Faults in the package, errors that end a training, and the state that must be restored after either.
+
+Tests of all integrations share it.
+"""
+
+import gc
+import itertools
+import logging
+import pkgutil
+
+import torch
+from sampling import sampled
+from torch.nn.modules import module as modules
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from perf_callbacks.core.codec import attempts
+from perf_callbacks.core.records import Run, Steps, Summary
+from perf_callbacks.host.journal_file import read
+
+ERRORS = (RuntimeError("no more"), KeyboardInterrupt(), SystemExit(3))
+
+OFTEN = {
+    "core.tape.Tape": "read",
+    "core.engine.Engine": "pause begin_span end_span end_step collect flush row",
+    "core.batches.BatchReader": "read",
+    "doors.methods": "stages",
+    "host.journal_file": "encode",
+    "host.journal_file.FileJournal": "write flush",
+}
+TWICE = {"core.engine.Engine": "amounts", "host.patches.Patches": "replace"}
+ONCE = {
+    "core.engine": "Engine.start Engine.stop Engine.summary",
+    "core.tape.Tape": "begin",
+    "session.recorder": "opening earlier Recorder.__init__",
+    "host.journal_file.FileJournal": "__init__ close",
+    "host.gc_observer.GcObserver": "install",
+    "host.device": "timeline",
+    "report.cards": "opening closing",
+}
+"""Parts that a fit of every integration calls: four times or more, twice or more, once."""
+
+
+def parts(owners):
+    """Full names of parts, from a table by owner."""
+    return [f"{owner}.{name}" for owner, names in owners.items() for name in names.split()]
+
+
+def faults(*, often, twice, once, turn):
+    """Each part, an integration's own and the shared ones, with the number of calls that go well before one fails.
+
+    The numbers take turns, from another one on in each integration. A part that is called once fails at once.
+    """
+    firsts = (0, 1, 3)[turn:] + (0, 1, 3)[:turn]
+    return [
+        *sampled(parts(OFTEN) + parts(often), firsts),
+        *sampled(parts(TWICE) + parts(twice), [0, 1]),
+        *sampled(parts(ONCE) + parts(once), [0]),
+    ]
+
+
+class Fault:
+    """Make a part of the package raise, from some call on."""
+
+    def __init__(self, monkeypatch, part, first, kind=RuntimeError):
+        inner, self.calls, self.first = pkgutil.resolve_name(f"perf_callbacks.{part}"), itertools.count(), first
+
+        def broken(*args, **kwargs):
+            if next(self.calls) >= first:
+                if part.endswith(".close"):  # a file that stays open is told of in whichever test comes next
+                    inner(*args, **kwargs)
+                raise kind("a bug of ours")
+            return inner(*args, **kwargs)
+
+        monkeypatch.setattr(f"perf_callbacks.{part}", broken)
+
+    @property
+    def happened(self):
+        return next(self.calls) > self.first
+
+
+EVALUATES_ALWAYS = "no metrics at step"
+"""The warning that an evaluation in every step causes."""
+
+
+def warnings(caplog, but=None):
+    """Texts of the warnings of the package, but for one."""
+    ours = [one for one in caplog.records if one.name == "perf_callbacks" and one.levelno >= logging.WARNING]
+    return [text for text in (one.getMessage() for one in ours) if but is None or but not in text]
+
+
+def as_found(*owners, but=()):
+    """The class of each object with the functions and hooks on it, and the state of the process."""
+    found = {
+        "collector": (gc.isenabled(), gc.get_threshold(), list(gc.callbacks)),
+        "backward": (torch.autograd.backward, torch.autograd.grad),
+        "modes": len(_get_current_dispatch_mode_stack()),
+        "module hooks": [*modules._global_forward_pre_hooks, *modules._global_forward_hooks],
+    }
+    for number, owner in enumerate(owners):
+        for name, value in vars(owner).items():
+            put = callable(value) and not isinstance(value, torch.nn.Module)
+            if name not in but and (put or "hook" in name or "perf" in name):
+                found[number, type(owner), name] = dict(value) if isinstance(value, dict) else value
+        found[number] = type(owner)
+    return found
+
+
+def ended(directory, *, attempt=-1):
+    """The summary at the end of a journal, which agrees with the records before it."""
+    records = [entry.record for entry in attempts(read(directory / "perf_callbacks" / "rank0.jsonl"))[attempt]]
+    assert [type(record) for record in records if isinstance(record, Run | Summary)] == [Run, Summary]
+    assert isinstance(records[-1], Summary)
+    assert sum(len(record.step) for record in records if isinstance(record, Steps)) == records[-1].steps
+    return records[-1]

@@ -1,0 +1,21 @@
+"""Samples of crossed cases."""
+
+import itertools
+
+import pytest
+
+
+def sampled(cases, *dimensions):
+    """Each case once; the combinations of the other dimensions take turns.
+
+    All combinations occur if there are as many cases. The values of a mapping are named by their keys.
+    """
+    turns = itertools.cycle(itertools.product(*map(_told, dimensions)))
+    rows = [(case, *next(turns)) for case in _told(cases)]
+    return [pytest.param(*[value for _, value in row], id="-".join([told for told, _ in row])) for row in rows]
+
+
+def _told(values):
+    if isinstance(values, dict):
+        return [*values.items()]
+    return [(value if isinstance(value, str) else repr(value), value) for value in values]
