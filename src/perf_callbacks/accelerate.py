@@ -58,7 +58,7 @@ def attach(
 
 
 class Attachment:
-    """What is attached to an accelerator."""
+    """The measurement that is attached to an accelerator."""
 
     def __init__(
         self, accelerator: Accelerator, config: PerfConfig | None = None, resume: Mapping[str, Any] | None = None
@@ -85,7 +85,7 @@ class Attachment:
         return self._session.summary
 
     def state(self) -> dict[str, Any]:
-        """What to save with a checkpoint, for `attach(resume=…)`, where it is not left to `save_state`."""
+        """State to save with a checkpoint, for `attach(resume=…)`, where it is not left to `save_state`."""
         return self._fits.state
 
     def close(self, failure: str | None = None) -> None:

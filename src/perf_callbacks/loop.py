@@ -122,7 +122,7 @@ class Measurement(Generic[B]):
         return (self._watch.recorder.row(self._watch.steps) if self._watch is not None else None) or {}
 
     def state(self) -> dict[str, Any]:
-        """What to save with a checkpoint, for `measure(resume=…)`. Steps that were not measured are not counted."""
+        """State to save with a checkpoint, for `measure(resume=…)`. Steps that were not measured are not counted."""
         if self._watch is None:
             return dict(self._carried)
         return self._watch.recorder.state

@@ -70,17 +70,17 @@ class Proving(Applied):
 
     @property
     def asks(self) -> Mapping[str, int]:
-        """What the item asks for, and that it be kept, or not."""
+        """Values that the item asks for, and whether it is to be kept."""
         return {**self._item.asks, **({} if self._finds is None else {self._name: int(self._finds)})}
 
     def agreed(self, least: Mapping[str, int], step: int) -> None:
-        """What holds on all ranks from the end of that step on."""
+        """Take in what holds on all ranks from the end of that step on."""
         self._item.agreed(least, step)
         if self._name in least and self._verdict is None and not self._over:
             self._verdict = bool(least[self._name]), step
 
     def news(self) -> list[Checklist]:
-        """What there is to say since the last call, of both."""
+        """Rows of the item and of its trial since the last call."""
         return [*self._item.news(), *super().news()]
 
     def closed(self) -> None:

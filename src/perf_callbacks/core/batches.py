@@ -1,4 +1,4 @@
-"""How much is in a batch: read off its tensors by shape, without waiting for any of them."""
+"""Samples, tokens and shapes of a batch: read off its tensors without waiting for any of them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
@@ -48,7 +48,7 @@ class Lookup(NamedTuple):
     address: int
     """Address of the indices."""
     elements: int
-    """How many they are."""
+    """Number of them."""
 
 
 class _Known(NamedTuple):

@@ -321,7 +321,7 @@ class Engine:
         return metrics
 
     def amounts(self) -> Amounts:
-        """What all attempts so far went through; a checkpoint carries it to the next one."""
+        """Samples and tokens of all attempts so far; a checkpoint carries them to the next one."""
         _, done, _ = self._all()
         return Amounts(
             samples=plus(self._earlier.samples, done.samples), tokens=plus(self._earlier.tokens, done.tokens)

@@ -20,7 +20,7 @@ class Ledger:
         self._parts = parts
         self._over: list[Part] = []
         self.kept = 0
-        """How many steps were not handed out yet."""
+        """Steps that were not handed out yet."""
         self._block: list[Columns] = []
         self._rows: list[Step] = []  # at the end of the block, one by one as yet
         self._added = 0  # of its parts
@@ -32,7 +32,7 @@ class Ledger:
         self._untold: dict[int, bool] = {}  # the first steps without tokens, and whether they are included
         self._last = self._row_after = -1  # numbers of steps
         self.excluded: Counter[str] = Counter()
-        """How many steps are in no row, by reason."""
+        """Number of steps that are in no row, by reason."""
         self.left_out: Counter[str] = Counter()
         """Excluded steps since the last row, by reason."""
         self._told: Counter[str] = Counter()
@@ -74,7 +74,7 @@ class Ledger:
         return record(new, self._shown) if new.number else None
 
     def take_parts(self) -> list[Part]:
-        """What this rank did in the windows that are over since the last time."""
+        """Take the parts of this rank in the windows that are over since the last time."""
         self._add()
         over, self._over = self._over, []
         return over

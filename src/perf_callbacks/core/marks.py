@@ -1,4 +1,4 @@
-"""What the training thread may say of itself: that it turns to a stage, for good or for the length of a call."""
+"""The marks that the training thread writes: it turns to a stage, for good or for the length of a call."""
 
 from typing import Final, NamedTuple
 

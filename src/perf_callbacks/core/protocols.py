@@ -11,7 +11,7 @@ class DeviceTimeline(Protocol):
     """The same marks on an accelerator's clock. Times come late, in order, and sometimes never."""
 
     def mark(self, mark: Mark) -> None:
-        """What is queued from here on comes after this mark."""
+        """Mark the stream: work that is queued from here on comes after."""
 
     def ready(self) -> list[tuple[float, ...] | None]:
         """Stage seconds of the steps that finished since the last call; None for a lost one."""
@@ -27,7 +27,7 @@ class Ranks(Protocol):
 
     @property
     def latest(self) -> Window | None:
-        """What all of them did in the last window that is known; None before the first."""
+        """The last window that is known of all of them; None before the first."""
 
     def offer(self, part: Part) -> None:
         """Tell the others what this rank did in a window."""

@@ -4,7 +4,7 @@ from enum import IntEnum
 
 
 class Stage(IntEnum):
-    """What the training thread is doing. Exclusive: at each moment there is exactly one."""
+    """A kind of work of the training thread. At each moment there is exactly one."""
 
     DATA = 0
     """Waiting for the loader, copying to the device."""

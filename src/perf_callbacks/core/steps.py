@@ -226,7 +226,7 @@ def sum_of(amounts: Sequence[Any], start: Any = 0) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shown:
-    """What of a step is known here, and so can be shown."""
+    """The parts of a step that are known here, and so can be shown."""
 
     staged: bool
     """Its stages."""
@@ -235,9 +235,9 @@ class Shown:
     gc_staged: bool
     """Their time, as a stage of its own. On a device's clock it is none."""
     processes: int
-    """How many processes train: rates over all of them are known of one, and of what they tell each other."""
+    """Number of processes that train: rates over all of them are known of one, and of what they tell each other."""
     devices: float | None
-    """How many devices work on what this process counts: those it drives, and those of ranks that share its samples.
+    """Number of devices that work on what this process counts: those it drives, and those of ranks that share its samples.
     None: nobody knows who shares samples."""
 
     def stages(self, seconds: Sequence[float]) -> list[tuple[Stage, str]]:

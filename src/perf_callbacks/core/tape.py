@@ -1,4 +1,4 @@
-"""What the training thread turned to and when: written down as it happens, read later, many steps at once."""
+"""Marks with their times: written as they happen, read many steps at once."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -61,7 +61,7 @@ class Tape:
 
     def __init__(self, echo: Callable[[Mark], object] | None = None) -> None:
         self.pairs: list[Any] = []
-        """What was written and not read yet, two by two."""
+        """Marks and times that were not read yet, two by two."""
         self._echo = echo
         self._follower: Course | None = None
         self._listening = False

@@ -1,4 +1,4 @@
-"""One rank's steps, cut into the windows that ranks exchange."""
+"""The steps of one rank, cut into the windows that ranks exchange."""
 
 from collections.abc import Iterator, Mapping
 
@@ -20,7 +20,7 @@ class Parts:
         self.ambiguous = False
         """Nobody knows which ranks share their samples: amounts of the job are unknown."""
         self.asks: Mapping[str, int] = {}
-        """What this rank asks the others for, with whatever it says next."""
+        """Values that this rank asks the others for, with whatever it says next."""
 
     @property
     def length(self) -> int | None:

@@ -1,4 +1,4 @@
-"""What an engine tells the other ranks, and hears from them."""
+"""The parts of windows that the engine offers to the exchange, and the windows and agreements that come back."""
 
 from collections.abc import Callable
 
@@ -37,7 +37,7 @@ class Sharing:
 
     @property
     def latest(self) -> Window | None:
-        """What all ranks did in the last window that is known."""
+        """The last window that is known of all ranks."""
         return self._ranks.latest if self._ranks is not None else None
 
     def do(self, step: int) -> None:
@@ -58,7 +58,7 @@ class Sharing:
             self._hear()
 
     def _hear(self) -> None:
-        """What ranks agree on, and from when on."""
+        """Pass on what ranks agree on, and from when on."""
         latest = self.latest
         if latest is None or latest is self._heard:
             return

@@ -1,1 +1,1 @@
-"""What is watched behind each door: the calls of a loop, of an accelerator, of a trainer."""
+"""The calls that are watched for each integration: of a loop, an accelerator, a trainer."""

@@ -1,4 +1,4 @@
-"""One fit after the other, with one accelerator: when measuring begins, what it goes on from, and how it ends."""
+"""The fits of one accelerator: when one begins, what it continues from, and how it ends."""
 
 import functools
 import weakref
@@ -50,7 +50,7 @@ class Fits:
         self._before: tuple[int, Batch] | None = None  # with the id of its loader
         self._prepared = Prepared(self)
         self.watch: AcceleratedWatch | None = None
-        """What watches the current fit. None between fits."""
+        """The watch of the current fit. None between fits."""
         self.told: Told = self
         """Whom measured loaders tell: who watches the fit, else us."""
         self._shown = True
@@ -66,7 +66,7 @@ class Fits:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What a checkpoint has to carry."""
+        """State that a checkpoint has to carry."""
         return dict(self._state) if self.watch is None else self.watch.recorder.state
 
     @fails_open
@@ -140,7 +140,7 @@ class Fits:
 
     @fails_open
     def free(self) -> None:
-        """What was trained is let go of; what is prepared next is a fit of its own."""
+        """Let go of everything that was trained; what is prepared next is a fit of its own."""
         self._end()
         self._tell()
         self._carried = self._before = None

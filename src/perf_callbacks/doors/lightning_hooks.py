@@ -1,4 +1,4 @@
-"""The hooks of the Lightning doors: for both of the import trees, so that neither is imported here."""
+"""The hooks of both Lightning callbacks: begin, save, log and end a fit. Neither import tree is imported here."""
 
 import functools
 import os
@@ -34,7 +34,7 @@ EVERY_BATCH = (
 
 
 class LightningHooks:
-    """What a `PerfCallback` does, whichever of the two `Callback` classes it is."""
+    """The hooks of a `PerfCallback`, whichever of the two `Callback` classes it is."""
 
     framework: ClassVar[str]
     """The module whose version goes into the journal."""
@@ -176,7 +176,7 @@ class LightningHooks:
         self._session.end(failure)
 
     def _last_state(self, trainer: Any) -> dict[str, Any] | None:
-        """What this fit goes on from: a checkpoint, or the fit before it in the same trainer."""
+        """Find the state that this fit continues from: of a checkpoint, or of the fit before it in the same trainer."""
         done = steps_done(trainer)
         if self._carried is not None or self._session.recorder is None or not done:
             return self._carried
@@ -211,7 +211,7 @@ class _Afterwards:
 
 
 def _nothing(_hook: object) -> None:
-    """What is there instead of a hook that is not called."""
+    """Stand in for a hook that is not called."""
 
 
 def _directory(trainer: Any) -> Path:
@@ -233,7 +233,7 @@ def _directory(trainer: Any) -> Path:
 
 
 def _data_parallel(trainer: Any) -> int | None:
-    """In how many parts ranks share the samples: in as many as the sampler of their loaders does."""
+    """Count the groups of ranks that have samples of their own, by the sampler of their loaders."""
     try:
         replicas = trainer.strategy.distributed_sampler_kwargs["num_replicas"]
     except Exception:  # noqa: BLE001 a single process has none, and a strategy of the user's own may answer as it likes

@@ -1,4 +1,4 @@
-"""A Lightning trainer, watched at its loops, strategy, precision plugin and logger connector: cheaper than hooks."""
+"""The methods of a Lightning trainer that are watched for stages and steps: cheaper than its hooks."""
 
 import functools
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What goes wrong in an observer stays in it."""
+"""Keep errors of the callback away from training: a decorator for methods, and an error in one line."""
 
 import functools
 from collections.abc import Callable

@@ -1,1 +1,1 @@
-"""One fit from begin to end: what is measured, counted, changed and written, wired once for all integrations."""
+"""A fit from begin to end: measured, counted, changed and written, wired once for all integrations."""

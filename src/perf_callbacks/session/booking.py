@@ -1,4 +1,4 @@
-"""Which operations of a counted step are training work: those in its forward, its backward and its optimizer."""
+"""Tell which operations of a counted step are training work: those in its forward, backward and optimizer."""
 
 import sys
 from types import FrameType
@@ -27,7 +27,7 @@ class Booking:
         self._announced = announced
 
     def __call__(self) -> bool:
-        """Whether the operation that is being dispatched is training work."""
+        """Tell whether the operation that is being dispatched is training work."""
         stage = self.course.stage
         if stage in _TRAINING:
             return self._announced or stage is not _FORWARD or is_grad_enabled() or _calling() is not None

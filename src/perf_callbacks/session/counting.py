@@ -253,7 +253,7 @@ class Counting(Observer):
         return min(again) - 1 - step + self._steps if again else NEVER
 
     def _eager(self) -> bool:
-        """Whether a step may run eagerly.
+        """Tell whether a step may run eagerly.
 
         After the second one, a rank that does so among compiled ones might order its collectives otherwise. Attention
         that is compiled keeps no scores, nor does a compiled model keep all that an eager one does.
@@ -400,6 +400,6 @@ def _why_not(counter: FlopCounter) -> str:
 
 
 def _compiled() -> bool:
-    """Whether torch's compiler has compiled anything in this process."""
+    """Tell whether torch's compiler has compiled anything in this process."""
     compiler: Any = sys.modules.get("torch._dynamo.utils")
     return compiler is not None and bool(compiler.counters["stats"].get("unique_graphs"))

@@ -1,4 +1,4 @@
-"""What was counted, as the journal has it."""
+"""Turn a count into the `flops` record of the journal."""
 
 from perf_callbacks.core.records import Flops
 from perf_callbacks.core.shaped_work import CLOSED_FORM, COUNTED
@@ -20,7 +20,7 @@ def counted(
     whole_step: bool = True,
     compiled: bool = False,
 ) -> Flops:
-    """What a counter counted."""
+    """Make the record of what a counter counted."""
     total, coverage, observed = counter.work(), counter.weights.coverage(), counter.observed
     six_n = 6 * counter.weights.multiplied_elements() * (tokens or 0)
     return Flops(
@@ -46,7 +46,7 @@ def counted(
 
 
 def estimated(work: Work, step: int) -> Flops:
-    """What a closed form gives: it sees no kernel, so it can't say what it lacks."""
+    """Make the record of a closed form: it sees no kernel, so it can't say what it lacks."""
     return Flops(
         step=step,
         model_flops=work.model_flops,

@@ -1,4 +1,4 @@
-"""One fit, measured: the engine on the real clock, with the collector observed and the records on disk.
+"""Record one fit: the engine on the real clock, the collector observed, the records on disk.
 
 A recorder never ends, stalls or skews training. What goes wrong in it is logged once and ends the measuring; everything
 it changed is put back then, or when it is closed, or when the interpreter exits.
@@ -52,7 +52,7 @@ class Recorder:
         self.patches = Patches()
         self.failure: str | None = None
         self.failed = False
-        """Whether something of ours went wrong, at the very end too."""
+        """Something of ours went wrong, at the very end too."""
         self._summary: Summary | None = None
         self._explained, self._empty_rows = False, 0  # why rows are empty
         self._late: Exception | None = None
@@ -76,7 +76,7 @@ class Recorder:
             )
         self.device, self.config = place.device, config
         self.work = ShapedWork()
-        """What steps take, as far as it was counted."""
+        """FLOPs of steps, as far as they were counted."""
         self.observers = Observers()
         """All that hears of the steps and spans of this fit."""
         self.proofs: dict[str, str] = {}
@@ -219,13 +219,13 @@ class Recorder:
 
     @property
     def exchanging(self) -> bool:
-        """Whether ranks tell each other what they did, or may yet."""
+        """Ranks tell each other what they did, or may yet."""
         verdict = self._ranks.verdict if self._ranks is not None else None
         return self._ranks is not None and (verdict is None or verdict.window is not None)
 
     @property
     def batches(self) -> list[Batch]:
-        """What went into the current step so far."""
+        """Batches of the current step so far."""
         return self._engine.batches
 
     def exclude(self, reason: str) -> None:
@@ -262,7 +262,7 @@ class Recorder:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What a checkpoint has to carry for the next attempt to count on."""
+        """State that a checkpoint has to carry, for the next attempt to count on."""
         amounts = self._asked(self._engine.amounts) or Amounts(samples=None, tokens=None)
         run, step = self.run, self._engine.step
         return {
@@ -279,7 +279,7 @@ class Recorder:
         return self._summary or self._asked(lambda: self._engine.summary(self.failure, self.proofs))
 
     def _asked(self, answer: Callable[[], T]) -> T | None:
-        """What can be had of a closed recorder too."""
+        """Ask for something that a closed recorder has too."""
         try:
             return answer()
         except Exception as error:  # noqa: BLE001 an observer never ends the run

@@ -1,4 +1,4 @@
-"""The fits of one integration, one after the other: everything is begun, shown and ended in the same order for all."""
+"""Begin, show and end the fits of one integration, in the same order for all integrations."""
 
 import os
 from collections.abc import Callable

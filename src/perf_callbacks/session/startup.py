@@ -1,4 +1,4 @@
-"""One fit's checklist: decided and applied when it begins, seen to while it lasts, undone when it ends."""
+"""The checklist of one fit: decided and applied when it begins, looked after while it lasts, undone when it ends."""
 
 import dataclasses
 import functools
@@ -99,7 +99,7 @@ class Startup(Observer):
 
     @property
     def asks(self) -> Mapping[str, int]:
-        """What this rank asks all ranks for. An item that is not on trial here, or failed, is kept by nobody."""
+        """Values that this rank asks all ranks for. An item that is not on trial here, or failed, is kept by nobody."""
         undecided = {asked(slug) for slug in self._trials if slug in self._applied}
         asks = {name: least for name, least in NO_WISH.items() if name not in undecided}
         for item in self._applied.values():
@@ -107,7 +107,7 @@ class Startup(Observer):
         return asks
 
     def agreed(self, least: Mapping[str, int], step: int) -> None:
-        """What holds on all ranks from the end of that step on."""
+        """Take in what holds on all ranks from the end of that step on."""
         self._each(lambda item: item.agreed(least, step))
 
     def step_ended(self, step: int) -> None:
@@ -131,7 +131,7 @@ class Startup(Observer):
                 undo.callback(item.closed)
 
     def hand_over(self) -> dict[str, Applied]:
-        """What was applied is somebody else's to undo now."""
+        """Hand the applied items to another checklist, which undoes them."""
         applied, self._applied = self._applied, {}
         return applied
 
@@ -194,14 +194,14 @@ def start(
 
 
 def prepare(settings: Settings, place_device: torch.device, batches: Batches) -> Startup | None:
-    """What has to be there before the loaders are, for a `start` that comes later."""
+    """Apply what has to be there before the loaders are, for a `start` that comes later."""
     if settings.config.checklist == "off" or not settings.config.enabled:
         return None
     return Startup(_fit(settings, place_device, batches), (LOADERS,))
 
 
 def foresee(settings: Settings, place_device: torch.device) -> tuple[Checklist, ...]:
-    """What a fit on this device would begin with. Nothing is changed."""
+    """Decide as a fit on this device would. Nothing is changed."""
     if settings.config.checklist == "off" or not settings.config.enabled:
         return ()
     _warn_of_strangers(settings.config.skip)
@@ -211,7 +211,7 @@ def foresee(settings: Settings, place_device: torch.device) -> tuple[Checklist, 
 
 
 def _proving(recorder: Recorder, config: PerfConfig) -> bool:
-    """Whether items are tried. Where there are other ranks, all have to find out together what an item buys."""
+    """Tell whether items are tried. With other ranks, all have to find out together what an item buys."""
     if config.checklist != "prove":
         return False
     if recorder.run.world_size == 1 or recorder.exchanging:
@@ -236,7 +236,7 @@ def _skipped(skip: str) -> set[str]:
 
 @contextmanager
 def _aside(reference: "weakref.ref[Recorder]") -> Iterator[None]:
-    """What is done once is part of no step, but the step it falls in is as good as any."""
+    """Keep the time of the block out of the step, which counts all the same."""
     recorder = reference()
     if recorder is not None:
         recorder.enter(BEGIN[Stage.ASIDE])
