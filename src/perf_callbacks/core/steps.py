@@ -237,7 +237,7 @@ class Shown:
     processes: int
     """Number of processes that train: rates over all of them are known of one, and of what they tell each other."""
     devices: float | None
-    """Number of devices that work on what this process counts: those it drives, and those of ranks that share its samples.
+    """Number of devices that work on what this process counts: its own, and those of ranks that share its samples.
     None: nobody knows who shares samples."""
 
     def stages(self, seconds: Sequence[float]) -> list[tuple[Stage, str]]:
