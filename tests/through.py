@@ -125,9 +125,20 @@ def lightning(of):
         kinds, losses, options = sparks.tree(of), [], {}
 
         class Told(kinds.Callback):
+            def on_train_start(self, trainer, *_):
+                connector = trainer._logger_connector
+                inner, self.done = connector.on_batch_end, trainer.global_step
+
+                def on_batch_end():  # a step of the callback ends with the batch, after the hooks of all callbacks
+                    inner()
+                    if trainer.training and trainer.global_step > self.done:
+                        self.done = trainer.global_step
+                        after_step(self.done)
+
+                connector.on_batch_end = on_batch_end
+
             def on_train_batch_end(self, trainer, module, outputs, *_):
                 losses.append(outputs["loss"].item())
-                after_step(trainer.global_step)
 
         callback = kinds.PerfCallback(PerfConfig(**config))
         others = [Told()]

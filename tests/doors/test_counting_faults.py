@@ -37,8 +37,8 @@ AROUND = {
     "core.tape.Tape": "unfollow",
 }
 ONCE = {
-    "session.counting": "begin counted",
-    "session.counting.Counting": "close _affordable _open _shut _put_down _await",
+    "session.counting": "counted",
+    "session.counting.Counting": "closed _affordable _open _shut _put_down _await",
     "session.booking.Booking": "__init__",
     "flops.counter.FlopCounter": "__init__",
     "flops.count_window.CountWindow": "__init__",

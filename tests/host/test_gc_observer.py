@@ -183,13 +183,13 @@ WITHOUT_TORCH = """
     applied = Garbage().apply(fit)
     for step in range(1, 21):
         if step >= applied.due:
-            applied.end_step(step)
+            applied.step_ended(step)
         assert bool(gc.get_threshold()[0]) == (step < 2)
     assert gc.get_freeze_count() > 1000
     observer.remove()
     told = [(generation, automatic) for generation, automatic, _, _ in pauses if not automatic]
     assert told == [(1, False)] * 8 + [(2, False)], told
-    applied.close()
+    applied.closed()
     assert (gc.isenabled(), gc.get_threshold(), gc.callbacks[:]) == found
     assert gc.get_freeze_count() < 1000
     assert "torch" not in sys.modules
