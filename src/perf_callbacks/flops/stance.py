@@ -100,6 +100,12 @@ def in_compiled_call() -> bool:
     return False
 
 
+def anything_compiled() -> bool:
+    """Tell whether torch's compiler has compiled anything in this process."""
+    compiler: Any = sys.modules.get("torch._dynamo.utils")
+    return compiler is not None and bool(compiler.counters["stats"].get("unique_graphs"))
+
+
 def _eval_frame() -> Any:
     return sys.modules.get("torch._dynamo.eval_frame")
 

@@ -1,6 +1,5 @@
 """Counting FLOPs in a fit: the second optimizer step, and whatever later has a shape that tells nothing by itself."""
 
-import sys
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -26,6 +25,7 @@ from perf_callbacks.flops.count_window import CountWindow
 from perf_callbacks.flops.counter import FlopCounter
 from perf_callbacks.flops.offline import Example
 from perf_callbacks.flops.phases import in_backward
+from perf_callbacks.flops.stance import anything_compiled
 from perf_callbacks.host.backward import BACKWARDS
 from perf_callbacks.host.failures import describe
 from perf_callbacks.host.peak_source import find, forget
@@ -260,7 +260,7 @@ class Counting(Observer):
         """
         if getattr(getattr(self._model, "config", None), "_attn_implementation", None) == "flex_attention":
             return False
-        return not _compiled() or not (self._full() or (self._done and self._recorder.run.world_size > 1))
+        return not anything_compiled() or not (self._full() or (self._done and self._recorder.run.world_size > 1))
 
     def _full(self) -> bool:
         device = self._recorder.device
@@ -324,7 +324,7 @@ class Counting(Observer):
         work.unknowns.counting = None
         self._examples = {shape: example for shape, example in self._examples.items() if not work.knows(shape)}
         tokens = plus(*[self._recorder.reader.with_tokens(batch).tokens for batch in batches])
-        self._conclude(counted(counter, step, tokens, whole_step=not self._before, compiled=_compiled()), total)
+        self._conclude(counted(counter, step, tokens, whole_step=not self._before), total)
 
     def _conclude(self, record: Flops, total: Work) -> None:
         self._recorder.write(record)
@@ -374,7 +374,7 @@ class Counting(Observer):
         try:
             with self._recorder.tape.paused():
                 counter = offline.count(model, example)
-            record = counted(counter, self._recorder.step, rows * length, source=COPY, compiled=_compiled())
+            record = counted(counter, self._recorder.step, rows * length, source=COPY)
             total = counter.work()
         except Exception as error:  # noqa: BLE001 models may do in their forward what they like
             log.info("perf_callbacks could not count on empty tensors: %s.", describe(error))
@@ -397,9 +397,3 @@ def _why_not(counter: FlopCounter) -> str:
     if counter.interrupted:
         return "something raised in the step that was counted"
     return "no products were seen in the forward and backward of the steps that were counted"
-
-
-def _compiled() -> bool:
-    """Tell whether torch's compiler has compiled anything in this process."""
-    compiler: Any = sys.modules.get("torch._dynamo.utils")
-    return compiler is not None and bool(compiler.counters["stats"].get("unique_graphs"))

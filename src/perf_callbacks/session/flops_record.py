@@ -4,6 +4,7 @@ from perf_callbacks.core.records import Flops
 from perf_callbacks.core.shaped_work import CLOSED_FORM, COUNTED
 from perf_callbacks.core.work import Work
 from perf_callbacks.flops.counter import FlopCounter
+from perf_callbacks.flops.stance import anything_compiled
 
 ENOUGH = 0.98
 """Coverage under this makes of FLOPs a lower bound."""
@@ -18,7 +19,6 @@ def counted(
     *,
     source: str = COUNTED,
     whole_step: bool = True,
-    compiled: bool = False,
 ) -> Flops:
     """Make the record of what a counter counted."""
     total, coverage, observed = counter.work(), counter.weights.coverage(), counter.observed
@@ -34,7 +34,7 @@ def counted(
         uncounted=dict(observed.unknown),
         lower_bound=bool(observed.unknown) or (coverage is not None and coverage < ENOUGH),
         whole_step=whole_step,
-        compiled=compiled,
+        compiled=anything_compiled(),
         logical_flops=sum(counter.logical.values()) or None,
         causal_flops=observed.causal_flops,
         over_six_n=total.model_flops / six_n if six_n else None,
