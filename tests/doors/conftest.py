@@ -45,7 +45,8 @@ def _quick_collections(request, monkeypatch):
 @pytest.fixture(autouse=True)
 def _patient(request, monkeypatch):
     """On a busy machine no step may end for seconds: the fit is neither flushed early nor taken for abandoned."""
-    monkeypatch.setattr(engine, "FLUSH_SECONDS", math.inf)
+    for seconds in ("FLUSH_SECONDS", "LATE_SECONDS"):
+        monkeypatch.setattr(engine, seconds, math.inf)
     if "abandoned" not in request.module.__name__:
         monkeypatch.setattr(collector, "LEAST_PATIENCE", math.inf)
         monkeypatch.setattr(counting, "PATIENCE_SECONDS", math.inf)

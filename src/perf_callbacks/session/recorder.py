@@ -193,6 +193,8 @@ class Recorder:
         self._forgotten.aside = True
         self._engine.begin_span(kind, self.clock())
         self.observers.span_began(kind, self._engine.step)
+        if kind == "checkpoint":  # a run that goes on from there finds in the journal what came before
+            self._journal.flush()
 
     @fails_open
     def end_span(self) -> None:
