@@ -19,7 +19,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.records import Summary
-from perf_callbacks.doors.late_callback import Meanwhile, move_to_front, settled
+from perf_callbacks.doors.late_callback import Meanwhile, first, move_to_front, settled
 from perf_callbacks.doors.transformers_watch import TransformersWatch, find_trainer
 from perf_callbacks.host.failures import fails_open
 from perf_callbacks.host.place import Place, data_parallel
@@ -63,10 +63,7 @@ class PerfCallback(TrainerCallback):
     def enabled(self, value: bool) -> None:
         self._session.enabled = value
 
-    @property
-    def active(self) -> bool:
-        """As `enabled`."""
-        return self._session.enabled
+    active = enabled
 
     @property
     def summary(self) -> Summary | None:
@@ -91,7 +88,7 @@ class PerfCallback(TrainerCallback):
             log.warning("perf_callbacks found no Trainer around it: step time only, and not every logger may get it.")
             self.begin(args, state, None)
             return
-        if _first(trainer) is not self:
+        if first(trainer.callback_handler.callbacks, PerfCallback) is not self:
             log.warning("perf_callbacks: another PerfCallback measures this trainer, this one does nothing.")
             return
         # Other callbacks go first: if one of them raises, nothing of ours is in place yet. The handler is iterating
@@ -199,9 +196,3 @@ def _batches(args: TrainingArguments, state: TrainerState, trainer: Trainer | No
     aside = bool(getattr(trainer.accelerator, "non_blocking", False)) and not state.global_step
     copy = accelerate.data_loader, "send_to_device"
     return Batches(pinned=args.dataloader_pin_memory, copied_aside=aside, copy=copy)
-
-
-def _first(trainer: Trainer) -> object:
-    """Return the callback that measures, of several in one trainer."""
-    ours = (callback for callback in trainer.callback_handler.callbacks if isinstance(callback, PerfCallback))
-    return next((callback for callback in ours if callback.enabled), None)

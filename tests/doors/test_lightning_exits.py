@@ -270,7 +270,7 @@ FAULTS = faults(
     },
     twice={
         "doors.methods": "spans",
-        "doors.lightning_hooks": "steps_done _first",
+        "doors.lightning_hooks": "steps_done first",
     },
     once={
         "doors.methods": "turns",

@@ -1,8 +1,21 @@
 """Callbacks that join, or change places, while callbacks are being called."""
 
-from typing import TypeVar
+from collections.abc import Iterable
+from typing import Protocol, TypeVar
 
 C = TypeVar("C")
+
+
+class Enabled(Protocol):
+    """A callback that can be turned off."""
+
+    @property
+    def enabled(self) -> bool:
+        """False: it does nothing."""
+        ...
+
+
+E = TypeVar("E", bound=Enabled)
 
 
 class Meanwhile(list[C]):
@@ -38,3 +51,8 @@ def move_to_front(callbacks: list[C], callback: C) -> None:
     """Let a callback be called before all others. In place: the list may be iterated over, and be at this callback."""
     place = next(place for place, other in enumerate(callbacks) if other is callback)
     callbacks.insert(0, callbacks.pop(place))
+
+
+def first(callbacks: Iterable[object], kind: type[E]) -> E | None:
+    """Find the callback that measures: of several of its kind in one trainer, the first that is enabled."""
+    return next((callback for callback in callbacks if isinstance(callback, kind) and callback.enabled), None)

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.records import Summary
-from perf_callbacks.doors.late_callback import Meanwhile, settled
+from perf_callbacks.doors.late_callback import Meanwhile, first, settled
 from perf_callbacks.doors.lightning_watch import TrainerWatch, steps_done
 from perf_callbacks.host.failures import describe, fails_open
 from perf_callbacks.host.place import Place
@@ -59,10 +59,7 @@ class LightningHooks:
     def enabled(self, value: bool) -> None:
         self._session.enabled = value
 
-    @property
-    def active(self) -> bool:
-        """As `enabled`."""
-        return self._session.enabled
+    active = enabled
 
     @property
     def summary(self) -> Summary | None:
@@ -78,7 +75,7 @@ class LightningHooks:
         if stage == "fit":
             self._close("another fit began")
             self._carried = None
-            if _first(trainer) is self:
+            if first(trainer.callbacks, LightningHooks) is self:
                 self._prepare(trainer.strategy)
 
     @fails_open
@@ -94,7 +91,7 @@ class LightningHooks:
     @fails_open
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._end("another fit began")
-        if _first(trainer) is not self:
+        if first(trainer.callbacks, LightningHooks) is not self:
             log.warning("perf_callbacks: another PerfCallback measures this trainer, this one does nothing.")
             return
         # Other callbacks go first: if one of them raises, nothing of ours is in place yet. The trainer is iterating
@@ -239,9 +236,3 @@ def _data_parallel(trainer: Any) -> int | None:
     except Exception:  # noqa: BLE001 a single process has none, and a strategy of the user's own may answer as it likes
         return None
     return replicas if type(replicas) is int and 0 < replicas <= trainer.world_size else None
-
-
-def _first(trainer: Any) -> object:
-    """Of several in one trainer, the one that measures."""
-    ours = (callback for callback in trainer.callbacks if isinstance(callback, LightningHooks) and callback.enabled)
-    return next(ours, None)
