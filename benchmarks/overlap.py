@@ -58,7 +58,7 @@ def train(measured, iterations):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--iterations", type=int, default=2200)
+    parser.add_argument("--iterations", type=int, default=6000)
     parser.add_argument("--objects", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()

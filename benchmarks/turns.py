@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 BLOCK = 128
 """Steps of a turn: two times what the journal takes at once."""
 
-SETTLE = 8
-"""Steps at the start of a turn that don't count: switching costs."""
+SETTLE = 96
+"""Steps at the start of a turn that don't count: switching costs, and a fit counts FLOPs until its step 85."""
 
 TURN = SETTLE + BLOCK
 
