@@ -18,13 +18,12 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.config import PerfConfig
-from perf_callbacks.core.records import Summary
 from perf_callbacks.doors.late_callback import Meanwhile, first, move_to_front, settled
 from perf_callbacks.doors.transformers_watch import TransformersWatch, find_trainer
 from perf_callbacks.host.failures import fails_open
 from perf_callbacks.host.place import Place, data_parallel
 from perf_callbacks.session.recorder import log
-from perf_callbacks.session.session import Session
+from perf_callbacks.session.session import Measures, Session
 
 __all__ = ["PerfCallback"]
 
@@ -35,7 +34,7 @@ _hook: Callable[[Callable[..., None]], Callable[..., None]] = fails_open
 """A hook of ours never ends the run."""
 
 
-class PerfCallback(TrainerCallback):
+class PerfCallback(Measures, TrainerCallback):
     """Measures what each optimizer step does with its time, and logs it beside the loss.
 
     Metrics named `perf/*` join every training row: in `state.log_history`, `trainer_state.json`, on the console, and
@@ -53,26 +52,6 @@ class PerfCallback(TrainerCallback):
     def __getstate__(self) -> dict[str, Any]:
         """Copies, and processes that are spawned, measure for themselves."""
         return {name: value for name, value in self.__dict__.items() if name != "on_step_end"}
-
-    @property
-    def enabled(self) -> bool:
-        """False: turned off by the configuration, or by a failure of its own."""
-        return self._session.enabled
-
-    @enabled.setter
-    def enabled(self, value: bool) -> None:
-        self._session.enabled = value
-
-    active = enabled
-
-    @property
-    def summary(self) -> Summary | None:
-        """The current fit so far, or the last one. None before the first."""
-        return self._session.summary
-
-    def fail(self, error: Exception) -> None:
-        """Say once that something of ours went wrong, stop measuring, undo every change."""
-        self._session.fail(error)
 
     @_hook
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:

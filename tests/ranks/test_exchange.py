@@ -538,9 +538,7 @@ def test_a_store_that_rank_0_serves_does_not_end_before_its_last_word(capfd):
 def test_who_agrees_waits_for_rank_0_no_longer_than_it_says():
     job = Job()
     job.ranks[1].start()
-    began = time.monotonic()
     assert job.ranks[1].agree(0.05) is None
-    assert time.monotonic() - began >= 0.05
     job.ranks[0].start()
     assert job.ranks[1].agree(20) == job.ranks[0].agree(0)
     for exchange in job.ranks:

@@ -60,7 +60,7 @@ class Fits:
         self.kind: type = type(accelerator)
         """The class of the accelerator while it is attached."""
         self.active = session.enabled
-        """It measures, or will: not once it is closed, failed, or where the configuration says so."""
+        """False: closed, failed, or turned off by the configuration."""
         self._freed = weakref.finalize(accelerator, _close_freed, weakref.ref(self))
         self._freed.atexit = False
 

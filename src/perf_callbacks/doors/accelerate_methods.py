@@ -21,10 +21,10 @@ PREPARING = (
     "prepare_scheduler",
     "skip_first_batches",
 )
-"""What hands out something prepared."""
+"""Methods that hand out something prepared."""
 
 PREPARED = ("_models", "_optimizers", "_schedulers", "_dataloaders")
-"""Where an accelerator keeps what it has prepared."""
+"""Attributes in which an accelerator keeps what it has prepared."""
 
 T = TypeVar("T")
 

@@ -10,14 +10,13 @@ from tqdm import tqdm
 
 from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.config import PerfConfig
-from perf_callbacks.core.records import Summary
 from perf_callbacks.doors.late_callback import Meanwhile, first, settled
 from perf_callbacks.doors.lightning_watch import TrainerWatch, steps_done
 from perf_callbacks.host.failures import describe, fails_open
 from perf_callbacks.host.place import Place
 from perf_callbacks.session import startup
 from perf_callbacks.session.recorder import Recorder, log
-from perf_callbacks.session.session import Session
+from perf_callbacks.session.session import Measures, Session
 
 STATE_KEY = "perf_callbacks"
 """Where our counters stand in a checkpoint. Among those of the callbacks, two of us could not be told apart."""
@@ -33,7 +32,7 @@ EVERY_BATCH = (
 """Hooks that the trainer calls for every batch, and that have nothing to do."""
 
 
-class LightningHooks:
+class LightningHooks(Measures):
     """The hooks of a `PerfCallback`, whichever of the two `Callback` classes it is."""
 
     framework: ClassVar[str]
@@ -49,26 +48,6 @@ class LightningHooks:
         """Processes that are spawned, and copies, measure for themselves. Trainers put `log` on us, with the module."""
         kept = {name: value for name, value in self.__dict__.items() if name not in {"log", "log_dict", *EVERY_BATCH}}
         return {**kept, "_watch": None, "_startup": None}
-
-    @property
-    def enabled(self) -> bool:
-        """False: turned off by the configuration, or by a failure of its own."""
-        return self._session.enabled
-
-    @enabled.setter
-    def enabled(self, value: bool) -> None:
-        self._session.enabled = value
-
-    active = enabled
-
-    @property
-    def summary(self) -> Summary | None:
-        """The current fit so far, or the last one. None before the first."""
-        return self._session.summary
-
-    def fail(self, error: Exception) -> None:
-        """Say once that something of ours went wrong, stop measuring, undo every change."""
-        self._session.fail(error)
 
     @fails_open
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:

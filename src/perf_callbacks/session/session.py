@@ -44,7 +44,7 @@ class Session:
         self.enabled = self.settings.config.enabled
         """False: turned off by the configuration, or by a failure of ours."""
         self.recorder: Recorder | None = None
-        """Of the current fit, or the last one. None before the first."""
+        """The recorder of the current fit, or of the last one. None before the first."""
         self._show = show
         for remark in self.settings.remarks:
             log.warning("perf_callbacks: %s", remark)
@@ -127,3 +127,29 @@ class Session:
             self.recorder.fail(error)
         else:
             log.warning("perf_callbacks could not begin, training goes on: %s.", describe(error), exc_info=error)
+
+
+class Measures:
+    """A framework's callback with a session: what it shows of it, and how it fails."""
+
+    _session: Session
+
+    @property
+    def enabled(self) -> bool:
+        """False: turned off by the configuration, or by a failure of its own."""
+        return self._session.enabled
+
+    @enabled.setter
+    def enabled(self, value: bool) -> None:
+        self._session.enabled = value
+
+    active = enabled
+
+    @property
+    def summary(self) -> Summary | None:
+        """The current fit so far, or the last one. None before the first."""
+        return self._session.summary
+
+    def fail(self, error: Exception) -> None:
+        """Say once that something of ours went wrong, stop measuring, undo every change."""
+        self._session.fail(error)
