@@ -127,7 +127,9 @@ class PerfCallback(Measures, TrainerCallback):
         self._blind = trainer is None
         self._session.begin(
             _place(args, state, trainer),
-            functools.partial(TransformersWatch, trainer, self, state_key=STATE_KEY, kind=PerfCallback),
+            functools.partial(
+                TransformersWatch, trainer, self, state_key=STATE_KEY, kind=PerfCallback, base=TrainerCallback
+            ),
             None if trainer is None else trainer.model,
             lambda _: _batches(args, state, trainer),
         )

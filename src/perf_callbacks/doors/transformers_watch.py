@@ -22,11 +22,14 @@ class TransformersWatch:
         recorder: Hears of stages, batches, steps and spans.
         state_key: Where the counters stand in `TrainerState.stateful_callbacks`.
         kind: The class of the callback: it does nothing at the end of a step, unless a subclass does.
+        base: The framework's own class of callbacks, whose hooks do nothing.
     """
 
-    def __init__(self, trainer: Any, callback: Any, recorder: Recorder, *, state_key: str, kind: Any) -> None:
+    def __init__(
+        self, trainer: Any, callback: Any, recorder: Recorder, *, state_key: str, kind: Any, base: Any
+    ) -> None:
         self._trainer, self._callback, self._recorder = trainer, callback, recorder
-        self._state_key, self._kind = state_key, kind
+        self._state_key, self._kind, self._base = state_key, kind, base
 
     def install(self) -> None:
         """Watch the stages. All micro-batches of a step are fetched before `on_step_begin`."""
@@ -44,8 +47,7 @@ class TransformersWatch:
         methods.stages(recorder, accelerator, "clip_grad_norm_", Stage.OPTIMIZER, ends_fit=ends_fit)
         # The optimizer's step is followed by `on_optimizer_step`, and this by the scheduler and `zero_grad`.
         methods.stages(recorder, trainer.optimizer, "step", Stage.OPTIMIZER, then=Stage.OPTIMIZER, ends_fit=ends_fit)
-        base = self._kind.__base__
-        if any(_overrides(callback, "on_optimizer_step", base) for callback in handler.callbacks):
+        if any(_overrides(callback, "on_optimizer_step", self._base) for callback in handler.callbacks):
             methods.stages(recorder, handler, "on_optimizer_step", Stage.OTHER, then=Stage.OPTIMIZER)
         self._end_steps(handler)
         for name in ("evaluate", "predict"):
@@ -67,7 +69,7 @@ class TransformersWatch:
 
         self._recorder.patches.method(handler, "on_step_end", make)
         if not _overrides(callback, "on_step_end", kind):  # that of its base class does nothing
-            nothing = kind.__base__.on_step_end.__get__(callback)
+            nothing = self._base.on_step_end.__get__(callback)
             self._recorder.patches.replace(callback, "on_step_end", lambda _: nothing)
 
     def _carry(self, recorder: Recorder) -> None:
