@@ -151,3 +151,39 @@ def test_a_penalty_in_some_steps_of_a_trainer(tmp_path):
     assert more
     assert {known(tmp_path)[step - 1] for step in (1, 8, 15, 22)} <= {None, *more.values()}
     assert plain not in more.values()
+
+
+def after_the_loader(loader, model, optimizer):
+    """One loss of all batches, whose backward comes after the loader's end."""
+    for _ in range(12):
+        loss = sum(model(batch).sum() for batch in loader)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def after_a_break(loader, model, optimizer):
+    """A batch at a time: the backward comes after the loop was left."""
+    for _ in range(12):
+        for batch in loader:
+            loss = model(batch).sum()
+            break
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("train", [after_the_loader, after_a_break])
+def test_a_backward_after_the_loader_was_left_is_counted_or_nothing_is(tmp_path, train):
+    batches = [torch.ones(4, WIDTH)] * 3
+    model = net()
+    with Products() as products:
+        train(batches, model, torch.optim.SGD(model.parameters(), lr=0.01))
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    config = PerfConfig(output_dir=str(tmp_path), gc="off")
+    with measure(model=model, optimizer=optimizer, loader=batches, config=config) as perf:
+        train(perf.loader, model, optimizer)
+    told = {flops for flops in known(tmp_path) if flops is not None}
+    assert told <= {products.flops // 12}
+    assert told or train is after_a_break

@@ -107,6 +107,22 @@ def test_set_aside_it_counts_nothing_where_it_can_not_come_back(within):
     assert left_behind() == before
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_set_aside_and_never_called_back_nothing_is_counted_of_a_step_that_is_known_in_part(again):
+    before, window = left_behind(), CountWindow()
+    window.open()
+    loss = squared(layer()(inputs()))
+    window.step_aside()
+    loss.backward()
+    window.close()
+    if again:  # as after an evaluation
+        window.open()
+        step()
+        window.close()
+    assert window.counter.work().by_phase == {}
+    assert left_behind() == before
+
+
 def test_set_aside_by_another_thread_it_stays():
     window = CountWindow()
     window.open()

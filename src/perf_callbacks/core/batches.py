@@ -205,7 +205,7 @@ class BatchReader:
         """All shapes of a batch were read: after enough of these, most batches are recognised by the guide alone."""
         self._whole += 1
         if self._whole >= _READ_WHOLE and self._guide is not None:
-            self._left = _READ_WHOLE
+            self._left = _READ_WHOLE - self._whole % 7  # by uneven gaps, so as not to keep step with the batches
 
     def _remember(self, key: tuple[Any, ...], batch: Any, known: _Known, found: Sequence[Leaf]) -> None:
         """Recognise batches like this one by `key` from now on, and by the guide if it tells the shapes of the others.

@@ -49,6 +49,13 @@ class LightningHooks(Measures):
         kept = {name: value for name, value in self.__dict__.items() if name not in {"log", "log_dict", *EVERY_BATCH}}
         return {**kept, "_watch": None, "_startup": None}
 
+    def fail(self, error: Exception) -> None:
+        """Say once that something of ours went wrong, stop measuring, undo every change, that of `setup` too."""
+        prepared, self._startup = self._startup, None
+        super().fail(error)
+        if prepared is not None:
+            prepared.closed()
+
     @fails_open
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage == "fit":

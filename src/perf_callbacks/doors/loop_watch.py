@@ -92,8 +92,9 @@ class LoopWatch(Loop):
                 except Exception as error:  # noqa: BLE001 as above
                     self.fail(error)
             self.turn(_OTHER)
-        finally:  # after an exception that the loop does not survive, nothing else tells that it is over
+        except BaseException:  # an exception that the loop may not survive, or a `break`: nothing else tells of these
             self.recorder.leave()
+            raise
 
     @contextmanager
     def span(self, kind: str) -> Iterator[None]:

@@ -111,6 +111,7 @@ def _iterate(loader: object, batches: Iterator[Any], source: "weakref.ref[Source
                 found.told.fetch(loader)
         if found is not None:
             found.told.exhausted()
-    finally:  # after an exception that the loop does not survive, nothing else tells that it is over
+    except BaseException:  # an exception that the loop may not survive, or a `break`: nothing else tells of these
         if (found := source()) is not None:
             found.told.leave()
+        raise

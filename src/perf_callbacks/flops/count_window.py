@@ -75,6 +75,7 @@ class CountWindow:
             steps.callback(self.counter.unhook)
 
     def _leave(self) -> None:
+        self._given_up |= self.counter.lost
         if self.counter.pushed:
             self.counter.inert = True
             if current_thread() is self._thread and not _modes_are_lent():

@@ -45,6 +45,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         super().__init__()  # type: ignore[no-untyped-call] # as above
         self.inert = False
         """True: the counter can't be removed from the stack of modes and counts no more."""
+        self.lost = False
+        """True: a part of the step was missed, so nothing was counted."""
         self.pushed = False
         """True: the counter may be on the stack of modes of the thread that it was pushed in."""
         self.operations = 0
@@ -91,8 +93,9 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         modules._global_forward_hooks[ends.id] = self._ends  # noqa: SLF001 as above
 
     def unhook(self) -> None:
-        """Stop watching modules. A second call does nothing."""
-        self._aside = None
+        """Stop watching modules. A second call does nothing. A counter that never came back has missed something."""
+        if self._aside is not None:
+            self._lose()
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -125,8 +128,13 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         if len(self.stack()) == depth and not (torch.is_inference_mode_enabled() or in_compiled_call()):
             self.enter_stack()
         else:
-            self.inert = True
-            self.forget()
+            self._lose()
+
+    def _lose(self) -> None:
+        """Give the count up: an unknown part of the step was missed."""
+        self._aside = None
+        self.lost = self.inert = True
+        self.forget()
 
     @staticmethod
     def stack() -> list[Any]:
