@@ -318,3 +318,18 @@ def test_measuring_changes_no_bit_of_what_training_comes_to(tmp_path, caplog, un
     assert found == undisturbed
     assert fit.ours.summary.steps == 4
     assert warnings(caplog) == []
+
+
+def test_a_step_whose_hooks_raise_is_a_step_that_was_done(tmp_path):
+    kinds = sparks.tree()
+
+    class Raises(kinds.Callback):
+        def on_train_batch_end(self, trainer, *_):
+            if trainer.global_step == 3:
+                raise RuntimeError("no more")
+
+    ours = kinds.PerfCallback()
+    trainer = sparks.trainer(tmp_path, ours, Raises())
+    with pytest.raises(RuntimeError, match="no more"):
+        trainer.fit(kinds.Automatic(), sparks.loader())
+    assert (ours.summary.steps, ours.summary.failure) == (3, "RuntimeError: no more")

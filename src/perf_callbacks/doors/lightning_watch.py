@@ -62,7 +62,7 @@ class TrainerWatch:
         methods.exits(recorder, trainer.lightning_module, "on_train_start")
         methods.exits(recorder, trainer.strategy, "on_train_start")
         for name in ("on_advance_start", "advance", "on_advance_end", "on_run_end"):
-            methods.exits(recorder, trainer.fit_loop, name)
+            methods.exits(recorder, trainer.fit_loop, name, before=self._settle if name == "advance" else None)
 
     def _watch_fetch(self) -> None:
         """See the wait for a batch. It goes to the device at once, unless `training_step` does that.

@@ -114,10 +114,17 @@ def spans(
     recorder.patches.method(owner, name, make)
 
 
-def exits(recorder: Recorder, owner: Any, name: str, *, last: bool = False) -> None:
+def exits(
+    recorder: Recorder,
+    owner: Any,
+    name: str,
+    *,
+    last: bool = False,
+    before: Callable[[Recorder], object] | None = None,
+) -> None:
     """End the fit with an exception of `owner.name`: for a trainer that doesn't tell its callbacks of one.
 
-    After the `last` of a trainer's calls the fit is over in any case.
+    After the `last` of a trainer's calls the fit is over in any case. What comes `before` the end may be a last step.
     """
 
     def make(inner: Callable[P, T]) -> Callable[P, T]:
@@ -126,6 +133,8 @@ def exits(recorder: Recorder, owner: Any, name: str, *, last: bool = False) -> N
             try:
                 result = inner(*args, **kwargs)
             except BaseException as error:
+                if before is not None:
+                    recorder.attempt(before)
                 recorder.close(describe(error))
                 raise
             if last:
