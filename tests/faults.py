@@ -7,6 +7,7 @@ import gc
 import itertools
 import logging
 import pkgutil
+import time
 
 import torch
 from sampling import sampled
@@ -16,6 +17,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from perf_callbacks.core.codec import attempts
 from perf_callbacks.core.records import Run, Steps, Summary
 from perf_callbacks.host.journal_file import read
+from perf_callbacks.session.recorder import Recorder
 
 ERRORS = (RuntimeError("no more"), KeyboardInterrupt(), SystemExit(3))
 
@@ -76,6 +78,22 @@ class Fault:
     @property
     def happened(self):
         return next(self.calls) > self.first
+
+
+def break_clock(monkeypatch, reading, kind=RuntimeError):
+    """Let the clock of the next recorder raise in one of its readings."""
+
+    class Failing(Recorder):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.clock, self.readings = self.broken, itertools.count()
+
+        def broken(self):
+            if next(self.readings) == reading:
+                raise kind("a bug of ours")
+            return time.perf_counter()
+
+    monkeypatch.setattr("perf_callbacks.session.session.Recorder", Failing)
 
 
 EVALUATES_ALWAYS = "no metrics at step"

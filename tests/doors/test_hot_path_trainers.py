@@ -63,7 +63,7 @@ def test_frames_of_a_step_in_the_hugging_face_trainer(tmp_path):
     assert sum(frames.ordinary.values()) <= (11 if TOLD else 18), frames.ordinary
 
 
-@pytest.mark.skipif(not TOLD, reason="Lightning is run with the other line of transformers")
+@pytest.mark.skipif(not TOLD, reason="no test of Lightning depends on transformers: make test runs it")
 @pytest.mark.parametrize("scheduled", [False, True], ids=["", "with a scheduler"])
 def test_frames_of_a_step_in_the_lightning_trainer(tmp_path, scheduled):
     kinds, frames = sparks.tree(), Frames()

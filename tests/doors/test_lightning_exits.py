@@ -1,20 +1,17 @@
 """However a fit ends, and whatever breaks in us: everything is as it was, and training never notices."""
 
 import gc
-import itertools
 import signal
-import time
 
 import pytest
 import sparks
 import tiny
 from counted import bits
-from faults import ERRORS, Fault, as_found, ended, faults, warnings
+from faults import ERRORS, Fault, as_found, break_clock, ended, faults, warnings
 from sampling import sampled
 
 from perf_callbacks.core.records import Summary
 from perf_callbacks.host.failures import describe
-from perf_callbacks.session.recorder import Recorder
 
 HOOKS = (
     "setup",
@@ -285,17 +282,7 @@ FAULTS = faults(
 
 @pytest.mark.parametrize("reading", [*range(16), 21, 34, 55])
 def test_a_mark_that_fails_costs_one_warning_and_nothing_else(tmp_path, monkeypatch, caplog, undisturbed, reading):
-    class Failing(Recorder):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            self.clock, self.readings = self.broken, itertools.count()
-
-        def broken(self):
-            if next(self.readings) == reading:
-                raise StopIteration("a bug of ours")
-            return time.perf_counter()
-
-    monkeypatch.setattr("perf_callbacks.session.session.Recorder", Failing)
+    break_clock(monkeypatch, reading, StopIteration)
     found, _ = around_ours(tmp_path)
     assert found == undisturbed
     assert ["a bug of ours" in text for text in warnings(caplog)] == [True]
