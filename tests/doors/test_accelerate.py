@@ -475,9 +475,7 @@ def test_freeing_memory_ends_a_fit_and_what_is_prepared_next_is_another(tmp_path
     assert perf.summary.samples == 12
 
 
-@pytest.mark.skipif(
-    version("accelerate").startswith("1.0."), reason="1.0 keeps it, attached or not"
-)
+@pytest.mark.skipif(version("accelerate").startswith("1.0."), reason="1.0 keeps it, attached or not")
 def test_freeing_memory_frees_the_model(tmp_path):
     accelerator = an_accelerator(tmp_path)
     with attach(accelerator):
