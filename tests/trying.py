@@ -4,7 +4,7 @@ from random import Random
 
 from perf_callbacks.checklist.item import SKIPPED, Applied
 from perf_callbacks.core.records import Checklist
-from perf_callbacks.core.steps import BLOCK, Step
+from perf_callbacks.core.steps import WATCHED_BLOCK, Step
 from perf_callbacks.core.windows import NOTICE
 
 LATE = 5
@@ -93,7 +93,7 @@ class Course:
         self.before_end(self.number)
         if self.number >= self.upkeep.due:
             self.upkeep.step_ended(self.number)
-        if self.number % BLOCK == 0:
+        if self.number % WATCHED_BLOCK == 0:
             seen, self.steps = self.steps[:-LATE], self.steps[-LATE:]
             self.upkeep.steps_measured(seen, [])
         self.rows += self.news()
@@ -102,7 +102,7 @@ class Course:
         """Alone: what is asked for is agreed on at once."""
         while self.number < until:
             self.step()
-            if self.number % BLOCK == 0:
+            if self.number % WATCHED_BLOCK == 0:
                 self.upkeep.agreed(self.upkeep.asks, self.number)
         return self
 
@@ -115,8 +115,8 @@ def go_together(courses, until, *, heard_late=lambda rank: 0):
             course.step()
             for said, asks in windows:
                 if number == said + 1 + heard_late(rank):
-                    course.upkeep.agreed(asks, said + NOTICE * BLOCK)
-        if number % BLOCK == 0:
+                    course.upkeep.agreed(asks, said + NOTICE * WATCHED_BLOCK)
+        if number % WATCHED_BLOCK == 0:
             asked = [course.upkeep.asks for course in courses]
             common = set.intersection(*[{*asks} for asks in asked])
             windows.append((number, {name: min([asks[name] for asks in asked]) for name in common}))

@@ -6,7 +6,7 @@ from trying import Course, Switch, Thing, go_together, noisy
 from perf_callbacks import PerfConfig
 from perf_callbacks.checklist.item import Fit
 from perf_callbacks.checklist.proving import SLOT, Proving, plan
-from perf_callbacks.core.steps import BLOCK, NEVER
+from perf_callbacks.core.steps import WATCHED_BLOCK, NEVER
 from perf_callbacks.core.trial import PAIRS, TURN, Trial
 from perf_callbacks.core.windows import NOTICE
 from perf_callbacks.host import environment
@@ -148,7 +148,7 @@ def two_ranks(*, saves):
 def test_ranks_keep_it_after_the_same_step_though_they_hear_of_it_apart():
     items, courses = two_ranks(saves=(True, True))
     go_together(courses, 2000, heard_late=lambda rank: 40 * rank)
-    assert [item.told[-1] for item in items] == [("keep", HEARD + NOTICE * BLOCK)] * 2
+    assert [item.told[-1] for item in items] == [("keep", HEARD + NOTICE * WATCHED_BLOCK)] * 2
     assert [[row.status for row in course.rows] for course in courses] == [["applied"]] * 2
 
 

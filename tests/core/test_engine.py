@@ -14,6 +14,7 @@ from perf_callbacks.core.ledger import MOST_UNTOLD
 from perf_callbacks.core.marks import BACK, BEGIN
 from perf_callbacks.core.records import Amounts, Gc, Row, Run, Span, Steps, Summary
 from perf_callbacks.core.stages import Stage
+from perf_callbacks.core.steps import BLOCK
 from perf_callbacks.host.device import EventTimeline
 
 STEP = {"data": 0.25, "forward": 0.5, "backward": 1.0, "optimizer": 0.125, "other": 0.125}
@@ -339,12 +340,12 @@ def test_one_unknown_batch_makes_its_sum_unknown():
     assert (fit.steps()[1]["samples"], fit.steps()[1]["tokens"]) == (8, None)
 
 
-def test_steps_are_handed_out_64_at_a_time():
+def test_steps_are_handed_out_a_block_at_a_time():
     fit = Fit()
-    for _ in range(130):
-        fit.step(forward=1 / 128)
-    assert [len(block.step) for block in fit.of(Steps)] == [64, 64]
-    assert len(fit.steps()) == 130
+    for _ in range(2 * BLOCK + 2):
+        fit.step(forward=1 / 1024)
+    assert [len(block.step) for block in fit.of(Steps)] == [BLOCK, BLOCK]
+    assert len(fit.steps()) == 2 * BLOCK + 2
 
 
 def test_steps_are_handed_out_after_a_second():
@@ -502,7 +503,7 @@ def test_nothing_grows_with_the_steps():
         if number % 200 == 0:
             held.append(fit.engine._ledger.kept + len(fit.engine._pending.ended))
             fit.engine.row(number)
-    assert max(held) <= 64
+    assert max(held) <= BLOCK
 
 
 def test_a_resumed_fit_counts_on():
@@ -584,13 +585,13 @@ def test_steps_that_are_still_on_the_device_count_in_what_a_checkpoint_carries()
     assert (fit.engine.amounts(), fit.engine.summary().steps) == (Amounts(samples=12, tokens=192), 3)
 
 
-def test_rows_do_not_keep_steps_from_being_handed_out_by_64():
+def test_rows_do_not_keep_steps_from_being_handed_out_by_blocks():
     fit = Fit()
-    for number in range(1, 641):
-        fit.step(forward=1 / 128)
+    for number in range(1, 3 * BLOCK + 1):
+        fit.step(forward=1 / 1024)
         if number % 10 == 0:
             fit.engine.row(number)
-    assert [len(block.step) for block in fit.of(Steps)] == [64] * 10
+    assert [len(block.step) for block in fit.of(Steps)] == [BLOCK] * 3
 
 
 def test_batches_of_a_step_without_an_end_are_added_up():

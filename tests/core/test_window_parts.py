@@ -8,7 +8,7 @@ from fakes import Fit, a_run
 from perf_callbacks.core import engine
 from perf_callbacks.core.records import Window
 from perf_callbacks.core.stages import STAGES
-from perf_callbacks.core.steps import Columns, Step
+from perf_callbacks.core.steps import BLOCK, Columns, Step
 from perf_callbacks.core.window_parts import Parts
 
 
@@ -101,12 +101,12 @@ def test_a_window_that_is_heard_of_while_training_counts_from_the_next_on(monkey
     monkeypatch.setattr(engine, "FLUSH_SECONDS", math.inf)  # what ranks said is looked at with each full block
     ranks = FakeRanks()
     fit = Fit(a_run(world_size=2), ranks=ranks)
-    for number in range(1, 73):
-        ranks.window = 4 if number > 30 else None  # seen with the block of steps that is full at 64
+    for number in range(1, BLOCK + 9):
+        ranks.window = 4 if number > 30 else None  # seen with the block of steps that is full at 256
         fit.feed(number)
         fit.step(other=0.125)
     assert [(part.window, part.steps, part.samples) for part in ranks.offered] == [
-        (window, 4, sum(range(4 * window + 1, 4 * window + 5))) for window in (16, 17)
+        (window, 4, sum(range(4 * window + 1, 4 * window + 5))) for window in (64, 65)
     ]
 
 

@@ -8,7 +8,7 @@ from fakes import Fit, a_run
 from perf_callbacks.core.marks import Pause
 from perf_callbacks.core.observer import Observer, Observers
 from perf_callbacks.core.records import Window
-from perf_callbacks.core.steps import BLOCK
+from perf_callbacks.core.steps import WATCHED_BLOCK
 
 
 class FakeRanks:
@@ -72,18 +72,18 @@ def test_who_is_alone_agrees_with_itself_at_once():
     asking = Asking(less=5)
     fit = Fit(observers=observed_by(asking))
     assert asking.heard == [({"less": 5}, 0)]
-    steps(fit, BLOCK - 1)
+    steps(fit, WATCHED_BLOCK - 1)
     asking.asks = {"less": 4}
     assert len(asking.heard) == 1
     steps(fit, 1)
-    assert asking.heard[1:] == [({"less": 4}, BLOCK)]
+    assert asking.heard[1:] == [({"less": 4}, WATCHED_BLOCK)]
 
 
 @pytest.mark.parametrize("ranks", [None, FakeRanks(), FakeRanks(window=4)])
 def test_of_several_ranks_none_agrees_before_it_has_heard_of_all(ranks):
     asking = Asking(less=5)
     fit = Fit(a_run(world_size=2), ranks=ranks, observers=observed_by(asking))
-    steps(fit, 3 * BLOCK)
+    steps(fit, 3 * WATCHED_BLOCK)
     fit.engine.stop(fit.now)
     assert asking.heard == []
 
@@ -93,9 +93,9 @@ def test_all_steps_are_seen_once_and_in_order():
     fit = Fit(observers=observed_by(asking))
     steps(fit, 10)
     fit.engine.row(10)
-    steps(fit, 2 * BLOCK)
+    steps(fit, 2 * WATCHED_BLOCK)
     fit.engine.stop(fit.now)
-    assert asking.seen == [*range(1, 2 * BLOCK + 11)]
+    assert asking.seen == [*range(1, 2 * WATCHED_BLOCK + 11)]
 
 
 def test_collections_are_told_of_with_the_steps_they_fell_in():
@@ -113,7 +113,7 @@ def test_collections_are_told_of_with_the_steps_they_fell_in():
 def test_who_wants_to_see_nothing_is_shown_nothing():
     asking = Asking()
     asking.watching = False
-    steps(Fit(observers=observed_by(asking)), 2 * BLOCK)
+    steps(Fit(observers=observed_by(asking)), 2 * WATCHED_BLOCK)
     assert asking.seen == []
 
 
@@ -167,5 +167,5 @@ def test_where_nothing_is_exchanged_any_more_nothing_is_agreed_on():
     fit = Fit(a_run(world_size=2), ranks=ranks, observers=observed_by(asking))
     steps(fit, 4)
     ranks.latest, ranks.window = WINDOW, None
-    steps(fit, 2 * BLOCK)
+    steps(fit, 2 * WATCHED_BLOCK)
     assert asking.heard == []

@@ -53,7 +53,7 @@ def frames(action):
 
 
 @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
-def test_a_batch_and_the_end_of_an_ordinary_step_take_two_frames_each(recorder, batch, monkeypatch):
+def test_a_batch_and_the_end_of_an_ordinary_step_take_three_frames(recorder, batch, monkeypatch):
     monkeypatch.setattr("perf_callbacks.core.engine.FLUSH_SECONDS", float("inf"))
     taken = []
     for step in range(1, 3 * BLOCK + 1):
@@ -63,6 +63,6 @@ def test_a_batch_and_the_end_of_an_ordinary_step_take_two_frames_each(recorder, 
             recorder.end_step(step)
 
         taken.append(frames(ordinary))
-    # in one step of 64 the block is written, and of one batch in 65 all shapes are read
-    ordinary = {"batch": 1, "read": 1, "end_step": 2}
-    assert taken[-BLOCK:].count(ordinary) >= BLOCK - 2
+    # in one step of a block it is written, in some it is looked at the parameters, of some batches all shapes are read
+    ordinary = {"batch": 1, "read": 1, "end_step": 1}
+    assert taken[-BLOCK:].count(ordinary) >= BLOCK * 0.95

@@ -16,12 +16,23 @@ from perf_callbacks.core.gc_pauses import Pauses, collection
 from perf_callbacks.core.ledger import Ledger
 from perf_callbacks.core.marks import BACK, BEGIN, END, Pause
 from perf_callbacks.core.observer import Observers
-from perf_callbacks.core.pending import Pending
+from perf_callbacks.core.pending import LOOK_STEPS, Pending
 from perf_callbacks.core.protocols import DeviceTimeline, Ranks
 from perf_callbacks.core.records import Amounts, Gc, Record, Row, Run, Span, Summary
 from perf_callbacks.core.shaped_work import ShapedWork
 from perf_callbacks.core.stages import Stage
-from perf_callbacks.core.steps import BLOCK, COUNTED, NEVER, RECOUNTED, Columns, Shown, Step, Totals, plus
+from perf_callbacks.core.steps import (
+    BLOCK,
+    COUNTED,
+    NEVER,
+    RECOUNTED,
+    WATCHED_BLOCK,
+    Columns,
+    Shown,
+    Step,
+    Totals,
+    plus,
+)
 from perf_callbacks.core.tape import Tape
 from perf_callbacks.core.unknown_reasons import reasons
 from perf_callbacks.core.window_parts import Parts
@@ -36,7 +47,7 @@ LATE_SECONDS = 3.0
 MOMENT_SECONDS = 0.05
 """How long the training thread may wait for that other thread."""
 
-MOST_MARKS = 4096
+MOST_MARKS = 16384
 """What a step writes beyond this is read before it ends; collections beyond it are told of at once."""
 
 MOST_BATCHES = 256
@@ -91,10 +102,12 @@ class Engine:
         """The trainer's count of optimizer steps."""
         self.longest_step = 0.0
         """Seconds of the longest step so far, without the first, in which things are made and compiled."""
-        self._excluded: str | None = "restart" if run.step else "first"
+        self.excluded: str | None = "restart" if run.step else "first"
+        """Why the current step is in no row."""
         self.batches: list[Batch] = []
         """Micro-batches of the current step so far."""
         self._pending = Pending(self._work)
+        self.ended = self._pending.ended
         self._unseen: deque[tuple[Columns | list[Step], list[Gc]]] = deque()  # by trials
         self._books = RLock()  # held by who reads the tape or the ledger; marks are written without it
         self._reading = False
@@ -106,14 +119,19 @@ class Engine:
         self._observers = observers or Observers()
         self._sharing = Sharing(ranks, parts, self._ledger, emit, self._observers, alone=run.world_size == 1)
         self._flushed_at = 0.0
+        self.flush_at = 0.0
+        """The time from which on the end of a step hands them out in any case."""
         self._due = 0
-        """The step at whose end steps are handed out: a block is full, or a window is complete."""
+        """The step at whose end they are handed out again: a block is full, or a window is complete."""
+        self._look_at = 0
+        """The step at whose end it is looked which parameters are trained."""
         self._spans: dict[str, float] = {}
         self._collections = Pauses()
 
     def start(self, now: float) -> None:
         """Training begins. The step that follows is in no row."""
         self._began = self._flushed_at = now
+        self.flush_at = now + FLUSH_SECONDS
         self.tape.begin(now)
         self._emit(self._run)
         self._sharing.do(self.step)
@@ -137,7 +155,7 @@ class Engine:
 
     def exclude(self, reason: str) -> None:
         """The current step is to be in no row."""
-        self._excluded = self._excluded or reason
+        self.excluded = self.excluded or reason
 
     def pause(self, pause: Pause) -> None:
         """A garbage collection. It may be in the midst of anything: one that is part of a step is told of later."""
@@ -158,7 +176,8 @@ class Engine:
             self.tape.write((BEGIN[Stage.ASIDE], now))
             self.tape.ignore()
         self.aside.append((kind, now))
-        self._excluded = self._excluded or kind
+        self._plan()
+        self.excluded = self.excluded or kind
         self.flush(now)  # in here it is part of no step
 
     def end_span(self, now: float) -> None:
@@ -168,6 +187,7 @@ class Engine:
         kind, start = self.aside.pop()
         if self.aside:
             return
+        self._plan()
         self.tape.listen()
         self.tape.write((BACK, now))
         self._spans[kind] = self._spans.get(kind, 0.0) + now - start
@@ -177,18 +197,25 @@ class Engine:
         """An optimizer step is done, the trainer's `step`-th. The next one begins."""
         while self.aside:
             self.end_span(now)
-        self._pending.ended.append((step, self._excluded, self.batches))
+        self.ended.append((step, self.excluded, self.batches))
         self.tape.write((END, now))
         self.step = step
-        self._excluded = None
+        self.excluded = None
         self.batches = []
         if self._device is not None:
             self.collect()  # its events are needed again
-        if step >= self._due or now - self._flushed_at > FLUSH_SECONDS:
+        if step >= self._due or now > self.flush_at:
             self.flush(now)
+        elif step >= self._look_at:
+            self._work.look()
+            self._plan()
 
     def _plan(self) -> None:
-        self._due = min(self.step + BLOCK - self._ledger.kept, self._sharing.due or NEVER)
+        """Plan the next step whose end is more than a mark: at once, where a span may be open or a device is asked."""
+        block = WATCHED_BLOCK if self._observers.watching else BLOCK
+        self._due = min(self.step + block - self._ledger.kept - len(self.ended), self._sharing.due or NEVER)
+        self._look_at = self.step + LOOK_STEPS
+        self._observers.plan(0 if self.aside or self._device is not None else min(self._due, self._look_at))
 
     @contextmanager
     def _alone(self) -> Iterator[bool]:
@@ -246,7 +273,7 @@ class Engine:
 
     def _collect(self) -> None:
         past, told = self.tape.read()
-        ended = self._pending.ended
+        ended = self.ended
         pauses = [
             self._tell(
                 pause,
@@ -283,7 +310,7 @@ class Engine:
 
     def flush(self, now: float) -> None:
         """Hand out the finished steps."""
-        self._flushed_at = now
+        self._flushed_at, self.flush_at = now, now + FLUSH_SECONDS
         with self._alone() as held:
             if not held:
                 return

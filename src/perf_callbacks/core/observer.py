@@ -62,7 +62,9 @@ class Observers:
         self._all: list[Observer] = []
         self._of: dict[str, list[Observer]] = {event: [] for event in EVENTS}
         self.due = NEVER
-        """The step from whose end on some observer has something to do."""
+        """The step from whose end on somebody has something to do: an observer, or whoever planned or hurried."""
+        self._planned = NEVER
+        self._hurried = False
 
     def add(self, observer: Observer) -> None:
         """Let an observer hear of the fit from now on."""
@@ -74,7 +76,16 @@ class Observers:
 
     def look_ahead(self) -> None:
         """Find out when the next observer is due. To be called by an observer that moves its `due` by itself."""
-        self.due = min([observer.due for observer in self._all], default=NEVER)
+        self.due = 0 if self._hurried else min([self._planned, *[observer.due for observer in self._all]])
+
+    def plan(self, step: int) -> None:
+        """Let the end of that step, too, be more than a mark."""
+        self._planned = step
+        self.look_ahead()
+
+    def hurry(self) -> None:
+        """Let the end of each step from now on be more than a mark."""
+        self._hurried, self.due = True, 0
 
     @property
     def watching(self) -> bool:

@@ -13,8 +13,11 @@ from perf_callbacks.core.work import Effort
 UNSEEN: float = 0
 """Seconds of a stage that was never entered: the integer, which the first seconds added to it turn into a float."""
 
-BLOCK = 64
-"""Steps that are kept one by one before they are added up."""
+BLOCK = 256
+"""Steps that are kept one by one before they are added up, unless a second passes before."""
+
+WATCHED_BLOCK = 64
+"""As many, while an observer wants to see them."""
 
 
 _TIMES = {stage: f"{stage.name.lower()}_time" for stage in STAGES}

@@ -141,6 +141,7 @@ class Counting(Observer):
             for window in self._left:
                 window.close()
             self._left = [one for one in self._left if one.left_behind]
+        self._steps = self._recorder.step - self._first
         if self._steps < self._next_after:
             return
         if self._recorder.work.refuted:

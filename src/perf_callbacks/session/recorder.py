@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from perf_callbacks.core.batches import Batch, BatchReader, Lookup
 from perf_callbacks.core.engine import MOST_BATCHES, MOST_MARKS, Engine
-from perf_callbacks.core.marks import Mark, Pause
+from perf_callbacks.core.marks import END, Mark, Pause
 from perf_callbacks.core.observer import Observer, Observers
 from perf_callbacks.core.records import Amounts, Record, Summary
 from perf_callbacks.core.settings import Settings
@@ -158,19 +158,29 @@ class Recorder:
 
     def end_step(self, step: int, *, begins: bool = True) -> None:
         """An optimizer step is done, the trainer's `step`-th. Unless the next one `begins`, `begin_step` follows."""
-        if not self.active:
-            return
         try:
-            if self._late is not None:
-                raise self._late  # noqa: TRY301 it is about time
-            due = step >= self.observers.due
-            if due:
-                self.observers.step_ended(step)
-            self._engine.end_step(step, self.clock())
-            if due and begins:
-                self.observers.step_began()
+            if step >= self.observers.due:
+                self._end_due_step(step, begins=begins)
+                return
+            engine, now = self._engine, self.clock()  # as `Engine.end_step`, without its frame
+            engine.ended.append((step, engine.excluded, engine.batches))
+            self.tape.write((END, now))
+            engine.step, engine.excluded, engine.batches = step, None, []
+            if now > engine.flush_at:
+                engine.flush(now)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
+
+    def _end_due_step(self, step: int, *, begins: bool) -> None:
+        """End a step in which somebody has something to do."""
+        if not self.active:
+            return
+        if self._late is not None:
+            raise self._late
+        self.observers.step_ended(step)
+        self._engine.end_step(step, self.clock())
+        if begins:
+            self.observers.step_began()
 
     @fails_open
     def begin_step(self) -> None:
@@ -304,6 +314,7 @@ class Recorder:
         """Stop measuring and put back what was changed. Twice is once."""
         if not self.active:
             return
+        self.observers.hurry()  # nothing but looking whether it is closed
         late, self._late = self._late, None
         if late is not None and not self.failed:
             self.fail(late)
@@ -336,6 +347,7 @@ class Recorder:
             self._engine.pause(pause)
         except Exception as error:  # noqa: BLE001 gc prints what a callback raises, every time
             self._late = error
+            self.observers.hurry()
             self._observer.remove()
 
 
