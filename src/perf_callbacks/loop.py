@@ -141,7 +141,7 @@ class Measurement(Generic[B]):
 
     def _batches(self, watch: LoopWatch) -> Batches:
         pinned = True if getattr(self._loader, "pin_memory", False) else None
-        return Batches(pinned=pinned, loaders=(self._loader,), first=(watch, "take"))
+        return Batches(pinned=pinned, loaders=(self._loader,), first=(watch, "read"))
 
     def _place(self) -> Place:
         parameter = next(self._model.parameters(), None)

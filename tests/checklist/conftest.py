@@ -10,3 +10,9 @@ def _frozen_as_found():
     before = gc.get_freeze_count() > 1000  # fewer are the interpreter's own
     yield
     assert (gc.get_freeze_count() > 1000) is before
+
+
+@pytest.fixture(autouse=True)
+def looks_are_never_too_often(monkeypatch):
+    """The steps of these tests follow each other faster than any training's."""
+    monkeypatch.setattr("perf_callbacks.checklist.growth.OFTEN_SECONDS", 0)

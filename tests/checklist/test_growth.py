@@ -4,6 +4,7 @@ import pytest
 from collector import FakeGc, put
 
 from perf_callbacks import PerfConfig
+from perf_callbacks.checklist import growth
 from perf_callbacks.checklist.gc_item import FULL, YOUNG, Collecting
 from perf_callbacks.checklist.item import Fit
 from perf_callbacks.host import environment
@@ -181,3 +182,15 @@ def test_who_collects_by_itself_has_no_interval_to_agree_on(fake, begin):
     go(upkeep, fake, 110)
     upkeep.agreed({"gc_interval": 50}, 120)
     assert go(upkeep, fake, 300, first=111) == []
+
+
+def test_short_steps_are_looked_at_more_rarely(monkeypatch):
+    monkeypatch.setattr(growth, "OFTEN_SECONDS", 0.02)
+    now = iter([0.0, 0.1, 0.11, 0.2])
+    monkeypatch.setattr(growth.time, "perf_counter", lambda: next(now))
+    looks = growth.Growth(dict, 1, lambda _: 0)
+    found = []
+    for step in range(4):
+        looks.relieve(step)
+        found.append(looks.too_often)
+    assert found == [False, False, True, False]

@@ -6,7 +6,7 @@ from trying import Course, Switch, Thing, go_together, noisy
 from perf_callbacks import PerfConfig
 from perf_callbacks.checklist.item import Fit
 from perf_callbacks.checklist.proving import SLOT, Proving, plan
-from perf_callbacks.core.steps import WATCHED_BLOCK, NEVER
+from perf_callbacks.core.steps import NEVER, WATCHED_BLOCK
 from perf_callbacks.core.trial import PAIRS, TURN, Trial
 from perf_callbacks.core.windows import NOTICE
 from perf_callbacks.host import environment

@@ -14,6 +14,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from perf_callbacks.core.batch_tensors import MOST_PARTS
 from perf_callbacks.core.batches import BatchReader, Lookup
+from perf_callbacks.core.unknown_reasons import Unknowns
 
 IDS = torch.ones(4, 8, dtype=torch.long)
 X, Y = torch.ones(4, 3), torch.ones(4)
@@ -125,16 +126,17 @@ def test_batches_of_changing_sizes_have_shapes_of_their_own():
     ids=lambda batch: type(batch).__name__,
 )
 def test_what_can_not_be_read_is_unknown_and_named(batch):
-    reader = BatchReader()
-    assert reader.read(batch) == (None, None, None, ())
-    assert reader.unread == type(batch).__name__
+    unknowns = Unknowns()
+    assert BatchReader(unknowns).read(batch) == (None, None, None, ())
+    assert unknowns.batch == type(batch).__name__
 
 
 def test_a_batch_that_was_read_is_not_named():
-    reader = BatchReader()
+    unknowns = Unknowns()
+    reader = BatchReader(unknowns)
     reader.read(Fields(IDS, IDS))
     reader.read(None)
-    assert reader.unread is None
+    assert unknowns.batch is None
 
 
 def test_a_batch_of_too_many_parts_is_not_walked_to_its_end():

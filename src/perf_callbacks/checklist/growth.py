@@ -1,6 +1,8 @@
 """Growth of garbage that is too fast to wait for the next collection."""
 
 import gc
+import math
+import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -14,6 +16,10 @@ GROWTH = 0.1
 
 LEAST_GROWTH = 256_000_000
 """…if it is at least as many bytes."""
+
+
+OFTEN_SECONDS = 0.02
+"""Looks that are closer together than this are too many."""
 
 
 class Relief(NamedTuple):
@@ -30,6 +36,9 @@ class Growth:
     def __init__(self, memory: Callable[[], Mapping[str, int]], young: int, collect: Callable[[int], int]) -> None:
         self._memory, self._young, self._collect = memory, young, collect
         self._base: Mapping[str, int] = {}
+        self._looked_at = -math.inf
+        self.too_often = False
+        """The last two looks followed each other so closely that they cost more than they can tell."""
 
     def begin(self) -> None:
         """Take the memory in use now as the normal amount."""
@@ -37,18 +46,20 @@ class Growth:
 
     def relieve(self, step: int) -> Relief | None:
         """Collect after a step if necessary. None: it was not."""
+        now = time.perf_counter()
+        self.too_often, self._looked_at = now - self._looked_at < OFTEN_SECONDS, now
         young = gc.get_count()[0]
         if young > MOST_YOUNG:
             return Relief(f"{young:,} new objects after step {step}", 2 * self._collect(self._young) > young)
-        now = self._memory()
-        grown = [kind for kind, amount in now.items() if _grown(self._base.get(kind, amount), amount)]
+        used = self._memory()
+        grown = [kind for kind, amount in used.items() if _grown(self._base.get(kind, amount), amount)]
         if not grown:
             return None
         self._collect(FULL)
         after = self._memory()
-        helped = any(now[kind] - after.get(kind, 0) > (now[kind] - self._base[kind]) / 2 for kind in grown)
+        helped = any(used[kind] - after.get(kind, 0) > (used[kind] - self._base[kind]) / 2 for kind in grown)
         self._base = {**self._base, **{kind: after[kind] for kind in grown if kind in after}}
-        return Relief(f"{grown[0]} memory {now[grown[0]] / 1e6:,.0f} MB after step {step}", helped)
+        return Relief(f"{grown[0]} memory {used[grown[0]] / 1e6:,.0f} MB after step {step}", helped)
 
 
 def _grown(before: int, now: int) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from perf_callbacks.core.batch_tensors import Leaf, is_array, leaves
 from perf_callbacks.core.sample_counts import matching, samples
 from perf_callbacks.core.steps import plus
+from perf_callbacks.core.unknown_reasons import Unknowns
 
 ShapeKey = tuple[tuple[str, tuple[int, ...]], ...]
 """Names and shapes of the tensors in a batch."""
@@ -98,15 +99,14 @@ class BatchReader:
     Batch(samples=2, tokens=None, useful_tokens=None, shape=())
     """
 
-    def __init__(self) -> None:
+    def __init__(self, unknowns: Unknowns | None = None) -> None:
+        self._unknowns = unknowns or Unknowns()
         self.seen: dict[ShapeKey, tuple[Batch, tuple[str, ...]]] = {}
         """For each shape its batch, and the names of its masks."""
         self.news: Callable[[ShapeKey, Mapping[str, Any]], object] | None = None
         """Told of a shape that was not seen before, or was forgotten, before the batch of these tensors is used."""
         self.several = False
         """Each batch holds one of each of several loaders: their samples add up."""
-        self.unread: str | None = None
-        """The type of the last batch whose shapes couldn't be read."""
         self._known: dict[tuple[Any, ...], _Known] = {}
         self._array: Any = None  # the type of batches that are a tensor
         self._guide: Any = None  # key of the tensor by whose shape batches are recognised
@@ -237,7 +237,7 @@ class BatchReader:
     def _unread(self, batch: Any, found: Sequence[Leaf]) -> Batch:
         """A batch without a shape: a list of rows that nobody has put into tensors yet, or whatever else it is."""
         if batch is not None:
-            self.unread = type(batch).__name__
+            self._unknowns.batch = type(batch).__name__
         if isinstance(batch, list) and batch and not found and isinstance(batch[0], Mapping | str):
             return Batch(len(batch), None, None, ())
         named = matching([one.name for one in found], "input_ids")

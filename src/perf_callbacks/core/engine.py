@@ -50,6 +50,9 @@ MOMENT_SECONDS = 0.05
 MOST_MARKS = 16384
 """What a step writes beyond this is read before it ends; collections beyond it are told of at once."""
 
+SEVERAL = 16
+"""After as many batches of one step it is looked whether there is too much of anything."""
+
 MOST_BATCHES = 256
 """More batches than this, in one step, are added up before it ends."""
 
@@ -143,7 +146,7 @@ class Engine:
         """A micro-batch goes into the current step."""
         if not self.aside:
             self.batches.append(batch)
-            if self.overdue or len(self.batches) > MOST_BATCHES or len(self.tape.pairs) > MOST_MARKS:
+            if self.overdue or not len(self.batches) % SEVERAL:
                 self.relieve()
 
     def relieve(self) -> None:

@@ -12,6 +12,8 @@ import torch
 from torch import is_grad_enabled, nn
 from torch._C._dynamo.eval_frame import set_eval_frame
 
+from perf_callbacks.core.batches import Batch
+from perf_callbacks.core.engine import SEVERAL
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.doors import methods
 from perf_callbacks.doors.model_calls import ModelCalls
@@ -35,8 +37,8 @@ class LoopWatch(Loop):
         super().__init__(recorder.tape, recorder.clock, recorder.fail)
         self.recorder = recorder
         self.steps = recorder.run.step
-        self.take: Callable[[Any], object] = recorder.batch
-        """Adds a batch to the step. An item of the checklist may replace it to see the first batch."""
+        self.read: Callable[[Any], Batch] = recorder.reader.read
+        """Reads a batch. An item of the checklist may replace it to see the first one."""
         self._model = model
         self._optimizer: Any = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
         self._calls: list[ModelCalls] = []
@@ -65,20 +67,25 @@ class LoopWatch(Loop):
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
 
-    def batches(self, loader: Iterable[B]) -> Iterator[B]:
+    def batches(self, loader: Iterable[B]) -> Iterator[B]:  # noqa: C901 each call is one more frame in each step
         """Iterate over a loader and measure its waits."""
-        tape, clock, thread = self.tape, self.clock, self.thread
+        tape, clock, thread, recorder, engine = self.tape, self.clock, self.thread, self.recorder, self.recorder.engine
         try:
             self.turn(_DATA)
             for batch in loader:
-                self.take(batch)
-                if get_ident() == thread:
-                    self.in_backward, self.optimizing = False, 0
+                if recorder.active:
                     try:
-                        tape.write((_OTHER, clock()))
-                        for calls in self._calls:
-                            if calls.model._compiled_call_impl is not calls.compiled:  # noqa: SLF001 torch has no other
-                                calls.again()
+                        found = self.read(batch)
+                        if not engine.aside:  # as `Recorder.batch`, without its frame
+                            engine.batches.append(found)
+                            if engine.overdue or not len(engine.batches) % SEVERAL:
+                                engine.relieve()
+                        if get_ident() == thread:
+                            self.in_backward, self.optimizing = False, 0
+                            tape.write((_OTHER, clock()))
+                            for calls in self._calls:
+                                if calls.model._compiled_call_impl is not calls.compiled:  # noqa: SLF001 nothing public
+                                    calls.again()
                     except Exception as error:  # noqa: BLE001 an observer never ends the run
                         self.fail(error)
                 held = [batch]

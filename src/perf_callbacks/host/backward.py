@@ -112,6 +112,7 @@ class Backwards:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._listeners: tuple[weakref.ref[Listener], ...] = ()
+        self._only: Callable[[], Loop | None] = _nobody
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forked)
 
@@ -123,6 +124,7 @@ class Backwards:
         """
         with self._lock:
             self._listeners = (*self._alive(), weakref.ref(listener, self._freed))
+            self._find_only()
         with suppress(RuntimeError):  # no thread can be started: then an interrupt may leave a wrapper behind
             WATCHDOG.watch(self)
         with self._lock:
@@ -132,12 +134,14 @@ class Backwards:
         """Stop telling this fit. Idempotent."""
         with self._lock:
             self._listeners = tuple([one for one in self._alive() if one() is not listener])
+            self._find_only()
             self._arrange()
 
     def tick(self, now: float) -> bool:  # noqa: ARG002 the watchdog calls with the time
         """Finish a change that an interrupt cut in half."""
         with self._lock:
             self._listeners = self._alive()
+            self._find_only()
             self._arrange()
             return bool(self._listeners)
 
@@ -152,6 +156,12 @@ class Backwards:
     def _forked(self) -> None:
         """Replace the lock: in a forked child, no thread releases one that the watchdog held."""
         self._lock = threading.RLock()
+
+    def _find_only(self) -> None:
+        """Find the loop that alone hears of backwards, and needs nothing but its marks."""
+        loops = [one for one in self._listeners if isinstance(one(), Loop)]
+        only = loops[0]() if len(loops) == 1 else None
+        self._only = weakref.ref(only) if isinstance(only, Loop) and only.marks_backward else _nobody
 
     def _alive(self) -> tuple["weakref.ref[Listener]", ...]:
         return tuple([one for one in self._listeners if one() is not None])
@@ -171,31 +181,37 @@ class Backwards:
     def _backward(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(inner)
         def backward(*args: Any, **kwargs: Any) -> Any:
-            heard: list[Loop] = []
-            for reference in self._listeners:  # a comprehension is one more frame in each step
-                loop = reference()
-                if not isinstance(loop, Loop) or loop.in_backward or get_ident() != loop.thread:
-                    continue
-                try:
-                    if loop.marks_backward and not (loop.evaluating or loop.late):
-                        loop.in_backward = True
-                        loop.tape.write((_BACKWARD, loop.clock()))
-                        heard.append(loop)
-                    elif loop.begins_backward():
-                        heard.append(loop)
-                except Exception as error:  # noqa: BLE001 an observer never ends the run
-                    loop.fail(error)
+            loop = self._only()
+            if loop is None or loop.in_backward or loop.evaluating or loop.late or get_ident() != loop.thread:
+                return self._in_several(inner, *args, **kwargs)
+            try:
+                loop.in_backward = True
+                loop.tape.write((_BACKWARD, loop.clock()))
+            except Exception as error:  # noqa: BLE001 an observer never ends the run
+                loop.fail(error)
             try:
                 return inner(*args, **kwargs)
             finally:
-                for loop in heard:
-                    loop.in_backward = False
-                    try:
-                        loop.tape.write((_OPTIMIZER if loop.optimizing else _UNDECIDED, loop.clock()))
-                    except Exception as error:  # noqa: BLE001 as above
-                        loop.fail(error)
+                loop.in_backward = False
+                try:
+                    loop.tape.write((_OPTIMIZER if loop.optimizing else _UNDECIDED, loop.clock()))
+                except Exception as error:  # noqa: BLE001 as above
+                    loop.fail(error)
 
         return _signed(backward)
+
+    def _in_several(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the backward of several loops, or of one that is not simply training."""
+        heard: list[Loop] = []
+        for reference in self._listeners:
+            loop = reference()
+            if isinstance(loop, Loop) and loop.begins_backward():
+                heard.append(loop)
+        try:
+            return inner(*args, **kwargs)
+        finally:
+            for loop in heard:
+                loop.ends_backward()
 
     def _grad(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap `grad`. With `create_graph` the gradients are part of a loss, so the call belongs to the forward."""
@@ -216,6 +232,10 @@ class Backwards:
                     listener.ends_backward()
 
         return _signed(grad)
+
+
+def _nobody() -> None:
+    """Return no loop."""
 
 
 def _signed(wrapper: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from perf_callbacks.core.batches import Batch, BatchReader, Lookup
-from perf_callbacks.core.engine import MOST_BATCHES, MOST_MARKS, Engine
+from perf_callbacks.core.engine import SEVERAL, Engine
 from perf_callbacks.core.marks import END, Mark, Pause
 from perf_callbacks.core.observer import Observer, Observers
 from perf_callbacks.core.records import Amounts, Record, Summary
@@ -81,7 +81,7 @@ class Recorder:
         """All that hears of the steps and spans of this fit."""
         self.proofs: dict[str, str] = {}
         """Items of the checklist that were tried, each with the latest finding."""
-        self._engine = Engine(
+        self.engine = Engine(
             self.run,
             self._journal.write,
             earlier=earlier(place),
@@ -95,12 +95,12 @@ class Recorder:
             work=self.work,
             observers=self.observers,
         )
-        self._late_writer = _LateWriter(self._engine, self._journal, clock)
+        self._late_writer = _LateWriter(self.engine, self._journal, clock)
         if place.ambiguous is not None and place.rank == 0:
             log.warning("perf_callbacks: rates of the whole job are unknown: %s; %s.", place.ambiguous, meshes.ADVICE)
-        self.reader = BatchReader()
+        self.reader = BatchReader(self.work.unknowns)
         self._read = self.reader.read
-        self.tape, self.clock = self._engine.tape, clock
+        self.tape, self.clock = self.engine.tape, clock
         """For whoever turns to a stage in every step: to write a mark and the time costs least."""
         self._observer = GcObserver(_weakly(self.on_collection), clock)
         self._at_exit = functools.partial(_at_exit, weakref.ref(self))
@@ -115,7 +115,7 @@ class Recorder:
 
     def _begin(self, began: float) -> None:
         try:
-            self._engine.start(began)
+            self.engine.start(began)
             if self.config.journal:
                 with suppress(RuntimeError):  # no thread to be had: steps are written when one ends
                     WATCHDOG.watch(self._late_writer)
@@ -137,12 +137,10 @@ class Recorder:
             return
         try:
             found = self._read(batch)
-            if not found.shape:
-                self.work.unknowns.batch = type(batch).__name__
-            engine = self._engine
+            engine = self.engine
             if not engine.aside:  # as `Engine.batch`, without its frame
                 engine.batches.append(found)
-                if engine.overdue or len(engine.batches) > MOST_BATCHES or len(self.tape.pairs) > MOST_MARKS:
+                if engine.overdue or not len(engine.batches) % SEVERAL:
                     engine.relieve()
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
@@ -152,7 +150,7 @@ class Recorder:
         if not self.active:
             return
         try:
-            self._engine.batch(batch)
+            self.engine.batch(batch)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
 
@@ -162,7 +160,7 @@ class Recorder:
             if step >= self.observers.due:
                 self._end_due_step(step, begins=begins)
                 return
-            engine, now = self._engine, self.clock()  # as `Engine.end_step`, without its frame
+            engine, now = self.engine, self.clock()  # as `Engine.end_step`, without its frame
             engine.ended.append((step, engine.excluded, engine.batches))
             self.tape.write((END, now))
             engine.step, engine.excluded, engine.batches = step, None, []
@@ -178,7 +176,7 @@ class Recorder:
         if self._late is not None:
             raise self._late
         self.observers.step_ended(step)
-        self._engine.end_step(step, self.clock())
+        self.engine.end_step(step, self.clock())
         if begins:
             self.observers.step_began()
 
@@ -201,8 +199,8 @@ class Recorder:
     def begin_span(self, kind: str) -> None:
         """Evaluation, checkpointing or the like begins."""
         self._forgotten.aside = True
-        self._engine.begin_span(kind, self.clock())
-        self.observers.span_began(kind, self._engine.step)
+        self.engine.begin_span(kind, self.clock())
+        self.observers.span_began(kind, self.engine.step)
         if kind == "checkpoint":  # a run that goes on from there finds in the journal what came before
             self._journal.flush()
 
@@ -210,24 +208,24 @@ class Recorder:
     def end_span(self) -> None:
         """It is over."""
         self.observers.span_ended()
-        self._engine.end_span(self.clock())
+        self.engine.end_span(self.clock())
         self._forgotten.aside = False
 
     @fails_open
     def look_up(self, lookups: Iterable[Lookup]) -> None:
         """Embeddings were looked up in the step that is ending: by them it is told which tensors hold token ids."""
         if self.reader.look_up(lookups):
-            self._engine.tell_tokens(self.reader.with_tokens)
+            self.engine.tell_tokens(self.reader.with_tokens)
 
     @property
     def step(self) -> int:
         """The trainer's count of optimizer steps."""
-        return self._engine.step
+        return self.engine.step
 
     @property
     def progress(self) -> tuple[int, float]:
         """Optimizer steps done, and the seconds of the longest one, the first aside."""
-        return self._engine.step, self._engine.longest_step
+        return self.engine.step, self.engine.longest_step
 
     @property
     def exchanging(self) -> bool:
@@ -238,11 +236,11 @@ class Recorder:
     @property
     def batches(self) -> list[Batch]:
         """Batches of the current step so far."""
-        return self._engine.batches
+        return self.engine.batches
 
     def exclude(self, reason: str) -> None:
         """The current step is to be in no row."""
-        self._engine.exclude(reason)
+        self.engine.exclude(reason)
 
     def write(self, record: Record) -> None:
         """Put something into the journal."""
@@ -251,8 +249,8 @@ class Recorder:
     @fails_open
     def row(self, step: int) -> dict[str, float]:
         """Metrics since the last row."""
-        metrics = self._engine.row(step)
-        reasons = None if metrics else self._engine.why_empty
+        metrics = self.engine.row(step)
+        reasons = None if metrics else self.engine.why_empty
         self._empty_rows = 0 if metrics else self._empty_rows + (reasons is not None)
         if self._empty_rows == EMPTY_ROWS and not self._explained and self.run.rank == 0:
             self._explained = True
@@ -265,7 +263,7 @@ class Recorder:
     def whole(self, step: int) -> dict[str, float]:
         """Metrics of the fit. It is over: the device's last events are worth a moment's wait."""
         self._drain()
-        return self._engine.whole(step)
+        return self.engine.whole(step)
 
     @fails_open
     def attempt(self, action: Callable[["Recorder"], object]) -> None:
@@ -275,8 +273,8 @@ class Recorder:
     @property
     def state(self) -> dict[str, Any]:
         """State that a checkpoint has to carry, for the next attempt to count on."""
-        amounts = self._asked(self._engine.amounts) or Amounts(samples=None, tokens=None)
-        run, step = self.run, self._engine.step
+        amounts = self._asked(self.engine.amounts) or Amounts(samples=None, tokens=None)
+        run, step = self.run, self.engine.step
         return {
             "run_id": run.run_id,
             "attempt": run.attempt,
@@ -288,7 +286,7 @@ class Recorder:
     @property
     def summary(self) -> Summary | None:
         """The fit in figures, so far or at its end."""
-        return self._summary or self._asked(lambda: self._engine.summary(self.failure, self.proofs))
+        return self._summary or self._asked(lambda: self.engine.summary(self.failure, self.proofs))
 
     def _asked(self, answer: Callable[[], T]) -> T | None:
         """Ask for something that a closed recorder has too."""
@@ -334,17 +332,17 @@ class Recorder:
 
     def _drain(self) -> None:
         deadline = self.clock() + DRAIN_SECONDS
-        while not self._engine.collect() and self.clock() < deadline:
+        while not self.engine.collect() and self.clock() < deadline:
             time.sleep(0.001)
 
     def _finish(self) -> None:
         self._drain()
-        self._summary = self._engine.stop(self.clock(), self.failure, self.proofs)
+        self._summary = self.engine.stop(self.clock(), self.failure, self.proofs)
 
     def on_collection(self, pause: Pause) -> None:
         """A garbage collection happened, maybe in the midst of a change of ours: a failure waits until after it."""
         try:
-            self._engine.pause(pause)
+            self.engine.pause(pause)
         except Exception as error:  # noqa: BLE001 gc prints what a callback raises, every time
             self._late = error
             self.observers.hurry()
@@ -355,7 +353,7 @@ class _LateWriter:
     """Writes to the journal while the training thread ends no step. The watchdog ticks for it."""
 
     def __init__(self, engine: Engine, journal: Journal, clock: Callable[[], float]) -> None:
-        self._engine = engine
+        self.engine = engine
         self._journal = journal
         self._clock = clock
         self.ended = False
@@ -363,7 +361,7 @@ class _LateWriter:
     def tick(self, now: float) -> bool:  # noqa: ARG002 what counts is the recorder's clock
         """Write what has waited for long."""
         if not self.ended:
-            self._engine.write_late(self._clock())
+            self.engine.write_late(self._clock())
             self._journal.flush()
         return not self.ended
 
