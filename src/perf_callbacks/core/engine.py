@@ -210,7 +210,9 @@ class Engine:
         if step >= self._due or now > self.flush_at:
             self.flush(now)
         elif step >= self._look_at:
-            self._work.look()
+            self._work.look(step)
+            if self._work.unsure:
+                self.collect()
             self._plan()
 
     def _plan(self) -> None:

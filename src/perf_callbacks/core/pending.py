@@ -35,7 +35,7 @@ class Pending:
         """Put together one or more steps whose marks were read."""
         ended = map(deque.popleft, repeat(self.ended, len(past.calls)))
         number, excluded, batches = zip(*ended, strict=True)
-        self._work.look()
+        self._work.look(number[-1])
         alike = _alike(batches)
         if alike:
             samples, tokens, useful_tokens = [(amount,) * len(number) for amount in self._through(batches[0])]
@@ -57,7 +57,7 @@ class Pending:
         self._unlooked += len(past.calls)
         if self._unlooked >= LOOK_STEPS:
             self._unlooked = 0
-            self._work.look()
+            self._work.look(self.ended[len(past.calls) - 1][0])
         for pauses, calls in zip(past.pauses, past.calls, strict=True):
             number, excluded, batches = self.ended.popleft()
             effort = self._effort(number, batches, calls)
@@ -117,7 +117,7 @@ class Pending:
     ) -> Sequence[Effort | None]:
         """The work of each step. Where it is unknown, each step is asked for: the reasons are counted."""
         first = self._effort(numbers[0], batches[0], calls[0])
-        if alike and first is not None and calls.count(calls[0]) == len(calls):
+        if alike and first is not None and not self._work.unsure and calls.count(calls[0]) == len(calls):
             return (first,) * len(numbers)
         return [first, *map(self._effort, numbers[1:], batches[1:], calls[1:])]
 

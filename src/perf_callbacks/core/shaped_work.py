@@ -47,7 +47,9 @@ class ShapedWork:
         self.missing: dict[Each, tuple[int, int]] = {}
         """Calls of the model that were never counted: the last two steps that had them."""
         self._trained: Hashable = None
-        self._unsure = False
+        self.unsure = False
+        """True: the trained parameters have changed, nobody saw after which step."""
+        self._sure: tuple[Hashable, int] = None, 0  # parameters that were trained up to a step
         self._books: dict[tuple[Hashable, Each], Book] = {}
         self._sources: set[str] = set()
         self._efforts: dict[tuple[tuple[ShapeKey, ...], Calls | None], Effort | None] = {}
@@ -87,11 +89,17 @@ class ShapedWork:
             self.rate(self.rating.without_peak())
             self._tell()
 
-    def look(self) -> None:
-        """Check which parameters are trained. If they changed, steps since the last check may have had either set."""
+    def look(self, step: int = 0) -> None:
+        """Check after a step which parameters are trained.
+
+        If they changed, steps since the last check may have had either set.
+        """
         trained = self._trained if self.trained is None else self.trained()
-        if trained != self._trained:
-            self._unsure = self._unsure or self._trained is not None
+        if trained == self._trained:
+            if step and not self.unsure:
+                self._sure = trained, step
+        else:
+            self.unsure = self.unsure or self._trained is not None
             self._trained = trained
             self._efforts.clear()
             if self._books:
@@ -100,7 +108,7 @@ class ShapedWork:
 
     def settle(self) -> None:
         """Accept the FLOPs of the steps up to the last check."""
-        self._unsure = False
+        self.unsure = False
 
     def learn(
         self,
@@ -133,14 +141,17 @@ class ShapedWork:
 
     def of(self, shapes: Sequence[ShapeKey], calls: Calls | None = None, step: int = 0) -> Effort | None:
         """Return the work of a step with batches of these shapes; None: unknown."""
-        if self._unsure:
-            self.unknowns.note("in some steps other parameters were trained than before")
-            return None
+        if self.unsure:
+            trained, last = self._sure
+            known = self._effort(tuple(shapes), _each(calls, len(shapes)), trained) if step <= last else None
+            if known is None:
+                self.unknowns.note("in some steps other parameters were trained than before")
+            return known
         key = tuple(shapes), calls
         if key not in self._efforts:
             if len(self._efforts) >= _MOST_KNOWN:
                 self._efforts.clear()
-            self._efforts[key] = self._effort(key[0], _each(calls, len(shapes)))
+            self._efforts[key] = self._effort(key[0], _each(calls, len(shapes)), self._trained)
         effort = self._efforts[key]
         if effort is None:
             self._miss(key[0], _each(calls, len(shapes)), step)
@@ -155,8 +166,8 @@ class ShapedWork:
         room = all(book.room(shape) for (trained, _), book in self._books.items() if trained == self._trained)
         return bool(shape) and room and not self.knows(shape)
 
-    def _effort(self, shapes: tuple[ShapeKey, ...], each: Each) -> Effort | None:
-        book = self._books.get((self._trained, each))
+    def _effort(self, shapes: tuple[ShapeKey, ...], each: Each, trained: Hashable) -> Effort | None:
+        book = self._books.get((trained, each))
         found = book.of(shapes) if book is not None and not self.varies and all(shapes) else None
         if found is None:
             return None
