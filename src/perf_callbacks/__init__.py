@@ -16,10 +16,18 @@ if TYPE_CHECKING:
 __all__ = ["ConfigError", "PerfConfig", "Summary", "__version__"]
 
 
+_ELSEWHERE = {
+    "PerfCallback": "perf_callbacks.transformers (Hugging Face), perf_callbacks.lightning and .pytorch_lightning",
+    "attach": "perf_callbacks.accelerate",
+    "measure": "perf_callbacks.loop",
+}
+
+
 def __getattr__(name: str) -> Any:
     """Records take as long to import as all the rest: whoever wants only to set something doesn't wait for them."""
     if name == "Summary":
         from perf_callbacks.core.records import Summary  # noqa: PLC0415 only when it is asked for
 
         return Summary
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    where = f": it is in {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{where}")

@@ -16,7 +16,7 @@ import accelerate  # type: ignore[import-untyped]
 from accelerate import Accelerator
 
 from perf_callbacks.checklist.item import Batches
-from perf_callbacks.core.config import PerfConfig
+from perf_callbacks.core.config import ConfigError, PerfConfig
 from perf_callbacks.core.records import Summary
 from perf_callbacks.doors.accelerate_fits import Fits
 from perf_callbacks.doors.accelerate_methods import install
@@ -54,6 +54,9 @@ def attach(
         config: What to measure; the environment overrules it.
         resume: `state()` as it was saved, where checkpoints are not left to `save_state`.
     """
+    if isinstance(accelerator, type) or not hasattr(accelerator, "prepare"):
+        got = getattr(accelerator, "__name__", type(accelerator).__name__)
+        raise ConfigError(f"accelerator: got {got}, wanted an accelerate.Accelerator, as Accelerator() makes it.")
     return Attachment(accelerator, config, resume)
 
 

@@ -23,10 +23,12 @@ from torch import nn
 from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.config import ConfigError, PerfConfig
 from perf_callbacks.core.records import Summary
+from perf_callbacks.doors.loaderless import LoaderlessWatch
+from perf_callbacks.doors.loop_usage import NO_WITH, LoopUsage, check
 from perf_callbacks.doors.loop_watch import LoopWatch, MeasuredLoader
 from perf_callbacks.host.failures import describe
 from perf_callbacks.host.place import Place, by_meshes
-from perf_callbacks.session.recorder import Recorder
+from perf_callbacks.session.recorder import Recorder, log
 from perf_callbacks.session.session import Session
 
 __all__ = ["Measurement", "measure"]
@@ -38,7 +40,7 @@ def measure(
     *,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    loader: Iterable[B],
+    loader: Iterable[B] | None = None,
     config: PerfConfig | None = None,
     resume: Mapping[str, Any] | None = None,
     data_parallel: int | None = None,
@@ -61,13 +63,15 @@ def measure(
     Args:
         model: The model as the loop calls it, wrapped or compiled.
         optimizer: The optimizer whose steps count.
-        loader: Any iterable of batches. Iterate over `perf.loader` instead of it.
+        loader: Any iterable of batches. Iterate over `perf.loader` instead of it. None: the loop fetches batches by
+            itself, and may tell them by `perf.data()` and `perf.batch(...)`.
         config: What to measure; the environment overrules it.
         resume: `perf.state()` as it was saved with the checkpoint that this loop goes on from.
         data_parallel: How many groups of ranks have samples of their own: with tensor, pipeline or context parallelism,
             fewer than there are ranks. None: as the device meshes of the model's parameters say; where their names
             don't, rates of the whole job are unknown.
     """
+    check(model, optimizer, loader)
     if data_parallel is not None and not (type(data_parallel) is int and data_parallel > 0):
         raise ConfigError(f"data_parallel: got {data_parallel!r}, wanted a number of ranks above 0.")
     return Measurement(model, optimizer, loader, config, resume, data_parallel=data_parallel)
@@ -80,7 +84,7 @@ class Measurement(Generic[B]):
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        loader: Iterable[B],
+        loader: Iterable[B] | None,
         config: PerfConfig | None,
         resume: Mapping[str, Any] | None,
         *,
@@ -93,14 +97,16 @@ class Measurement(Generic[B]):
         self._carried = dict(resume or {})
         self._data_parallel = data_parallel
         self._watch: LoopWatch | None = None
-        self.loader = MeasuredLoader(loader, lambda: self._watch)
-        """The loader, with its waits measured. Everything else about it is the loader's own."""
+        self._entered = False
+        self._loader_measured = None if loader is None else MeasuredLoader(loader, self._current)
 
     def __enter__(self) -> "Measurement[B]":
+        self._entered = True
         if self._session.enabled:
             try:
                 place = self._place()
-                self._session.begin(place, self._watching, self._model, self._batches)
+                watch = self._session.begin(place, self._watching, self._model, self._batches)
+                watch.recorder.observe(LoopUsage(watch, has_loader=self._loader is not None))
             except Exception as error:  # noqa: BLE001 an observer never ends the run
                 self._session.fail(error)
         return self
@@ -111,6 +117,26 @@ class Measurement(Generic[B]):
         self._session.end(None if error is None else describe(error))
         if error is None:
             self._session.show_summary()
+
+    @property
+    def loader(self) -> "MeasuredLoader[B]":
+        """The loader, with its waits measured. Everything else about it is the loader's own."""
+        if self._loader_measured is None:
+            raise ConfigError("measure() got no loader: iterate over your own, or give it one by loader=.")
+        return self._loader_measured
+
+    def data(self) -> AbstractContextManager[None]:
+        """`with perf.data():` the block is a wait for data, in a loop without a loader."""
+        return self._watch.data() if isinstance(self._watch, LoaderlessWatch) else nullcontext()
+
+    def batch(self, batch: Any = None, *, samples: int | None = None, tokens: int | None = None) -> None:
+        """Tell a micro-batch, or its amounts, in a loop without a loader. A loop with one has told them already."""
+        watch = self._watch
+        if isinstance(watch, LoaderlessWatch) and watch.recorder.active:
+            if batch is not None:
+                watch.tell(batch)
+            else:
+                watch.recorder.attempt(lambda _: watch.tell_amounts(samples, tokens))
 
     @property
     def summary(self) -> Summary | None:
@@ -136,10 +162,19 @@ class Measurement(Generic[B]):
         return nullcontext() if self._watch is None else self._watch.span("checkpoint")
 
     def _watching(self, recorder: Recorder) -> LoopWatch:
-        self._watch = LoopWatch(recorder, self._model, self._optimizer)
+        kind = LoaderlessWatch if self._loader is None else LoopWatch
+        self._watch = kind(recorder, self._model, self._optimizer)
+        return self._watch
+
+    def _current(self) -> LoopWatch | None:
+        if not self._entered and self._session.enabled:
+            self._entered = True
+            log.warning(NO_WITH)
         return self._watch
 
     def _batches(self, watch: LoopWatch) -> Batches:
+        if self._loader is None:
+            return Batches(first=(watch, "read"))
         pinned = True if getattr(self._loader, "pin_memory", False) else None
         return Batches(pinned=pinned, loaders=(self._loader,), first=(watch, "read"))
 

@@ -9,7 +9,7 @@ import functools
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import accelerate  # type: ignore[import-untyped]
 import transformers
@@ -45,8 +45,10 @@ class PerfCallback(Measures, TrainerCallback):
     the stages. They are put back when `train` ends, however it ends. Of two in one trainer only one measures.
     """
 
-    def __init__(self, config: PerfConfig | None = None) -> None:
-        self._session = Session(config, tqdm.write)
+    elsewhere = "Lightning's Trainer, take perf_callbacks.lightning.PerfCallback"
+
+    def __init__(self, config: PerfConfig | None = None, **strays: NoReturn) -> None:
+        self._session = Session(config, tqdm.write, strays=strays)
         self._blind = False
 
     def __getstate__(self) -> dict[str, Any]:

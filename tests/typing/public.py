@@ -45,7 +45,7 @@ def config() -> None:
 
 def wrong_settings() -> None:
     PerfConfig(gc="sinc")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    PerfConfig(True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    PerfConfig(True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     PerfConfig().gc = "off"  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -87,6 +87,14 @@ def loop_over_a_loader(
         assert_type(perf, Measurement[Any])  # torch does not say what the iterator of a DataLoader yields
 
 
+def loop_without_a_loader(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    with measure(model=model, optimizer=optimizer) as perf:
+        with perf.data():
+            x = torch.ones(2)
+        perf.batch(x)
+        perf.batch(samples=2, tokens=8)
+
+
 def the_block_does_not_swallow(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
     with measure(model=model, optimizer=optimizer, loader=[1]):
         return 1
@@ -104,14 +112,14 @@ def callback() -> None:
     perf = PerfCallback(PerfConfig())
     assert_type(perf.summary, Summary | None)
     assert_type(PerfCallback().summary, Summary | None)
-    PerfCallback(window=10)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    PerfCallback(window=10)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def lightning_callbacks() -> list[Callback]:
     perf = LightningCallback(PerfConfig())
     assert_type(perf.summary, Summary | None)
     assert_type(perf.enabled, bool)
-    LightningCallback(window=10)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    LightningCallback(window=10)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     return [perf, LightningCallback()]
 
 

@@ -146,6 +146,11 @@ class BatchReader:
             useful = plus(*[_kept(batch[name]) for name in masks])
         return Batch(known.samples, known.tokens, useful, known.shape)
 
+    @property
+    def has_read(self) -> bool:
+        """Batches were read."""
+        return bool(self.seen) or self._unknowns.batch is not None
+
     def forget(self, shape: ShapeKey) -> None:
         """The next batch of this shape is news."""
         self.seen.pop(shape, None)

@@ -4,7 +4,7 @@ import functools
 import os
 import sys
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from tqdm import tqdm
 
@@ -38,8 +38,10 @@ class LightningHooks(Measures):
     framework: ClassVar[str]
     """The module whose version goes into the journal."""
 
-    def __init__(self, config: PerfConfig | None = None) -> None:
-        self._session = Session(config, tqdm.write)
+    elsewhere = "the Hugging Face Trainer, take perf_callbacks.transformers.PerfCallback"
+
+    def __init__(self, config: PerfConfig | None = None, **strays: NoReturn) -> None:
+        self._session = Session(config, tqdm.write, strays=strays)
         self._watch: TrainerWatch | None = None
         self._startup: startup.Startup | None = None
         self._carried: dict[str, Any] | None = None

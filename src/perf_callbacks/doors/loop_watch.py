@@ -16,7 +16,7 @@ from perf_callbacks.core.batches import Batch
 from perf_callbacks.core.engine import SEVERAL
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.doors import methods
-from perf_callbacks.doors.model_calls import ModelCalls
+from perf_callbacks.doors.model_calls import Inputs, ModelCalls
 from perf_callbacks.flops.stance import STANCE, in_compiled_call
 from perf_callbacks.host.backward import BACKWARDS, Loop
 from perf_callbacks.session.recorder import Recorder
@@ -42,6 +42,8 @@ class LoopWatch(Loop):
         self._model = model
         self._optimizer: Any = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
         self._calls: list[ModelCalls] = []
+        self._inputs: Inputs | None = None
+        """Told of the arguments of the model, where there is no loader to read batches from."""
 
     def install(self) -> None:
         """Begin to watch. Closing the recorder removes all hooks and wrappers."""
@@ -54,7 +56,7 @@ class LoopWatch(Loop):
         methods.stages(recorder, optimizer, "zero_grad", Stage.OPTIMIZER)
         recorder.patches.add(functools.partial(BACKWARDS.leave, self))
         BACKWARDS.join(self)
-        self._watch_model(self._model)
+        self._watch_model(self._model, self._inputs)
 
     def turn(self, stage: Stage, *_: object) -> None:
         """Turn to a stage of training; an evaluation that was seen to begin is over."""
@@ -130,8 +132,13 @@ class LoopWatch(Loop):
             self.evaluating = True
             self.recorder.begin_span("evaluation")
 
-    def _watch_model(self, model: nn.Module) -> None:
-        self._calls.append(ModelCalls(self.recorder, self, model, self.call))
+    def _watch_model(self, model: nn.Module, inputs: Inputs | None = None) -> None:
+        self._calls.append(ModelCalls(self.recorder, self, model, self.call, inputs))
+
+    @property
+    def called(self) -> bool:
+        """A watched model was called."""
+        return any(calls.seen for calls in self._calls)
 
     def _begin_step(self, *_: object) -> None:
         self.optimizing += 1

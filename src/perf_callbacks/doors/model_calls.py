@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from threading import get_ident
 from typing import Any
 
@@ -11,6 +12,9 @@ from torch.compiler import is_compiling
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.host.backward import Loop
 from perf_callbacks.session.recorder import Recorder
+
+Inputs = Callable[[tuple[Any, ...], dict[str, Any]], object]
+"""Told of the arguments of each call in training."""
 
 _FORWARD = Stage.FORWARD  # looking a member up in its class costs as much as recording it
 
@@ -22,14 +26,27 @@ class ModelCalls:
     module, where copies of the module take it along and call the original.
     """
 
-    def __init__(self, recorder: Recorder, loop: Loop, model: nn.Module, call: Callable[[nn.Module], bool]) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        loop: Loop,
+        model: nn.Module,
+        call: Callable[[nn.Module], bool],
+        inputs: Inputs | None = None,
+    ) -> None:
         self.model = model
         self._recorder = recorder
-        self._hook = _Hook(loop, model, call)
+        self._hook = _Hook(loop, model, call, inputs)
         self.compiled: object = None
         """The function that the module called at the last look, where it was compiled in place."""
-        recorder.patches.add(model.register_forward_pre_hook(self._hook, prepend=True).remove)
+        hook = model.register_forward_pre_hook(self._hook, prepend=True, with_kwargs=inputs is not None)
+        recorder.patches.add(hook.remove)
         self._watch(recorder)
+
+    @property
+    def seen(self) -> bool:
+        """The model was called, in training or not."""
+        return self._hook.seen
 
     def again(self) -> None:
         """Watch a model that was compiled in place since the last look."""
@@ -45,7 +62,7 @@ class ModelCalls:
 
         @functools.wraps(inner)
         def call(*args: Any, **kwargs: Any) -> Any:
-            hook(model, args)
+            hook(model, args, kwargs)
             return inner(*args, **kwargs)
 
         return call
@@ -54,14 +71,16 @@ class ModelCalls:
 class _Hook:
     """A forward pre-hook for one module. Copies of the module don't fire it, and pickling the module drops it."""
 
-    def __init__(self, loop: Loop, model: nn.Module, call: Callable[[nn.Module], bool]) -> None:
+    def __init__(self, loop: Loop, model: nn.Module, call: Callable[[nn.Module], bool], inputs: Inputs | None) -> None:
         self._loop = loop
+        self._inputs = inputs
+        self.seen = False
         self._model = id(model)
         self._call = call
         """Handles a call that may need more than a mark, and tells if it is a forward."""
         self._trained = False
 
-    def __call__(self, module: nn.Module, _args: object) -> None:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
         if is_compiling() or id(module) != self._model:
             return
         loop = self._loop
@@ -70,17 +89,21 @@ class _Hook:
         try:
             trains = module.training and is_grad_enabled()
             if not (trains and self._trained) or loop.evaluating or loop.late:
-                self._trained = trains
+                self._trained, self.seen = trains, True
                 if not self._call(module):
                     return
             pairs = loop.tape.pairs
             if not pairs or pairs[-2] is not _FORWARD:  # a model may be called a million times before a step ends
                 loop.tape.write((_FORWARD, loop.clock()))
+            if self._inputs is not None:
+                self._inputs(args, kwargs or {})
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             loop.fail(error)
 
+    # A copy gets a function of the standard library that takes any arguments and does nothing.
+
     def __deepcopy__(self, memo: object) -> Callable[..., None]:
-        return functools.partial(dict.get, {})
+        return nullcontext().__exit__
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
-        return functools.partial, (dict.get, {})
+        return getattr, (nullcontext(), "__exit__")

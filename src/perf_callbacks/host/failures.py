@@ -28,7 +28,16 @@ def fails_open(method: Callable[Concatenate[M, P], T]) -> Callable[Concatenate[M
 
     @functools.wraps(method)
     def call(self: M, /, *args: P.args, **kwargs: P.kwargs) -> T | None:
-        if not self.active:
+        try:
+            active = self.active
+        except AttributeError:
+            if isinstance(self, type) or type(self).__module__.startswith("perf_callbacks"):
+                raise
+            # The framework was given the class, and calls it on the first argument of the hook.
+            raise TypeError(
+                f"{method.__qualname__} needs an instance: write PerfCallback(), not PerfCallback"
+            ) from None
+        if not active:
             return None
         try:
             return method(self, *args, **kwargs)

@@ -1,13 +1,14 @@
 """Begin, show and end the fits of one integration, in the same order for all integrations."""
 
 import os
-from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from torch import nn
 
 from perf_callbacks.checklist.item import Batches
-from perf_callbacks.core.config import PerfConfig
+from perf_callbacks.core.config import ConfigError, PerfConfig, rules
 from perf_callbacks.core.observer import Observer
 from perf_callbacks.core.records import Summary
 from perf_callbacks.core.settings import resolve
@@ -36,11 +37,33 @@ def no_batches(_watch: object) -> Batches:
     return Batches()
 
 
+def checked(config: object, strays: Mapping[str, object], caller: str) -> PerfConfig | None:
+    """Return the configuration that an integration was given, or say how to give one."""
+    fields = [name for name in strays if name in rules()]
+    if fields:
+        example = f"{fields[0]}={strays[fields[0]]!r}"
+        raise ConfigError(f"{fields[0]}: settings go into a PerfConfig: {caller}(PerfConfig({example})).")
+    if strays:
+        raise TypeError(f"{caller}() got an unexpected keyword argument {next(iter(strays))!r}")
+    if config is not None and not isinstance(config, PerfConfig):
+        raise ConfigError(
+            f'config: got a {type(config).__name__}, wanted a PerfConfig, such as PerfConfig(gc="observe").'
+        )
+    return config
+
+
 class Session:
     """Measures fits, each from `begin` to `end`. An integration has one, and translates its framework's events."""
 
-    def __init__(self, config: PerfConfig | None, show: Callable[[str], object] = print) -> None:
-        self.settings = resolve(config, os.environ)
+    def __init__(
+        self,
+        config: PerfConfig | None,
+        show: Callable[[str], object] = print,
+        *,
+        caller: str = "PerfCallback",
+        strays: Mapping[str, object] = MappingProxyType({}),
+    ) -> None:
+        self.settings = resolve(checked(config, strays, caller), os.environ)
         self.enabled = self.settings.config.enabled
         """False: turned off by the configuration, or by a failure of ours."""
         self.recorder: Recorder | None = None
@@ -133,6 +156,13 @@ class Measures:
     """A framework's callback with a session: what it shows of it, and how it fails."""
 
     _session: Session
+    elsewhere: ClassVar[str]
+    """Where the callbacks of other frameworks are."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Say which framework the callback is for, where another one asks for a hook that it lacks."""
+        hint = f": for {self.elsewhere}" if name.startswith("on_") or name in {"setup", "state_key"} else ""
+        raise AttributeError(f"{type(self).__module__}.{type(self).__name__} has no attribute {name!r}{hint}")
 
     @property
     def enabled(self) -> bool:

@@ -1,0 +1,79 @@
+"""The watched calls of a plain loop that has no loader to iterate over."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from perf_callbacks.core.batches import Batch
+from perf_callbacks.core.stages import Stage
+from perf_callbacks.core.steps import plus
+from perf_callbacks.doors.loop_watch import LoopWatch
+from perf_callbacks.session.recorder import Recorder
+
+
+class LoaderlessWatch(LoopWatch):
+    """Takes batches and amounts as the loop tells them.
+
+    Until it tells a batch, FLOPs are known by the shapes of the tensors that the model is called with. These tell no
+    amounts: a model may be called several times with the same samples.
+    """
+
+    def __init__(self, recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(recorder, model, optimizer)
+        self._inputs = self._take_inputs
+        self._told = False
+        """Batches are told by the loop."""
+        self._amounts: tuple[int | None, int | None] = None, None
+        """Samples and tokens that were told before the model was called; 0 once they were told before."""
+
+    @contextmanager
+    def data(self) -> Iterator[None]:
+        """Mark the block as a wait for data."""
+        self.turn(Stage.DATA)
+        try:
+            yield
+        finally:
+            self.turn(Stage.OTHER)
+
+    def tell(self, batch: Any) -> None:
+        """Add a batch to the step. From now on the arguments of the model are not read."""
+        if not self._told:
+            self._told = True
+            self.recorder.batches.clear()
+        self.optimizing = 0
+        self.recorder.batch(batch)
+
+    def tell_amounts(self, samples: int | None, tokens: int | None) -> None:
+        """Add amounts to the step, of a batch that is trained on before or after."""
+        batches = self.recorder.batches
+        if batches:
+            last = batches[-1]
+            batches[-1] = last._replace(samples=_more(last.samples, samples), tokens=_more(last.tokens, tokens))
+            self._amounts = samples and 0, tokens and 0
+        else:
+            self._amounts = _more(self._amounts[0], samples), _more(self._amounts[1], tokens)
+
+    def _end_step(self, *_: object) -> None:
+        super()._end_step()
+        for calls in self._calls:
+            if calls.model._compiled_call_impl is not calls.compiled:  # noqa: SLF001 torch has no other way to tell
+                calls.again()
+
+    _end_step._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001 as the one it overrides
+
+    def _take_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._told:
+            return
+        numbered = {str(number): one for number, one in enumerate(args)}
+        shape = self.read(args[0] if len(args) == 1 and not kwargs else {**numbered, **kwargs}).shape
+        samples, tokens = self._amounts
+        self._amounts = samples and 0, tokens and 0
+        self.recorder.add(Batch(samples, tokens, None, shape))
+
+
+def _more(known: int | None, told: int | None) -> int | None:
+    """Add what is told to what is known; nothing may be known yet."""
+    return known if told is None else plus(known or 0, told)
