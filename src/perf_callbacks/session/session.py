@@ -10,7 +10,7 @@ from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.observer import Observer
 from perf_callbacks.core.records import Summary
-from perf_callbacks.core.settings import resolve
+from perf_callbacks.host import config_file
 from perf_callbacks.host.failures import describe
 from perf_callbacks.host.place import Place
 from perf_callbacks.report import cards
@@ -40,7 +40,7 @@ class Session:
     """Measures fits, each from `begin` to `end`. An integration has one, and translates its framework's events."""
 
     def __init__(self, config: PerfConfig | None, show: Callable[[str], object] = print) -> None:
-        self.settings = resolve(config, os.environ)
+        self.settings = config_file.in_force(config, os.environ)
         self.enabled = self.settings.config.enabled
         """False: turned off by the configuration, or by a failure of ours."""
         self.recorder: Recorder | None = None
