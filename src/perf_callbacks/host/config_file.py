@@ -45,7 +45,7 @@ def read(path: Path) -> str:
         if regular:  # reading a pipe could wait for ever
             with path.open("rb") as file:
                 content = file.read(LIMIT + 1)
-        text = content[:LIMIT].decode()
+        text = content.decode() if len(content) <= LIMIT else ""
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file in {Path.cwd()}.") from None
     except OSError as error:
