@@ -149,10 +149,17 @@ def test_the_closing_table_says_what_came_of_each_trial():
 set by environment: gc, window, no journal""",
         ),
         (
-            a_run(from_env=("gc",), from_file={"window": "perf.yaml, line 2", "journal": "accelerate's config"}),
+            a_run(
+                from_env=("gc",),
+                from_file={
+                    "window": "perf.yaml, line 2",
+                    "nvtx": "accelerate's config",
+                    "flops": "perf.yaml, line 3",
+                },
+            ),
             None,
             """cpu (host clock), garbage collection timed, set by environment: gc, \
-set by file: window (perf.yaml, line 2), journal (accelerate's config), no journal""",
+set by perf.yaml: window, flops, set by accelerate's config: nvtx, no journal""",
         ),
     ],
 )

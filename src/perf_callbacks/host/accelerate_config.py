@@ -135,10 +135,9 @@ def _check(config: AccelerateConfig, text: str, wanted: Mapping[str, str]) -> No
     """Read the edited text again: the section is as it should be, and the rest as it was."""
     try:
         new = _composed(config.path, text)
-        same = _rest(new) == _rest(config) and {entry.name: entry.text for entry in new.entries} == wanted
     except ConfigError:
-        same = False
-    if not same:
+        new = None
+    if new is None or _rest(new) != _rest(config) or {entry.name: entry.text for entry in new.entries} != wanted:
         raise ConfigError(f"{config.path}: the section {KEY} is written in a way that can't be edited: do it by hand.")
     parse(new.entries)
 

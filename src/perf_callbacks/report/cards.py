@@ -31,13 +31,18 @@ def opening(run: Run, *, journal: object | None, staged: bool = True, checklist:
         f"rank {run.rank} of {run.world_size}" if run.world_size > 1 else "",
         f"attempt {run.attempt} from step {run.step}" if run.attempt > 1 else "",
         "set by environment: " + ", ".join(run.from_env) if run.from_env else "",
-        "set by file: " + ", ".join(f"{name} ({place})" for name, place in run.from_file.items())
-        if run.from_file
-        else "",
+        *_files(run.from_file),
         f"journal {journal}" if journal else "no journal",
     ]
     line = f"perf_callbacks {run.versions.get('perf_callbacks', '')}: " + ", ".join(part for part in parts if part)
     return "\n  ".join([line, *_items(checklist)])
+
+
+def _files(origins: Mapping[str, str]) -> Iterable[str]:
+    """Name the files that set fields; the lines are in the journal."""
+    files = {name: place.partition(", line ")[0] for name, place in origins.items()}
+    for file in dict.fromkeys(files.values()):
+        yield f"set by {file}: " + ", ".join(name for name in files if files[name] == file)
 
 
 def from_outside(values: Mapping[str, object], origins: Mapping[str, str]) -> str:
