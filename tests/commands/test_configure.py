@@ -57,6 +57,15 @@ def test_fields_are_set_and_shown(path, config):
     assert path.read_text() == TEXT.replace("20  # steps\n", "7  # steps\n  gc: 'off'\n  output_dir: out put\n")
 
 
+def test_the_first_field_comes_with_a_warning(path, config):
+    path.write_text("a: 1\n")
+    assert config("window=7")[1].splitlines() == [
+        "perf_callbacks in acc.yaml: window=7",
+        "From now on accelerate refuses this file: start training with perf-callbacks launch.",
+    ]
+    assert path.read_text() == "a: 1\nperf_callbacks:\n  window: 7\n"
+
+
 def test_fields_are_removed(path, config):
     assert config("--unset", "window")[:2] == (0, "perf_callbacks in acc.yaml: nothing\n")
     assert path.read_text() == "distributed_type: 'NO'  # one process\n"

@@ -126,6 +126,7 @@ def test_the_kill_switch_wins_over_everything(off):
     entries = [at(1, "windwo", "1")]
     settings = resolve(PerfConfig(enabled=True, nvtx=True), everything | {"PERF_CALLBACKS": off}, entries)
     assert settings.config == PerfConfig(enabled=False, nvtx=True)
+    assert settings.origins == {"enabled": "PERF_CALLBACKS"}
     assert (settings.from_env, settings.remarks) == (("enabled",), ())
 
 

@@ -12,6 +12,8 @@ from perf_callbacks.host.accelerate_config import AccelerateConfig
 NAME: str = "config"
 SUMMARY: str = "write settings into accelerate's config, for perf-callbacks launch"
 
+REFUSED = "From now on accelerate refuses this file: start training with perf-callbacks launch."
+
 INTERRUPTED = 130
 """Exit status of a shell's command after Ctrl-C."""
 
@@ -20,8 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.epilog = (
         "Without FIELD=VALUE and --unset it asks. Only the section perf_callbacks is edited: all other lines of the "
-        "file stay as they are. `accelerate launch` itself refuses a file with this section: start training with "
-        "`perf-callbacks launch`."
+        "file stay as they are. accelerate itself refuses a file with this section: start training with "
+        "perf-callbacks launch."
     )
     parser.add_argument("--config_file", type=Path, metavar="FILE", help="the config; else accelerate's default")
     parser.add_argument("--unset", action="append", default=[], metavar="FIELD", help="remove a field")
@@ -33,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = accelerate_config.load(arguments.config_file or default_file())
     if arguments.assignments or arguments.unset:
         values = parse([_assignment(text) for text in arguments.assignments])
-    elif sys.stdin.isatty():
+    elif sys.stdin is not None and sys.stdin.isatty():
         try:
             values = _ask(config)
         except (KeyboardInterrupt, EOFError):
@@ -46,9 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
         accelerate_config.save(config.path, text)
     entries = [entry for entry in config.entries if entry.name not in {*values, *arguments.unset}]
     shown = {entry.name: entry.text for entry in entries} | values
-    print(
-        f"{accelerate_config.KEY} in {config.path}: " + (", ".join(f"{n}={v}" for n, v in shown.items()) or "nothing")
-    )
+    fields = ", ".join(f"{name}={value}" for name, value in shown.items())
+    print(f"{accelerate_config.KEY} in {config.path}: {fields or 'nothing'}")
+    if config.key is None and values:
+        print(REFUSED)
     return 0
 
 

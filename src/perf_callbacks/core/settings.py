@@ -36,15 +36,15 @@ class Settings:
     """Settings in force."""
     from_env: tuple[str, ...]
     """The fields that the environment set."""
-    from_file: Mapping[str, str] = field(default_factory=dict)
-    """The fields that a file set, each with the place in the file."""
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Where each field that is set from outside was set: a variable, or a place in a file."""
     remarks: tuple[str, ...]
     """Sentences for the log: variables without a meaning, fields of features that are not built yet."""
 
     @property
-    def origins(self) -> dict[str, str]:
-        """Where each field that is set from outside was set: a variable, or a place in a file."""
-        return {name: variable(name) for name in self.from_env} | dict(self.from_file)
+    def from_file(self) -> dict[str, str]:
+        """The fields that a file set, each with the place in the file."""
+        return {name: origin for name, origin in self.origins.items() if name not in self.from_env}
 
 
 def resolve(config: PerfConfig | None, environ: Mapping[str, str], entries: Iterable[Entry] = ()) -> Settings:
@@ -59,19 +59,22 @@ def resolve(config: PerfConfig | None, environ: Mapping[str, str], entries: Iter
     """
     config = config or PerfConfig()
     if switched_off(environ):
-        return Settings(config=replace(config, enabled=False), from_env=("enabled",), remarks=())
+        off = replace(config, enabled=False)
+        return Settings(config=off, from_env=("enabled",), origins={"enabled": SWITCH}, remarks=())
     entries = tuple(entries)
     values: dict[str, Any] = parse(entries)
     found = [name for name in rules() if variable(name) in environ]
     values |= {name: _value(name, environ[variable(name)], variable(name)) for name in found}
     handed = environ.get(SECTION, "").split(",")
-    from_file = {entry.name: entry.where for entry in entries if entry.name not in found}
-    from_file |= dict.fromkeys([name for name in found if name in handed], "accelerate's config")
+    from_env = tuple(name for name in found if name not in handed)
+    origins = {name: variable(name) for name in from_env}
+    origins |= {entry.name: entry.where for entry in entries if entry.name not in found}
+    origins |= {name: "accelerate's config" for name in found if name in handed}
     config = replace(config, **values)
     return Settings(
         config=config,
-        from_env=tuple(name for name in found if name not in handed),
-        from_file=from_file,
+        from_env=from_env,
+        origins=origins,
         remarks=_strangers(environ) + unbuilt(config),
     )
 
