@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -206,18 +207,28 @@ def start(here):
     environ = {**os.environ, "TMPDIR": f"{here}/temporary", "ACCELERATE_USE_CPU": "true", "HF_HOME": f"{here}"}
     script = "import sys; from perf_callbacks.commands import main; sys.exit(main())"
 
+    started = []
+
     def run(*words):
         command = [sys.executable, "-c", script, "launch", "--config_file", "acc.yaml", *words]
-        return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        pipe = subprocess.PIPE
+        started.append(subprocess.Popen(command, env=environ, stdout=pipe, stderr=pipe, text=True))
+        return started[-1]
 
-    return run
+    yield run
+    for process in started:
+        with process:
+            process.terminate()
 
 
 @pytest.mark.slow
 def test_two_ranks_get_the_settings_of_the_section(start, here):
     config = {"distributed_type": "MULTI_GPU", "num_processes": 2, "use_cpu": True}
     Path("acc.yaml").write_text(yaml.safe_dump(config) + SECTION)
-    process = start("--main_process_port", "0", "train.py", "a b")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = start("--main_process_port", str(port), "train.py", "a b")
     printed, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert sorted(printed.splitlines()) == [f"{rank} ['a b'] observe 20 window,gc,output_dir" for rank in (0, 1)]
