@@ -185,6 +185,11 @@ def test_a_bad_variable_and_a_missing_file_are_refused_before_anything_starts(la
     assert capsys.readouterr().err.startswith("perf-callbacks launch: PERF_CALLBACKS_GC: got 'now', wanted one of ")
 
 
+def test_a_script_that_is_missing_is_refused_before_anything_starts(launched, capsys):
+    assert launched("--config_file", "acc.yaml", "trian.py")["status"] == 2
+    assert capsys.readouterr().err == "perf-callbacks launch: there is no file trian.py.\n"
+
+
 def test_a_config_of_ours_alone_is_refused_in_one_sentence(launched, capsys):
     Path("acc.yaml").write_text(SECTION)
     assert launched("--config_file", "acc.yaml", "train.py")["status"] == 2

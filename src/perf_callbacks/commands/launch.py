@@ -87,7 +87,10 @@ def _arm(wanted: argparse.Namespace, content: Mapping[str, Any]) -> None:
     ):
         print("perf-callbacks launch: on TPUs and SageMaker, add the callback to the script yourself.", file=sys.stderr)
         return
-    words = [wanted.training_script, *wanted.training_script_args]
+    script = wanted.training_script
+    if script.endswith(".py") and not (wanted.module or wanted.no_python or Path(script).exists()):
+        raise ConfigError(f"there is no file {script}.")
+    words = [script, *wanted.training_script_args]
     if wanted.no_python:
         wanted.training_script, wanted.training_script_args = sys.executable, ["-m", RUN, *words]
     else:
