@@ -4,10 +4,13 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
-from perf_callbacks import ConfigError, PerfConfig
+from perf_callbacks import ConfigError, PerfConfig, journal
 from perf_callbacks.commands import main
+from perf_callbacks.core.records import Run
 from perf_callbacks.host import config_file
+from perf_callbacks.loop import measure
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{after}: &{after} [{', '.join([f'*{before}'] * 9)}]\n"
@@ -112,6 +115,27 @@ def test_a_file_that_is_missing_is_named_with_the_directory(here):
     with pytest.raises(ConfigError) as error:
         config_file.in_force(None, {"PERF_CALLBACKS_CONFIG": "perf.yaml"})
     assert str(error.value) == f"PERF_CALLBACKS_CONFIG: perf.yaml: there is no such file in {here}."
+    with pytest.raises(ConfigError) as error:
+        config_file.in_force(None, {"PERF_CALLBACKS_CONFIG": f"{here}/perf.yaml"})
+    assert str(error.value) == f"PERF_CALLBACKS_CONFIG: {here}/perf.yaml: there is no such file."
+
+
+def test_a_run_goes_by_the_file_and_its_journal_says_so(monkeypatch, capsys):
+    Path("perf.yaml").write_text("window: 7\noutput_dir: out\ngc: off\nflops: off\n")
+    monkeypatch.setenv("PERF_CALLBACKS_CONFIG", "perf.yaml")
+    monkeypatch.setenv("PERF_CALLBACKS_GC", "observe")
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    with measure(model=model, optimizer=optimizer, loader=[torch.ones(1, 2)], config=PerfConfig(window=3)) as perf:
+        for batch in perf.loader:
+            model(batch).sum().backward()
+            optimizer.step()
+    (run,) = [entry.record for entry in journal.read("out") if isinstance(entry.record, Run)]
+    assert (run.config["window"], run.config["gc"], run.config["flops"]) == (7, "observe", "off")
+    assert run.from_env == ("gc",)
+    places = {"window": "perf.yaml, line 1", "output_dir": "perf.yaml, line 2", "flops": "perf.yaml, line 4"}
+    assert run.from_file == places
+    assert "set by environment: gc, set by perf.yaml: window, output_dir, flops, journal" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", [".", "pipe"])

@@ -47,7 +47,8 @@ def read(path: Path) -> str:
                 content = file.read(LIMIT + 1)
         text = content.decode() if len(content) <= LIMIT else ""
     except FileNotFoundError:
-        raise ConfigError(f"{path}: there is no such file in {Path.cwd()}.") from None
+        place = "" if path.is_absolute() else f" in {Path.cwd()}"
+        raise ConfigError(f"{path}: there is no such file{place}.") from None
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror or error}.") from None
     except ValueError as error:  # bytes that aren't UTF-8, a NUL in the path
