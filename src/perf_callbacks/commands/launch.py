@@ -51,9 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not switched_off(os.environ):
         os.environ.update(_exports(() if config is None else config.entries))
         _arm(wanted, content)
-    if (
-        config is None or config.key is None or (wanted.cpu and not wanted.config_file)
-    ):  # it reads none with --cpu alone
+    unread = wanted.cpu and not wanted.config_file  # with --cpu, accelerate doesn't read its default config
+    if config is None or config.key is None or unread:
         launch.launch_command(wanted)
         return 0
     if not content:
@@ -80,11 +79,8 @@ def _exports(section: tuple[Entry, ...]) -> dict[str, str]:
 
 def _arm(wanted: argparse.Namespace, content: Mapping[str, Any]) -> None:
     """Make accelerate run `perf_callbacks.run`, which runs the script."""
-    if (
-        content.get("compute_environment") == "AMAZON_SAGEMAKER"
-        or wanted.tpu
-        or content.get("distributed_type") == "XLA"
-    ):
+    tpu = wanted.tpu or content.get("distributed_type") == "XLA"
+    if tpu or content.get("compute_environment") == "AMAZON_SAGEMAKER":  # neither of them runs a module
         print("perf-callbacks launch: on TPUs and SageMaker, add the callback to the script yourself.", file=sys.stderr)
         return
     script = wanted.training_script

@@ -37,7 +37,7 @@ class Settings:
     from_env: tuple[str, ...]
     """The fields that the environment set."""
     origins: Mapping[str, str] = field(default_factory=dict)
-    """Where each field that is set from outside was set: a variable, or a place in a file."""
+    """Origin of each field that is set from outside: a variable, or a place in a file."""
     remarks: tuple[str, ...]
     """Sentences for the log: variables without a meaning, fields of features that are not built yet."""
 
