@@ -11,7 +11,7 @@ import pytest
 import perf_callbacks
 
 SOURCE = Path(perf_callbacks.__file__).parents[1]
-FOREIGN = {"accelerate", "lightning", "numpy", "pytorch_lightning", "torch", "tqdm", "transformers"}
+FOREIGN = {"accelerate", "lightning", "numpy", "pytorch_lightning", "torch", "tqdm", "transformers", "yaml"}
 
 
 @functools.cache

@@ -15,10 +15,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import torch
 from torch import nn
+from typing_extensions import TypeVar
 
 from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.config import ConfigError, PerfConfig
@@ -33,7 +34,7 @@ from perf_callbacks.session.session import Session
 
 __all__ = ["Measurement", "measure"]
 
-B = TypeVar("B")
+B = TypeVar("B", default=Any)  # without a loader
 
 
 def measure(

@@ -33,8 +33,9 @@ def accelerator(monkeypatch):
 
 def test_every_item_has_its_line_and_says_why(check):
     status, printed = check(_PEAK_TFLOPS="989.5")
-    first, *items, peak = printed.splitlines()
+    _, setting, first, *items, peak = printed.splitlines()
     assert status == 0
+    assert setting == "  peak_tflops: 989.5, by PERF_CALLBACKS_PEAK_TFLOPS"
     assert first == "A training on cpu would begin with"
     assert [line.split()[0] for line in items] == [item.slug for item in ITEMS]
     assert items[0].split(None, 1)[1].startswith("to be applied   automatic, thresholds ")
@@ -56,6 +57,7 @@ def test_json_holds_items_and_peak(check):
         ("loaders", "not applicable"),
     ]
     assert {*found["items"][0]} == {"item", "status", "before", "after", "why", "saved_seconds"}
+    assert found["settings"] == {"peak_tflops": {"value": "bf16=989.5,fp32=67", "origin": "PERF_CALLBACKS_PEAK_TFLOPS"}}
     assert found["peak"] == {
         "tflops": {"bfloat16": 989.5, "float32": 67.0},
         "measured": False,
@@ -120,6 +122,18 @@ def test_an_item_that_is_skipped_says_so(check):
 
 def test_a_setting_that_has_no_effect_is_told(check):
     assert check(_NVTX="1", _PEAK_TFLOPS="989.5")[1].endswith("nvtx=True is not built yet and has no effect.\n")
+
+
+def test_a_setting_of_a_file_is_told_with_its_line(check, tmp_path):
+    path = tmp_path / "perf.yaml"
+    path.write_text("# ours\nwindow: 20\nflops: off\n")
+    _, printed = check(_CONFIG=str(path), _FLOPS="estimate")
+    assert printed.startswith(f"""\
+Set from outside
+  flops: estimate, by PERF_CALLBACKS_FLOPS
+  window: 20, by {path}, line 2
+A training on cpu would begin with
+""")
 
 
 def test_a_setting_that_makes_no_sense_exits_with_2(monkeypatch, capsys):

@@ -31,7 +31,15 @@ SUMMARY = Summary(
 )
 RECORDS = [
     a_run(),
-    a_run(run_id="b2", attempt=2, step=40, from_env=("gc", "window"), versions={"torch": "2.13"}, started_unix=1.7e9),
+    a_run(
+        run_id="b2",
+        attempt=2,
+        step=40,
+        from_env=("gc", "window"),
+        from_file={"nvtx": "a.yaml, line 1"},
+        versions={"torch": "2.13"},
+        started_unix=1.7e9,
+    ),
     Steps(
         step=(1, 2), step_time=(0.5, None), forward_time=(0.1234567, None), samples=(4, None), excluded=("first", None)
     ),

@@ -4,7 +4,7 @@ import pytest
 
 from perf_callbacks import ConfigError, PerfConfig
 from perf_callbacks.core.config import rules
-from perf_callbacks.core.settings import NOT_BUILT, resolve
+from perf_callbacks.core.settings import NOT_BUILT, Entry, resolve
 
 # for each field what the environment says, what that means, and what it can't mean
 FROM_ENV = {
@@ -71,11 +71,62 @@ def test_without_a_word_from_outside_the_code_stands():
     assert (settings.config, settings.from_env, settings.remarks) == (PerfConfig(gc="off"), (), ())
 
 
+def at(line, name, text):
+    return Entry(name, text, f"perf.yaml, line {line}")
+
+
+@pytest.mark.parametrize("name", rules())
+def test_every_field_is_set_by_a_file(name):
+    text, value, _ = FROM_ENV[name]
+    settings = resolve(None, {}, [at(3, name, text)])
+    assert settings.config == PerfConfig(**{name: value})
+    assert (settings.from_env, settings.from_file) == ((), {name: "perf.yaml, line 3"})
+    assert settings.origins == {name: "perf.yaml, line 3"}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_value_in_a_file_is_refused_in_words_with_its_line(name):
+    with pytest.raises(ConfigError) as error:
+        resolve(None, {variable(name): FROM_ENV[name][0]}, [at(3, name, BAD[name])])
+    assert str(error.value) == f"perf.yaml, line 3: {name}: got {BAD[name]!r}, wanted {rules()[name].wanted}."
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("windwo", "perf.yaml, line 3: there is no field 'windwo'; did you mean window?"),
+        ("perf_callbacks", "perf.yaml, line 3: there is no field 'perf_callbacks'."),
+    ],
+)
+def test_a_field_that_does_not_exist_is_refused_with_the_nearest_name(name, sentence):
+    with pytest.raises(ConfigError) as error:
+        resolve(None, {}, [at(3, name, "1")])
+    assert str(error.value) == sentence
+
+
+def test_the_environment_wins_over_a_file_and_a_file_over_the_code():
+    entries = [at(1, "gc", "freeze"), at(2, "window", "20")]
+    settings = resolve(PerfConfig(gc="off", window=5, flops="off"), {"PERF_CALLBACKS_GC": "observe"}, entries)
+    assert settings.config == PerfConfig(gc="observe", window=20, flops="off")
+    assert settings.from_env == ("gc",)
+    assert settings.from_file == {"window": "perf.yaml, line 2"}
+    assert settings.origins == {"gc": "PERF_CALLBACKS_GC", "window": "perf.yaml, line 2"}
+
+
+def test_the_variables_that_launch_has_set_are_called_those_of_accelerates_config():
+    environ = {"PERF_CALLBACKS_GC": "observe", "PERF_CALLBACKS_WINDOW": "20", "PERF_CALLBACKS_SECTION": "window"}
+    settings = resolve(None, environ)
+    assert (settings.from_env, settings.from_file) == (("gc",), {"window": "accelerate's config"})
+    assert settings.remarks == ()
+
+
 @pytest.mark.parametrize("off", ["0", "false", "No", " off "])
 def test_the_kill_switch_wins_over_everything(off):
     everything = {variable(name): bad for name, bad in BAD.items()} | {"PERF_CALLBACKS_WINDWO": "1"}
-    settings = resolve(PerfConfig(enabled=True, nvtx=True), everything | {"PERF_CALLBACKS": off})
+    entries = [at(1, "windwo", "1")]
+    settings = resolve(PerfConfig(enabled=True, nvtx=True), everything | {"PERF_CALLBACKS": off}, entries)
     assert settings.config == PerfConfig(enabled=False, nvtx=True)
+    assert settings.origins == {"enabled": "PERF_CALLBACKS"}
     assert (settings.from_env, settings.remarks) == (("enabled",), ())
 
 
@@ -95,6 +146,7 @@ def test_a_switch_that_is_neither_on_nor_off_is_refused_in_words():
     [
         ("WINDWO", "PERF_CALLBACKS_WINDWO means nothing here; did you mean PERF_CALLBACKS_WINDOW?"),
         ("GC_INTERVALL", "PERF_CALLBACKS_GC_INTERVALL means nothing here; did you mean PERF_CALLBACKS_GC_INTERVAL?"),
+        ("CONFG", "PERF_CALLBACKS_CONFG means nothing here; did you mean PERF_CALLBACKS_CONFIG?"),
         ("LIKE_NO_FIELD_AT_ALL_" * 3, f"PERF_CALLBACKS_{'LIKE_NO_FIELD_AT_ALL_' * 3} means nothing here."),
     ],
 )

@@ -148,6 +148,19 @@ def test_the_closing_table_says_what_came_of_each_trial():
             """NVIDIA H200 (device events), garbage collection timed, attempt 3 from step 40, \
 set by environment: gc, window, no journal""",
         ),
+        (
+            a_run(
+                from_env=("gc",),
+                from_file={
+                    "window": "perf.yaml, line 2",
+                    "nvtx": "accelerate's config",
+                    "flops": "perf.yaml, line 3",
+                },
+            ),
+            None,
+            """cpu (host clock), garbage collection timed, set by environment: gc, \
+set by perf.yaml: window, flops, set by accelerate's config: nvtx, no journal""",
+        ),
     ],
 )
 def test_the_opening_line_says_what_is_measured_and_where_it_goes(run, journal, expected):

@@ -45,7 +45,7 @@ def config() -> None:
 
 def wrong_settings() -> None:
     PerfConfig(gc="sinc")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    PerfConfig(True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    PerfConfig(True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     PerfConfig().gc = "off"  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
 
 

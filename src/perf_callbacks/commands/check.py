@@ -6,7 +6,7 @@ import os
 from dataclasses import asdict
 
 from perf_callbacks.core.peaks import TERA, WHATEVER, Peaks, advice
-from perf_callbacks.core.settings import resolve
+from perf_callbacks.host import config_file
 from perf_callbacks.report import cards
 
 NAME: str = "check"
@@ -21,7 +21,8 @@ LEFT_TO_DO = 1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.epilog = (
-        "Settings are those of the environment (PERF_CALLBACKS_...). Nothing is changed; a peak that is "
+        "Settings are those of the environment (PERF_CALLBACKS_...) and of the file that PERF_CALLBACKS_CONFIG names. "
+        "Nothing is changed; a peak that is "
         "measured is kept in the user's cache. Exits with 1 if something is left to do by hand: an item is advised or "
         "failed, or the device has no known peak; with 2 if a setting makes no sense."
     )
@@ -33,15 +34,20 @@ def run(arguments: argparse.Namespace) -> int:
     from perf_callbacks.host import device, peak_source  # noqa: PLC0415 as below
     from perf_callbacks.session import startup  # noqa: PLC0415 other commands do without torch
 
-    settings = resolve(None, os.environ)
+    settings = config_file.in_force(None, os.environ)
+    values = asdict(settings.config)
     here = device.default()
     name, rows = device.name(here), startup.foresee(settings, here)
     off = "PERF_CALLBACKS=0" if not settings.config.enabled else "flops=off" if settings.config.flops == "off" else None
     dtypes = ("float32",) if here.type == "cpu" else ("bfloat16", "float32")
     peak = None if off else peak_source.find(here, dtypes, settings.config)
     if arguments.json:
-        print(json.dumps({"device": name, "items": [asdict(row) for row in rows], "peak": _peak(peak)}, indent=2))
+        origins = {name: {"value": values[name], "origin": origin} for name, origin in settings.origins.items()}
+        items = [asdict(row) for row in rows]
+        print(json.dumps({"device": name, "items": items, "peak": _peak(peak), "settings": origins}, indent=2))
     else:
+        if settings.origins:
+            print(cards.from_outside(values, settings.origins))
         print("\n".join([cards.check(name, rows, _said(peak, off or advice(name))), *settings.remarks]))
     missing = peak is None and not off
     return LEFT_TO_DO if missing or any(row.status in startup.LEFT_TO_DO for row in rows) else 0

@@ -44,6 +44,8 @@ class Run:
     config: Mapping[str, Any]
     from_env: tuple[str, ...] = ()
     """Configuration fields that the environment set."""
+    from_file: Mapping[str, str] = field(default_factory=dict)
+    """Configuration fields that a file set, each with the place in the file."""
     started_unix: float
     """Wall clock, for people; no duration is computed from it."""
     schema: int = SCHEMA

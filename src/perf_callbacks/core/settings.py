@@ -1,14 +1,31 @@
-"""Settings in force: those of the code, overridden by the environment."""
+"""Settings in force: those of the code, overridden by a file and by the environment."""
 
 import difflib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from perf_callbacks.core.config import FLAGS, ConfigError, PerfConfig, rules
 
 SWITCH = "PERF_CALLBACKS"
 PREFIX = "PERF_CALLBACKS_"
+
+FILE = "PERF_CALLBACKS_CONFIG"
+"""Variable that names a file of settings."""
+
+SECTION = "PERF_CALLBACKS_SECTION"
+"""Variable that lists the fields whose variables `perf-callbacks launch` has set, from accelerate's config."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One field as a file sets it."""
+
+    name: str
+    text: str
+    """The value as written; empty for YAML's null."""
+    where: str
+    """File and line."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,47 +36,96 @@ class Settings:
     """Settings in force."""
     from_env: tuple[str, ...]
     """The fields that the environment set."""
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Origin of each field that is set from outside: a variable, or a place in a file."""
     remarks: tuple[str, ...]
     """Sentences for the log: variables without a meaning, fields of features that are not built yet."""
 
+    @property
+    def from_file(self) -> dict[str, str]:
+        """The fields that a file set, each with the place in the file."""
+        return {name: origin for name, origin in self.origins.items() if name not in self.from_env}
 
-def resolve(config: PerfConfig | None, environ: Mapping[str, str]) -> Settings:
-    """Override a configuration by the environment.
+
+def resolve(config: PerfConfig | None, environ: Mapping[str, str], entries: Iterable[Entry] = ()) -> Settings:
+    """Override a configuration by the entries of a file, and both by the environment.
 
     >>> resolve(PerfConfig(window=10), {"PERF_CALLBACKS_WINDOW": "20"}).config.window
     20
+    >>> resolve(None, {}, [Entry("window", "30", "perf.yaml, line 1")]).from_file
+    {'window': 'perf.yaml, line 1'}
     >>> resolve(None, {"PERF_CALLBACKS": "0"}).config.enabled
     False
     """
     config = config or PerfConfig()
+    if switched_off(environ):
+        off = replace(config, enabled=False)
+        return Settings(config=off, from_env=("enabled",), origins={"enabled": SWITCH}, remarks=())
+    entries = tuple(entries)
+    values: dict[str, Any] = parse(entries)
+    found = [name for name in rules() if variable(name) in environ]
+    values |= {name: _value(name, environ[variable(name)], variable(name)) for name in found}
+    handed = environ.get(SECTION, "").split(",")
+    from_env = tuple(name for name in found if name not in handed)
+    origins = {name: variable(name) for name in from_env}
+    origins |= {entry.name: entry.where for entry in entries if entry.name not in found}
+    origins |= {name: "accelerate's config" for name in found if name in handed}
+    config = replace(config, **values)
+    return Settings(
+        config=config,
+        from_env=from_env,
+        origins=origins,
+        remarks=_strangers(environ) + unbuilt(config),
+    )
+
+
+def switched_off(environ: Mapping[str, str]) -> bool:
+    """Tell if `PERF_CALLBACKS=0` turns everything off."""
     switch = environ.get(SWITCH, "").strip().lower()
     if switch and switch not in FLAGS:
         raise ConfigError(f"{SWITCH}: got {environ[SWITCH]!r}, wanted 0 or 1.")
-    if switch and not FLAGS[switch]:
-        return Settings(config=replace(config, enabled=False), from_env=("enabled",), remarks=())
-    found = {name: PREFIX + name.upper() for name in rules() if PREFIX + name.upper() in environ}
-    values: dict[str, Any] = {name: _value(name, variable, environ) for name, variable in found.items()}
-    config = replace(config, **values)
-    return Settings(config=config, from_env=tuple(found), remarks=_strangers(environ) + unbuilt(config))
+    return bool(switch) and not FLAGS[switch]
 
 
-def _value(name: str, variable: str, environ: Mapping[str, str]) -> object:
+def variable(name: str) -> str:
+    """Return the variable of a field."""
+    return PREFIX + name.upper()
+
+
+def parse(entries: Iterable[Entry]) -> dict[str, Any]:
+    """Return the values of a file's entries.
+
+    >>> parse([Entry("windwo", "20", "perf.yaml, line 3")])
+    Traceback (most recent call last):
+        ...
+    perf_callbacks.core.config.ConfigError: perf.yaml, line 3: there is no field 'windwo'; did you mean window?
+    """
+    values: dict[str, Any] = {}
+    for entry in entries:
+        if entry.name not in rules():
+            question = _question(entry.name, [*rules()])
+            raise ConfigError(f"{entry.where}: there is no field {entry.name!r}{question}")
+        values[entry.name] = _value(entry.name, entry.text, f"{entry.where}: {entry.name}")
+    return values
+
+
+def _value(name: str, text: str, where: str) -> object:
     rule = rules()[name]
-    value = rule.parse(environ[variable])
+    value = rule.parse(text)
     if not rule.allows(value):
-        raise ConfigError(f"{variable}: got {environ[variable]!r}, wanted {rule.wanted}.")
+        raise ConfigError(f"{where}: got {text!r}, wanted {rule.wanted}.")
     return value
 
 
 def _strangers(environ: Mapping[str, str]) -> tuple[str, ...]:
-    names = sorted(name.removeprefix(PREFIX) for name in environ if name.startswith(PREFIX))
-    known = [name.upper() for name in rules()]
-    return tuple(_stranger(name, difflib.get_close_matches(name, known, n=1)) for name in names if name not in known)
+    known = [*map(variable, rules()), FILE, SECTION]
+    names = sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
+    return tuple(f"{name} means nothing here{_question(name, known)}" for name in names)
 
 
-def _stranger(name: str, nearest: list[str]) -> str:
-    question = f"; did you mean {PREFIX}{nearest[0]}?" if nearest else "."
-    return f"{PREFIX}{name} means nothing here{question}"
+def _question(name: str, known: list[str]) -> str:
+    nearest = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {nearest[0]}?" if nearest else "."
 
 
 NOT_BUILT = frozenset(

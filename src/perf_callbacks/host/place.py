@@ -65,6 +65,7 @@ def opening(settings: Settings, place: Place, timeline: str) -> Run:
         },
         config=asdict(settings.config),
         from_env=settings.from_env,
+        from_file=settings.from_file,
         started_unix=time.time(),
     )
 

@@ -1,7 +1,7 @@
 """Text for a person: a line when training starts, a short table when it ends."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from perf_callbacks.core.peaks import DISTURBED, TERA
 from perf_callbacks.core.records import APPLIED, TRIED, Checklist, Run, Summary
@@ -31,10 +31,30 @@ def opening(run: Run, *, journal: object | None, staged: bool = True, checklist:
         f"rank {run.rank} of {run.world_size}" if run.world_size > 1 else "",
         f"attempt {run.attempt} from step {run.step}" if run.attempt > 1 else "",
         "set by environment: " + ", ".join(run.from_env) if run.from_env else "",
+        *_files(run.from_file),
         f"journal {journal}" if journal else "no journal",
     ]
     line = f"perf_callbacks {run.versions.get('perf_callbacks', '')}: " + ", ".join(part for part in parts if part)
     return "\n  ".join([line, *_items(checklist)])
+
+
+def _files(origins: Mapping[str, str]) -> Iterable[str]:
+    """Name the files that set fields; the lines are in the journal."""
+    files = {name: place.partition(", line ")[0] for name, place in origins.items()}
+    for file in dict.fromkeys(files.values()):
+        yield f"set by {file}: " + ", ".join(name for name in files if files[name] == file)
+
+
+def from_outside(values: Mapping[str, object], origins: Mapping[str, str]) -> str:
+    """Render the settings that were set from outside, one per line, each with its origin.
+
+    >>> print(from_outside({"gc": "observe", "window": 20}, {"gc": "PERF_CALLBACKS_GC", "window": "perf.yaml, line 2"}))
+    Set from outside
+      gc: observe, by PERF_CALLBACKS_GC
+      window: 20, by perf.yaml, line 2
+    """
+    lines = [f"{name}: {values[name]}, by {origin}" for name, origin in origins.items()]
+    return "\n  ".join(["Set from outside", *lines])
 
 
 def check(device: str, checklist: Sequence[Checklist], peak: str) -> str:

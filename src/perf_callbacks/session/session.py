@@ -11,7 +11,7 @@ from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.config import ConfigError, PerfConfig, rules
 from perf_callbacks.core.observer import Observer
 from perf_callbacks.core.records import Summary
-from perf_callbacks.core.settings import resolve
+from perf_callbacks.host import config_file
 from perf_callbacks.host.failures import describe
 from perf_callbacks.host.place import Place
 from perf_callbacks.report import cards
@@ -37,14 +37,14 @@ def no_batches(_watch: object) -> Batches:
     return Batches()
 
 
-def checked(config: object, strays: Mapping[str, object], caller: str) -> PerfConfig | None:
-    """Return the configuration that an integration was given, or say how to give one."""
+def checked(config: object, strays: Mapping[str, object]) -> PerfConfig | None:
+    """Return the configuration that an integration was given, or say how a callback is given one."""
     fields = [name for name in strays if name in rules()]
     if fields:
         example = f"{fields[0]}={strays[fields[0]]!r}"
-        raise ConfigError(f"{fields[0]}: settings go into a PerfConfig: {caller}(PerfConfig({example})).")
+        raise ConfigError(f"{fields[0]}: settings go into a PerfConfig: PerfCallback(PerfConfig({example})).")
     if strays:
-        raise TypeError(f"{caller}() got an unexpected keyword argument {next(iter(strays))!r}")
+        raise TypeError(f"PerfCallback() got an unexpected keyword argument {next(iter(strays))!r}")
     if config is not None and not isinstance(config, PerfConfig):
         raise ConfigError(
             f'config: got a {type(config).__name__}, wanted a PerfConfig, such as PerfConfig(gc="observe").'
@@ -60,10 +60,9 @@ class Session:
         config: PerfConfig | None,
         show: Callable[[str], object] = print,
         *,
-        caller: str = "PerfCallback",
         strays: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
-        self.settings = resolve(checked(config, strays, caller), os.environ)
+        self.settings = config_file.in_force(checked(config, strays), os.environ)
         self.enabled = self.settings.config.enabled
         """False: turned off by the configuration, or by a failure of ours."""
         self.recorder: Recorder | None = None

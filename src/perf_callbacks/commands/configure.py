@@ -1,0 +1,102 @@
+"""`perf-callbacks config`: the section `perf_callbacks` of accelerate's config, asked for or given."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from perf_callbacks.core.config import ConfigError, PerfConfig, Rule, rules
+from perf_callbacks.core.settings import NOT_BUILT, Entry, parse
+from perf_callbacks.host import accelerate_config
+from perf_callbacks.host.accelerate_config import AccelerateConfig
+
+NAME: str = "config"
+SUMMARY: str = "write settings into accelerate's config, for perf-callbacks launch"
+
+REFUSED = "From now on accelerate refuses this file: start training with perf-callbacks launch."
+
+INTERRUPTED = 130
+"""Exit status of a shell's command after Ctrl-C."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.epilog = (
+        "Without FIELD=VALUE and --unset it asks. Only the section perf_callbacks is edited: all other lines of the "
+        "file stay as they are. accelerate itself refuses a file with this section: start training with "
+        "perf-callbacks launch."
+    )
+    parser.add_argument("--config_file", type=Path, metavar="FILE", help="the config; else accelerate's default")
+    parser.add_argument("--unset", action="append", default=[], metavar="FIELD", help="remove a field")
+    parser.add_argument("assignments", nargs="*", metavar="FIELD=VALUE", help="set a field, as in window=20")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Edit the file and show its section."""
+    config = accelerate_config.load(arguments.config_file or default_file())
+    if arguments.assignments or arguments.unset:
+        values = parse([_assignment(text) for text in arguments.assignments])
+    elif sys.stdin is not None and sys.stdin.isatty():
+        try:
+            values = _ask(config)
+        except (KeyboardInterrupt, EOFError):
+            print("\nNothing was written.")
+            return INTERRUPTED
+    else:
+        raise ConfigError("there is no terminal to ask on: give FIELD=VALUE, such as window=20.")
+    text = accelerate_config.edited(config, values, {*arguments.unset} - {*values})
+    if text != config.text:
+        accelerate_config.save(config.path, text)
+    entries = [entry for entry in config.entries if entry.name not in {*values, *arguments.unset}]
+    shown = {entry.name: entry.text for entry in entries} | values
+    fields = ", ".join(f"{name}={value}" for name, value in shown.items())
+    print(f"{accelerate_config.KEY} in {config.path}: {fields or 'nothing'}")
+    if config.key is None and values:
+        print(REFUSED)
+    return 0
+
+
+def default_file() -> Path:
+    """Return the path of the config that accelerate reads by default."""
+    try:
+        from accelerate.commands.config import default_config_file  # type: ignore[import-untyped] # noqa: PLC0415
+    except ImportError:
+        raise ConfigError("accelerate is not installed: pip install accelerate, or name a --config_file.") from None
+    path = Path(default_config_file)
+    if not path.is_file():
+        raise ConfigError(f"there is no {path} yet: run `accelerate config` first, or name a --config_file.")
+    return path
+
+
+def _assignment(text: str) -> Entry:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"got {text!r}, wanted FIELD=VALUE, such as window=20.")
+    return Entry(name, value, "the command line")
+
+
+def _ask(config: AccelerateConfig) -> dict[str, object]:
+    """Ask for each field. An empty answer keeps the value."""
+    print(f"Settings for {config.path}. Enter keeps what is in brackets.")
+    now = parse(config.entries)
+    values: dict[str, object] = {}
+    for name, rule in rules().items():
+        if name in NOT_BUILT:
+            continue
+        kept = now.get(name, getattr(PerfConfig(), name))
+        answer = _answer(f"{name} ({rule.wanted}) [{_shown(kept)}]: ", rule, kept)
+        if answer != kept:
+            values[name] = answer
+    return values
+
+
+def _answer(question: str, rule: Rule, kept: object) -> object:
+    """Ask until the answer is legal."""
+    while True:
+        text = input(question).strip()
+        if not text or rule.allows(rule.parse(text)):
+            return rule.parse(text) if text else kept
+        print(f"  got {text!r}, wanted {rule.wanted}.")
+
+
+def _shown(value: object) -> object:
+    return str(value).lower() if value is None or isinstance(value, bool) else value

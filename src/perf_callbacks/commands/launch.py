@@ -1,0 +1,112 @@
+"""`perf-callbacks launch`: `accelerate launch` with the callback armed and settings from accelerate's config.
+
+Accelerate parses its own flags and launches in this process. It is given `-m perf_callbacks.run` to run instead of the
+script, and a copy of the config without the section `perf_callbacks`, a key that it refuses.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from perf_callbacks.core.config import ConfigError
+from perf_callbacks.core.settings import FILE, SECTION, Entry, parse, switched_off, variable
+from perf_callbacks.host import accelerate_config, config_file
+
+NAME: str = "launch"
+SUMMARY: str = "accelerate launch, with the callback armed and settings from the section perf_callbacks of its config"
+
+RUN = "perf_callbacks.run"
+"""The module that arms the callback and runs a script or module."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.usage = "%(prog)s [--config_file FILE] [flags of accelerate launch] SCRIPT [its arguments]"
+    parser.epilog = "The flags are those of `accelerate launch -h`."
+    parser.prefix_chars = "\0"  # all that begins with a dash is accelerate's or the script's
+    parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Launch as accelerate does, and return when the ranks have ended."""
+    if not arguments.words or arguments.words[0] in {"-h", "--help"}:
+        arguments.parser.print_help()
+        return 0
+    try:
+        from accelerate.commands import launch  # type: ignore[import-untyped] # noqa: PLC0415
+        from accelerate.commands.config import default_config_file  # type: ignore[import-untyped] # noqa: PLC0415
+    except ImportError:
+        raise ConfigError("accelerate is not installed: pip install accelerate.") from None
+    wanted = launch.launch_command_parser().parse_args(arguments.words)
+    path = Path(wanted.config_file or default_config_file)
+    config = accelerate_config.load(path) if wanted.config_file or path.is_file() else None
+    content: dict[str, Any] = {} if config is None else accelerate_config.without_section(config)
+    if not switched_off(os.environ):
+        os.environ.update(_exports(() if config is None else config.entries))
+        _arm(wanted, content)
+    unread = wanted.cpu and not wanted.config_file  # with --cpu, accelerate doesn't read its default config
+    if config is None or config.key is None or unread:
+        launch.launch_command(wanted)
+        return 0
+    if not content:
+        raise ConfigError(f"{path} holds settings of perf_callbacks only: run `accelerate config` first.")
+    with _directory() as directory:
+        wanted.config_file = str(directory / path.name)
+        accelerate_config.dump(directory / path.name, content)
+        launch.launch_command(wanted)
+    return 0
+
+
+def _exports(section: tuple[Entry, ...]) -> dict[str, str]:
+    """Return the variables for all ranks: fields of the section that nothing with more weight sets."""
+    settings = config_file.in_force(None, os.environ)  # a bad value is found here, and not by every rank
+    parse(section)
+    exports = {entry.name: entry.text for entry in section if entry.name not in settings.origins}
+    variables = {variable(name): text for name, text in exports.items()}
+    if exports:
+        variables[SECTION] = ",".join(exports)
+    if os.environ.get(FILE):  # a script may change its directory
+        variables[FILE] = str(Path(os.environ[FILE]).resolve())
+    return variables
+
+
+def _arm(wanted: argparse.Namespace, content: Mapping[str, Any]) -> None:
+    """Make accelerate run `perf_callbacks.run`, which runs the script."""
+    tpu = wanted.tpu or content.get("distributed_type") == "XLA"
+    if tpu or content.get("compute_environment") == "AMAZON_SAGEMAKER":  # neither of them runs a module
+        print("perf-callbacks launch: on TPUs and SageMaker, add the callback to the script yourself.", file=sys.stderr)
+        return
+    script = wanted.training_script
+    if script.endswith(".py") and not (wanted.module or wanted.no_python or Path(script).exists()):
+        raise ConfigError(f"there is no file {script}.")
+    words = [script, *wanted.training_script_args]
+    if wanted.no_python:
+        wanted.training_script, wanted.training_script_args = sys.executable, ["-m", RUN, *words]
+    else:
+        wanted.training_script, wanted.training_script_args = RUN, ["-m", *words] if wanted.module else words
+        wanted.module = True
+
+
+@contextmanager
+def _directory() -> Iterator[Path]:
+    """Make a directory that is removed at the end, also after Ctrl-C and SIGTERM."""
+    directory = Path(tempfile.mkdtemp(prefix="perf_callbacks-"))
+
+    def terminate(number: int, _frame: object) -> None:
+        shutil.rmtree(directory, ignore_errors=True)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield directory
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        shutil.rmtree(directory, ignore_errors=True)

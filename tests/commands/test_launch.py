@@ -1,0 +1,263 @@
+"""`perf-callbacks launch`: accelerate gets its flags and a config that it understands, and each rank its settings."""
+
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from perf_callbacks.commands import main
+from perf_callbacks.commands.launch import RUN
+
+REST = {"distributed_type": "NO", "num_processes": 1, "use_cpu": True, "fsdp_config": {"a": [1, None]}}
+SECTION = "perf_callbacks:\n  window: 20\n  gc: observe\n  output_dir:\n"
+TRAINING = """\
+import os, signal, sys, time
+from accelerate import PartialState
+state = PartialState(cpu=True)
+names = ["GC", "WINDOW", "SECTION"]
+print(state.process_index, sys.argv[1:], *[os.environ.get(f"PERF_CALLBACKS_{name}") for name in names], flush=True)
+if sys.argv[1] == "wait":
+    open("ready", "w").close()
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(0.05)
+sys.exit(3 if sys.argv[1] == "fail" else 0)
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("acc.yaml").write_text(yaml.safe_dump(REST) + SECTION)
+    Path("train.py").write_text(TRAINING)
+    return tmp_path
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """What accelerate is asked to launch, with the environment of the ranks, and the config that it reads."""
+    environ = dict(os.environ)
+    monkeypatch.setattr(os, "environ", environ)
+
+    def run(*words):
+        found = {}
+
+        def launch(wanted):
+            config = wanted.config_file
+            found.update(
+                script=wanted.training_script,
+                words=wanted.training_script_args,
+                module=bool(wanted.module),
+                wanted=wanted,
+                path=config,
+                config=config and yaml.safe_load(Path(config).read_text()),
+            )
+
+        monkeypatch.setattr("accelerate.commands.launch.launch_command", launch)
+        found["status"] = main(["launch", *words])
+        found["environ"] = {name: environ[name] for name in environ if name.startswith("PERF_CALLBACKS")}
+        return found
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def default(monkeypatch, tmp_path):
+    """No config of this machine plays a role."""
+    path = tmp_path / "default_config.yaml"
+    monkeypatch.setattr("accelerate.commands.config.default_config_file", str(path))
+    return path
+
+
+EXPORTS = {
+    "PERF_CALLBACKS_WINDOW": "20",
+    "PERF_CALLBACKS_GC": "observe",
+    "PERF_CALLBACKS_OUTPUT_DIR": "",
+    "PERF_CALLBACKS_SECTION": "window,gc,output_dir",
+}
+
+
+def test_accelerate_gets_the_rest_of_the_config_and_ranks_the_section(launched):
+    found = launched("--config_file", "acc.yaml", "--num_processes", "1", "train.py", "a b", "--config_file", "-m")
+    assert found["status"] == 0
+    assert (found["script"], found["words"]) == (RUN, ["train.py", "a b", "--config_file", "-m"])
+    assert found["module"]
+    assert found["wanted"].num_processes == 1
+    assert found["config"] == REST
+    assert found["environ"] == EXPORTS
+    assert not Path(found["path"]).parent.exists()
+    assert Path("acc.yaml").read_text() == yaml.safe_dump(REST) + SECTION
+
+
+@pytest.mark.parametrize("flag", ["--config-file=acc.yaml", "--config_file=acc.yaml"])
+def test_a_module_is_run_as_a_module(launched, flag):
+    found = launched(flag, "-m", "train.main", "-m", "x")
+    assert (found["script"], found["words"], found["module"]) == (RUN, ["-m", "train.main", "-m", "x"], True)
+
+
+def test_a_program_is_run_as_it_is(launched):
+    found = launched("--config_file", "acc.yaml", "--no_python", "trl", "sft")
+    assert (found["script"], found["words"]) == (sys.executable, ["-m", RUN, "trl", "sft"])
+    assert found["wanted"].no_python
+    assert not found["module"]
+
+
+def test_the_environment_and_a_file_win_over_the_section(launched, monkeypatch, here):
+    Path("perf.yaml").write_text("window: 5\n")
+    os.environ.update({"PERF_CALLBACKS_CONFIG": "perf.yaml", "PERF_CALLBACKS_GC": "off"})
+    found = launched("--config_file", "acc.yaml", "train.py")
+    assert found["environ"] == {
+        "PERF_CALLBACKS_CONFIG": f"{here}/perf.yaml",
+        "PERF_CALLBACKS_GC": "off",
+        "PERF_CALLBACKS_OUTPUT_DIR": "",
+        "PERF_CALLBACKS_SECTION": "output_dir",
+    }
+
+
+def test_json_is_handed_on_as_json(launched):
+    Path("acc.json").write_text('{\n\t"distributed_type": "NO", "perf_callbacks": {"nvtx": true}\n}')
+    found = launched("--config_file", "acc.json", "train.py")
+    assert (Path(found["path"]).name, found["config"]) == ("acc.json", {"distributed_type": "NO"})
+    assert found["environ"]["PERF_CALLBACKS_NVTX"] == "true"
+
+
+def test_the_default_config_is_read_where_accelerate_reads_it(launched, default):
+    default.write_text(Path("acc.yaml").read_text())
+    assert launched("train.py")["config"] == REST
+
+
+def test_a_default_config_that_accelerate_does_not_read_is_not_handed_to_it(launched, default):
+    default.write_text(Path("acc.yaml").read_text())
+    found = launched("--cpu", "train.py")
+    assert (found["path"], found["environ"]) == (None, EXPORTS)
+
+
+def test_without_a_section_accelerate_gets_the_users_own_file(launched):
+    Path("acc.yaml").write_text(yaml.safe_dump(REST))
+    found = launched("--config_file", "acc.yaml", "train.py")
+    assert (found["path"], found["script"]) == ("acc.yaml", RUN)
+    assert launched("train.py")["path"] is None
+
+
+def test_what_is_turned_off_is_not_armed(launched):
+    os.environ["PERF_CALLBACKS"] = "0"
+    Path("acc.yaml").write_text(yaml.safe_dump(REST) + SECTION.replace("20", "many"))
+    found = launched("--config_file", "acc.yaml", "train.py", "a")
+    assert (found["script"], found["words"], found["config"]) == ("train.py", ["a"], REST)
+    assert found["environ"] == {"PERF_CALLBACKS": "0"}
+
+
+@pytest.mark.parametrize("config", [{"distributed_type": "XLA"}, {"compute_environment": "AMAZON_SAGEMAKER"}])
+def test_what_can_not_be_armed_is_launched_with_a_sentence(launched, capsys, config):
+    Path("acc.yaml").write_text(yaml.safe_dump(config) + SECTION)
+    assert launched("--config_file", "acc.yaml", "train.py")["script"] == "train.py"
+    sentence = "perf-callbacks launch: on TPUs and SageMaker, add the callback to the script yourself.\n"
+    assert capsys.readouterr().err == sentence
+
+
+@pytest.mark.parametrize(
+    ("section", "sentence"),
+    [
+        ("perf_callbacks: {windwo: 20}", "acc.yaml, line 8: there is no field 'windwo'; did you mean window?"),
+        ("perf_callbacks:\n  window: x", "acc.yaml, line 9: window: got 'x', wanted a whole number from 1 on."),
+        ("perf_callbacks: yes", "acc.yaml, line 8: perf_callbacks: got a scalar, wanted fields with values."),
+        ("a: [", "acc.yaml, line 8 is not valid YAML: expected the node content, but found '<stream end>'."),
+    ],
+)
+def test_a_config_that_makes_no_sense_is_refused_in_one_sentence(launched, capsys, section, sentence):
+    Path("acc.yaml").write_text(yaml.safe_dump(REST) + section)
+    assert launched("--config_file", "acc.yaml", "train.py") == {"status": 2, "environ": {}}
+    assert capsys.readouterr().err == f"perf-callbacks launch: {sentence}\n"
+
+
+def test_a_bad_variable_and_a_missing_file_are_refused_before_anything_starts(launched, capsys, here):
+    assert launched("--config_file", "none.yaml", "train.py")["status"] == 2
+    assert capsys.readouterr().err == f"perf-callbacks launch: none.yaml: there is no such file in {here}.\n"
+    os.environ["PERF_CALLBACKS_GC"] = "now"
+    assert launched("train.py")["status"] == 2
+    assert capsys.readouterr().err.startswith("perf-callbacks launch: PERF_CALLBACKS_GC: got 'now', wanted one of ")
+
+
+def test_a_script_that_is_missing_is_refused_before_anything_starts(launched, capsys):
+    assert launched("--config_file", "acc.yaml", "trian.py")["status"] == 2
+    assert capsys.readouterr().err == "perf-callbacks launch: there is no file trian.py.\n"
+
+
+def test_a_config_of_ours_alone_is_refused_in_one_sentence(launched, capsys):
+    Path("acc.yaml").write_text(SECTION)
+    assert launched("--config_file", "acc.yaml", "train.py")["status"] == 2
+    sentence = "acc.yaml holds settings of perf_callbacks only: run `accelerate config` first."
+    assert capsys.readouterr().err == f"perf-callbacks launch: {sentence}\n"
+
+
+@pytest.mark.parametrize("words", [[], ["-h"], ["--help"]])
+def test_help_says_what_goes_where(launched, capsys, words):
+    assert launched(*words) == {"status": 0, "environ": {}}
+    assert "[--config_file FILE] [flags of accelerate launch] SCRIPT [its arguments]" in capsys.readouterr().out
+
+
+@pytest.fixture
+def start(here):
+    """Start `perf-callbacks launch` in a process of its own; directories for temporary files lie in `temporary`."""
+    if importlib.util.find_spec(RUN) is None:
+        pytest.skip(f"there is no {RUN} yet")
+    (here / "temporary").mkdir()
+    environ = {**os.environ, "TMPDIR": f"{here}/temporary", "ACCELERATE_USE_CPU": "true", "HF_HOME": f"{here}"}
+    script = "import sys; from perf_callbacks.commands import main; sys.exit(main())"
+
+    started = []
+
+    def run(*words):
+        command = [sys.executable, "-c", script, "launch", "--config_file", "acc.yaml", *words]
+        pipe = subprocess.PIPE
+        started.append(subprocess.Popen(command, env=environ, stdout=pipe, stderr=pipe, text=True))
+        return started[-1]
+
+    yield run
+    for process in started:
+        with process:
+            process.terminate()
+
+
+@pytest.mark.slow
+def test_two_ranks_get_the_settings_of_the_section(start, here):
+    config = {"distributed_type": "MULTI_GPU", "num_processes": 2, "use_cpu": True}
+    Path("acc.yaml").write_text(yaml.safe_dump(config) + SECTION)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = start("--main_process_port", str(port), "train.py", "a b")
+    printed, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert sorted(printed.splitlines()) == [f"{rank} ['a b'] observe 20 window,gc,output_dir" for rank in (0, 1)]
+    assert not [*Path("temporary").glob("perf_callbacks-*")]
+
+
+@pytest.mark.slow
+def test_a_script_that_fails_fails_the_launch_as_accelerate_does(start):
+    process = start("train.py", "fail")
+    printed, errors = process.communicate(timeout=120)
+    assert (process.returncode, printed) == (1, "0 ['fail'] observe 20 window,gc,output_dir\n")
+    assert "returned non-zero exit status 3" in errors
+    assert not [*Path("temporary").iterdir()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_launch_and_leaves_no_file(start, number):
+    process = start("train.py", "wait")
+    while not Path("ready").exists():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
+    assert [*Path("temporary").glob("perf_callbacks-*")]
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == -number
+    assert not [*Path("temporary").glob("perf_callbacks-*")]
