@@ -27,7 +27,7 @@ class PerfConfig:
     """Measure at all. False leaves the callback in place without any effect."""
     flops: Literal["count", "estimate", "off"] = "count"
     """Source of the FLOPs of a step: count them, estimate them without running anything, or leave them out."""
-    peak_tflops: str | None = None
+    peak_tflops: str | float | None = None
     """Dense peak of the device, "989.5" or by dtype "bf16=989.5,fp32=67". None: the table of known devices."""
     measure_peak: Literal["auto", "on", "off"] = "auto"
     """Measure the peak with matmuls. auto: on a CPU and on devices that are not in the table."""
@@ -69,6 +69,8 @@ class PerfConfig:
     """Profile the step after an unusual one."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.peak_tflops, int | float) and not isinstance(self.peak_tflops, bool):
+            object.__setattr__(self, "peak_tflops", format(self.peak_tflops, ".15g"))
         for name, rule in rules().items():
             value = getattr(self, name)
             if not rule.allows(value):

@@ -1,6 +1,7 @@
 """Settings in force: those of the code, overridden by a file and by the environment."""
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -117,9 +118,14 @@ def _value(name: str, text: str, where: str) -> object:
     return value
 
 
+_LIKE = re.compile(r"PERF_?CALLBACKS?_")
+"""Beginnings that are easily written for the prefix."""
+
+
 def _strangers(environ: Mapping[str, str]) -> tuple[str, ...]:
     known = [*map(variable, rules()), FILE, SECTION]
-    names = sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
+    similar = [name for name in environ if name.startswith(PREFIX) or _LIKE.match(name)]
+    names = sorted(name for name in similar if name not in known)
     return tuple(f"{name} means nothing here{_question(name, known)}" for name in names)
 
 
