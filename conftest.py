@@ -33,9 +33,11 @@ def _stage(namespace):
         "PerfConfig": PerfConfig,
         "TrainingArguments": TrainingArguments,
         "dataset": dataset,
+        "fetch": lambda step: {name: values[None] for name, values in dataset[step].items()},
         "loader": torch.utils.data.DataLoader(dataset, batch_size=4),
         "model": model,
         "optimizer": torch.optim.AdamW(model.parameters()),
+        "steps": 4,
     }
     with measure(model=model, optimizer=namespace["optimizer"], loader=(), config=PerfConfig(output_dir="out")):
         pass  # a journal to read

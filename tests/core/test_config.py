@@ -18,7 +18,7 @@ FIELDS = {
     "flops": (["count", "estimate", "off"], ["counted", None, True], "one of count, estimate, off"),
     "peak_tflops": (
         [None, "989.5", "67", "0.5", "bf16=989.5,fp32=67", "bf16=10"],
-        [989.5, "", "0", "0.0", "-1", "fast", "bf16=", "bf16=0", "bf16=0,fp32=67", "bf16=1,", "1e3", "67\n"],
+        [True, -1, 0.0, "", "0", "0.0", "-1", "fast", "bf16=", "bf16=0", "bf16=0,fp32=67", "bf16=1,", "1e3", "67\n"],
         PEAK,
     ),
     "measure_peak": (["auto", "on", "off"], ["always", True], "one of auto, on, off"),
@@ -52,6 +52,11 @@ FIELDS = {
 
 def test_every_field_has_a_rule_and_is_tested_here():
     assert list(rules()) == list(FIELDS) == [field.name for field in dataclasses.fields(PerfConfig)]
+
+
+@pytest.mark.parametrize(("number", "text"), [(989.5, "989.5"), (67, "67"), (0.25, "0.25")])
+def test_a_peak_may_be_a_number(number, text):
+    assert PerfConfig(peak_tflops=number).peak_tflops == text
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass, fields
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
 class ConfigError(ValueError):
@@ -27,7 +27,7 @@ class PerfConfig:
     """Measure at all. False leaves the callback in place without any effect."""
     flops: Literal["count", "estimate", "off"] = "count"
     """Source of the FLOPs of a step: count them, estimate them without running anything, or leave them out."""
-    peak_tflops: str | float | None = None
+    peak_tflops: str | None = None
     """Dense peak of the device, "989.5" or by dtype "bf16=989.5,fp32=67". None: the table of known devices."""
     measure_peak: Literal["auto", "on", "off"] = "auto"
     """Measure the peak with matmuls. auto: on a CPU and on devices that are not in the table."""
@@ -69,8 +69,10 @@ class PerfConfig:
     """Profile the step after an unusual one."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.peak_tflops, int | float) and not isinstance(self.peak_tflops, bool):
-            object.__setattr__(self, "peak_tflops", format(self.peak_tflops, ".15g"))
+        peak: Any = self.peak_tflops
+        if type(peak) in {int, float}:  # an annotation that says so is refused by transformers' argument parser
+            text = format(peak, ".15g")
+            object.__setattr__(self, "peak_tflops", text if rules()["peak_tflops"].allows(text) else peak)
         for name, rule in rules().items():
             value = getattr(self, name)
             if not rule.allows(value):

@@ -29,7 +29,7 @@ FRESH_SECONDS = 86400.0
 def find(device: torch.device, dtypes: Iterable[str], config: PerfConfig) -> Peaks | None:
     """The dense peaks of a device; None where nobody knows, and nobody may measure."""
     if config.peak_tflops is not None:
-        return peaks.given(str(config.peak_tflops))
+        return peaks.given(config.peak_tflops)
     known = None if device.type == "cpu" else peaks.lookup(devices.name(device), _processors(device))
     if config.measure_peak == "off" or (known is not None and config.measure_peak == "auto"):
         return known
