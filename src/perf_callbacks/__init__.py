@@ -7,17 +7,21 @@ Hugging Face `Trainer`, `perf_callbacks.lightning` and `perf_callbacks.pytorch_l
 
 from typing import TYPE_CHECKING, Any
 
-from perf_callbacks.core.config import ConfigError, PerfConfig
 from perf_callbacks.version import __version__
 
 if TYPE_CHECKING:
+    from perf_callbacks.core.config import ConfigError, PerfConfig
     from perf_callbacks.core.records import Summary
 
 __all__ = ["ConfigError", "PerfConfig", "Summary", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """Records take as long to import as all the rest: whoever wants only to set something doesn't wait for them."""
+    """Import a public name when it is asked for: every Python process of an armed program imports this package."""
+    if name in {"ConfigError", "PerfConfig"}:
+        from perf_callbacks.core import config  # noqa: PLC0415 only when it is asked for
+
+        return getattr(config, name)
     if name == "Summary":
         from perf_callbacks.core.records import Summary  # noqa: PLC0415 only when it is asked for
 
