@@ -5,11 +5,14 @@ Hugging Face `Trainer`, `perf_callbacks.lightning` and `perf_callbacks.pytorch_l
 `perf_callbacks.accelerate` for a loop with Accelerate, `perf_callbacks.loop` for a plain PyTorch loop.
 """
 
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
 from perf_callbacks.version import __version__
 
+TYPE_CHECKING = False  # `typing` takes longer to import than all the rest
 if TYPE_CHECKING:
+    from typing import Any
+
     from perf_callbacks.core.config import ConfigError, PerfConfig
     from perf_callbacks.core.records import Summary
 
