@@ -131,7 +131,7 @@ def test_a_sweep_leaves_nothing_behind(tmp_path):
 def test_a_search_of_hyperparameters_has_one_callback_in_each_trial(tmp_path):
     """As in `Trainer.hyperparameter_search`, the same trainer trains a new model each time."""
     arguments = tiny.training_arguments(tmp_path, max_steps=2)
-    trainer = Trainer(model_init=lambda: tiny.llama(), args=arguments, train_dataset=tiny.Tokens())
+    trainer = Trainer(model_init=lambda: tiny.llama(), args=arguments, train_dataset=tiny.Tokens())  # noqa: PLW0108 its arguments are counted
     for _ in range(3):
         trainer.train()
     assert len(armed(trainer)) == 1

@@ -1,0 +1,75 @@
+"""`perf-callbacks status`: which programs are measured here without a change, by what, and why not."""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+
+from perf_callbacks import autoload
+from perf_callbacks.commands import autoload as command
+from perf_callbacks.core.settings import resolve
+
+NAME: str = "status"
+SUMMARY: str = "which programs are measured here without a change to them, by what, and why not"
+
+TREES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
+"""Distributions of Lightning, and the modules that their entry points are named after."""
+
+ADVICE = "use `perf-callbacks run`, or `perf-callbacks autoload enable` and PERF_CALLBACKS=1"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.epilog = "The answer is that of this Python and this environment; nothing is changed."
+
+
+def run(arguments: argparse.Namespace) -> int:  # noqa: ARG001 it has none
+    """Print what is set, what is measured, and the settings."""
+    settings = resolve(None, os.environ)
+    value = os.environ.get(autoload.SWITCH)
+    print(f"{autoload.SWITCH} is not set." if value is None else f"{autoload.SWITCH}={value} is set.")
+    print(f"{command.state()}\n")
+    if settings.config.enabled:
+        rows = [*_rows()]
+        width = max(len(name) for name, _ in rows) + 2
+        for name, said in rows:
+            print(f"{name:<{width}}{said}")
+        if autoload.asked() and not any(said.startswith("measured") for _, said in rows):
+            print(f"\n{autoload.SWITCH}={value} has no effect: nothing here reads it. {ADVICE}")
+    else:
+        print("Nothing is measured: it is switched off.")
+    values = ", ".join(f"{name}={getattr(settings.config, name)}" for name in settings.from_env)
+    print("\n".join(["", f"Settings from the environment: {values or 'none'}.", *settings.remarks]))
+    return 0
+
+
+def _rows() -> Iterator[tuple[str, str]]:
+    """Say for each kind of training what measures it."""
+    for name, package in (("Hugging Face Trainer", "transformers"), ("Accelerate loop", "accelerate")):
+        yield name, _armed() if _installed(package) else f"{package} is not installed"
+    for package, tree in TREES.items():
+        yield f"Trainer of {tree}", _by_entry_point(tree) if _installed(package) else f"{package} is not installed"
+    yield "other PyTorch loop", "not measured: write `with perf_callbacks.loop.measure(...)`"
+
+
+def _installed(package: str) -> bool:
+    try:
+        metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _armed() -> str:
+    """Tell by this process, which has started as the others will."""
+    if any(isinstance(finder, autoload.Finder) for finder in sys.meta_path):
+        return f"measured, by {'perf-callbacks run' if autoload.RUN in os.environ else 'autoload'}"
+    return "not measured: set PERF_CALLBACKS=1" if command.files() else f"not measured: {ADVICE}"
+
+
+def _by_entry_point(tree: str) -> str:
+    group = metadata.entry_points(group=f"{tree}.callbacks_factory")
+    if not any(entry.value.startswith("perf_callbacks.") for entry in group):
+        return "not measured: perf_callbacks was installed without its entry points; install it again"
+    return "measured, by its entry point" if autoload.asked() else "not measured: set PERF_CALLBACKS=1"
