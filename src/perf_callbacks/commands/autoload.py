@@ -54,7 +54,7 @@ def state() -> str:
         return "Autoload is off."
     if not works():
         return f"Autoload has no effect: Python does not import perf_callbacks from {found[0]}."
-    return f"Autoload is on, by {found[0]}: programs of {sys.executable} are measured if PERF_CALLBACKS=1 is set."
+    return f"Autoload is on: {found[0]}"
 
 
 def place() -> Path:

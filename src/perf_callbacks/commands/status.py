@@ -16,7 +16,10 @@ SUMMARY: str = "which programs are measured here without a change to them, by wh
 TREES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
 """Distributions of Lightning, and the modules that their entry points are named after."""
 
-ADVICE = "use `perf-callbacks run`, or `perf-callbacks autoload enable` and PERF_CALLBACKS=1"
+UNSET = "PERF_CALLBACKS=1 is not set"
+ADVICE = """\
+`perf-callbacks run TARGET ...` measures all of these but the last one, without
+more ado. A callback in a program's own code always measures, and wins."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +39,8 @@ def run(arguments: argparse.Namespace) -> int:  # noqa: ARG001 it has none
         for name, said in rows:
             print(f"{name:<{width}}{said}")
         if autoload.asked() and not any(said.startswith("measured") for _, said in rows):
-            print(f"\n{autoload.SWITCH}={value} has no effect: nothing here reads it. {ADVICE}")
+            print(f"\n{autoload.SWITCH}={value} has no effect here.")
+        print(f"\n{ADVICE}")
     else:
         print("Nothing is measured: it is switched off.")
     values = ", ".join(f"{name}={getattr(settings.config, name)}" for name in settings.from_env)
@@ -50,7 +54,7 @@ def _rows() -> Iterator[tuple[str, str]]:
         yield name, _armed() if _installed(package) else f"{package} is not installed"
     for package, tree in TREES.items():
         yield f"Trainer of {tree}", _by_entry_point(tree) if _installed(package) else f"{package} is not installed"
-    yield "other PyTorch loop", "not measured: write `with perf_callbacks.loop.measure(...)`"
+    yield "other PyTorch loop", "not measured: use perf_callbacks.loop.measure"
 
 
 def _installed(package: str) -> bool:
@@ -65,11 +69,11 @@ def _armed() -> str:
     """Tell by this process, which has started as the others will."""
     if any(isinstance(finder, autoload.Finder) for finder in sys.meta_path):
         return f"measured, by {'perf-callbacks run' if autoload.RUN in os.environ else 'autoload'}"
-    return "not measured: set PERF_CALLBACKS=1" if command.files() else f"not measured: {ADVICE}"
+    return f"not measured: {UNSET if command.files() else 'autoload is off'}"
 
 
 def _by_entry_point(tree: str) -> str:
     group = metadata.entry_points(group=f"{tree}.callbacks_factory")
     if not any(entry.value.startswith("perf_callbacks.") for entry in group):
-        return "not measured: perf_callbacks was installed without its entry points; install it again"
-    return "measured, by its entry point" if autoload.asked() else "not measured: set PERF_CALLBACKS=1"
+        return "not measured: no entry point; install perf_callbacks again"
+    return "measured, by its entry point" if autoload.asked() else f"not measured: {UNSET}"
