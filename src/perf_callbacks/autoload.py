@@ -119,25 +119,22 @@ def _say(sentence: str) -> None:
         pass
 
 
-class ArmedCallback:
-    """Stands in `DEFAULT_CALLBACKS` of transformers, from which each trainer makes its first callbacks."""
+def _arm_transformers(trainer: ModuleType) -> None:
+    """Add a callback to each Hugging Face trainer. The list is shared: other packages have imported it by name."""
 
-    def __new__(cls) -> Any:
-        """Return the callback that measures, or one that does nothing."""
-        from transformers import TrainerCallback  # noqa: PLC0415 a trainer is being made
+    class ArmedCallback:
+        """Stands in the list from which each trainer makes its first callbacks, and makes ours."""
 
-        return _safely(_transformers_callback) or TrainerCallback()
+        def __new__(cls) -> Any:
+            return _safely(_transformers_callback) or trainer.TrainerCallback()
+
+    trainer.DEFAULT_CALLBACKS.append(ArmedCallback)
 
 
 def _transformers_callback() -> object:
     from perf_callbacks.transformers import ArmedCallback as Callback  # noqa: PLC0415 a trainer is being made
 
     return Callback()
-
-
-def _arm_transformers(trainer: ModuleType) -> None:
-    """Add a callback to each Hugging Face trainer. The list is shared: other packages have imported it by name."""
-    trainer.DEFAULT_CALLBACKS.append(ArmedCallback)
 
 
 def _arm_accelerate(accelerator: ModuleType) -> None:
@@ -154,7 +151,7 @@ def _arm_accelerate(accelerator: ModuleType) -> None:
     accelerator.Accelerator.__init__ = init
 
 
-def _attach(accelerator: object) -> None:
+def _attach(accelerator: Any) -> None:
     """Attach to an accelerator, unless a Hugging Face trainer makes it for itself."""
     trainers = getattr(sys.modules.get("transformers.trainer"), "Trainer", ())
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 nothing else tells who makes an accelerator
