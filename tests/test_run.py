@@ -46,7 +46,7 @@ PROGRAMS = {
 
 def launched(directory, *words, flags=(), **environ):
     """Run Python and return its exit code, its output, and its complaints without ours."""
-    environ = {**os.environ, "PYTHONPATH": SOURCE, **environ}
+    environ = {**os.environ, "PYTHONPATH": SOURCE, "TMPDIR": str(directory), **environ}
     done = subprocess.run(
         [sys.executable, *flags, *words],
         cwd=directory,
