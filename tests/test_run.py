@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import perf_callbacks
-from perf_callbacks import autoload, run
+from perf_callbacks import autoload, commands, run
 
 SOURCE = str(Path(perf_callbacks.__file__).parents[1])
 RUN = ("-m", "perf_callbacks.run")
@@ -130,6 +130,25 @@ def test_a_program_that_is_not_there(capsys, words, complaint):
     assert capsys.readouterr().err == complaint
 
 
+@pytest.mark.parametrize("words", [["train.py", "-m", "--", "a b", "-h"], ["-m", "package.train", "--", "-m"]])
+def test_the_command_passes_everything_on(monkeypatch, words):
+    passed = []
+    monkeypatch.setattr(run, "main", lambda words: passed.extend(words) or 7)
+    assert (commands.main(["run", *words]), passed) == (7, words)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the program that stands for all is a POSIX one")
+def test_where_a_process_can_not_become_another_one_it_waits_for_it(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(run, "WINDOWS", True)
+    monkeypatch.setattr(run, "find", lambda _: [sys.executable, "-c", "import sys; sys.exit(len(sys.argv) - 1)", "1"])
+    monkeypatch.setattr(run.tempfile, "tempdir", str(tmp_path))
+    assert run.main(["train.py"]) == 1
+    monkeypatch.setattr(run, "find", lambda _: [sys.executable, "-c", ""])
+    assert run.main(["train.py"]) == 0
+    assert capsys.readouterr().err == autoload.NOTHING_MEASURED + "\n"
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_a_setting_that_makes_no_sense(capsys, monkeypatch):
     monkeypatch.setenv("PERF_CALLBACKS_GC", "sinc")
     assert run.main(["-m", "json.tool"]) == 2
@@ -160,6 +179,22 @@ def test_a_program_without_a_trainer_is_told_of_it_once(tmp_path, source, told):
     )
     assert done.stderr.count(autoload.NOTHING_MEASURED) == told
     assert [*left.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "flags"),
+    [
+        (["python"], []),
+        (["python", "-"], []),
+        (["python", "-c", "print()", "-m"], []),
+        (["python", "-uB", "-m", "perf_callbacks.run", "-O"], ["-uB"]),
+        (["python", "-mperf_callbacks.run"], []),
+        (["python", "-X", "importtime", "train.py"], ["-X", "importtime"]),
+        (["python", "-Xcpu_count=2", "train.py"], ["-Xcpu_count=2"]),
+    ],
+)
+def test_the_flags_of_an_interpreter(words, flags):
+    assert run.interpreter_flags(words) == flags
 
 
 def test_the_environment_of_the_program():

@@ -24,8 +24,8 @@ RUN = "_PERF_CALLBACKS_RUN"
 """The process that `perf-callbacks run` has become, and a file that exists until that program measures something."""
 
 NOTHING_MEASURED = (
-    "perf_callbacks measured nothing: this program made no Hugging Face Trainer, no Lightning Trainer and no "
-    "Accelerator. For a loop of your own, use `with perf_callbacks.loop.measure(...)`; `perf-callbacks status` says "
+    "perf_callbacks measured nothing: it found no Hugging Face Trainer, no Lightning Trainer and no Accelerator in "
+    "this program. For a loop of your own, use `with perf_callbacks.loop.measure(...)`; `perf-callbacks status` says "
     "what can be measured here."
 )
 
@@ -199,14 +199,18 @@ def _expect_a_trainer() -> None:
     import atexit  # noqa: PLC0415 for this process alone
 
     def at_exit() -> None:
-        if process != str(os.getpid()) or not os.path.exists(path):  # it was forked, or something was measured
-            return
-        os.unlink(path)
-        # After a traceback, this would look like its cause.
-        if not hasattr(sys, "last_value") and os.environ.get("RANK", "0") == "0":
-            _say(NOTHING_MEASURED)
+        if process == str(os.getpid()):  # not where the program was forked
+            program_ended(path, failed=hasattr(sys, "last_value"))
 
     atexit.register(_safely, at_exit)
+
+
+def program_ended(path: str, *, failed: bool) -> None:
+    """Say if nothing was measured, unless the program has failed: it would look like the cause."""
+    if os.path.exists(path):
+        os.unlink(path)
+        if not failed and os.environ.get("RANK", "0") == "0":
+            _say(NOTHING_MEASURED)
 
 
 ACTIONS: dict[str, Callable[[ModuleType], None]] = {

@@ -7,6 +7,7 @@ the Python processes that it starts are armed in the same way.
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from perf_callbacks.autoload import RUN, SWITCH
+from perf_callbacks.autoload import RUN, SWITCH, program_ended
 from perf_callbacks.core.config import ConfigError
 from perf_callbacks.core.settings import resolve
 
@@ -23,6 +24,7 @@ SITE = Path(__file__).parent / "site"
 """The directory with our `sitecustomize.py`."""
 
 USAGE = "usage: perf-callbacks run [-m] TARGET [ARGS ...]"
+WINDOWS = os.name == "nt"
 PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz", ".zip")
 
 
@@ -36,9 +38,11 @@ def main(words: Sequence[str]) -> int:
         return 2
     environ = environment(os.environ) if armed else dict(os.environ)
     sys.stdout.flush()
-    if os.name != "nt":
+    if not WINDOWS:
         os.execve(command[0], command, environ)  # noqa: S606 the program that the user named
-    return subprocess.call(command, env=environ)  # noqa: S603 the program that the user named
+    status = subprocess.call(command, env=environ)  # noqa: S603 the program that the user named
+    program_ended(environ.get(RUN, "").partition(":")[2], failed=status != 0)
+    return status
 
 
 def find(words: Sequence[str]) -> list[str]:
@@ -49,7 +53,7 @@ def find(words: Sequence[str]) -> list[str]:
     """
     if not words or words == ["-m"]:
         raise LookupError(f"nothing to run. {USAGE}")
-    python = [sys.executable, *interpreter_flags(sys.orig_argv, len(sys.argv) - 1)]
+    python = [sys.executable, *interpreter_flags(sys.orig_argv)]
     if words[0] == "-m":
         if not _has_module(words[1]):
             raise LookupError(f"there is no module named {words[1]}.")
@@ -65,16 +69,28 @@ def find(words: Sequence[str]) -> list[str]:
     raise LookupError(f"there is no file and no command named {target}.")
 
 
-def interpreter_flags(words: Sequence[str], arguments: int) -> list[str]:
-    """Return the flags that the interpreter was started with: before `-m module` or a script, and its arguments.
+def interpreter_flags(words: Sequence[str]) -> list[str]:
+    """Return the flags of an interpreter's command line, which end where it says what to run.
 
-    >>> interpreter_flags(["python", "-u", "-X", "dev", "-m", "perf_callbacks.run", "train.py"], 1)
-    ['-u', '-X', 'dev']
-    >>> interpreter_flags(["python", "bin/perf-callbacks", "run", "train.py"], 2)
+    >>> interpreter_flags(["python", "-u", "-X", "dev", "-Wignore", "-Om", "perf_callbacks.run", "-m", "train"])
+    ['-u', '-X', 'dev', '-Wignore', '-O']
+    >>> interpreter_flags(["python", "bin/perf-callbacks", "run", "-m", "train"])
     []
     """
-    flags = list(words[1 : len(words) - arguments])
-    return flags[:-2] if flags[-2:-1] == ["-m"] else flags[:-1]
+    flags: list[str] = []
+    rest = iter(words[1:])
+    for word in rest:
+        if word in {"-X", "-W", "--check-hash-based-pycs"}:
+            flags += [word, next(rest, "")]
+            continue
+        flag = word if word.startswith(("-X", "-W")) else re.split("[cm]", word, maxsplit=1)[0]
+        if not flag.startswith("-"):
+            break
+        if flag != "-":
+            flags.append(flag)
+        if flag != word:  # "-Om module" is "-O -m module"
+            break
+    return flags
 
 
 def environment(environ: "os._Environ[str] | dict[str, str]") -> dict[str, str]:

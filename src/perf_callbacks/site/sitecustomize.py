@@ -19,7 +19,7 @@ _ours = sys.modules.pop(__name__)
 try:
     import sitecustomize  # type: ignore[import-not-found]  # noqa: F401 the hidden one
 except ImportError as error:
-    if error.name != "sitecustomize":
+    if getattr(error, "name", __name__) != __name__:  # Python 2 has no name there
         raise
 finally:
     sys.modules.setdefault(__name__, _ours)
