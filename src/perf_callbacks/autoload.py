@@ -78,7 +78,7 @@ class Finder:
 class ImportedSpec(ModuleSpec):
     """The spec of a module that is being imported, until it has been.
 
-    The import system turns `_initializing` off when it is done with a module (CPython 3.10 to 3.14, `_load_unlocked` in
+    The import system turns `_initializing` off when it is done with a module (CPython 3.10 to 3.13, `_load_unlocked` in
     importlib/_bootstrap.py). A replaced `exec_module` would come too late for a module whose import has begun, and
     would stand in the traceback of one that can't be imported.
     """
@@ -93,12 +93,12 @@ class ImportedSpec(ModuleSpec):
 
 
 def _watch(spec: Any) -> None:
-    if type(spec) is ModuleSpec:  # not a class of somebody else's loader, which might mind
+    if type(spec) is ModuleSpec:  # a spec of another class stays as its loader made it
         spec.__class__ = ImportedSpec
 
 
 def _safely(act: Callable[..., Any], *arguments: object) -> Any:
-    """Do something for the program's sake, which goes on if it fails. The same complaint is made once."""
+    """Call a function of ours. If it fails, say so once; the program goes on."""
     try:
         return act(*arguments)
     except Exception as error:  # noqa: BLE001 an observer never ends the run

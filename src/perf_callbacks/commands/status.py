@@ -18,8 +18,8 @@ TREES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightni
 
 UNSET = "PERF_CALLBACKS=1 is not set"
 ADVICE = """\
-`perf-callbacks run TARGET ...` measures all of these but the last one, without
-more ado. A callback in a program's own code always measures, and wins."""
+`perf-callbacks run TARGET ...` needs neither autoload nor the variable.
+A callback in the program's own code always measures, and wins."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
