@@ -32,6 +32,8 @@ def brought_along(statement):
         "perf_callbacks.core.batches",
         "perf_callbacks.core.peaks",
         "perf_callbacks.commands",
+        "perf_callbacks.autoload",
+        "perf_callbacks.run",
         "perf_callbacks.report.cards",
         "perf_callbacks.host.gc_observer",
         "perf_callbacks.host.journal_file",

@@ -27,7 +27,7 @@ def wheel(tmp_path_factory):
 @pytest.mark.slow
 def test_the_wheel_holds_the_package_its_types_and_its_licence_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    assert "perf_callbacks/py.typed" in names
+    assert {"perf_callbacks/py.typed", "perf_callbacks/site/sitecustomize.py"} <= {*names}
     assert any(name.endswith("LICENSE") for name in names)
     assert {name.split("/")[0].split("-")[0] for name in names} == {"perf_callbacks"}
 

@@ -5,12 +5,15 @@ Hugging Face `Trainer`, `perf_callbacks.lightning` and `perf_callbacks.pytorch_l
 `perf_callbacks.accelerate` for a loop with Accelerate, `perf_callbacks.loop` for a plain PyTorch loop.
 """
 
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
-from perf_callbacks.core.config import ConfigError, PerfConfig
 from perf_callbacks.version import __version__
 
+TYPE_CHECKING = False  # `typing` takes longer to import than all the rest
 if TYPE_CHECKING:
+    from typing import Any
+
+    from perf_callbacks.core.config import ConfigError, PerfConfig
     from perf_callbacks.core.records import Summary
 
 __all__ = ["ConfigError", "PerfConfig", "Summary", "__version__"]
@@ -24,7 +27,11 @@ _ELSEWHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Records take as long to import as all the rest: whoever wants only to set something doesn't wait for them."""
+    """Import a public name when it is asked for: every Python process of an armed program imports this package."""
+    if name in {"ConfigError", "PerfConfig"}:
+        from perf_callbacks.core import config  # noqa: PLC0415 only when it is asked for
+
+        return getattr(config, name)
     if name == "Summary":
         from perf_callbacks.core.records import Summary  # noqa: PLC0415 only when it is asked for
 

@@ -19,7 +19,7 @@ from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.config import ConfigError, PerfConfig
 from perf_callbacks.core.records import Summary
 from perf_callbacks.doors.accelerate_fits import Fits
-from perf_callbacks.doors.accelerate_methods import install
+from perf_callbacks.doors.accelerate_methods import install, take_over
 from perf_callbacks.host.failures import describe
 from perf_callbacks.host.place import Place, data_parallel
 from perf_callbacks.session.session import Session
@@ -60,14 +60,29 @@ def attach(
     return Attachment(accelerator, config, resume)
 
 
+def attach_armed(accelerator: Accelerator) -> None:
+    """Attach to an accelerator of a program that is armed from outside.
+
+    The program doesn't know of it: if it trains nothing with this accelerator, it hears nothing, and if it never calls
+    `end_training()`, the table is printed when the accelerator is freed or the program ends. `attach` takes over.
+    """
+    Attachment(accelerator, armed=True)
+
+
 class Attachment:
     """The measurement that is attached to an accelerator."""
 
     def __init__(
-        self, accelerator: Accelerator, config: PerfConfig | None = None, resume: Mapping[str, Any] | None = None
+        self,
+        accelerator: Accelerator,
+        config: PerfConfig | None = None,
+        resume: Mapping[str, Any] | None = None,
+        *,
+        armed: bool = False,
     ) -> None:
         self._session = Session(config)
-        self._fits = Fits(self._session, accelerator, _place, resume, _batches)
+        self._fits = Fits(self._session, accelerator, _place, resume, _batches, armed=armed)
+        take_over(accelerator)
         if self._fits.active:
             try:
                 install(accelerator, self._fits)

@@ -70,7 +70,8 @@ class PerfCallback(Measures, TrainerCallback):
             self.begin(args, state, None)
             return
         if first(trainer.callback_handler.callbacks, PerfCallback) is not self:
-            log.warning("perf_callbacks: another PerfCallback measures this trainer, this one does nothing.")
+            if not self.armed:
+                log.warning("perf_callbacks: another PerfCallback measures this trainer, this one does nothing.")
             return
         # Other callbacks go first: if one of them raises, nothing of ours is in place yet. The handler is iterating
         # over its list right now, so what is appended to that comes last; what it finds in its place is without it.
@@ -135,6 +136,12 @@ class PerfCallback(Measures, TrainerCallback):
             None if trainer is None else trainer.model,
             lambda _: _batches(args, state, trainer),
         )
+
+
+class ArmedCallback(PerfCallback):
+    """The callback that every trainer gets in a program that is armed from outside."""
+
+    armed = True
 
 
 class _Afterwards(TrainerCallback):

@@ -150,5 +150,7 @@ def test_what_the_framework_says_is_not_overruled_and_one_process_asks_nobody():
 
 @pytest.mark.parametrize("wrong", [0, -1, 2.0, "2", True])
 def test_a_size_that_makes_no_sense_is_refused_at_once(wrong):
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
     with pytest.raises(ConfigError, match=f"data_parallel: got {wrong!r}, wanted a number of ranks above 0."):
-        measure(model=None, optimizer=None, loader=(), data_parallel=wrong)
+        measure(model=model, optimizer=optimizer, loader=(), data_parallel=wrong)

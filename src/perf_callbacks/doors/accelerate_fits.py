@@ -1,6 +1,8 @@
 """The fits of one accelerator: when one begins, what it continues from, and how it ends."""
 
+import atexit
 import functools
+import sys
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -39,6 +41,8 @@ class Fits:
         place: Callable[[Any, Mapping[str, Any] | None], Place],
         resume: Mapping[str, Any] | None,
         batches: Callable[[tuple[Any, ...]], Batches] = lambda _: Batches(),
+        *,
+        armed: bool = False,
     ) -> None:
         self._session = session
         self._batches = batches
@@ -63,6 +67,9 @@ class Fits:
         """False: closed, failed, or turned off by the configuration."""
         self._freed = weakref.finalize(accelerator, _close_freed, weakref.ref(self))
         self._freed.atexit = False
+        self.armed = armed
+        """The program doesn't know of us, so it need not say when its training ends."""
+        self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
 
     @property
     def state(self) -> dict[str, Any]:
@@ -104,6 +111,9 @@ class Fits:
         place = by_meshes(self._place(self._accelerator(), self._carried), models[0])
         self._shown = False
         self._session.begin(place, self._watching, models[0], lambda _: self._batches(self._prepared.loaders))
+        if self.armed:
+            atexit.unregister(self._at_exit)
+            atexit.register(self._at_exit)  # to be called before the recorder's own, which would call the fit cut short
 
     def _watching(self, recorder: Recorder) -> AcceleratedWatch:
         recorder.patches.add(functools.partial(self._ended, recorder))
@@ -149,7 +159,7 @@ class Fits:
     @fails_open
     def close(self, failure: str | None = None) -> None:
         """Stop measuring and put everything back. Twice is once."""
-        if self._session.recorder is None and failure is None:
+        if self._session.recorder is None and failure is None and not self.armed:
             log.warning(
                 "perf_callbacks measured nothing: call attach(accelerator) before accelerator.prepare(...), and "
                 "prepare the model and its optimizer with that accelerator."
@@ -186,6 +196,7 @@ class Fits:
         self.active = False
         self._before = None
         self._freed.detach()
+        atexit.unregister(self._at_exit)
         try:
             self.patches.restore()
         finally:
@@ -196,4 +207,11 @@ def _close_freed(reference: "weakref.ref[Fits]") -> None:
     """End the measuring of an accelerator that nobody can train with any more."""
     fits = reference()
     if fits is not None:
-        fits.close(FREED)
+        fits.close(None if fits.armed else FREED)
+
+
+def _close_at_exit(reference: "weakref.ref[Fits]") -> None:
+    """End the fit of a program that never says that its training has ended, unless an exception has ended it."""
+    fits = reference()
+    if fits is not None and not hasattr(sys, "last_value"):
+        fits.close()

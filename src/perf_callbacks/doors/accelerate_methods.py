@@ -29,11 +29,15 @@ PREPARED = ("_models", "_optimizers", "_schedulers", "_dataloaders")
 T = TypeVar("T")
 
 
-def install(accelerator: Any, fits: Fits) -> None:
-    """Watch an accelerator's methods and what it has prepared, until the fits' patches are restored."""
+def take_over(accelerator: Any) -> None:
+    """End what is attached to an accelerator."""
     earlier = getattr(type(accelerator), ATTRIBUTE, None)
     if earlier is not None:
         earlier.close(TAKEN_OVER)
+
+
+def install(accelerator: Any, fits: Fits) -> None:
+    """Watch an accelerator's methods and what it has prepared, until the fits' patches are restored."""
     kind = type(accelerator)
     members: dict[str, Any] = {ATTRIBUTE: fits}
     for name, make in _seams(fits).items():

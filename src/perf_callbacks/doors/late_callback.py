@@ -7,7 +7,9 @@ C = TypeVar("C")
 
 
 class Enabled(Protocol):
-    """A callback that can be turned off."""
+    """A callback that can be turned off, or was added from outside."""
+
+    armed: bool
 
     @property
     def enabled(self) -> bool:
@@ -54,5 +56,10 @@ def move_to_front(callbacks: list[C], callback: C) -> None:
 
 
 def first(callbacks: Iterable[object], kind: type[E]) -> E | None:
-    """Find the callback that measures: of several of its kind in one trainer, the first that is enabled."""
-    return next((callback for callback in callbacks if isinstance(callback, kind) and callback.enabled), None)
+    """Find the callback that measures: of several of its kind in one trainer, the first that is enabled.
+
+    One that was added from outside doesn't count where the program's own code has added one, also a disabled one.
+    """
+    ours = [callback for callback in callbacks if isinstance(callback, kind)]
+    ours = [callback for callback in ours if not callback.armed] or ours
+    return next((callback for callback in ours if callback.enabled), None)

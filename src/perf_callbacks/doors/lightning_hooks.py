@@ -80,7 +80,8 @@ class LightningHooks(Measures):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._end("another fit began")
         if first(trainer.callbacks, LightningHooks) is not self:
-            log.warning("perf_callbacks: another PerfCallback measures this trainer, this one does nothing.")
+            if not self.armed:
+                log.warning("perf_callbacks: another PerfCallback measures this trainer, this one does nothing.")
             return
         # Other callbacks go first: if one of them raises, nothing of ours is in place yet. The trainer is iterating
         # over its list right now, so what is appended to that comes last; what it finds in its place is without it.

@@ -155,6 +155,8 @@ class Measures:
     """A framework's callback with a session: what it shows of it, and how it fails."""
 
     _session: Session
+    armed = False
+    """True: it was added from outside, and yields to one in the program's own code."""
     elsewhere: ClassVar[str]
     """Where the callbacks of other frameworks are."""
 

@@ -1,0 +1,221 @@
+"""Measure the trainers and Accelerate loops of programs whose code stays as it is.
+
+Python processes of an armed program import this file when they start, workers and tools too. It therefore imports next
+to nothing, and an integration only when a trainer or an accelerator is made.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.machinery import ModuleSpec
+
+TYPE_CHECKING = False  # `typing` takes longer to import than all the rest
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import FrameType, ModuleType
+    from typing import Any
+
+SWITCH = "PERF_CALLBACKS"
+OFF = frozenset({"", "0", "false", "no", "off"})
+"""Values of the switch that arm nothing."""
+
+RUN = "_PERF_CALLBACKS_RUN"
+"""The process that `perf-callbacks run` has become, and a file that exists until that program measures something."""
+
+NOTHING_MEASURED = (
+    "perf_callbacks measured nothing: it found no Hugging Face Trainer, no Lightning Trainer and no Accelerator in "
+    "this program. For a loop of your own, use `with perf_callbacks.loop.measure(...)`; `perf-callbacks status` says "
+    "what can be measured here."
+)
+
+
+def asked() -> bool:
+    """Tell if the environment asks for measurements: `PERF_CALLBACKS=1`."""
+    return os.environ.get(SWITCH, "").strip().lower() not in OFF
+
+
+def arm() -> None:
+    """Measure every trainer and every Accelerate loop of this process from now on. Twice is once."""
+    if any(isinstance(finder, Finder) for finder in sys.meta_path):
+        return
+    sys.meta_path.insert(0, Finder())
+    for name, act in ACTIONS.items():
+        module = sys.modules.get(name)
+        spec = getattr(module, "__spec__", None)
+        if module is None:
+            continue
+        if getattr(spec, "_initializing", False):
+            _watch(spec)
+        else:
+            _safely(act, module)
+    _expect_a_trainer()
+
+
+def arm_if_asked() -> None:
+    """Arm this process if the environment asks for it."""
+    if asked():
+        arm()
+
+
+class Finder:
+    """Finds a few modules with the finders that come after it, to act as soon as these modules are imported."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find one of the modules to act on, and no other."""
+        if name not in ACTIONS:
+            return None
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                _watch(spec)
+                return spec
+        return None
+
+
+class ImportedSpec(ModuleSpec):
+    """The spec of a module that is being imported, until it has been.
+
+    The import system turns `_initializing` off when it is done with a module (CPython 3.10 to 3.13, `_load_unlocked` in
+    importlib/_bootstrap.py). A replaced `exec_module` would come too late for a module whose import has begun, and
+    would stand in the traceback of one that can't be imported.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+        if name == "_initializing" and not value:
+            object.__setattr__(self, "__class__", ModuleSpec)
+            module = sys.modules.get(self.name)  # gone if its import has failed
+            if module is not None:
+                _safely(ACTIONS[self.name], module)
+
+
+def _watch(spec: Any) -> None:
+    if type(spec) is ModuleSpec:  # a spec of another class stays as its loader made it
+        spec.__class__ = ImportedSpec
+
+
+def _safely(act: Callable[..., Any], *arguments: object) -> Any:
+    """Call a function of ours. If it fails, say so once; the program goes on."""
+    try:
+        return act(*arguments)
+    except Exception as error:  # noqa: BLE001 an observer never ends the run
+        complaint = f"perf_callbacks is off: {error}"
+        if complaint not in _complaints:
+            _complaints.add(complaint)
+            _say(complaint)
+        return None
+
+
+_complaints: set[str] = set()
+
+
+def _say(sentence: str) -> None:
+    try:
+        print(sentence, file=sys.stderr, flush=True)  # noqa: T201 loggers of the program may not be set up
+    except Exception:  # noqa: BLE001, S110 a program may have closed it
+        pass
+
+
+def _arm_transformers(trainer: ModuleType) -> None:
+    """Add a callback to each Hugging Face trainer. The list is shared: other packages have imported it by name."""
+
+    class ArmedCallback:
+        """Stands in the list from which each trainer makes its first callbacks, and makes ours."""
+
+        def __new__(cls) -> Any:
+            return _safely(_transformers_callback) or trainer.TrainerCallback()
+
+    trainer.DEFAULT_CALLBACKS.append(ArmedCallback)
+
+
+def _transformers_callback() -> object:
+    from perf_callbacks.transformers import ArmedCallback as Callback  # noqa: PLC0415 a trainer is being made
+
+    return Callback()
+
+
+def _arm_accelerate(accelerator: ModuleType) -> None:
+    """Attach to each accelerator that is made."""
+    import functools  # noqa: PLC0415 accelerate has imported it
+
+    inner = accelerator.Accelerator.__init__
+
+    @functools.wraps(inner)
+    def init(self: object, *args: object, **kwargs: object) -> None:
+        inner(self, *args, **kwargs)
+        _safely(_attach, self)
+
+    accelerator.Accelerator.__init__ = init
+
+
+def _attach(accelerator: Any) -> None:
+    """Attach to an accelerator, unless a Hugging Face trainer makes it for itself."""
+    trainers = getattr(sys.modules.get("transformers.trainer"), "Trainer", ())
+    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 nothing else tells who makes an accelerator
+    while frame is not None:
+        if isinstance(frame.f_locals.get("self"), trainers):
+            return
+        frame = frame.f_back
+    from perf_callbacks.accelerate import attach_armed  # noqa: PLC0415 accelerate is imported
+
+    attach_armed(accelerator)
+
+
+def lightning_callbacks() -> list[Any]:
+    """Make the callback for each trainer of `lightning.pytorch`: its entry point `callbacks_factory`."""
+    return _safely(_lightning_callbacks, "lightning") or []
+
+
+def pytorch_lightning_callbacks() -> list[Any]:
+    """Make the callback for each trainer of `pytorch_lightning`: its entry point `callbacks_factory`."""
+    return _safely(_lightning_callbacks, "pytorch_lightning") or []
+
+
+def _lightning_callbacks(integration: str) -> list[Any]:
+    if not asked():
+        return []
+    from importlib import import_module  # noqa: PLC0415 Lightning has imported it
+
+    return [import_module(f"perf_callbacks.{integration}").ArmedCallback()]
+
+
+def _found_a_trainer(_session: ModuleType) -> None:
+    """Note that the program measures something, in whichever of its processes."""
+    _, _, path = os.environ.get(RUN, "").partition(":")
+    try:
+        os.unlink(path)
+    except OSError:  # another process was first, or there is no such file
+        pass
+
+
+def _expect_a_trainer() -> None:
+    """Say at exit that nothing was measured: in the process that was run, not in those that it starts."""
+    process, _, path = os.environ.get(RUN, "").partition(":")
+    if process != str(os.getpid()):
+        return
+    import atexit  # noqa: PLC0415 for this process alone
+
+    def at_exit() -> None:
+        if process == str(os.getpid()):  # not where the program was forked
+            program_ended(path, failed=hasattr(sys, "last_value"))
+
+    atexit.register(_safely, at_exit)
+
+
+def program_ended(path: str, *, failed: bool) -> None:
+    """Say if nothing was measured, unless the program has failed: it would look like the cause."""
+    if os.path.exists(path):
+        os.unlink(path)
+        if not failed and os.environ.get("RANK", "0") == "0":
+            _say(NOTHING_MEASURED)
+
+
+ACTIONS: dict[str, Callable[[ModuleType], None]] = {
+    "transformers.trainer": _arm_transformers,
+    "accelerate.accelerator": _arm_accelerate,
+    "perf_callbacks.session.session": _found_a_trainer,
+}
+"""What to do once a module is imported."""

@@ -1,0 +1,26 @@
+"""`perf-callbacks run`: run a program, and measure the trainers in it."""
+
+import argparse
+
+NAME: str = "run"
+SUMMARY: str = "run a program without changing it, and measure every trainer and Accelerate loop in it"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.usage = "%(prog)s [-h] [-m] TARGET [ARGS ...]"
+    parser.epilog = (
+        "TARGET is a Python file, a command such as trl, or with -m a module. Python processes that it starts are "
+        "measured too. With torchrun or `accelerate launch`: `torchrun ... -m perf_callbacks.run TARGET ...`. "
+        "PERF_CALLBACKS=0 runs the program as if this command were not there. Exits as the program does, and with 2 "
+        "if there is no such program or a setting makes no sense."
+    )
+    parser.add_argument("-m", dest="module", action="store_true", help="TARGET is a module, as in python -m")
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="TARGET [ARGS ...]")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Become the program."""
+    from perf_callbacks import run as program  # noqa: PLC0415 other commands do without it
+
+    return program.main(["-m", *arguments.words] if arguments.module else arguments.words)

@@ -1,0 +1,79 @@
+"""`perf-callbacks status`: which programs are measured here without a change, by what, and why not."""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+
+from perf_callbacks import autoload
+from perf_callbacks.commands import autoload as command
+from perf_callbacks.host import config_file
+
+NAME: str = "status"
+SUMMARY: str = "which programs are measured here without a change to them, by what, and why not"
+
+TREES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
+"""Distributions of Lightning, and the modules that their entry points are named after."""
+
+UNSET = "PERF_CALLBACKS=1 is not set"
+ADVICE = """\
+`perf-callbacks run TARGET ...` needs neither autoload nor the variable.
+A callback in the program's own code always measures, and wins."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.epilog = "The answer is that of this Python and this environment; nothing is changed."
+
+
+def run(arguments: argparse.Namespace) -> int:  # noqa: ARG001 it has none
+    """Print what is set, what is measured, and the settings."""
+    settings = config_file.in_force(None, os.environ)
+    value = os.environ.get(autoload.SWITCH)
+    print(f"{autoload.SWITCH} is not set." if value is None else f"{autoload.SWITCH}={value} is set.")
+    print(f"{command.state()}\n")
+    if settings.config.enabled:
+        rows = [*_rows()]
+        width = max(len(name) for name, _ in rows) + 2
+        for name, said in rows:
+            print(f"{name:<{width}}{said}")
+        if autoload.asked() and not any(said.startswith("measured") for _, said in rows):
+            print(f"\n{autoload.SWITCH}={value} has no effect here.")
+        print(f"\n{ADVICE}")
+    else:
+        print("Nothing is measured: it is switched off.")
+    values = [f"  {name}={getattr(settings.config, name)} ({origin})" for name, origin in settings.origins.items()]
+    print("\n".join(["", f"Settings from outside: {'' if values else 'none.'}".rstrip(), *values, *settings.remarks]))
+    return 0
+
+
+def _rows() -> Iterator[tuple[str, str]]:
+    """Say for each kind of training what measures it."""
+    for name, package in (("Hugging Face Trainer", "transformers"), ("Accelerate loop", "accelerate")):
+        yield name, _armed() if _installed(package) else f"{package} is not installed"
+    for package, tree in TREES.items():
+        yield f"Trainer of {tree}", _by_entry_point(tree) if _installed(package) else f"{package} is not installed"
+    yield "other PyTorch loop", "not measured: use perf_callbacks.loop.measure"
+
+
+def _installed(package: str) -> bool:
+    try:
+        metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _armed() -> str:
+    """Tell by this process, which has started as the others will."""
+    if any(isinstance(finder, autoload.Finder) for finder in sys.meta_path):
+        return f"measured, by {'perf-callbacks run' if autoload.RUN in os.environ else 'autoload'}"
+    return f"not measured: {UNSET if command.files() else 'autoload is off'}"
+
+
+def _by_entry_point(tree: str) -> str:
+    group = metadata.entry_points(group=f"{tree}.callbacks_factory")
+    if not any(entry.value.startswith("perf_callbacks.") for entry in group):
+        return "not measured: no entry point; install perf_callbacks again"
+    return "measured, by its entry point" if autoload.asked() else f"not measured: {UNSET}"

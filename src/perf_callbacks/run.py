@@ -1,0 +1,127 @@
+"""`python -m perf_callbacks.run [-m] TARGET args…`: run a program, and measure the trainers in it.
+
+The process becomes the program: the interpreter starts anew with a directory on PYTHONPATH whose `sitecustomize.py`
+arms it. The program's `__main__`, arguments, exit code, signals and tracebacks are therefore those of a direct run, and
+the Python processes that it starts are armed in the same way.
+"""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from perf_callbacks.autoload import RUN, SWITCH, program_ended
+from perf_callbacks.core.config import ConfigError
+from perf_callbacks.host import config_file
+
+SITE = Path(__file__).parent / "site"
+"""The directory with our `sitecustomize.py`."""
+
+USAGE = "usage: perf-callbacks run [-m] TARGET [ARGS ...]"
+WINDOWS = os.name == "nt"
+PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz", ".zip")
+
+
+def main(words: Sequence[str]) -> int:
+    """Become the program. Returns only if there is none, and on Windows, where a process can't become another one."""
+    try:
+        command = find(words)
+        armed = config_file.in_force(None, os.environ).config.enabled
+    except (LookupError, ConfigError) as error:
+        print(f"perf-callbacks run: {error.args[0]}", file=sys.stderr)  # noqa: T201 the answer of a command
+        return 2
+    environ = environment(os.environ) if armed else dict(os.environ)
+    sys.stdout.flush()
+    if not WINDOWS:
+        os.execve(command[0], command, environ)  # noqa: S606 the program that the user named
+    status = subprocess.call(command, env=environ)  # noqa: S603 the program that the user named
+    program_ended(environ.get(RUN, "").partition(":")[2], failed=status != 0)
+    return status
+
+
+def find(words: Sequence[str]) -> list[str]:
+    """Find the program that a command line names: a module, a Python file, or a command. Raises `LookupError`.
+
+    >>> find(["-m", "json.tool", "--indent", "2"])[1:]
+    ['-m', 'json.tool', '--indent', '2']
+    """
+    if not words or words == ["-m"]:
+        raise LookupError(f"nothing to run. {USAGE}")
+    python = [sys.executable, *interpreter_flags(sys.orig_argv)]
+    if words[0] == "-m":
+        if not _has_module(words[1]):
+            raise LookupError(f"there is no module named {words[1]}.")
+        return [*python, *words]
+    target = Path(words[0])
+    if (target.is_file() and target.suffix in PYTHON_FILES) or (target / "__main__.py").is_file():
+        return [*python, *words]
+    command = shutil.which(words[0])  # a command before a file of its name, as in a shell
+    if command is not None:
+        return [command, *words[1:]]
+    if target.is_file():
+        return [*python, *words]
+    raise LookupError(f"there is no file and no command named {target}.")
+
+
+def interpreter_flags(words: Sequence[str]) -> list[str]:
+    """Return the flags of an interpreter's command line, which end where it says what to run.
+
+    >>> interpreter_flags(["python", "-u", "-X", "dev", "-Wignore", "-Om", "perf_callbacks.run", "-m", "train"])
+    ['-u', '-X', 'dev', '-Wignore', '-O']
+    >>> interpreter_flags(["python", "bin/perf-callbacks", "run", "-m", "train"])
+    []
+    """
+    flags: list[str] = []
+    rest = iter(words[1:])
+    for word in rest:
+        if word in {"-X", "-W", "--check-hash-based-pycs"}:
+            flags += [word, next(rest, "")]
+            continue
+        flag = word if word.startswith(("-X", "-W")) else re.split("[cm]", word, maxsplit=1)[0]
+        if not flag.startswith("-"):
+            break
+        if flag != "-":
+            flags.append(flag)
+        if flag != word:  # "-Om module" is "-O -m module"
+            break
+    return flags
+
+
+def environment(environ: "os._Environ[str] | dict[str, str]") -> dict[str, str]:
+    """Return an environment in which Python processes arm themselves when they start."""
+    others = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != str(SITE)]
+    with tempfile.NamedTemporaryFile(prefix="perf_callbacks-run-", delete=False) as file:
+        return {
+            **environ,
+            SWITCH: environ.get(SWITCH, "").strip() or "1",
+            "PYTHONPATH": os.pathsep.join([str(SITE), *others]),
+            RUN: f"{os.getpid()}:{file.name}",
+        }
+
+
+def _has_module(name: str) -> bool:
+    """Find a module as `python -m` would, without importing the packages that it is in."""
+    first, *rest = name.split(".")
+    found = sys.path
+    sys.path = [str(Path.cwd()), *found]
+    try:
+        spec = importlib.util.find_spec(first)
+    except (ImportError, ValueError):
+        return False
+    finally:
+        sys.path = found
+    for depth in range(len(rest)):
+        if spec is None or spec.submodule_search_locations is None:
+            return False
+        spec = PathFinder.find_spec(".".join([first, *rest[: depth + 1]]), list(spec.submodule_search_locations))
+    return spec is not None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,25 @@
+"""Arm this Python process, and make way for the `sitecustomize` that this file hides.
+
+`perf-callbacks run` puts the directory of this file on PYTHONPATH. Interpreters of every version may find it there,
+with and without this package.
+"""
+
+import os
+import sys
+
+_here = os.path.dirname(os.path.abspath(__file__))
+sys.path[:] = [path for path in sys.path if os.path.abspath(path) != _here]
+try:
+    from perf_callbacks.autoload import arm_if_asked
+
+    arm_if_asked()
+except Exception:  # noqa: BLE001, S110 this program is none of our business then
+    pass
+_ours = sys.modules.pop(__name__)
+try:
+    import sitecustomize  # type: ignore[import-not-found]  # noqa: F401 the hidden one
+except ImportError as error:
+    if getattr(error, "name", __name__) != __name__:  # Python 2 has no name there
+        raise
+finally:
+    sys.modules.setdefault(__name__, _ours)

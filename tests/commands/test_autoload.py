@@ -1,0 +1,122 @@
+"""Autoload in a virtual environment of its own: one file, which does nothing unless it is asked to."""
+
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+import perf_callbacks
+from perf_callbacks.commands import autoload as command, main, status
+
+SOURCE = str(Path(perf_callbacks.__file__).parents[1])
+ARMED = "import sys; print('perf_callbacks.autoload' in sys.modules, 'perf_callbacks' in sys.modules)"
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """Its Python."""
+    directory = tmp_path_factory.mktemp("environment")
+    venv.create(directory, symlinks=os.name != "nt")
+    return directory / ("Scripts" if os.name == "nt" else "bin") / "python"
+
+
+def python(executable, *words, path=SOURCE, **environ):
+    """Run it, and return its exit status, its output and its complaints."""
+    environ = {**os.environ, "PYTHONPATH": path, **environ}
+    done = subprocess.run([executable, *words], env=environ, capture_output=True, text=True, check=False, timeout=60)
+    return done.returncode, done.stdout, done.stderr
+
+
+def autoload(executable, action):
+    script = "import sys; from perf_callbacks.commands import main; sys.exit(main(sys.argv[1:]))"
+    return python(executable, "-c", script, "autoload", action)
+
+
+def test_on_and_off(environment):
+    assert autoload(environment, "status") == (0, "Autoload is off.\n", "")
+    code, said, complaints = autoload(environment, "enable")
+    file = Path(said.removeprefix("Autoload is on: ").rstrip())
+    assert (code, complaints, file.name, file.is_file()) == (0, "", command.FILE, True)
+    assert autoload(environment, "enable") == autoload(environment, "status") == (0, said, "")
+
+    look = (environment, "-c", ARMED)
+    assert python(*look) == python(*look, PERF_CALLBACKS="0") == (0, "False False\n", "")
+    assert python(*look, PERF_CALLBACKS="off")[1] == "True True\n"  # asked again in words, it arms nothing
+    assert python(*look, PERF_CALLBACKS="1") == (0, "True True\n", "")
+    assert python(*look, PERF_CALLBACKS="1", path="") == (0, "False False\n", "")  # the package is gone
+
+    for _ in range(2):
+        assert autoload(environment, "disable") == (0, "Autoload is off.\n", "")
+    assert not file.exists()
+
+
+def test_a_directory_that_can_not_be_written(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(command, "place", lambda: tmp_path / "file" / "site-packages")
+    assert main(["autoload", "enable"]) == 1
+    assert capsys.readouterr().err == (
+        f"perf-callbacks autoload: {tmp_path / 'file' / 'site-packages'}: Not a directory. Nothing has changed.\n"
+    )
+
+
+@pytest.fixture
+def told(monkeypatch, capsys):
+    """What `perf-callbacks status` says of each kind of training."""
+
+    def tell(*, files=(), trees=True, armed=False, **environ):
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(command, "files", lambda: list(files))
+        monkeypatch.setattr(command, "works", lambda: True)
+        entries = [type("Entry", (), {"value": "perf_callbacks.autoload:factory"})] if trees else []
+        monkeypatch.setattr(status.metadata, "entry_points", lambda **_: entries)
+        finders = [status.autoload.Finder()] if armed else []
+        monkeypatch.setattr(sys, "meta_path", [*finders, *sys.meta_path])
+        assert main(["status"]) == 0
+        return capsys.readouterr().out
+
+    return tell
+
+
+def test_nothing_is_armed(told):
+    said = told()
+    assert "PERF_CALLBACKS is not set.\nAutoload is off.\n" in said
+    assert said.count("not measured: autoload is off\n") == 2
+    assert said.count("not measured: PERF_CALLBACKS=1 is not set\n") == 2
+    assert "not measured: use perf_callbacks.loop.measure\n" in said
+    assert "Settings from the environment: none.\n" in said
+    assert max(map(len, said.splitlines())) <= 80
+
+
+def test_all_is_armed(told):
+    said = told(files=["site/it.pth"], armed=True, PERF_CALLBACKS="1", PERF_CALLBACKS_GC="observe")
+    assert said.startswith("PERF_CALLBACKS=1 is set.\nAutoload is on: site/it.pth\n")
+    assert said.count("measured, by autoload\n") == 2
+    assert said.count("measured, by its entry point\n") == 2
+    assert "Settings from the environment: gc=observe.\n" in said
+
+
+def test_a_program_that_was_run(told):
+    said = told(armed=True, PERF_CALLBACKS="1", _PERF_CALLBACKS_RUN="1:file")
+    assert said.count("measured, by perf-callbacks run\n") == 2
+
+
+def test_a_switch_without_effect(told):
+    said = told(trees=False, PERF_CALLBACKS="1")
+    assert said.count("not measured: no entry point; install perf_callbacks again\n") == 2
+    assert "PERF_CALLBACKS=1 has no effect here.\n" in said
+
+
+def test_switched_off(told):
+    assert "Nothing is measured: it is switched off.\n" in told(PERF_CALLBACKS="0")
+
+
+def test_a_setting_that_makes_no_sense(monkeypatch, capsys):
+    monkeypatch.setenv("PERF_CALLBACKS_GC", "sinc")
+    assert main(["status"]) == 2
+    assert capsys.readouterr().err == (
+        "perf-callbacks status: PERF_CALLBACKS_GC: got 'sinc', wanted one of sync, freeze, observe, off.\n"
+    )

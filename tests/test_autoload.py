@@ -1,0 +1,141 @@
+"""Arming a process: it acts when a module has been imported, however and whenever that happens."""
+
+import importlib
+import os
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+import pytest
+
+import perf_callbacks
+from perf_callbacks import autoload
+
+MODULE = "holds_a_trainer"
+SOURCE = Path(perf_callbacks.__file__).parents[1]
+
+
+@pytest.fixture
+def acted(monkeypatch, tmp_path):
+    """Acts on a module of the test's own, and notes its names then."""
+    seen = []
+    actions = {MODULE: lambda module: seen.append(sorted(name for name in vars(module) if name.isupper()))}
+    monkeypatch.setattr(autoload, "ACTIONS", actions)
+    monkeypatch.setattr(autoload, "_complaints", set())
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    monkeypatch.syspath_prepend(tmp_path)
+    yield seen
+    sys.modules.pop(MODULE, None)
+
+
+def module(directory, source="FIRST = LAST = 1"):
+    (directory / f"{MODULE}.py").write_text(source)
+    importlib.invalidate_caches()
+
+
+def test_a_module_that_is_imported_later(tmp_path, acted):
+    module(tmp_path)
+    autoload.arm()
+    assert acted == []
+    imported = importlib.import_module(MODULE)
+    assert acted == [["FIRST", "LAST"]]
+    assert type(imported.__spec__) is importlib.machinery.ModuleSpec
+    assert importlib.reload(imported) is imported
+
+
+def test_a_module_that_was_imported_before(tmp_path, acted):
+    module(tmp_path)
+    importlib.import_module(MODULE)
+    autoload.arm()
+    assert acted == [["FIRST", "LAST"]]
+
+
+def test_a_module_whose_import_has_begun(tmp_path, acted):
+    module(tmp_path, "FIRST = 1\nfrom perf_callbacks import autoload\nautoload.arm()\nLAST = 1")
+    importlib.import_module(MODULE)
+    assert acted == [["FIRST", "LAST"]]
+
+
+def test_a_module_that_is_only_looked_for(tmp_path, acted):
+    module(tmp_path)
+    autoload.arm()
+    assert importlib.util.find_spec(MODULE).origin == str(tmp_path / f"{MODULE}.py")
+    assert acted == []
+
+
+def test_a_module_that_is_not_there(acted):
+    autoload.arm()
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module(MODULE)
+
+
+def test_a_module_that_can_not_be_imported_says_so_as_ever(tmp_path, acted):
+    module(tmp_path, "FIRST = 1 / 0")
+    autoload.arm()
+    with pytest.raises(ZeroDivisionError) as raised:
+        importlib.import_module(MODULE)
+    assert acted == []
+    assert autoload.__file__ not in {frame.filename for frame in traceback.extract_tb(raised.tb)}
+
+
+def test_arming_twice_is_arming_once(tmp_path, acted):
+    module(tmp_path)
+    autoload.arm()
+    autoload.arm()
+    importlib.import_module(MODULE)
+    assert len(acted) == 1
+
+
+def test_an_error_of_ours_is_told_once_and_the_import_goes_on(tmp_path, acted, monkeypatch, capsys):
+    def fail(_module):
+        raise RuntimeError("a bug of ours")
+
+    module(tmp_path)
+    monkeypatch.setattr(autoload, "ACTIONS", {MODULE: fail})
+    autoload.arm()
+    for _ in range(2):
+        assert importlib.import_module(MODULE).LAST == 1
+        del sys.modules[MODULE]
+    assert capsys.readouterr().err == "perf_callbacks is off: a bug of ours\n"
+
+
+def test_an_interrupt_is_not_held_back(tmp_path, acted, monkeypatch):
+    def interrupt(_module):
+        raise KeyboardInterrupt
+
+    module(tmp_path)
+    monkeypatch.setattr(autoload, "ACTIONS", {MODULE: interrupt})
+    autoload.arm()
+    with pytest.raises(KeyboardInterrupt):
+        importlib.import_module(MODULE)
+
+
+@pytest.mark.parametrize(
+    ("value", "asked"), [(None, False), ("", False), ("0", False), (" OFF ", False), ("1", True), ("true", True)]
+)
+def test_the_environment_asks(monkeypatch, value, asked):
+    if value is not None:
+        monkeypatch.setenv("PERF_CALLBACKS", value)
+    assert autoload.asked() is asked
+
+
+def test_an_armed_process_imports_next_to_nothing():
+    script = "import os, sys; found = {*sys.modules}; from perf_callbacks.autoload import arm; arm(); "
+    script += "print(*sorted({name.partition('.')[0] for name in {*sys.modules} - found}))"
+    environ = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", script], env=environ, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert {*done.stdout.split()} <= {"__future__", "_warnings", "importlib", "perf_callbacks", "warnings"}
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib")
+@pytest.mark.parametrize("tree", ["lightning.pytorch", "pytorch_lightning"])
+def test_lightning_finds_a_factory_that_is_there(tree):
+    import tomllib
+
+    project = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text())["project"]
+    (entry,) = project["entry-points"][f"{tree}.callbacks_factory"].values()
+    name, _, factory = entry.partition(":")
+    assert getattr(importlib.import_module(name), factory)() == []
