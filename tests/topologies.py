@@ -6,8 +6,10 @@ A source says where the CPU lists were seen. "from memory" means that nobody che
 
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
-from perf_callbacks.core.cpu_sets import parse
+from perf_callbacks.core.cpu_sets import parse, ranges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,3 +156,74 @@ TOPOLOGIES = (
 )
 
 BY_NAME = {topology.name: topology for topology in TOPOLOGIES}
+
+
+def devices(topology: Topology) -> list[tuple[int, int | None]]:
+    """What ranks can own: GPUs, or their MIG instances."""
+    parts = topology.instances or {}
+    return [
+        (gpu, place) for gpu in range(len(topology.gpus)) for place in (range(parts[gpu]) if gpu in parts else [None])
+    ]
+
+
+def name(topology: Topology, gpu: int, place: int | None) -> str:
+    """The UUID of a device, as CUDA_VISIBLE_DEVICES and NVML spell it."""
+    return f"GPU-{topology.uuid(gpu)}" if place is None else f"MIG-{topology.instance(gpu, place)}"
+
+
+def properties(topology: Topology, gpu: int, place: int | None, *, pci: bool = True) -> SimpleNamespace:
+    """What torch says of a device. Older versions say nothing of PCI."""
+    found = SimpleNamespace(uuid=name(topology, gpu, place).partition("-")[2])
+    if pci:
+        bus = int(topology.pci(gpu).split(":")[1], 16)
+        vars(found).update(pci_domain_id=0, pci_bus_id=bus, pci_device_id=0)
+    return found
+
+
+class NVMLError(Exception):
+    """NVML's own."""
+
+
+class NotFoundError(NVMLError):
+    """NVML's own."""
+
+
+def nvml(topology: Topology) -> Any:
+    """`pynvml` on this machine. It lists what the process may not use as well."""
+
+    def mig(gpu: int, place: int) -> tuple[int, int]:
+        if place >= topology.instances[gpu]:
+            raise NotFoundError
+        return gpu, place
+
+    def most(gpu: int) -> int:
+        if gpu not in (topology.instances or {}):
+            raise NVMLError("not supported")
+        return 7
+
+    def affinity(gpu: int, words: int) -> list[int]:
+        near = parse(topology.nodes.get(topology.gpus[gpu], ranges(topology.online)))
+        return [sum(1 << cpu % 64 for cpu in near if cpu // 64 == word) for word in range(words)]
+
+    def pci(gpu: int) -> SimpleNamespace:
+        return SimpleNamespace(domain=0, bus=int(topology.pci(gpu).split(":")[1], 16), device=0)
+
+    def uuid(handle: Any) -> str:
+        return name(topology, *(handle if isinstance(handle, tuple) else (handle, None)))
+
+    module: Any = ModuleType("pynvml")
+    module.began = []
+    vars(module).update(
+        NVMLError=NVMLError,
+        NVMLError_NotFound=NotFoundError,
+        nvmlInit=lambda: module.began.append(True),
+        nvmlShutdown=module.began.pop,
+        nvmlDeviceGetCount=lambda: len(topology.gpus),
+        nvmlDeviceGetHandleByIndex=lambda index: range(len(topology.gpus))[index],
+        nvmlDeviceGetPciInfo=pci,
+        nvmlDeviceGetUUID=uuid,
+        nvmlDeviceGetMaxMigDeviceCount=most,
+        nvmlDeviceGetMigDeviceHandleByIndex=mig,
+        nvmlDeviceGetCpuAffinity=affinity,
+    )
+    return module

@@ -54,6 +54,7 @@ def test_json_holds_items_and_peak(check):
     assert [(item["item"], item["status"]) for item in found["items"]] == [
         ("gc", "to be applied"),
         ("loaders", "not applicable"),
+        ("affinity", "not applicable"),
     ]
     assert {*found["items"][0]} == {"item", "status", "before", "after", "why", "saved_seconds"}
     assert found["peak"] == {
@@ -83,7 +84,7 @@ def test_a_device_without_a_peak_is_something_left_to_do(check):
 def test_so_is_an_item_that_only_advises(check):
     status, printed = check(_LOADERS="advise", _PEAK_TFLOPS="989.5")
     assert status == 1
-    assert "loaders  advised        pinned where a loader says so -> DataLoader(..., pin_memory=True)" in printed
+    assert "loaders   advised         pinned where a loader says so -> DataLoader(..., pin_memory=True)" in printed
     assert check(_LOADERS="apply")[0] == 0
 
 
@@ -94,8 +95,8 @@ def test_so_is_an_item_that_fails_and_the_others_are_shown(check, monkeypatch):
     monkeypatch.setattr(Garbage, "decide", fail)
     status, printed = check(_PEAK_TFLOPS="989.5")
     assert status == 1
-    assert "gc       failed          OSError: no such thing" in printed
-    assert "loaders  not applicable" in printed
+    assert "gc        failed          OSError: no such thing" in printed
+    assert "loaders   not applicable" in printed
 
 
 @pytest.mark.parametrize("off", [{"_CHECKLIST": "off"}, {"": "0"}])
@@ -114,7 +115,7 @@ def test_without_flops_there_is_no_mfu_and_nothing_left_to_do(check):
 
 def test_an_item_that_is_skipped_says_so(check):
     _, printed = check(_SKIP="gc", _PEAK_TFLOPS="989.5")
-    assert "gc       skipped         automatic, thresholds" in printed
+    assert "gc        skipped         automatic, thresholds" in printed
     assert "; skip names gc\n" in printed
 
 

@@ -165,7 +165,7 @@ def _exclusive(facts: CpuFacts) -> Choice:
         slot = gpu.slot
     place, number = slot or (facts.local_rank, facts.local_world_size)
     cores = [core & base for core in _cores(facts.machine, base)]
-    found, among = _count(len(cores), "core") + where, _count(number, "device" if slot else "rank")
+    found, among = count(len(cores), "core") + where, count(number, "device" if slot else "rank")
     if len(cores) < number:
         return Choice(None, f"{found} can't be divided among {among}")
     return Choice(part(cores, place, number), f"{found} divided among {among}{'' if slot else _remark(facts)}")
@@ -184,5 +184,10 @@ def _remark(facts: CpuFacts) -> str:
     return "; without LOCAL_RANK and LOCAL_WORLD_SIZE this counts as the machine's only rank"
 
 
-def _count(number: int, noun: str) -> str:
+def count(number: int, noun: str) -> str:
+    """Render a number of things.
+
+    >>> count(1, "CPU"), count(1040, "CPU")
+    ('1 CPU', '1,040 CPUs')
+    """
     return f"{number:,} {noun}" + ("" if number == 1 else "s")

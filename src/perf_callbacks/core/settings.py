@@ -64,7 +64,6 @@ def _stranger(name: str, nearest: list[str]) -> str:
 
 NOT_BUILT = frozenset(
     {
-        "affinity",
         "report",
         "baseline",
         "profile",
