@@ -44,7 +44,7 @@ def decided(affinity="auto", **changes):
             {"mask": parse("0-4")},
             (
                 *("applied", "CPUs 0-4", "CPU 4"),
-                f"{ON_NODE_1}; 1 CPU for 0 workers and the training",
+                f"{ON_NODE_1}; 1 CPU for the training",
             ),
         ),
         (

@@ -47,7 +47,8 @@ def _outcome(cpus: Cpus | None, facts: CpuFacts, config: PerfConfig) -> tuple[st
         return ALREADY, None, ""
     if len(cpus) >= facts.workers + SPARE:
         return APPLIED, _named(cpus), ""
-    room = f"; {count(len(cpus), 'CPU')} for {count(facts.workers, 'worker')} and the training"
+    workers = f"{count(facts.workers, 'worker')} and " if facts.workers else ""
+    room = f"; {count(len(cpus), 'CPU')} for {workers}the training"
     return (ADVISED, "affinity=node", room) if config.affinity == "auto" else (APPLIED, _named(cpus), room)
 
 

@@ -202,14 +202,15 @@ def prepare(
     return Startup(_fit(settings, place_device, batches, local_ranks), EARLY)
 
 
-def foresee(settings: Settings, place_device: torch.device) -> tuple[Checklist, ...]:
-    """Decide as a fit on this device would. Nothing is changed."""
-    if settings.config.checklist == "off" or not settings.config.enabled:
-        return ()
-    _warn_of_strangers(settings.config.skip)
+def foresee(settings: Settings, place_device: torch.device) -> tuple[tuple[Checklist, ...], environment.Environment]:
+    """Decide as a fit on this device would, and return the facts too. Nothing is changed."""
     fit = _fit(settings, place_device, NO_BATCHES)
+    if settings.config.checklist == "off" or not settings.config.enabled:
+        return (), fit.environment
+    _warn_of_strangers(settings.config.skip)
     rows = [_decide(item, fit) for item in ITEMS]
-    return tuple(dataclasses.replace(row, status=FORESEEN) if row.status == APPLIED else row for row in rows)
+    foreseen = [dataclasses.replace(row, status=FORESEEN) if row.status == APPLIED else row for row in rows]
+    return tuple(foreseen), fit.environment
 
 
 def _proving(recorder: Recorder, config: PerfConfig) -> bool:
