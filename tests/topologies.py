@@ -5,6 +5,7 @@ A source says where the CPU lists were seen. "from memory" means that nobody che
 """
 
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -191,6 +192,11 @@ class NotFoundError(NVMLError):
 def nvml(topology: Topology) -> Any:
     """`pynvml` on this machine. It lists what the process may not use as well."""
 
+    def handle(index: int) -> int:
+        if index >= len(topology.gpus):
+            raise NVMLError("Invalid Argument")
+        return index
+
     def mig(gpu: int, place: int) -> tuple[int, int]:
         if place >= topology.instances[gpu]:
             raise NotFoundError
@@ -213,13 +219,14 @@ def nvml(topology: Topology) -> Any:
 
     module: Any = ModuleType("pynvml")
     module.began = []
+    module.__spec__ = ModuleSpec("pynvml", None)  # accelerate looks for it
     vars(module).update(
         NVMLError=NVMLError,
         NVMLError_NotFound=NotFoundError,
         nvmlInit=lambda: module.began.append(True),
         nvmlShutdown=module.began.pop,
         nvmlDeviceGetCount=lambda: len(topology.gpus),
-        nvmlDeviceGetHandleByIndex=lambda index: range(len(topology.gpus))[index],
+        nvmlDeviceGetHandleByIndex=handle,
         nvmlDeviceGetPciInfo=pci,
         nvmlDeviceGetUUID=uuid,
         nvmlDeviceGetMaxMigDeviceCount=most,
