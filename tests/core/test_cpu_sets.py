@@ -48,7 +48,7 @@ def chosen(mode, **changes):
             None,
             "4 cores of NUMA node 1 can't be divided among 8 ranks",
         ),
-        ("exclusive", {"bound_by": "srun"}, "0-15", "srun gave this rank CPUs of its own"),
+        ("exclusive", {"bound_by": "srun"}, "0-15", "srun gave this rank fewer CPUs than it has itself"),
         ("auto", {"gpu": None}, None, "training runs on the CPU; affinity=node divides 2 NUMA nodes among the ranks"),
         ("node", {"gpu": None}, None, "one rank uses all 2 NUMA nodes"),
         (

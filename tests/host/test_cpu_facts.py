@@ -201,6 +201,7 @@ def test_a_system_without_masks_has_no_facts(monkeypatch):
         ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "8"}, (1, 4), False),
         ({"OMPI_COMM_WORLD_LOCAL_RANK": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}, (2, 3), False),
         ({"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}, (0, 2), False),
+        ({"LOCAL_RANK": "1", "LOCAL_SIZE": "2", "WORLD_SIZE": "4"}, (1, 2), False),
         ({"LOCAL_RANK": "4", "LOCAL_WORLD_SIZE": "4"}, (0, 1), False),
         ({"LOCAL_RANK": "first", "LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "4"}, (0, 1), True),
         ({"RANK": "1", "WORLD_SIZE": "2"}, (0, 1), True),

@@ -154,7 +154,7 @@ def _exclusive(facts: CpuFacts) -> Choice:
     """Divide whole cores among the devices at a NUMA node, or among the ranks of the machine."""
     gpu = facts.gpu
     if facts.bound_by is not None:
-        return Choice(facts.mask, f"{facts.bound_by} gave this rank CPUs of its own")
+        return Choice(facts.mask, f"{facts.bound_by} gave this rank fewer CPUs than it has itself")
     base, where, slot = facts.mask, "", None
     if gpu is not None:
         near = _near(facts, gpu, socket=False)

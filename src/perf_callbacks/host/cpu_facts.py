@@ -13,7 +13,8 @@ from perf_callbacks.host.affinity import AFFINITY
 from perf_callbacks.host.nvml import Inventory, Listed, bare, pci_id
 
 LOCAL_RANKS = (
-    ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),  # torchrun, accelerate launch, deepspeed
+    ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),  # torchrun, accelerate launch
+    ("LOCAL_RANK", "LOCAL_SIZE"),  # deepspeed
     ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),  # Open MPI
     ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH and Intel MPI
 )
