@@ -176,5 +176,10 @@ def _batches(args: TrainingArguments, state: TrainerState, trainer: Trainer | No
         return Batches(pinned=args.dataloader_pin_memory, workers=args.dataloader_num_workers)
     aside = bool(getattr(trainer.accelerator, "non_blocking", False)) and not state.global_step
     copy = accelerate.data_loader, "send_to_device"
-    workers = args.dataloader_num_workers
-    return Batches(pinned=args.dataloader_pin_memory, copied_aside=aside, copy=copy, workers=workers)
+    return Batches(
+        pinned=args.dataloader_pin_memory,
+        copied_aside=aside,
+        copy=copy,
+        devices=max(1, args.n_gpu),
+        workers=args.dataloader_num_workers,
+    )

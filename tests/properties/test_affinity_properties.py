@@ -16,6 +16,13 @@ EVENTS = st.lists(
 )
 
 
+class Fit:
+    """A fit."""
+
+
+FITS = [Fit() for _ in range(4)]
+
+
 class Threads:
     def __init__(self, masks):
         self.masks = dict(enumerate(masks, 1))
@@ -40,10 +47,10 @@ def test_any_order_of_fits_and_threads_restores_the_world(masks, events):
     bound = set()
     for number, (kind, one, cpus) in enumerate(events):
         if kind == "bind":
-            affinity.bind(one, cpus)
+            affinity.bind(FITS[one], cpus)
             bound.add(one)
         elif kind == "end":
-            affinity.let_go(one)
+            affinity.let_go(FITS[one])
             bound.discard(one)
         elif kind == "born" and one in threads.masks and one not in pinned:
             threads.masks[100 + number] = threads.masks[one]
@@ -56,5 +63,5 @@ def test_any_order_of_fits_and_threads_restores_the_world(masks, events):
         assert bound or ours == {found}
         assert {thread: threads.masks[thread] for thread in pinned} == pinned
     for one in bound:
-        affinity.let_go(one)
+        affinity.let_go(FITS[one])
     assert {mask for thread, mask in threads.masks.items() if thread not in pinned} == {found}

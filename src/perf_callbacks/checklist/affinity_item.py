@@ -62,6 +62,10 @@ def _before(facts: CpuFacts) -> str:
     return _named(facts.mask) + bound + quota
 
 
+class Claim:
+    """Claim of a fit on the CPUs of the process."""
+
+
 class Bound(Applied):
     """Threads are bound until it is closed. On trial they are bound and restored; running loader workers stay."""
 
@@ -71,7 +75,7 @@ class Bound(Applied):
         super().__init__()
         facts = fit.environment.cpu_facts
         self._cpus = (choose(fit.config.affinity, facts).cpus if facts is not None else None) or frozenset()
-        self._claim = object()
+        self._claim = Claim()
         self._let_go = weakref.finalize(self, AFFINITY.let_go, self._claim)  # at exit too
         self._bind()
 

@@ -10,6 +10,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 from perf_callbacks.core.cpu_sets import Cpus
 
@@ -76,7 +77,8 @@ class LinuxThreads:
 class Affinity:
     """Owner of the masks of a process's threads.
 
-    Each wish is noted before it is carried out, so that the next call finishes what an interrupt cut short.
+    Each wish is noted before it is carried out, so that the next call finishes what an interrupt cut short. Fits are
+    held weakly, because an interrupt that strikes in a finalizer is swallowed, and the finalizer doesn't run again.
     """
 
     def __init__(self, threads: Threads) -> None:
@@ -86,7 +88,7 @@ class Affinity:
 
     def _clear(self) -> None:
         self._lock = threading.RLock()
-        self._bound: dict[object, Cpus] = {}
+        self._bound: WeakKeyDictionary[object, Cpus] = WeakKeyDictionary()  # in the order of their coming
         self._found: Cpus | None = None  # mask of the main thread, while any fit is bound
         self._target: Cpus = frozenset()
         self._ours: set[Cpus] = set()  # masks that threads have by us, or had before
@@ -134,7 +136,7 @@ class Affinity:
                 self._bound.pop(fit, None)
                 with suppress(OSError):  # the CPUs that were found are no longer allowed
                     self._settle()
-                if not self._bound:
+                if not [*self._bound.values()]:  # its length counts fits that are being freed
                     self._found = None
             finally:
                 self._lock.release()
@@ -144,7 +146,7 @@ class Affinity:
         if self._found is None:
             return
         target = self._found
-        for cpus in self._bound.values():
+        for cpus in [*self._bound.values()]:
             target = target & cpus or target
         self._target = target
         self._ours.add(target)

@@ -43,6 +43,7 @@ def read(
     accelerator: str | None = None,
     properties: Callable[[], Any] | None = None,
     *,
+    devices: int = 1,
     workers: int = 0,
     local: tuple[int, int] | None = None,
     sources: Sources | None = None,
@@ -53,6 +54,7 @@ def read(
         mode: Setting `affinity`.
         accelerator: Kind of accelerator that the process trains on. None: it trains on the CPU.
         properties: Gives torch's properties of a CUDA device, and is called for no other kind: this starts CUDA.
+        devices: Devices that the process drives.
         workers: Worker processes of the loaders, as far as they are known.
         local: Rank on this machine and number of ranks there, if the integration knows. None: the environment tells.
         sources: Sources of the facts. None: this machine.
@@ -65,7 +67,9 @@ def read(
         return CpuFacts(mask=mask, machine=Machine(nodes={}))
     machine = topology.machine(sources.root, cores=mode == "exclusive")
     gpu = unknown = None
-    if accelerator == "cuda" and properties is not None:
+    if devices > 1:
+        unknown = f"the process drives {devices} devices, which may be on several NUMA nodes"
+    elif accelerator == "cuda" and properties is not None:
         gpu, unknown = _gpu(mode, properties(), machine, sources)
     elif accelerator is not None:
         unknown = f"nothing tells the NUMA node of {accelerator} devices"

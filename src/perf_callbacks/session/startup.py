@@ -256,6 +256,7 @@ def _fit(
     found = environment.read(
         accelerator=None if place_device.type == "cpu" else place_device.type,
         device_properties=functools.partial(torch.cuda.get_device_properties, place_device),
+        devices=batches.devices,
         affinity=settings.config.affinity,
         workers=max([batches.workers, *map(workers, batches.loaders)]),
         local_ranks=local_ranks,
