@@ -3,8 +3,11 @@
 What the model really got, what was logged and how long the training thread was held up is left in a file.
 """
 
+import functools
 import importlib
 import json
+import multiprocessing
+import os
 import sys
 import time
 from contextlib import nullcontext
@@ -19,6 +22,7 @@ from torch.utils.data import DataLoader
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.core import trial
+from perf_callbacks.host import environment
 
 LENGTHS = (16, 5, 9, 12, 3)
 
@@ -41,6 +45,10 @@ class Plan:
     """Objects that are made and kept in each step."""
     cycles: int = 0
     """Objects that are garbage after each step, and refer to themselves."""
+    workers: int = 0
+    """Processes that load batches."""
+    root: str | None = None
+    """Directory with the `/sys` of another machine."""
     limits: dict[str, int] = field(default_factory=dict)
     """Of ours: what they are otherwise."""
     finds: bool | None = None
@@ -68,7 +76,7 @@ class Net(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(64, 4)
         self.head = nn.Linear(4, 64)
-        self.got, self.times, self.kept = [], [], []
+        self.got, self.times, self.kept, self.cpus = [], [], [], []
         self._kept, self._cycles = plan.kept, plan.cycles
         self._told = facts.tell
         self._step_seconds = plan.step_seconds
@@ -77,6 +85,7 @@ class Net(nn.Module):
         self.got.append([*input_ids.shape, int(attention_mask.sum())])
         self.times.append(time.perf_counter())
         self._told(step=len(self.got))
+        self.cpus.append(masks())
         self.kept.append([[] for _ in range(self._kept)])
         for _ in range(self._cycles):
             cycle = []
@@ -84,6 +93,13 @@ class Net(nn.Module):
         time.sleep(self._step_seconds)
         logits = self.head(self.embedding(input_ids))
         return {"loss": nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
+
+
+def masks():
+    """The CPUs of each thread of this process, and of each loader worker, where they differ."""
+    threads = [int(path.name) for path in Path("/proc/self/task").iterdir()]
+    workers = [child.pid for child in multiprocessing.active_children()]
+    return [sorted({tuple(sorted(os.sched_getaffinity(one))) for one in these}) for these in (threads, workers)]
 
 
 def amounts(rank, step):
@@ -157,7 +173,11 @@ def transformers(plan, net, facts):
     import perf_callbacks.transformers as door
 
     arguments = tiny.training_arguments(
-        plan.directory, max_steps=plan.steps, logging_steps=5, remove_unused_columns=False
+        plan.directory,
+        max_steps=plan.steps,
+        logging_steps=5,
+        remove_unused_columns=False,
+        dataloader_num_workers=plan.workers,
     )
     options = {"model": net, "train_dataset": Texts(203), "data_collator": padded}
     trainer = tiny.trainer(arguments, *callbacks(plan, door), **options)
@@ -194,7 +214,7 @@ def lightning(plan, net, facts):
         strategy="ddp", log_every_n_steps=5, logger=Kept(plan.directory), enable_progress_bar=False,
         enable_model_summary=False, enable_checkpointing=False, callbacks=ours,
     )  # fmt: skip
-    trainer.fit(Module(), DataLoader(Texts(203), batch_size=4, collate_fn=padded))
+    trainer.fit(Module(), DataLoader(Texts(203), batch_size=4, collate_fn=padded, num_workers=plan.workers))
     facts.tell(data_parallel=ours[0]._place(trainer, None).data_parallel)
     return rows
 
@@ -209,7 +229,7 @@ def accelerate(plan, net, facts):
     accelerator.trackers = [Tracker()]
     rows = accelerator.trackers[0].rows
     with attach(accelerator, config(plan)) if plan.measured else nullcontext():
-        loader = DataLoader(Texts(203), batch_size=4, collate_fn=padded)
+        loader = DataLoader(Texts(203), batch_size=4, collate_fn=padded, num_workers=plan.workers)
         model, optimizer, loader = accelerator.prepare(net, sgd(net), loader)
         while len(net.got) < plan.steps:
             for one in loader:
@@ -228,6 +248,8 @@ def change(plan):
     for name, value in plan.limits.items():
         module, _, limit = name.rpartition(".")
         setattr(importlib.import_module(f"perf_callbacks.{module}"), limit, value)
+    if plan.root is not None:
+        environment.read = functools.partial(environment.read, root=Path(plan.root))
     if plan.finds is not None:
         trial.Trial.outcome = lambda _: trial.Outcome(
             *((0.3, 0.2, 0.4) if plan.finds else (0.0, -0.1, 0.1)), left=1.0, pairs=16
@@ -241,7 +263,7 @@ def main(plan):
     net = Net(plan, facts)
     rows = globals()[plan.door](plan, net, facts)
     waits = [after - before for before, after in zip(net.times, net.times[1:], strict=False)]
-    facts.tell(done=True, got=net.got, rows=rows, waits=waits)
+    facts.tell(done=True, got=net.got, rows=rows, waits=waits, cpus=net.cpus, cpus_after=masks()[0])
     if not plan.alone:
         dist.barrier()
     dist.destroy_process_group()

@@ -182,7 +182,13 @@ def _place(args: TrainingArguments, state: TrainerState, trainer: Trainer | None
 def _batches(args: TrainingArguments, state: TrainerState, trainer: Trainer | None) -> Batches:
     """A resumed fit skips batches by loaders of accelerate's that forget how to copy."""
     if trainer is None:
-        return Batches(pinned=args.dataloader_pin_memory)
+        return Batches(pinned=args.dataloader_pin_memory, workers=args.dataloader_num_workers)
     aside = bool(getattr(trainer.accelerator, "non_blocking", False)) and not state.global_step
     copy = accelerate.data_loader, "send_to_device"
-    return Batches(pinned=args.dataloader_pin_memory, copied_aside=aside, copy=copy)
+    return Batches(
+        pinned=args.dataloader_pin_memory,
+        copied_aside=aside,
+        copy=copy,
+        devices=max(1, args.n_gpu),
+        workers=args.dataloader_num_workers,
+    )

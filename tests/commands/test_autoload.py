@@ -87,7 +87,7 @@ def test_nothing_is_armed(told):
     assert said.count("not measured: autoload is off\n") == 2
     assert said.count("not measured: PERF_CALLBACKS=1 is not set\n") == 2
     assert "not measured: use perf_callbacks.loop.measure\n" in said
-    assert "Settings from the environment: none.\n" in said
+    assert "Settings from outside: none.\n" in said
     assert max(map(len, said.splitlines())) <= 80
 
 
@@ -96,7 +96,7 @@ def test_all_is_armed(told):
     assert said.startswith("PERF_CALLBACKS=1 is set.\nAutoload is on: site/it.pth\n")
     assert said.count("measured, by autoload\n") == 2
     assert said.count("measured, by its entry point\n") == 2
-    assert "Settings from the environment: gc=observe.\n" in said
+    assert "Settings from outside:\n  gc=observe (PERF_CALLBACKS_GC)\n" in said
 
 
 def test_a_program_that_was_run(told):

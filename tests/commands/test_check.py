@@ -2,13 +2,18 @@
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 
 import pytest
+from jobs import PATHS
 
 from perf_callbacks.checklist.gc_item import Garbage
 from perf_callbacks.checklist.table import ITEMS
 from perf_callbacks.commands import main
 from perf_callbacks.host import environment
+from perf_callbacks.ranks import local_notes
 
 
 @pytest.fixture
@@ -33,7 +38,8 @@ def accelerator(monkeypatch):
 
 def test_every_item_has_its_line_and_says_why(check):
     status, printed = check(_PEAK_TFLOPS="989.5")
-    _, setting, first, *items, peak = printed.splitlines()
+    _, setting, first, *lines = printed.splitlines()
+    items, (peak, *table) = lines[: len(ITEMS)], lines[len(ITEMS) :]
     assert status == 0
     assert setting == "  peak_tflops: 989.5, by PERF_CALLBACKS_PEAK_TFLOPS"
     assert first == "A training on cpu would begin with"
@@ -41,6 +47,8 @@ def test_every_item_has_its_line_and_says_why(check):
     assert items[0].split(None, 1)[1].startswith("to be applied   automatic, thresholds ")
     assert items[0].endswith("no collection falls into the midst of a step, and all ranks collect at the same one")
     assert peak == "MFU would be of a peak in TFLOPS: 989.5 in any number format (peak_tflops=989.5)"
+    assert table[0].split() == ["rank", "GPU", "NUMA", "CPUs", "in", "a", "training", "threads", "affinity"]
+    assert [line.split()[0] for line in table[1:]] == ["0"]
 
 
 def test_a_rank_that_is_none_makes_no_difference(check, monkeypatch):
@@ -55,6 +63,7 @@ def test_json_holds_items_and_peak(check):
     assert [(item["item"], item["status"]) for item in found["items"]] == [
         ("gc", "to be applied"),
         ("loaders", "not applicable"),
+        ("affinity", "not applicable"),
     ]
     assert {*found["items"][0]} == {"item", "status", "before", "after", "why", "saved_seconds"}
     assert found["settings"] == {"peak_tflops": {"value": "bf16=989.5,fp32=67", "origin": "PERF_CALLBACKS_PEAK_TFLOPS"}}
@@ -85,7 +94,7 @@ def test_a_device_without_a_peak_is_something_left_to_do(check):
 def test_so_is_an_item_that_only_advises(check):
     status, printed = check(_LOADERS="advise", _PEAK_TFLOPS="989.5")
     assert status == 1
-    assert "loaders  advised        pinned where a loader says so -> DataLoader(..., pin_memory=True)" in printed
+    assert "loaders   advised         pinned where a loader says so -> DataLoader(..., pin_memory=True)" in printed
     assert check(_LOADERS="apply")[0] == 0
 
 
@@ -96,8 +105,8 @@ def test_so_is_an_item_that_fails_and_the_others_are_shown(check, monkeypatch):
     monkeypatch.setattr(Garbage, "decide", fail)
     status, printed = check(_PEAK_TFLOPS="989.5")
     assert status == 1
-    assert "gc       failed          OSError: no such thing" in printed
-    assert "loaders  not applicable" in printed
+    assert "gc        failed          OSError: no such thing" in printed
+    assert "loaders   not applicable" in printed
 
 
 @pytest.mark.parametrize("off", [{"_CHECKLIST": "off"}, {"": "0"}])
@@ -111,17 +120,19 @@ def test_what_is_turned_off_is_said_to_be(check, off):
 def test_without_flops_there_is_no_mfu_and_nothing_left_to_do(check):
     status, printed = check(_FLOPS="off")
     assert status == 0
-    assert printed.endswith("\nThere would be no MFU: flops=off\n")
+    assert "\nThere would be no MFU: flops=off\n" in printed
 
 
 def test_an_item_that_is_skipped_says_so(check):
     _, printed = check(_SKIP="gc", _PEAK_TFLOPS="989.5")
-    assert "gc       skipped         automatic, thresholds" in printed
+    assert "gc        skipped         automatic, thresholds" in printed
     assert "; skip names gc\n" in printed
 
 
 def test_a_setting_that_has_no_effect_is_told(check):
-    assert check(_NVTX="1", _PEAK_TFLOPS="989.5")[1].endswith("nvtx=True is not built yet and has no effect.\n")
+    assert check(_NVTX="1", _PEAK_TFLOPS="989.5")[1].splitlines()[-3] == (
+        "nvtx=True is not built yet and has no effect."
+    )
 
 
 def test_a_setting_of_a_file_is_told_with_its_line(check, tmp_path):
@@ -140,3 +151,52 @@ def test_a_setting_that_makes_no_sense_exits_with_2(monkeypatch, capsys):
     monkeypatch.setenv("PERF_CALLBACKS_GC", "now")
     assert main(["check"]) == 2
     assert capsys.readouterr().err.startswith("perf-callbacks check: PERF_CALLBACKS_GC: got 'now', wanted one of ")
+
+
+@pytest.fixture
+def together(monkeypatch):
+    """This is the first of three ranks, which hand in what is given."""
+
+    def of(answer):
+        monkeypatch.setenv("LOCAL_RANK", "0")
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+        monkeypatch.setattr(local_notes, "hand_in", lambda note, local, environ: answer(note))
+
+    return of
+
+
+def ranks_of(printed):
+    return [line.split() for line in printed.splitlines()[-3:]]
+
+
+def test_the_first_rank_of_a_machine_prints_for_all(check, together):
+    advised = {"status": "advised", "rank": 1, "gpu": "0000:1b:00.0", "numa_nodes": "1"}
+    together(lambda note: [note, json.dumps(json.loads(note) | advised), None])
+    status, printed = check(_PEAK_TFLOPS="989.5")
+    assert status == 1
+    first, second, third = ranks_of(printed)
+    assert (first[0], second[:3], third) == ("0", ["1", "0000:1b:00.0", "1"], ["2", *["—"] * 5, "no", "answer"])
+    assert [rank["rank"] for rank in json.loads(check("--json", _PEAK_TFLOPS="1")[1])["ranks"]] == [0, 1, 2]
+
+
+def test_the_others_print_nothing(check, together):
+    together(lambda note: None)
+    assert check() == (0, "")
+
+
+def test_ranks_that_can_not_meet_print_for_themselves(check, together):
+    def no(note):
+        raise RuntimeError("no store")
+
+    together(no)
+    status, printed = check(_PEAK_TFLOPS="989.5")
+    assert (status, [line[:1] for line in ranks_of(printed)[1:]]) == (0, [["rank"], ["0"]])
+
+
+@pytest.mark.slow
+def test_under_torchrun_there_is_one_table():
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
+    check = "from perf_callbacks.commands import main; main(['check', '--json'])"
+    environ = {**os.environ, "PYTHONPATH": PATHS, "PERF_CALLBACKS_PEAK_TFLOPS": "1"}
+    done = subprocess.run([*torchrun, sys.executable, "-c", check], env=environ, stdout=subprocess.PIPE, check=True)
+    assert [(rank["rank"], rank["gpu"]) for rank in json.loads(done.stdout)["ranks"]] == [(0, None), (1, None)]

@@ -34,9 +34,10 @@ def test_ranks_collect_when_the_counter_says_so_and_not_otherwise(tmp_path, thro
     assert ours == [(3, 1), (6, 1)]
     assert {pause.ours for pause in records(tmp_path, Gc) if 3 <= pause.step <= STEPS} == {"schedule"}
     assert [pause.step for pause in records(tmp_path, Gc) if pause.automatic and pause.step in range(3, STEPS)] == []
-    row, loaders = records(tmp_path, Checklist)
+    row, loaders, affinity = records(tmp_path, Checklist)
     assert (row.item, row.status, row.after) == ("gc", "applied", "every 3 steps, full every 30")
     assert (loaders.item, loaders.status) == ("loaders", "not applicable")
+    assert (affinity.item, affinity.status) == ("affinity", "not applicable")
     assert summary.failure is None
 
 

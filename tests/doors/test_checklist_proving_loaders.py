@@ -146,6 +146,7 @@ def test_one_item_is_tried_after_the_other(tmp_path, monkeypatch, copies, throug
     assert [(row.item, row.status) for row in records(tmp_path, Checklist)] == [
         ("gc", "on trial"),
         ("loaders", "on trial"),
+        ("affinity", "not applicable"),
         ("gc", "applied"),
         ("loaders", "applied"),
     ]

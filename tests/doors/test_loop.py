@@ -219,10 +219,11 @@ def test_every_pass_over_the_loader_is_measured(tmp_path):
 
 def test_a_person_sees_a_line_at_the_start_and_a_table_at_the_end(tmp_path, capsys):
     train(tmp_path, pairs(3))
-    first, collector, loaders, *table = capsys.readouterr().out.splitlines()
+    first, collector, loaders, affinity, *table = capsys.readouterr().out.splitlines()
     assert first.startswith("perf_callbacks ")
     assert first.endswith(f"journal {tmp_path / 'perf_callbacks' / 'rank0.jsonl'}")
     assert [collector.split()[:2], loaders.split()[:3]] == [["gc", "applied"], ["loaders", "not", "applicable"]]
+    assert affinity.split()[:3] == ["affinity", "not", "applicable"]
     assert table[0].startswith("perf_callbacks: 3 steps, 1 measured ")
     assert [line.split()[0] for line in table[1:7]] == list(STAGES)
 

@@ -11,6 +11,7 @@ from perf_callbacks.checklist.gc_item import FULL, YOUNG, due_between
 from perf_callbacks.checklist.item import Batches, Fit
 from perf_callbacks.checklist.proving import Proving
 from perf_callbacks.checklist.table import ITEMS
+from perf_callbacks.core.cpu_sets import CpuFacts, Gpu, Machine, parse
 from perf_callbacks.core.records import Checklist
 from perf_callbacks.host.environment import Environment
 
@@ -28,17 +29,26 @@ ENVIRONMENTS = st.builds(
     local_world_size=st.integers(1, 64),
     loaders_pin=st.none() | st.booleans(),
     copies_go_on=st.none() | st.booleans(),
+    cpu_facts=st.none()
+    | st.builds(
+        CpuFacts,
+        mask=st.frozensets(st.integers(0, 7), min_size=1),
+        machine=st.just(Machine(nodes={0: parse("0-3"), 1: parse("4-7")})),
+        gpu=st.none() | st.builds(Gpu, pci=st.just("0000:1b:00.0"), node=st.sampled_from([None, 0, 1, 2])),
+        workers=st.integers(0, 4),
+    ),
 )
 CONFIGS = st.builds(
     PerfConfig,
     gc=st.sampled_from(["sync", "freeze", "observe", "off"]),
     gc_interval=st.integers(1, 1000),
     loaders=st.sampled_from(["apply", "advise", "off"]),
+    affinity=st.sampled_from(["auto", "node", "socket", "exclusive", "off"]),
 )
 
 
 def test_slugs_are_stable_and_differ():
-    assert [item.slug for item in ITEMS] == ["gc", "loaders"]
+    assert [item.slug for item in ITEMS] == ["gc", "loaders", "affinity"]
 
 
 @pytest.mark.parametrize("item", ITEMS, ids=lambda item: item.slug)

@@ -151,9 +151,9 @@ def test_to_skip_what_is_no_item_is_said(monkeypatch, caplog):
     put(monkeypatch, FakeGc())
     recorder, _ = a_recorder()
     rows = startup.start(recorder, resolve(PerfConfig(skip="gcc, gc,"), {}), CPU)
-    assert [row.status for row in rows] == ["skipped", "not applicable"]
+    assert [row.status for row in rows] == ["skipped", "not applicable", "not applicable"]
     assert [record.message for record in caplog.records] == [
-        "perf_callbacks: skip names gcc, which is no item: they are gc, loaders."
+        "perf_callbacks: skip names gcc, which is no item: they are gc, loaders, affinity."
     ]
 
 
@@ -184,7 +184,7 @@ def test_a_fit_that_is_measured_has_its_checklist_until_it_closes(monkeypatch):
     recorder, journal = a_recorder()
     rows = startup.start(recorder, resolve(PerfConfig(), {}), CPU)
     assert journal == list(rows)
-    assert [row.item for row in rows] == ["gc", "loaders"]
+    assert [row.item for row in rows] == ["gc", "loaders", "affinity"]
     assert recorder.observers.due == 2
     recorder.observers.step_ended(2)
     assert (fake.automatic, recorder.observers.due) == (False, 3)
@@ -201,7 +201,11 @@ def test_an_item_is_tried_where_all_can_find_out_together_what_it_buys(monkeypat
     recorder, journal = a_recorder()
     recorder.run, recorder.exchanging = SimpleNamespace(step=100, world_size=ranks), exchanging
     rows = startup.start(recorder, resolve(PerfConfig(checklist="prove"), {}), CPU)
-    assert [(row.item, row.status) for row in rows] == [("gc", "on trial"), ("loaders", "not applicable")]
+    assert [(row.item, row.status) for row in rows] == [
+        ("gc", "on trial"),
+        ("loaders", "not applicable"),
+        ("affinity", "not applicable"),
+    ]
     assert (journal, recorder.observers.due) == (list(rows), 102)
     assert rows[0].why == "done and left in turns of 32 steps until step 1,126, to prove what it buys"
     recorder.observers.step_ended(102)
@@ -217,7 +221,7 @@ def test_where_ranks_exchange_nothing_what_was_to_be_tried_is_applied_and_that_i
     recorder, _ = a_recorder()
     recorder.run, recorder.exchanging = SimpleNamespace(step=0, world_size=2), False
     rows = startup.start(recorder, resolve(PerfConfig(checklist="prove"), {}), CPU)
-    assert [row.status for row in rows] == ["applied", "not applicable"]
+    assert [row.status for row in rows] == ["applied", "not applicable", "not applicable"]
     assert [record.message for record in caplog.records] == [
         "perf_callbacks: checklist='prove' acts as 'on': ranks exchange nothing, and can't agree."
     ]

@@ -30,6 +30,10 @@ class Batches:
     """True: the trainer doesn't wait for its copies. None: the trainer doesn't copy."""
     loaders: tuple[Any, ...] = ()
     """Loaders that are known by now."""
+    devices: int = 1
+    """Devices that the process drives."""
+    workers: int = 0
+    """Worker processes of the training loader, as far as the trainer tells. Those of `loaders` are known anyway."""
     process: tuple[Any, str] | None = None
     """Function that prepares other loaders and returns them."""
     first: tuple[Any, str] | None = None

@@ -1,13 +1,21 @@
-"""`perf-callbacks check`: the checklist for this machine, and the peak for MFU, without training."""
+"""`perf-callbacks check`: the checklist for this machine, its CPUs and the peak for MFU, without training."""
 
 import argparse
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
+from perf_callbacks.core.cpu_sets import choose, ranges
 from perf_callbacks.core.peaks import TERA, WHATEVER, Peaks, advice
+from perf_callbacks.core.records import Checklist
 from perf_callbacks.host import config_file
-from perf_callbacks.report import cards
+from perf_callbacks.report import bindings_table, cards
+from perf_callbacks.report.bindings_table import Binding
+
+if TYPE_CHECKING:
+    from perf_callbacks.host.environment import Environment
 
 NAME: str = "check"
 SUMMARY: str = "what the startup checklist would do on this machine, and the peak that MFU would go by"
@@ -17,40 +25,91 @@ _NAMES = {WHATEVER: "any number format"}
 LEFT_TO_DO = 1
 """Exit status if something is left to do by hand."""
 
+ITEM = "affinity"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.epilog = (
         "Settings are those of the environment (PERF_CALLBACKS_...) and of the file that PERF_CALLBACKS_CONFIG names. "
-        "Nothing is changed; a peak that is "
-        "measured is kept in the user's cache. Exits with 1 if something is left to do by hand: an item is advised or "
+        "Nothing is changed; a peak that is measured is kept in the user's cache. "
+        "Under torchrun the first rank of a machine prints for all of its ranks. "
+        "Exits with 1 if something is left to do by hand: an item is advised or "
         "failed, or the device has no known peak; with 2 if a setting makes no sense."
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table."""
-    from perf_callbacks.host import device, peak_source  # noqa: PLC0415 as below
+    """Print what a training would begin with."""
+    from perf_callbacks.host import cpu_facts, device, peak_source  # noqa: PLC0415 as below
     from perf_callbacks.session import startup  # noqa: PLC0415 other commands do without torch
 
     settings = config_file.in_force(None, os.environ)
     values = asdict(settings.config)
-    here = device.default()
-    name, rows = device.name(here), startup.foresee(settings, here)
+    local = cpu_facts.local_ranks(os.environ) or (0, 1)
+    here = device.default(local[0])
+    rows, environment = startup.foresee(settings, here)
+    bindings = _gathered(_binding(rows, environment, settings.config.affinity), local)
+    if bindings is None:  # the first rank of this machine prints
+        return 0
+    name = device.name(here)
     off = "PERF_CALLBACKS=0" if not settings.config.enabled else "flops=off" if settings.config.flops == "off" else None
     dtypes = ("float32",) if here.type == "cpu" else ("bfloat16", "float32")
     peak = None if off else peak_source.find(here, dtypes, settings.config)
     if arguments.json:
+        ranks = [asdict(one) if isinstance(one, Binding) else {"rank": one} for one in bindings]
         origins = {name: {"value": values[name], "origin": origin} for name, origin in settings.origins.items()}
         items = [asdict(row) for row in rows]
-        print(json.dumps({"device": name, "items": items, "peak": _peak(peak), "settings": origins}, indent=2))
+        found = {"device": name, "items": items, "peak": _peak(peak), "settings": origins, "ranks": ranks}
+        print(json.dumps(found, indent=2))
     else:
         if settings.origins:
             print(cards.from_outside(values, settings.origins))
-        print("\n".join([cards.check(name, rows, _said(peak, off or advice(name))), *settings.remarks]))
-    missing = peak is None and not off
-    return LEFT_TO_DO if missing or any(row.status in startup.LEFT_TO_DO for row in rows) else 0
+        card = cards.check(name, rows, _said(peak, off or advice(name)))
+        print("\n".join([card, *settings.remarks, bindings_table.render(bindings)]))
+    statuses = {row.status for row in rows} | {one.status for one in bindings if isinstance(one, Binding)}
+    return LEFT_TO_DO if (peak is None and not off) or statuses & startup.LEFT_TO_DO else 0
+
+
+def _binding(rows: Sequence[Checklist], environment: "Environment", mode: str) -> Binding:
+    """Return the CPUs of this rank."""
+    from perf_callbacks.checklist.item import FORESEEN  # noqa: PLC0415 other commands do without it
+    from perf_callbacks.host.affinity import AFFINITY  # noqa: PLC0415
+
+    rank, facts = os.environ.get("RANK", ""), environment.cpu_facts
+    status = next((row.status for row in rows if row.item == ITEM), "off")
+    cpus = chosen = nodes = gpu = None
+    if facts is not None:
+        cpus = chosen = facts.mask
+        if status == FORESEEN:
+            chosen = choose(mode, facts).cpus or cpus
+        gpu = facts.gpu
+        nodes = [node for node, those in facts.machine.nodes.items() if those & chosen]
+        if gpu is not None:
+            nodes = [] if gpu.node is None else [gpu.node]
+    return Binding(
+        rank=int(rank) if rank.isdecimal() else 0,
+        gpu=None if gpu is None else gpu.pci,
+        numa_nodes=ranges(nodes) if nodes else None,
+        cpus=None if cpus is None else ranges(cpus),
+        cpus_in_training=None if chosen is None else ranges(chosen),
+        threads=sum([mask == cpus for _, mask in AFFINITY.now]),
+        status=status,
+    )
+
+
+def _gathered(mine: Binding, local: tuple[int, int]) -> list[Binding | int] | None:
+    """Return the CPUs of all ranks of this machine, with the number of one that didn't answer; None on the others."""
+    from perf_callbacks.ranks import local_notes  # noqa: PLC0415 other commands do without torch
+
+    try:
+        notes = local_notes.hand_in(json.dumps(asdict(mine)), local, os.environ)
+    except Exception:  # noqa: BLE001 ranks that can't meet print for themselves
+        return [mine]
+    if notes is None:
+        return None
+    return [Binding(**json.loads(note)) if note else mine.rank + place for place, note in enumerate(notes)]
 
 
 def _peak(peak: Peaks | None) -> dict[str, object] | None:

@@ -41,7 +41,8 @@ class PerfConfig:
     gc_interval: int = 100
     """Optimizer steps between young collections."""
     affinity: Literal["auto", "node", "socket", "exclusive", "off"] = "auto"
-    """CPUs that a rank is bound to."""
+    """Bind a rank to the CPUs of its GPU's NUMA node, of its socket, or to cores of its own. auto: as node, if enough
+    CPUs remain for the loaders' workers."""
     loaders: Literal["apply", "advise", "off"] = "apply"
     """Pin memory and copy without blocking where that pays, or only advise it."""
     stragglers: Literal["on", "off"] = "on"

@@ -64,7 +64,7 @@ class LightningHooks(Measures):
             self._close("another fit began")
             self._carried = None
             if first(trainer.callbacks, LightningHooks) is self:
-                self._prepare(trainer.strategy)
+                self._prepare(trainer, trainer.strategy)
 
     @fails_open
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
@@ -120,10 +120,18 @@ class LightningHooks(Measures):
         if stage == "fit":
             self._close()
 
-    def _prepare(self, strategy: Any) -> None:
+    def _prepare(self, trainer: Any, strategy: Any) -> None:
         """Loaders are made ready before training starts; that they are copied from is seen in the first batch."""
-        ways = Batches(copied_aside=True, process=(strategy, "process_dataloader"), first=(strategy, "batch_to_device"))
-        self._startup = startup.prepare(self._session.settings, strategy.root_device, ways)
+        source = getattr(getattr(trainer.fit_loop, "_data_source", None), "instance", None)  # a loader or a data module
+        ways = Batches(
+            copied_aside=True,
+            workers=startup.workers(source),
+            process=(strategy, "process_dataloader"),
+            first=(strategy, "batch_to_device"),
+        )
+        here = getattr(strategy, "num_processes", 0)  # of a strategy for several processes: those on this machine
+        local_ranks = (strategy.local_rank, here) if here else None
+        self._startup = startup.prepare(self._session.settings, strategy.root_device, ways, local_ranks)
 
     def log_row(self, trainer: Any, step: int) -> None:
         """Log what was measured since the last row, if the trainer is about to log the loss."""

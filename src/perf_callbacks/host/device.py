@@ -118,10 +118,12 @@ def timeline(device: torch.device) -> EventTimeline | None:
     return EventTimeline(lambda: module.Event(enable_timing=True))
 
 
-def default() -> torch.device:
-    """Return the device that trainers use by default."""
+def default(local_rank: int = 0) -> torch.device:
+    """Return the device that trainers use by default in one of the ranks of this machine."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return accelerator or torch.device("cpu")
+    if accelerator is None:
+        return torch.device("cpu")
+    return torch.device(accelerator.type, local_rank if local_rank < torch.accelerator.device_count() else 0)
 
 
 def name(device: torch.device) -> str:

@@ -2,11 +2,16 @@
 
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from perf_callbacks.core.cpu_sets import CpuFacts
+from perf_callbacks.host import cpu_facts
 from perf_callbacks.host.collector import COLLECTOR, generational
+from perf_callbacks.host.failures import describe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,17 +38,39 @@ class Environment:
     """True: the trainer's loaders pin their batches. None: each loader as it was configured."""
     copies_go_on: bool | None = None
     """True: the trainer doesn't wait for its copies to the device. None: the trainer doesn't copy."""
+    cpu_facts: CpuFacts | None = None
+    """Facts by which the CPUs of the process are chosen. None: unknown."""
+    cpus_unknown: str | None = None
+    """Reason that these facts are unknown."""
 
 
 def read(
     *,
     accelerator: str | None = None,
+    device_properties: Callable[[], Any] | None = None,
+    devices: int = 1,
+    affinity: str = "off",
+    workers: int = 0,
+    local_ranks: tuple[int, int] | None = None,
     loaders_pin: bool | None = None,
     copies_go_on: bool | None = None,
     root: Path = Path("/"),
 ) -> Environment:
     """Read the environment and add the facts that the integration knows. `root` contains `/proc` and `/sys`."""
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    found, unknown = None, None
+    try:
+        found = cpu_facts.read(
+            affinity,
+            accelerator,
+            device_properties,
+            devices=devices,
+            workers=workers,
+            local=local_ranks,
+            sources=cpu_facts.Sources(root=root),
+        )
+    except Exception as error:  # noqa: BLE001 other items of the checklist don't need them
+        unknown = describe(error)
     return Environment(
         python=sys.version_info[:2],
         gc_enabled=COLLECTOR.automatic,
@@ -56,6 +83,8 @@ def read(
         local_world_size=max(1, int(local)) if local.isdecimal() else 1,
         loaders_pin=loaders_pin,
         copies_go_on=copies_go_on,
+        cpu_facts=found,
+        cpus_unknown=unknown,
     )
 
 

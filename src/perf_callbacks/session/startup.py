@@ -12,7 +12,7 @@ import torch
 from perf_callbacks.checklist.gc_item import ASKED, BEGIN_AFTER
 from perf_callbacks.checklist.item import ADVISED, FAILED, FORESEEN, SKIPPED, Applied, Batches, Fit, Item
 from perf_callbacks.checklist.proving import SLOT, Proving, asked, plan
-from perf_callbacks.checklist.table import ITEMS, LOADERS
+from perf_callbacks.checklist.table import EARLY, ITEMS
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.marks import BACK, BEGIN
 from perf_callbacks.core.observer import Observer
@@ -193,21 +193,24 @@ def start(
     return startup.rows
 
 
-def prepare(settings: Settings, place_device: torch.device, batches: Batches) -> Startup | None:
+def prepare(
+    settings: Settings, place_device: torch.device, batches: Batches, local_ranks: tuple[int, int] | None = None
+) -> Startup | None:
     """Apply what has to be there before the loaders are, for a `start` that comes later."""
     if settings.config.checklist == "off" or not settings.config.enabled:
         return None
-    return Startup(_fit(settings, place_device, batches), (LOADERS,))
+    return Startup(_fit(settings, place_device, batches, local_ranks), EARLY)
 
 
-def foresee(settings: Settings, place_device: torch.device) -> tuple[Checklist, ...]:
-    """Decide as a fit on this device would. Nothing is changed."""
-    if settings.config.checklist == "off" or not settings.config.enabled:
-        return ()
-    _warn_of_strangers(settings.config.skip)
+def foresee(settings: Settings, place_device: torch.device) -> tuple[tuple[Checklist, ...], environment.Environment]:
+    """Decide as a fit on this device would, and return the facts too. Nothing is changed."""
     fit = _fit(settings, place_device, NO_BATCHES)
+    if settings.config.checklist == "off" or not settings.config.enabled:
+        return (), fit.environment
+    _warn_of_strangers(settings.config.skip)
     rows = [_decide(item, fit) for item in ITEMS]
-    return tuple(dataclasses.replace(row, status=FORESEEN) if row.status == APPLIED else row for row in rows)
+    foreseen = [dataclasses.replace(row, status=FORESEEN) if row.status == APPLIED else row for row in rows]
+    return tuple(foreseen), fit.environment
 
 
 def _proving(recorder: Recorder, config: PerfConfig) -> bool:
@@ -247,14 +250,27 @@ def _aside(reference: "weakref.ref[Recorder]") -> Iterator[None]:
             recorder.enter(BACK)
 
 
-def _fit(settings: Settings, place_device: torch.device, batches: Batches) -> Fit:
+def _fit(
+    settings: Settings, place_device: torch.device, batches: Batches, local_ranks: tuple[int, int] | None = None
+) -> Fit:
     found = environment.read(
         accelerator=None if place_device.type == "cpu" else place_device.type,
+        device_properties=functools.partial(torch.cuda.get_device_properties, place_device),
+        devices=batches.devices,
+        affinity=settings.config.affinity,
+        workers=max([batches.workers, *map(workers, batches.loaders)]),
+        local_ranks=local_ranks,
         loaders_pin=batches.pinned,
         copies_go_on=batches.copied_aside,
     )
     measure = memory.reading(lambda: device.allocated_bytes(place_device))
     return Fit(config=settings.config, environment=found, step=0, memory=measure, batches=batches)
+
+
+def workers(loader: object) -> int:
+    """Return the number of a loader's worker processes, as far as it is known."""
+    number = getattr(loader, "num_workers", 0)
+    return number if isinstance(number, int) else 0
 
 
 def _warn_of_strangers(skip: str) -> None:

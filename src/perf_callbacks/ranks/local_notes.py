@@ -1,0 +1,40 @@
+"""One note from each rank of this machine, handed to the first of them: for a command that a launcher started.
+
+The ranks meet in the store to which the launcher's variables lead. There is no process group.
+"""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+c10d: Any = dist  # torch documents it without exporting it to type checkers
+
+PATIENCE_SECONDS = 20.0
+"""Seconds to wait for the store, and then for each rank."""
+
+
+def hand_in(note: str, local: tuple[int, int], environ: Mapping[str, str]) -> list[str | None] | None:
+    """Hand a note to the first rank of this machine, which gets those of all ranks; None for one that didn't come.
+
+    Others get None. Raises an exception if the ranks can't meet; each of them is alone then.
+    """
+    place, number = local
+    if number == 1:
+        return [note]
+    store, rank, _ = next(c10d.rendezvous("env://", timeout=timedelta(seconds=PATIENCE_SECONDS)))
+    first = rank - place  # launchers number the ranks of a machine one after the other
+    prefix = f"perf_callbacks check {environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    store.set(f"{prefix} {rank}", note)
+    if place:
+        return None
+    store.set_timeout(timedelta(seconds=PATIENCE_SECONDS))
+    return [_note(store, f"{prefix} {other}") for other in range(first, first + number)]
+
+
+def _note(store: Any, key: str) -> str | None:
+    try:
+        return bytes(store.get(key)).decode()
+    except RuntimeError:  # it didn't come in time
+        return None

@@ -1,0 +1,61 @@
+"""A table of the CPUs of each rank of a machine, beside its GPU."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perf_callbacks.report.cards import DASH
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Binding:
+    """CPUs of one rank. None: unknown, or there is none."""
+
+    rank: int
+    gpu: str | None
+    """PCI id."""
+    numa_nodes: str | None
+    """NUMA node of the GPU, or those of the CPUs if there is no GPU."""
+    cpus: str | None
+    """CPUs that the rank may run on now."""
+    cpus_in_training: str | None
+    """CPUs that it would run on in a training."""
+    threads: int
+    """Threads of the process that may run on these CPUs now; others were pinned elsewhere."""
+    status: str
+    """Status of the item `affinity`."""
+
+
+HEADER = ("rank", "GPU", "NUMA", "CPUs", "in a training", "threads", "affinity")
+
+
+def render(bindings: Sequence[Binding | int]) -> str:
+    """Render the table. A number stands for a rank that did not answer.
+
+    >>> row = Binding(rank=0, gpu="0000:1b:00.0", numa_nodes="0", cpus="0-7", cpus_in_training="0-3", threads=5,
+    ...     status="to be applied"); print(render([row, 1]))
+    rank  GPU           NUMA  CPUs  in a training  threads  affinity
+       0  0000:1b:00.0  0     0-7   0-3            5        to be applied
+       1  —             —     —     —              —        no answer
+    """
+    rows = [HEADER, *map(_cells, bindings)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join([_line(row, widths) for row in rows])
+
+
+def _cells(binding: Binding | int) -> tuple[str, ...]:
+    if isinstance(binding, int):
+        return (str(binding), *[DASH] * 5, "no answer")
+    return (
+        str(binding.rank),
+        binding.gpu or DASH,
+        binding.numa_nodes or DASH,
+        binding.cpus or DASH,
+        binding.cpus_in_training or DASH,
+        str(binding.threads) if binding.cpus else DASH,
+        binding.status,
+    )
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    first, *others = zip(cells, widths, strict=True)
+    return "  ".join([f"{first[0]:>{first[1]}}", *[f"{cell:<{width}}" for cell, width in others]]).rstrip()
