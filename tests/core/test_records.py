@@ -17,6 +17,7 @@ SUMMARY = Summary(
     included_seconds=0.5,
     stage_seconds={"data_time": 0.125, "forward_time": 0.375},
     span_seconds={"evaluation": 2.5},
+    wall_seconds={"startup": 0.25, "steps": 0.5, "evaluation": 2.5},
     samples=12,
     tokens=None,
     included_samples=8,

@@ -50,6 +50,9 @@ perf_callbacks: 120 steps, 100 measured (20 excluded): 20.0 ms per step
   outside of steps: evaluation 75.2 s, checkpoint 500 ms
   1,234 garbage collections (young/middle/full 1200/30/4) took 250 ms, the longest 12.5 ms"""
 
+ACCOUNT = {"startup": 0.5, "first_step": 0.25, "flop_counting": 0.125, "steps": 60.0, "evaluation": 30.0}
+ACCOUNT |= {"checkpoint": 4.0, "own_work": 0.0, "other": 5.125}
+
 NOTHING = {
     "included_steps": 0,
     "included_seconds": 0.0,
@@ -112,6 +115,18 @@ def test_the_closing_table_tells_the_collections_of_the_checklist_from_the_progr
     nothing = {"gc_collections": (0, 0, 0), "gc_seconds": 0.0, "gc_longest": 0.0, "gc_startup_seconds": 0.25}
     told = "\n  no garbage collection ran; the checklist's first full one took 250 ms, once"
     assert cards.closing(summary(**nothing)).endswith(told)
+
+
+def test_the_closing_table_accounts_for_the_wall_time():
+    expected = """\
+perf_callbacks: 120 steps, 100 measured (20 excluded): 20.0 ms per step
+  100 s in all: startup 500 ms (0.5%), first step 250 ms (0.2%),
+    FLOP counting 125 ms (0.1%), steps 60.0 s (60.0%),
+    evaluation 30.0 s (30.0%), checkpoint 4.00 s (4.0%), other 5.12 s (5.1%)
+"""
+    closing = cards.closing(summary(wall_seconds=ACCOUNT))
+    assert closing.startswith(expected)
+    assert "outside of steps" not in closing
 
 
 def test_the_closing_table_says_when_others_had_the_cpu_while_the_peak_was_measured():

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from threading import RLock
 
 from perf_callbacks.core import ratios
+from perf_callbacks.core.account import BEGINNING, Account
 from perf_callbacks.core.batches import Batch, together
 from perf_callbacks.core.gc_pauses import Pauses, collection
 from perf_callbacks.core.ledger import Ledger
@@ -57,7 +58,6 @@ MOST_BATCHES = 256
 """More batches than this, in one step, are added up before it ends."""
 
 _OTHER = Stage.OTHER
-_BEGINNING = ("first", "restart")
 
 
 class Engine:
@@ -98,6 +98,7 @@ class Engine:
         self.tape = Tape(None if device is None else device.mark)
         """Where the training thread writes what it turns to."""
         self._began = 0.0
+        self.account = Account()
         self.aside: list[tuple[str, float]] = []
         """Spans that have begun: kind and time."""
 
@@ -133,7 +134,7 @@ class Engine:
 
     def start(self, now: float) -> None:
         """Training begins. The step that follows is in no row."""
-        self._began = self._flushed_at = now
+        self._began = self.account.began = self._flushed_at = now
         self.flush_at = now + FLUSH_SECONDS
         self.tape.begin(now)
         self._emit(self._run)
@@ -295,12 +296,12 @@ class Engine:
             finished = self._pending.finish(past)
             self._ledger.enter(finished)
             times = zip(finished.step_seconds, finished.excluded, strict=True)
-            self._note_longest([time for time, reason in times if time and reason not in _BEGINNING])
+            self._note_longest([time for time, reason in times if time and reason not in BEGINNING])
         self._unseen.append((finished, pauses))
 
     def _enter_rows(self, steps: list[Step]) -> None:
         self._ledger.enter_rows(steps)
-        self._note_longest([sum(step.seconds) for step in steps if step.seconds and step.excluded not in _BEGINNING])
+        self._note_longest([sum(step.seconds) for step in steps if step.seconds and step.excluded not in BEGINNING])
 
     def _note_longest(self, times: Sequence[float]) -> None:
         self.longest_step = max(self.longest_step, *times) if times else self.longest_step
@@ -367,8 +368,10 @@ class Engine:
         tokens = plus(tokens, *[step.tokens for step in passed])
         return steps + len(passed), Amounts(samples=samples, tokens=tokens), lost
 
-    def summary(self, failure: str | None = None, proofs: Mapping[str, str] | None = None) -> Summary:
-        """The fit so far."""
+    def summary(
+        self, failure: str | None = None, proofs: Mapping[str, str] | None = None, now: float | None = None
+    ) -> Summary:
+        """The fit so far. Its wall time is unknown without the time."""
         with self._alone():
             total, (steps, done, lost) = self.amounts(), self._all()
             included = self._ledger.included()
@@ -383,6 +386,7 @@ class Engine:
             included_seconds=included.step_seconds,
             stage_seconds={name: included.seconds[stage] for stage, name in self._shown.stages(included.seconds)},
             span_seconds=dict(self._spans),
+            wall_seconds=self.account.parts(now, included, self._ledger, self._spans),
             samples=done.samples,
             tokens=done.tokens,
             included_samples=included.samples,
@@ -409,6 +413,6 @@ class Engine:
             self._enter_rows(self._pending.timed([None] * len(self._pending.passed)))
             self.flush(now)
             self.tape.ignore()
-        summary = self.summary(failure, proofs)
+        summary = self.summary(failure, proofs, now)
         self._emit(summary)
         return summary

@@ -222,6 +222,9 @@ class Summary:
     """Seconds of each stage in the included steps; empty if unknown."""
     span_seconds: Mapping[str, float] = field(default_factory=dict)
     """Time outside of steps, by kind."""
+    wall_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of each part of the fit's wall time: startup, first_step, flop_counting, steps, evaluation, checkpoint,
+    own_work, other. They sum to it."""
     samples: int | None
     """Samples of all steps of this attempt, like `tokens`."""
     tokens: int | None

@@ -2,11 +2,20 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from textwrap import wrap
 
 from perf_callbacks.core.peaks import DISTURBED, TERA
 from perf_callbacks.core.records import APPLIED, TRIED, Checklist, Run, Summary
 
 DASH = "—"
+WIDTH = 78
+"""Characters of a line, without the two that indent it."""
+
+_JOINED = "\N{NO-BREAK SPACE}"
+
+_PARTS = {"first_step": "first step", "flop_counting": "FLOP counting", "own_work": "own work"}
+"""Parts of the wall time whose names in text differ from those in the summary."""
+
 TIMELINES = {"host": "host clock", "device": "device events"}
 
 
@@ -64,6 +73,7 @@ def closing(summary: Summary) -> str:
     """Render the table at the end."""
     lines = [
         _headline(summary),
+        *_account(summary),
         *_stages(summary),
         _throughput(summary),
         *_work(summary),
@@ -83,6 +93,29 @@ def _headline(summary: Summary) -> str:
     measured = f"{summary.included_steps:,}" if summary.included_steps else "none"
     pace = "" if summary.step_time is None else f": {duration(summary.step_time)} per step"
     return f"perf_callbacks: {_count(summary.steps, 'step')}, {measured} measured{left_out}{lost}{pace}"
+
+
+def _account(summary: Summary) -> Iterable[str]:
+    """Render the parts of the wall time. Parts that took nothing are left out, and so is an account of nothing."""
+    wall = sum(summary.wall_seconds.values())
+    if wall <= 0:
+        return
+    shares = {name: f"{seconds / wall:.1%}" for name, seconds in summary.wall_seconds.items()}
+    parts = [
+        f"{_PARTS.get(name, name)} {duration(seconds)} ({shares[name]})"
+        for name, seconds in summary.wall_seconds.items()
+        if shares[name] != "0.0%"
+    ]
+    yield from _lines(f"{duration(wall)} in all: ", parts)
+
+
+def _lines(opening: str, parts: Iterable[str]) -> Iterable[str]:
+    """Render a list within the width, broken between its parts only."""
+    whole = ", ".join(part.replace(" ", _JOINED) for part in parts)
+    return (
+        line.replace(_JOINED, " ")
+        for line in wrap(opening.replace(" ", _JOINED) + whole, WIDTH, subsequent_indent="  ")
+    )
 
 
 def _stages(summary: Summary) -> Iterable[str]:
@@ -130,6 +163,8 @@ def _work(summary: Summary) -> Iterable[str]:
 
 
 def _spans(summary: Summary) -> str:
+    if summary.wall_seconds:  # which names them
+        return ""
     spans = ", ".join(f"{kind} {duration(seconds)}" for kind, seconds in summary.span_seconds.items())
     return f"outside of steps: {spans}" if spans else ""
 

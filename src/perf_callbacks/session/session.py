@@ -98,6 +98,7 @@ class Session:
             if recorder.active and place.rank == 0:
                 journal = recorder.journal_path
                 self._show(cards.opening(recorder.run, journal=journal, staged=place.staged, checklist=rows))
+            recorder.attempt(lambda begun: begun.engine.account.started(begun.clock()))
         except BaseException as error:  # an interrupt too: nobody ends a fit that did not begin
             recorder.close(describe(error))
             raise
