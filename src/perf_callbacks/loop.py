@@ -26,6 +26,7 @@ from perf_callbacks.core.records import Summary
 from perf_callbacks.doors.loop_watch import LoopWatch, MeasuredLoader
 from perf_callbacks.host.failures import describe
 from perf_callbacks.host.place import Place, by_meshes
+from perf_callbacks.session.advising import Setup
 from perf_callbacks.session.recorder import Recorder
 from perf_callbacks.session.session import Session
 
@@ -100,7 +101,7 @@ class Measurement(Generic[B]):
         if self._session.enabled:
             try:
                 place = self._place()
-                self._session.begin(place, self._watching, self._model, self._batches)
+                self._session.begin(place, self._watching, self._model, self._batches, setup=self._setup)
             except Exception as error:  # noqa: BLE001 an observer never ends the run
                 self._session.fail(error)
         return self
@@ -142,6 +143,9 @@ class Measurement(Generic[B]):
     def _batches(self, watch: LoopWatch) -> Batches:
         pinned = True if getattr(self._loader, "pin_memory", False) else None
         return Batches(pinned=pinned, loaders=(self._loader,), first=(watch, "read"))
+
+    def _setup(self) -> Setup:
+        return Setup(optimizers=(self._optimizer,), loaders=(self._loader,))
 
     def _place(self) -> Place:
         parameter = next(self._model.parameters(), None)

@@ -545,6 +545,7 @@ def test_a_summary_says_it_all():
         included_seconds=4.0,
         stage_seconds={f"{name}_time": 2 * seconds for name, seconds in STEP.items()} | {"gc_time": 0.0},
         span_seconds={"evaluation": 8.0},
+        span_counts={"evaluation": 1},
         wall_seconds={
             "startup": 0.0,
             "first_step": 2.0,

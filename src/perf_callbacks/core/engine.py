@@ -5,9 +5,10 @@ Time is an argument. An integration writes on the tape what the training thread 
 row.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from threading import RLock
 
 from perf_callbacks.core import ratios
@@ -19,7 +20,7 @@ from perf_callbacks.core.marks import BACK, BEGIN, END, Pause
 from perf_callbacks.core.observer import Observers
 from perf_callbacks.core.pending import LOOK_STEPS, Pending
 from perf_callbacks.core.protocols import DeviceTimeline, Ranks
-from perf_callbacks.core.records import Amounts, Gc, Record, Row, Run, Span, Summary
+from perf_callbacks.core.records import Amounts, Finding, Gc, Record, Row, Run, Span, Summary
 from perf_callbacks.core.shaped_work import ShapedWork
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.core.steps import (
@@ -99,6 +100,8 @@ class Engine:
         """Where the training thread writes what it turns to."""
         self._began = 0.0
         self.account = Account()
+        self.advise: Callable[[Summary], tuple[Finding, ...]] = _nothing
+        """What limits the fit, by its summary so far."""
         self.aside: list[tuple[str, float]] = []
         """Spans that have begun: kind and time."""
 
@@ -130,6 +133,7 @@ class Engine:
         self._look_at = 0
         """The step at whose end it is looked which parameters are trained."""
         self._spans: dict[str, float] = {}
+        self._span_counts: Counter[str] = Counter()
         self._collections = Pauses()
 
     def start(self, now: float) -> None:
@@ -195,6 +199,7 @@ class Engine:
         self.tape.listen()
         self.tape.write((BACK, now))
         self._spans[kind] = self._spans.get(kind, 0.0) + now - start
+        self._span_counts[kind] += 1
         self._emit(Span(kind=kind, step=self.step, start=start - self._began, seconds=now - start))
 
     def end_step(self, step: int, now: float) -> None:
@@ -376,7 +381,7 @@ class Engine:
             total, (steps, done, lost) = self.amounts(), self._all()
             included = self._ledger.included()
         worked = included.effort_steps > 0 and not self._work.varies
-        return Summary(
+        summary = Summary(
             run_id=self._run.run_id,
             attempt=self._run.attempt,
             step=self.step,
@@ -386,6 +391,7 @@ class Engine:
             included_seconds=included.step_seconds,
             stage_seconds={name: included.seconds[stage] for stage, name in self._shown.stages(included.seconds)},
             span_seconds=dict(self._spans),
+            span_counts=dict(self._span_counts),
             wall_seconds=self.account.parts(now, included, self._ledger, self._spans),
             samples=done.samples,
             tokens=done.tokens,
@@ -403,6 +409,7 @@ class Engine:
             proofs=dict(proofs or {}),
             failure=failure,
         )
+        return replace(summary, findings=self.advise(summary))
 
     def stop(self, now: float, failure: str | None = None, proofs: Mapping[str, str] | None = None) -> Summary:
         """Training is over. Steps that the device still owes are lost."""
@@ -414,5 +421,12 @@ class Engine:
             self.flush(now)
             self.tape.ignore()
         summary = self.summary(failure, proofs, now)
+        for found in summary.findings:
+            self._emit(found)
         self._emit(summary)
         return summary
+
+
+def _nothing(_summary: Summary) -> tuple[Finding, ...]:
+    """Nobody gives advice."""
+    return ()
