@@ -57,6 +57,8 @@ class Facts:
     """CPU threads of an operation."""
     log_every: int | None = None
     """Steps from one log line of the trainer to the next."""
+    gc: str = "sync"
+    """The callback's setting of that name."""
     blocking: bool = False
     """True: each kernel launch waits for the device (`CUDA_LAUNCH_BLOCKING`)."""
     anomalies: bool = False

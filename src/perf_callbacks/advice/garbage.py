@@ -4,7 +4,7 @@ from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
 from perf_callbacks.core.records import Finding
 
 
-def garbage(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:  # noqa: ARG001 the shape of all
+def garbage(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
     """Name the time of garbage collection, by the program's calls and by the schedule of the checklist."""
     if measured is None or not measured.known or not measured.summary.gc_seconds:
         return None
@@ -15,6 +15,8 @@ def garbage(_machine: Machine, facts: Facts, measured: Measured | None) -> Findi
     evidence = f"Garbage collection took {seconds / measured.seconds:.0%} of the run ({count:,} collections)"
     if scheduled > seconds / 2:
         remedy = "breaking reference cycles: gc.set_debug(gc.DEBUG_SAVEALL) shows which objects are in gc.garbage"
+    elif facts.gc == "sync":
+        remedy = "removing calls of gc.collect()"
     else:
-        remedy = 'removing calls of gc.collect(), and PerfConfig(gc="sync")'
+        remedy = 'PerfConfig(gc="sync")'
     return finding("gc", seconds / measured.seconds, evidence, remedy)

@@ -65,4 +65,4 @@ def _reads(facts: Facts) -> str | None:
     if not reads:
         return None
     line = max(reads, key=lambda place: reads[place])
-    return f"`.item()` or the like in {line}"
+    return f"`.item()` or the like in {line.rpartition('/')[2]}"

@@ -32,7 +32,7 @@ class Setup:
 def begin(recorder: Recorder, model: nn.Module | None, setup: Callable[[], Setup]) -> None:
     """Let a recorder's summary have findings. Without the facts it has none, and measuring goes on."""
     try:
-        facts = read(model, setup(), door=recorder.run.door)
+        facts = replace(read(model, setup(), door=recorder.run.door), gc=recorder.config.gc)
         machine = environment.read(accelerator=None if recorder.device.type == "cpu" else recorder.device.type)
     except Exception as error:  # noqa: BLE001 models and loaders may be anything
         log.info("perf_callbacks gives no advice: %s.", describe(error))
