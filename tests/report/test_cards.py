@@ -3,7 +3,7 @@
 import pytest
 from fakes import a_run
 
-from perf_callbacks.core.records import Summary
+from perf_callbacks.core.records import Finding, Summary
 from perf_callbacks.report import cards
 
 
@@ -129,6 +129,72 @@ perf_callbacks: No single cause stands out: forward, backward and optimizer
     closing = cards.closing(summary(wall_seconds=ACCOUNT))
     assert closing.startswith(expected)
     assert "outside of steps" not in closing
+
+
+LOADER = Finding(
+    cause="data",
+    share=0.45,
+    evidence="Waiting for data took 46% of the run: num_workers=0",
+    remedy="DataLoader(num_workers=2)",
+)
+OPTIMIZER = Finding(
+    cause="optimizer",
+    share=0.03,
+    evidence="The optimizer took 5% of the run: AdamW updates 430 tensors one by one",
+    remedy="torch.optim.AdamW(..., fused=True)",
+)
+BLOCKING = Finding(
+    cause="sync",
+    share=None,
+    evidence="CUDA_LAUNCH_BLOCKING=1 waits for each kernel",
+    remedy="unsetting CUDA_LAUNCH_BLOCKING",
+)
+
+
+def test_the_closing_table_opens_with_the_verdict():
+    expected = """\
+perf_callbacks: Waiting for data took 46% of the run: num_workers=0; try
+  DataLoader(num_workers=2). Up to 1.8x faster.
+  also: The optimizer took 5% of the run: AdamW updates 430 tensors one by one;
+    try torch.optim.AdamW(..., fused=True) (worth 3%)
+  also: CUDA_LAUNCH_BLOCKING=1 waits for each kernel; try unsetting
+    CUDA_LAUNCH_BLOCKING
+  120 steps, 100 measured (20 excluded): 20.0 ms per step
+  100 s in all: """
+    closing = cards.closing(summary(wall_seconds=ACCOUNT, findings=(LOADER, OPTIMIZER, BLOCKING)))
+    assert closing.startswith(expected)
+
+
+def test_a_machine_is_told_the_advice_that_needs_no_run():
+    expected = """\
+A training on cpu would begin with
+  no checklist: it is turned off
+  advice: CUDA_LAUNCH_BLOCKING=1 waits for each kernel; try unsetting
+    CUDA_LAUNCH_BLOCKING
+No peak."""
+    assert cards.check("cpu", [], "No peak.", [BLOCKING]) == expected
+
+
+def test_the_closing_table_says_that_there_is_nothing_to_win():
+    expected = """\
+perf_callbacks: Nothing to win here: forward, backward and optimizer took 97%
+  of the run.
+  also: The optimizer took 5% of the run: AdamW updates 430 tensors one by one;
+    try torch.optim.AdamW(..., fused=True) (worth 3%)
+  120 steps"""
+    busy = summary(wall_seconds={"startup": 5.0, "steps": 97.0, "other": 3.0}, findings=(OPTIMIZER,))
+    assert cards.closing(busy).startswith(expected)
+
+
+@pytest.mark.parametrize("changes", [{"included_steps": 4}, {"wall_seconds": {}}, {"stage_seconds": {}}])
+def test_the_closing_table_has_no_verdict_where_too_little_is_known(changes):
+    assert "to win" not in cards.closing(summary(**{"wall_seconds": ACCOUNT} | changes))
+
+
+@pytest.mark.parametrize("findings", [(), (LOADER, OPTIMIZER, BLOCKING)])
+def test_verdict_and_account_fit_on_a_terminal(findings):
+    lines = cards.closing(summary(wall_seconds=ACCOUNT, findings=findings)).splitlines()
+    assert max(map(len, lines[: len(lines) - 1])) <= 80  # but for the line on garbage collections
 
 
 def test_the_closing_table_says_when_others_had_the_cpu_while_the_peak_was_measured():

@@ -1,4 +1,4 @@
-"""`perf-callbacks check`: the checklist for this machine, and the peak for MFU, without training."""
+"""`perf-callbacks check`: the checklist for this machine, advice, and the peak for MFU, without training."""
 
 import argparse
 import json
@@ -10,7 +10,7 @@ from perf_callbacks.core.settings import resolve
 from perf_callbacks.report import cards
 
 NAME: str = "check"
-SUMMARY: str = "what the startup checklist would do on this machine, and the peak that MFU would go by"
+SUMMARY: str = "what the startup checklist would do on this machine, advice, and the peak that MFU would go by"
 
 _NAMES = {WHATEVER: "any number format"}
 
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "Settings are those of the environment (PERF_CALLBACKS_...). Nothing is changed; a peak that is "
         "measured is kept in the user's cache. Exits with 1 if something is left to do by hand: an item is advised or "
-        "failed, or the device has no known peak; with 2 if a setting makes no sense."
+        "failed, there is advice, or the device has no known peak; with 2 if a setting makes no sense."
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -31,20 +31,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the table."""
     from perf_callbacks.host import device, peak_source  # noqa: PLC0415 as below
-    from perf_callbacks.session import startup  # noqa: PLC0415 other commands do without torch
+    from perf_callbacks.session import advising, startup  # noqa: PLC0415 other commands do without torch
 
     settings = resolve(None, os.environ)
     here = device.default()
     name, rows = device.name(here), startup.foresee(settings, here)
+    findings = advising.without_run(None if here.type == "cpu" else here.type)
     off = "PERF_CALLBACKS=0" if not settings.config.enabled else "flops=off" if settings.config.flops == "off" else None
     dtypes = ("float32",) if here.type == "cpu" else ("bfloat16", "float32")
     peak = None if off else peak_source.find(here, dtypes, settings.config)
     if arguments.json:
-        print(json.dumps({"device": name, "items": [asdict(row) for row in rows], "peak": _peak(peak)}, indent=2))
+        items, findings = [[asdict(one) for one in many] for many in (rows, findings)]
+        print(json.dumps({"device": name, "items": items, "findings": findings, "peak": _peak(peak)}, indent=2))
     else:
-        print("\n".join([cards.check(name, rows, _said(peak, off or advice(name))), *settings.remarks]))
+        card = cards.check(name, rows, _said(peak, off or advice(name)), findings)
+        print("\n".join([card, *settings.remarks]))
     missing = peak is None and not off
-    return LEFT_TO_DO if missing or any(row.status in startup.LEFT_TO_DO for row in rows) else 0
+    return LEFT_TO_DO if missing or findings or any(row.status in startup.LEFT_TO_DO for row in rows) else 0
 
 
 def _peak(peak: Peaks | None) -> dict[str, object] | None:

@@ -58,8 +58,8 @@ def opening(run: Run, *, journal: object | None, staged: bool = True, checklist:
     return "\n  ".join([line, *_items(checklist)])
 
 
-def check(device: str, checklist: Sequence[Checklist], peak: str) -> str:
-    """Render the checklist for a machine on which no training runs yet.
+def check(device: str, checklist: Sequence[Checklist], peak: str, findings: Sequence[Finding] = ()) -> str:
+    """Render the checklist and the advice for a machine on which no training runs yet.
 
     >>> print(check("cpu", [Checklist(item="gc", status="skipped", before="automatic", why="gc=observe")], "No peak."))
     A training on cpu would begin with
@@ -67,6 +67,7 @@ def check(device: str, checklist: Sequence[Checklist], peak: str) -> str:
     No peak.
     """
     items = [*_items(checklist)] or ["no checklist: it is turned off"]
+    items += [line for found in findings for line in _wrapped(f"advice: {found.evidence}; try {found.remedy}")]
     return "\n  ".join([f"A training on {device} would begin with", *items]) + f"\n{peak}"
 
 
@@ -108,7 +109,12 @@ def _verdict(summary: Summary) -> Iterable[str]:
     for other in summary.findings[len(large) :]:
         gain = "" if other.share is None else f" (worth {other.share:.0%})"
         text = f"also: {other.evidence}; try {other.remedy}{gain}"
-        yield from wrap(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+        yield from _wrapped(text)
+
+
+def _wrapped(text: str) -> list[str]:
+    """Break a sentence within the width. What a person may copy stays whole."""
+    return wrap(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
 
 
 def _change(found: Finding) -> str:
