@@ -282,6 +282,61 @@ def test_threads_of_the_host_hardly_matter_to_an_accelerator():
     assert table.findings(machine(accelerator="cuda"), Facts(threads=16)) == ()
 
 
+TENSOR_CORES = machine(accelerator="cuda")
+LLAMA = replace(
+    WORK,
+    by_phase={},
+    by_dtype={"bfloat16": 100},
+    products=(
+        ("aten::mm", "[8192, 4096] x [4096, 10922]", "bfloat16", 60),
+        ("aten::mm", "[8192, 4096] x [4096, 4096]", "bfloat16", 40),
+    ),
+)
+RIGHT = replace(LLAMA, products=(("aten::bmm", "[3, 8192, 4096] x [3, 4096, 11008]", "bfloat16", 60),))
+
+
+def test_a_size_that_tensor_cores_can_not_use_well():
+    finding = found("shape", Facts(work=LLAMA, tensor_cores=True), summary(), TENSOR_CORES)
+    assert finding == Finding(
+        cause="shape",
+        share=None,
+        evidence="The size 10,922 is no multiple of 8, in products with 60% of the FLOPs",
+        remedy="padding it to 10,944",
+    )
+
+
+@pytest.mark.parametrize("facts", [Facts(work=RIGHT, tensor_cores=True), Facts(work=LLAMA), Facts(tensor_cores=True)])
+def test_no_complaint_about_sizes_that_are_right_or_do_not_matter(facts):
+    assert found("shape", facts, summary(), TENSOR_CORES) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "evidence", "remedy"),
+    [
+        ({}, "100% of the FLOPs are float32, without TF32", 'torch.set_float32_matmul_precision("high")'),
+        ({"tf32": True}, "100% of the FLOPs are float32, in TF32", 'bf16: torch.autocast("cuda", torch.bfloat16)'),
+        (
+            {"tf32": True, "door": "transformers"},
+            "100% of the FLOPs are float32, in TF32",
+            "TrainingArguments(bf16=True)",
+        ),
+        (
+            {"tf32": True, "door": "lightning"},
+            "100% of the FLOPs are float32, in TF32",
+            'Trainer(precision="bf16-mixed")',
+        ),
+    ],
+)
+def test_a_format_that_tensor_cores_are_slow_in(changes, evidence, remedy):
+    finding = found("precision", Facts(work=PLAIN, tensor_cores=True, **changes), summary(), TENSOR_CORES)
+    assert (finding.share, finding.evidence, finding.remedy) == (None, evidence, remedy)
+
+
+@pytest.mark.parametrize("facts", [Facts(work=LLAMA, tensor_cores=True), Facts(work=PLAIN), Facts(tensor_cores=True)])
+def test_a_format_that_is_right_or_does_not_matter_is_no_finding(facts):
+    assert found("precision", facts, summary(), TENSOR_CORES) is None
+
+
 def test_the_finding_that_could_win_most_comes_first():
     every = table.findings(machine(), Facts(workers=0, work=PLAIN, blocking=True), summary(data=1.0, other=3.0))
     assert [one.cause for one in every] == ["host", "data", "sync"]

@@ -59,6 +59,10 @@ class Facts:
     """Steps from one log line of the trainer to the next."""
     gc: str = "sync"
     """The callback's setting of that name."""
+    tensor_cores: bool = False
+    """True: the device multiplies matrices in tensor cores."""
+    tf32: bool = False
+    """True: products of float32 use them too."""
     blocking: bool = False
     """True: each kernel launch waits for the device (`CUDA_LAUNCH_BLOCKING`)."""
     anomalies: bool = False

@@ -41,8 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
     dtypes = ("float32",) if here.type == "cpu" else ("bfloat16", "float32")
     peak = None if off else peak_source.find(here, dtypes, settings.config)
     if arguments.json:
-        items, findings = [[asdict(one) for one in many] for many in (rows, findings)]
-        print(json.dumps({"device": name, "items": items, "findings": findings, "peak": _peak(peak)}, indent=2))
+        lists = {"items": [asdict(row) for row in rows], "findings": [asdict(found) for found in findings]}
+        print(json.dumps({"device": name, **lists, "peak": _peak(peak)}, indent=2))
     else:
         card = cards.check(name, rows, _said(peak, off or advice(name)), findings)
         print("\n".join([card, *settings.remarks]))

@@ -18,6 +18,9 @@ from perf_callbacks.host.environment import Environment
 from perf_callbacks.host.failures import describe
 from perf_callbacks.session.recorder import Recorder, log
 
+TENSOR_CORES = (7, 0)
+"""Compute capability of the first devices with tensor cores (V100)."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
@@ -32,7 +35,8 @@ class Setup:
 def begin(recorder: Recorder, model: nn.Module | None, setup: Callable[[], Setup]) -> None:
     """Let a recorder's summary have findings. Without the facts it has none, and measuring goes on."""
     try:
-        facts = replace(read(model, setup(), door=recorder.run.door), gc=recorder.config.gc)
+        facts = read(model, setup(), door=recorder.run.door)
+        facts = replace(facts, gc=recorder.config.gc, tensor_cores=_has_tensor_cores(recorder.device))
         machine = environment.read(accelerator=None if recorder.device.type == "cpu" else recorder.device.type)
     except Exception as error:  # noqa: BLE001 models and loaders may be anything
         log.info("perf_callbacks gives no advice: %s.", describe(error))
@@ -63,9 +67,14 @@ def read(model: nn.Module | None, setup: Setup, *, door: str) -> Facts:
         tensors=len(tensors),
         threads=torch.get_num_threads(),
         log_every=setup.log_every,
+        tf32=torch.get_float32_matmul_precision() != "highest",
         blocking=os.environ.get("CUDA_LAUNCH_BLOCKING") == "1",
         anomalies=torch.is_anomaly_enabled(),
     )
+
+
+def _has_tensor_cores(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= TENSOR_CORES
 
 
 def flat(loaders: Any) -> tuple[Any, ...]:
