@@ -82,13 +82,13 @@ class Run:
         self.workers = workers
         self.heap = [[number] for number in range(60_000)] if cause == "gc" else []
         self.log = (folder / "log.jsonl").open("w")
-        self.seconds = 0.0
+        self.began = self.seconds = 0.0
 
     @contextlib.contextmanager
     def stopwatch(self):
-        began = time.perf_counter()
+        self.began = time.perf_counter()
         yield
-        self.seconds = time.perf_counter() - began
+        self.seconds = time.perf_counter() - self.began
 
     @staticmethod
     def _use_small(model, _args, out):
@@ -168,6 +168,9 @@ def transformers(run):
     from perf_callbacks.transformers import PerfCallback
 
     class AfterStep(TrainerCallback):
+        def on_train_begin(self, *_args, **_kwargs):
+            run.began = time.perf_counter()  # `train` collects garbage and makes loaders before
+
         def on_step_end(self, *_args, **_kwargs):
             if run.cause in {"host", "gc"}:
                 run.after_step(None)
