@@ -167,3 +167,16 @@ def test_facts_that_can_not_be_read_cost_the_advice_alone(fit):
     fit.loader = Odd(fit.loader)
     summary = through_loop(fit)
     assert (summary.findings, summary.failure, summary.steps) == ((), None, STEPS)
+
+
+def test_a_fit_is_accounted_for_while_it_lasts(fit):
+    with measure(model=fit.model, optimizer=fit.optimizer, loader=fit.loader, config=fit.config) as perf:
+        for step, batch in enumerate(perf.loader):
+            if step == STEPS - 2:
+                so_far = perf.summary
+            fit.model(**batch).loss.backward()
+            fit.optimizer.step()
+            fit.optimizer.zero_grad()
+    assert [finding.cause for finding in so_far.findings] == ["data", "optimizer"]
+    assert sum(so_far.wall_seconds.values()) == pytest.approx(2.5 * (STEPS - 2) + 1.0)
+    assert so_far.wall_seconds["other"] == pytest.approx(1.0)  # the batch that the step has waited for
