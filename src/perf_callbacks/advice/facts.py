@@ -51,6 +51,7 @@ class Facts:
     optimizer: str | None = None
     """Class of torch's optimizer; None: it is another one."""
     fused: bool = False
+    """True: the optimizer updates many tensors at once, by `fused` or `foreach`."""
     tensors: int = 0
     """Number of tensors that the optimizer updates."""
     threads: int = 1

@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,7 +63,7 @@ def read(model: nn.Module | None, setup: Setup, *, door: str) -> Facts:
         attention=getattr(config, "_attn_implementation", None),
         sdpa=bool(getattr(_inner(model), "_supports_sdpa", False)),
         optimizer=type(optimizer).__name__ if torchs else None,
-        fused=bool(groups) and all(group.get("fused") for group in groups),
+        fused=bool(groups) and all(group.get("fused") or group.get("foreach") for group in groups),
         tensors=len(tensors),
         threads=torch.get_num_threads(),
         log_every=setup.log_every,
@@ -81,8 +81,8 @@ def flat(loaders: Any) -> tuple[Any, ...]:
     """Return the loaders in lists, mappings and Lightning's `CombinedLoader`."""
     loaders = getattr(loaders, "flattened", loaders)
     if isinstance(loaders, dict):
-        loaders = loaders.values()
-    if isinstance(loaders, Iterable) and isinstance(loaders, list | tuple | type({}.values())):
+        loaders = [*loaders.values()]
+    if isinstance(loaders, list | tuple):
         return tuple([one for loader in loaders for one in flat(loader)])
     return () if loaders is None else (loaders,)
 
