@@ -4,8 +4,8 @@
 
 A recorder with a journal is told of steps with the marks of a plain loop, whose FLOPs are known. Its clock makes each
 step last some 2 ms. Each line is a kind of batch, in microseconds: the quickest and the 10th percentile of a batch, of
-an ordinary end of a step, and of the end of every 256th, which reads the marks, adds the steps up and writes them to the
-journal; the last is told for 64 of these steps.
+an ordinary end of a step, and of the end of every 256th, which reads the marks, adds the steps up and writes them to
+the journal; the last is told for 64 of these steps.
 """
 
 import argparse

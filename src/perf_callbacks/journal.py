@@ -11,6 +11,7 @@ from perf_callbacks.core.codec import Entry, attempts
 from perf_callbacks.core.records import (
     SCHEMA,
     Checklist,
+    Finding,
     Flops,
     Gc,
     Record,
@@ -27,6 +28,7 @@ __all__ = [
     "SCHEMA",
     "Checklist",
     "Entry",
+    "Finding",
     "Flops",
     "Gc",
     "Record",

@@ -29,6 +29,7 @@ from perf_callbacks.doors.loop_usage import NO_WITH, LoopUsage, check
 from perf_callbacks.doors.loop_watch import LoopWatch, MeasuredLoader
 from perf_callbacks.host.failures import describe
 from perf_callbacks.host.place import Place, by_meshes
+from perf_callbacks.session.advising import Setup
 from perf_callbacks.session.recorder import Recorder, log
 from perf_callbacks.session.session import Session
 
@@ -106,7 +107,7 @@ class Measurement(Generic[B]):
         if self._session.enabled:
             try:
                 place = self._place()
-                watch = self._session.begin(place, self._watching, self._model, self._batches)
+                watch = self._session.begin(place, self._watching, self._model, self._batches, setup=self._setup)
                 watch.recorder.observe(LoopUsage(watch, has_loader=self._loader is not None))
             except Exception as error:  # noqa: BLE001 an observer never ends the run
                 self._session.fail(error)
@@ -178,6 +179,9 @@ class Measurement(Generic[B]):
             return Batches(first=(watch, "read"))
         pinned = True if getattr(self._loader, "pin_memory", False) else None
         return Batches(pinned=pinned, loaders=(self._loader,), first=(watch, "read"))
+
+    def _setup(self) -> Setup:
+        return Setup(optimizers=(self._optimizer,), loaders=() if self._loader is None else (self._loader,))
 
     def _place(self) -> Place:
         parameter = next(self._model.parameters(), None)

@@ -22,6 +22,7 @@ from perf_callbacks.doors.late_callback import Meanwhile, first, move_to_front, 
 from perf_callbacks.doors.transformers_watch import TransformersWatch, find_trainer
 from perf_callbacks.host.failures import fails_open
 from perf_callbacks.host.place import Place, data_parallel
+from perf_callbacks.session.advising import Setup
 from perf_callbacks.session.recorder import log
 from perf_callbacks.session.session import Measures, Session
 
@@ -135,6 +136,7 @@ class PerfCallback(Measures, TrainerCallback):
             ),
             None if trainer is None else trainer.model,
             lambda _: _batches(args, state, trainer),
+            setup=lambda: _setup(args, trainer),
         )
 
 
@@ -177,6 +179,13 @@ def _place(args: TrainingArguments, state: TrainerState, trainer: Trainer | None
         carried=carried.get("attributes"),
         staged=trainer is not None,
     )
+
+
+def _setup(args: TrainingArguments, trainer: Trainer | None) -> Setup:
+    every = int(args.logging_steps) if args.logging_strategy == "steps" and args.logging_steps >= 1 else None
+    if trainer is None:
+        return Setup(log_every=every)
+    return Setup(optimizers=(trainer.optimizer,), loaders=(trainer.callback_handler.train_dataloader,), log_every=every)
 
 
 def _batches(args: TrainingArguments, state: TrainerState, trainer: Trainer | None) -> Batches:

@@ -56,6 +56,15 @@ def test_a_rank_that_is_none_makes_no_difference(check, monkeypatch):
     assert check()[0] == 0
 
 
+def test_advice_that_needs_no_run_is_left_to_do(check, monkeypatch):
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    status, printed = check(_PEAK_TFLOPS="989.5")
+    assert status == 1
+    assert "  advice: CUDA_LAUNCH_BLOCKING=1 waits for each kernel; try unsetting" in printed.splitlines()
+    (finding,) = json.loads(check("--json", _PEAK_TFLOPS="989.5")[1])["findings"]
+    assert (finding["cause"], finding["share"], finding["remedy"]) == ("sync", None, "unsetting CUDA_LAUNCH_BLOCKING")
+
+
 def test_json_holds_items_and_peak(check):
     status, printed = check("--json", _PEAK_TFLOPS="bf16=989.5,fp32=67")
     found = json.loads(printed)

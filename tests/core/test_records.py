@@ -6,8 +6,9 @@ import pytest
 from fakes import a_run
 
 from perf_callbacks.core.codec import Entry, attempts, decode, encode, entries
-from perf_callbacks.core.records import SCHEMA, Checklist, Flops, Gc, Row, Span, Steps, Summary, Window
+from perf_callbacks.core.records import SCHEMA, Checklist, Finding, Flops, Gc, Row, Span, Steps, Summary, Window
 
+FINDING = Finding(cause="data", share=0.25, evidence="Waiting for data", remedy="DataLoader(num_workers=2)")
 SUMMARY = Summary(
     run_id="a1",
     attempt=1,
@@ -17,6 +18,7 @@ SUMMARY = Summary(
     included_seconds=0.5,
     stage_seconds={"data_time": 0.125, "forward_time": 0.375},
     span_seconds={"evaluation": 2.5},
+    wall_seconds={"startup": 0.25, "steps": 0.5, "evaluation": 2.5},
     samples=12,
     tokens=None,
     included_samples=8,
@@ -27,6 +29,7 @@ SUMMARY = Summary(
     gc_collections=(4, 1, 0),
     gc_seconds=0.25,
     gc_longest=0.125,
+    findings=(FINDING, Finding(cause="sync", share=None, evidence="“blocking”", remedy="unsetting it")),
     failure="ValueError: “no”",
 )
 RECORDS = [
@@ -50,6 +53,7 @@ RECORDS = [
     Window(first_step=1, last_step=50, steps=49, ranks=2, seconds=1 / 3, samples=8, tokens=0, useful_tokens=None),
     Checklist(item="gc", status="applied", before="automatic", after="every 100 steps", why="ranks wait"),
     Checklist(item="loaders", status="not applicable"),
+    FINDING,
     Flops(
         step=2,
         model_flops=2**70,

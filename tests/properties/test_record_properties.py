@@ -7,7 +7,7 @@ from fakes import a_run
 from hypothesis import given, strategies as st
 
 from perf_callbacks.core.codec import Entry, attempts, decode, encode
-from perf_callbacks.core.records import Checklist, Gc, Row, Span, Steps, Summary, Window
+from perf_callbacks.core.records import Checklist, Finding, Gc, Row, Span, Steps, Summary, Window
 from perf_callbacks.host.journal_file import FileJournal, read
 
 COUNTS = st.integers(0, 2**40)
@@ -59,6 +59,7 @@ WINDOWS = st.builds(
     tokens=MAYBE,
     useful_tokens=MAYBE,
 )
+FINDINGS = st.builds(Finding, cause=WORDS, share=st.none() | SECONDS, evidence=WORDS, remedy=WORDS)
 SUMMARIES = st.builds(
     Summary,
     run_id=WORDS,
@@ -79,12 +80,13 @@ SUMMARIES = st.builds(
     gc_collections=st.none() | st.tuples(COUNTS, COUNTS, COUNTS),
     gc_seconds=st.none() | SECONDS,
     gc_longest=st.none() | SECONDS,
+    findings=st.lists(FINDINGS, max_size=3).map(tuple),
     failure=st.none() | WORDS,
 )
 ITEMS = st.builds(
     Checklist, item=WORDS, status=WORDS, before=st.none() | WORDS, after=st.none() | WORDS, why=st.none() | WORDS
 )
-RECORDS = RUNS | ITEMS | ROWS | PAUSES | SPANS | WINDOWS | SUMMARIES | blocks()
+RECORDS = RUNS | ITEMS | FINDINGS | ROWS | PAUSES | SPANS | WINDOWS | SUMMARIES | blocks()
 ENTRIES = st.builds(Entry, st.floats(0, 1e6).map(lambda value: round(value, 6)), RECORDS)
 
 

@@ -3,7 +3,7 @@
 import pytest
 from fakes import a_run
 
-from perf_callbacks.core.records import Summary
+from perf_callbacks.core.records import Finding, Summary
 from perf_callbacks.report import cards
 
 
@@ -49,6 +49,9 @@ perf_callbacks: 120 steps, 100 measured (20 excluded): 20.0 ms per step
   on this rank: 200 samples/s   1,600 tokens/s   1,172 useful tokens/s
   outside of steps: evaluation 75.2 s, checkpoint 500 ms
   1,234 garbage collections (young/middle/full 1200/30/4) took 250 ms, the longest 12.5 ms"""
+
+ACCOUNT = {"startup": 0.5, "first_step": 0.25, "flop_counting": 0.125, "steps": 60.0, "evaluation": 30.0}
+ACCOUNT |= {"checkpoint": 4.0, "own_work": 0.0, "other": 5.125}
 
 NOTHING = {
     "included_steps": 0,
@@ -112,6 +115,86 @@ def test_the_closing_table_tells_the_collections_of_the_checklist_from_the_progr
     nothing = {"gc_collections": (0, 0, 0), "gc_seconds": 0.0, "gc_longest": 0.0, "gc_startup_seconds": 0.25}
     told = "\n  no garbage collection ran; the checklist's first full one took 250 ms, once"
     assert cards.closing(summary(**nothing)).endswith(told)
+
+
+def test_the_closing_table_accounts_for_the_wall_time():
+    expected = """\
+perf_callbacks: No single cause stands out: forward, backward and optimizer
+  took 60% of the run.
+  120 steps, 100 measured (20 excluded): 20.0 ms per step
+  100 s in all: startup 500 ms (0.5%), first step 250 ms (0.2%),
+    FLOP counting 125 ms (0.1%), steps 60.0 s (60.0%),
+    evaluation 30.0 s (30.0%), checkpoint 4.00 s (4.0%), other 5.12 s (5.1%)
+"""
+    closing = cards.closing(summary(wall_seconds=ACCOUNT))
+    assert closing.startswith(expected)
+    assert "outside of steps" not in closing
+
+
+LOADER = Finding(
+    cause="data",
+    share=0.45,
+    evidence="Waiting for data took 46% of the run: num_workers=0",
+    remedy="DataLoader(num_workers=2)",
+)
+OPTIMIZER = Finding(
+    cause="optimizer",
+    share=0.03,
+    evidence="The optimizer took 5% of the run: AdamW updates 430 tensors one by one",
+    remedy="torch.optim.AdamW(..., fused=True)",
+)
+BLOCKING = Finding(
+    cause="sync",
+    share=None,
+    evidence="CUDA_LAUNCH_BLOCKING=1 waits for each kernel",
+    remedy="unsetting CUDA_LAUNCH_BLOCKING",
+)
+
+
+def test_the_closing_table_opens_with_the_verdict():
+    expected = """\
+perf_callbacks: Waiting for data took 46% of the run: num_workers=0; try
+  DataLoader(num_workers=2). Up to 1.8x faster.
+  also: The optimizer took 5% of the run: AdamW updates 430 tensors one by one;
+    try torch.optim.AdamW(..., fused=True) (worth 3%)
+  also: CUDA_LAUNCH_BLOCKING=1 waits for each kernel; try unsetting
+    CUDA_LAUNCH_BLOCKING
+  120 steps, 100 measured (20 excluded): 20.0 ms per step
+  100 s in all: """
+    closing = cards.closing(summary(wall_seconds=ACCOUNT, findings=(LOADER, OPTIMIZER, BLOCKING)))
+    assert closing.startswith(expected)
+
+
+def test_a_machine_is_told_the_advice_that_needs_no_run():
+    expected = """\
+A training on cpu would begin with
+  no checklist: it is turned off
+  advice: CUDA_LAUNCH_BLOCKING=1 waits for each kernel; try unsetting
+    CUDA_LAUNCH_BLOCKING
+No peak."""
+    assert cards.check("cpu", [], "No peak.", [BLOCKING]) == expected
+
+
+def test_the_closing_table_says_that_there_is_nothing_to_win():
+    expected = """\
+perf_callbacks: Nothing to win here: forward, backward and optimizer took 97%
+  of the run.
+  also: The optimizer took 5% of the run: AdamW updates 430 tensors one by one;
+    try torch.optim.AdamW(..., fused=True) (worth 3%)
+  120 steps"""
+    busy = summary(wall_seconds={"startup": 5.0, "steps": 97.0, "other": 3.0}, findings=(OPTIMIZER,))
+    assert cards.closing(busy).startswith(expected)
+
+
+@pytest.mark.parametrize("changes", [{"included_steps": 4}, {"wall_seconds": {}}, {"stage_seconds": {}}])
+def test_the_closing_table_has_no_verdict_where_too_little_is_known(changes):
+    assert "to win" not in cards.closing(summary(**{"wall_seconds": ACCOUNT} | changes))
+
+
+@pytest.mark.parametrize("findings", [(), (LOADER, OPTIMIZER, BLOCKING)])
+def test_verdict_and_account_fit_on_a_terminal(findings):
+    lines = cards.closing(summary(wall_seconds=ACCOUNT, findings=findings)).splitlines()
+    assert max(map(len, lines[: len(lines) - 1])) <= 80  # but for the line on garbage collections
 
 
 def test_the_closing_table_says_when_others_had_the_cpu_while_the_peak_was_measured():

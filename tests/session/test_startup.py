@@ -6,9 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from collector import FakeGc, put
+from fakes import FakeClock
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.checklist.item import Fit
+from perf_callbacks.core.account import Account
 from perf_callbacks.core.marks import BACK, BEGIN
 from perf_callbacks.core.observer import Observers
 from perf_callbacks.core.records import Checklist
@@ -162,6 +164,7 @@ def a_recorder(*, active=True):
 
     class Recorder:
         run, patches, observers, marks = SimpleNamespace(step=0), Patches(), Observers(), []
+        clock, engine = FakeClock(), SimpleNamespace(account=Account())
         going, write, proofs = staticmethod(lambda: (0, 0.0)), journal.append, {}
 
         def observe(self, observer):

@@ -1,4 +1,4 @@
-"""`perf-callbacks check`: the checklist for this machine, its CPUs and the peak for MFU, without training."""
+"""`perf-callbacks check`: the checklist for this machine, advice, its CPUs and the peak for MFU, without training."""
 
 import argparse
 import json
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from perf_callbacks.host.environment import Environment
 
 NAME: str = "check"
-SUMMARY: str = "what the startup checklist would do on this machine, and the peak that MFU would go by"
+SUMMARY: str = "what the startup checklist would do on this machine, advice, and the peak that MFU would go by"
 
 _NAMES = {WHATEVER: "any number format"}
 
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Nothing is changed; a peak that is measured is kept in the user's cache. "
         "Under torchrun the first rank of a machine prints for all of its ranks. "
         "Exits with 1 if something is left to do by hand: an item is advised or "
-        "failed, or the device has no known peak; with 2 if a setting makes no sense."
+        "failed, there is advice, or the device has no known peak; with 2 if a setting makes no sense."
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print what a training would begin with."""
     from perf_callbacks.host import cpu_facts, device, peak_source  # noqa: PLC0415 as below
-    from perf_callbacks.session import startup  # noqa: PLC0415 other commands do without torch
+    from perf_callbacks.session import advising, startup  # noqa: PLC0415 other commands do without torch
 
     settings = config_file.in_force(None, os.environ)
     values = asdict(settings.config)
@@ -54,6 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     if bindings is None:  # the first rank of this machine prints
         return 0
     name = device.name(here)
+    findings = advising.without_run(None if here.type == "cpu" else here.type)
     off = "PERF_CALLBACKS=0" if not settings.config.enabled else "flops=off" if settings.config.flops == "off" else None
     dtypes = ("float32",) if here.type == "cpu" else ("bfloat16", "float32")
     peak = None if off else peak_source.find(here, dtypes, settings.config)
@@ -61,15 +62,23 @@ def run(arguments: argparse.Namespace) -> int:
         ranks = [asdict(one) if isinstance(one, Binding) else {"rank": one} for one in bindings]
         origins = {name: {"value": values[name], "origin": origin} for name, origin in settings.origins.items()}
         items = [asdict(row) for row in rows]
-        found = {"device": name, "items": items, "peak": _peak(peak), "settings": origins, "ranks": ranks}
+        advised = [asdict(one) for one in findings]
+        found = {
+            "device": name,
+            "items": items,
+            "findings": advised,
+            "peak": _peak(peak),
+            "settings": origins,
+            "ranks": ranks,
+        }
         print(json.dumps(found, indent=2))
     else:
         if settings.origins:
             print(cards.from_outside(values, settings.origins))
-        card = cards.check(name, rows, _said(peak, off or advice(name)))
+        card = cards.check(name, rows, _said(peak, off or advice(name)), findings)
         print("\n".join([card, *settings.remarks, bindings_table.render(bindings)]))
     statuses = {row.status for row in rows} | {one.status for one in bindings if isinstance(one, Binding)}
-    return LEFT_TO_DO if (peak is None and not off) or statuses & startup.LEFT_TO_DO else 0
+    return LEFT_TO_DO if (peak is None and not off) or findings or statuses & startup.LEFT_TO_DO else 0
 
 
 def _binding(rows: Sequence[Checklist], environment: "Environment", mode: str) -> Binding:

@@ -10,17 +10,17 @@ Ranks of one job run the same version: their lines hold the fields of one known 
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
-from perf_callbacks.core.records import Checklist, Flops, Gc, Record, Row, Run, Span, Steps, Summary, Window
+from perf_callbacks.core.records import Checklist, Finding, Flops, Gc, Record, Row, Run, Span, Steps, Summary, Window
 from perf_callbacks.core.type_checks import forms_of, is_number
 from perf_callbacks.core.windows import Part, Verdict, possible
 
 T = TypeVar("T")
 
 _TYPES: dict[str, type[Record]] = {
-    kind.__name__.lower(): kind for kind in (Run, Checklist, Steps, Row, Gc, Span, Flops, Window, Summary)
+    kind.__name__.lower(): kind for kind in (Run, Checklist, Steps, Row, Gc, Span, Flops, Finding, Window, Summary)
 }
 
 _FIELDS: dict[type, tuple[str, ...]] = {
@@ -65,7 +65,7 @@ def _times(values: tuple[float | None, ...]) -> str:
         return _json([value if value is None else round(value, 7) for value in values])
 
 
-_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+_json = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=asdict).encode
 
 
 def decode(line: str) -> Entry | None:
@@ -104,8 +104,18 @@ def _loads(line: str) -> Any:
 def _built(kind: type[T], values: dict[str, Any]) -> T | None:
     """A record with these values; None where one has the wrong type."""
     known = {name: _frozen(value) for name, value in values.items()}
+    if kind is Summary and type(known.get("findings")) is tuple:
+        known["findings"] = tuple([_finding(one) for one in known["findings"]])
     forms = _FORMS[kind]
     return kind(**known) if all([forms[name](value) for name, value in known.items()]) else None
+
+
+def _finding(value: Any) -> Finding | None:
+    """A finding within a summary."""
+    names = _FORMS[Finding]
+    if type(value) is not dict or not {*names} <= {*value}:
+        return None
+    return _built(Finding, {name: value[name] for name in names})
 
 
 def _even(steps: Steps) -> bool:

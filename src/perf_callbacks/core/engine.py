@@ -5,12 +5,14 @@ Time is an argument. An integration writes on the tape what the training thread 
 row.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from threading import RLock
 
 from perf_callbacks.core import ratios
+from perf_callbacks.core.account import BEGINNING, Account
 from perf_callbacks.core.batches import Batch, together
 from perf_callbacks.core.gc_pauses import Pauses, collection
 from perf_callbacks.core.ledger import Ledger
@@ -18,7 +20,7 @@ from perf_callbacks.core.marks import BACK, BEGIN, END, Pause
 from perf_callbacks.core.observer import Observers
 from perf_callbacks.core.pending import LOOK_STEPS, Pending
 from perf_callbacks.core.protocols import DeviceTimeline, Ranks
-from perf_callbacks.core.records import Amounts, Gc, Record, Row, Run, Span, Summary
+from perf_callbacks.core.records import Amounts, Finding, Gc, Record, Row, Run, Span, Summary
 from perf_callbacks.core.shaped_work import ShapedWork
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.core.steps import (
@@ -57,7 +59,6 @@ MOST_BATCHES = 256
 """More batches than this, in one step, are added up before it ends."""
 
 _OTHER = Stage.OTHER
-_BEGINNING = ("first", "restart")
 
 
 class Engine:
@@ -98,6 +99,9 @@ class Engine:
         self.tape = Tape(None if device is None else device.mark)
         """Where the training thread writes what it turns to."""
         self._began = 0.0
+        self.account = Account()
+        self.advise: Callable[[Summary], tuple[Finding, ...]] = _nothing
+        """What limits the fit, by its summary so far."""
         self.aside: list[tuple[str, float]] = []
         """Spans that have begun: kind and time."""
 
@@ -129,11 +133,12 @@ class Engine:
         self._look_at = 0
         """The step at whose end it is looked which parameters are trained."""
         self._spans: dict[str, float] = {}
+        self._span_counts: Counter[str] = Counter()
         self._collections = Pauses()
 
     def start(self, now: float) -> None:
         """Training begins. The step that follows is in no row."""
-        self._began = self._flushed_at = now
+        self._began = self.account.began = self._flushed_at = now
         self.flush_at = now + FLUSH_SECONDS
         self.tape.begin(now)
         self._emit(self._run)
@@ -194,6 +199,7 @@ class Engine:
         self.tape.listen()
         self.tape.write((BACK, now))
         self._spans[kind] = self._spans.get(kind, 0.0) + now - start
+        self._span_counts[kind] += 1
         self._emit(Span(kind=kind, step=self.step, start=start - self._began, seconds=now - start))
 
     def end_step(self, step: int, now: float) -> None:
@@ -297,12 +303,12 @@ class Engine:
             finished = self._pending.finish(past)
             self._ledger.enter(finished)
             times = zip(finished.step_seconds, finished.excluded, strict=True)
-            self._note_longest([time for time, reason in times if time and reason not in _BEGINNING])
+            self._note_longest([time for time, reason in times if time and reason not in BEGINNING])
         self._unseen.append((finished, pauses))
 
     def _enter_rows(self, steps: list[Step]) -> None:
         self._ledger.enter_rows(steps)
-        self._note_longest([sum(step.seconds) for step in steps if step.seconds and step.excluded not in _BEGINNING])
+        self._note_longest([sum(step.seconds) for step in steps if step.seconds and step.excluded not in BEGINNING])
 
     def _note_longest(self, times: Sequence[float]) -> None:
         self.longest_step = max(self.longest_step, *times) if times else self.longest_step
@@ -369,13 +375,15 @@ class Engine:
         tokens = plus(tokens, *[step.tokens for step in passed])
         return steps + len(passed), Amounts(samples=samples, tokens=tokens), lost
 
-    def summary(self, failure: str | None = None, proofs: Mapping[str, str] | None = None) -> Summary:
-        """The fit so far."""
+    def summary(
+        self, failure: str | None = None, proofs: Mapping[str, str] | None = None, now: float | None = None
+    ) -> Summary:
+        """The fit so far. Its wall time is unknown without the time."""
         with self._alone():
             total, (steps, done, lost) = self.amounts(), self._all()
             included = self._ledger.included()
         worked = included.effort_steps > 0 and not self._work.varies
-        return Summary(
+        summary = Summary(
             run_id=self._run.run_id,
             attempt=self._run.attempt,
             step=self.step,
@@ -385,6 +393,8 @@ class Engine:
             included_seconds=included.step_seconds,
             stage_seconds={name: included.seconds[stage] for stage, name in self._shown.stages(included.seconds)},
             span_seconds=dict(self._spans),
+            span_counts=dict(self._span_counts),
+            wall_seconds=self.account.parts(now, included, self._ledger, self._spans),
             samples=done.samples,
             tokens=done.tokens,
             included_samples=included.samples,
@@ -401,6 +411,7 @@ class Engine:
             proofs=dict(proofs or {}),
             failure=failure,
         )
+        return replace(summary, findings=self.advise(summary))
 
     def stop(self, now: float, failure: str | None = None, proofs: Mapping[str, str] | None = None) -> Summary:
         """Training is over. Steps that the device still owes are lost."""
@@ -411,6 +422,13 @@ class Engine:
             self._enter_rows(self._pending.timed([None] * len(self._pending.passed)))
             self.flush(now)
             self.tape.ignore()
-        summary = self.summary(failure, proofs)
+        summary = self.summary(failure, proofs, now)
+        for found in summary.findings:
+            self._emit(found)
         self._emit(summary)
         return summary
+
+
+def _nothing(_summary: Summary) -> tuple[Finding, ...]:
+    """Nobody gives advice."""
+    return ()

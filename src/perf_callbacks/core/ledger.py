@@ -33,6 +33,8 @@ class Ledger:
         self._last = self._row_after = -1  # numbers of steps
         self.excluded: Counter[str] = Counter()
         """Number of steps that are in no row, by reason."""
+        self.excluded_seconds: dict[str, float] = {}
+        """Their time, by reason."""
         self.left_out: Counter[str] = Counter()
         """Excluded steps since the last row, by reason."""
         self._told: Counter[str] = Counter()
@@ -134,6 +136,9 @@ class Ledger:
         if any(new.excluded):
             self._lost += new.step_seconds.count(None)
             self.excluded.update(filter(None, new.excluded))
+            for reason, seconds in zip(new.excluded, new.step_seconds, strict=True):
+                if reason is not None and seconds is not None:
+                    self.excluded_seconds[reason] = self.excluded_seconds.get(reason, 0.0) + seconds
         self._row.add(new.included)
         self._over += self._parts.add(new)
 

@@ -175,8 +175,23 @@ class Flops:
     """Largest copies: operation, shape, bytes."""
     reads: Mapping[str, int] = field(default_factory=dict)
     """Number of times that the host waited to read from the device, by the line that caused it."""
+    values_read: Mapping[str, int] = field(default_factory=dict)
+    """Number of values that Python read from tensors outside of forward, backward and optimizer, by line."""
     errors: Mapping[str, int] = field(default_factory=dict)
     """Errors in counting, by operation."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """Cause that limits a run, and the change that helps."""
+
+    cause: str
+    """One of data, host, sync, recompute, attention, optimizer, gc, evaluation, checkpoint, precision, shape."""
+    share: float | None
+    """Part of the fit's wall time after startup that the change could save, from 0 to 1. None: unknown."""
+    evidence: str
+    remedy: str
+    """The line to write, or what to do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -224,6 +239,11 @@ class Summary:
     """Seconds of each stage in the included steps; empty if unknown."""
     span_seconds: Mapping[str, float] = field(default_factory=dict)
     """Time outside of steps, by kind."""
+    span_counts: Mapping[str, int] = field(default_factory=dict)
+    """Number of evaluations and checkpoints."""
+    wall_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of each part of the fit's wall time: startup, first_step, flop_counting, steps, evaluation, checkpoint,
+    own_work, other. They sum to it."""
     samples: int | None
     """Samples of all steps of this attempt, like `tokens`."""
     tokens: int | None
@@ -265,6 +285,8 @@ class Summary:
     """Seconds of the checklist's first full collection. It happens once and is in none of the fields above."""
     proofs: Mapping[str, str] = field(default_factory=dict)
     """Verdicts on the checklist items that were on trial."""
+    findings: tuple[Finding, ...] = ()
+    """Causes that limit the run, the one that costs most first. Empty: nothing is wrong, or too little is known."""
     failure: str | None = None
     """Reason that measuring stopped early."""
 
@@ -289,4 +311,4 @@ class Summary:
         return self.included_seconds / self.included_steps if self.included_steps else None
 
 
-Record = Run | Checklist | Steps | Row | Gc | Span | Flops | Window | Summary
+Record = Run | Checklist | Steps | Row | Gc | Span | Flops | Finding | Window | Summary

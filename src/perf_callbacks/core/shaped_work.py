@@ -6,6 +6,7 @@ from typing import Any
 from perf_callbacks.core.batches import ShapeKey
 from perf_callbacks.core.marks import Calls
 from perf_callbacks.core.rating import Rating
+from perf_callbacks.core.records import Flops
 from perf_callbacks.core.shape_counts import SCALED, Book, Count, Learned, keep
 from perf_callbacks.core.unknown_reasons import UNREAD, Unknowns
 from perf_callbacks.core.work import Effort, Work
@@ -36,6 +37,8 @@ class ShapedWork:
         """Peak and coverage that work is compared with. None: nothing was counted yet."""
         self.refuted = False
         """True: a step did more than a measured peak allows."""
+        self.counted: Flops | None = None
+        """The last count."""
         self.wanted = False
         """True: FLOPs are wanted at all."""
         self.unknowns = Unknowns()

@@ -2,7 +2,7 @@
 
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any, Union, get_args, get_origin
 
 LARGEST = 2**128
@@ -33,6 +33,8 @@ def form_of(annotation: Any) -> Form:
         return _tuple_of(form_of(arguments[0])) if every else _tuple(tuple(map(form_of, arguments)))
     if get_origin(annotation) is Mapping:
         return _mapping_to(form_of(arguments[1]))
+    if is_dataclass(annotation):
+        return lambda value: type(value) is annotation
     return _PLAIN[annotation]
 
 

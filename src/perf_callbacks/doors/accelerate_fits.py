@@ -19,6 +19,7 @@ from perf_callbacks.host import saved_counters
 from perf_callbacks.host.failures import fails_open
 from perf_callbacks.host.patches import Patches
 from perf_callbacks.host.place import Place, by_meshes
+from perf_callbacks.session.advising import Setup
 from perf_callbacks.session.recorder import Recorder, log
 from perf_callbacks.session.session import Session
 
@@ -110,7 +111,10 @@ class Fits:
         self._take_over(optimizers[0])
         place = by_meshes(self._place(self._accelerator(), self._carried), models[0])
         self._shown = False
-        self._session.begin(place, self._watching, models[0], lambda _: self._batches(self._prepared.loaders))
+        setup = Setup(optimizers=tuple(optimizers), loaders=self._prepared.loaders[:1])
+        self._session.begin(
+            place, self._watching, models[0], lambda _: self._batches(self._prepared.loaders), setup=lambda: setup
+        )
         if self.armed:
             atexit.unregister(self._at_exit)
             atexit.register(self._at_exit)  # to be called before the recorder's own, which would call the fit cut short

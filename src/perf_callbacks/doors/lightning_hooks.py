@@ -15,6 +15,7 @@ from perf_callbacks.doors.lightning_watch import TrainerWatch, steps_done
 from perf_callbacks.host.failures import describe, fails_open
 from perf_callbacks.host.place import Place
 from perf_callbacks.session import startup
+from perf_callbacks.session.advising import Setup, flat
 from perf_callbacks.session.recorder import Recorder, log
 from perf_callbacks.session.session import Measures, Session
 
@@ -93,7 +94,11 @@ class LightningHooks(Measures):
         trainer.callbacks = settled(trainer.callbacks)
         place = self._place(trainer, self._last_state(trainer))
         watch = self._session.begin(
-            place, functools.partial(TrainerWatch, trainer=trainer), trainer.lightning_module, earlier=self._startup
+            place,
+            functools.partial(TrainerWatch, trainer=trainer),
+            trainer.lightning_module,
+            earlier=self._startup,
+            setup=lambda: _setup(trainer),
         )
         if watch.recorder.active:
             self._watch = watch
@@ -224,6 +229,11 @@ def _directory(trainer: Any) -> Path:
                 return Path(found)
     root = str(trainer.default_root_dir)
     return Path() if "://" in root else Path(root)
+
+
+def _setup(trainer: Any) -> Setup:
+    loaders = flat(trainer.train_dataloader)
+    return Setup(optimizers=tuple(trainer.optimizers), loaders=loaders, log_every=trainer.log_every_n_steps)
 
 
 def _data_parallel(trainer: Any) -> int | None:

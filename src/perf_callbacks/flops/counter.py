@@ -54,6 +54,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self.books: Callable[[], bool] = _always
         """Called before each operation. False: the operation is not training work; it and its modules are passed on and
         leave no trace here."""
+        self.between: Callable[[], bool] = _always
+        """Called where Python reads a value and no training work is done. False: nobody wants to know."""
         self.passes: list[Counter[Cell]] = [Counter()]
         """Counts of each forward with the backward that follows."""
         self.logical: Counter[Cell] = Counter()
@@ -158,6 +160,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         kwargs = kwargs or {}
         self.operations += 1
         if self.inert or not self._books():
+            if func is _READS_VALUE and not self.inert:
+                self._note_value()
             return func(*args, **kwargs)
         if types and _wrapped(types):  # it takes itself apart, into operations that come back here
             self._count_whole(func, args, kwargs)
@@ -184,6 +188,13 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self._err(func, error)
         return out
+
+    def _note_value(self) -> None:
+        try:
+            if self.between():
+                self.observed.value_read()
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self._err("read", error)
 
     def _books(self) -> bool:
         try:
@@ -296,6 +307,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
 def _always() -> bool:
     return True
 
+
+_READS_VALUE = torch.ops.aten._local_scalar_dense.default  # noqa: SLF001 the operation of `.item()`
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 

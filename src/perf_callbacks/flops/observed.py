@@ -107,6 +107,8 @@ class Observed:
         """Bytes by operation and shape."""
         self.reads: Counter[str] = Counter()
         """Number of times that the host waited to read from the device, by the line that caused it."""
+        self.values_read: Counter[str] = Counter()
+        """Number of values that Python read from tensors outside of training work, by line."""
         self.lookups: set[Lookup] = set()
         """Embeddings that were looked up."""
         self._sorts: dict[int, _Sort] = {}
@@ -139,6 +141,12 @@ class Observed:
             self._read(sort.called, args, out)
         if sort.looks_up and len(self.lookups) < MOST_LOOKUPS:
             self._looked_up(*args[:2])
+
+    def value_read(self) -> None:
+        """Note that Python reads a value from a tensor, as `.item()` does. Installed packages are not the user's."""
+        line = _line()
+        if "site-packages" not in line:
+            self._note(self.values_read, line, 1)
 
     def _look(self, func: Any) -> _Sort:
         sort = self._sorts[id(func)] = _Sort.of(func)

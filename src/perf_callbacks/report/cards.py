@@ -2,11 +2,32 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from textwrap import wrap
 
 from perf_callbacks.core.peaks import DISTURBED, TERA
-from perf_callbacks.core.records import APPLIED, TRIED, Checklist, Run, Summary
+from perf_callbacks.core.records import APPLIED, TRIED, Checklist, Finding, Run, Summary
 
 DASH = "—"
+OURS = "perf_callbacks: "
+WIDTH = 78
+"""Characters of a line, without the two that indent it."""
+
+WORTH_SAYING = 0.05
+"""Least share of the run for which a finding is the verdict."""
+
+ENOUGH_STEPS = 5
+"""Measured steps without which there is no verdict."""
+
+MOST = 0.99
+
+MOSTLY = 0.8
+"""Share of the run in forward, backward and optimizer from which on there is nothing to win."""
+
+_JOINED = "\N{NO-BREAK SPACE}"
+
+_PARTS = {"first_step": "first step", "flop_counting": "FLOP counting", "own_work": "own work"}
+"""Parts of the wall time whose names in text differ from those in the summary."""
+
 TIMELINES = {"host": "host clock", "device": "device events"}
 
 
@@ -57,8 +78,8 @@ def from_outside(values: Mapping[str, object], origins: Mapping[str, str]) -> st
     return "\n  ".join(["Set from outside", *lines])
 
 
-def check(device: str, checklist: Sequence[Checklist], peak: str) -> str:
-    """Render the checklist for a machine on which no training runs yet.
+def check(device: str, checklist: Sequence[Checklist], peak: str, findings: Sequence[Finding] = ()) -> str:
+    """Render the checklist and the advice for a machine on which no training runs yet.
 
     >>> print(check("cpu", [Checklist(item="gc", status="skipped", before="automatic", why="gc=observe")], "No peak."))
     A training on cpu would begin with
@@ -66,6 +87,7 @@ def check(device: str, checklist: Sequence[Checklist], peak: str) -> str:
     No peak.
     """
     items = [*_items(checklist)] or ["no checklist: it is turned off"]
+    items += [line for found in findings for line in _wrapped(f"advice: {found.evidence}; try {found.remedy}")]
     return "\n  ".join([f"A training on {device} would begin with", *items]) + f"\n{peak}"
 
 
@@ -83,7 +105,9 @@ def _items(rows: Sequence[Checklist]) -> Iterable[str]:
 def closing(summary: Summary) -> str:
     """Render the table at the end."""
     lines = [
+        *_verdict(summary),
         _headline(summary),
+        *_account(summary),
         *_stages(summary),
         _throughput(summary),
         *_work(summary),
@@ -93,7 +117,41 @@ def closing(summary: Summary) -> str:
     ]
     if summary.failure:
         lines.append(f"measuring stopped early: {summary.failure}")
-    return "\n  ".join(line for line in lines if line)
+    return OURS + "\n  ".join(line for line in lines if line)
+
+
+def _verdict(summary: Summary) -> Iterable[str]:
+    """Render what limits the run and the one change that helps most, and below it what else would help."""
+    large = [found for found in summary.findings[:1] if found.share is not None and found.share >= WORTH_SAYING]
+    sentence = _change(large[0]) if large else _nothing_to_win(summary)
+    lines = wrap(sentence, WIDTH, initial_indent=" " * len(OURS), break_on_hyphens=False, break_long_words=False)
+    yield from (line.lstrip() for line in lines)
+    for other in summary.findings[len(large) :]:
+        gain = "" if other.share is None else f" (worth {other.share:.0%})"
+        text = f"also: {other.evidence}; try {other.remedy}{gain}"
+        yield from _wrapped(text)
+
+
+def _wrapped(text: str) -> list[str]:
+    """Break a sentence within the width. What a person may copy stays whole."""
+    return wrap(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+
+
+def _change(found: Finding) -> str:
+    """Render the worst finding in one sentence."""
+    return f"{found.evidence}; try {found.remedy}. Up to {1 / (1 - min(found.share or 0.0, MOST)):.1f}x faster."
+
+
+def _nothing_to_win(summary: Summary) -> str:
+    """Render the verdict on a run in which nothing is wrong; empty if too little is known for one."""
+    after_startup = sum(summary.wall_seconds.values()) - summary.wall_seconds.get("startup", 0.0)
+    stages = [summary.stage_seconds.get(f"{name}_time") for name in ("forward", "backward", "optimizer")]
+    known = [seconds for seconds in stages if seconds is not None]
+    if summary.included_steps < ENOUGH_STEPS or not after_startup or not known:
+        return ""
+    share = sum(known) / summary.included_seconds * summary.wall_seconds["steps"] / after_startup
+    verdict = "Nothing to win here" if share >= MOSTLY else "No single cause stands out"
+    return f"{verdict}: forward, backward and optimizer took {share:.0%} of the run."
 
 
 def _headline(summary: Summary) -> str:
@@ -102,7 +160,30 @@ def _headline(summary: Summary) -> str:
     lost = f", {summary.lost_steps:,} without a time" if summary.lost_steps else ""
     measured = f"{summary.included_steps:,}" if summary.included_steps else "none"
     pace = "" if summary.step_time is None else f": {duration(summary.step_time)} per step"
-    return f"perf_callbacks: {_count(summary.steps, 'step')}, {measured} measured{left_out}{lost}{pace}"
+    return f"{_count(summary.steps, 'step')}, {measured} measured{left_out}{lost}{pace}"
+
+
+def _account(summary: Summary) -> Iterable[str]:
+    """Render the parts of the wall time. Parts that took nothing are left out, and so is an account of nothing."""
+    wall = sum(summary.wall_seconds.values())
+    if wall <= 0:
+        return
+    shares = {name: f"{seconds / wall:.1%}" for name, seconds in summary.wall_seconds.items()}
+    parts = [
+        f"{_PARTS.get(name, name)} {duration(seconds)} ({shares[name]})"
+        for name, seconds in summary.wall_seconds.items()
+        if shares[name] != "0.0%"
+    ]
+    yield from _lines(f"{duration(wall)} in all: ", parts)
+
+
+def _lines(opening: str, parts: Iterable[str]) -> Iterable[str]:
+    """Render a list within the width, broken between its parts only."""
+    whole = ", ".join(part.replace(" ", _JOINED) for part in parts)
+    return (
+        line.replace(_JOINED, " ")
+        for line in wrap(opening.replace(" ", _JOINED) + whole, WIDTH, subsequent_indent="  ")
+    )
 
 
 def _stages(summary: Summary) -> Iterable[str]:
@@ -150,6 +231,8 @@ def _work(summary: Summary) -> Iterable[str]:
 
 
 def _spans(summary: Summary) -> str:
+    if summary.wall_seconds:  # which names them
+        return ""
     spans = ", ".join(f"{kind} {duration(seconds)}" for kind, seconds in summary.span_seconds.items())
     return f"outside of steps: {spans}" if spans else ""
 

@@ -11,6 +11,7 @@ from perf_callbacks.flops.phases import in_backward
 
 _FORWARD, _TRAINING = Stage.FORWARD, (Stage.FORWARD, Stage.BACKWARD, Stage.OPTIMIZER)
 _NEVER = (Stage.DATA, Stage.ASIDE)
+_BETWEEN = (Stage.OTHER, Stage.UNDECIDED)
 
 
 class Booking:
@@ -37,6 +38,10 @@ class Booking:
             return True
         module = _calling() if is_grad_enabled() else None
         return module is not None and module.training
+
+    def between(self) -> bool:
+        """Tell whether the thread is between the stages of a step."""
+        return self.course.stage in _BETWEEN
 
 
 def _calling() -> nn.Module | None:

@@ -285,7 +285,7 @@ class Counting(Observer):
         step_seconds = (self._recorder.clock() - self._began) / max(self._steps, 1)
         window = CountWindow(max(PATIENCE_SECONDS, PATIENCE_STEPS * step_seconds))
         self._booking = Booking(self._recorder.tape.follow(), announced=self._announced)
-        window.counter.books = self._booking
+        window.counter.books, window.counter.between = self._booking, self._booking.between
         self._window = window
         with suppress(RuntimeError):  # no thread to be had: nobody looks after the window, which is no reason to fail
             WATCHDOG.watch(window)
@@ -330,6 +330,7 @@ class Counting(Observer):
     def _conclude(self, record: Flops, total: Work) -> None:
         self._recorder.write(record)
         work = self._recorder.work
+        work.counted = record
         peaks = work.rating.peaks if work.rating is not None else self._peaks(total)
         rating = rate(total, coverage=record.coverage, lower_bound=record.lower_bound, peaks=peaks)
         work.rate(rating)

@@ -41,6 +41,7 @@ def counted(
         products=tuple((*what, flops) for what, flops in observed.products.most_common(_HEAVIEST)),
         copies=tuple((*what, size) for what, size in observed.copies.most_common(_HEAVIEST)),
         reads=dict(observed.reads),
+        values_read=dict(observed.values_read),
         errors=dict(counter.errors),
     )
 

@@ -286,7 +286,7 @@ class Recorder:
     @property
     def summary(self) -> Summary | None:
         """The fit in figures, so far or at its end."""
-        return self._summary or self._asked(lambda: self.engine.summary(self.failure, self.proofs))
+        return self._summary or self._asked(lambda: self.engine.summary(self.failure, self.proofs, self.clock()))
 
     def _asked(self, answer: Callable[[], T]) -> T | None:
         """Ask for something that a closed recorder has too."""

@@ -15,7 +15,8 @@ from perf_callbacks.host import config_file
 from perf_callbacks.host.failures import describe
 from perf_callbacks.host.place import Place
 from perf_callbacks.report import cards
-from perf_callbacks.session import counting, startup
+from perf_callbacks.session import advising, counting, startup
+from perf_callbacks.session.advising import Setup
 from perf_callbacks.session.recorder import Recorder, log
 
 OBSERVERS: tuple[Callable[[Recorder, nn.Module | None], Observer | None], ...] = (counting.begin,)
@@ -93,6 +94,7 @@ class Session:
         batches: Callable[[W], Batches] = no_batches,
         *,
         earlier: startup.Startup | None = None,
+        setup: Callable[[], Setup] = Setup,
     ) -> W:
         """Begin a fit: the recorder, the checklist, the watched calls, the FLOP count, the opening card.
 
@@ -104,6 +106,7 @@ class Session:
             model: The model whose FLOPs are counted. None: none are.
             batches: How batches get to the device.
             earlier: What had to be applied before the fit began.
+            setup: What the fit trains with.
         """
         self.end("another fit began")
         self.recorder = None
@@ -117,9 +120,11 @@ class Session:
                     observer = make(recorder, model)
                     if observer is not None:
                         recorder.observe(observer)
+                advising.begin(recorder, model, setup)
             if recorder.active and place.rank == 0:
                 journal = recorder.journal_path
                 self._show(cards.opening(recorder.run, journal=journal, staged=place.staged, checklist=rows))
+            recorder.attempt(lambda begun: begun.engine.account.started(begun.clock()))
         except BaseException as error:  # an interrupt too: nobody ends a fit that did not begin
             recorder.close(describe(error))
             raise

@@ -241,13 +241,16 @@ def _skipped(skip: str) -> set[str]:
 def _aside(reference: "weakref.ref[Recorder]") -> Iterator[None]:
     """Keep the time of the block out of the step, which counts all the same."""
     recorder = reference()
+    began = 0.0
     if recorder is not None:
+        began = recorder.clock()
         recorder.enter(BEGIN[Stage.ASIDE])
     try:
         yield
     finally:
         if recorder is not None:
             recorder.enter(BACK)
+            recorder.engine.account.own_seconds += recorder.clock() - began
 
 
 def _fit(

@@ -1,0 +1,368 @@
+"""Does the verdict name the cause? Real runs on a CPU, each slowed down in one way, and healthy ones.
+
+    OMP_NUM_THREADS=1 python benchmarks/verdicts.py            # 7 causes with 3 seeds each, 6 healthy runs
+    OMP_NUM_THREADS=1 python benchmarks/verdicts.py --cards    # also print the closing cards
+
+The integrations take turns. For each run: the first finding with its share, and how far the account of wall time is
+from a stopwatch around the training. At the end the advice on loaders is followed, and the gain compared with what was
+promised.
+"""
+
+import argparse
+import contextlib
+import functools
+import gc
+import io
+import itertools
+import json
+import logging
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from perf_callbacks import PerfConfig
+
+STEPS, BATCH, LENGTH, SMALL_TENSORS = 60, 4, 64, 400
+CAUSES = ("data", "host", "recompute", "evaluation", "sync", "optimizer", "gc")
+SEEDS = 3
+ROUNDS = 5
+DOORS = ("loop", "transformers", "lightning", "accelerate")
+WORK_SECONDS = 0.015
+
+
+def spin(seconds):
+    """Work in Python, as a tokenizer or a metric does."""
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        sum(range(100))
+
+
+ROWS = {"waited for": time.sleep, "computed": spin}
+
+
+class Rows(Dataset):
+    def __init__(self, seed, seconds, take):
+        self.seed, self.seconds, self.take = seed, seconds, take
+
+    def __len__(self):
+        return STEPS * BATCH
+
+    def __getitem__(self, index):
+        self.take(self.seconds)
+        ids = torch.randint(0, 512, (LENGTH,), generator=torch.Generator().manual_seed(self.seed + index))
+        return {"input_ids": ids, "labels": ids}
+
+
+class Run:
+    """One training, slowed down by one cause or by none."""
+
+    def __init__(self, cause, seed, folder, *, workers=0, take=spin):
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        torch.manual_seed(seed)
+        self.cause, self.seed, self.folder = cause, seed, folder
+        self.config = PerfConfig(output_dir=str(folder), measure_peak="off")
+        heavy = cause == "recompute"
+        sizes = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 344, "num_hidden_layers": 3}
+        self.model = LlamaForCausalLM(
+            LlamaConfig(**sizes, num_attention_heads=4, attn_implementation="eager" if heavy else "sdpa")
+        )
+        if heavy:
+            self.model.gradient_checkpointing_enable()
+        if cause == "optimizer":
+            self.model.small = nn.ParameterList([nn.Parameter(torch.zeros(8)) for _ in range(SMALL_TENSORS)])
+            self.model.register_forward_hook(self._use_small)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=cause != "optimizer")
+        self.rows = Rows(seed, WORK_SECONDS / BATCH if cause == "data" else 0, take)
+        self.workers = workers
+        self.heap = [[number] for number in range(60_000)] if cause == "gc" else []
+        self.log = (folder / "log.jsonl").open("w")
+        self.began = self.seconds = 0.0
+
+    @contextlib.contextmanager
+    def stopwatch(self):
+        self.began = time.perf_counter()
+        yield
+        self.seconds = time.perf_counter() - self.began
+
+    @staticmethod
+    def _use_small(model, _args, out):
+        out.loss = out.loss + 0 * torch.cat(list(model.small)).sum()
+
+    @property
+    def loader(self):
+        return DataLoader(self.rows, batch_size=BATCH, num_workers=self.workers)
+
+    def after_step(self, loss):
+        """Do what the cause does once per step."""
+        if self.cause == "host":
+            spin(WORK_SECONDS * random.uniform(0.8, 1.2))
+        if self.cause == "gc":
+            for _ in range(1000):
+                cycle = []
+                cycle.append(cycle)
+            gc.collect()
+        if self.cause == "sync":
+            norms = {name: parameter.norm().item() for name, parameter in self.model.named_parameters()}
+            for _ in range(4):
+                self.log.write(json.dumps({"loss": float(loss), **norms}) + "\n")
+                self.log.flush()
+                os.fsync(self.log.fileno())
+
+    def evaluate(self):
+        with torch.no_grad():
+            for start in range(0, 3 * BATCH, BATCH):
+                ids = torch.stack([self.rows[start + row]["input_ids"] for row in range(BATCH)])
+                self.model(input_ids=ids, labels=ids)
+
+
+def loop(run):
+    from perf_callbacks.loop import measure
+
+    measured = measure(model=run.model, optimizer=run.optimizer, loader=run.loader, config=run.config)
+    with run.stopwatch(), measured as perf:
+        for step, batch in enumerate(perf.loader):
+            loss = run.model(**batch).loss
+            loss.backward()
+            run.optimizer.step()
+            run.optimizer.zero_grad()
+            run.after_step(loss.detach())
+            if run.cause == "evaluation" and step % 3 == 2:
+                with perf.evaluation():
+                    run.evaluate()
+    return lambda: perf.summary
+
+
+def accelerate(run):
+    from accelerate import Accelerator
+
+    from perf_callbacks.accelerate import attach
+
+    accelerator = Accelerator(cpu=True)
+    attached = attach(accelerator, run.config)
+    model, optimizer, loader = accelerator.prepare(run.model, run.optimizer, run.loader)
+    model.train()
+    with run.stopwatch():
+        for step, batch in enumerate(loader):
+            loss = model(**batch).loss
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            run.after_step(loss.detach())
+            if run.cause == "evaluation" and step % 3 == 2:
+                model.eval()
+                run.evaluate()
+                model.train()
+        accelerator.end_training()
+    return lambda: attached.summary
+
+
+def transformers(run):
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    from perf_callbacks.transformers import PerfCallback
+
+    class AfterStep(TrainerCallback):
+        def on_train_begin(self, *_args, **_kwargs):
+            run.began = time.perf_counter()  # `train` collects garbage and makes loaders before
+
+        def on_step_end(self, *_args, **_kwargs):
+            if run.cause in {"host", "gc"}:
+                run.after_step(None)
+
+        def on_log(self, _args, _state, _control, logs=None, **_kwargs):
+            if run.cause == "sync":
+                run.after_step(logs.get("loss", 0.0))
+
+    evaluated = torch.utils.data.Subset(run.rows, range(4 * BATCH))
+    arguments = TrainingArguments(
+        output_dir=str(run.folder),
+        max_steps=STEPS,
+        per_device_train_batch_size=BATCH,
+        per_device_eval_batch_size=BATCH,
+        dataloader_num_workers=run.workers,
+        dataloader_pin_memory=False,
+        gradient_checkpointing=run.cause == "recompute",
+        logging_steps=1 if run.cause == "sync" else 20,
+        eval_strategy="steps" if run.cause == "evaluation" else "no",
+        eval_steps=3,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    callback = PerfCallback(run.config)
+    trainer = Trainer(
+        model=run.model,
+        args=arguments,
+        train_dataset=run.rows,
+        eval_dataset=evaluated,
+        optimizers=(run.optimizer, None),
+        callbacks=[callback, AfterStep()],
+    )
+    with run.stopwatch():
+        trainer.train()
+    return lambda: callback.summary
+
+
+def lightning(run):
+    from lightning.pytorch import Callback, LightningModule, Trainer
+
+    from perf_callbacks.lightning import PerfCallback
+
+    class Module(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = run.model
+
+        def training_step(self, batch, _index):
+            return self.model(**batch).loss
+
+        def validation_step(self, batch, _index):
+            self.model(**batch)
+
+        def configure_optimizers(self):
+            return run.optimizer
+
+    class AfterStep(Callback):
+        def on_train_batch_end(self, _trainer, _module, outputs, *_):
+            run.after_step(outputs["loss"])
+
+    callback = PerfCallback(run.config)
+    evaluating = run.cause == "evaluation"
+    trainer = Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        limit_val_batches=4 if evaluating else 0,
+        val_check_interval=3 if evaluating else None,
+        callbacks=[callback, AfterStep()],
+    )
+    evaluated = DataLoader(run.rows, batch_size=BATCH) if evaluating else None
+    module, loader = Module(), run.loader
+    with run.stopwatch():
+        trainer.fit(module, loader, evaluated)
+    return lambda: callback.summary
+
+
+TRAIN = {"loop": loop, "accelerate": accelerate, "transformers": transformers, "lightning": lightning}
+
+
+def train(door, cause, seed, **options):
+    """Train, and return the summary, the seconds by a stopwatch and what was printed."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(cause, seed, Path(folder), **options)
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            summary = TRAIN[door](run)
+        run.log.close()
+        card = printed.getvalue()
+        return summary(), run.seconds, card[card.rfind("perf_callbacks: ") :]
+
+
+def told(summary):
+    if not summary.findings:
+        return "nothing", 0.0
+    return summary.findings[0].cause, summary.findings[0].share or 0.0
+
+
+def account_error(summary, seconds):
+    return abs(sum(summary.wall_seconds.values()) / seconds - 1)
+
+
+def injected(cards):
+    right, errors = 0, []
+    print("| integration | seed | injected | first finding | share | account, seconds | stopwatch |")
+    print("|---|---|---|---|---|---|---|")
+    for number, cause in enumerate(CAUSES):
+        for seed in range(SEEDS):
+            door = DOORS[(number + seed) % len(DOORS)]
+            summary, seconds, card = train(door, cause, seed)
+            found, share = told(summary)
+            right += found == cause
+            errors.append(account_error(summary, seconds))
+            wall = sum(summary.wall_seconds.values())
+            print(f"| {door} | {seed} | {cause} | {found} | {share:.0%} | {wall:.2f} | {seconds:.2f} |", flush=True)
+            if cards:
+                print(card)
+    print(f"\nThe first finding is the injected cause in {right} of {len(CAUSES) * SEEDS} runs.")
+    print(f"Account against stopwatch: at most {max(errors):.1%} apart, median {statistics.median(errors):.1%}.\n")
+
+
+def healthy(cards):
+    print(
+        "| integration | workers | largest finding | share | account, seconds | stopwatch |\n|---|---|---|---|---|---|"
+    )
+    for number, door in enumerate((*DOORS, "loop", "transformers")):
+        workers = int(number >= len(DOORS))
+        summary, seconds, card = train(door, "", 10 + number, workers=workers)
+        found, share = told(summary)
+        wall = sum(summary.wall_seconds.values())
+        print(f"| {door} | {workers} | {found} | {share:.1%} | {wall:.2f} | {seconds:.2f} |", flush=True)
+        if cards:
+            print(card)
+    print()
+
+
+def followed():
+    """Train without and with the workers that were advised, in turn."""
+    print("| integration | rows | advice | seconds per step | promised | measured | measured over promised |")
+    print("|---|---|---|---|---|---|---|")
+    for (rows, take), door in itertools.product(ROWS.items(), ("loop", "transformers")):
+        pairs = []
+        for seed in range(ROUNDS):
+            before = train(door, "data", seed, take=take)[0]
+            advice = before.findings[0].remedy
+            workers = int(advice.rstrip(")").rpartition("=")[2])
+            after = train(door, "data", seed, take=take, workers=workers)[0]
+            pairs.append((before.step_time, _promised(before), after.step_time))
+        # The least of all rounds: other work on the machine makes a run longer, never shorter.
+        before, promised, measured = (1e3 * min(times) for times in zip(*pairs, strict=True))
+        ratio = measured / promised
+        times = " | ".join(f"{time:.1f} ms" for time in (before, promised, measured))
+        print(f"| {door} | {rows} | {advice} | {times} | {ratio:.2f} |", flush=True)
+
+
+def _promised(summary):
+    """Seconds per step without what the first finding could save. Its share is of the whole fit after startup."""
+    wall = summary.wall_seconds
+    saved = summary.findings[0].share * (sum(wall.values()) - wall["startup"]) / wall["steps"]
+    return summary.step_time * (1 - saved)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--cards", action="store_true")
+    parser.add_argument("--only", choices=("injected", "healthy", "followed"))
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    os.environ["TQDM_DISABLE"] = "1"
+    for door in DOORS:  # what a first fit imports is not the cause of anything
+        train(door, "", 99)
+    parts = {
+        "injected": functools.partial(injected, arguments.cards),
+        "healthy": functools.partial(healthy, arguments.cards),
+        "followed": followed,
+    }
+    for name, part in parts.items():
+        if arguments.only in {None, name}:
+            part()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

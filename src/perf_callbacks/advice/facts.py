@@ -1,0 +1,108 @@
+"""What the rules decide by: facts about the fit, read once, and times, measured over the whole fit."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from perf_callbacks.core.account import STARTUP, STEPS
+from perf_callbacks.core.records import Finding, Flops, Summary
+
+FEWEST_STEPS = 5
+"""Measured steps without which a run tells nothing."""
+
+WORTH = 0.01
+"""Least share of the run that a finding must be able to win."""
+
+
+class Machine(Protocol):
+    """The part of the environment that rules use."""
+
+    @property
+    def accelerator(self) -> str | None:
+        """Kind of accelerator in use; None: there is none."""
+        ...
+
+    @property
+    def cpus(self) -> int | None:
+        """CPUs that the process may run on."""
+        ...
+
+    @property
+    def memory_available(self) -> int | None:
+        """Bytes of host memory that the process may still take."""
+        ...
+
+    @property
+    def local_world_size(self) -> int:
+        """Number of processes of the job on this machine."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """Facts about a fit. None: unknown."""
+
+    door: str = "loop"
+    workers: int | None = None
+    """Worker processes of the training loader; None: it is no `DataLoader`."""
+    attention: str | None = None
+    """Implementation of attention, as the model's configuration names it."""
+    sdpa: bool = False
+    """True: the model could use `scaled_dot_product_attention`."""
+    optimizer: str | None = None
+    """Class of torch's optimizer; None: it is another one."""
+    fused: bool = False
+    """True: the optimizer updates many tensors at once, by `fused` or `foreach`."""
+    tensors: int = 0
+    """Number of tensors that the optimizer updates."""
+    threads: int = 1
+    """CPU threads of an operation."""
+    log_every: int | None = None
+    """Steps from one log line of the trainer to the next."""
+    gc: str = "sync"
+    """The callback's setting of that name."""
+    tensor_cores: bool = False
+    """True: the device multiplies matrices in tensor cores."""
+    tf32: bool = False
+    """True: products of float32 use them too."""
+    blocking: bool = False
+    """True: each kernel launch waits for the device (`CUDA_LAUNCH_BLOCKING`)."""
+    anomalies: bool = False
+    """True: autograd looks for anomalies."""
+    work: Flops | None = None
+    """The last count of a step."""
+
+
+class Measured:
+    """Times of a fit, for its whole length."""
+
+    def __init__(self, summary: Summary) -> None:
+        self.summary = summary
+        wall = summary.wall_seconds
+        self.seconds = sum(wall.values()) - wall.get(STARTUP, 0.0)
+        """The fit's wall time after startup: shares are parts of it."""
+        self.steps_seconds = wall.get(STEPS, 0.0)
+        self.known = self.seconds > 0 and summary.included_steps >= FEWEST_STEPS and bool(summary.stage_seconds)
+        """True: there are enough steps, and their stages are seen."""
+
+    @property
+    def step_seconds(self) -> float:
+        """Mean of the measured steps."""
+        return self.summary.step_time or 0.0
+
+    def stage(self, name: str) -> float:
+        """Mean seconds of a stage per step; 0 if it was never entered."""
+        seconds = self.summary.stage_seconds.get(f"{name}_time", 0.0)
+        return seconds / self.summary.included_steps if self.summary.included_steps else 0.0
+
+    def share(self, seconds_per_step: float) -> float:
+        """Part of the fit's time that so many seconds of each step are."""
+        if not self.step_seconds or not self.seconds:
+            return 0.0
+        return seconds_per_step / self.step_seconds * self.steps_seconds / self.seconds
+
+
+def finding(cause: str, share: float | None, evidence: str, remedy: str) -> Finding | None:
+    """Make a finding; None if it is not worth a change."""
+    if share is not None and share < WORTH:
+        return None
+    return Finding(cause=cause, share=None if share is None else min(share, 1.0), evidence=evidence, remedy=remedy)

@@ -1,0 +1,22 @@
+"""Rule `gc`: the program makes garbage that has to be collected, or collects it itself."""
+
+from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
+from perf_callbacks.core.records import Finding
+
+
+def garbage(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
+    """Name the time of garbage collection, by the program's calls and by the schedule of the checklist."""
+    if measured is None or not measured.known or not measured.summary.gc_seconds:
+        return None
+    summary = measured.summary
+    seconds = summary.gc_seconds or 0.0
+    count = sum(summary.gc_collections or ())
+    scheduled = summary.gc_scheduled_seconds or 0.0
+    evidence = f"Garbage collection took {seconds / measured.seconds:.0%} of the run ({count:,} collections)"
+    if scheduled > seconds / 2:
+        remedy = "breaking reference cycles: gc.set_debug(gc.DEBUG_SAVEALL) shows which objects are in gc.garbage"
+    elif facts.gc == "sync":
+        remedy = "removing calls of gc.collect()"
+    else:
+        remedy = 'PerfConfig(gc="sync")'
+    return finding("gc", seconds / measured.seconds, evidence, remedy)

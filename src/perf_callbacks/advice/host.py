@@ -1,0 +1,68 @@
+"""Rules `host` and `sync`: Python work between the stages of a step."""
+
+from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
+from perf_callbacks.core.records import Finding
+
+OFTEN = 1
+"""Steps from one log line to the next that are too few."""
+
+
+def host(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
+    """Name the time of steps in which neither loader nor model nor optimizer work."""
+    if measured is None or not measured.known or _reads(facts) is not None:
+        return None
+    idle = measured.stage("other")
+    evidence = f"Python work outside of forward, backward and optimizer took {measured.share(idle):.0%} of the run"
+    remedy = "doing it every 50 steps or after training (callbacks, metrics, logging)"
+    return finding("host", measured.share(idle), evidence, remedy)
+
+
+def sync(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
+    """Name values that are read from tensors in each step, with the time around them."""
+    reads = _reads(facts)
+    if measured is None or not measured.known or reads is None:
+        return None
+    between = measured.stage("other")
+    evidence = f"Reading values and logging them in each step took {measured.share(between):.0%} of the run: {reads}"
+    remedy = "TrainingArguments(logging_steps=50)" if _logs(facts) else "logging every 50 steps"
+    if _logs(facts) and facts.door == "lightning":
+        remedy = "Trainer(log_every_n_steps=50)"
+    return finding("sync", measured.share(between), evidence, remedy)
+
+
+def blocking(_machine: Machine, facts: Facts, _measured: Measured | None) -> Finding | None:
+    """Name `CUDA_LAUNCH_BLOCKING`. Needs no run."""
+    if not facts.blocking:
+        return None
+    return finding("sync", None, "CUDA_LAUNCH_BLOCKING=1 waits for each kernel", "unsetting CUDA_LAUNCH_BLOCKING")
+
+
+def anomalies(_machine: Machine, facts: Facts, _measured: Measured | None) -> Finding | None:
+    """Name autograd's anomaly detection. Needs no run."""
+    if not facts.anomalies:
+        return None
+    return finding("host", None, "Anomaly detection is on", "torch.autograd.set_detect_anomaly(False)")
+
+
+def threads(machine: Machine, facts: Facts, _measured: Measured | None) -> Finding | None:
+    """Name more threads than CPUs. Needs no run."""
+    cpus = (machine.cpus or facts.threads) // machine.local_world_size
+    if machine.accelerator is not None or facts.threads <= max(1, cpus):
+        return None
+    evidence = f"Operations use {facts.threads} threads, and each process has {max(1, cpus)} CPUs"
+    return finding("host", None, evidence, f"OMP_NUM_THREADS={max(1, cpus)}")
+
+
+def _logs(facts: Facts) -> bool:
+    return facts.log_every is not None and facts.log_every <= OFTEN
+
+
+def _reads(facts: Facts) -> str | None:
+    """Say where values are read in each step; None if they are not."""
+    if _logs(facts):
+        return f"the trainer logs every {'step' if facts.log_every == 1 else f'{facts.log_every} steps'}"
+    reads = facts.work.values_read if facts.work is not None else {}
+    if not reads:
+        return None
+    line = max(reads, key=lambda place: reads[place])
+    return f"`.item()` or the like in {line.rpartition('/')[2]}"

@@ -1,0 +1,43 @@
+"""Rules `recompute` and `attention`: work of the model that could be saved."""
+
+from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
+from perf_callbacks.core.records import Finding
+
+GIGA = 1e9
+
+
+def recompute(machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
+    """Name activation checkpointing, which runs forwards again. Its time is estimated by that of the forward."""
+    work = facts.work
+    if measured is None or not measured.known or work is None or not work.hardware_flops:
+        return None
+    again, forward = work.by_phase.get("recompute", 0), work.by_phase.get("forward", 0)
+    if not again or not forward:
+        return None
+    seconds = min(measured.stage("forward") * again / forward, measured.stage("backward"))
+    evidence = f"Recomputation for activation checkpointing takes {again / work.hardware_flops:.0%} of executed FLOPs"
+    if machine.accelerator is None and machine.memory_available is not None:
+        evidence += f" while {machine.memory_available / GIGA:.0f} GB of memory are free"
+    remedy = "model.gradient_checkpointing_disable(), or checkpointing fewer layers"
+    if facts.door == "transformers":
+        remedy = "TrainingArguments(gradient_checkpointing=False)"
+    return finding("recompute", measured.share(seconds), evidence, remedy)
+
+
+def attention(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
+    """Name eager attention where the model supports the fused one.
+
+    What it could win is estimated by the share of attention in the products. Eager attention is bound by memory, so its
+    share of the time is rather larger.
+    """
+    if measured is None or not measured.known or facts.work is None or facts.attention != "eager" or not facts.sdpa:
+        return None
+    products = facts.work.products
+    batched = sum([flops for operation, _, _, flops in products if operation in {"aten::bmm", "aten::baddbmm"}])
+    every = sum([flops for *_, flops in products])
+    if not batched:
+        return None
+    seconds = batched / every * (measured.stage("forward") + measured.stage("backward"))
+    evidence = f"Attention runs eagerly, and its products are {batched / every:.0%} of the FLOPs"
+    remedy = 'from_pretrained(..., attn_implementation="sdpa")'
+    return finding("attention", measured.share(seconds), evidence, remedy)

@@ -1,0 +1,46 @@
+"""Rules `evaluation` and `checkpoint`: time outside of steps."""
+
+import math
+
+from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
+from perf_callbacks.core.account import CHECKPOINT, EVALUATION
+from perf_callbacks.core.records import Finding
+
+ENOUGH = 0.05
+"""Share of the time of steps that evaluations, or checkpoints, may reasonably take."""
+
+_OFTEN = {
+    (EVALUATION, "transformers"): "TrainingArguments(eval_steps={})",
+    (CHECKPOINT, "transformers"): "TrainingArguments(save_steps={})",
+    (EVALUATION, "lightning"): "Trainer(val_check_interval={})",
+    (CHECKPOINT, "lightning"): "ModelCheckpoint(every_n_train_steps={})",
+}
+
+
+def evaluation(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
+    """Advise rarer evaluations."""
+    return _rarer(EVALUATION, "Evaluations", facts, measured)
+
+
+def checkpoint(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
+    """Advise rarer checkpoints."""
+    return _rarer(CHECKPOINT, "Checkpoints", facts, measured)
+
+
+def _rarer(kind: str, noun: str, facts: Facts, measured: Measured | None) -> Finding | None:
+    """Advise to do something so rarely that it takes a reasonable share."""
+    if measured is None or not measured.seconds or not measured.steps_seconds:
+        return None
+    summary = measured.summary
+    seconds, count = summary.wall_seconds.get(kind, 0.0), summary.span_counts.get(kind, 0)
+    rarer = math.ceil(seconds / (ENOUGH * measured.steps_seconds))
+    if rarer <= 1 or count <= 1:
+        return None
+    apart = max(1, round(summary.steps / count))
+    evidence = f"{noun} took {seconds / measured.seconds:.0%} of the run: one after every {_steps(apart)}"
+    form = _OFTEN.get((kind, facts.door), "one after every {} steps").format(apart * rarer)
+    return finding(kind, seconds * (1 - 1 / rarer) / measured.seconds, evidence, form)
+
+
+def _steps(number: int) -> str:
+    return "step" if number == 1 else f"{number:,} steps"

@@ -1,0 +1,34 @@
+"""All rules, and what they find together."""
+
+from collections.abc import Callable
+
+from perf_callbacks.advice import garbage, host, loading, model, optimizer, spans, tensor_cores
+from perf_callbacks.advice.facts import Facts, Machine, Measured
+from perf_callbacks.core.records import Finding, Summary
+
+Rule = Callable[[Machine, Facts, Measured | None], Finding | None]
+
+RULES: tuple[Rule, ...] = (
+    loading.data,
+    host.host,
+    host.sync,
+    model.recompute,
+    model.attention,
+    optimizer.optimizer,
+    garbage.garbage,
+    spans.evaluation,
+    spans.checkpoint,
+    tensor_cores.precision,
+    tensor_cores.shape,
+    host.blocking,
+    host.anomalies,
+    host.threads,
+)
+"""Each speaks, or is silent, by its arguments alone. Without measured times only what needs no run speaks."""
+
+
+def findings(machine: Machine, facts: Facts, summary: Summary | None = None) -> tuple[Finding, ...]:
+    """Ask all rules. The finding that could win most comes first, those that can't tell how much come last."""
+    measured = None if summary is None else Measured(summary)
+    found = [one for one in [rule(machine, facts, measured) for rule in RULES] if one is not None]
+    return tuple(sorted(found, key=lambda one: -1.0 if one.share is None else one.share, reverse=True))

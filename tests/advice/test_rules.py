@@ -1,0 +1,349 @@
+"""Each rule: where it speaks and with which sentence, and where it must not."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from perf_callbacks.advice import table
+from perf_callbacks.advice.facts import FEWEST_STEPS, Facts
+from perf_callbacks.advice.loading import faster
+from perf_callbacks.core.records import Finding, Flops, Summary
+
+STAGES = {"data": 0.0, "forward": 0.3, "backward": 0.6, "optimizer": 0.1, "gc": 0.0, "other": 0.0}
+WORK = Flops(
+    step=2,
+    model_flops=900,
+    hardware_flops=1000,
+    by_phase={"forward": 300, "backward": 600, "recompute": 100},
+    by_dtype={"float32": 900},
+    source="counted",
+    coverage=1.0,
+    uncounted={},
+    lower_bound=False,
+    products=(("aten::mm", "[4, 4] x [4, 4]", "float32", 750), ("aten::bmm", "[1, 4, 4] x [1, 4, 4]", "float32", 250)),
+)
+PLAIN = replace(WORK, by_phase={"forward": 300, "backward": 600})
+
+
+def machine(**changes):
+    usual = {"accelerator": None, "cpus": 8, "memory_available": 40e9, "local_world_size": 1}
+    return SimpleNamespace(**usual | changes)
+
+
+def summary(*, steps=100, gc=None, spans=None, counts=None, startup=5.0, **stages):
+    """A fit whose measured steps make up all of its time after startup, unless it has spans."""
+    times = {f"{name}_time": steps * seconds for name, seconds in (STAGES | stages).items()}
+    seconds = sum(times.values())
+    return Summary(
+        run_id="a1",
+        attempt=1,
+        step=steps,
+        steps=steps,
+        included_steps=steps,
+        included_seconds=seconds,
+        stage_seconds=times,
+        wall_seconds={"startup": startup, "steps": seconds, **(spans or {})},
+        span_counts=counts or {},
+        samples=1,
+        tokens=1,
+        included_samples=1,
+        included_tokens=1,
+        included_useful_tokens=1,
+        total_samples=1,
+        total_tokens=1,
+        gc_longest=0.1,
+        **{"gc_collections": (0, 0, 0), "gc_seconds": 0.0} | (gc or {}),
+    )
+
+
+def found(cause, facts=None, of=None, on=None):
+    """The finding of one cause; None where no rule speaks of it."""
+    every = table.findings(on or machine(), facts or Facts(workers=0, work=PLAIN), of)
+    return next((one for one in every if one.cause == cause), None)
+
+
+def test_nothing_is_wrong_with_a_run_that_only_computes():
+    assert table.findings(machine(), Facts(workers=0, work=PLAIN, sdpa=True, attention="sdpa"), summary()) == ()
+
+
+def test_a_run_of_a_few_steps_tells_nothing():
+    few = summary(steps=FEWEST_STEPS - 1, data=5.0, other=5.0, optimizer=5.0)
+    assert table.findings(machine(), Facts(workers=0, work=WORK), few) == ()
+
+
+@pytest.mark.parametrize(
+    ("door", "remedy"),
+    [
+        ("loop", "DataLoader(num_workers=2)"),
+        ("lightning", "DataLoader(num_workers=2)"),
+        ("transformers", "TrainingArguments(dataloader_num_workers=2)"),
+    ],
+)
+def test_workers_are_advised_where_steps_wait_for_data(door, remedy):
+    assert found("data", Facts(door=door, workers=0), summary(data=1.0)) == Finding(
+        cause="data", share=0.5, evidence="Waiting for data took 50% of the run: num_workers=0", remedy=remedy
+    )
+
+
+def test_more_workers_are_advised_where_those_there_are_too_slow():
+    finding = found("data", Facts(workers=2), summary(data=1.0))
+    assert (finding.remedy, finding.share) == ("DataLoader(num_workers=5)", 0.5)
+
+
+def test_the_hand_over_of_a_batch_by_workers_is_no_wait():
+    assert found("data", Facts(workers=2), summary(data=0.1)) is None
+
+
+def test_an_iterable_that_is_no_loader_is_told_to_load_in_the_background():
+    finding = found("data", Facts(workers=None), summary(data=1.0))
+    assert finding.evidence == "Waiting for data took 50% of the run"
+    assert finding.remedy == "loading in the background, as DataLoader(num_workers=2) does"
+
+
+def test_workers_beyond_the_cpus_are_not_advised():
+    finding = found("data", Facts(workers=2), summary(data=1.0), machine(cpus=8, local_world_size=4))
+    assert (
+        finding.evidence == "Waiting for data took 50% of the run: num_workers=2; 2 CPUs leave no room for more workers"
+    )
+    assert finding.remedy == "caching prepared samples, or cheaper transforms"
+
+
+def test_cpus_that_compute_all_the_time_leave_nothing_for_workers():
+    finding = found("data", Facts(workers=0, threads=2), summary(data=0.25), machine(cpus=1))
+    assert finding.evidence.endswith("; 1 CPUs are busy")
+
+
+def test_on_an_accelerator_computing_takes_one_cpu():
+    on = machine(accelerator="cuda", cpus=2)
+    assert found("data", Facts(workers=0, threads=2), summary(data=1.0), on).share == pytest.approx(0.5)
+
+
+def test_a_wait_of_nothing_is_no_finding():
+    assert found("data", of=summary(data=0.002)) is None
+
+
+@pytest.mark.parametrize(
+    ("case", "seconds"),
+    [((1, 1, 1, 8, 1), 1), ((4, 1, 2, 8, 1), 2), ((1, 1, 2, 2, 2), 1.5), ((8, 1, 16, 4, 1), 2.25)],
+)
+def test_the_slowest_of_computing_loading_and_the_cpus_sets_the_pace(case, seconds):
+    assert faster(*case) == seconds
+
+
+def test_python_work_between_the_stages():
+    finding = found("host", of=summary(other=1.0))
+    assert finding.share == 0.5
+    assert finding.evidence == "Python work outside of forward, backward and optimizer took 50% of the run"
+    assert found("host", of=summary(other=0.002)) is None
+
+
+@pytest.mark.parametrize(
+    ("facts", "evidence", "remedy"),
+    [
+        (
+            {"work": replace(PLAIN, values_read={"/home/a/train.py:41": 2})},
+            "`.item()` or the like in train.py:41",
+            "logging every 50 steps",
+        ),
+        (
+            {"log_every": 1, "door": "transformers"},
+            "the trainer logs every step",
+            "TrainingArguments(logging_steps=50)",
+        ),
+        ({"log_every": 1, "door": "lightning"}, "the trainer logs every step", "Trainer(log_every_n_steps=50)"),
+    ],
+)
+def test_values_that_are_read_and_logged_in_each_step(facts, evidence, remedy):
+    logging = summary(other=1.0)
+    finding = found("sync", Facts(**facts), logging)
+    assert (finding.share, finding.remedy) == (0.5, remedy)
+    assert finding.evidence == f"Reading values and logging them in each step took 50% of the run: {evidence}"
+    assert found("host", Facts(**facts), logging) is None  # the same time is not told of twice
+
+
+def test_values_that_are_read_for_nothing_much_are_no_finding():
+    assert found("sync", Facts(log_every=1), summary(other=0.002)) is None
+    assert found("sync", Facts(log_every=50), summary(other=1.0)) is None
+
+
+def test_recomputation_is_worth_its_share_of_the_forward():
+    finding = found("recompute", Facts(work=WORK), summary())
+    assert finding.share == pytest.approx(0.1)
+    assert finding.evidence == (
+        "Recomputation for activation checkpointing takes 10% of executed FLOPs while 40 GB of memory are free"
+    )
+    assert finding.remedy == "model.gradient_checkpointing_disable(), or checkpointing fewer layers"
+    trainer = found("recompute", Facts(work=WORK, door="transformers"), summary())
+    assert trainer.remedy == "TrainingArguments(gradient_checkpointing=False)"
+
+
+def test_the_memory_of_the_host_is_not_that_of_an_accelerator():
+    finding = found("recompute", Facts(work=WORK), summary(), machine(accelerator="cuda"))
+    assert finding.evidence.endswith("10% of executed FLOPs")
+
+
+@pytest.mark.parametrize("work", [PLAIN, None])
+def test_no_recomputation_is_no_finding(work):
+    assert found("recompute", Facts(work=work), summary()) is None
+
+
+def test_eager_attention_where_the_model_could_fuse_it():
+    finding = found("attention", Facts(work=PLAIN, attention="eager", sdpa=True), summary())
+    assert finding.share == pytest.approx(0.25 * 0.9)
+    assert finding.evidence == "Attention runs eagerly, and its products are 25% of the FLOPs"
+    assert finding.remedy == 'from_pretrained(..., attn_implementation="sdpa")'
+
+
+@pytest.mark.parametrize("facts", [{"attention": "sdpa"}, {"sdpa": False}, {"work": None}])
+def test_attention_that_is_fused_or_can_not_be_is_no_finding(facts):
+    assert found("attention", Facts(**{"work": PLAIN, "attention": "eager", "sdpa": True} | facts), summary()) is None
+
+
+def test_an_optimizer_that_goes_from_tensor_to_tensor():
+    facts = Facts(optimizer="AdamW", tensors=1234)
+    finding = found("optimizer", facts, summary(optimizer=1.1))
+    assert finding.share == pytest.approx(0.7 * 1.1 / 2.0)
+    assert finding.evidence == "The optimizer took 55% of the run: AdamW updates 1,234 tensors one by one"
+    assert finding.remedy == "torch.optim.AdamW(..., fused=True)"
+    trainer = found("optimizer", replace(facts, door="transformers"), summary(optimizer=1.1))
+    assert trainer.remedy == 'TrainingArguments(optim="adamw_torch_fused")'
+
+
+@pytest.mark.parametrize("facts", [{"fused": True}, {"optimizer": "Muon"}, {"optimizer": None}])
+def test_an_optimizer_that_can_not_be_fused_is_no_finding(facts):
+    assert found("optimizer", Facts(**{"optimizer": "AdamW"} | facts), summary(optimizer=1.1)) is None
+
+
+def test_an_accelerator_updates_many_tensors_at_once():
+    assert found("optimizer", Facts(optimizer="AdamW"), summary(optimizer=1.1), machine(accelerator="cuda")) is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "scheduled", "remedy"),
+    [
+        ("sync", 0.0, "removing calls of gc.collect()"),
+        ("observe", 0.0, 'PerfConfig(gc="sync")'),
+        (
+            "sync",
+            90.0,
+            "breaking reference cycles: gc.set_debug(gc.DEBUG_SAVEALL) shows which objects are in gc.garbage",
+        ),
+    ],
+)
+def test_garbage_is_collected_for_long(setting, scheduled, remedy):
+    gc = {"gc_seconds": 100.0, "gc_scheduled_seconds": scheduled, "gc_collections": (7, 1, 2)}
+    finding = found("gc", Facts(gc=setting), summary(gc=gc, forward=1.3))
+    assert (finding.share, finding.remedy) == (0.5, remedy)
+    assert finding.evidence == "Garbage collection took 50% of the run (10 collections)"
+
+
+@pytest.mark.parametrize("seconds", [None, 0.0, 0.5])
+def test_a_little_garbage_is_no_finding(seconds):
+    assert found("gc", of=summary(gc={"gc_seconds": seconds})) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "door", "remedy"),
+    [
+        ("evaluation", "loop", "one after every 30 steps"),
+        ("evaluation", "transformers", "TrainingArguments(eval_steps=30)"),
+        ("checkpoint", "lightning", "ModelCheckpoint(every_n_train_steps=30)"),
+    ],
+)
+def test_what_is_done_too_often(kind, door, remedy):
+    often = summary(steps=90, spans={kind: 45.0}, counts={kind: 30})
+    finding = found(kind, Facts(door=door), often)
+    assert finding.share == pytest.approx(45.0 * 0.9 / 135)
+    assert finding.evidence == f"{kind.title()}s took 33% of the run: one after every 3 steps"
+    assert finding.remedy == remedy
+
+
+@pytest.mark.parametrize(("seconds", "count"), [(4.0, 30), (45.0, 1), (0.0, 0)])
+def test_a_rare_evaluation_is_no_finding(seconds, count):
+    assert found("evaluation", of=summary(spans={"evaluation": seconds}, counts={"evaluation": count})) is None
+
+
+@pytest.mark.parametrize(
+    ("facts", "cause", "remedy"),
+    [
+        ({"blocking": True}, "sync", "unsetting CUDA_LAUNCH_BLOCKING"),
+        ({"anomalies": True}, "host", "torch.autograd.set_detect_anomaly(False)"),
+        ({"threads": 16}, "host", "OMP_NUM_THREADS=8"),
+    ],
+)
+def test_advice_that_needs_no_run(facts, cause, remedy):
+    (finding,) = table.findings(machine(), Facts(**facts))
+    assert (finding.cause, finding.share, finding.remedy) == (cause, None, remedy)
+    assert table.findings(machine(), Facts(threads=8)) == ()
+
+
+def test_threads_of_the_host_hardly_matter_to_an_accelerator():
+    assert table.findings(machine(accelerator="cuda"), Facts(threads=16)) == ()
+
+
+TENSOR_CORES = machine(accelerator="cuda")
+LLAMA = replace(
+    WORK,
+    by_phase={},
+    by_dtype={"bfloat16": 100},
+    products=(
+        ("aten::mm", "[8192, 4096] x [4096, 10922]", "bfloat16", 60),
+        ("aten::mm", "[8192, 4096] x [4096, 4096]", "bfloat16", 40),
+    ),
+)
+RIGHT = replace(LLAMA, products=(("aten::bmm", "[3, 8192, 4096] x [3, 4096, 11008]", "bfloat16", 60),))
+
+
+def test_a_size_that_tensor_cores_can_not_use_well():
+    finding = found("shape", Facts(work=LLAMA, tensor_cores=True), summary(), TENSOR_CORES)
+    assert finding == Finding(
+        cause="shape",
+        share=None,
+        evidence="The size 10,922 is no multiple of 8, in products with 60% of the FLOPs",
+        remedy="padding it to 10,944",
+    )
+
+
+@pytest.mark.parametrize("facts", [Facts(work=RIGHT, tensor_cores=True), Facts(work=LLAMA), Facts(tensor_cores=True)])
+def test_no_complaint_about_sizes_that_are_right_or_do_not_matter(facts):
+    assert found("shape", facts, summary(), TENSOR_CORES) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "evidence", "remedy"),
+    [
+        ({}, "100% of the FLOPs are float32, without TF32", 'torch.set_float32_matmul_precision("high")'),
+        ({"tf32": True}, "100% of the FLOPs are float32, in TF32", 'bf16: torch.autocast("cuda", torch.bfloat16)'),
+        (
+            {"tf32": True, "door": "transformers"},
+            "100% of the FLOPs are float32, in TF32",
+            "TrainingArguments(bf16=True)",
+        ),
+        (
+            {"tf32": True, "door": "lightning"},
+            "100% of the FLOPs are float32, in TF32",
+            'Trainer(precision="bf16-mixed")',
+        ),
+    ],
+)
+def test_a_format_that_tensor_cores_are_slow_in(changes, evidence, remedy):
+    finding = found("precision", Facts(work=PLAIN, tensor_cores=True, **changes), summary(), TENSOR_CORES)
+    assert (finding.share, finding.evidence, finding.remedy) == (None, evidence, remedy)
+
+
+@pytest.mark.parametrize("facts", [Facts(work=LLAMA, tensor_cores=True), Facts(work=PLAIN), Facts(tensor_cores=True)])
+def test_a_format_that_is_right_or_does_not_matter_is_no_finding(facts):
+    assert found("precision", facts, summary(), TENSOR_CORES) is None
+
+
+def test_the_finding_that_could_win_most_comes_first():
+    every = table.findings(machine(), Facts(workers=0, work=PLAIN, blocking=True), summary(data=1.0, other=3.0))
+    assert [one.cause for one in every] == ["host", "data", "sync"]
+
+
+def test_findings_are_the_same_on_a_clock_of_another_pace():
+    facts = Facts(workers=0, work=WORK, optimizer="AdamW")
+    slow = summary(**{name: 16 * seconds for name, seconds in STAGES.items()} | {"data": 16.0, "other": 4.0})
+    quick = summary(data=1.0, other=0.25)
+    assert table.findings(machine(), facts, slow) == table.findings(machine(), facts, quick)
