@@ -12,8 +12,6 @@ with measure(model=model, optimizer=optimizer, loader=loader) as perf:
 
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic
 
@@ -28,7 +26,7 @@ from perf_callbacks.doors.loaderless import LoaderlessWatch
 from perf_callbacks.doors.loop_usage import NO_WITH, LoopUsage, check
 from perf_callbacks.doors.loop_watch import LoopWatch, MeasuredLoader
 from perf_callbacks.host.failures import describe
-from perf_callbacks.host.place import Place, by_meshes
+from perf_callbacks.host.place import of_loop
 from perf_callbacks.session.advising import Setup
 from perf_callbacks.session.recorder import Recorder, log
 from perf_callbacks.session.session import Session
@@ -106,7 +104,7 @@ class Measurement(Generic[B]):
         self._entered = True
         if self._session.enabled:
             try:
-                place = self._place()
+                place = of_loop(self._model, self._carried, self._data_parallel)
                 watch = self._session.begin(place, self._watching, self._model, self._batches, setup=self._setup)
                 watch.recorder.observe(LoopUsage(watch, has_loader=self._loader is not None))
             except Exception as error:  # noqa: BLE001 an observer never ends the run
@@ -182,23 +180,3 @@ class Measurement(Generic[B]):
 
     def _setup(self) -> Setup:
         return Setup(optimizers=(self._optimizer,), loaders=() if self._loader is None else (self._loader,))
-
-    def _place(self) -> Place:
-        parameter = next(self._model.parameters(), None)
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        world_size = torch.distributed.get_world_size() if distributed else 1
-        place = Place(
-            door="loop",
-            directory=Path(),
-            device=torch.device("cpu") if parameter is None else parameter.device,
-            rank=torch.distributed.get_rank() if distributed else 0,
-            world_size=world_size,
-            data_parallel=self._data_parallel,
-            step=int(self._carried.get("step", 0)),
-            versions={},
-            carried=self._carried or None,
-        )
-        if world_size % (self._data_parallel or 1):
-            why = f"data_parallel={self._data_parallel} does not divide {world_size} ranks"
-            return replace(place, data_parallel=None, ambiguous=why)
-        return by_meshes(place, self._model)

@@ -1,6 +1,6 @@
 """Account of a fit's wall time: each second belongs to one part."""
 
-from collections.abc import Mapping
+from collections import Counter
 
 from perf_callbacks.core.ledger import Ledger
 from perf_callbacks.core.steps import COUNTED, RECOUNTED, Totals
@@ -25,13 +25,19 @@ class Account:
         self.own_seconds = 0.0
         """Time that the callback took during a step and left out of it."""
 
+        self.span_seconds: dict[str, float] = {}
+        self.span_counts: Counter[str] = Counter()
+
+    def add_span(self, kind: str, seconds: float) -> None:
+        """Add an evaluation, a checkpoint or the like."""
+        self.span_seconds[kind] = self.span_seconds.get(kind, 0.0) + seconds
+        self.span_counts[kind] += 1
+
     def started(self, now: float) -> None:
         """Note that the callback is set up."""
         self.startup_seconds = now - self.began
 
-    def parts(
-        self, now: float | None, included: Totals, ledger: Ledger, spans: Mapping[str, float]
-    ) -> dict[str, float]:
+    def parts(self, now: float | None, included: Totals, ledger: Ledger) -> dict[str, float]:
         """Split the wall time so far into parts; empty if nobody says what time it is.
 
         A step in which FLOPs are counted is a step like others, and the time it takes beyond their mean is counting.
@@ -50,7 +56,7 @@ class Account:
             STEPS: included.step_seconds + sum(excluded.values()) - first - counting,
             EVALUATION: 0.0,
             CHECKPOINT: 0.0,
-            **spans,
+            **self.span_seconds,
             OWN_WORK: self.own_seconds,
         }
         return parts | {OTHER: max(0.0, now - self.began - sum(parts.values()))}

@@ -5,7 +5,7 @@ Time is an argument. An integration writes on the tape what the training thread 
 row.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -100,7 +100,7 @@ class Engine:
         """Where the training thread writes what it turns to."""
         self._began = 0.0
         self.account = Account()
-        self.advise: Callable[[Summary], tuple[Finding, ...]] = _nothing
+        self.advise: Callable[[Summary], tuple[Finding, ...]] = lambda _: ()
         """What limits the fit, by its summary so far."""
         self.aside: list[tuple[str, float]] = []
         """Spans that have begun: kind and time."""
@@ -132,8 +132,6 @@ class Engine:
         """The step at whose end they are handed out again: a block is full, or a window is complete."""
         self._look_at = 0
         """The step at whose end it is looked which parameters are trained."""
-        self._spans: dict[str, float] = {}
-        self._span_counts: Counter[str] = Counter()
         self._collections = Pauses()
 
     def start(self, now: float) -> None:
@@ -198,8 +196,7 @@ class Engine:
         self._plan()
         self.tape.listen()
         self.tape.write((BACK, now))
-        self._spans[kind] = self._spans.get(kind, 0.0) + now - start
-        self._span_counts[kind] += 1
+        self.account.add_span(kind, now - start)
         self._emit(Span(kind=kind, step=self.step, start=start - self._began, seconds=now - start))
 
     def end_step(self, step: int, now: float) -> None:
@@ -342,7 +339,7 @@ class Engine:
     def why_empty(self) -> str | None:
         """Why the last row has no step, where that may happen again; None: it has some, or the fit has just begun."""
         left_out = self._ledger.left_out
-        return reasons(left_out) if {*left_out} - {"first", "restart", COUNTED, RECOUNTED} else None
+        return reasons(left_out) if {*left_out} - {*BEGINNING, COUNTED, RECOUNTED} else None
 
     def whole(self, step: int) -> dict[str, float]:
         """Metrics of all included steps, for the line in which a trainer sums up a run."""
@@ -382,28 +379,19 @@ class Engine:
         with self._alone():
             total, (steps, done, lost) = self.amounts(), self._all()
             included = self._ledger.included()
-        worked = included.effort_steps > 0 and not self._work.varies
         summary = Summary(
             run_id=self._run.run_id,
             attempt=self._run.attempt,
             step=self.step,
             steps=steps,
-            included_steps=included.steps,
             lost_steps=lost,
-            included_seconds=included.step_seconds,
             stage_seconds={name: included.seconds[stage] for stage, name in self._shown.stages(included.seconds)},
-            span_seconds=dict(self._spans),
-            span_counts=dict(self._span_counts),
-            wall_seconds=self.account.parts(now, included, self._ledger, self._spans),
+            span_seconds=dict(self.account.span_seconds),
+            span_counts=dict(self.account.span_counts),
+            wall_seconds=self.account.parts(now, included, self._ledger),
             samples=done.samples,
             tokens=done.tokens,
-            included_samples=included.samples,
-            included_tokens=included.tokens,
-            included_useful_tokens=included.useful_tokens,
-            model_flops=included.effort.model_flops if worked else None,
-            hardware_flops=included.effort.hardware_flops if worked else None,
-            flops_seconds=included.effort_seconds if worked else None,
-            flops_steps=included.effort_steps if worked else 0,
+            **included.summary(varies=self._work.varies),
             **self._work.summary(included.steps, included.effort_steps, self._ledger.excluded),
             total_samples=total.samples,
             total_tokens=total.tokens,
@@ -427,8 +415,3 @@ class Engine:
             self._emit(found)
         self._emit(summary)
         return summary
-
-
-def _nothing(_summary: Summary) -> tuple[Finding, ...]:
-    """Nobody gives advice."""
-    return ()

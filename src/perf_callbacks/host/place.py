@@ -99,3 +99,25 @@ def by_meshes(place: Place, model: torch.nn.Module) -> Place:
         return replace(place, data_parallel=meshes.data_parallel(model, place.world_size))
     except meshes.Ambiguous as why:
         return replace(place, ambiguous=str(why))
+
+
+def of_loop(model: torch.nn.Module, carried: Mapping[str, Any], data_parallel: int | None) -> Place:
+    """Return the place of a plain loop: the device of its model, and its rank in torch's process group."""
+    parameter = next(model.parameters(), None)
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    world_size = torch.distributed.get_world_size() if distributed else 1
+    place = Place(
+        door="loop",
+        directory=Path(),
+        device=torch.device("cpu") if parameter is None else parameter.device,
+        rank=torch.distributed.get_rank() if distributed else 0,
+        world_size=world_size,
+        data_parallel=data_parallel,
+        step=int(carried.get("step", 0)),
+        versions={},
+        carried=carried or None,
+    )
+    if world_size % (data_parallel or 1):
+        why = f"data_parallel={data_parallel} does not divide {world_size} ranks"
+        return replace(place, data_parallel=None, ambiguous=why)
+    return by_meshes(place, model)
