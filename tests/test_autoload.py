@@ -6,6 +6,7 @@ import subprocess
 import sys
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -139,3 +140,23 @@ def test_lightning_finds_a_factory_that_is_there(tree):
     (entry,) = project["entry-points"][f"{tree}.callbacks_factory"].values()
     name, _, factory = entry.partition(":")
     assert getattr(importlib.import_module(name), factory)() == []
+
+
+def test_an_armed_accelerate_reads_a_config_with_our_section(tmp_path, monkeypatch):
+    from accelerate.commands.config.config_args import BaseConfig, ClusterConfig
+
+    class Config(ClusterConfig):
+        process_config = BaseConfig.process_config
+        from_yaml_file, from_json_file = ClusterConfig.from_yaml_file, ClusterConfig.from_json_file
+
+    for name in ("GC", "WINDOW", "SECTION"):
+        monkeypatch.setenv(f"PERF_CALLBACKS_{name}", "")
+        monkeypatch.delenv(f"PERF_CALLBACKS_{name}")
+    monkeypatch.setenv("PERF_CALLBACKS_WINDOW", "7")
+    path = tmp_path / "acc.yaml"
+    path.write_text("distributed_type: 'NO'\nperf_callbacks:\n  gc: off\n  window: 20\n")
+    with pytest.raises(ValueError, match="perf_callbacks"):
+        ClusterConfig.from_yaml_file(str(path))
+    autoload._arm_accelerate_config(SimpleNamespace(BaseConfig=Config))
+    assert Config.from_yaml_file(yaml_file=str(path)).num_processes == 1
+    assert (os.environ["PERF_CALLBACKS_GC"], os.environ["PERF_CALLBACKS_WINDOW"]) == ("off", "7")

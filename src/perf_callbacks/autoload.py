@@ -20,6 +20,9 @@ SWITCH = "PERF_CALLBACKS"
 OFF = frozenset({"", "0", "false", "no", "off"})
 """Values of the switch that arm nothing."""
 
+SECTION = "perf_callbacks"
+"""The section of accelerate's config that is ours."""
+
 RUN = "_PERF_CALLBACKS_RUN"
 """The process that `perf-callbacks run` has become, and a file that exists until that program measures something."""
 
@@ -151,6 +154,41 @@ def _arm_accelerate(accelerator: ModuleType) -> None:
     accelerator.Accelerator.__init__ = init
 
 
+def _arm_accelerate_config(module: ModuleType) -> None:
+    """Let accelerate read a config with a section of ours, and set the variables for its ranks."""
+    import functools  # noqa: PLC0415 accelerate has imported it
+
+    kind = module.BaseConfig
+    process = kind.process_config
+
+    def process_config(content: dict[str, Any]) -> Any:
+        content.pop(SECTION, None)
+        return process(content)
+
+    kind.process_config = staticmethod(process_config)
+    for name in ("from_yaml_file", "from_json_file"):
+
+        def reading(inner: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(inner)
+            def read(cls: type, *files: str | None, **named: str | None) -> Any:
+                for file in (*files, *named.values()):
+                    if file is not None:
+                        _safely(_export, file)
+                return inner(cls, *files, **named)
+
+            return read
+
+        setattr(kind, name, classmethod(reading(getattr(kind, name).__func__)))
+
+
+def _export(file: str) -> None:
+    from pathlib import Path  # noqa: PLC0415 accelerate has imported it
+
+    from perf_callbacks.host import accelerate_config  # noqa: PLC0415 a config is being read
+
+    os.environ.update(accelerate_config.exports(accelerate_config.load(Path(file)).entries, os.environ))
+
+
 def _attach(accelerator: Any) -> None:
     """Attach to an accelerator, unless a Hugging Face trainer makes it for itself."""
     trainers = getattr(sys.modules.get("transformers.trainer"), "Trainer", ())
@@ -216,6 +254,7 @@ def program_ended(path: str, *, failed: bool) -> None:
 ACTIONS: dict[str, Callable[[ModuleType], None]] = {
     "transformers.trainer": _arm_transformers,
     "accelerate.accelerator": _arm_accelerate,
+    "accelerate.commands.config.config_args": _arm_accelerate_config,
     "perf_callbacks.session.session": _found_a_trainer,
 }
 """What to do once a module is imported."""

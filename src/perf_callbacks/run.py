@@ -96,13 +96,18 @@ def interpreter_flags(words: Sequence[str]) -> list[str]:
 def environment(environ: "os._Environ[str] | dict[str, str]") -> dict[str, str]:
     """Return an environment in which Python processes arm themselves when they start."""
     others = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != str(SITE)]
+    return {
+        **environ,
+        SWITCH: environ.get(SWITCH, "").strip() or "1",
+        "PYTHONPATH": os.pathsep.join([str(SITE), *others]),
+        RUN: environ.get(RUN) or f"{os.getpid()}:{_unmeasured()}",  # a run within a run says nothing by itself
+    }
+
+
+def _unmeasured() -> str:
+    """Make a file that exists until the program measures something."""
     with tempfile.NamedTemporaryFile(prefix="perf_callbacks-run-", delete=False) as file:
-        return {
-            **environ,
-            SWITCH: environ.get(SWITCH, "").strip() or "1",
-            "PYTHONPATH": os.pathsep.join([str(SITE), *others]),
-            RUN: f"{os.getpid()}:{file.name}",
-        }
+        return file.name
 
 
 def _has_module(name: str) -> bool:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from perf_callbacks.core.config import ConfigError
-from perf_callbacks.core.settings import FILE, SECTION, Entry, parse, switched_off, variable
-from perf_callbacks.host import accelerate_config, config_file
+from perf_callbacks.core.settings import switched_off
+from perf_callbacks.host import accelerate_config
 
 NAME: str = "launch"
 SUMMARY: str = "accelerate launch, with the callback armed and settings from the section perf_callbacks of its config"
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = accelerate_config.load(path) if wanted.config_file or path.is_file() else None
     content: dict[str, Any] = {} if config is None else accelerate_config.without_section(config)
     if not switched_off(os.environ):
-        os.environ.update(_exports(() if config is None else config.entries))
+        os.environ.update(accelerate_config.exports(() if config is None else config.entries, os.environ))
         _arm(wanted, content)
     unread = wanted.cpu and not wanted.config_file  # with --cpu, accelerate doesn't read its default config
     if config is None or config.key is None or unread:
@@ -62,19 +62,6 @@ def run(arguments: argparse.Namespace) -> int:
         accelerate_config.dump(directory / path.name, content)
         launch.launch_command(wanted)
     return 0
-
-
-def _exports(section: tuple[Entry, ...]) -> dict[str, str]:
-    """Return the variables for all ranks: fields of the section that nothing with more weight sets."""
-    settings = config_file.in_force(None, os.environ)  # a bad value is found here, and not by every rank
-    parse(section)
-    exports = {entry.name: entry.text for entry in section if entry.name not in settings.origins}
-    variables = {variable(name): text for name, text in exports.items()}
-    if exports:
-        variables[SECTION] = ",".join(exports)
-    if os.environ.get(FILE):  # a script may change its directory
-        variables[FILE] = str(Path(os.environ[FILE]).resolve())
-    return variables
 
 
 def _arm(wanted: argparse.Namespace, content: Mapping[str, Any]) -> None:

@@ -118,12 +118,12 @@ def _value(name: str, text: str, where: str) -> object:
     return value
 
 
-_LIKE = re.compile(r"PERF_?CALLBACKS?_")
-"""Beginnings that are easily written for the prefix."""
+_LIKE = re.compile(r"PERF_?CALLBACKS?(_|$)")
+"""Names that are easily written for the switch, or for one with the prefix."""
 
 
 def _strangers(environ: Mapping[str, str]) -> tuple[str, ...]:
-    known = [*map(variable, rules()), FILE, SECTION]
+    known = [*map(variable, rules()), FILE, SECTION, SWITCH]
     similar = [name for name in environ if name.startswith(PREFIX) or _LIKE.match(name)]
     names = sorted(name for name in similar if name not in known)
     return tuple(f"{name} means nothing here{_question(name, known)}" for name in names)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from perf_callbacks.core.config import ConfigError
-from perf_callbacks.core.settings import Entry, parse
+from perf_callbacks.core.settings import FILE, SECTION, Entry, parse, variable
 from perf_callbacks.host import config_file
 from perf_callbacks.host.config_file import Node
 
@@ -57,6 +57,19 @@ def _composed(path: Path, text: str) -> AccelerateConfig:
     return AccelerateConfig(path, text, root, key, section, entries)
 
 
+def exports(section: tuple[Entry, ...], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables for all ranks: fields of the section that nothing with more weight sets."""
+    settings = config_file.in_force(None, environ)  # a bad value is found here, and not by every rank
+    parse(section)
+    texts = {entry.name: entry.text for entry in section if entry.name not in settings.origins}
+    variables = {variable(name): text for name, text in texts.items()}
+    if texts:
+        variables[SECTION] = ",".join(texts)
+    if environ.get(FILE):  # a script may change its directory
+        variables[FILE] = str(Path(environ[FILE]).resolve())
+    return variables
+
+
 def without_section(config: AccelerateConfig) -> dict[str, Any]:
     """Return all of the file but the section, as accelerate would read it."""
     import yaml  # noqa: PLC0415 only for those who use a file
@@ -88,7 +101,8 @@ def edited(config: AccelerateConfig, values: Mapping[str, object], unset: Collec
     wanted = {name: text for name, text in known.items() if name not in unset}
     wanted |= {name: _text(value) for name, value in values.items()}
     if config.root is not None and config.root.flow_style:
-        raise ConfigError(f"{config.path} is written in braces, and only other YAML is edited: change it by hand.")
+        line = f'"{KEY}": {json.dumps(wanted)}'
+        raise ConfigError(f"{config.path} is written in braces, as JSON, and is not edited. Write into it: {line}")
     text = config.text
     newline = "\r\n" if "\r\n" in text else "\n"
     for start, end, new in sorted(_edits(config, values, unset), reverse=True):
