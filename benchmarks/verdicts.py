@@ -317,6 +317,14 @@ def healthy(cards):
     print()
 
 
+def sentences():
+    """What the verdict says of the plain loop, for comparison with other tools: see `verdicts_traceml.py`."""
+    for cause in (*CAUSES, ""):
+        card = train("loop", cause, 0)[2]
+        verdict = " ".join(line.strip() for line in card.splitlines()).removeprefix("perf_callbacks: ")
+        print(f"| {cause or 'none'} | {verdict.partition(' also: ')[0].partition(f' {STEPS} steps,')[0]} |", flush=True)
+
+
 def followed():
     """Train without and with the workers that were advised, in turn."""
     print("| integration | rows | advice | seconds per step | promised | measured | measured over promised |")
@@ -346,7 +354,7 @@ def _promised(summary):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--cards", action="store_true")
-    parser.add_argument("--only", choices=("injected", "healthy", "followed"))
+    parser.add_argument("--only", choices=("injected", "healthy", "followed", "sentences"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -358,9 +366,10 @@ def main():
         "injected": functools.partial(injected, arguments.cards),
         "healthy": functools.partial(healthy, arguments.cards),
         "followed": followed,
+        "sentences": sentences,
     }
     for name, part in parts.items():
-        if arguments.only in {None, name}:
+        if arguments.only == name or (arguments.only is None and name != "sentences"):
             part()
 
 
