@@ -202,5 +202,12 @@ def test_the_environment_of_the_program():
     process, _, file = made.pop(autoload.RUN).partition(":")
     Path(file).unlink()
     assert int(process) == os.getpid()
-    path = os.pathsep.join([str(run.SITE), "/a", "/b"])
+    path = os.pathsep.join([str(run.SITE), "/a", "", "/b"])  # an empty entry is the working directory
     assert made == {"PYTHONPATH": path, "HOME": "/home", "PERF_CALLBACKS": "1"}
+
+
+def test_a_run_within_a_run_says_nothing_by_itself():
+    outer = run.environment({})
+    Path(outer[autoload.RUN].partition(":")[2]).unlink()
+    assert run.environment(outer)[autoload.RUN] == outer[autoload.RUN]
+    assert outer["PYTHONPATH"] == str(run.SITE)

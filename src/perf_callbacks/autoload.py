@@ -71,7 +71,8 @@ class Finder:
         if name not in ACTIONS:
             return None
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
-            spec = finder.find_spec(name, path, target)
+            find = getattr(finder, "find_spec", None)  # finders of old have none
+            spec: ModuleSpec | None = find(name, path, target) if find is not None else None
             if spec is not None:
                 _watch(spec)
                 return spec

@@ -133,10 +133,7 @@ class Measurement(Generic[B]):
         """Tell a micro-batch, or its amounts, in a loop without a loader. A loop with one has told them already."""
         watch = self._watch
         if isinstance(watch, LoaderlessWatch) and watch.recorder.active:
-            if batch is not None:
-                watch.tell(batch)
-            else:
-                watch.recorder.attempt(lambda _: watch.tell_amounts(samples, tokens))
+            watch.recorder.attempt(lambda _: watch.tell(batch, samples, tokens))
 
     @property
     def summary(self) -> Summary | None:

@@ -95,7 +95,8 @@ def interpreter_flags(words: Sequence[str]) -> list[str]:
 
 def environment(environ: "os._Environ[str] | dict[str, str]") -> dict[str, str]:
     """Return an environment in which Python processes arm themselves when they start."""
-    others = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != str(SITE)]
+    found = environ.get("PYTHONPATH")  # an empty entry in it is the working directory
+    others = [path for path in found.split(os.pathsep) if path != str(SITE)] if found else []
     return {
         **environ,
         SWITCH: environ.get(SWITCH, "").strip() or "1",

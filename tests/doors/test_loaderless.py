@@ -91,3 +91,85 @@ def test_amounts_told_after_the_forward_belong_to_its_step(tmp_path):
             optimizer.zero_grad()
     assert perf.summary.samples == sum(2 * step for step in range(STEPS))
     assert perf.summary.flops_steps == perf.summary.included_steps > 0
+
+
+def loop(directory, each, steps=STEPS):
+    """A loop that calls `each` with what it may need, and its summary."""
+    model = nn.Linear(WIDTH, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    config = PerfConfig(output_dir=str(directory), gc="off", flops="off")
+    with measure(model=model, optimizer=optimizer, config=config) as perf:
+        for step in range(steps):
+            each(step, perf, model, optimizer)
+    return perf.summary
+
+
+def train(model, optimizer):
+    model(torch.ones(ROWS, WIDTH)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_a_step_that_raises_costs_itself_alone(tmp_path):
+    def refuse(*_):
+        raise RuntimeError("no")
+
+    def each(step, perf, model, optimizer):
+        if step != 4:
+            train(model, optimizer)
+            return
+        handle = optimizer.register_step_pre_hook(refuse)
+        with pytest.raises(RuntimeError):
+            train(model, optimizer)
+        handle.remove()
+
+    assert loop(tmp_path, each).steps == STEPS - 1
+
+
+def test_a_batch_ends_an_evaluation_and_a_wait_in_one_does_not(tmp_path):
+    def each(step, perf, model, optimizer):
+        perf.batch(samples=ROWS)
+        train(model, optimizer)
+        if step % 4 == 3:
+            model.eval()
+            for _ in range(3):
+                with perf.data(), torch.no_grad():
+                    x = torch.ones(ROWS, WIDTH)
+                with torch.no_grad():
+                    model(x)
+            model.train()
+
+    summary = loop(tmp_path, each)
+    assert (summary.samples, summary.span_counts) == (STEPS * ROWS, {"evaluation": STEPS // 4})
+
+
+def test_an_evaluation_takes_no_amounts(tmp_path):
+    def each(step, perf, model, optimizer):
+        perf.batch(samples=ROWS)
+        with perf.evaluation():
+            model(torch.ones(ROWS, WIDTH))
+        train(model, optimizer)
+
+    assert loop(tmp_path, each).samples == STEPS * ROWS
+
+
+def test_amounts_beside_a_batch_win(tmp_path):
+    def each(step, perf, model, optimizer):
+        perf.batch(torch.ones(ROWS, WIDTH), samples=torch.tensor(2), tokens=7)
+        train(model, optimizer)
+
+    summary = loop(tmp_path, each)
+    assert (summary.samples, summary.tokens) == (2 * STEPS, 7 * STEPS)
+
+
+@pytest.mark.parametrize("wrong", ["7", -3, True, 1.5])
+def test_an_amount_that_is_none_is_named_and_unknown(tmp_path, wrong, caplog, monkeypatch):
+    monkeypatch.setattr("perf_callbacks.doors.loaderless._named", set())
+
+    def each(step, perf, model, optimizer):
+        perf.batch(samples=wrong)
+        train(model, optimizer)
+
+    assert loop(tmp_path, each).samples is None
+    (record,) = caplog.records
+    assert f"perf.batch(samples={wrong!r}): wanted a whole number" in record.getMessage()

@@ -63,6 +63,6 @@ def test_a_batch_and_the_end_of_an_ordinary_step_take_three_frames(recorder, bat
             recorder.end_step(step)
 
         taken.append(frames(ordinary))
-    # in one step of a block it is written, in some it is looked at the parameters, of some batches all shapes are read
+    # in one step of a block it is written, in one of five it is looked at the parameters: these steps are long
     ordinary = {"batch": 1, "read": 1, "end_step": 1}
-    assert taken[-BLOCK:].count(ordinary) >= BLOCK * 0.95
+    assert taken[-BLOCK:].count(ordinary) >= BLOCK * 0.75

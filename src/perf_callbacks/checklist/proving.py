@@ -56,12 +56,12 @@ class Proving(Applied):
 
     @property
     def watching(self) -> bool:
-        """True: the verdict is not known yet."""
-        return not self._over and self._finds is None
+        """True: the verdict of all ranks is not known yet."""
+        return not self._over
 
     def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
         """Steps are finished: what they took is what is tried."""
-        if not self.watching:
+        if self._over or self._finds is not None:
             return
         self._trial.see(steps, pauses)
         if self._trial.over:

@@ -108,6 +108,7 @@ class BatchReader:
         self.several = False
         """Each batch holds one of each of several loaders: their samples add up."""
         self._known: dict[tuple[Any, ...], _Known] = {}
+        self._has_read = False
         self._array: Any = None  # the type of batches that are a tensor
         self._guide: Any = None  # key of the tensor by whose shape batches are recognised
         self._guided = True  # until the shape of another one was seen to vary alone
@@ -149,7 +150,7 @@ class BatchReader:
     @property
     def has_read(self) -> bool:
         """Batches were read."""
-        return bool(self.seen) or self._unknowns.batch is not None
+        return self._has_read
 
     def forget(self, shape: ShapeKey) -> None:
         """The next batch of this shape is news."""
@@ -188,6 +189,7 @@ class BatchReader:
         return batch if batch.tokens is not None else batch._replace(tokens=self._tokens(batch.shape))
 
     def _look(self, batch: Any, key: tuple[Any, ...] | None) -> tuple[_Known, Mapping[str, Any]]:
+        self._has_read = True
         if is_array(batch) and not getattr(batch, "is_nested", False):
             key, self._array = (None, *batch.shape), type(batch)
             known = self._known.get(key)

@@ -18,7 +18,7 @@ from perf_callbacks.core.gc_pauses import Pauses, collection
 from perf_callbacks.core.ledger import Ledger
 from perf_callbacks.core.marks import BACK, BEGIN, END, Pause
 from perf_callbacks.core.observer import Observers
-from perf_callbacks.core.pending import LOOK_STEPS, Pending
+from perf_callbacks.core.pending import Pending
 from perf_callbacks.core.protocols import DeviceTimeline, Ranks
 from perf_callbacks.core.records import Amounts, Finding, Gc, Record, Row, Run, Span, Summary
 from perf_callbacks.core.shaped_work import ShapedWork
@@ -36,6 +36,7 @@ from perf_callbacks.core.steps import (
     plus,
 )
 from perf_callbacks.core.tape import Tape
+from perf_callbacks.core.trained_looks import TrainedLooks
 from perf_callbacks.core.unknown_reasons import reasons
 from perf_callbacks.core.window_parts import Parts
 from perf_callbacks.core.window_sharing import Sharing
@@ -132,16 +133,18 @@ class Engine:
         """The step at whose end they are handed out again: a block is full, or a window is complete."""
         self._look_at = 0
         """The step at whose end it is looked which parameters are trained."""
+        self._looks = TrainedLooks(self._work)
         self._collections = Pauses()
 
     def start(self, now: float) -> None:
         """Training begins. The step that follows is in no row."""
         self._began = self.account.began = self._flushed_at = now
         self.flush_at = now + FLUSH_SECONDS
+        self._looks.begin(self.step, now)
         self.tape.begin(now)
         self._emit(self._run)
         self._sharing.do(self.step)
-        self._plan()
+        self.plan()
         if self._device is not None:
             self._device.mark(_OTHER)
 
@@ -182,7 +185,7 @@ class Engine:
             self.tape.write((BEGIN[Stage.ASIDE], now))
             self.tape.ignore()
         self.aside.append((kind, now))
-        self._plan()
+        self.plan()
         self.excluded = self.excluded or kind
         self.flush(now)  # in here it is part of no step
 
@@ -193,7 +196,7 @@ class Engine:
         kind, start = self.aside.pop()
         if self.aside:
             return
-        self._plan()
+        self.plan()
         self.tape.listen()
         self.tape.write((BACK, now))
         self.account.add_span(kind, now - start)
@@ -213,16 +216,15 @@ class Engine:
         if step >= self._due or now > self.flush_at:
             self.flush(now)
         elif step >= self._look_at:
-            self._work.look(step)
-            if self._work.unsure:
+            if self._looks.look(step, now):
                 self.collect()
-            self._plan()
+            self.plan()
 
-    def _plan(self) -> None:
+    def plan(self) -> None:
         """Plan the next step whose end is more than a mark: at once, where a span may be open or a device is asked."""
         block = WATCHED_BLOCK if self._observers.watching else BLOCK
         self._due = min(self.step + block - self._ledger.kept - len(self.ended), self._sharing.due or NEVER)
-        self._look_at = self.step + LOOK_STEPS
+        self._look_at = self._looks.after(self.step)
         self._observers.plan(0 if self.aside or self._device is not None else min(self._due, self._look_at))
 
     @contextmanager
@@ -249,6 +251,11 @@ class Engine:
             self.overdue = False
             try:
                 self._collect()
+            except BaseException:  # an interrupt, say: what was read by halves would be told of the wrong steps
+                self.ended.clear()
+                self.tape.pairs.clear()
+                self.exclude("interrupted")
+                raise
             finally:
                 self._reading = False
         finally:
@@ -325,7 +332,7 @@ class Engine:
             self.collect()
             self._sharing.do(self.step)
             block = self._ledger.take_block()
-            self._plan()
+            self.plan()
             if block is not None:
                 self._emit(block)
 

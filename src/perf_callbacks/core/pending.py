@@ -11,10 +11,8 @@ from perf_callbacks.core.marks import Calls
 from perf_callbacks.core.shaped_work import ShapedWork
 from perf_callbacks.core.steps import Columns, Step, plus
 from perf_callbacks.core.tape import Past
+from perf_callbacks.core.trained_looks import LOOK_STEPS
 from perf_callbacks.core.work import Effort
-
-LOOK_STEPS = 50
-"""A count is used for no more steps than this without a look at which parameters are trained."""
 
 
 class Pending:

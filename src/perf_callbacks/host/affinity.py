@@ -92,7 +92,7 @@ class Affinity:
         self._found: Cpus | None = None  # mask of the main thread, while any fit is bound
         self._target: Cpus = frozenset()
         self._ours: set[Cpus] = set()  # masks that threads have by us, or had before
-        self._others: set[int] = set()  # threads that other code pinned before
+        self._others: dict[int, Cpus] = {}  # masks of threads that other code pinned before
 
     @property
     def found(self) -> Cpus | None:
@@ -119,7 +119,7 @@ class Affinity:
             if found is None:
                 return
             if self._found is None:
-                self._others = {thread for thread, mask in self.now if mask != found}
+                self._others = {thread: mask for thread, mask in self.now if mask != found}
                 self._ours = {found}
                 self._found = found
             self._bound[fit] = cpus
@@ -151,20 +151,24 @@ class Affinity:
         self._target = target
         self._ours.add(target)
         for _ in range(PASSES):
-            if not [thread for thread in self._threads.all() if self._move(thread)]:
+            refused: list[OSError] = []
+            if not [thread for thread in self._threads.all() if self._move(thread, refused)]:
                 break
+        if refused:
+            raise refused[0]
 
-    def _move(self, thread: int) -> bool:
+    def _move(self, thread: int, refused: list[OSError]) -> bool:
         """Move a thread to the target, if it is where we put it or found it. True: it was moved."""
         mask = self._mask(thread)
-        if thread in self._others or mask == self._target or mask not in self._ours:
+        pinned = self._others.get(thread)  # an id may be used again
+        if mask == self._target or mask not in self._ours or mask == pinned:
             return False
         try:
             self._threads.set(thread, self._target)
-        except OSError:
+        except OSError as error:  # as a rule, the thread has ended
             if self._mask(thread) is not None and thread == self._threads.all()[0]:
-                raise
-            return False  # it has ended
+                refused.append(error)
+            return False
         return True
 
     def _mask(self, thread: int) -> Cpus | None:

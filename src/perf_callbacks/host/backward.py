@@ -185,18 +185,20 @@ class Backwards:
                 return inner(*args, **kwargs)
             if loop is None or loop.evaluating or loop.late or not loop.marks_backward:
                 return self._in_several(inner, *args, **kwargs)
+            failed = False
             try:
                 loop.in_backward = True
-                loop.tape.write((_BACKWARD, loop.clock()))
-            except Exception as error:  # noqa: BLE001 an observer never ends the run
-                loop.fail(error)
-                return inner(*args, **kwargs)
-            try:
+                try:
+                    loop.tape.write((_BACKWARD, loop.clock()))
+                except Exception as error:  # noqa: BLE001 an observer never ends the run
+                    failed = True
+                    loop.fail(error)
                 return inner(*args, **kwargs)
             finally:
                 loop.in_backward = False
                 try:
-                    loop.tape.write((_OPTIMIZER if loop.optimizing else _UNDECIDED, loop.clock()))
+                    if not failed:
+                        loop.tape.write((_OPTIMIZER if loop.optimizing else _UNDECIDED, loop.clock()))
                 except Exception as error:  # noqa: BLE001 as above
                     loop.fail(error)
 

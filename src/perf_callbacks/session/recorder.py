@@ -66,7 +66,9 @@ class Recorder:
         self._journal: Journal = NullJournal()
         if config.journal:
             told = verdict.directory if verdict is not None else None
-            directory = Path(config.output_dir if config.output_dir is not None else told or place.directory)
+            directory = Path(
+                config.output_dir if config.output_dir is not None else told or place.directory
+            ).expanduser()
             self._journal = FileJournal(
                 directory / FOLDER / f"rank{place.rank}.jsonl",
                 max_bytes=config.max_journal_mb * 1_000_000,
@@ -189,6 +191,7 @@ class Recorder:
         """Let an observer hear of this fit until it closes."""
         self.patches.add(observer.closed)
         self.observers.add(observer)
+        self.engine.plan()  # one that watches steps is shown them sooner
 
     @fails_open
     def leave(self) -> None:
