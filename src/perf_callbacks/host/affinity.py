@@ -150,8 +150,9 @@ class Affinity:
             target = target & cpus or target
         self._target = target
         self._ours.add(target)
+        refused: list[OSError] = []
         for _ in range(PASSES):
-            refused: list[OSError] = []
+            refused.clear()
             if not [thread for thread in self._threads.all() if self._move(thread, refused)]:
                 break
         if refused:
