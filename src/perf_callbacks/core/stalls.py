@@ -1,0 +1,233 @@
+"""Stalls: steps have stopped ending. Notice one, find the rank that causes it, and say so. Time is an argument."""
+
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+FIRST_STEPS = 3
+"""Steps at the beginning of a fit that may take longer: things are compiled, and files fetched."""
+
+LONGER = 10
+"""Factor on the patience in these steps, in evaluations and in checkpoints."""
+
+LEAST_SECONDS = 60.0
+MEDIAN_STEPS = 20
+"""Unless a user says otherwise, a stall lasts for as many seconds, and for as many median steps."""
+
+KEPT_STEPS = 64
+"""Durations that the median is taken of."""
+
+LONGEST_TICK = 3.0
+"""Seconds that one tick counts for at most: a stopped process, a debugger or a suspended laptop is not a stall."""
+
+MOST_RANKS = 4
+"""Ranks that are listed by number; more are counted."""
+
+MOST_PLACES = 3
+"""Places of ranks that are told; more are counted."""
+
+RUNNING, STALLED, ENDED = "running", "stalled", "ended"
+
+Change = Literal["began", "over"]
+
+
+class Patience:
+    """Decides when the steps of one rank have stopped ending. Its clock counts a long tick as a short one."""
+
+    def __init__(self, setting: str, first_step: int, now: float) -> None:
+        self._auto = setting == "auto"
+        self.base = LEAST_SECONDS if self._auto else float(setting)
+        """Seconds of waiting that make a stall in an ordinary step."""
+        self._first_step = first_step
+        self._seen: tuple[int, object] = (first_step, None)
+        self._now = now
+        self._step_seconds = 0.0
+        self._durations: deque[float] = deque(maxlen=KEPT_STEPS)
+        self.waited = 0.0
+        """Seconds since a step ended, or an evaluation or a checkpoint began or ended."""
+        self.lost = 0.0
+        """Duration of the last stall."""
+        self.stalled = False
+
+    @property
+    def step(self) -> int:
+        """Number of the last step that was seen to end."""
+        return self._seen[0]
+
+    def limit(self, *, longer: bool) -> float:
+        """Seconds of waiting that make a stall, now."""
+        return self.base * LONGER if longer or self._seen[0] - self._first_step < FIRST_STEPS else self.base
+
+    def tick(self, now: float, step: int, span: object, *, longer: bool = False) -> Change | None:
+        """Tell if a stall has begun, or is over.
+
+        Args:
+            now: The time.
+            step: Number of the last step that ended.
+            span: Identifies the evaluation or checkpoint that is under way. None: there is none.
+            longer: Something is under way that may take long.
+        """
+        passed, self._now = min(now - self._now, LONGEST_TICK), now
+        self.waited += passed
+        self._step_seconds += passed
+        if (step, span) == self._seen:
+            if not self.stalled and self.waited >= self.limit(longer=longer):
+                self.stalled = True
+                return "began"
+            return None
+        done = step - self._seen[0]
+        if done > 0:
+            self._durations.append(self._step_seconds / done)
+            self._step_seconds = 0.0
+            if self._auto:
+                self.base = max(LEAST_SECONDS, MEDIAN_STEPS * median(self._durations))
+        self._seen = step, span
+        return self.end()
+
+    def end(self) -> Change | None:
+        """End a stall, if there is one, and begin to wait anew."""
+        was, self.stalled = self.stalled, False
+        self.lost = self.waited if was else self.lost
+        self.waited = 0.0
+        return "over" if was else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Note:
+    """What a rank tells the others of its training thread."""
+
+    rank: int
+    beat: int
+    """Grows with each note: a rank whose notes stay the same is silent."""
+    state: str
+    """"running", "stalled", or "ended": its fit is over."""
+    step: int
+    """Number of the last step that ended."""
+    stage: str
+    since_seconds: float
+    """Time in this stage."""
+    spanned: bool
+    """True: an evaluation or a checkpoint is under way."""
+    waits: bool
+    """True: it is in a collective or in a backward, where a rank waits for the others."""
+    place: str
+    """Line of code; empty: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """The ranks behind a stall, and the others."""
+
+    text: str
+    """Sentences that name them."""
+    causes: Sequence[Note]
+    """The last notes of the ranks that cause it."""
+
+
+def undecided(notes: Mapping[int, Note], silent: Collection[int]) -> bool:
+    """Tell if a stall may be none: a rank is in an evaluation or a checkpoint, and the others may be waiting for it."""
+    return any([note.spanned and note.state == RUNNING for rank, note in notes.items() if rank not in silent])
+
+
+def blame(notes: Mapping[int, Note], silent: Collection[int], world_size: int) -> Blame:
+    """Name the ranks that cause a stall: those that are silent or have ended; else those that are behind.
+
+    Args:
+        notes: The last note of each rank.
+        silent: Ranks whose side thread says nothing any more.
+        world_size: Number of ranks. Ranks without a note were never heard of.
+    """
+    unheard = [rank for rank in range(world_size) if rank not in notes]
+    quiet = [notes[rank] for rank in sorted(silent) if rank in notes and notes[rank].state != ENDED]
+    ended = [note for note in notes.values() if note.state == ENDED]
+    alive = [note for rank, note in notes.items() if rank not in silent and note.state != ENDED]
+    going = [note for note in alive if note.state == RUNNING]
+    stuck = [note for note in alive if note.state == STALLED]
+    behind = [] if quiet or ended or unheard else _behind(stuck)
+    others = [note for note in stuck if note not in behind]
+    sentences = [
+        *_places(quiet, "silent"),
+        *([f"{_ranks(unheard)} never said anything: without the callback?"] if unheard else []),
+        *_places(ended, "ended"),
+        *_places(behind, "in"),
+        *_waiting(others),
+        *([f"{_counted(len(going), 'rank')} still {'makes' if len(going) == 1 else 'make'} steps."] if going else []),
+    ]
+    return Blame(" ".join(sentences), [*quiet, *ended, *behind] or others)
+
+
+def _behind(stuck: Sequence[Note]) -> list[Note]:
+    """Those of the ranks that the rest waits for; none where they can't be told apart."""
+    last = max([note.step for note in stuck], default=0)
+    late = [note for note in stuck if note.step < last]
+    busy = [note for note in stuck if not note.waits]
+    stages = Counter([note.stage for note in stuck])
+    most, number = stages.most_common(1)[0] if stages else ("", 0)
+    rare = [note for note in stuck if note.stage != most] if 2 * number > len(stuck) else []
+    return next((some for some in (late, busy, rare) if 0 < len(some) < len(stuck)), [])
+
+
+def place_of(note: Note) -> str:
+    """Stage and line of a rank.
+
+    >>> place_of(Note(rank=3, beat=1, state=STALLED, step=4, stage="data", since_seconds=90.0, spanned=False,
+    ...               waits=False, place="train.py:41 `fetch`"))
+    'data: train.py:41 `fetch`'
+    """
+    stage = {"other": "other code", "evaluation": "an evaluation", "checkpoint": "a checkpoint"}.get(
+        note.stage, note.stage
+    )
+    return f"{stage}: {note.place}" if note.place else stage
+
+
+def _places(notes: Sequence[Note], how: str) -> list[str]:
+    """One sentence for each place in which ranks are, and one for those in further places."""
+    groups: dict[tuple[int, str], list[int]] = {}
+    for note in notes:
+        groups.setdefault((note.step, place_of(note)), []).append(note.rank)
+    told = sorted(groups.items(), key=lambda group: (len(group[1]), group[0]))
+    sentences = [_sentence(ranks, step, place, how) for (step, place), ranks in told[:MOST_PLACES]]
+    rest = sum([len(ranks) for _, ranks in told[MOST_PLACES:]])
+    return [*sentences, f"{_counted(rest, 'more rank')} elsewhere."] if rest else sentences
+
+
+def _sentence(ranks: Sequence[int], step: int, place: str, how: str) -> str:
+    is_, has = ("is", "has") if len(ranks) == 1 else ("are", "have")
+    if how == "silent":
+        return f"{_ranks(ranks)} {is_} silent, last heard of in step {step + 1} in {place}."
+    if how == "ended":
+        return f"{_ranks(ranks)} {has} ended the training after step {step}."
+    return f"{_ranks(ranks)} {is_} in {place}."
+
+
+def _waiting(notes: Sequence[Note]) -> list[str]:
+    """One sentence for ranks that wait: their number and their stages, and their line if it is the same."""
+    places = {place_of(note) for note in notes}
+    if len(notes) <= MOST_RANKS and (len(places) > 1 or not all([note.waits for note in notes])):
+        return _places(notes, "in")
+    if len(notes) == 1:
+        return [f"Rank {notes[0].rank} waits in {places.pop()}."]
+    if len(places) == 1:
+        return [f"{len(notes):,} ranks wait in {places.pop()}."]
+    (first, number), *rest = Counter([note.stage for note in notes]).most_common() or [("", 0)]
+    more = "".join([f", {others:,} in {stage}" for stage, others in rest])
+    return [f"{_counted(number, 'rank')} wait in {first}{more}."] if notes else []
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """Ranks by number.
+
+    >>> _ranks([3]), _ranks([1, 2]), _ranks(range(100))
+    ('Rank 3', 'Ranks 1 and 2', 'Ranks 0, 1, 2, 3 and 96 more')
+    """
+    if len(ranks) == 1:
+        return f"Rank {ranks[0]}"
+    if len(ranks) <= MOST_RANKS:
+        return f"Ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+    return f"Ranks {', '.join(map(str, ranks[:MOST_RANKS]))} and {len(ranks) - MOST_RANKS:,} more"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
