@@ -96,11 +96,8 @@ class Patience:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Note:
-    """What a rank tells the others of its training thread."""
+    """Position of a rank's training thread, as the rank tells the others."""
 
-    rank: int
-    beat: int
-    """Grows with each note: a rank whose notes stay the same is silent."""
     state: str
     """"running", "stalled", or "ended": its fit is over."""
     step: int
@@ -115,6 +112,15 @@ class Note:
     place: str
     """Line of code; empty: unknown."""
 
+    def __str__(self) -> str:
+        stages = {"other": "other code", "evaluation": "an evaluation", "checkpoint": "a checkpoint"}
+        stage = stages.get(self.stage, self.stage)
+        return f"{stage}: {self.place}" if self.place else stage
+
+
+Notes = Mapping[int, Note]
+"""The last note of each rank."""
+
 
 @dataclass(frozen=True, slots=True)
 class Blame:
@@ -122,98 +128,83 @@ class Blame:
 
     text: str
     """Sentences that name them."""
-    causes: Sequence[Note]
-    """The last notes of the ranks that cause it."""
+    causes: Notes
+    """The ranks that cause it."""
 
 
-def undecided(notes: Mapping[int, Note], silent: Collection[int]) -> bool:
+def undecided(notes: Notes, silent: Collection[int]) -> bool:
     """Tell if a stall may be none: a rank is in an evaluation or a checkpoint, and the others may be waiting for it."""
-    return any([note.spanned and note.state == RUNNING for rank, note in notes.items() if rank not in silent])
+    return any([note.spanned and note.state == RUNNING and rank not in silent for rank, note in notes.items()])
 
 
-def blame(notes: Mapping[int, Note], silent: Collection[int], world_size: int) -> Blame:
+def blame(notes: Notes, silent: Collection[int], world_size: int) -> Blame:
     """Name the ranks that cause a stall: those that are silent or have ended; else those that are behind.
 
     Args:
-        notes: The last note of each rank.
+        notes: The last note of each rank. Ranks without one were never heard of.
         silent: Ranks whose side thread says nothing any more.
-        world_size: Number of ranks. Ranks without a note were never heard of.
+        world_size: Number of ranks.
     """
     unheard = [rank for rank in range(world_size) if rank not in notes]
-    quiet = [notes[rank] for rank in sorted(silent) if rank in notes and notes[rank].state != ENDED]
-    ended = [note for note in notes.values() if note.state == ENDED]
-    alive = [note for rank, note in notes.items() if rank not in silent and note.state != ENDED]
-    going = [note for note in alive if note.state == RUNNING]
-    stuck = [note for note in alive if note.state == STALLED]
-    behind = [] if quiet or ended or unheard else _behind(stuck)
-    others = [note for note in stuck if note not in behind]
+    ended = {rank: note for rank, note in notes.items() if note.state == ENDED}
+    quiet = {rank: note for rank, note in notes.items() if rank in silent and rank not in ended}
+    alive = {rank: note for rank, note in notes.items() if rank not in silent and rank not in ended}
+    stuck = {rank: note for rank, note in alive.items() if note.state == STALLED}
+    behind = {} if quiet or ended or unheard else _behind(stuck)
+    others = {rank: note for rank, note in stuck.items() if rank not in behind}
+    going = len(alive) - len(stuck)
     sentences = [
-        *_places(quiet, "silent"),
+        *_each(quiet, "{who} {is_} silent, last heard of in step {step} in {place}."),
         *([f"{_ranks(unheard)} never said anything: without the callback?"] if unheard else []),
-        *_places(ended, "ended"),
-        *_places(behind, "in"),
+        *_each(ended, "{who} {has} ended the training after step {last}."),
+        *_each(behind, "{who} {is_} in {place}."),
         *_waiting(others),
-        *([f"{_counted(len(going), 'rank')} still {'makes' if len(going) == 1 else 'make'} steps."] if going else []),
+        *([f"{_counted(going, 'rank')} still {'makes' if going == 1 else 'make'} steps."] if going else []),
     ]
-    return Blame(" ".join(sentences), [*quiet, *ended, *behind] or others)
+    return Blame(" ".join(sentences), {**quiet, **ended, **behind} or others)
 
 
-def _behind(stuck: Sequence[Note]) -> list[Note]:
-    """Those of the ranks that the rest waits for; none where they can't be told apart."""
-    last = max([note.step for note in stuck], default=0)
-    late = [note for note in stuck if note.step < last]
-    busy = [note for note in stuck if not note.waits]
-    stages = Counter([note.stage for note in stuck])
-    most, number = stages.most_common(1)[0] if stages else ("", 0)
-    rare = [note for note in stuck if note.stage != most] if 2 * number > len(stuck) else []
-    return next((some for some in (late, busy, rare) if 0 < len(some) < len(stuck)), [])
+def _behind(stuck: Notes) -> Notes:
+    """Find the ranks that the rest waits for; none if they can't be told apart."""
+    last = max([note.step for note in stuck.values()], default=0)
+    stages = Counter([note.stage for note in stuck.values()])
+    usual = [stage for stage, number in stages.items() if 2 * number > len(stuck)]
+    late = {rank: note for rank, note in stuck.items() if note.step < last}
+    busy = {rank: note for rank, note in stuck.items() if not note.waits}
+    rare = {rank: note for rank, note in stuck.items() if note.stage not in usual} if usual else {}
+    return next((some for some in (late, busy, rare) if 0 < len(some) < len(stuck)), {})
 
 
-def place_of(note: Note) -> str:
-    """Stage and line of a rank.
-
-    >>> place_of(Note(rank=3, beat=1, state=STALLED, step=4, stage="data", since_seconds=90.0, spanned=False,
-    ...               waits=False, place="train.py:41 `fetch`"))
-    'data: train.py:41 `fetch`'
-    """
-    stage = {"other": "other code", "evaluation": "an evaluation", "checkpoint": "a checkpoint"}.get(
-        note.stage, note.stage
-    )
-    return f"{stage}: {note.place}" if note.place else stage
-
-
-def _places(notes: Sequence[Note], how: str) -> list[str]:
+def _each(notes: Notes, sentence: str) -> list[str]:
     """One sentence for each place in which ranks are, and one for those in further places."""
     groups: dict[tuple[int, str], list[int]] = {}
-    for note in notes:
-        groups.setdefault((note.step, place_of(note)), []).append(note.rank)
-    told = sorted(groups.items(), key=lambda group: (len(group[1]), group[0]))
-    sentences = [_sentence(ranks, step, place, how) for (step, place), ranks in told[:MOST_PLACES]]
+    for rank, note in notes.items():
+        groups.setdefault((note.step, str(note)), []).append(rank)
+    told = sorted(groups.items(), key=lambda group: (len(group[1]), group[1][0]))
+    sentences = []
+    for (step, place), ranks in told[:MOST_PLACES]:
+        is_, has = ("is", "has") if len(ranks) == 1 else ("are", "have")
+        sentences.append(
+            sentence.format(who=_ranks(sorted(ranks)), is_=is_, has=has, step=step + 1, last=step, place=place)
+        )
     rest = sum([len(ranks) for _, ranks in told[MOST_PLACES:]])
     return [*sentences, f"{_counted(rest, 'more rank')} elsewhere."] if rest else sentences
 
 
-def _sentence(ranks: Sequence[int], step: int, place: str, how: str) -> str:
-    is_, has = ("is", "has") if len(ranks) == 1 else ("are", "have")
-    if how == "silent":
-        return f"{_ranks(ranks)} {is_} silent, last heard of in step {step + 1} in {place}."
-    if how == "ended":
-        return f"{_ranks(ranks)} {has} ended the training after step {step}."
-    return f"{_ranks(ranks)} {is_} in {place}."
-
-
-def _waiting(notes: Sequence[Note]) -> list[str]:
+def _waiting(notes: Notes) -> list[str]:
     """One sentence for ranks that wait: their number and their stages, and their line if it is the same."""
-    places = {place_of(note) for note in notes}
-    if len(notes) <= MOST_RANKS and (len(places) > 1 or not all([note.waits for note in notes])):
-        return _places(notes, "in")
+    if not notes:
+        return []
+    places = {str(note) for note in notes.values()}
+    if len(notes) <= MOST_RANKS and (len(places) > 1 or not all([note.waits for note in notes.values()])):
+        return _each(notes, "{who} {is_} in {place}.")
     if len(notes) == 1:
-        return [f"Rank {notes[0].rank} waits in {places.pop()}."]
+        return [f"Rank {next(iter(notes))} waits in {places.pop()}."]
     if len(places) == 1:
         return [f"{len(notes):,} ranks wait in {places.pop()}."]
-    (first, number), *rest = Counter([note.stage for note in notes]).most_common() or [("", 0)]
+    (first, number), *rest = Counter([note.stage for note in notes.values()]).most_common()
     more = "".join([f", {others:,} in {stage}" for stage, others in rest])
-    return [f"{_counted(number, 'rank')} wait in {first}{more}."] if notes else []
+    return [f"{_counted(number, 'rank')} wait in {first}{more}."]
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -14,7 +14,8 @@ DEEPEST = 1000
 
 _OURS = str(Path(__file__).parents[1])
 _INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-_COLLECTIVES = ("torch.distributed", "torch.nn.parallel.distributed", "torch.autograd")
+_BACKWARD = "torch.autograd"
+_COLLECTIVES = ("torch.distributed", "torch.nn.parallel.distributed", _BACKWARD)
 _DEBUGGERS = ("bdb", "pdb", "pydevd", "_pydevd_bundle", "debugpy")
 
 
@@ -42,12 +43,12 @@ def of_thread(thread: int) -> Stack | None:
         return None
     inner = frames[0]
     own = next((one for one in frames if _is_own(one.f_code.co_filename)), inner)
-    place = _line(own) if own is inner else f"{_line(own)}, in {_line(inner)}"
+    apart = own is not inner and not _module(inner).startswith(_BACKWARD)  # the stage says backward
     return Stack(
         tuple(
             [f"{one.f_code.co_filename}:{one.f_lineno} {one.f_code.co_name}" for one in reversed(frames[:MOST_FRAMES])]
         ),
-        place,
+        f"{_line(own)}, in {_line(inner)}" if apart else _line(own),
         _module(inner).startswith(_COLLECTIVES),
     )
 

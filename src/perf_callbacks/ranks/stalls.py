@@ -36,19 +36,19 @@ class StallNotes:
         self._rank, self._world_size = rank, world_size
         self._mine: Note | None = None
         self._written: Note | None = None
+        self._beats = self._looks = 0
         self._patience, self._doubt = 0.0, False
-        self._notes: dict[int, tuple[str, Note | None]] = {}
+        self._notes: dict[str, Note | None] = {}
         self._earlier: tuple[float, Mapping[int, str]] | None = None
         self._since: float | None = None
         self._turn = 0.0
-        self._looks = 0
         self._said = ""
         self.answered_at = float("-inf")
         """When the store last answered."""
         self.told = False
         """The stall of this rank is told, here or by another rank."""
         self.blamed: Blame | None = None
-        """Ranks that this rank tells of. None: it doesn't, or not yet."""
+        """The ranks that this rank tells of. None: it doesn't, or not yet."""
 
     def say(self, note: Note, patience: float, *, doubt: bool = False) -> None:
         """Set the note of this rank. With a doubt, half of its patience is over."""
@@ -57,13 +57,10 @@ class StallNotes:
 
     def round(self, board: Board, fit: str, now: float) -> float | None:
         """Do what is to be done now. Return the seconds until the next round; None: until there is a new note."""
-        mine = self._mine
+        mine, pause = self._mine, None
         if mine is None:
             return None
-        if mine is not self._written:
-            board.write(_key(self._rank), f"{fit}\n{pack(mine)}")
-            self._written = mine
-        pause = None
+        self._write(board, fit, mine)
         if mine.state == STALLED:
             pause = self._stalled(board, fit, now)
         else:
@@ -73,13 +70,18 @@ class StallNotes:
 
     def leave(self, board: Board, fit: str) -> None:
         """Say that the fit of this rank is over."""
-        mine = self._mine
-        if self._written is not None and mine is not None and mine is not self._written:
-            board.write(_key(self._rank), f"{fit}\n{pack(mine)}")
+        if self._mine is not None:
+            self._write(board, fit, self._mine)
+
+    def _write(self, board: Board, fit: str, mine: Note) -> None:
+        if mine is not self._written:
+            self._beats += 1  # so that a rank whose note stays the same is one that says nothing
+            board.write(_key(self._rank), f"{fit} {self._beats}\n{pack(mine)}")
+            self._written = mine
 
     def _well(self, board: Board, fit: str, now: float) -> None:
         if self.blamed is not None:
-            board.write("stall", f"{fit}\n{self._rank} {_OVER}")
+            board.write("stall", f"{fit} {self._rank} {_OVER}")
         self._since, self.told, self.blamed = None, False, None
         if not self._doubt:
             self._earlier = None
@@ -109,34 +111,33 @@ class StallNotes:
         """Tell, unless it is too early to know who is silent, or the others may be waiting for a checkpoint."""
         before, earlier = self._earlier or (now, {})
         texts = self._texts(board, fit)
-        notes = {rank: note for rank, (_, note) in self._notes.items() if note is not None}
+        notes = self._decoded(texts)
         later = [rank for rank in range(self._world_size) if rank not in notes or notes[rank].state == RUNNING]
         early = waited < GRACE_SECONDS or now - before < SILENT_BEATS * self._patience / BEATS
-        silent = [rank for rank in later if rank in notes and texts[rank] == earlier.get(rank)]
-        if waited < (LONGER - 1) * self._patience:  # a note says as little in a long checkpoint
-            silent = [rank for rank in silent if not notes[rank].spanned]
+        silent = {rank for rank in later if rank in notes and texts[rank] == earlier.get(rank)}
+        if waited < (LONGER - 1) * self._patience:  # in a checkpoint a note may stay the same for longer
+            silent = {rank for rank in silent if not notes[rank].spanned}
         if (later and early) or undecided(notes, silent):
             self._looks += 1
-            self._said = f"{fit}\n{self._rank} {_LOOKING} {self._looks}"
+            self._said = f"{fit} {self._rank} {_LOOKING} {self._looks}"
             board.write("stall", self._said)
-            return
-        if board.claim("stall", f"{fit}\n{self._rank} {_TOLD}", self._said):
+        elif board.claim("stall", f"{fit} {self._rank} {_TOLD}", self._said):
             self.blamed = blame(notes, silent, self._world_size)
             self.told = True
 
     def _texts(self, board: Board, fit: str) -> dict[int, str]:
-        """Read the notes of this fit, and decode those that changed."""
-        head = f"{fit}\n"
+        """Read the notes of this fit."""
         keys = {_key(rank): rank for rank in range(self._world_size)}
-        found = {keys[key]: text for key, text in board.read_some(*keys).items() if text.startswith(head)}
-        unknown: tuple[str, Note | None] = ("", None)
-        self._notes = {
-            rank: held
-            if (held := self._notes.get(rank, unknown))[0] == text
-            else (text, unpack(Note, text[len(head) :]))
-            for rank, text in found.items()
-        }
-        return found
+        return {keys[key]: text for key, text in board.read_some(*keys).items() if text.startswith(fit)}
+
+    def _decoded(self, texts: Mapping[int, str]) -> dict[int, Note]:
+        """Decode notes. Thousands of ranks wait in few places, so most notes are equal and decoded once."""
+        bodies = {rank: text.partition("\n")[2] for rank, text in texts.items()}
+        for body in {*bodies.values()} - {*self._notes}:
+            self._notes[body] = unpack(Note, body)
+        decoded = {rank: self._notes[body] for rank, body in bodies.items()}
+        self._notes = {body: self._notes[body] for body in {*bodies.values()}}
+        return {rank: note for rank, note in decoded.items() if note is not None}
 
 
 def _key(rank: int) -> str:

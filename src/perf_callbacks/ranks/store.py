@@ -56,8 +56,8 @@ def open_files_allowed() -> int | None:
 class Board:
     """Notes by key. A note is never removed, only overwritten.
 
-    So a note that was found once stays, and reading it never waits. When the process group ends, one note per rank and
-    two of rank 0 are left, however many fits and windows there were.
+    So a note that was found once stays, and reading it never waits. When the process group ends, two notes per rank
+    and three of all are left, however many fits, windows and stalls there were.
     """
 
     def __init__(self, store: Any) -> None:

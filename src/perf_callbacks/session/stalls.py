@@ -8,7 +8,7 @@ from torch import nn
 from perf_callbacks.core.observer import Observer
 from perf_callbacks.core.records import Stall
 from perf_callbacks.core.stages import Stage
-from perf_callbacks.core.stalls import ENDED, MOST_RANKS, RUNNING, STALLED, Note, Patience, place_of
+from perf_callbacks.core.stalls import ENDED, MOST_RANKS, RUNNING, STALLED, Note, Patience
 from perf_callbacks.host import stacks
 from perf_callbacks.host.stacks import Stack
 from perf_callbacks.host.watchdog import PERIOD_SECONDS, WATCHDOG
@@ -46,7 +46,7 @@ class StallWatch(Observer):
         self._thread = threading.get_ident()
         self._patience: Patience | None = None
         self._left_at: int | None = None
-        self._beats, self._beat_at = 0, float("-inf")
+        self._beat_at: float | None = None
         self._doubt = False
         self._stack: Stack | None = None
         self._note: Note | None = None
@@ -66,7 +66,7 @@ class StallWatch(Observer):
             if patience is not None and patience.end():
                 self._over("training ended" if step == patience.step else "training goes on")
             self._stack = None
-            if self._beats and self._recorder.ranks is not None:
+            if self._recorder.ranks is not None and self._recorder.exchanging:
                 self._recorder.ranks.stalls.say(self._here(ENDED), 0.0)
 
     def tick(self, now: float) -> bool:
@@ -95,7 +95,6 @@ class StallWatch(Observer):
 
     def _here(self, state: str) -> Note:
         """Make a note of where the training thread is."""
-        self._beats += 1
         spans, waited = self._engine.aside[:], 0.0 if self._patience is None else self._patience.waited
         stage, since = self._engine.tape.turned()
         if spans:
@@ -103,12 +102,10 @@ class StallWatch(Observer):
         else:
             name = "other" if stage in {Stage.UNDECIDED, Stage.ASIDE} else stage.name.lower()
         return Note(
-            rank=self._rank,
-            beat=self._beats,
             state=state,
             step=self._engine.step,
             stage=name,
-            since_seconds=round(max(0.0, min(self._recorder.clock() - since, waited + PERIOD_SECONDS)), 3),
+            since_seconds=round(max(0.0, min(self._recorder.clock() - since, waited + PERIOD_SECONDS)), 1),
             spanned=bool(spans),
             waits=self._stack is not None and self._stack.waits,
             place="" if self._stack is None else self._stack.place,
@@ -118,7 +115,8 @@ class StallWatch(Observer):
         """Tell the other ranks now and then where this rank is, and of a stall at once."""
         note = self._note
         if note is None:
-            if now - self._beat_at < patience / BEATS and (doubt is self._doubt or self._rank > NEAREST):
+            soon = self._beat_at is not None and now - self._beat_at < patience / BEATS
+            if soon and (doubt is self._doubt or self._rank > NEAREST):
                 return
             self._stack = stacks.of_thread(self._thread)
             note = self._here(RUNNING)
@@ -131,7 +129,7 @@ class StallWatch(Observer):
     def _try_to_tell(self, note: Note, waited: float, now: float) -> None:
         """Tell of a stall, or see if another rank has: only one of them does."""
         size = self._recorder.run.world_size
-        where = f"The training is in {place_of(note)}." if size == 1 else f"Rank {self._rank} is in {place_of(note)}."
+        where = f"The training is in {note}." if size == 1 else f"Rank {self._rank} is in {note}."
         if not self._recorder.exchanging or self._recorder.ranks is None:
             self._tell(waited, where)
             return
@@ -139,23 +137,24 @@ class StallWatch(Observer):
         if notes.told:
             blamed = notes.blamed
             self._tell(waited, None if blamed is None else blamed.text)
-            for other in [] if blamed is None else blamed.causes[:MOST_RANKS]:
-                if other.rank != self._rank:
-                    self._write(other, ())
+            for rank, cause in [] if blamed is None else [*blamed.causes.items()][:MOST_RANKS]:
+                if rank != self._rank:
+                    self._write(rank, cause, ())
         elif now - max(self._noticed, notes.answered_at) > ALONE_SECONDS:
             self._tell(waited, where + NO_ANSWER if self._rank <= NEAREST else None)
 
     def _tell(self, waited: float, text: str | None) -> None:
         self._told, self._speaks = True, text is not None
         if self._note is not None and self._stack is not None:
-            self._write(self._note, self._stack.frames)
+            self._write(self._rank, self._note, self._stack.frames)
         if text is not None:
             shown = "".join([letter if letter.isprintable() else "?" for letter in text])
             log.warning("perf_callbacks: no step for %.0f s. %s", waited, shown)
 
-    def _write(self, note: Note, stack: tuple[str, ...]) -> None:
-        since = note.since_seconds
-        self._recorder.write(Stall(step=note.step, rank=note.rank, stage=note.stage, since_seconds=since, stack=stack))
+    def _write(self, rank: int, note: Note, stack: tuple[str, ...]) -> None:
+        self._recorder.write(
+            Stall(step=note.step, rank=rank, stage=note.stage, since_seconds=note.since_seconds, stack=stack)
+        )
 
     def _over(self, how: str) -> None:
         """Say what a stall cost, if it was told of."""
@@ -165,4 +164,4 @@ class StallWatch(Observer):
         if self._speaks:
             log.warning("perf_callbacks: %s after %.0f s without a step.", how, lost)
         self._note, self._told, self._speaks = None, False, False
-        self._beat_at = float("-inf")
+        self._beat_at = None
