@@ -178,15 +178,13 @@ def _behind(stuck: Notes) -> Notes:
 def _each(notes: Notes, sentence: str) -> list[str]:
     """One sentence for each place in which ranks are, and one for those in further places."""
     groups: dict[tuple[int, str], list[int]] = {}
-    for rank, note in notes.items():
+    for rank, note in sorted(notes.items()):
         groups.setdefault((note.step, str(note)), []).append(rank)
     told = sorted(groups.items(), key=lambda group: (len(group[1]), group[1][0]))
     sentences = []
     for (step, place), ranks in told[:MOST_PLACES]:
         is_, has = ("is", "has") if len(ranks) == 1 else ("are", "have")
-        sentences.append(
-            sentence.format(who=_ranks(sorted(ranks)), is_=is_, has=has, step=step + 1, last=step, place=place)
-        )
+        sentences.append(sentence.format(who=_ranks(ranks), is_=is_, has=has, step=step + 1, last=step, place=place))
     rest = sum([len(ranks) for _, ranks in told[MOST_PLACES:]])
     return [*sentences, f"{_counted(rest, 'more rank')} elsewhere."] if rest else sentences
 
@@ -202,7 +200,8 @@ def _waiting(notes: Notes) -> list[str]:
         return [f"Rank {next(iter(notes))} waits in {places.pop()}."]
     if len(places) == 1:
         return [f"{len(notes):,} ranks wait in {places.pop()}."]
-    (first, number), *rest = Counter([note.stage for note in notes.values()]).most_common()
+    stages = Counter([note.stage for note in notes.values()])
+    (first, number), *rest = sorted(stages.items(), key=lambda one: (-one[1], one[0]))
     more = "".join([f", {others:,} in {stage}" for stage, others in rest])
     return [f"{_counted(number, 'rank')} wait in {first}{more}."]
 
