@@ -5,6 +5,7 @@
     python benchmarks/stalls.py healthy
     python benchmarks/stalls.py ranks
     python benchmarks/stalls.py cost
+    python benchmarks/stalls.py beside
 
 hangs: two ranks on a CPU, of which one hangs; the store is kept by the parent, as by torchrun. A run is right if there
 is one message in time, which names the rank, its stage and its line, if the journal has them after SIGKILL, and if
@@ -69,13 +70,16 @@ def free_store():
 
 
 @contextmanager
-def job(door: str, case: str, world_size: int, *, hangs: int | None = None, healthy: bool = False):
+def job(
+    door: str, case: str, world_size: int, *, hangs: int | None = None, healthy: bool = False, timeout: float = 1800
+):
     with tempfile.TemporaryDirectory() as name:
         directory, store = Path(name), free_store()
         processes = []
         try:
             for rank in range(world_size):
                 plan = {"door": door, "case": case, "directory": name, "hangs": rank == hangs, "healthy": healthy}
+                plan["timeout"] = timeout
                 environ = os.environ | {
                     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "RANK": str(rank),
                     "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size),
@@ -220,6 +224,16 @@ def simulated(size: int, *, silent: bool) -> bool:
     return len(told) == 1 and max(cpu) < 0.1
 
 
+def beside(_options) -> bool:
+    """What is said of a hang here, and by torch when the timeout of its process group is over."""
+    with job("loop", "next(loader)", 2, hangs=1, timeout=20.0) as (directory, processes):
+        began = time.monotonic()
+        processes[0].wait(300)
+        print(f"After {time.monotonic() - began:.0f} s in all, with a timeout of 20 s, rank 0 has said:")
+        print((directory / "said0").read_text())
+        return bool(messages(directory))
+
+
 def cost(_options) -> bool:
     """CPU of the watch in a plain loop whose steps go on: a look each second, and a note to the others now and then."""
     import torch
@@ -264,7 +278,7 @@ def cost(_options) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["hangs", "healthy", "ranks", "cost"])
+    parser.add_argument("part", choices=["hangs", "healthy", "ranks", "cost", "beside"])
     parser.add_argument("--runs", type=int, help="of each case, or healthy ones")
     parser.add_argument("--cases", nargs="*", default=[*CASES], choices=CASES, metavar="CASE")
     parser.add_argument("--doors", nargs="*", default=[*DOORS], choices=DOORS)
