@@ -19,8 +19,8 @@ MEDIAN_STEPS = 20
 KEPT_STEPS = 64
 """Durations that the median is taken of."""
 
-LONGEST_TICK = 3.0
-"""Seconds that one tick counts for at most: a stopped process, a debugger or a suspended laptop is not a stall."""
+LONGEST_TICK, SHORT_TICK = 3.0, 1.0
+"""Seconds beyond which a tick counts for a short one: a stopped process or a suspended laptop is not a stall."""
 
 MOST_RANKS = 4
 """Ranks that are listed by number; more are counted."""
@@ -34,7 +34,7 @@ Change = Literal["began", "over"]
 
 
 class Patience:
-    """Decides when the steps of one rank have stopped ending. Its clock counts a long tick as a short one."""
+    """Decides when the steps of one rank have stopped ending. Its clock stands still while the process does."""
 
     def __init__(self, setting: str, first_step: int, now: float) -> None:
         self._auto = setting == "auto"
@@ -69,7 +69,8 @@ class Patience:
             span: Identifies the evaluation or checkpoint that is under way. None: there is none.
             longer: Something is under way that may take long.
         """
-        passed, self._now = min(now - self._now, LONGEST_TICK), now
+        passed, self._now = now - self._now, now
+        passed = passed if passed <= LONGEST_TICK else SHORT_TICK
         self.waited += passed
         self._step_seconds += passed
         if (step, span) == self._seen:
