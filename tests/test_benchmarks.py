@@ -98,3 +98,22 @@ def test_a_run_that_is_killed_leaves_all_steps_but_those_of_the_last_five_second
     done = subprocess.run(command, timeout=300, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "4 of 4 journals" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGSTOP")
+@pytest.mark.parametrize(
+    "case", ["next(loader)", "lock", "collective", "checkpoint", "SIGSTOP", "GIL held", "single, lock"]
+)
+def test_of_two_ranks_the_one_that_hangs_is_named_with_its_stage_and_line(case):
+    command = [sys.executable, BENCHMARKS / "stalls.py", "hangs", "--runs", "1", "--doors", "loop", "--cases", case]
+    done = subprocess.run([*command, "--allowed", "120"], timeout=300, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 of 1 hangs were told rightly" in done.stdout
+
+
+def test_one_rank_of_many_tells():
+    command = [sys.executable, BENCHMARKS / "stalls.py", "ranks", "--size", "64"]
+    done = subprocess.run(command, timeout=280, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("told by rank 0: Rank 63 is ") == 2

@@ -38,6 +38,11 @@ FIELDS = {
     "loaders": (["apply", "advise", "off"], ["on", None], "one of apply, advise, off"),
     "stragglers": (["on", "off"], [True, "auto"], "one of on, off"),
     "window": ([1, 50], [0, 2.0, "50", False], COUNT),
+    "stall_after": (
+        ["auto", "off", "120", "0.5"],
+        ["never", "0", "-1", "", 0, True, None],
+        'auto, off, or seconds above 0 such as "120"',
+    ),
     "journal": ([True, False], ["true", 0], FLAG),
     "report": ([True, False], ["html", None], FLAG),
     "output_dir": ([None, "out", "/somewhere/else"], [1, b"out"], TEXT),
@@ -57,6 +62,11 @@ def test_every_field_has_a_rule_and_is_tested_here():
 @pytest.mark.parametrize(("number", "text"), [(989.5, "989.5"), (67, "67"), (0.25, "0.25")])
 def test_a_peak_may_be_a_number(number, text):
     assert PerfConfig(peak_tflops=number).peak_tflops == text
+
+
+@pytest.mark.parametrize(("number", "text"), [(120, "120"), (0.5, "0.5")])
+def test_seconds_may_be_a_number(number, text):
+    assert PerfConfig(stall_after=number).stall_after == text
 
 
 @pytest.mark.parametrize(

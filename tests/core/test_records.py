@@ -6,7 +6,7 @@ import pytest
 from fakes import a_run
 
 from perf_callbacks.core.codec import Entry, attempts, decode, encode, entries
-from perf_callbacks.core.records import SCHEMA, Checklist, Finding, Flops, Gc, Row, Span, Steps, Summary, Window
+from perf_callbacks.core.records import SCHEMA, Checklist, Finding, Flops, Gc, Row, Span, Stall, Steps, Summary, Window
 
 FINDING = Finding(cause="data", share=0.25, evidence="Waiting for data", remedy="DataLoader(num_workers=2)")
 SUMMARY = Summary(
@@ -71,6 +71,7 @@ RECORDS = [
         ),
         reads={"train.py:10": 1},
     ),
+    Stall(step=7, rank=3, stage="data", since_seconds=90.5, stack=("train.py:41 fetch", "a b.py:1 <lambda>")),
     SUMMARY,
 ]
 

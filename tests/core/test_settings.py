@@ -20,6 +20,7 @@ FROM_ENV = {
     "loaders": ("advise", "advise", ""),
     "stragglers": ("off", "off", "0"),
     "window": (" 7 ", 7, "1.5"),
+    "stall_after": ("120", "120", "soon"),
     "journal": ("No", False, "2"),
     "report": ("yes", True, "html"),
     "output_dir": ("elsewhere", "elsewhere", None),

@@ -7,7 +7,7 @@ from fakes import a_run
 from hypothesis import given, strategies as st
 
 from perf_callbacks.core.codec import Entry, attempts, decode, encode
-from perf_callbacks.core.records import Checklist, Finding, Gc, Row, Span, Steps, Summary, Window
+from perf_callbacks.core.records import Checklist, Finding, Gc, Row, Span, Stall, Steps, Summary, Window
 from perf_callbacks.host.journal_file import FileJournal, read
 
 COUNTS = st.integers(0, 2**40)
@@ -86,7 +86,10 @@ SUMMARIES = st.builds(
 ITEMS = st.builds(
     Checklist, item=WORDS, status=WORDS, before=st.none() | WORDS, after=st.none() | WORDS, why=st.none() | WORDS
 )
-RECORDS = RUNS | ITEMS | FINDINGS | ROWS | PAUSES | SPANS | WINDOWS | SUMMARIES | blocks()
+STALLS = st.builds(
+    Stall, step=COUNTS, rank=COUNTS, stage=WORDS, since_seconds=SECONDS, stack=st.lists(WORDS, max_size=3).map(tuple)
+)
+RECORDS = STALLS | RUNS | ITEMS | FINDINGS | ROWS | PAUSES | SPANS | WINDOWS | SUMMARIES | blocks()
 ENTRIES = st.builds(Entry, st.floats(0, 1e6).map(lambda value: round(value, 6)), RECORDS)
 
 

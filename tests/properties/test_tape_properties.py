@@ -83,6 +83,23 @@ def test_what_was_read_is_gone_and_no_pause_is_lost(events):
     assert (done.rows, told) == ([], [])
 
 
+@given(st.lists(st.tuples(MARKS | st.just(END) | st.just("pause"), SECONDS), max_size=40), st.sets(st.integers(0, 40)))
+def test_the_stage_and_its_beginning_are_known_at_any_time_however_it_is_read(events, reads):
+    tape, now, last = Tape(), 0.0, 0.0
+    tape.begin(now)
+    for place, (mark, length) in enumerate(events):
+        now += length
+        if mark == "pause":
+            tape.note(Pause(0, now, length, 0, automatic=True, here=True))
+        else:
+            last = now
+            tape.write((mark, now))
+        if place in reads:
+            tape.read()
+        assert tape.turned() == (tape.follow().stage, last)
+        tape.unfollow()
+
+
 def test_nobody_listens_before_the_begin_nor_after_ignore():
     tape = Tape()
     tape.write((Stage.FORWARD, 1.0))

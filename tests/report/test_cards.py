@@ -251,6 +251,11 @@ def test_the_opening_line_says_what_is_measured_and_where_it_goes(run, journal, 
     assert cards.opening(run, journal=journal) == opening + expected
 
 
+def test_stalls_are_counted_with_what_they_cost():
+    assert "\n  2 stalls, 130 s without a step" in cards.closing(summary(stalls=2, stall_seconds=130.4))
+    assert "stall" not in cards.closing(summary())
+
+
 @pytest.mark.parametrize(
     ("seconds", "expected"),
     [

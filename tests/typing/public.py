@@ -32,6 +32,7 @@ def config() -> None:
     assert_type(settings.loaders, Literal["apply", "advise", "off"])
     assert_type(settings.stragglers, Literal["on", "off"])
     assert_type(settings.window, int)
+    assert_type(settings.stall_after, str)
     assert_type(settings.journal, bool)
     assert_type(settings.report, bool)
     assert_type(settings.output_dir, str | None)

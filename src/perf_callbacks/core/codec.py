@@ -13,18 +13,33 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
-from perf_callbacks.core.records import Checklist, Finding, Flops, Gc, Record, Row, Run, Span, Steps, Summary, Window
+from perf_callbacks.core.records import (
+    Checklist,
+    Finding,
+    Flops,
+    Gc,
+    Record,
+    Row,
+    Run,
+    Span,
+    Stall,
+    Steps,
+    Summary,
+    Window,
+)
+from perf_callbacks.core.stalls import Note
 from perf_callbacks.core.type_checks import forms_of, is_number
 from perf_callbacks.core.windows import Part, Verdict, possible
 
 T = TypeVar("T")
 
 _TYPES: dict[str, type[Record]] = {
-    kind.__name__.lower(): kind for kind in (Run, Checklist, Steps, Row, Gc, Span, Flops, Finding, Window, Summary)
+    kind.__name__.lower(): kind
+    for kind in (Run, Checklist, Steps, Row, Gc, Span, Flops, Finding, Window, Summary, Stall)
 }
 
 _FIELDS: dict[type, tuple[str, ...]] = {
-    kind: tuple(item.name for item in fields(kind)) for kind in (*_TYPES.values(), Part, Verdict)
+    kind: tuple(item.name for item in fields(kind)) for kind in (*_TYPES.values(), Part, Verdict, Note)
 }
 
 _FORMS = {kind: forms_of(kind) for kind in _FIELDS}
@@ -82,13 +97,13 @@ def decode(line: str) -> Entry | None:
     return Entry(float(t), record)
 
 
-def pack(item: Part | Window | Verdict) -> str:
+def pack(item: Part | Window | Verdict | Note) -> str:
     """One line for the other ranks."""
     return _json([getattr(item, name) for name in _FIELDS[type(item)]])
 
 
 def unpack(kind: type[T], line: str) -> T | None:
-    """The `Part`, `Window` or `Verdict` on a line; None where the line is torn or foreign."""
+    """The `Part`, `Window`, `Verdict` or `Note` on a line; None where the line is torn or foreign."""
     try:
         values = _loads(line)
         item = _built(kind, dict(zip(_FIELDS[kind], values, strict=True))) if isinstance(values, list) else None

@@ -49,6 +49,9 @@ class PerfConfig:
     """Exchange amounts and step times between ranks. The search for the slow rank and its cause is still to come."""
     window: int = 50
     """Optimizer steps between two exchanges."""
+    stall_after: str = "auto"
+    """Seconds without a step after which a stall is reported, such as "120", or "off". auto: 60 seconds, or 20 median
+    steps if that is more. Evaluations, checkpoints and the first three steps may take ten times as long."""
     journal: bool = True
     """Write `<output_dir>/perf_callbacks/rank<k>.jsonl`."""
     report: bool = False
@@ -70,10 +73,11 @@ class PerfConfig:
     """Profile the step after an unusual one."""
 
     def __post_init__(self) -> None:
-        peak: Any = self.peak_tflops
-        if type(peak) in {int, float}:  # an annotation that says so is refused by transformers' argument parser
-            text = format(peak, ".15g")
-            object.__setattr__(self, "peak_tflops", text if rules()["peak_tflops"].allows(text) else peak)
+        for name in ("peak_tflops", "stall_after"):
+            value: Any = getattr(self, name)
+            if type(value) in {int, float}:  # an annotation that says so is refused by transformers' argument parser
+                text = format(value, ".15g")
+                object.__setattr__(self, name, text if rules()[name].allows(text) else value)
         for name, rule in rules().items():
             value = getattr(self, name)
             if not rule.allows(value):
@@ -126,6 +130,7 @@ _PATTERNS = {
         rf"{_NUMBER}|{_DTYPE}={_NUMBER}(,{_DTYPE}={_NUMBER})*",
         'TFLOPS above 0 such as "989.5" or "bf16=989.5,fp32=67", or None',
     ),
+    "stall_after": (rf"auto|off|{_NUMBER}", 'auto, off, or seconds above 0 such as "120"'),
     "profile": (r"off|\d+:[1-9]\d*", '"off", or first step and number of steps such as "20:3"'),
     "skip": (r"[\w, -]*", "checklist items separated by commas"),
 }

@@ -135,6 +135,8 @@ class Engine:
         """The step at whose end it is looked which parameters are trained."""
         self._looks = TrainedLooks(self._work)
         self._collections = Pauses()
+        self.stalls: list[float] = []
+        """Seconds of each stall that is over."""
 
     def start(self, now: float) -> None:
         """Training begins. The step that follows is in no row."""
@@ -405,6 +407,8 @@ class Engine:
             **self._collections.summary(timed=self._shown.gc_timed),
             proofs=dict(proofs or {}),
             failure=failure,
+            stalls=len(self.stalls),
+            stall_seconds=sum(self.stalls),
         )
         return replace(summary, findings=self.advise(summary))
 

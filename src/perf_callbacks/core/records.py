@@ -289,6 +289,10 @@ class Summary:
     """Causes that limit the run, the one that costs most first. Empty: nothing is wrong, or too little is known."""
     failure: str | None = None
     """Reason that measuring stopped early."""
+    stalls: int = 0
+    """Number of stalls on this rank."""
+    stall_seconds: float = 0.0
+    """Seconds without a step in these stalls."""
 
     @property
     def mfu(self) -> float | None:
@@ -311,4 +315,20 @@ class Summary:
         return self.included_seconds / self.included_steps if self.included_steps else None
 
 
-Record = Run | Checklist | Steps | Row | Gc | Span | Flops | Finding | Window | Summary
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stall:
+    """A rank whose steps have stopped ending, as it was when this was noticed."""
+
+    step: int
+    """Number of the last step that ended."""
+    rank: int
+    stage: str
+    """Stage that the training thread is in: "data", "forward", "backward", "optimizer", "other", "evaluation" or
+    "checkpoint"."""
+    since_seconds: float
+    """Time in this stage."""
+    stack: tuple[str, ...] = ()
+    """Python stack of the training thread, `file:line function`, innermost last."""
+
+
+Record = Run | Checklist | Steps | Row | Gc | Span | Flops | Finding | Window | Summary | Stall

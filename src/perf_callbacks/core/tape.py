@@ -145,6 +145,19 @@ class Tape:
                 self._one_by_one(marks[start:stop], times[start:stop], done, told)
         return done, told
 
+    def turned(self) -> tuple[Stage, float]:
+        """The stage that the training thread turned to last, and when. May be called in any thread; reads nothing."""
+        course, last = Course(), self._last
+        course.stage, course.before = self._course.stage, self._course.before[:]
+        pairs = self.pairs[:]
+        marks = pairs[::2]
+        begun = len(marks) - marks[::-1].index(END) - 1 if END in marks else 0
+        for mark, time in zip(marks[begun:], pairs[1::2][begun:], strict=False):
+            if type(mark) is not Pause:
+                course.turn(mark)
+                last = time
+        return course.stage, last
+
     def peek(self) -> Past:
         """The steps that ended since the last call of `read`, which will read them all the same."""
         copy = Tape()

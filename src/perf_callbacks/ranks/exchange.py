@@ -21,6 +21,7 @@ from perf_callbacks.core.windows import Part, Verdict
 from perf_callbacks.host.place import Place
 from perf_callbacks.ranks import store as store_room
 from perf_callbacks.ranks.rounds import SOON, Follower, Leader, Rounds
+from perf_callbacks.ranks.stalls import StallNotes
 
 AGREE_SECONDS = 5.0
 """Seconds that the start of a fit may wait for rank 0."""
@@ -117,6 +118,16 @@ class Exchange:
     def failure(self) -> str | None:
         """Reason that the exchange stopped early."""
         return self._rounds.failure
+
+    @property
+    def stalls(self) -> StallNotes:
+        """Notes of all ranks about stalls."""
+        return self._rounds.stalls
+
+    def wake(self) -> None:
+        """Let the thread do a round soon: there is a new note about stalls."""
+        if self._talk.here:
+            self._talk.wake()
 
     def offer(self, part: Part) -> None:
         """Offer this rank's part of a window that is over. Only recent parts are kept.

@@ -13,6 +13,7 @@ from typing import Any
 from perf_callbacks.core.codec import pack, unpack
 from perf_callbacks.core.records import Window
 from perf_callbacks.core.windows import Part, Verdict, combine, hold
+from perf_callbacks.ranks.stalls import StallNotes
 from perf_callbacks.ranks.store import Board
 
 KEPT = 8
@@ -50,6 +51,7 @@ class Rounds:
         self.verdict: Verdict | None = None
         self.latest: Window | None = None
         self.failure: str | None = None
+        self.stalls = StallNotes(rank, world_size)
         self.agreed = threading.Event()
         """There is a verdict, or none to wait for."""
 
@@ -60,7 +62,10 @@ class Rounds:
         try:
             if self._board is None:
                 self._board = Board(self._store)
-            return self._round(self._board, now)
+            fit = self.verdict.fit if self.verdict is not None and self.verdict.window is not None else None
+            soon = self.stalls.round(self._board, fit, now) if fit is not None else None
+            pauses = [pause for pause in (soon, self._round(self._board, now)) if pause is not None]
+            return min(pauses, default=None)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.failure = f"{type(error).__name__}: {error}".partition("\n")[0]
             return None
@@ -72,6 +77,8 @@ class Rounds:
         """Release the store. Politely: first take back notes that no longer hold, which is one more call."""
         try:
             if self._board is not None and self.failure is None and politely:
+                if self.verdict is not None:
+                    self.stalls.leave(self._board, self.verdict.fit)
                 self._take_back(self._board)
         except Exception:  # noqa: BLE001, S110 the store may be gone
             pass

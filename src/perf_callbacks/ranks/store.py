@@ -5,6 +5,7 @@ There is no collective, group or socket of our own. A note is a few lines of tex
 
 import os
 import sys
+from collections.abc import Sequence
 from math import ceil
 from typing import Any
 
@@ -55,8 +56,8 @@ def open_files_allowed() -> int | None:
 class Board:
     """Notes by key. A note is never removed, only overwritten.
 
-    So a note that was found once stays, and reading it never waits. When the process group ends, one note per rank and
-    two of rank 0 are left, however many fits and windows there were.
+    So a note that was found once stays, and reading it never waits. When the process group ends, two notes per rank
+    and three of all are left, however many fits, windows and stalls there were.
     """
 
     def __init__(self, store: Any) -> None:
@@ -71,6 +72,10 @@ class Board:
         """Overwrite a note, unless another rank has."""
         self._store.compare_set(key, note, other)
 
+    def claim(self, key: str, note: str, other: str) -> bool:
+        """Overwrite a note, unless another rank has. True: this rank did."""
+        return _text(self._store.compare_set(key, other, note)) == note
+
     def read(self, *keys: str) -> list[str]:
         """Read the notes under some keys, in order; none of them while one is missing. Never waits."""
         new = [key for key in keys if key not in self._found]
@@ -78,6 +83,22 @@ class Board:
             return []
         self._found.update(new)
         return [_text(note) for note in self._store.multi_get(list(keys))] if keys else []
+
+    def read_some(self, *keys: str) -> dict[str, str]:
+        """Read the notes under those of the keys that are there. Never waits."""
+        there = self._there(keys)
+        return dict(zip(there, [_text(note) for note in self._store.multi_get(there)], strict=True)) if there else {}
+
+    def _there(self, keys: Sequence[str]) -> list[str]:
+        """Find the keys that are there. The store tells if all of some are, so halves of them are asked for."""
+        new = [key for key in keys if key not in self._found]
+        if not new or self._store.check(new):
+            self._found.update(new)
+            return list(keys)
+        if len(keys) == 1:
+            return []
+        half = len(keys) // 2
+        return [*self._there(keys[:half]), *self._there(keys[half:])]
 
 
 def _text(note: bytes) -> str:

@@ -114,6 +114,7 @@ def closing(summary: Summary) -> str:
         _spans(summary),
         _pauses(summary),
         *_proofs(summary),
+        _stalls(summary),
     ]
     if summary.failure:
         lines.append(f"measuring stopped early: {summary.failure}")
@@ -258,6 +259,11 @@ def _pauses(summary: Summary) -> str:
 def _proofs(summary: Summary) -> Iterable[str]:
     for item, told in summary.proofs.items():
         yield f"{item}: {'still on trial when the fit ended' if told == TRIED else told}"
+
+
+def _stalls(summary: Summary) -> str:
+    seconds = duration(summary.stall_seconds)
+    return f"{_count(summary.stalls, 'stall')}, {seconds} without a step" if summary.stalls else ""
 
 
 def _count(number: int, noun: str) -> str:

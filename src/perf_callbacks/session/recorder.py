@@ -231,6 +231,11 @@ class Recorder:
         return self.engine.step, self.engine.longest_step
 
     @property
+    def ranks(self) -> exchange.Exchange | None:
+        """The other ranks; None where there are none, or they can't be reached."""
+        return self._ranks
+
+    @property
     def exchanging(self) -> bool:
         """Ranks tell each other what they did, or may yet."""
         verdict = self._ranks.verdict if self._ranks is not None else None

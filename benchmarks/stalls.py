@@ -1,0 +1,293 @@
+"""What is said of a job that hangs, of one that doesn't, and what watching costs.
+
+    python benchmarks/stalls.py hangs
+    python benchmarks/stalls.py hangs --runs 1 --cases lock SIGSTOP --doors loop
+    python benchmarks/stalls.py healthy
+    python benchmarks/stalls.py ranks
+    python benchmarks/stalls.py cost
+    python benchmarks/stalls.py beside
+
+hangs: two ranks on a CPU, of which one hangs; the store is kept by the parent, as by torchrun. A run is right if there
+is one message in time, which names the rank, its stage and its line, if the journal has them after SIGKILL, and if
+nothing else is said.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
+
+from stalled_rank import HANG_AT, PATIENCE
+
+from perf_callbacks.journal import Stall, read
+
+RANK = Path(__file__).with_name("stalled_rank.py")
+DOORS = ("loop", "transformers", "lightning", "accelerate")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A way to hang."""
+
+    stage: str
+    where: str
+    """The comment beside the line that is to be named; empty: none is."""
+    world_size: int = 2
+    patience: float = PATIENCE
+    silent: bool = False
+
+
+CASES = {
+    "next(loader)": Case("data", "# hang: loader"),
+    "lock": Case("forward", "# hang: lock"),
+    "collective": Case("forward", "# hang: collective"),
+    "checkpoint": Case("checkpoint", "# hang: checkpoint", patience=10 * PATIENCE),
+    "SIGSTOP": Case("forward", "# hang: stopped", silent=True),
+    "GIL held": Case("forward", "# hang: GIL", silent=True),
+    "single, lock": Case("forward", "# hang: lock", world_size=1),
+    "single, next(loader)": Case("data", "# hang: loader", world_size=1),
+}
+
+
+def line_of(comment: str) -> int:
+    lines = RANK.read_text(encoding="utf-8").splitlines()
+    return next(number for number, line in enumerate(lines, 1) if line.endswith("  " + comment))
+
+
+def free_store():
+    import torch.distributed as dist
+
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+@contextmanager
+def job(
+    door: str, case: str, world_size: int, *, hangs: int | None = None, healthy: bool = False, timeout: float = 1800
+):
+    with tempfile.TemporaryDirectory() as name:
+        directory, store = Path(name), free_store()
+        processes = []
+        try:
+            for rank in range(world_size):
+                plan = {"door": door, "case": case, "directory": name, "hangs": rank == hangs, "healthy": healthy}
+                plan["timeout"] = timeout
+                environ = os.environ | {
+                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "RANK": str(rank),
+                    "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size),
+                    "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "1", "TORCHELASTIC_RESTART_COUNT": "0",
+                    "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
+                    "ACCELERATE_USE_CPU": "1",
+                }  # fmt: skip
+                if world_size == 1:
+                    for variable in ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"):
+                        environ.pop(variable)
+                with (directory / f"said{rank}").open("w") as said:
+                    command = [sys.executable, str(RANK), json.dumps(plan)]
+                    processes.append(subprocess.Popen(command, env=environ, stdout=said, stderr=said))
+            yield directory, processes
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+
+
+def messages(directory: Path) -> list[str]:
+    lines = [line for said in sorted(directory.glob("said*")) for line in said.read_text().splitlines()]
+    return [line for line in lines if "no step for" in line]
+
+
+def wait_for(condition, processes, seconds: float, *, may_end: bool = False):
+    deadline = time.monotonic() + seconds
+    while not (found := condition()) and time.monotonic() < deadline:
+        if not may_end and any(process.poll() is not None for process in processes):
+            break
+        time.sleep(0.05)
+    return found
+
+
+def hang(name: str, door: str, hung: int, allowed: float) -> tuple[bool, float | None, str]:
+    """Right, seconds from the hang to the message, and the message."""
+    case = CASES[name]
+    with job(door, name, case.world_size, hangs=hung) as (directory, processes):
+        began = directory / f"hangs{hung}"
+        if not wait_for(lambda: began.exists() and began.read_text(), processes, 180.0):
+            return False, None, "it never hung: " + (directory / f"said{hung}").read_text()[-600:]
+        start = float(began.read_text())
+        if name == "SIGSTOP":
+            time.sleep(1.8)
+            processes[hung].send_signal(signal.SIGSTOP)
+        wait_for(lambda: messages(directory), processes, case.patience + max(30.0, allowed))
+        seconds = time.time() - start
+        time.sleep(3.0)  # for what is said too much
+        said = messages(directory)
+        for process in processes:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        if not said:
+            return False, None, "nothing was said"
+        who = "The training is" if case.world_size == 1 else f"Rank {hung} is"
+        how = f"{who} silent, last heard of in step {HANG_AT} in" if case.silent else f"{who} in"
+        stage = "a checkpoint" if name == "checkpoint" else case.stage
+        right = f"{how} {stage}: {RANK.name}:{line_of(case.where)} " in said[0]
+        stalls = [entry.record for entry in read(directory) if isinstance(entry.record, Stall)]
+        line = f"{RANK.name}:{line_of(case.where)} "
+        told = [one for one in stalls if (one.rank, one.stage) == (hung, case.stage)]
+        journal = bool(told) and (case.silent or any(line in frame for one in told for frame in one.stack))
+        text = said[0].partition("perf_callbacks: ")[2]
+        if not journal:
+            text += f" (journal: {stalls})"
+        return right and journal and len(said) == 1 and seconds <= case.patience + allowed, seconds, text
+
+
+def hangs(options) -> bool:
+    print("| case | door | rank | right | said after | message |\n|---|---|---|---|---|---|")
+    good = total = 0
+    for name in options.cases:
+        doors = islice(cycle(options.doors), options.runs)
+        for run, door in enumerate(doors):
+            hung = (run + 1) % 2 if CASES[name].world_size > 1 else 0
+            right, seconds, text = hang(name, door, hung, options.allowed)
+            after = "" if seconds is None else f"{seconds:.1f} s"
+            print(f"| {name} | {door} | {hung} | {'yes' if right else 'NO'} | {after} | {text} |", flush=True)
+            good, total = good + right, total + 1
+    print(f"{good} of {total} hangs were told rightly.")
+    return good == total
+
+
+def healthy(options) -> bool:
+    """Long runs in which much is slow and nothing hangs."""
+    quiet = total = 0
+    for run, door in enumerate(islice(cycle(options.doors), options.runs)):
+        world_size = 2 if run % 2 == 0 or run >= 8 else 1
+        with job(door, "", world_size, healthy=True) as (directory, processes):
+            ends = [directory / f"done{rank}" for rank in range(world_size)]
+            done = wait_for(lambda ends=ends: all(end.exists() for end in ends), processes, 300.0, may_end=True)
+            said = messages(directory)
+            stalls = [entry.record for entry in read(directory) if isinstance(entry.record, Stall)]
+            right = bool(done) and not said and not stalls
+            quiet, total = quiet + right, total + 1
+            more = "" if right else f": {said} {stalls} {(directory / 'said0').read_text()[-500:]}"
+            print(f"{door}, {world_size} ranks: {'nothing said' if right else 'NO'}{more}", flush=True)
+    print(f"Nothing was said in {quiet} of {total} healthy runs.")
+    return quiet == total
+
+
+def ranks(options) -> bool:
+    """Many ranks in this process, of which the last hangs in its loader, or falls silent."""
+    return all([simulated(options.size, silent=silent) for silent in (False, True)])
+
+
+def simulated(size: int, *, silent: bool) -> bool:
+    from perf_callbacks.core.stalls import RUNNING, STALLED, Note
+    from perf_callbacks.ranks.stalls import StallNotes
+    from perf_callbacks.ranks.store import Board
+
+    store = free_store()
+    board, last, told = Board(store), size - 1, []
+    jobs = [StallNotes(rank, size) for rank in range(size)]
+    cpu, slowest, process = [0.0] * size, 0.0, time.process_time()
+    beats = (5, 20, 35, 50)
+    for second in range(91):
+        state = STALLED if second >= 60 else RUNNING
+        for rank, one in enumerate(jobs):
+            if silent and rank == last and second > 5:
+                continue
+            if second in (*beats, 60):
+                stage, place = ("data", "train.py:41 `fetch`") if rank == last else ("backward", "train.py:50 `main`")
+                note = Note(
+                    state=state, step=500, stage=stage, since_seconds=60.0, spanned=False, waits=rank != last,
+                    place=place,
+                )  # fmt: skip
+                one.say(note, 60.0, doubt=second >= 35)
+            elif second < 60 or second % 2:
+                continue
+            began = time.thread_time()
+            one.round(board, "fit", float(second))
+            taken = time.thread_time() - began
+            cpu[rank] += taken
+            slowest = max(slowest, taken)
+            if one.blamed is not None and (rank, one.blamed.text) not in told:
+                told.append((rank, one.blamed.text))
+    print(f"{size:,} ranks, the last {'silent' if silent else 'in its loader'}:")
+    print("  told by", *[f"rank {rank}: {text}" for rank, text in told])
+    print(f"  CPU of rank 0 {cpu[0] * 1e3:.1f} ms, the slowest round {slowest * 1e3:.1f} ms", end="; ")
+    print(f"of all ranks {sum(cpu):.2f} s, of the store and all ranks {time.process_time() - process:.2f} s")
+    return len(told) == 1 and max(cpu) < 0.1
+
+
+def beside(_options) -> bool:
+    """What is said of a hang here, and by torch when the timeout of its process group is over."""
+    with job("loop", "next(loader)", 2, hangs=1, timeout=20.0) as (directory, processes):
+        began = time.monotonic()
+        processes[0].wait(300)
+        print(f"After {time.monotonic() - began:.0f} s in all, with a timeout of 20 s, rank 0 has said:")
+        print((directory / "said0").read_text())
+        return bool(messages(directory))
+
+
+def cost(_options) -> bool:
+    """CPU of the watch in a plain loop whose steps go on: a look each second, and a note to the others now and then."""
+    import torch
+
+    from perf_callbacks import PerfConfig
+    from perf_callbacks.core.stalls import RUNNING, Note
+    from perf_callbacks.host import stacks
+    from perf_callbacks.loop import measure
+    from perf_callbacks.ranks.stalls import BEATS, StallNotes
+    from perf_callbacks.ranks.store import Board
+    from perf_callbacks.session import session, stalls
+
+    watches = []
+    session.OBSERVERS = (lambda recorder, _: watches.append(stalls.StallWatch(recorder)), *session.OBSERVERS)
+    model, store = torch.nn.Linear(4, 4), free_store()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    board, notes, looks, shares = Board(store), StallNotes(1, 2), [], []
+    with tempfile.TemporaryDirectory() as name:
+        config = PerfConfig(output_dir=name, flops="off")
+        with measure(model=model, optimizer=optimizer, loader=[torch.ones(2, 4)] * 600, config=config) as perf:
+            for second, batch in enumerate(perf.loader):
+                model(batch).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                began = time.thread_time()
+                watches[0].tick(float(second))
+                looks.append(time.thread_time() - began)
+                began = time.thread_time()
+                stack = stacks.of_thread(threading.get_ident())
+                note = Note(
+                    state=RUNNING, step=second, stage="data", since_seconds=0.1, spanned=False, waits=False,
+                    place="" if stack is None else stack.place,
+                )  # fmt: skip
+                notes.say(note, 60.0)
+                notes.round(board, "fit", float(second))
+                shares.append(time.thread_time() - began)
+    look, share = (sum(times) / len(times) * 1e3 for times in (looks, shares))
+    each = look + share / (60.0 / BEATS)
+    print(f"a look each second {look:.4f} ms, a note every {60 / BEATS:.0f} s {share:.4f} ms: {each:.4f} ms per second")
+    return each < 0.1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=["hangs", "healthy", "ranks", "cost", "beside"])
+    parser.add_argument("--runs", type=int, help="of each case, or healthy ones")
+    parser.add_argument("--cases", nargs="*", default=[*CASES], choices=CASES, metavar="CASE")
+    parser.add_argument("--doors", nargs="*", default=[*DOORS], choices=DOORS)
+    parser.add_argument("--allowed", type=float, default=10.0, help="seconds beyond the patience in which it is said")
+    parser.add_argument("--size", type=int, default=4096, help="ranks that are simulated")
+    options = parser.parse_args()
+    options.runs = options.runs or (20 if options.part == "healthy" else 5)
+    return 0 if globals()[options.part](options) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

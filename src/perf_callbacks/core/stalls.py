@@ -1,0 +1,224 @@
+"""Stalls: steps have stopped ending. Notice one, find the rank that causes it, and say so. Time is an argument."""
+
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+FIRST_STEPS = 3
+"""Steps at the beginning of a fit that may take longer: things are compiled, and files fetched."""
+
+LONGER = 10
+"""Factor on the patience in these steps, in evaluations and in checkpoints."""
+
+LEAST_SECONDS = 60.0
+MEDIAN_STEPS = 20
+"""Unless a user says otherwise, a stall lasts for as many seconds, and for as many median steps."""
+
+KEPT_STEPS = 64
+"""Durations that the median is taken of."""
+
+LONGEST_TICK, SHORT_TICK = 3.0, 1.0
+"""Seconds beyond which a tick counts for a short one: a stopped process or a suspended laptop is not a stall."""
+
+MOST_RANKS = 4
+"""Ranks that are listed by number; more are counted."""
+
+MOST_PLACES = 3
+"""Places of ranks that are told; more are counted."""
+
+RUNNING, STALLED, ENDED = "running", "stalled", "ended"
+
+Change = Literal["began", "over"]
+
+
+class Patience:
+    """Decides when the steps of one rank have stopped ending. Its clock stands still while the process does."""
+
+    def __init__(self, setting: str, first_step: int, now: float) -> None:
+        self._auto = setting == "auto"
+        self.base = LEAST_SECONDS if self._auto else float(setting)
+        """Seconds of waiting that make a stall in an ordinary step."""
+        self._first_step = first_step
+        self._seen: tuple[int, object] = (first_step, None)
+        self._now = now
+        self._step_seconds = 0.0
+        self._durations: deque[float] = deque(maxlen=KEPT_STEPS)
+        self.waited = 0.0
+        """Seconds since a step ended, or an evaluation or a checkpoint began or ended."""
+        self.lost = 0.0
+        """Duration of the last stall."""
+        self.stalled = False
+
+    @property
+    def step(self) -> int:
+        """Number of the last step that was seen to end."""
+        return self._seen[0]
+
+    def limit(self, *, longer: bool) -> float:
+        """Seconds of waiting that make a stall, now."""
+        return self.base * LONGER if longer or self._seen[0] - self._first_step < FIRST_STEPS else self.base
+
+    def tick(self, now: float, step: int, span: object, *, longer: bool = False) -> Change | None:
+        """Tell if a stall has begun, or is over.
+
+        Args:
+            now: The time.
+            step: Number of the last step that ended.
+            span: Identifies the evaluation or checkpoint that is under way. None: there is none.
+            longer: Something is under way that may take long.
+        """
+        passed, self._now = now - self._now, now
+        passed = passed if passed <= LONGEST_TICK else SHORT_TICK
+        self.waited += passed
+        self._step_seconds += passed
+        if (step, span) == self._seen:
+            if not self.stalled and self.waited >= self.limit(longer=longer):
+                self.stalled = True
+                return "began"
+            return None
+        done = step - self._seen[0]
+        if done > 0:
+            self._durations.append(self._step_seconds / done)
+            self._step_seconds = 0.0
+            if self._auto:
+                self.base = max(LEAST_SECONDS, MEDIAN_STEPS * median(self._durations))
+        self._seen = step, span
+        return self.end()
+
+    def end(self) -> Change | None:
+        """End a stall, if there is one, and begin to wait anew."""
+        was, self.stalled = self.stalled, False
+        self.lost = self.waited if was else self.lost
+        self.waited = 0.0
+        return "over" if was else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Note:
+    """Position of a rank's training thread, as the rank tells the others."""
+
+    state: str
+    """"running", "stalled", or "ended": its fit is over."""
+    step: int
+    """Number of the last step that ended."""
+    stage: str
+    since_seconds: float
+    """Time in this stage."""
+    spanned: bool
+    """True: an evaluation or a checkpoint is under way."""
+    waits: bool
+    """True: it is in a collective or in a backward, where a rank waits for the others."""
+    place: str
+    """Line of code; empty: unknown."""
+
+    def __str__(self) -> str:
+        stages = {"other": "other code", "evaluation": "an evaluation", "checkpoint": "a checkpoint"}
+        stage = stages.get(self.stage, self.stage)
+        return f"{stage}: {self.place}" if self.place else stage
+
+
+Notes = Mapping[int, Note]
+"""The last note of each rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """The ranks behind a stall, and the others."""
+
+    text: str
+    """Sentences that name them."""
+    causes: Notes
+    """The ranks that cause it."""
+
+
+def undecided(notes: Notes, silent: Collection[int]) -> bool:
+    """Tell if a stall may be none: a rank is in an evaluation or a checkpoint, and the others may be waiting for it."""
+    return any([note.spanned and note.state == RUNNING and rank not in silent for rank, note in notes.items()])
+
+
+def blame(notes: Notes, silent: Collection[int], world_size: int) -> Blame:
+    """Name the ranks that cause a stall: those that are silent or have ended; else those that are behind.
+
+    Args:
+        notes: The last note of each rank. Ranks without one were never heard of.
+        silent: Ranks whose side thread says nothing any more.
+        world_size: Number of ranks.
+    """
+    unheard = [rank for rank in range(world_size) if rank not in notes]
+    ended = {rank: note for rank, note in notes.items() if note.state == ENDED}
+    quiet = {rank: note for rank, note in notes.items() if rank in silent and rank not in ended}
+    alive = {rank: note for rank, note in notes.items() if rank not in silent and rank not in ended}
+    stuck = {rank: note for rank, note in alive.items() if note.state == STALLED}
+    behind = {} if quiet or ended or unheard else _behind(stuck)
+    others = {rank: note for rank, note in stuck.items() if rank not in behind}
+    going = len(alive) - len(stuck)
+    sentences = [
+        *_each(quiet, "{who} {is_} silent, last heard of in step {step} in {place}."),
+        *([f"{_ranks(unheard)} never said anything: without the callback?"] if unheard else []),
+        *_each(ended, "{who} {has} ended the training after step {last}."),
+        *_each(behind, "{who} {is_} in {place}."),
+        *_waiting(others),
+        *([f"{_counted(going, 'rank')} still {'makes' if going == 1 else 'make'} steps."] if going else []),
+    ]
+    return Blame(" ".join(sentences), {**quiet, **ended, **behind} or others)
+
+
+def _behind(stuck: Notes) -> Notes:
+    """Find the ranks that the rest waits for; none if they can't be told apart."""
+    last = max([note.step for note in stuck.values()], default=0)
+    stages = Counter([note.stage for note in stuck.values()])
+    usual = [stage for stage, number in stages.items() if 2 * number > len(stuck)]
+    late = {rank: note for rank, note in stuck.items() if note.step < last}
+    busy = {rank: note for rank, note in stuck.items() if not note.waits}
+    rare = {rank: note for rank, note in stuck.items() if note.stage not in usual} if usual else {}
+    return next((some for some in (late, busy, rare) if 0 < len(some) < len(stuck)), {})
+
+
+def _each(notes: Notes, sentence: str) -> list[str]:
+    """One sentence for each place in which ranks are, and one for those in further places."""
+    groups: dict[tuple[int, str], list[int]] = {}
+    for rank, note in sorted(notes.items()):
+        groups.setdefault((note.step, str(note)), []).append(rank)
+    told = sorted(groups.items(), key=lambda group: (len(group[1]), group[1][0]))
+    sentences = []
+    for (step, place), ranks in told[:MOST_PLACES]:
+        is_, has = ("is", "has") if len(ranks) == 1 else ("are", "have")
+        sentences.append(sentence.format(who=_ranks(ranks), is_=is_, has=has, step=step + 1, last=step, place=place))
+    rest = sum([len(ranks) for _, ranks in told[MOST_PLACES:]])
+    return [*sentences, f"{_counted(rest, 'more rank')} elsewhere."] if rest else sentences
+
+
+def _waiting(notes: Notes) -> list[str]:
+    """One sentence for ranks that wait: their number and their stages, and their line if it is the same."""
+    if not notes:
+        return []
+    places = {str(note) for note in notes.values()}
+    if len(notes) <= MOST_RANKS and (len(places) > 1 or not all([note.waits for note in notes.values()])):
+        return _each(notes, "{who} {is_} in {place}.")
+    if len(notes) == 1:
+        return [f"Rank {next(iter(notes))} waits in {places.pop()}."]
+    if len(places) == 1:
+        return [f"{len(notes):,} ranks wait in {places.pop()}."]
+    stages = Counter([note.stage for note in notes.values()])
+    (first, number), *rest = sorted(stages.items(), key=lambda one: (-one[1], one[0]))
+    more = "".join([f", {others:,} in {stage}" for stage, others in rest])
+    return [f"{_counted(number, 'rank')} wait in {first}{more}."]
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """Ranks by number.
+
+    >>> _ranks([3]), _ranks([1, 2]), _ranks(range(100))
+    ('Rank 3', 'Ranks 1 and 2', 'Ranks 0, 1, 2, 3 and 96 more')
+    """
+    if len(ranks) == 1:
+        return f"Rank {ranks[0]}"
+    if len(ranks) <= MOST_RANKS:
+        return f"Ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+    return f"Ranks {', '.join(map(str, ranks[:MOST_RANKS]))} and {len(ranks) - MOST_RANKS:,} more"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -1,0 +1,72 @@
+"""Python stack of another thread, read without stopping the thread."""
+
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+MOST_FRAMES = 20
+"""Frames of a stack that are kept, from the innermost outwards."""
+
+DEEPEST = 1000
+"""Frames that are looked at."""
+
+_OURS = str(Path(__file__).parents[1])
+_INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_BACKWARD = "torch.autograd"
+_COLLECTIVES = ("torch.distributed", "torch.nn.parallel.distributed", _BACKWARD)
+_DEBUGGERS = ("bdb", "pdb", "pydevd", "_pydevd_bundle", "debugpy")
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Where a thread is."""
+
+    frames: tuple[str, ...]
+    """`file:line function`, innermost last, without those of this package."""
+    place: str
+    """Innermost line of the user's own code and, if that is another, the innermost of all."""
+    waits: bool
+    """True: it is in a collective or in a backward, where a rank waits for the others."""
+
+
+def of_thread(thread: int) -> Stack | None:
+    """Read the stack of a thread. None: the thread runs nothing, or a person is at its prompt or debugger."""
+    frame: FrameType | None = sys._current_frames().get(thread)  # noqa: SLF001 the one way to it
+    frames: list[FrameType] = []
+    while frame is not None and len(frames) < DEEPEST:
+        if not frame.f_code.co_filename.startswith(_OURS):
+            frames.append(frame)
+        frame = frame.f_back
+    if not frames or _person([_module(one) for one in frames]):
+        return None
+    inner = frames[0]
+    own = next((one for one in frames if _is_own(one.f_code.co_filename)), inner)
+    apart = own is not inner and not _module(inner).startswith(_BACKWARD)  # the stage says backward
+    return Stack(
+        tuple(
+            [f"{one.f_code.co_filename}:{one.f_lineno} {one.f_code.co_name}" for one in reversed(frames[:MOST_FRAMES])]
+        ),
+        f"{_line(own)}, in {_line(inner)}" if apart else _line(own),
+        _module(inner).startswith(_COLLECTIVES),
+    )
+
+
+def _person(modules: list[str]) -> bool:
+    """Tell if a debugger waits for input, or a notebook for its next cell."""
+    if any([module.partition(".")[0] in _DEBUGGERS for module in modules]):
+        return True
+    return "ipykernel.kernelapp" in modules and "IPython.core.interactiveshell" not in modules
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _is_own(file: str) -> bool:
+    return not file.startswith(("<", *_INSTALLED)) and "site-packages" not in file
+
+
+def _line(frame: FrameType) -> str:
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} `{frame.f_code.co_name}`"

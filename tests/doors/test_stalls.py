@@ -1,0 +1,131 @@
+"""A training that hangs in the midst, through every integration: the seconds are those of the test."""
+
+import pytest
+from through import DOORS
+
+from perf_callbacks.core.records import Stall
+from perf_callbacks.host.journal_file import read
+from perf_callbacks.session import stalls
+
+pytestmark = pytest.mark.usefixtures("accelerate_state")
+
+
+class Watches:
+    """Ticked for by the test, not by a thread."""
+
+    def __init__(self):
+        self.watched, self.now = [], 0.0
+
+    def watch(self, watched):
+        self.watched.append(watched)
+
+    def pass_seconds(self, seconds):
+        for _ in range(seconds):
+            self.now += 1.0
+            for one in self.watched:
+                one.tick(self.now)
+
+
+@pytest.fixture
+def watches(monkeypatch):
+    found = Watches()
+    monkeypatch.setattr(stalls, "WATCHDOG", found)
+    return found
+
+
+@pytest.fixture
+def said(caplog):
+    def lines():
+        texts = [record.getMessage() for record in caplog.records if record.name == "perf_callbacks"]
+        return [text.removeprefix("perf_callbacks: ") for text in texts if "a step" in text or "no step" in text]
+
+    return lines
+
+
+def recorded(directory):
+    return [entry.record for entry in read(directory) if isinstance(entry.record, Stall)]
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_stall_is_told_once_with_its_line_and_once_when_it_is_over(tmp_path, watches, said, door):
+    def hang(step):
+        watches.pass_seconds(1)
+        if step == 5:
+            watches.pass_seconds(200)
+
+    done = DOORS[door](tmp_path, hang, stall_after="60")
+    began, over = said()
+    assert began.startswith("no step for 60 s. The training is in other code: test_stalls.py:")
+    assert began.endswith(" `pass_seconds`.")
+    assert over == "training goes on after 201 s without a step."
+    (stall,) = recorded(tmp_path)
+    assert (stall.step, stall.rank, stall.stage) == (5, 0, "other")
+    assert [frame.split()[-1] for frame in stall.stack[-2:]] == ["hang", "pass_seconds"]
+    assert stall.stack[-1].startswith(f"{__file__}:")
+    assert 0 < len(stall.stack) <= 20
+    assert (done.summary.stalls, done.summary.stall_seconds) == (1, 201.0)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_evaluations_and_the_first_steps_have_ten_times_the_patience(tmp_path, watches, said, door):
+    def slow(step):
+        watches.pass_seconds(500 if step < 3 else 1)
+
+    done = DOORS[door](tmp_path, slow, every=4, look=lambda: watches.pass_seconds(150), stall_after="60")
+    assert said() == []
+    assert recorded(tmp_path) == []
+    assert done.summary.stalls == 0
+
+
+def test_an_evaluation_that_hangs_is_told(tmp_path, watches, said):
+    def look():
+        watches.pass_seconds(700)
+
+    DOORS["loop"](tmp_path, lambda _: watches.pass_seconds(1), every=4, steps=4, look=look, stall_after="60")
+    assert said()[0].startswith("no step for 600 s. The training is in an evaluation: ")
+    assert recorded(tmp_path)[0].stage == "evaluation"
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_stall_may_last_until_the_end(tmp_path, watches, said, door):
+    def fail(step):
+        watches.pass_seconds(1)
+        if step == 5:
+            watches.pass_seconds(100)
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        DOORS[door](tmp_path, fail, stall_after="60")
+    assert said()[1] == "training ended after 100 s without a step."
+
+
+def test_it_can_be_turned_off(tmp_path, watches, said):
+    DOORS["loop"](tmp_path, lambda _: watches.pass_seconds(10**4), stall_after="off")
+    assert watches.watched == []
+    assert said() == []
+
+
+def test_an_error_in_the_watch_ends_the_watch_alone(tmp_path, monkeypatch, said):
+    def fail(_):
+        raise ValueError("no")
+
+    monkeypatch.setattr(stalls.stacks, "of_thread", fail)
+    watches = Watches()
+    monkeypatch.setattr(stalls, "WATCHDOG", watches)
+
+    def hang(step):
+        if step == 5:
+            watches.pass_seconds(2)
+            with pytest.raises(ValueError, match="no"):  # the watchdog takes it
+                watches.pass_seconds(100)
+
+    done = DOORS["loop"](tmp_path, hang, stall_after="60")
+    assert said() == []
+    assert done.summary.failure is None
+
+
+def test_a_prompt_of_a_debugger_is_no_stall(tmp_path, watches, said, monkeypatch):
+    monkeypatch.setattr(stalls.stacks, "of_thread", lambda _: None)
+    done = DOORS["loop"](tmp_path, lambda _: watches.pass_seconds(500), stall_after="60")
+    assert said() == []
+    assert done.summary.stalls == 0
