@@ -48,7 +48,7 @@ def main(words: Sequence[str]) -> int:
 def find(words: Sequence[str]) -> list[str]:
     """Find the program that a command line names: a module, a Python file, or a command. Raises `LookupError`.
 
-    >>> find(["-m", "json.tool", "--indent", "2"])[1:]
+    >>> find(["-m", "json.tool", "--indent", "2"])[-4:]
     ['-m', 'json.tool', '--indent', '2']
     """
     if not words or words == ["-m"]:

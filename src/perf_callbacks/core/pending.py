@@ -9,7 +9,7 @@ from perf_callbacks.core.batches import Batch, nothing, together
 from perf_callbacks.core.ledger import MOST_UNTOLD
 from perf_callbacks.core.marks import Calls
 from perf_callbacks.core.shaped_work import ShapedWork
-from perf_callbacks.core.steps import Columns, Step, plus
+from perf_callbacks.core.steps import Columns, Step
 from perf_callbacks.core.tape import Past
 from perf_callbacks.core.trained_looks import LOOK_STEPS
 from perf_callbacks.core.work import Effort
@@ -73,10 +73,11 @@ class Pending:
     def early(self, past: Past) -> Columns | None:
         """Steps by what can be told of them without changing anything. Called in another thread than training."""
         ended = [self.ended[place] for place in range(len(past.calls))]
-        steps = [
-            Step(number, excluded, *self._so_far(batches), None, None, 0.0, 0.0, seconds)
-            for (number, excluded, batches), seconds in zip(ended, past.rows, strict=True)
-        ]
+        steps, last = [], self._batch
+        for (number, excluded, batches), seconds in zip(ended, past.rows, strict=True):
+            last = batches[0] if batches else last
+            amounts = together(batches)[:2] if batches else nothing(last)[:2]
+            steps.append(Step(number, excluded, *amounts, None, None, 0.0, 0.0, seconds))
         return Columns.of(steps) if steps else None
 
     def tell_tokens(self, with_tokens: Callable[[Batch], Batch]) -> dict[int, int]:
@@ -94,11 +95,6 @@ class Pending:
             return nothing(self._batch)
         self._batch = batches[0]
         return together(batches)
-
-    def _so_far(self, batches: list[Batch]) -> tuple[int | None, int | None]:
-        if not batches:
-            return nothing(self._batch)[:2]
-        return plus(*[batch.samples for batch in batches]), plus(*[batch.tokens for batch in batches])
 
     def _find_tokens(self, number: int, batches: list[Batch], tokens: int | None = None) -> int | None:
         """The tokens of batches that were read before it was known which tensor holds them."""

@@ -191,7 +191,7 @@ class Recorder:
         """Let an observer hear of this fit until it closes."""
         self.patches.add(observer.closed)
         self.observers.add(observer)
-        self.engine.plan()  # one that watches steps is shown them sooner
+        self.attempt(lambda recorder: recorder.engine.plan())  # one that watches steps is shown them sooner
 
     @fails_open
     def leave(self) -> None:
