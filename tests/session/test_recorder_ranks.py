@@ -65,7 +65,7 @@ def test_samples_that_ranks_share_count_once_over_all_and_in_part_per_device(
 ):
     recorders, clock = ranks(data_parallel)
     train(recorders, clock, steps=range(1, 5))
-    until(lambda: all(one._ranks.latest is not None and one._ranks.latest.last_step == 4 for one in recorders))
+    until(lambda: all(one.ranks.latest is not None and one.ranks.latest.last_step == 4 for one in recorders))
     for recorder in recorders:
         row = recorder.row(4)
         assert (row["perf/samples_per_second"], row["perf/samples_per_second_per_device"]) == (over_all, per_device)
@@ -85,7 +85,7 @@ def test_samples_that_ranks_share_count_once_over_all_and_in_part_per_device(
 def test_where_nobody_knows_who_shares_samples_there_are_no_rates_of_the_job(tmp_path, ranks, caplog):
     recorders, clock = ranks(None, ambiguous="a mesh dimension without a name says nothing")
     train(recorders, clock, steps=range(1, 5))
-    until(lambda: all(one._ranks.latest is not None and one._ranks.latest.last_step == 4 for one in recorders))
+    until(lambda: all(one.ranks.latest is not None and one.ranks.latest.last_step == 4 for one in recorders))
     row = recorders[0].row(4)
     assert row["perf/step_time"] == 1.0
     assert [key for key in row if "per_second" in key] == []

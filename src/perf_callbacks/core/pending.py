@@ -9,7 +9,7 @@ from perf_callbacks.core.batches import Batch, nothing, together
 from perf_callbacks.core.ledger import MOST_UNTOLD
 from perf_callbacks.core.marks import Calls
 from perf_callbacks.core.shaped_work import ShapedWork
-from perf_callbacks.core.steps import Columns, Step
+from perf_callbacks.core.steps import Columns, Step, plus
 from perf_callbacks.core.tape import Past
 from perf_callbacks.core.trained_looks import LOOK_STEPS
 from perf_callbacks.core.work import Effort
@@ -76,8 +76,9 @@ class Pending:
         steps, last = [], self._batch
         for (number, excluded, batches), seconds in zip(ended, past.rows, strict=True):
             last = batches[0] if batches else last
-            amounts = together(batches)[:2] if batches else nothing(last)[:2]
-            steps.append(Step(number, excluded, *amounts, None, None, 0.0, 0.0, seconds))
+            known = [plus(*[batch[place] for batch in batches]) for place in (0, 1)]  # no number that is on a device
+            samples, tokens = known if batches else nothing(last)[:2]
+            steps.append(Step(number, excluded, samples, tokens, None, None, 0.0, 0.0, seconds))
         return Columns.of(steps) if steps else None
 
     def tell_tokens(self, with_tokens: Callable[[Batch], Batch]) -> dict[int, int]:

@@ -90,8 +90,6 @@ class Counting(Observer):
     out without running it, and so called.
     """
 
-    hears_backwards = False
-
     def __init__(self, recorder: Recorder, model: nn.Module | None, *, live: bool) -> None:
         self._recorder = recorder
         self._model = model

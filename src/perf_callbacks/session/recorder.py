@@ -58,8 +58,8 @@ class Recorder:
         self._late: Exception | None = None
         timeline = device.timeline(place.device)
         self.run = opening(settings, place, "host" if timeline is None else "device")
-        self._ranks = exchange.meet(place, config, self.run.run_id)
-        verdict = self._ranks.agree() if self._ranks is not None else None
+        self.ranks = exchange.meet(place, config, self.run.run_id)
+        verdict = self.ranks.agree() if self.ranks is not None else None
         if verdict is not None:
             self.run = dataclasses.replace(self.run, run_id=verdict.run_id)
         began = clock()
@@ -88,7 +88,7 @@ class Recorder:
             self._journal.write,
             earlier=earlier(place),
             device=timeline,
-            ranks=self._ranks,
+            ranks=self.ranks,
             devices=place.devices,
             data_parallel=place.data_parallel,
             ambiguous=place.ambiguous is not None,
@@ -231,15 +231,10 @@ class Recorder:
         return self.engine.step, self.engine.longest_step
 
     @property
-    def ranks(self) -> exchange.Exchange | None:
-        """The other ranks; None where there are none, or they can't be reached."""
-        return self._ranks
-
-    @property
     def exchanging(self) -> bool:
         """Ranks tell each other what they did, or may yet."""
-        verdict = self._ranks.verdict if self._ranks is not None else None
-        return self._ranks is not None and (verdict is None or verdict.window is not None)
+        verdict = self.ranks.verdict if self.ranks is not None else None
+        return self.ranks is not None and (verdict is None or verdict.window is not None)
 
     @property
     def batches(self) -> list[Batch]:
@@ -332,8 +327,8 @@ class Recorder:
         with ExitStack() as steps:  # an interrupt in one of them must not keep the rest from being done
             steps.callback(WATCHDOG.hurry)
             steps.callback(self.tape.ignore)
-            if self._ranks is not None:
-                steps.callback(self._asked, self._ranks.close)
+            if self.ranks is not None:
+                steps.callback(self._asked, self.ranks.close)
             for step in (self._journal.close, self._finish, self._observer.remove, self.patches.restore):
                 steps.callback(self._asked, step)
         self._abandon.detach()  # after an interrupt it stays, and does the rest when we are freed
