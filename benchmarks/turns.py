@@ -6,8 +6,8 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 
-BLOCK = 128
-"""Steps of a turn: two times what the journal takes at once."""
+BLOCK = 256
+"""Steps of a turn: what the journal takes at once."""
 
 SETTLE = 96
 """Steps at the start of a turn that don't count: switching costs, and a fit counts FLOPs until its step 85."""
