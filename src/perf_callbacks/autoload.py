@@ -258,4 +258,4 @@ ACTIONS: dict[str, Callable[[ModuleType], None]] = {
     "accelerate.commands.config.config_args": _arm_accelerate_config,
     "perf_callbacks.session.session": _found_a_trainer,
 }
-"""What to do once a module is imported."""
+"""Actions to take once a module is imported."""

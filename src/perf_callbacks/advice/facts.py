@@ -1,4 +1,4 @@
-"""What the rules decide by: facts about the fit, read once, and times, measured over the whole fit."""
+"""Facts and times that the rules decide by: facts about the fit are read once, times are those of the whole fit."""
 
 from dataclasses import dataclass
 from typing import Protocol

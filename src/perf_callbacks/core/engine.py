@@ -102,7 +102,7 @@ class Engine:
         self._began = 0.0
         self.account = Account()
         self.advise: Callable[[Summary], tuple[Finding, ...]] = lambda _: ()
-        """What limits the fit, by its summary so far."""
+        """Returns the findings of the fit, by its summary so far."""
         self.aside: list[tuple[str, float]] = []
         """Spans that have begun: kind and time."""
 

@@ -21,7 +21,7 @@ _DEBUGGERS = ("bdb", "pdb", "pydevd", "_pydevd_bundle", "debugpy")
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Where a thread is."""
+    """Place where a thread is."""
 
     frames: tuple[str, ...]
     """`file:line function`, innermost last, without those of this package."""

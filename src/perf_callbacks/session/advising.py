@@ -24,7 +24,7 @@ TENSOR_CORES = (7, 0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """What a fit trains with, as its integration knows it."""
+    """Optimizers and loaders that a fit trains with, as its integration knows them."""
 
     optimizers: tuple[Any, ...] = ()
     loaders: tuple[Any, ...] = ()

@@ -166,7 +166,7 @@ class Measures:
     armed = False
     """True: it was added from outside, and yields to one in the program's own code."""
     elsewhere: ClassVar[str]
-    """Where the callbacks of other frameworks are."""
+    """Place of the callback for another framework."""
 
     def __getattr__(self, name: str) -> Any:
         """Say which framework the callback is for, where another one asks for a hook that it lacks."""
