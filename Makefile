@@ -37,9 +37,8 @@ demo: $(VENV)/demo-ready  ## a real small training run on this machine, with liv
 test: $(VENV)/ready  ## what a contributor runs
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow' $(COVERAGE)
 
-# Slow tests start several processes each: one after the other, they have the cores to themselves.
 test-all: $(VENV)/ready .venv-transformers4/ready .venv-lowest/ready  ## the slow tests too, the wheel, and older frameworks
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest $(PARALLEL) -m slow
 	.venv-transformers4/bin/python -m pytest $(PARALLEL) $(TRANSFORMERS)
 	.venv-lowest/bin/python -m pytest $(PARALLEL) $(LOWEST)
 

@@ -34,7 +34,7 @@ with measure(model=model, optimizer=optimizer, loader=[torch.ones(4, 8)] * 8, co
         optimizer.step()
         optimizer.zero_grad()
     until = time.monotonic() + 30
-    while not perf._watch.recorder._ranks.latest and time.monotonic() < until:
+    while not perf._watch.recorder.ranks.latest and time.monotonic() < until:
         time.sleep(0.05)
     dist.barrier()
 dist.destroy_process_group()
