@@ -449,7 +449,7 @@ def test_who_is_at_the_books_is_left_alone_and_waited_for_only_a_moment(monkeypa
     go, there = threading.Event(), threading.Event()
 
     def hold():
-        with fit.engine._books:
+        with fit.engine.intake.alone():
             there.set()
             go.wait(60)
 

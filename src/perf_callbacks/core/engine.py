@@ -5,16 +5,15 @@ Time is an argument. An integration writes on the tape what the training thread 
 row.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from threading import RLock
+from functools import partial
 
 from perf_callbacks.core import ratios
 from perf_callbacks.core.account import BEGINNING, Account
 from perf_callbacks.core.batches import Batch, together
 from perf_callbacks.core.gc_pauses import Pauses, collection
+from perf_callbacks.core.intake import Intake
 from perf_callbacks.core.ledger import Ledger
 from perf_callbacks.core.marks import BACK, BEGIN, END, Pause
 from perf_callbacks.core.observer import Observers
@@ -29,9 +28,7 @@ from perf_callbacks.core.steps import (
     NEVER,
     RECOUNTED,
     WATCHED_BLOCK,
-    Columns,
     Shown,
-    Step,
     Totals,
     plus,
 )
@@ -46,9 +43,6 @@ FLUSH_SECONDS = 1.0
 
 LATE_SECONDS = 3.0
 """If no block was written for as long as this, another thread writes the steps that wait."""
-
-MOMENT_SECONDS = 0.05
-"""How long the training thread may wait for that other thread."""
 
 MOST_MARKS = 16384
 """What a step writes beyond this is read before it ends; collections beyond it are told of at once."""
@@ -108,23 +102,26 @@ class Engine:
 
         self.step = run.step
         """The trainer's count of optimizer steps."""
-        self.longest_step = 0.0
-        """Seconds of the longest step so far, without the first, in which things are made and compiled."""
         self.excluded: str | None = "restart" if run.step else "first"
         """Why the current step is in no row."""
         self.batches: list[Batch] = []
         """Micro-batches of the current step so far."""
         self._pending = Pending(self._work)
         self.ended = self._pending.ended
-        self._unseen: deque[tuple[Columns | list[Step], list[Gc]]] = deque()  # by trials
-        self._books = RLock()  # held by who reads the tape or the ledger; marks are written without it
-        self._reading = False
-        self.overdue = False
-        """The device is to be asked for its times before the step ends."""
         parts = Parts(step=run.step, rank=run.rank, world_size=run.world_size, data_parallel=data_parallel)
         parts.ambiguous = ambiguous
         self._ledger = Ledger(self._shown, parts)
         self._observers = observers or Observers()
+        self.intake = Intake(
+            self.tape,
+            self._pending,
+            self._ledger,
+            self._observers,
+            device=device,
+            tell=self._tell,
+            interrupted=partial(self.exclude, "interrupted"),
+        )
+        """Takes over the steps that are finished."""
         self._sharing = Sharing(ranks, parts, self._ledger, emit, self._observers, alone=run.world_size == 1)
         self._flushed_at = 0.0
         self.flush_at = 0.0
@@ -154,14 +151,14 @@ class Engine:
         """A micro-batch goes into the current step."""
         if not self.aside:
             self.batches.append(batch)
-            if self.overdue or not len(self.batches) % SEVERAL:
+            if self.intake.overdue or not len(self.batches) % SEVERAL:
                 self.relieve()
 
     def relieve(self) -> None:
         """Make room in the middle of a step that is long, or ask the device at last."""
         if len(self.batches) > MOST_BATCHES:
             self.batches = [Batch(*together(self.batches), ())]
-        if self.overdue or len(self.tape.pairs) > MOST_MARKS:
+        if self.intake.overdue or len(self.tape.pairs) > MOST_MARKS:
             self.collect(show=False)
 
     def exclude(self, reason: str) -> None:
@@ -172,12 +169,12 @@ class Engine:
         """A garbage collection. It may be in the midst of anything: one that is part of a step is told of later."""
         self._collections.add(pause)
         if self.aside or not pause.here or len(self.tape.pairs) > 2 * MOST_MARKS:
-            self._tell(pause, ("aside" if self.aside else "other") if pause.here else "elsewhere", self.step + 1)
+            self._tell(pause, ("aside" if self.aside else "other") if pause.here else "elsewhere", None)
         else:
             self.tape.note(pause)
 
-    def _tell(self, pause: Pause, stage: str, step: int) -> Gc:
-        record = collection(pause, stage, step, self._began)
+    def _tell(self, pause: Pause, stage: str, step: int | None) -> Gc:
+        record = collection(pause, stage, self.step + 1 if step is None else step, self._began)
         self._emit(record)
         return record
 
@@ -219,7 +216,7 @@ class Engine:
             self.flush(now)
         elif step >= self._look_at:
             if self._looks.look(step, now):
-                self.collect()
+                self.intake.collect()
             self.plan()
 
     def plan(self) -> None:
@@ -229,109 +226,31 @@ class Engine:
         self._look_at = self._looks.after(self.step)
         self._observers.plan(0 if self.aside or self._device is not None else min(self._due, self._look_at))
 
-    @contextmanager
-    def _alone(self) -> Iterator[bool]:
-        """Keep other threads from the books. Gives False where another one has them for longer than a moment."""
-        held = self._books.acquire(timeout=MOMENT_SECONDS)
-        try:
-            yield held
-        finally:
-            if held:
-                self._books.release()
-
     def collect(self, *, show: bool = True) -> bool:
-        """Take over the steps that are finished. True: none is outstanding.
-
-        They are not shown to trials by a loader's thread, nor in the middle of a step.
-        """
-        if not self._books.acquire(timeout=MOMENT_SECONDS):
-            return False
-        try:
-            if self._reading:  # a signal or a finalizer may come in the midst of it
-                return False
-            self._reading = True
-            self.overdue = False
-            try:
-                self._collect()
-            except BaseException:  # an interrupt, say: what was read by halves would be told of the wrong steps
-                self.ended.clear()
-                self.tape.pairs.clear()
-                self.exclude("interrupted")
-                raise
-            finally:
-                self._reading = False
-        finally:
-            self._books.release()
-        while show and self._unseen:
-            steps, pauses = self._unseen.popleft()
-            if self._observers.watching:
-                self._observers.steps_measured(steps.rows if isinstance(steps, Columns) else steps, pauses)
-        return not self._pending.passed
+        """Take over the steps that are finished. True: none is outstanding."""
+        return self.intake.collect(show=show)
 
     def write_late(self, now: float) -> None:
         """Write the steps that are finished, if none has ended for a while. Called in another thread than training.
 
-        A step may take minutes, and the process may be killed in it. Nothing is taken over here: the tape is read from
-        a copy, and what a step's work was stays unknown where only the training thread can tell. Nor is a device asked,
-        which might spoil the capture of a graph in the training thread, and may hang with it: that thread asks it with
-        the next micro-batch, and what it heard is written here a moment later.
+        A step may take minutes, and the process may be killed in it.
         """
-        if now - self._flushed_at < LATE_SECONDS or not self._books.acquire(blocking=False):
-            return
-        try:
-            if not self._reading:
-                self.overdue = bool(self._pending.passed)
-                late = self._pending.early(self.tape.peek()) if self._device is None else None
-                block = self._ledger.early_block(late)
-                if block is not None:
-                    self._emit(block)
-        finally:
-            self._books.release()
-
-    def _collect(self) -> None:
-        past, told = self.tape.read()
-        ended = self.ended
-        pauses = [
-            self._tell(
-                pause,
-                "other" if stage is Stage.UNDECIDED else stage.name.lower(),
-                ended[place][0] if place < len(ended) else self.step + 1,
-            )
-            for pause, stage, place in told
-        ]
-        finished: Columns | list[Step] = []
-        if self._device is not None:
-            if past.calls:
-                self._pending.wait(past)
-            finished = self._pending.timed(self._device.ready())
-            self._enter_rows(finished)
-        elif past.calls:
-            finished = self._pending.finish(past)
-            self._ledger.enter(finished)
-            times = zip(finished.step_seconds, finished.excluded, strict=True)
-            self._note_longest([time for time, reason in times if time and reason not in BEGINNING])
-        self._unseen.append((finished, pauses))
-
-    def _enter_rows(self, steps: list[Step]) -> None:
-        self._ledger.enter_rows(steps)
-        self._note_longest([sum(step.seconds) for step in steps if step.seconds and step.excluded not in BEGINNING])
-
-    def _note_longest(self, times: Sequence[float]) -> None:
-        self.longest_step = max(self.longest_step, *times) if times else self.longest_step
+        if now - self._flushed_at >= LATE_SECONDS:
+            self.intake.write_early(self._emit)
 
     def tell_tokens(self, with_tokens: Callable[[Batch], Batch]) -> None:
         """Add the tokens of earlier steps: it is known now which tensor holds the ids."""
-        with self._alone():
-            self.collect()
+        with self.intake.alone():
+            self.intake.collect()
             self._ledger.tell_tokens(self._pending.tell_tokens(with_tokens))
 
     def flush(self, now: float) -> None:
         """Hand out the finished steps."""
         self._flushed_at, self.flush_at = now, now + FLUSH_SECONDS
-        with self._alone() as held:
+        with self.intake.alone() as held:
             if not held:
                 return
-            self.collect()
+            self.intake.collect()
             self._sharing.do(self.step)
             block = self._ledger.take_block()
             self.plan()
@@ -340,8 +259,8 @@ class Engine:
 
     def row(self, step: int) -> dict[str, float]:
         """Metrics of the included steps since the last row; empty where there are none."""
-        with self._alone():
-            self.collect()
+        with self.intake.alone():
+            self.intake.collect()
             return self._logged(step, self._ledger.take_row())
 
     @property
@@ -352,8 +271,8 @@ class Engine:
 
     def whole(self, step: int) -> dict[str, float]:
         """Metrics of all included steps, for the line in which a trainer sums up a run."""
-        with self._alone():
-            self.collect()
+        with self.intake.alone():
+            self.intake.collect()
             return self._logged(step, self._ledger.included())
 
     def _logged(self, step: int, totals: Totals) -> dict[str, float]:
@@ -373,8 +292,8 @@ class Engine:
 
     def _all(self) -> tuple[int, Amounts, int]:
         """Steps of this attempt, what went through them, and how many have no time. Some may still be on the device."""
-        with self._alone():
-            self.collect()
+        with self.intake.alone():
+            self.intake.collect()
             steps, samples, tokens, lost = self._ledger.all()
         passed = self._pending.passed
         samples = plus(samples, *[step.samples for step in passed])
@@ -385,7 +304,7 @@ class Engine:
         self, failure: str | None = None, proofs: Mapping[str, str] | None = None, now: float | None = None
     ) -> Summary:
         """The fit so far. Its wall time is unknown without the time."""
-        with self._alone():
+        with self.intake.alone():
             total, (steps, done, lost) = self.amounts(), self._all()
             included = self._ledger.included()
         summary = Summary(
@@ -416,9 +335,9 @@ class Engine:
         """Training is over. Steps that the device still owes are lost."""
         while self.aside:
             self.end_span(now)
-        with self._alone():
-            self.collect()
-            self._enter_rows(self._pending.timed([None] * len(self._pending.passed)))
+        with self.intake.alone():
+            self.intake.collect()
+            self.intake.lose_outstanding()
             self.flush(now)
             self.tape.ignore()
         summary = self.summary(failure, proofs, now)

@@ -80,7 +80,7 @@ class LoopWatch(Loop):
                         found = self.read(batch)
                         if not engine.aside:  # as `Recorder.batch`, without its frame
                             engine.batches.append(found)
-                            if engine.overdue or not len(engine.batches) % SEVERAL:
+                            if engine.intake.overdue or not len(engine.batches) % SEVERAL:
                                 engine.relieve()
                         if get_ident() == thread:
                             self.in_backward, self.optimizing = False, 0

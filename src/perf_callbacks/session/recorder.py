@@ -142,7 +142,7 @@ class Recorder:
             engine = self.engine
             if not engine.aside:  # as `Engine.batch`, without its frame
                 engine.batches.append(found)
-                if engine.overdue or not len(engine.batches) % SEVERAL:
+                if engine.intake.overdue or not len(engine.batches) % SEVERAL:
                     engine.relieve()
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
@@ -228,7 +228,7 @@ class Recorder:
     @property
     def progress(self) -> tuple[int, float]:
         """Optimizer steps done, and the seconds of the longest one, the first aside."""
-        return self.engine.step, self.engine.longest_step
+        return self.engine.step, self.engine.intake.longest_step
 
     @property
     def exchanging(self) -> bool:
