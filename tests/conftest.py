@@ -45,10 +45,14 @@ def _process() -> dict[str, object]:
     }
 
 
+EARLIER: list[str] = []
+"""The tests that have run in this process."""
+
+
 @pytest.fixture(autouse=True)
-def _process_as_found() -> Iterator[None]:
-    if not gc.get_threshold()[0]:  # by a fit of an earlier test, which is not freed yet
-        gc.collect()
+def _process_as_found(request: pytest.FixtureRequest) -> Iterator[None]:
+    assert gc.get_threshold()[0], f"the collector is still held by one of {EARLIER[-8:]}"
+    EARLIER.append(request.node.nodeid)
     before = _process()
     yield
     assert _process() == before
