@@ -1,10 +1,18 @@
 """A training that hangs in the midst, through every integration: the seconds are those of the test."""
 
-import pytest
-from through import DOORS
+from contextlib import contextmanager
 
+import pytest
+import torch
+from accelerated import an_accelerator
+from through import DOORS
+from torch.utils.data import DataLoader
+
+from perf_callbacks import PerfConfig
+from perf_callbacks.accelerate import attach
 from perf_callbacks.core.records import Stall
 from perf_callbacks.host.journal_file import read
+from perf_callbacks.loop import measure
 from perf_callbacks.session import stalls
 
 pytestmark = pytest.mark.usefixtures("accelerate_state")
@@ -44,6 +52,20 @@ def said(caplog):
 
 def recorded(directory):
     return [entry.record for entry in read(directory) if isinstance(entry.record, Stall)]
+
+
+@contextmanager
+def measured(directory, model, optimizer, loader):
+    config = PerfConfig(output_dir=str(directory), stall_after="60")
+    with measure(model=model, optimizer=optimizer, loader=loader, config=config) as perf:
+        yield perf.loader
+
+
+@contextmanager
+def prepared(directory, model, optimizer, loader):
+    accelerator = an_accelerator(directory)
+    with attach(accelerator, PerfConfig(stall_after="60")):
+        yield accelerator.prepare(model, optimizer, loader)[2]
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -97,6 +119,22 @@ def test_a_stall_may_last_until_the_end(tmp_path, watches, said, door):
     with pytest.raises(ValueError, match="no"):
         DOORS[door](tmp_path, fail, stall_after="60")
     assert said()[1] == "training ended after 100 s without a step."
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(500, 0), (700, 2)])
+@pytest.mark.parametrize("door", [measured, prepared])
+def test_work_after_the_end_of_a_loader_has_ten_times_the_patience(  # noqa: PLR0917 fixtures
+    tmp_path, watches, said, door, seconds, told
+):
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with door(tmp_path, model, optimizer, DataLoader(torch.ones(6, 4))) as batches:
+        for batch in batches:
+            watches.pass_seconds(1)
+            model(batch).sum().backward()
+            optimizer.step()
+        watches.pass_seconds(seconds)
+    assert len(said()) == told
 
 
 def test_it_can_be_turned_off(tmp_path, watches, said):
