@@ -23,7 +23,8 @@ ERRORS = (RuntimeError("no more"), KeyboardInterrupt(), SystemExit(3))
 
 OFTEN = {
     "core.tape.Tape": "read",
-    "core.engine.Engine": "pause begin_span end_span end_step collect flush row",
+    "core.engine.Engine": "pause begin_span end_span end_step flush row",
+    "core.intake.Intake": "collect",
     "core.batches.BatchReader": "read",
     "doors.methods": "stages",
     "host.journal_file": "encode",
