@@ -39,7 +39,7 @@ class Observer:
     def span_ended(self) -> None:
         """The innermost span is about to end."""
 
-    def loader_left(self) -> None:
+    def loader_left(self, *, exhausted: bool) -> None:
         """The loop leaves its loader, in the middle of a step or not: training may be over, and nobody may say so."""
 
     def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
@@ -122,10 +122,10 @@ class Observers:
             observer.span_ended()
         self.look_ahead()
 
-    def loader_left(self) -> None:
+    def loader_left(self, *, exhausted: bool) -> None:
         """Tell that the loop leaves its loader."""
         for observer in self._of["loader_left"]:
-            observer.loader_left()
+            observer.loader_left(exhausted=exhausted)
 
     def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
         """Tell of measured steps those that want to see them."""

@@ -179,7 +179,7 @@ class AcceleratedWatch(LoopWatch):
         try:
             if not self.evaluating:
                 self.turn(_OTHER)
-                self.leave()
+                self.recorder.leave(exhausted=True)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
 

@@ -101,7 +101,7 @@ class LoopWatch(Loop):
                 except Exception as error:  # noqa: BLE001 as above
                     self.fail(error)
             self.turn(_OTHER)
-            self.recorder.leave()
+            self.recorder.leave(exhausted=True)
         except BaseException:  # an exception that the loop may not survive, or a `break`: nothing else tells of these
             self.recorder.leave()
             raise

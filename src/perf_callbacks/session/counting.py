@@ -154,9 +154,9 @@ class Counting(Observer):
             self._await()
         self._next_after = self._next()
 
-    def loader_left(self) -> None:
-        """Keep nothing on the thread of a loop that leaves its loader: only there it could be taken back."""
-        if self._window is not None:
+    def loader_left(self, *, exhausted: bool) -> None:
+        """Keep nothing on the thread of a loop that leaves its loader early: only there it could be taken back."""
+        if self._window is not None and not exhausted:
             self._window.step_aside()
 
     def begins_backward(self) -> bool:

@@ -194,9 +194,9 @@ class Recorder:
         self.attempt(lambda recorder: recorder.engine.plan())  # one that watches steps is shown them sooner
 
     @fails_open
-    def leave(self) -> None:
+    def leave(self, *, exhausted: bool = False) -> None:
         """The loop leaves its loader, and may be over."""
-        self.observers.loader_left()
+        self.observers.loader_left(exhausted=exhausted)
 
     @fails_open
     def begin_span(self, kind: str) -> None:

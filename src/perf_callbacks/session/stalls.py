@@ -54,7 +54,7 @@ class StallWatch(Observer):
         self._told = self._speaks = False
         self._ended = False
 
-    def loader_left(self) -> None:
+    def loader_left(self, *, exhausted: bool) -> None:  # noqa: ARG002 either may be the end
         """Have more patience until a step ends: training may be over."""
         self._left_at = self._engine.step
 
