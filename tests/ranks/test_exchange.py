@@ -8,114 +8,18 @@ import socket
 import sys
 import threading
 import time
-import uuid
 import weakref
-from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed as dist
+from exchange_job import LENGTH, Job
 
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.packed_parts import pack_part
-from perf_callbacks.core.records import Window
-from perf_callbacks.core.windows import Part, Verdict
+from perf_callbacks.core.windows import Verdict
 from perf_callbacks.host.place import Place
-from perf_callbacks.ranks import exchange as ranks, leader, rounds, store as board
-from perf_callbacks.ranks.exchange import Exchange
-
-LENGTH = 50
-
-
-class Job:
-    """Ranks of one fit that share a store. They do a round when they are told to."""
-
-    def __init__(self, world_size=3, store=None, directory=None, **windows):
-        self.store = dist.HashStore() if store is None else store
-        self.world_size = world_size
-        self.now = 1000.0
-        self.run_id = uuid.uuid4().hex
-        self.ranks = []
-        self.directory = directory
-        for rank in range(world_size):
-            self.join(rank, windows.get(f"rank{rank}", LENGTH))
-
-    def join(self, rank, window=LENGTH):
-        run_id = self.run_id if rank == 0 else f"own{rank}"
-        exchange = Exchange(
-            self.store,
-            rank=rank,
-            world_size=self.world_size,
-            window=window,
-            run_id=run_id,
-            directory=self.directory if rank == 0 else None,
-        )
-        self.ranks[rank : rank + 1] = [exchange]
-        return exchange
-
-    def step(self, *numbers):
-        """A round of each of some ranks; of all of them, rank 0 first."""
-        return [self.ranks[number]._rounds.step(self.now) for number in numbers or range(self.world_size)]
-
-    def offer(self, window, *numbers, **changes):
-        for rank in numbers or range(self.world_size):
-            self.ranks[rank].offer(self.part(window, rank, **changes))
-
-    def part(self, window, rank, **changes):
-        part = Part(
-            window=window,
-            length=LENGTH,
-            rank=rank,
-            world_size=self.world_size,
-            data_parallel=self.world_size,
-            steps=LENGTH - 1,
-            seconds=10.0 + rank / 8,
-            samples=1000 * window + rank,
-            tokens=None,
-            useful_tokens=7,
-        )
-        return replace(part, **changes)
-
-    def whole(self, window):
-        return Window(
-            first_step=window * LENGTH + 1,
-            last_step=(window + 1) * LENGTH,
-            steps=LENGTH - 1,
-            ranks=self.world_size,
-            seconds=10.0 + (self.world_size - 1) / 8,
-            samples=sum(1000 * window + rank for rank in range(self.world_size)),
-            tokens=None,
-            useful_tokens=7 * self.world_size,
-        )
-
-    def lacking(self, window, *missing):
-        """The window without some ranks."""
-        there = [rank for rank in range(self.world_size) if rank not in missing]
-        return replace(
-            self.whole(window),
-            missing=len(missing),
-            missing_ranks=missing,
-            seconds=10.0 + max(there) / 8,
-            samples=None,
-            useful_tokens=None,
-        )
-
-    def through(self, window):
-        """All ranks go through a window, and look often enough to know of each other."""
-        self.offer(window)
-        for _ in range(3):
-            self.step()
-            self.now += 1
-
-    @property
-    def latest(self):
-        return [exchange.latest for exchange in self.ranks]
-
-    def end(self):
-        """Every rank leaves, as its thread would."""
-        for exchange in self.ranks:
-            exchange._rounds.leave()
-            exchange.close()
+from perf_callbacks.ranks import exchange as ranks, rounds, store as board
 
 
 @pytest.fixture(autouse=True)
@@ -165,7 +69,7 @@ def test_a_rank_that_is_missing_keeps_windows_from_becoming_complete(job):
 def test_who_waits_looks_ever_less_often_and_rank_0_until_the_deadline(job):
     job.offer(0, 0, 2)
     pauses = {0: [], 2: []}
-    for rank, seconds in {2: 200, 0: leader.DEADLINE_SECONDS}.items():
+    for rank, seconds in {2: 200, 0: rounds.DEADLINE_SECONDS}.items():
         began = job.now
         while job.now < began + seconds:
             pauses[rank] += job.step(rank)
@@ -422,7 +326,7 @@ def test_a_store_that_fails_ends_the_exchange_and_nothing_else(failing, which, c
     if which == 0:
         assert job.latest == latest
     else:
-        job.now += leader.DEADLINE_SECONDS
+        job.now += rounds.DEADLINE_SECONDS
         job.step(0)
         assert job.latest[:2] == [job.lacking(3, 1), latest[1]]
     assert job.step(which) == [None]
@@ -671,7 +575,7 @@ def test_a_store_that_can_not_be_cloned_is_connected_to_anew(monkeypatch):
 def test_a_verdict_says_what_holds():
     job = Job()
     verdict = job.ranks[0].verdict
-    assert verdict == Verdict(fit=verdict.fit, run_id=job.run_id, window=LENGTH)
+    assert verdict == Verdict(fit=verdict.fit, run_id=job.run_id, window=LENGTH, stragglers=True)
     assert len({Job().ranks[0].verdict.fit for _ in range(10)}) == 10
 
 
@@ -722,16 +626,24 @@ def test_more_ranks_than_files_may_be_open_exchange_nothing(served, tmp_path, mo
 
 
 @pytest.mark.parametrize(
-    ("allowed", "world_size", "fits"),
-    [(1024, 384, True), (1024, 385, False), (256, 96, True), (256, 97, False), (None, 10**6, True)],
+    ("allowed", "world_size", "connections", "fits"),
+    [
+        (1024, 384, 384, True),
+        (1024, 385, 385, False),
+        (256, 96, 96, True),
+        (256, 97, 97, False),
+        (1024, 680, 85, True),
+        (1024, 688, 86, False),
+        (None, 10**6, 10**6, True),
+    ],
 )
-def test_three_quarters_of_the_open_files_are_enough_for_two_connections_each(
-    served, monkeypatch, allowed, world_size, fits
+def test_all_connections_take_three_quarters_of_the_open_files_or_less(
+    served, monkeypatch, allowed, world_size, *, connections, fits
 ):
     monkeypatch.setattr(board, "open_files_allowed", lambda: allowed)
-    assert (board.shortage(served, world_size) is None) == fits
+    assert (board.shortage(served, world_size, connections) is None) == fits
 
 
 def test_a_store_without_connections_needs_none(monkeypatch):
     monkeypatch.setattr(board, "open_files_allowed", lambda: 16)
-    assert board.shortage(dist.HashStore(), 10**6) is None
+    assert board.shortage(dist.HashStore(), 10**6, 10**6) is None
