@@ -15,9 +15,11 @@ LENGTH = 50
 class Job:
     """Ranks of one fit that share a store. They do a round when they are told to."""
 
-    def __init__(self, world_size=3, store=None, directory=None, nodes=lambda _: None, **windows):
+    def __init__(
+        self, world_size=3, store=None, *, directory=None, nodes=lambda _: None, switches=None, attempt=0, **windows
+    ):
         self.store = dist.HashStore() if store is None else store
-        self.nodes = nodes
+        self.nodes, self.switches, self.attempt = nodes, switches or {}, attempt
         self.world_size = world_size
         self.now = 1000.0
         self.run_id = uuid.uuid4().hex
@@ -35,7 +37,8 @@ class Job:
             window=window,
             run_id=run_id,
             directory=self.directory if rank == 0 else None,
-            stragglers=True,
+            stragglers=self.switches.get(rank, True),
+            attempt=self.attempt,
             node=self.nodes(rank),
         )
         self.ranks[rank : rank + 1] = [exchange]
