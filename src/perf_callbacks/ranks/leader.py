@@ -3,12 +3,12 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, cast
 
 from perf_callbacks.core.codec import pack
-from perf_callbacks.core.packed_parts import unpack_parts
+from perf_callbacks.core.packed_parts import FRAME, unpack_parts
 from perf_callbacks.core.records import Window
 from perf_callbacks.core.windows import Combination, GatheredWindow, Part, Verdict, hold
 from perf_callbacks.ranks.node import Folder, Node
@@ -37,6 +37,8 @@ class _Pending:
     since: float
     deadline: float
     parts: dict[int, Part]
+    read: dict[int, tuple[int, bytes]] = field(default_factory=dict)
+    """Length and first bytes of the last note of each source: where they are the same, nothing was added."""
 
 
 class Leader(Rounds):
@@ -57,11 +59,12 @@ class Leader(Rounds):
 
     def _round(self, board: Board | Folder, now: float) -> float | None:
         board = cast("Board", board)  # rank 0 is the first rank of its machine
-        if not self._said and self._mine.window is not None:
+        if not self._said:
             # Reading keys that are all there is one call. Finding those that are there costs a call per silent rank.
             first = 1 if self._together == 1 else 0
-            sources, kept = range(first, self._world_size, self._together), range(slots(self._world_size))
-            board.make([slot(rank, window, self._world_size) for window in kept for rank in sources])
+            sources = range(first, self._world_size, self._together) if self._mine.window is not None else ()
+            kept = range(slots(self._world_size))
+            board.make(["window", *[slot(rank, window, self._world_size) for window in kept for rank in sources]])
         if self.offers or not self._said:  # again with each window: a fit within this one may have had its own
             board.write("verdict", pack(self._mine))
             self._said = True
@@ -78,19 +81,23 @@ class Leader(Rounds):
 
     def _read(self, board: Board, window: int) -> None:
         """Read the parts of a window that haven't come yet."""
-        parts, together = self._pending[window].parts, self._together
-        missing = [rank for rank in range(self._world_size) if rank not in parts]
+        pending, together = self._pending[window], self._together
+        missing = [rank for rank in range(self._world_size) if rank not in pending.parts]
         sources = sorted({rank - rank % together for rank in missing})
         for some in _slices(sources, max(1, SLICE // together)):
             blobs = board.get([slot(rank, window, self._world_size) for rank in some])
             for source, blob in zip(some, blobs, strict=True):
+                seen = (len(blob), blob[:FRAME])  # with the checksum of the first part
+                if pending.read.get(source) == seen:
+                    continue
+                pending.read[source] = seen
                 for part in unpack_parts(blob, self._mark):
                     if (
                         part.window == window
                         and part.length == self._mine.window
                         and 0 <= part.rank - source < together
                     ):
-                        parts.setdefault(part.rank, part)
+                        pending.parts.setdefault(part.rank, part)
 
     def _close(self, board: Board, now: float) -> None:
         """Close windows that are complete, that are over their deadline, or whose parts are being overwritten."""
