@@ -4,9 +4,9 @@
     python benchmarks/exchange_scale.py --sizes 512 --direct  # each rank with a connection of its own
 
 Rank 0 is a process of its own, with a real TCPStore, the side thread of a fit, and windows of 50 steps with six
-signals. The other ranks are simulated in this process: each does the rounds of a real rank, with a real connection or files. One
-rank in a hundred (at least one) is silent from the start, so that every window goes on to its deadline. The training
-thread of rank 0 is idle. Its CPU is that of the whole process: side thread, and the server of the store.
+signals. The other ranks are simulated in this process: each does the rounds of a real rank, with a real connection or
+files. One rank in a hundred (at least one) is silent from the start, so that every window goes on to its deadline.
+The training thread of rank 0 is idle. Its CPU is that of the whole process: side thread, and the server of the store.
 """
 # ruff: noqa: SLF001
 

@@ -37,6 +37,9 @@ FINISHED = 64
 SOON = 0.1
 """Seconds until missing notes are looked for again. Each further pause is as long as the wait so far…"""
 
+SOON_HERE = 0.5
+"""Like `SOON`, for notes of the other ranks of a machine."""
+
 SELDOM = 30.0
 """…up to this many seconds."""
 
@@ -111,7 +114,7 @@ class Rounds:
             board.write(key, text)
         for key, parts in relay.collect(mark(verdict.fit), now).items():
             board.write(key, parts)
-        return LOOK_SECONDS if relay.since is None else min(LOOK_SECONDS, pause(now - relay.since))
+        return LOOK_SECONDS if relay.since is None else min(LOOK_SECONDS, pause(now - relay.since, SOON_HERE))
 
     def leave(self, *, politely: bool = True) -> None:
         """Release the store. Politely: first take back notes that no longer hold, which is one more call."""
