@@ -22,7 +22,7 @@ FRAME = _FRAME.size
 """Bytes before the body of a part."""
 
 _MAGIC = b"pcw" + bytes([VERSION])
-_HEADER = struct.Struct("=16sQIIIIIIIdqqq16s16s")
+_HEADER = struct.Struct("=16sQIIIIIIIIdqqq16s16s")
 _NOT_KNOWN, _NO_FLOPS = -1, b"\xff" * 16
 _NO_ROLE: Mapping[str, int] = {}
 
@@ -40,13 +40,13 @@ def pack_part(part: Part, fit: bytes) -> bytes:
         part.steps,
         part.attempt,
         len(schema),
+        len(schema) + 8 * len(part.asks),
         part.seconds,
         *[_NOT_KNOWN if amount is None else amount for amount in (part.samples, part.tokens, part.useful_tokens)],
         *[_flops(amount) for amount in (part.model_flops, part.hardware_flops)],
     )
-    numbers = array("q", [*part.asks.values(), *part.role.values()])
-    columns = [column.tobytes() for column in part.signals.values()]
-    body = b"".join([header, schema, numbers.tobytes(), *columns])
+    numbers = [array("q", values.values()).tobytes() for values in (part.asks, part.role)]
+    body = b"".join([header, schema, *numbers, *[column.tobytes() for column in part.signals.values()]])
     return _FRAME.pack(_MAGIC, len(body), crc32(body)) + body
 
 
@@ -70,15 +70,14 @@ def _part(body: bytes) -> Part | None:
     """Build a part; None if its numbers can't be true. Rank 0 does this thousands of times per window."""
     try:
         (
-            *_, window, length, rank, world_size, parallel, steps, attempt, schema_size,
+            _, window, length, rank, world_size, parallel, steps, attempt, schema_size, asked_size,
             seconds, samples, tokens, useful_tokens, model, hardware,
         ) = _HEADER.unpack_from(body)  # fmt: skip
-        at = _HEADER.size + schema_size
-        names, role_names, number_of_asks = _names(body[_HEADER.size : at])
-        roles_at = at + 8 * number_of_asks
-        columns_at = roles_at + 8 * len(role_names)
-        asks, role = _asked(body[_HEADER.size : roles_at], schema_size), array("q", body[roles_at:columns_at])
+        role_at = _HEADER.size + asked_size
+        names, asks, role_names = _asked(body[_HEADER.size : role_at], schema_size)
+        columns_at = role_at + 8 * len(role_names)
         columns = array("f", body[columns_at:])
+        role = array("q", body[role_at:columns_at]) if role_names else ()
     except (struct.error, ValueError, RecursionError):
         return None
     if len(columns) != len(names) * length or not steps <= length or rank >= world_size or length == 0:
@@ -112,21 +111,14 @@ def _schema(*names: tuple[str, ...]) -> bytes:
     return json.dumps(names).encode()
 
 
-@lru_cache(64)  # the ranks of a job have the same names, so that they are read once
-def _names(schema: bytes) -> tuple[tuple[str, ...], tuple[str, ...], int]:
-    """Read the names of the signals and of the coordinates, and the number of values that are asked for."""
-    signals, asks, role = [tuple(map(str, names)) for names in json.loads(schema)]
-    return signals, role, len(asks)
-
-
-@lru_cache(64)  # and as a rule they ask for the same
-def _asked(schema_and_values: bytes, schema_size: int) -> Mapping[str, int]:
-    """Read the values that are asked for, by name."""
-    _, names, _ = json.loads(schema_and_values[:schema_size])
+@lru_cache(64)  # the ranks of a job have the same names and as a rule the same asks, so that they are read once
+def _asked(schema_and_values: bytes, schema_size: int) -> tuple[tuple[str, ...], Mapping[str, int], tuple[str, ...]]:
+    """Read the names of the signals, the values that are asked for, and the names of the coordinates."""
+    signals, asks, role = [tuple(map(str, names)) for names in json.loads(schema_and_values[:schema_size])]
     values = array("q", schema_and_values[schema_size:])
     if min(values, default=0) < 0:
         raise ValueError(values)
-    return dict(zip(map(str, names), values, strict=True))
+    return signals, dict(zip(asks, values, strict=True)), role
 
 
 def _flops(amount: int | None) -> bytes:
