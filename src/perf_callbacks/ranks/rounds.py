@@ -22,6 +22,9 @@ from perf_callbacks.ranks.store import Board
 MANY = 64
 """In a job of more ranks than this, one rank of each machine talks for all of them."""
 
+FEW = 16
+"""In a job of more ranks than this, a rank hears of a window with its next part. Up to here it looks until it is there."""
+
 KEPT = 8
 """Most parts of one rank that are kept, here or in the store. If it is further behind, windows go without it."""
 
@@ -181,8 +184,8 @@ class Follower(Rounds):
                 board.write(slot(self._rank, part.window, self._world_size), packed)
         if parts:
             self._awaited, self._since = (parts[-1].window + 1) * parts[-1].length, now
-        if self._world_size > MANY and isinstance(board, Board):
-            return None  # thousands of looks would cost rank 0 more than the parts do: it hears with its next part
+        if self._world_size > FEW and isinstance(board, Board):
+            return None  # serving the looks of all ranks would cost rank 0 more than their parts do
         if self._awaited > self._known:
             self._hear(board)
         return pause(now - self._since) if self._awaited > self._known else None
