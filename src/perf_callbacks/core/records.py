@@ -331,4 +331,18 @@ class Stall:
     """Python stack of the training thread, `file:line function`, innermost last."""
 
 
-Record = Run | Checklist | Steps | Row | Gc | Span | Flops | Finding | Window | Summary | Stall
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Straggler:
+    """A rank that the others waited for. In rank 0's journal."""
+
+    step: int
+    rank: int
+    cause: str
+    """One of gc, data, steal (waiting for a CPU), device, host."""
+    seconds_lost: float
+    """Time by which the step, or these steps, would have been shorter without the cause."""
+    steps: int = 1
+    """Number of steps up to `step` in which it happened; more than 1 for a rank that is slow for long."""
+
+
+Record = Run | Checklist | Steps | Row | Gc | Span | Flops | Finding | Window | Summary | Stall | Straggler
