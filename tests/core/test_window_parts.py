@@ -15,6 +15,8 @@ from perf_callbacks.core.window_parts import Parts
 class FakeRanks:
     """The other ranks, of whom it is heard when the test says so."""
 
+    signals = None
+
     def __init__(self, window=None):
         self.window = window
         self.latest = None

@@ -16,12 +16,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from perf_callbacks.core.codec import pack
 from perf_callbacks.core.config import PerfConfig
+from perf_callbacks.core.packed_parts import pack_part
 from perf_callbacks.core.records import Window
 from perf_callbacks.core.windows import Part, Verdict
 from perf_callbacks.host.place import Place
-from perf_callbacks.ranks import exchange as ranks, rounds, store as board
+from perf_callbacks.ranks import exchange as ranks, leader, rounds, store as board
 from perf_callbacks.ranks.exchange import Exchange
 
 LENGTH = 50
@@ -88,6 +88,18 @@ class Job:
             useful_tokens=7 * self.world_size,
         )
 
+    def lacking(self, window, *missing):
+        """The window without some ranks."""
+        there = [rank for rank in range(self.world_size) if rank not in missing]
+        return replace(
+            self.whole(window),
+            missing=len(missing),
+            missing_ranks=missing,
+            seconds=10.0 + max(there) / 8,
+            samples=None,
+            useful_tokens=None,
+        )
+
     def through(self, window):
         """All ranks go through a window, and look often enough to know of each other."""
         self.offer(window)
@@ -150,16 +162,18 @@ def test_a_rank_that_is_missing_keeps_windows_from_becoming_complete(job):
     assert job.latest == [job.whole(0)] * 3
 
 
-def test_who_waits_looks_ever_less_often(job):
+def test_who_waits_looks_ever_less_often_and_rank_0_until_the_deadline(job):
     job.offer(0, 0, 2)
     pauses = {0: [], 2: []}
-    for rank in pauses:
+    for rank, seconds in {2: 200, 0: leader.DEADLINE_SECONDS}.items():
         began = job.now
-        while job.now < began + 200:
+        while job.now < began + seconds:
             pauses[rank] += job.step(rank)
             job.now += pauses[rank][-1]
-    expected = [0.1, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30, 30, 30, 30, 30]
-    assert pauses == {0: pytest.approx(expected[: len(pauses[0])]), 2: pytest.approx(expected[: len(pauses[2])])}
+    expected = [0.1, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2]
+    assert pauses[2] == pytest.approx([*expected, 6.4, 12.8, 25.6, *[30] * 5])
+    assert pauses[0] == pytest.approx([*expected, 10 - sum(expected)])
+    assert job.step(0) == [None]
 
 
 def test_a_rank_that_was_deaf_for_some_windows_catches_up(job):
@@ -184,6 +198,7 @@ def test_what_is_too_far_behind_is_given_up(job):
     for window in range(20):
         job.offer(window, 1)
         job.step(1)
+    assert job.ranks[0].take() == [job.lacking(window, 1) for window in range(12)]
     job.step(0)
     assert job.ranks[0].take() == [job.whole(window) for window in range(12, 20)]
 
@@ -228,7 +243,7 @@ def test_a_rank_that_joins_late_is_waited_for():
     for window in range(10):
         job.offer(window, 0, 1)
         job.step(0, 1)
-    assert job.latest == [None] * 3
+    assert job.ranks[0].take() == [job.lacking(window, 2) for window in range(2)]
     job.through(10)
     assert job.latest == [job.whole(10)] * 3
 
@@ -240,7 +255,7 @@ def test_rank_0_may_say_that_nothing_is_exchanged():
     assert {exchange.agree(5).run_id for exchange in job.ranks} == {job.run_id}
     job.through(0)
     assert job.latest == [None] * 3
-    assert dist.PrefixStore("perf_callbacks", job.store).check(["rank1"]) is False
+    assert dist.PrefixStore("perf_callbacks", job.store).check(["part0 1"]) is False
 
 
 def test_parts_of_windows_of_another_length_are_not_sent(job):
@@ -314,12 +329,12 @@ def test_a_fit_within_a_fit_leaves_the_outer_one_its_windows(job):
 
 
 @pytest.mark.parametrize("garbage", ["", "{}", "\n", "null", "\x00", "[" * 100_000, "9" * 20_000, "half"])
-@pytest.mark.parametrize("key", ["verdict", "window", "rank0", "rank2"])
+@pytest.mark.parametrize("key", ["verdict", "window", "part0 2", "part1 1", "part1 2"])
 def test_whatever_is_left_in_the_store_is_no_error(job, key, garbage):
     store = dist.PrefixStore("perf_callbacks", job.store)
     job.through(0)
     if garbage == "half":
-        garbage = store.get(key).decode()[:-4] if store.check([key]) else "half"
+        garbage = store.get(key)[:-4] if store.check([key]) else "half"
     store.set(key, garbage)
     job.offer(1)
     job.step(1, 2)
@@ -331,10 +346,11 @@ def test_whatever_is_left_in_the_store_is_no_error(job, key, garbage):
 
 
 def test_a_rank_can_not_speak_for_another(job):
-    lines = [job.ranks[0].verdict.fit, pack(job.part(0, 1, samples=10**9)), pack(job.part(0, 2))]
+    fit = rounds.mark(job.ranks[0].verdict.fit)
+    parts = [job.part(0, 1, samples=10**9), job.part(0, 2)]
     job.offer(0, 0, 1)
     job.step(1)
-    dist.PrefixStore("perf_callbacks", job.store).set("rank2", "\n".join(lines))
+    dist.PrefixStore("perf_callbacks", job.store).set("part0 2", b"".join([pack_part(part, fit) for part in parts]))
     job.step()
     assert job.latest == [job.whole(0), job.whole(0), None]
 
@@ -403,7 +419,12 @@ def test_a_store_that_fails_ends_the_exchange_and_nothing_else(failing, which, c
     assert job.ranks[other].failure is None
     latest = job.latest
     job.through(3)
-    assert job.latest == latest
+    if which == 0:
+        assert job.latest == latest
+    else:
+        job.now += leader.DEADLINE_SECONDS
+        job.step(0)
+        assert job.latest[:2] == [job.lacking(3, 1), latest[1]]
     assert job.step(which) == [None]
     before = stores[which].calls
     job.end()
@@ -428,12 +449,11 @@ def test_nothing_grows_with_the_number_of_windows_or_fits(job):
         current.step()
         assert len(current.ranks[0]._rounds._pending) <= rounds.KEPT
         assert max(len(exchange._rounds.offers) for exchange in current.ranks) == 0
-        assert max(len(exchange._rounds._sent) for exchange in current.ranks[1:]) <= rounds.KEPT
         assert 0 < len(current.ranks[0].take()) <= rounds.FINISHED
         current.end()
-    assert store.num_keys() == 4
-    keys = ("verdict", "window", "rank1", "rank2")
-    assert sum(len(dist.PrefixStore("perf_callbacks", store).get(key)) for key in keys) < 2000
+    assert store.num_keys() == 2 + 2 * rounds.KEPT
+    keys = ["verdict", "window", *[f"part{slot} {rank}" for slot in range(rounds.KEPT) for rank in (1, 2)]]
+    assert sum(len(dist.PrefixStore("perf_callbacks", store).get(key)) for key in keys) < 5000
 
 
 def test_what_is_offered_while_the_store_does_not_answer_is_bounded(job):

@@ -30,7 +30,7 @@ from perf_callbacks.core.records import (
 )
 from perf_callbacks.core.stalls import Note
 from perf_callbacks.core.type_checks import forms_of, is_number
-from perf_callbacks.core.windows import Part, Verdict, possible
+from perf_callbacks.core.windows import Verdict, possible
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ _TYPES: dict[str, type[Record]] = {
 }
 
 _FIELDS: dict[type, tuple[str, ...]] = {
-    kind: tuple(item.name for item in fields(kind)) for kind in (*_TYPES.values(), Part, Verdict, Note)
+    kind: tuple(item.name for item in fields(kind)) for kind in (*_TYPES.values(), Verdict, Note)
 }
 
 _FORMS = {kind: forms_of(kind) for kind in _FIELDS}
@@ -98,13 +98,13 @@ def decode(line: str) -> Entry | None:
     return Entry(float(t), record)
 
 
-def pack(item: Part | Window | Verdict | Note) -> str:
+def pack(item: Window | Verdict | Note) -> str:
     """One line for the other ranks."""
     return _json([getattr(item, name) for name in _FIELDS[type(item)]])
 
 
 def unpack(kind: type[T], line: str) -> T | None:
-    """The `Part`, `Window`, `Verdict` or `Note` on a line; None where the line is torn or foreign."""
+    """Return the `Window`, `Verdict` or `Note` on a line; None where the line is torn or foreign."""
     try:
         values = _loads(line)
         item = _built(kind, dict(zip(_FIELDS[kind], values, strict=True))) if isinstance(values, list) else None

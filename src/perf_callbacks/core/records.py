@@ -204,6 +204,11 @@ class Window:
     steps: int
     """Number of these steps that are in rows or were counted again. The next fields cover these steps."""
     ranks: int
+    """Number of ranks of the job."""
+    missing: int = 0
+    """Number of ranks whose part did not come in time. If there are any, the amounts of the job are unknown."""
+    missing_ranks: tuple[int, ...] = ()
+    """These ranks, in order; at most 64 are named."""
     seconds: float
     """Time of the slowest rank, which is that of the job."""
     samples: int | None

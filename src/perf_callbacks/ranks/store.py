@@ -1,6 +1,7 @@
 """Notes that the ranks of a job leave for each other, in the key-value store that started their process group.
 
-There is no collective, group or socket of our own. A note is a few lines of text; nothing is unpickled.
+There is no collective, group or socket of our own. A note is a few lines of text, or packed columns of numbers; nothing
+is unpickled.
 """
 
 import os
@@ -15,6 +16,9 @@ c10d: Any = dist  # torch documents it without exporting it to type checkers
 
 LONGEST = 40_000
 """Most bytes of a note."""
+
+LARGEST = 1_000_000
+"""Most bytes of packed parts under one key."""
 
 SHARE = 0.75
 """Share of the files of a process that the connections of all ranks may take."""
@@ -64,9 +68,21 @@ class Board:
         self._store = c10d.PrefixStore("perf_callbacks", connection(store))
         self._found: set[str] = set()
 
-    def write(self, key: str, note: str) -> None:
+    def write(self, key: str, note: str | bytes) -> None:
         """Write or overwrite a note."""
         self._store.set(key, note)
+
+    def make(self, keys: Sequence[str]) -> None:
+        """Write an empty note under each of some keys."""
+        if self._store.has_extended_api():
+            self._store.multi_set(list(keys), [""] * len(keys))
+        else:
+            for key in keys:
+                self._store.set(key, "")
+
+    def get(self, keys: Sequence[str]) -> list[bytes]:
+        """Read the bytes under some keys. All of them must be there: the store would wait for them."""
+        return [note if len(note) <= LARGEST else b"" for note in self._store.multi_get(list(keys))]
 
     def replace(self, key: str, note: str, other: str) -> None:
         """Overwrite a note, unless another rank has."""
