@@ -298,6 +298,18 @@ class Summary:
     """Number of stalls on this rank."""
     stall_seconds: float = 0.0
     """Seconds without a step in these stalls."""
+    compared_steps: int = 0
+    """Steps in which stragglers were looked for, on rank 0. The next fields cover these steps."""
+    compared_seconds: float = 0.0
+    straggler_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Seconds that the job lost to stragglers, by cause as in `Straggler`."""
+    stragglers: tuple[tuple[int, str, float, int], ...] = ()
+    """What cost most: rank, cause, seconds, and number of steps in which it happened."""
+    slowdown: float | None = None
+    """Duration of these steps over the one that they would have if every rank were as fast as a usual one. None:
+    unknown, or there is one rank."""
+    backward_waiting: float | None = None
+    """Part of the backward in which this rank waited for the others, from 0 to 1. None: unknown."""
 
     @property
     def mfu(self) -> float | None:

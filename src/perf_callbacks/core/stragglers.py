@@ -68,9 +68,10 @@ class Stragglers:
         self.times: Counter[tuple[int, str]] = Counter()
         """Number of steps in which it lost them."""
         self.steps = 0
-        """Steps whose ranks were compared."""
+        """Steps that were compared."""
         self.seconds = self.uneven_seconds = 0.0
         """Duration of these steps, and how much shorter they would be if each rank were as fast as a usual one."""
+        self._several = False
 
     def window(
         self,
@@ -112,10 +113,10 @@ class Stragglers:
                     compared.append(step)
                     uneven[step.step] = max(uneven[step.step], step.late)
             found += self._groups.setdefault(coordinates, _Group()).find(first_step, peers, compared, median(durations))
-        if len(ranks) > 1:
-            self.steps += len(durations)
-            self.seconds += sum(durations)
-            self.uneven_seconds += sum(uneven)
+        self._several |= len(ranks) > 1
+        self.steps += len(durations)
+        self.seconds += sum(durations)
+        self.uneven_seconds += sum(uneven) if len(ranks) > 1 else 0.0
         for straggler in found:
             who = straggler.rank, straggler.cause
             self.lost[who] = self.lost.get(who, 0.0) + straggler.seconds_lost
@@ -137,9 +138,9 @@ class Stragglers:
 
     @property
     def slowdown(self) -> float | None:
-        """Duration of the steps over the one that they would have if no rank were slow. None: unknown."""
+        """Duration of the steps over the one that they would have if no rank were slow. None: there is one rank."""
         rest = self.seconds - self.uneven_seconds
-        return self.seconds / rest if rest > 0 else None
+        return self.seconds / rest if rest > 0 and self._several else None
 
 
 class _Group:
