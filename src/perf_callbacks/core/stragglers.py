@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perf_callbacks.core.even_work import evened
-from perf_callbacks.core.peers import CAUSES, LOCAL, STEP, Compared, Peers, Signals, known, median
+from perf_callbacks.core.peers import CAUSES, GC, LOCAL, STEAL, STEP, Compared, Peers, Signals, known, median
 from perf_callbacks.core.records import Straggler
 
 STAGES = frozenset({"pipeline", "pipe", "pp"})
@@ -24,6 +24,9 @@ DEVIATIONS = 8 * 1.4826
 
 MEMORY = 200
 """Steps whose losses are remembered to tell an unusual one."""
+
+EXACT = frozenset({GC, STEAL})
+"""Causes that are measured by themselves. Waiting for data holds some of their time too, so they come first."""
 
 SLICE = 256
 """Ranks whose roles are looked at in one slice of the work."""
@@ -172,7 +175,7 @@ class _Group:
         found = []
         for one in compared:
             left = one.late
-            for cause in sorted(one.gains, key=one.gains.__getitem__, reverse=True):
+            for cause in sorted(one.gains, key=lambda cause: (cause not in EXACT, -one.gains[cause])):
                 if one.gains[cause] > limits[cause] and left > 0:
                     lost = min(one.gains[cause], left)
                     left -= lost
