@@ -7,6 +7,9 @@ from math import nan
 from perf_callbacks.core.steps import RECOUNTED, Columns, Totals
 from perf_callbacks.core.windows import Part
 
+MOST_STEPS = 1000
+"""Most steps of a window whose parts carry signals."""
+
 Signals = Callable[[Columns], Mapping[str, Sequence[float | None]]]
 """Makes the signals of some steps: by name, a column of seconds as long as theirs, with None for what is unknown."""
 
@@ -58,7 +61,7 @@ class Parts:
 
     def _add(self, steps: Columns) -> None:
         self._totals.add(_belonging(steps))
-        if self.signals is not None and steps.number:
+        if self.signals is not None and steps.number and (self._length or 0) <= MOST_STEPS:
             self._steps.append(steps)
 
     def _begin(self, after: int) -> None:

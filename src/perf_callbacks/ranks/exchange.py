@@ -19,10 +19,12 @@ from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.records import Window
 from perf_callbacks.core.window_parts import Signals
 from perf_callbacks.core.windows import Part, Verdict
+from perf_callbacks.host.cpu_facts import local_ranks
 from perf_callbacks.host.place import Place
 from perf_callbacks.ranks import store as store_room
 from perf_callbacks.ranks.leader import Analyse, Leader
-from perf_callbacks.ranks.rounds import SOON, Follower, Rounds
+from perf_callbacks.ranks.node import Node, gathered
+from perf_callbacks.ranks.rounds import MANY, SOON, Follower, Rounds
 from perf_callbacks.ranks.stalls import StallNotes
 
 AGREE_SECONDS = 5.0
@@ -40,7 +42,9 @@ def meet(place: Place, config: PerfConfig, run_id: str) -> "Exchange | None":
         store = store_room.default_store() if place.world_size > 1 else None
         if store is None:
             return None
-        shortage = store_room.shortage(store, place.world_size)
+        node = _node(store, place)
+        connections = place.world_size // (1 if node is None else len(node.ranks))
+        shortage = store_room.shortage(store, place.world_size, connections)
         if shortage is not None:
             log.log(
                 logging.DEBUG if place.rank else logging.WARNING,
@@ -56,6 +60,7 @@ def meet(place: Place, config: PerfConfig, run_id: str) -> "Exchange | None":
             stragglers=config.stragglers == "on",
             run_id=run_id,
             directory=str(place.directory.absolute()) if place.directory_of_all else None,
+            node=node,
         )
         exchange.start()
     except Exception as error:  # noqa: BLE001 an observer never ends the run
@@ -82,6 +87,7 @@ class Exchange:
         directory: str | None = None,
         stragglers: bool = False,
         attempt: int | None = None,
+        node: Node | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         verdict = Verdict(
@@ -89,9 +95,9 @@ class Exchange:
         )
         attempt = _restarts() if attempt is None else attempt
         self._rounds: Rounds = (
-            Follower(store, rank=rank, world_size=world_size, attempt=attempt)
+            Follower(store, rank=rank, world_size=world_size, attempt=attempt, node=node)
             if rank
-            else Leader(store, world_size=world_size, verdict=verdict, attempt=attempt)
+            else Leader(store, world_size=world_size, verdict=verdict, attempt=attempt, node=node)
         )
         self._signals: Signals | None = None
         self._talk = _Talk(self._rounds, clock)
@@ -263,6 +269,14 @@ class _Talk:
             log.warning("perf_callbacks: ranks exchange no more, training goes on: %s", self._rounds.failure)
         self._rounds.leave(politely=self._politely)
         _running.discard(self)
+
+
+def _node(store: Any, place: Place) -> Node | None:
+    """Return the ranks of this machine, if one of them is to talk for all."""
+    address = store_room.address(store)
+    if address is None:
+        return None
+    return gathered(place.rank, place.world_size, local_ranks(os.environ), many=MANY, job=address)
 
 
 def _restarts() -> int:

@@ -5,17 +5,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 from perf_callbacks.core.codec import pack
 from perf_callbacks.core.packed_parts import unpack_parts
 from perf_callbacks.core.records import Window
 from perf_callbacks.core.windows import Combination, GatheredWindow, Part, Verdict, hold
-from perf_callbacks.ranks.rounds import Rounds, mark, note_of_window, pause, slot, slots
+from perf_callbacks.ranks.node import Folder, Node
+from perf_callbacks.ranks.rounds import Rounds, mark, note_of_window, patience, pause, slot, slots
 from perf_callbacks.ranks.store import Board
-
-DEADLINE_SECONDS = 10.0
-"""Seconds after which a window goes without the ranks that are missing, or two steps if that is longer."""
 
 SLICE = 64
 """Parts that are handled at once: well under 2 ms. Then the training thread may have the GIL."""
@@ -44,27 +42,34 @@ class _Pending:
 class Leader(Rounds):
     """Rank 0: announces the settings and combines the windows."""
 
-    def __init__(self, store: Any, *, world_size: int, verdict: Verdict, attempt: int = 0) -> None:
-        super().__init__(store, rank=0, world_size=world_size, attempt=attempt)
+    def __init__(
+        self, store: Any, *, world_size: int, verdict: Verdict, attempt: int = 0, node: Node | None = None
+    ) -> None:
+        super().__init__(store, rank=0, world_size=world_size, attempt=attempt, node=node)
         self.verdict = self._mine = verdict
         self.analyse: Analyse | None = None
         """Analysis of the windows, if there is one. An error ends it, and not the exchange."""
         self._mark = mark(verdict.fit)
+        self._together = 1 if node is None else len(node.ranks)  # ranks that share a key
         self._said = self._warned = False
         self._pending: dict[int, _Pending] = {}
         self.agreed.set()
 
-    def _round(self, board: Board, now: float) -> float | None:
+    def _round(self, board: Board | Folder, now: float) -> float | None:
+        board = cast("Board", board)  # rank 0 is the first rank of its machine
         if not self._said and self._mine.window is not None:
-            # Keys that are there are read without asking which are: most of a silent rank's cost.
-            ranks, kept = range(1, self._world_size), range(slots(self._world_size))
-            board.make([slot(rank, window, self._world_size) for window in kept for rank in ranks])
+            # Reading keys that are all there is one call. Finding those that are there costs a call per silent rank.
+            first = 1 if self._together == 1 else 0
+            sources, kept = range(first, self._world_size, self._together), range(slots(self._world_size))
+            board.make([slot(rank, window, self._world_size) for window in kept for rank in sources])
         if self.offers or not self._said:  # again with each window: a fit within this one may have had its own
             board.write("verdict", pack(self._mine))
             self._said = True
         for part in self._drained(self._mine.window or 0):
-            wait = max(DEADLINE_SECONDS, 2 * part.seconds / max(1, part.steps))
-            self._pending[part.window] = _Pending(now, now + wait, {0: part})
+            deadline = now + patience(part)
+            self._pending[part.window] = _Pending(now, deadline, {0: part})
+            if self._relay is not None:
+                self._relay.open(part.window, b"", now, deadline)
         for window in sorted(self._pending, reverse=True):  # a rank sends in order: what came late is found below
             self._read(board, window)
         self._close(board, now)
@@ -73,14 +78,19 @@ class Leader(Rounds):
 
     def _read(self, board: Board, window: int) -> None:
         """Read the parts of a window that haven't come yet."""
-        parts = self._pending[window].parts
+        parts, together = self._pending[window].parts, self._together
         missing = [rank for rank in range(self._world_size) if rank not in parts]
-        for ranks in _slices(missing):
-            blobs = board.get([slot(rank, window, self._world_size) for rank in ranks])
-            for rank, blob in zip(ranks, blobs, strict=True):
+        sources = sorted({rank - rank % together for rank in missing})
+        for some in _slices(sources, max(1, SLICE // together)):
+            blobs = board.get([slot(rank, window, self._world_size) for rank in some])
+            for source, blob in zip(some, blobs, strict=True):
                 for part in unpack_parts(blob, self._mark):
-                    if (part.rank, part.window, part.length) == (rank, window, self._mine.window):
-                        parts[rank] = part
+                    if (
+                        part.window == window
+                        and part.length == self._mine.window
+                        and 0 <= part.rank - source < together
+                    ):
+                        parts.setdefault(part.rank, part)
 
     def _close(self, board: Board, now: float) -> None:
         """Close windows that are complete, that are over their deadline, or whose parts are being overwritten."""
@@ -107,7 +117,7 @@ class Leader(Rounds):
     def _combine(self, parts: Sequence[Part], missing: Sequence[int], windows: int) -> None:
         """Put the parts of a window together. So many windows are over by now."""
         combination = Combination()
-        for some in _slices(parts):
+        for some in _slices(parts, SLICE):
             combination.add(some)
         window: Window | None = combination.window(missing)
         if window is not None:
@@ -142,14 +152,14 @@ class Leader(Rounds):
             ", …" if len(window.missing) > MOST_SHOWN else "",
         )
 
-    def _take_back(self, board: Board) -> None:
-        board.replace("verdict", pack(self._mine), "")
+    def _take_back(self, board: Board | Folder) -> None:
+        cast("Board", board).replace("verdict", pack(self._mine), "")
 
 
-def _slices(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
+def _slices(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
     """Return some items at a time, with a breath for the other threads before each but the first."""
     rest = iter(items)
-    for number in range(0, len(items), SLICE):
+    for number in range(0, len(items), size):
         if number:
             time.sleep(BREATH_SECONDS)
-        yield list(islice(rest, SLICE))
+        yield list(islice(rest, size))

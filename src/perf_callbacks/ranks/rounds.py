@@ -15,17 +15,21 @@ from perf_callbacks.core.codec import pack, unpack
 from perf_callbacks.core.packed_parts import pack_part
 from perf_callbacks.core.records import Window
 from perf_callbacks.core.windows import Part, Verdict
+from perf_callbacks.ranks.node import LOOK_SECONDS, Folder, Node, Relay
 from perf_callbacks.ranks.stalls import StallNotes
 from perf_callbacks.ranks.store import Board
 
 MANY = 64
-"""A job of more ranks than this spares the process that serves the store."""
+"""In a job of more ranks than this, one rank of each machine talks for all of them."""
 
 KEPT = 8
 """Most parts of one rank that are kept, here or in the store. If it is further behind, windows go without it."""
 
 KEPT_OF_MANY = 4
 """Most parts that the store keeps of each of `MANY` ranks."""
+
+DEADLINE_SECONDS = 10.0
+"""Seconds after which a window goes without the ranks that are missing, or two steps if that is longer."""
 
 FINISHED = 64
 """Most windows that wait to be taken."""
@@ -45,9 +49,11 @@ _obeyed: dict[int, str] = {}  # settings of the fit that each rank of this proce
 class Rounds:
     """One rank's side of the exchange in one fit. An error ends the exchange, and nothing else."""
 
-    def __init__(self, store: Any, *, rank: int, world_size: int, attempt: int = 0) -> None:
+    def __init__(self, store: Any, *, rank: int, world_size: int, attempt: int = 0, node: Node | None = None) -> None:
         self._store = store  # held because rank 0 may serve it: it must not end before the exchange does
-        self._board: Board | None = None
+        self._board: Board | Folder | None = None
+        self._node = node
+        self._relay: Relay | None = None
         self._rank = rank
         self._world_size = world_size
         self._attempt = attempt
@@ -69,18 +75,45 @@ class Rounds:
         if self.failure is not None:
             return None
         try:
-            if self._board is None:
-                self._board = Board(self._store)
+            board = self._join() if self._board is None else self._board
             fit = self.verdict.fit if self.verdict is not None and self.verdict.window is not None else None
-            soon = self.stalls.round(self._board, fit, now) if fit is not None else None
-            pauses = [pause for pause in (soon, self._round(self._board, now)) if pause is not None]
-            return min(pauses, default=None)
+            soon = self.stalls.round(board, fit, now) if fit is not None else None
+            pauses = [soon, self._round(board, now), self._pass_on(board, now)]
+            return min([pause for pause in pauses if pause is not None], default=None)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.failure = f"{type(error).__name__}: {error}".partition("\n")[0]
             return None
 
-    def _round(self, board: Board, now: float) -> float | None:
+    def _join(self) -> Board | Folder:
+        """Connect to the store, or open the directory of this machine where another rank talks with the store."""
+        if self._node is not None and not self._node.talks:
+            self._board = Folder(self._node.directory)
+            return self._board
+        self._board = Board(self._store)
+        if self._node is not None:
+            size = self._world_size
+            self._relay = Relay(self._node, lambda rank, window: slot(rank, window, size), slots(size))
+        return self._board
+
+    def _round(self, board: Board | Folder, now: float) -> float | None:
         raise NotImplementedError
+
+    def _pass_on(self, board: Board | Folder, now: float) -> float | None:
+        """Pass on notes between the store and the other ranks of this machine, if this rank talks for them."""
+        relay, verdict = self._relay, self.verdict
+        if relay is None or verdict is None:
+            return None
+        notes = {"verdict": pack(verdict), "stall": self.stalls.said}
+        if self.latest is not None:
+            notes["window"] = note_of_window(verdict.fit, self.latest)
+        relay.tell(notes)
+        if verdict.window is None:
+            return None
+        for key, text in relay.stalls().items():
+            board.write(key, text)
+        for key, parts in relay.collect(mark(verdict.fit), now).items():
+            board.write(key, parts)
+        return LOOK_SECONDS if relay.since is None else min(LOOK_SECONDS, pause(now - relay.since))
 
     def leave(self, *, politely: bool = True) -> None:
         """Release the store. Politely: first take back notes that no longer hold, which is one more call."""
@@ -89,14 +122,22 @@ class Rounds:
                 if self.verdict is not None:
                     self.stalls.leave(self._board, self.verdict.fit)
                 self._take_back(self._board)
+            self._leave_node()
         except Exception:  # noqa: BLE001, S110 the store may be gone
             pass
         finally:
-            self._board = None
+            self._board = self._relay = None
             self._store = None
             self.agreed.set()
 
-    def _take_back(self, board: Board) -> None:
+    def _leave_node(self) -> None:
+        """Remove the notes of this machine, if this rank talks for it, or if the rank that does has left."""
+        if self._relay is not None and self.verdict is not None:
+            self._relay.folder.leave(pack(self.verdict))
+        elif isinstance(self._board, Folder):
+            self._board.leave()
+
+    def _take_back(self, board: Board | Folder) -> None:
         """Take back notes; a rank that only sends parts has none."""
 
     def _drained(self, window: int) -> list[Part]:
@@ -117,14 +158,14 @@ class Follower(Rounds):
     happens before the first window is sent.
     """
 
-    def __init__(self, store: Any, *, rank: int, world_size: int, attempt: int = 0) -> None:
-        super().__init__(store, rank=rank, world_size=world_size, attempt=attempt)
+    def __init__(self, store: Any, *, rank: int, world_size: int, attempt: int = 0, node: Node | None = None) -> None:
+        super().__init__(store, rank=rank, world_size=world_size, attempt=attempt, node=node)
         self._earlier = _obeyed.get(rank)
         self._began: float | None = None
         self._since = 0.0
         self._awaited = 0
 
-    def _round(self, board: Board, now: float) -> float | None:
+    def _round(self, board: Board | Folder, now: float) -> float | None:
         self._began = now if self._began is None else self._began
         if self.offers or self.verdict is None or self.verdict.window is None:
             self._obey(board)
@@ -132,7 +173,11 @@ class Follower(Rounds):
             return pause((now - self._began) / 8, EARLY)
         parts = self._drained(self.verdict.window)
         for part in parts:
-            board.write(slot(self._rank, part.window, self._world_size), pack_part(part, mark(self.verdict.fit)))
+            packed = pack_part(part, mark(self.verdict.fit))
+            if self._relay is not None:
+                self._relay.open(part.window, packed, now, now + patience(part))
+            else:
+                board.write(slot(self._rank, part.window, self._world_size), packed)
         if parts:
             self._awaited, self._since = (parts[-1].window + 1) * parts[-1].length, now
         known = self.latest.last_step if self.latest is not None else 0
@@ -140,7 +185,7 @@ class Follower(Rounds):
             known = self._fetch(board, self.verdict.fit, known)
         return pause(now - self._since) if self._awaited > known else None
 
-    def _obey(self, board: Board) -> None:
+    def _obey(self, board: Board | Folder) -> None:
         for note in board.read("verdict"):
             verdict = unpack(Verdict, note)
             held = self.verdict.fit if self.verdict is not None else None
@@ -149,7 +194,7 @@ class Follower(Rounds):
                 _obeyed[self._rank] = verdict.fit
                 self.agreed.set()
 
-    def _fetch(self, board: Board, fit: str, known: int) -> int:
+    def _fetch(self, board: Board | Folder, fit: str, known: int) -> int:
         """Read the newest window and return the last step that is known then."""
         for note in board.read("window"):
             first, _, line = note.partition("\n")
@@ -171,6 +216,14 @@ def _settled(amount: Any) -> int | None:
 def pause(waited: float, least: float = SOON) -> float:
     """Return the seconds until the next look of a rank that has waited for as long."""
     return min(max(least, waited), SELDOM)
+
+
+def patience(part: Part) -> float:
+    """Return the seconds after which a window goes without the ranks that are missing.
+
+    Where steps are long, a rank may tell of its last step with the end of the next one.
+    """
+    return max(DEADLINE_SECONDS, 2 * part.seconds / max(1, part.steps))
 
 
 def slot(rank: int, window: int, world_size: int) -> str:

@@ -31,20 +31,26 @@ def default_store() -> Any:
     return None
 
 
-def shortage(store: Any, world_size: int) -> str | None:
-    """Say why the process that serves a store can't hold a second connection of each rank; None if it can.
+def shortage(store: Any, world_size: int, connections: int) -> str | None:
+    """Say why the process that serves a store can't hold so many connections beside that of each rank; None if it can.
 
     A process without free descriptors fails in its own `open`, and training fails with it. Each rank decides this by
     itself, because asking the others would take the connection in question. Limits that differ between nodes are not
     seen.
     """
     allowed = open_files_allowed()
-    if allowed is None or not isinstance(_innermost(store), c10d.TCPStore):
+    if allowed is None or address(store) is None:
         return None
-    needed = ceil(2 * world_size / SHARE)
+    needed = ceil((world_size + connections) / SHARE)
     if needed <= allowed:
         return None
     return f"{allowed:,} open files are allowed and {world_size:,} ranks would need {needed:,}; raise `ulimit -n`"
+
+
+def address(store: Any) -> tuple[str, str] | None:
+    """Return host and port of the process that serves a store; None if ranks don't connect to one."""
+    inner = _innermost(store)
+    return (str(inner.host), str(inner.port)) if isinstance(inner, c10d.TCPStore) else None
 
 
 def open_files_allowed() -> int | None:
