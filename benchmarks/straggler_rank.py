@@ -42,7 +42,7 @@ class Faults:
         self.burners = []
         if any(cause == "steal" for cause, _ in self.mine.values()):
             self.burners = [
-                subprocess.Popen([sys.executable, "-c", BURN], stdin=subprocess.PIPE, text=True) for _ in range(4)
+                subprocess.Popen([sys.executable, "-c", BURN], stdin=subprocess.PIPE, text=True) for _ in range(8)
             ]
         self.cpus = os.sched_getaffinity(0)
 

@@ -127,7 +127,7 @@ def _starved(steps, rank, told):
         for delays in [one["delays"] for one in told]
     ]
     others = [max(column) for column in zip(*lost[:rank], *lost[rank + 1 :], strict=False)]
-    return any(mine - other > STEP / 2 for mine, other in zip(lost[rank], others, strict=False))
+    return any(mine - other > STEP for mine, other in zip(lost[rank], others, strict=False))
 
 
 def _contended(event, told):

@@ -93,6 +93,11 @@ class Peers:
         whole = sum(found.values())
         return {cause: found[cause] / whole for cause in sorted(found, key=lambda cause: -found[cause])}
 
+    def usual(self, cause: str) -> float:
+        """Return the median seconds of a cause on a usual rank."""
+        places = range(0, len(self.ranks), max(1, len(self.ranks) // SAMPLE))
+        return median([self.median(place, cause) for place in places])
+
     def median(self, place: int, cause: str) -> float:
         """Return the median seconds of a cause on one rank."""
         return self._column(place, cause)[1]

@@ -28,6 +28,9 @@ MEMORY = 200
 EXACT = frozenset({GC, STEAL})
 """Causes that are measured by themselves. Waiting for data holds some of their time too, so they come first."""
 
+SHORTAGE = 2.0
+"""Times that the other causes must exceed a usual step's wait for a CPU: where CPUs are short, all times vary."""
+
 SLICE = 256
 """Ranks whose roles are looked at in one slice of the work."""
 
@@ -172,6 +175,8 @@ class _Group:
             middle = median(noise)
             spread = median([abs(seconds - middle) for seconds in noise])
             limits[cause] = max(middle + DEVIATIONS * spread, LEAST_SHARE * step_seconds, LEAST_SECONDS)
+            if cause not in EXACT:
+                limits[cause] += SHORTAGE * peers.usual(STEAL)
         found = []
         for one in compared:
             left = one.late
