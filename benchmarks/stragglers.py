@@ -29,7 +29,7 @@ from perf_callbacks.journal import Steps, Straggler, read
 DOORS, RANKS = ("lightning", "transformers", "accelerate"), (2, 4)
 CAUSES = ("gc", "data", "host", "steal")
 STEPS, STEP, WINDOW = 400, 0.015, 50
-SLOW = (0.35, 230, 380)
+SLOW = (0.6, 230, 380)
 """A rank is slow for long: by this part of the sleep, from one step to another."""
 NEAR, BURST = 1, 20
 """Steps by which an event may be off, and steps in which a CPU is stolen."""
