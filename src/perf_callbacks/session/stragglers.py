@@ -59,8 +59,9 @@ def begin(recorder: Recorder, model: nn.Module | None) -> Observer | None:
 class _Found:
     """Stragglers found so far. They are found in one thread and asked for in another, which never waits."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, *, sharded: bool = False) -> None:
         self._recorder = recorder
+        self._sharded = sharded
         self._stragglers = Stragglers()
         self._warned: set[int] = set()
         self._lost, self._told = 0.0, 0.0
@@ -82,6 +83,7 @@ class _Found:
         self._summary = {
             "compared_steps": stragglers.steps,
             "compared_seconds": stragglers.seconds,
+            "compared_model": not self._sharded,
             "straggler_seconds": stragglers.causes,
             "stragglers": tuple([(*one, stragglers.lost[one], stragglers.times[one]) for one in worst]),
             "slowdown": stragglers.slowdown,
@@ -110,9 +112,9 @@ class RanksWatch(Observer):
 
     def __init__(self, recorder: Recorder, ranks: Exchange, model: nn.Module | None) -> None:
         self._recorder = recorder
-        self._found = _Found(recorder)
         self._device = recorder.run.timeline == "device"
         self._sharded = gradient_moments.sharded(model)
+        self._found = _Found(recorder, sharded=self._sharded)
         self._moments: GradientMoments | None = None
         self._local: LocalTimes | None = None
         self._made, self._analysed = -1, -1
