@@ -181,8 +181,8 @@ class _Group:
         for one in compared:
             left = one.gain
             for cause in sorted(one.gains, key=lambda cause: (cause not in EXACT, -one.gains[cause])):
-                if min(one.late, one.gains[cause]) > limits[cause] and left > 0:
-                    lost = min(one.gains[cause], left)
+                lost = min(one.gains[cause], left)
+                if min(lost, one.late) > limits[cause]:
                     left -= lost
                     rank = peers.ranks[one.slowest]
                     found.append(Straggler(step=first_step + one.step, rank=rank, cause=cause, seconds_lost=lost))
