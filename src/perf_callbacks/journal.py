@@ -20,6 +20,7 @@ from perf_callbacks.core.records import (
     Span,
     Stall,
     Steps,
+    Straggler,
     Summary,
     Window,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "Span",
     "Stall",
     "Steps",
+    "Straggler",
     "Summary",
     "Window",
     "attempts",

@@ -24,6 +24,7 @@ from perf_callbacks.core.records import (
     Span,
     Stall,
     Steps,
+    Straggler,
     Summary,
     Window,
 )
@@ -35,7 +36,7 @@ T = TypeVar("T")
 
 _TYPES: dict[str, type[Record]] = {
     kind.__name__.lower(): kind
-    for kind in (Run, Checklist, Steps, Row, Gc, Span, Flops, Finding, Window, Summary, Stall)
+    for kind in (Run, Checklist, Steps, Row, Gc, Span, Flops, Finding, Window, Summary, Stall, Straggler)
 }
 
 _FIELDS: dict[type, tuple[str, ...]] = {

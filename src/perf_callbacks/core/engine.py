@@ -8,6 +8,7 @@ row.
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from perf_callbacks.core import ratios
 from perf_callbacks.core.account import BEGINNING, Account
@@ -97,6 +98,8 @@ class Engine:
         self.account = Account()
         self.advise: Callable[[Summary], tuple[Finding, ...]] = lambda _: ()
         """Returns the findings of the fit, by its summary so far."""
+        self.stragglers: Callable[[str], dict[str, Any]] = lambda _: {}
+        """Returns the stragglers for a "row", for the "whole" fit, or for its "summary", as fields."""
         self.aside: list[tuple[str, float]] = []
         """Spans that have begun: kind and time."""
 
@@ -261,7 +264,7 @@ class Engine:
         """Metrics of the included steps since the last row; empty where there are none."""
         with self.intake.alone():
             self.intake.collect()
-            return self._logged(step, self._ledger.take_row())
+            return self._logged(step, self._ledger.take_row(), "row")
 
     @property
     def why_empty(self) -> str | None:
@@ -273,13 +276,14 @@ class Engine:
         """Metrics of all included steps, for the line in which a trainer sums up a run."""
         with self.intake.alone():
             self.intake.collect()
-            return self._logged(step, self._ledger.included())
+            return self._logged(step, self._ledger.included(), "whole")
 
-    def _logged(self, step: int, totals: Totals) -> dict[str, float]:
+    def _logged(self, step: int, totals: Totals, kind: str) -> dict[str, float]:
         self._work.judge(totals.effort, totals.effort_seconds)
         rating = None if self._work.varies else self._work.rating
         metrics = ratios.metrics(totals, self._shown, self._sharing.latest, rating)
         if metrics:
+            metrics |= self.stragglers(kind)
             self._emit(Row(step=step, metrics=metrics))
         return metrics
 
@@ -328,6 +332,7 @@ class Engine:
             failure=failure,
             stalls=len(self.stalls),
             stall_seconds=sum(self.stalls),
+            **self.stragglers("summary"),
         )
         return replace(summary, findings=self.advise(summary))
 

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import RLock
+from typing import Any
 
 from perf_callbacks.core.account import BEGINNING
 from perf_callbacks.core.ledger import Ledger
@@ -45,6 +46,8 @@ class Intake:
         self._reading = False
         self.overdue = False
         """The device is to be asked for its times before the step ends."""
+        self.listen: Callable[[Sequence[Any], Sequence[int]], object] | None = None
+        """Sees the tape before it is read, with the numbers of the steps that have ended."""
         self.longest_step = 0.0
         """Seconds of the longest step so far, without the first, in which things are made and compiled."""
 
@@ -108,6 +111,8 @@ class Intake:
         self._enter_rows(self._pending.timed([None] * len(self._pending.passed)))
 
     def _collect(self) -> None:
+        if self.listen is not None:
+            self.listen(self._tape.pairs[:], [number for number, *_ in self._pending.ended])
         past, told = self._tape.read()
         ended = self._pending.ended
         pauses = [

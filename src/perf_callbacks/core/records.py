@@ -298,6 +298,20 @@ class Summary:
     """Number of stalls on this rank."""
     stall_seconds: float = 0.0
     """Seconds without a step in these stalls."""
+    compared_steps: int = 0
+    """Steps in which stragglers were looked for, on rank 0. The next fields cover these steps."""
+    compared_seconds: float = 0.0
+    compared_model: bool = True
+    """False: ranks wait for each other within the model, so only time outside of forward and backward was compared."""
+    straggler_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Seconds that the job lost to stragglers, by cause as in `Straggler`."""
+    stragglers: tuple[tuple[int, str, float, int], ...] = ()
+    """What cost most: rank, cause, seconds, and number of steps in which it happened."""
+    slowdown: float | None = None
+    """Duration of these steps over the one that they would have if every rank were as fast as a usual one. None:
+    unknown, or there is one rank."""
+    backward_waiting: float | None = None
+    """Part of the backward in which this rank waited for the others, from 0 to 1. None: unknown."""
 
     @property
     def mfu(self) -> float | None:
@@ -336,4 +350,18 @@ class Stall:
     """Python stack of the training thread, `file:line function`, innermost last."""
 
 
-Record = Run | Checklist | Steps | Row | Gc | Span | Flops | Finding | Window | Summary | Stall
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Straggler:
+    """A rank that the others waited for. In rank 0's journal."""
+
+    step: int
+    rank: int
+    cause: str
+    """One of gc, data, steal (waiting for a CPU), device, host."""
+    seconds_lost: float
+    """Time by which the step, or these steps, would have been shorter without the cause."""
+    steps: int = 1
+    """Number of steps up to `step` in which it happened; more than 1 for a rank that is slow for long."""
+
+
+Record = Run | Checklist | Steps | Row | Gc | Span | Flops | Finding | Window | Summary | Stall | Straggler
