@@ -16,7 +16,7 @@ class Trained(Fit):
         super().__init__()
         self.moments, self.delay = deque(), 0
         self.times = LocalTimes(self.moments)
-        self.engine.listen = self.times.read
+        self.engine.intake.listen = self.times.read
 
     def back(self, seconds, waits=0.0, delay=0):
         self.spend("backward", seconds)
