@@ -78,7 +78,7 @@ def _part(body: bytes) -> Part | None:
         columns_at = role_at + 8 * len(role_names)
         columns = array("f", body[columns_at:])
         role = array("q", body[role_at:columns_at]) if role_names else ()
-    except (struct.error, ValueError, RecursionError):
+    except (struct.error, TypeError, ValueError, RecursionError):
         return None
     if len(columns) != len(names) * length or not steps <= length or rank >= world_size or length == 0:
         return None
