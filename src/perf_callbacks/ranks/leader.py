@@ -17,7 +17,7 @@ from perf_callbacks.ranks.store import Board
 SOON_OF_MANY = 1.0
 """Seconds until parts of more than `MANY` ranks are looked for: each look costs rank 0 milliseconds."""
 
-SLICE = 64
+SLICE = 128
 """Parts that are handled at once: well under 2 ms. Then the training thread may have the GIL."""
 
 BREATH_SECONDS = 0.0002
