@@ -186,7 +186,8 @@ class Finding:
     """Cause that limits a run, and the change that helps."""
 
     cause: str
-    """One of data, host, sync, recompute, attention, optimizer, gc, evaluation, checkpoint, precision, shape."""
+    """One of data, host, sync, recompute, attention, optimizer, gc, straggler, evaluation, checkpoint, precision,
+    shape."""
     share: float | None
     """Part of the fit's wall time after startup that the change could save, from 0 to 1. None: unknown."""
     evidence: str
