@@ -14,6 +14,7 @@ from perf_callbacks.core.records import (
     Finding,
     Flops,
     Gc,
+    Memory,
     Record,
     Row,
     Run,
@@ -21,6 +22,7 @@ from perf_callbacks.core.records import (
     Stall,
     Steps,
     Summary,
+    Use,
     Window,
 )
 from perf_callbacks.host.journal_file import files, read
@@ -32,6 +34,7 @@ __all__ = [
     "Finding",
     "Flops",
     "Gc",
+    "Memory",
     "Record",
     "Row",
     "Run",
@@ -39,6 +42,7 @@ __all__ = [
     "Stall",
     "Steps",
     "Summary",
+    "Use",
     "Window",
     "attempts",
     "files",

@@ -18,6 +18,7 @@ from perf_callbacks.core.records import (
     Finding,
     Flops,
     Gc,
+    Memory,
     Record,
     Row,
     Run,
@@ -25,6 +26,7 @@ from perf_callbacks.core.records import (
     Stall,
     Steps,
     Summary,
+    Use,
     Window,
 )
 from perf_callbacks.core.stalls import Note
@@ -35,12 +37,15 @@ T = TypeVar("T")
 
 _TYPES: dict[str, type[Record]] = {
     kind.__name__.lower(): kind
-    for kind in (Run, Checklist, Steps, Row, Gc, Span, Flops, Finding, Window, Summary, Stall)
+    for kind in (Run, Checklist, Steps, Row, Gc, Span, Flops, Finding, Window, Summary, Stall, Use, Memory)
 }
 
 _FIELDS: dict[type, tuple[str, ...]] = {
     kind: tuple(item.name for item in fields(kind)) for kind in (*_TYPES.values(), Part, Verdict, Note)
 }
+
+_SPARSE = (Use, Memory)
+"""Records whose unknown fields are left out."""
 
 _FORMS = {kind: forms_of(kind) for kind in _FIELDS}
 
@@ -59,7 +64,7 @@ def encode(entry: Entry) -> str:
     parts = [f'"type":"{type(record).__name__.lower()}"', f'"t":{entry.t:.6f}']
     for name in _FIELDS[type(record)]:
         value = getattr(record, name)
-        if value != ():
+        if value != () and not (value is None and isinstance(record, _SPARSE)):
             write = _times if name.endswith("_time") else _json
             parts.append(f'"{name}":{_column(value, write) if type(value) is tuple else write(value)}')
     return "{" + ",".join(parts) + "}"
