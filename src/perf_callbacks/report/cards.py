@@ -121,11 +121,22 @@ def closing(summary: Summary) -> str:
     return OURS + "\n  ".join(line for line in lines if line)
 
 
+def verdict(summary: Summary) -> str:
+    """Say in one sentence what limits the run and the one change that helps most; empty if too little is known."""
+    large = _large(summary)
+    return _change(large[0]) if large else _nothing_to_win(summary)
+
+
+def _large(summary: Summary) -> list[Finding]:
+    return [found for found in summary.findings[:1] if found.share is not None and found.share >= WORTH_SAYING]
+
+
 def _verdict(summary: Summary) -> Iterable[str]:
     """Render what limits the run and the one change that helps most, and below it what else would help."""
-    large = [found for found in summary.findings[:1] if found.share is not None and found.share >= WORTH_SAYING]
-    sentence = _change(large[0]) if large else _nothing_to_win(summary)
-    lines = wrap(sentence, WIDTH, initial_indent=" " * len(OURS), break_on_hyphens=False, break_long_words=False)
+    large = _large(summary)
+    lines = wrap(
+        verdict(summary), WIDTH, initial_indent=" " * len(OURS), break_on_hyphens=False, break_long_words=False
+    )
     yield from (line.lstrip() for line in lines)
     for other in summary.findings[len(large) :]:
         gain = "" if other.share is None else f" (worth {other.share:.0%})"
