@@ -31,6 +31,9 @@ PEAK_KEY = "perf/peak_tflops"
 LARGEST = 2**53
 """Steps have smaller numbers than this, which a page in a browser can count to."""
 
+MOST = 1e30
+"""Values are at most this, so that sums of them are numbers."""
+
 SAME_START_SECONDS = 600.0
 """Ranks that did not talk have an id each: fits that started so close together, with different ranks, are one."""
 
@@ -49,8 +52,8 @@ class Pauses:
     def add(self, pause: Gc) -> None:
         """Add a collection."""
         self.step.append(min(max(pause.step, -1), LARGEST))
-        self.start.append(pause.start)
-        self.seconds.append(pause.seconds)
+        self.start.append(max(-MOST, min(pause.start, MOST)))
+        self.seconds.append(max(0.0, min(pause.seconds, MOST)))
         self.generation.append(min(max(pause.generation, 0), 2))
         self.ours.append(pause.ours is not None)
 
@@ -171,15 +174,16 @@ class Fit:
         return found[::-1]
 
 
-def gather(entries: Iterable[Entry]) -> list[Fit]:
-    """Gather the fits in journals, in the order in which they began. Entries before the first `run` are dropped."""
+def gather(journals: Iterable[Iterable[Entry]]) -> list[Fit]:
+    """Gather the fits in journals, in the order in which they began. What precedes the first `run` is dropped."""
     fits: dict[str, Fit] = {}
-    current: Attempt | None = None
-    for entry in entries:
-        if isinstance(entry.record, Run):
-            current = _attempt(fits, entry.record)
-        if current is not None:
-            current.add(entry)
+    for journal in journals:
+        current: Attempt | None = None
+        for entry in journal:
+            if isinstance(entry.record, Run):
+                current = _attempt(fits, entry.record)
+            if current is not None:
+                current.add(entry)
     return _joined(sorted(fits.values(), key=lambda fit: fit.first[0].run.started_unix))
 
 
@@ -216,4 +220,4 @@ def _ascending(steps: Sequence[int], last: int) -> Iterator[bool]:
 
 
 def _float(value: float | None) -> float:
-    return nan if value is None or value < 0 else value
+    return nan if value is None or not 0 <= value <= MOST else value

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
-from math import ceil, isnan
+from math import ceil, isfinite, isnan
 from statistics import median
 
 from perf_callbacks.core.records import Flops
@@ -355,7 +355,9 @@ def short(values: Iterable[float | None], digits: int = 4) -> list[float | None]
     return [None if value is None else rounded(value, digits) for value in values]
 
 
-def rounded(value: float, digits: int = 4) -> float:
-    """Round a value to some significant digits."""
+def rounded(value: float, digits: int = 4) -> float | None:
+    """Round a value to some significant digits; None for infinity, to which hostile values may add up."""
+    if not isfinite(value):
+        return None
     short = float(f"{value:.{digits}g}")
     return int(short) if short.is_integer() else short

@@ -198,7 +198,7 @@ def _instant(name: str, rank: int, at: float, arguments: dict[str, Any]) -> str:
 
 def _tenths(seconds: float) -> int:
     """Round to tenths of a microsecond, as journals do."""
-    return round(seconds * 1e7)
+    return round(max(-LATEST, min(seconds, LATEST)) * 1e7)
 
 
 def _micro(tenths: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from perf_callbacks.core.config import ConfigError
-from perf_callbacks.host.journal_file import FOLDER, read
+from perf_callbacks.host.journal_file import FOLDER, files, read
 from perf_callbacks.report.cards import duration
 from perf_callbacks.report.history import Fit, gather
 from perf_callbacks.report.page import render
@@ -18,7 +18,7 @@ NAME = "report.html"
 def fits(source: Path) -> list[Fit]:
     """Read all fits in the journals of a directory, or in one file. Raises `ConfigError` if there are none."""
     try:
-        found = gather(read(source))
+        found = gather(map(read, files(source)))
     except OSError as error:
         raise ConfigError(str(error) if error.strerror is None else f"{source}: {error.strerror}") from error
     if not found:
