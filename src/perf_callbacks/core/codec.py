@@ -9,6 +9,7 @@ Ranks of one job run the same version: their lines hold the fields of one known 
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
@@ -118,7 +119,15 @@ def unpack(kind: type[T], line: str) -> T | None:
 
 
 def _loads(line: str) -> Any:
+    if _EXPONENT.search(line) is None and max(map(len, line.split(","))) < LONGEST:  # no number can be infinite
+        return json.loads(line, parse_constant=_finite)
     return json.loads(line, parse_float=_finite, parse_constant=_finite)
+
+
+_EXPONENT = re.compile(r"[eE]\+?\d{3}")
+
+LONGEST = 200
+"""Characters of a number, less than which it fits into a float if its exponent has two digits."""
 
 
 def _built(kind: type[T], values: dict[str, Any]) -> T | None:
@@ -169,4 +178,6 @@ def attempts(journal: Iterable[Entry]) -> list[list[Entry]]:
 
 
 def _frozen(value: Any) -> Any:
-    return tuple([_frozen(one) for one in value]) if isinstance(value, list) else value
+    if not isinstance(value, list):
+        return value
+    return tuple([_frozen(one) for one in value]) if list in {*map(type, value)} else tuple(value)
