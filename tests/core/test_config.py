@@ -36,6 +36,7 @@ FIELDS = {
         "one of auto, node, socket, exclusive, off",
     ),
     "loaders": (["apply", "advise", "off"], ["on", None], "one of apply, advise, off"),
+    "exchange": (["on", "off"], [True, "auto"], "one of on, off"),
     "stragglers": (["on", "off"], [True, "auto"], "one of on, off"),
     "window": ([1, 50], [0, 2.0, "50", False], COUNT),
     "stall_after": (

@@ -18,6 +18,7 @@ FROM_ENV = {
     "gc_interval": ("20", 20, "0"),
     "affinity": ("node", "node", "numa"),
     "loaders": ("advise", "advise", ""),
+    "exchange": ("off", "off", "0"),
     "stragglers": ("off", "off", "0"),
     "window": (" 7 ", 7, "1.5"),
     "stall_after": ("120", "120", "soon"),

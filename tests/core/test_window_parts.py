@@ -9,11 +9,13 @@ from perf_callbacks.core import engine
 from perf_callbacks.core.records import Window
 from perf_callbacks.core.stages import STAGES
 from perf_callbacks.core.steps import BLOCK, Columns, Step
-from perf_callbacks.core.window_parts import Parts
+from perf_callbacks.core.window_parts import MOST_STEPS, Parts
 
 
 class FakeRanks:
     """The other ranks, of whom it is heard when the test says so."""
+
+    signals = None
 
     def __init__(self, window=None):
         self.window = window
@@ -127,3 +129,54 @@ def test_what_others_say_of_a_window_goes_to_the_journal_once_and_into_the_rows(
         assert (row["perf/samples_per_second"], row["perf/samples_per_second_per_device"]) == (4.5, 4.0)
     fit.engine.stop(fit.now)
     assert fit.of(Window) == [window]
+
+
+def own_seconds(steps):
+    """Signals of some steps, by their numbers."""
+    return {"own": [number / 2 if number != 6 else None for number in steps.number]}
+
+
+def signals(parts, *numbers, excluded=()):
+    steps = [step(number, "evaluation" if number in excluded else None) for number in numbers]
+    return [[*part.signals["own"]] for part in parts.add(Columns.of(steps))]
+
+
+def test_a_part_carries_a_value_for_each_step_also_for_those_in_no_row():
+    parts = parts_of(length=3)
+    parts.signals = own_seconds
+    assert signals(parts, 1, 2) == []
+    assert signals(parts, 3, 4, 5, excluded={3}) == [[0.5, 1.0, 1.5]]
+    ((*known, unknown),) = signals(parts, 6)
+    assert known == [2.0, 2.5]
+    assert math.isnan(unknown)
+
+
+def test_steps_before_a_fit_began_or_before_signals_were_wanted_are_unknown():
+    parts = parts_of(after=4, length=3)
+    parts.signals = own_seconds
+    ((unknown, *known),) = signals(parts, 5, 6)
+    assert math.isnan(unknown)
+    assert known[0] == 2.5
+    later = parts_of(length=3)
+    assert told(later, 1) == []
+    later.signals = own_seconds
+    ((unknown, *known),) = signals(later, 2, 3)
+    assert math.isnan(unknown)
+    assert known == [1.0, 1.5]
+
+
+def test_windows_of_very_many_steps_carry_no_signals():
+    parts = parts_of(length=MOST_STEPS + 1)
+    parts.signals = own_seconds
+    (part,) = parts.add(Columns.of([step(number) for number in range(1, MOST_STEPS + 2)]))
+    assert part.signals == {}
+
+
+def test_signals_are_made_from_all_steps_of_a_window_by_whoever_the_ranks_say():
+    ranks = FakeRanks(window=2)
+    ranks.signals = lambda steps: {"other": [seconds[-1] for seconds in zip(*steps.stages, strict=True)]}
+    fit = Fit(a_run(world_size=2), ranks=ranks)
+    for _ in range(4):
+        fit.feed(4, 32)
+        fit.step(other=0.5)
+    assert [[*part.signals["other"]] for part in ranks.offered] == [[0.5, 0.5]] * 2

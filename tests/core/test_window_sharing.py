@@ -14,6 +14,8 @@ from perf_callbacks.core.steps import WATCHED_BLOCK
 class FakeRanks:
     """The other ranks, of whom it is heard when the test says so."""
 
+    signals = None
+
     def __init__(self, window=None):
         self.window, self.latest, self.offered = window, None, []
 

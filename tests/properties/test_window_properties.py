@@ -1,17 +1,21 @@
 """Laws of what ranks did, put together."""
 
+from array import array
 from dataclasses import replace
 
 from hypothesis import given, strategies as st
 
 from perf_callbacks.core.codec import pack, unpack
+from perf_callbacks.core.packed_parts import pack_part, unpack_parts
 from perf_callbacks.core.records import Window
-from perf_callbacks.core.windows import Part, Verdict, combine, rates
+from perf_callbacks.core.windows import Combination, Part, Verdict, combine, rates
 
 COUNTS = st.integers(0, 2**40)
 MAYBE = st.none() | COUNTS
 SECONDS = st.floats(0, 1e6)
 AMOUNTS = ("samples", "tokens", "useful_tokens")
+NAMES = st.text(max_size=12)
+FIT = bytes(range(16))
 PARTS = st.builds(
     Part,
     window=COUNTS,
@@ -25,6 +29,11 @@ PARTS = st.builds(
     tokens=MAYBE,
     useful_tokens=MAYBE,
 )
+
+PART = Part(
+    window=0, length=50, rank=0, world_size=1, data_parallel=1, steps=50, seconds=1.0, samples=1, tokens=1,
+    useful_tokens=1,
+)  # fmt: skip
 
 
 @st.composite
@@ -76,15 +85,55 @@ def test_windows_make_the_round_trip_and_their_rates_are_numbers(job):
     assert all(rate >= 0 for rate in rates(window).values())
 
 
-@given(PARTS, st.data())
+@st.composite
+def parts_with_signals(draw):
+    """Parts of short windows that carry signals and all else."""
+    part, length = draw(PARTS), draw(st.integers(50, 60))
+    column = st.lists(st.floats(0, width=32), min_size=length, max_size=length).map(lambda times: array("f", times))
+    return replace(
+        part,
+        length=length,
+        model_flops=draw(st.none() | st.integers(0, 2**127)),
+        asks=draw(st.dictionaries(NAMES, COUNTS, max_size=4)),
+        role=draw(st.dictionaries(NAMES, COUNTS, max_size=3)),
+        signals=draw(st.dictionaries(NAMES, column, max_size=3)),
+        attempt=draw(st.integers(0, 99)),
+    )
+
+
+@given(parts_with_signals(), st.data())
 def test_parts_make_the_round_trip_and_torn_ones_are_nothing(part, data):
-    line = pack(part)
-    assert unpack(Part, line) == part
-    assert unpack(Part, line[: data.draw(st.integers(0, len(line) - 1))]) is None
+    blob = pack_part(part, FIT)
+    assert list(unpack_parts(blob, FIT)) == [part]
+    assert list(unpack_parts(blob[: data.draw(st.integers(0, len(blob) - 1))], FIT)) == []
+    assert list(unpack_parts(blob + blob, bytes(16))) == []
 
 
-@given(
-    st.sampled_from([Part, Window, Verdict]), st.text() | st.binary().map(lambda line: line.decode(errors="replace"))
-)
+@given(jobs(), st.integers(1, 7))
+def test_parts_may_be_combined_some_at_a_time(job, size):
+    parts, _ = job
+    combination = Combination()
+    for start in range(0, len(parts), size):
+        combination.add(parts[start : start + size])
+    assert combination.window() == combine(parts)
+
+
+@given(jobs(), st.data())
+def test_a_window_without_some_ranks_names_them_and_knows_no_amounts(job, data):
+    parts, _ = job
+    there = data.draw(st.sets(st.sampled_from(range(len(parts))), min_size=1))
+    missing = [part.rank for part in parts if part.rank not in there]
+    window = combine([part for part in parts if part.rank in there], missing)
+    assert (window.missing, window.missing_ranks) == (len(missing), tuple(missing))
+    assert window.seconds == max(part.seconds for part in parts if part.rank in there)
+    assert not missing or [getattr(window, name) for name in AMOUNTS] == [None] * 3
+
+
+@given(st.binary() | st.binary().map(lambda body: pack_part(PART, FIT)[:12] + body))
+def test_no_bytes_whatsoever_are_an_error(blob):
+    assert list(unpack_parts(blob, FIT)) == []
+
+
+@given(st.sampled_from([Window, Verdict]), st.text() | st.binary().map(lambda line: line.decode(errors="replace")))
 def test_no_line_whatsoever_is_an_error(kind, line):
     unpack(kind, line)

@@ -8,102 +8,21 @@ import socket
 import sys
 import threading
 import time
-import uuid
 import weakref
+from array import array
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed as dist
+from exchange_job import LENGTH, Job
 
 from perf_callbacks.core.codec import pack
 from perf_callbacks.core.config import PerfConfig
-from perf_callbacks.core.records import Window
-from perf_callbacks.core.windows import Part, Verdict
+from perf_callbacks.core.packed_parts import pack_part
+from perf_callbacks.core.windows import NOTICE, Verdict
 from perf_callbacks.host.place import Place
-from perf_callbacks.ranks import exchange as ranks, rounds, store as board
-from perf_callbacks.ranks.exchange import Exchange
-
-LENGTH = 50
-
-
-class Job:
-    """Ranks of one fit that share a store. They do a round when they are told to."""
-
-    def __init__(self, world_size=3, store=None, directory=None, **windows):
-        self.store = dist.HashStore() if store is None else store
-        self.world_size = world_size
-        self.now = 1000.0
-        self.run_id = uuid.uuid4().hex
-        self.ranks = []
-        self.directory = directory
-        for rank in range(world_size):
-            self.join(rank, windows.get(f"rank{rank}", LENGTH))
-
-    def join(self, rank, window=LENGTH):
-        run_id = self.run_id if rank == 0 else f"own{rank}"
-        exchange = Exchange(
-            self.store,
-            rank=rank,
-            world_size=self.world_size,
-            window=window,
-            run_id=run_id,
-            directory=self.directory if rank == 0 else None,
-        )
-        self.ranks[rank : rank + 1] = [exchange]
-        return exchange
-
-    def step(self, *numbers):
-        """A round of each of some ranks; of all of them, rank 0 first."""
-        return [self.ranks[number]._rounds.step(self.now) for number in numbers or range(self.world_size)]
-
-    def offer(self, window, *numbers, **changes):
-        for rank in numbers or range(self.world_size):
-            self.ranks[rank].offer(self.part(window, rank, **changes))
-
-    def part(self, window, rank, **changes):
-        part = Part(
-            window=window,
-            length=LENGTH,
-            rank=rank,
-            world_size=self.world_size,
-            data_parallel=self.world_size,
-            steps=LENGTH - 1,
-            seconds=10.0 + rank / 8,
-            samples=1000 * window + rank,
-            tokens=None,
-            useful_tokens=7,
-        )
-        return replace(part, **changes)
-
-    def whole(self, window):
-        return Window(
-            first_step=window * LENGTH + 1,
-            last_step=(window + 1) * LENGTH,
-            steps=LENGTH - 1,
-            ranks=self.world_size,
-            seconds=10.0 + (self.world_size - 1) / 8,
-            samples=sum(1000 * window + rank for rank in range(self.world_size)),
-            tokens=None,
-            useful_tokens=7 * self.world_size,
-        )
-
-    def through(self, window):
-        """All ranks go through a window, and look often enough to know of each other."""
-        self.offer(window)
-        for _ in range(3):
-            self.step()
-            self.now += 1
-
-    @property
-    def latest(self):
-        return [exchange.latest for exchange in self.ranks]
-
-    def end(self):
-        """Every rank leaves, as its thread would."""
-        for exchange in self.ranks:
-            exchange._rounds.leave()
-            exchange.close()
+from perf_callbacks.ranks import exchange as ranks, leader, rounds, store as board
 
 
 @pytest.fixture(autouse=True)
@@ -150,16 +69,18 @@ def test_a_rank_that_is_missing_keeps_windows_from_becoming_complete(job):
     assert job.latest == [job.whole(0)] * 3
 
 
-def test_who_waits_looks_ever_less_often(job):
+def test_who_waits_looks_ever_less_often_and_rank_0_until_the_deadline(job):
     job.offer(0, 0, 2)
     pauses = {0: [], 2: []}
-    for rank in pauses:
+    for rank, seconds in {2: 200, 0: rounds.DEADLINE_SECONDS}.items():
         began = job.now
-        while job.now < began + 200:
+        while job.now < began + seconds:
             pauses[rank] += job.step(rank)
             job.now += pauses[rank][-1]
-    expected = [0.1, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30, 30, 30, 30, 30]
-    assert pauses == {0: pytest.approx(expected[: len(pauses[0])]), 2: pytest.approx(expected[: len(pauses[2])])}
+    expected = [0.1, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2]
+    assert pauses[2] == pytest.approx([*expected, 6.4, 12.8, 25.6, *[30] * 5])
+    assert pauses[0] == pytest.approx([*expected, 10 - sum(expected)])
+    assert job.step(0) == [None]
 
 
 def test_a_rank_that_was_deaf_for_some_windows_catches_up(job):
@@ -184,6 +105,7 @@ def test_what_is_too_far_behind_is_given_up(job):
     for window in range(20):
         job.offer(window, 1)
         job.step(1)
+    assert job.ranks[0].take() == [job.lacking(window, 1) for window in range(12)]
     job.step(0)
     assert job.ranks[0].take() == [job.whole(window) for window in range(12, 20)]
 
@@ -228,7 +150,7 @@ def test_a_rank_that_joins_late_is_waited_for():
     for window in range(10):
         job.offer(window, 0, 1)
         job.step(0, 1)
-    assert job.latest == [None] * 3
+    assert job.ranks[0].take() == [job.lacking(window, 2) for window in range(2)]
     job.through(10)
     assert job.latest == [job.whole(10)] * 3
 
@@ -240,7 +162,7 @@ def test_rank_0_may_say_that_nothing_is_exchanged():
     assert {exchange.agree(5).run_id for exchange in job.ranks} == {job.run_id}
     job.through(0)
     assert job.latest == [None] * 3
-    assert dist.PrefixStore("perf_callbacks", job.store).check(["rank1"]) is False
+    assert dist.PrefixStore("perf_callbacks", job.store).check(["part0 1"]) is False
 
 
 def test_parts_of_windows_of_another_length_are_not_sent(job):
@@ -314,12 +236,12 @@ def test_a_fit_within_a_fit_leaves_the_outer_one_its_windows(job):
 
 
 @pytest.mark.parametrize("garbage", ["", "{}", "\n", "null", "\x00", "[" * 100_000, "9" * 20_000, "half"])
-@pytest.mark.parametrize("key", ["verdict", "window", "rank0", "rank2"])
+@pytest.mark.parametrize("key", ["verdict", "window", "part0 2", "part1 1", "part1 2"])
 def test_whatever_is_left_in_the_store_is_no_error(job, key, garbage):
     store = dist.PrefixStore("perf_callbacks", job.store)
     job.through(0)
     if garbage == "half":
-        garbage = store.get(key).decode()[:-4] if store.check([key]) else "half"
+        garbage = store.get(key)[:-4] if store.check([key]) else "half"
     store.set(key, garbage)
     job.offer(1)
     job.step(1, 2)
@@ -331,10 +253,11 @@ def test_whatever_is_left_in_the_store_is_no_error(job, key, garbage):
 
 
 def test_a_rank_can_not_speak_for_another(job):
-    lines = [job.ranks[0].verdict.fit, pack(job.part(0, 1, samples=10**9)), pack(job.part(0, 2))]
+    fit = rounds.mark(job.ranks[0].verdict.fit)
+    parts = [job.part(0, 1, samples=10**9), job.part(0, 2)]
     job.offer(0, 0, 1)
     job.step(1)
-    dist.PrefixStore("perf_callbacks", job.store).set("rank2", "\n".join(lines))
+    dist.PrefixStore("perf_callbacks", job.store).set("part0 2", b"".join([pack_part(part, fit) for part in parts]))
     job.step()
     assert job.latest == [job.whole(0), job.whole(0), None]
 
@@ -403,7 +326,12 @@ def test_a_store_that_fails_ends_the_exchange_and_nothing_else(failing, which, c
     assert job.ranks[other].failure is None
     latest = job.latest
     job.through(3)
-    assert job.latest == latest
+    if which == 0:
+        assert job.latest == latest
+    else:
+        job.now += rounds.DEADLINE_SECONDS
+        job.step(0)
+        assert job.latest[:2] == [job.lacking(3, 1), latest[1]]
     assert job.step(which) == [None]
     before = stores[which].calls
     job.end()
@@ -428,12 +356,11 @@ def test_nothing_grows_with_the_number_of_windows_or_fits(job):
         current.step()
         assert len(current.ranks[0]._rounds._pending) <= rounds.KEPT
         assert max(len(exchange._rounds.offers) for exchange in current.ranks) == 0
-        assert max(len(exchange._rounds._sent) for exchange in current.ranks[1:]) <= rounds.KEPT
         assert 0 < len(current.ranks[0].take()) <= rounds.FINISHED
         current.end()
-    assert store.num_keys() == 4
-    keys = ("verdict", "window", "rank1", "rank2")
-    assert sum(len(dist.PrefixStore("perf_callbacks", store).get(key)) for key in keys) < 2000
+    assert store.num_keys() == 2 + 2 * rounds.KEPT
+    keys = ["verdict", "window", *[f"part{slot} {rank}" for slot in range(rounds.KEPT) for rank in (1, 2)]]
+    assert sum(len(dist.PrefixStore("perf_callbacks", store).get(key)) for key in keys) < 5000
 
 
 def test_what_is_offered_while_the_store_does_not_answer_is_bounded(job):
@@ -651,7 +578,7 @@ def test_a_store_that_can_not_be_cloned_is_connected_to_anew(monkeypatch):
 def test_a_verdict_says_what_holds():
     job = Job()
     verdict = job.ranks[0].verdict
-    assert verdict == Verdict(fit=verdict.fit, run_id=job.run_id, window=LENGTH)
+    assert verdict == Verdict(fit=verdict.fit, run_id=job.run_id, window=LENGTH, stragglers=True)
     assert len({Job().ranks[0].verdict.fit for _ in range(10)}) == 10
 
 
@@ -672,6 +599,226 @@ def test_what_all_ranks_ask_for_stands_in_the_window():
             job.now += 1
     assert [latest.last_step for latest in job.latest] == [2 * LENGTH] * 3
     assert [latest.asks for latest in job.latest] == [asks] * 3
+
+
+COLUMN = array("f", [0.5] * LENGTH)
+
+
+def test_each_window_is_analysed_once_with_the_parts_of_the_ranks(job):
+    gathered = []
+    job.ranks[0].analyse(gathered.append)
+    job.ranks[1].analyse(gathered.append)  # has no effect there
+    job.ranks[2].role = {"data": 1, "tensor": 0}
+    for window in range(2):
+        job.offer(window, signals={"gc": COLUMN})
+        for _ in range(3):
+            job.step()
+    assert [(window.first_step, window.steps, window.missing) for window in gathered] == [
+        (1, LENGTH, ()),
+        (LENGTH + 1, LENGTH, ()),
+    ]
+    assert [part.signals for part in gathered[1].parts.values()] == [{"gc": COLUMN}] * 3
+    assert [part.role for part in gathered[1].parts.values()] == [{}, {}, {"data": 1, "tensor": 0}]
+    assert [part.first_step for part in gathered[1].parts.values()] == [LENGTH + 1] * 3
+
+
+def test_an_error_in_the_analysis_ends_it_and_nothing_else(job, caplog):
+    calls = []
+
+    def fail(window):
+        calls.append(window.first_step)
+        raise ZeroDivisionError("division by zero")
+
+    job.ranks[0].analyse(fail)
+    for window in range(3):
+        job.through(window)
+    assert calls == [1]
+    assert job.latest == [job.whole(2)] * 3
+    assert caplog.messages == ["perf_callbacks: slow ranks are looked for no more, training goes on: division by zero"]
+
+
+def test_a_window_is_announced_before_it_is_analysed(job):
+    seen = []
+    store = dist.PrefixStore("perf_callbacks", job.store)
+    job.ranks[0].analyse(lambda _: seen.append(store.get("window").decode()))
+    job.through(0)
+    assert pack(job.whole(0)) in seen[0]
+
+
+def test_ranks_that_counted_different_steps_are_analysed_all_the_same(job):
+    gathered = []
+    job.ranks[0].analyse(gathered.append)
+    job.offer(0, 0, 1)
+    job.offer(0, 2, steps=3)
+    job.step()
+    job.step()
+    assert [sorted(window.parts) for window in gathered] == [[0, 1, 2]]
+    assert job.latest == [None] * 3
+
+
+def test_a_window_goes_without_a_rank_that_is_missing_at_the_deadline_and_says_so_once(job, caplog):
+    gathered = []
+    job.ranks[0].analyse(gathered.append)
+    for window in range(3):
+        job.offer(window, 0, 2)
+        job.step(0, 2)
+        assert len(gathered) == window
+        job.now += rounds.DEADLINE_SECONDS
+        job.step(0, 2)
+    assert job.ranks[0].take() == [job.lacking(window, 1) for window in range(3)]
+    assert [window.missing for window in gathered] == [(1,)] * 3
+    assert job.latest == [job.lacking(2, 1), None, job.lacking(2, 1)]
+    (message,) = caplog.messages
+    assert message == (
+        "perf_callbacks: nothing came from 1 of 3 ranks for steps 1 to 50 (rank 1). "
+        "Rates of the job are left out while ranks are missing."
+    )
+    job.through(3)
+    assert job.latest == [job.whole(3)] * 3
+
+
+def test_long_steps_move_the_deadline(job):
+    job.offer(0, 0, 2, seconds=60.0 * (LENGTH - 1))
+    job.step(0, 2)
+    job.now += 100
+    job.step(0, 2)
+    job.offer(0, 1)
+    job.step(1, 0)
+    assert job.latest[0] == replace(job.whole(0), seconds=60.0 * (LENGTH - 1))
+
+
+def test_a_rank_that_is_deaf_for_thirty_seconds_costs_windows_and_comes_back(job):
+    """Its steps go on, as nothing in the training waits for the store."""
+    for window in range(6):  # five seconds each
+        job.offer(window)
+        job.step(0, 2)
+        job.now += 5
+        job.step(0, 2)
+    said = job.ranks[0].take()
+    assert said == [job.lacking(window, 1) for window in range(len(said))]
+    assert len(said) == 5
+    job.step(1, 0, 1, 2)
+    assert job.ranks[0].take() == [job.whole(5)]
+    assert job.latest == [job.whole(5)] * 3
+
+
+def test_rank_0_that_was_deaf_for_thirty_seconds_misses_nobody(job):
+    job.offer(0)
+    job.step(1, 2)
+    job.step(0, 0)
+    job.offer(1)
+    job.step(1, 2)
+    job.now += 30
+    job.step(0)
+    job.step()
+    assert job.latest == [job.whole(1)] * 3
+    assert job.ranks[0].take() == [job.whole(0), job.whole(1)]
+
+
+def test_a_rank_that_ends_early_is_missing_from_then_on(job):
+    job.through(0)
+    job.ranks[2]._rounds.leave()
+    job.offer(1, 0, 1)
+    job.step(0, 1)
+    job.now += rounds.DEADLINE_SECONDS
+    job.step(0, 1)
+    assert job.latest[:2] == [job.lacking(1, 2)] * 2
+
+
+def test_ranks_that_were_restarted_take_no_part_of_before_for_theirs():
+    before = Job()
+    before.step()
+    before.through(0)
+    before.offer(1)
+    before.step(1, 2)  # killed with a part under way
+    after = Job(store=before.store, attempt=1)
+    gathered = []
+    after.ranks[0].analyse(gathered.append)
+    after.step()
+    after.offer(1, 0)
+    after.step(0)
+    assert gathered == []
+    after.offer(1, 1, 2)
+    after.step(1, 2, 0)
+    assert {part.attempt for part in gathered[0].parts.values()} == {1}
+    assert after.latest[0] == after.whole(1)
+
+
+def test_settings_that_differ_give_way_to_those_of_rank_0(job):
+    job = Job(rank1=None, rank2=7, switches={0: True, 1: False, 2: False})
+    job.step()
+    assert [(exchange.window, exchange.stragglers) for exchange in job.ranks] == [(LENGTH, True)] * 3
+    for exchange in job.ranks:
+        exchange.signals = len
+    assert [exchange.signals for exchange in job.ranks] == [len] * 3
+    job.through(0)
+    assert job.latest == [job.whole(0)] * 3
+
+
+def test_without_the_search_for_slow_ranks_parts_carry_no_signals():
+    job = Job(switches={0: False, 1: True, 2: True})
+    job.step()
+    for exchange in job.ranks:
+        exchange.signals = len
+    assert [exchange.signals for exchange in job.ranks] == [None] * 3
+    job.through(0)
+    assert job.latest == [job.whole(0)] * 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "window", "stragglers"),
+    [
+        ({}, 50, True),
+        ({"stragglers": "off"}, 50, False),
+        ({"exchange": "off"}, None, False),
+        ({"exchange": "off", "stragglers": "on"}, None, False),
+    ],
+)
+def test_exchange_and_search_are_switched_apart(tmp_path, monkeypatch, changes, window, stragglers):
+    monkeypatch.setattr(board, "default_store", dist.HashStore)
+    exchange = ranks.meet(place(tmp_path, rank=0, world_size=2), PerfConfig(**changes), "run")
+    assert (exchange.window, exchange.stragglers) == (window, stragglers)
+    exchange.close()
+    exchange._talk.wait(20)
+
+
+def test_what_was_asked_for_holds_while_a_rank_is_missing(job):
+    for window in range(2):
+        job.offer(window, asks={"gc_interval": 50})
+        for _ in range(3):
+            job.step()
+    held = job.latest[1].holds
+    assert held == {"gc_interval": (1 + NOTICE) * LENGTH}
+    job.offer(2, 0, 2, asks={"gc_interval": 9})
+    job.step(0, 2)
+    job.now += rounds.DEADLINE_SECONDS
+    job.step(0, 2)
+    assert (job.latest[2].missing, job.latest[2].asks, job.latest[2].holds) == (1, {"gc_interval": 50}, held)
+    job.offer(3, asks={"gc_interval": 50})
+    for _ in range(3):
+        job.step()
+    assert (job.latest[1].missing, job.latest[1].holds) == (0, held)
+
+
+def test_what_is_asked_for_in_a_window_that_comes_late_holds_some_windows_after_the_newest(job):
+    for window in range(4):
+        job.offer(window, 0, 2, asks={"gc_interval": 50})
+        job.step(0, 2)
+    job.offer(0, 1, asks={"gc_interval": 50})
+    job.step(1, 0)
+    assert job.latest[0].last_step == LENGTH
+    assert job.latest[0].holds == {"gc_interval": (4 + NOTICE) * LENGTH}
+
+
+def test_thousands_of_parts_are_handled_in_slices_with_a_breath_in_between(monkeypatch):
+    job = Job(world_size=200)
+    job.step()
+    breaths = []
+    monkeypatch.setattr(leader.time, "sleep", breaths.append)
+    job.offer(0)
+    job.step(*range(1, 200), 0)
+    assert job.latest[0] == job.whole(0)
+    assert breaths == [leader.BREATH_SECONDS] * 6  # 200 parts are read, and put together, 64 at a time
 
 
 @pytest.fixture
@@ -702,16 +849,24 @@ def test_more_ranks_than_files_may_be_open_exchange_nothing(served, tmp_path, mo
 
 
 @pytest.mark.parametrize(
-    ("allowed", "world_size", "fits"),
-    [(1024, 384, True), (1024, 385, False), (256, 96, True), (256, 97, False), (None, 10**6, True)],
+    ("allowed", "world_size", "connections", "fits"),
+    [
+        (1024, 384, 384, True),
+        (1024, 385, 385, False),
+        (256, 96, 96, True),
+        (256, 97, 97, False),
+        (1024, 680, 85, True),
+        (1024, 688, 86, False),
+        (None, 10**6, 10**6, True),
+    ],
 )
-def test_three_quarters_of_the_open_files_are_enough_for_two_connections_each(
-    served, monkeypatch, allowed, world_size, fits
+def test_all_connections_take_three_quarters_of_the_open_files_or_less(
+    served, monkeypatch, allowed, world_size, *, connections, fits
 ):
     monkeypatch.setattr(board, "open_files_allowed", lambda: allowed)
-    assert (board.shortage(served, world_size) is None) == fits
+    assert (board.shortage(served, world_size, connections) is None) == fits
 
 
 def test_a_store_without_connections_needs_none(monkeypatch):
     monkeypatch.setattr(board, "open_files_allowed", lambda: 16)
-    assert board.shortage(dist.HashStore(), 10**6) is None
+    assert board.shortage(dist.HashStore(), 10**6, 10**6) is None

@@ -104,6 +104,8 @@ def whole(world_size, window, length=10, step_seconds=0.01):
         "last_step": steps[-1],
         "steps": length,
         "ranks": world_size,
+        "missing": 0,
+        "missing_ranks": (),
         "seconds": length * step_seconds,
         "samples": amount,
         "tokens": amount * 16,

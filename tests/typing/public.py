@@ -30,6 +30,7 @@ def config() -> None:
     assert_type(settings.gc_interval, int)
     assert_type(settings.affinity, Literal["auto", "node", "socket", "exclusive", "off"])
     assert_type(settings.loaders, Literal["apply", "advise", "off"])
+    assert_type(settings.exchange, Literal["on", "off"])
     assert_type(settings.stragglers, Literal["on", "off"])
     assert_type(settings.window, int)
     assert_type(settings.stall_after, str)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from perf_callbacks.advice import garbage, host, loading, model, optimizer, spans, tensor_cores
+from perf_callbacks.advice import garbage, host, loading, model, optimizer, spans, straggler, tensor_cores
 from perf_callbacks.advice.facts import Facts, Machine, Measured
 from perf_callbacks.core.records import Finding, Summary
 
@@ -18,6 +18,7 @@ RULES: tuple[Rule, ...] = (
     garbage.garbage,
     spans.evaluation,
     spans.checkpoint,
+    straggler.straggler,
     tensor_cores.precision,
     tensor_cores.shape,
     host.blocking,

@@ -26,23 +26,24 @@ from perf_callbacks.core.records import (
     Span,
     Stall,
     Steps,
+    Straggler,
     Summary,
     Use,
     Window,
 )
 from perf_callbacks.core.stalls import Note
 from perf_callbacks.core.type_checks import forms_of, is_number
-from perf_callbacks.core.windows import Part, Verdict, possible
+from perf_callbacks.core.windows import Verdict, possible
 
 T = TypeVar("T")
 
 _TYPES: dict[str, type[Record]] = {
     kind.__name__.lower(): kind
-    for kind in (Run, Checklist, Steps, Row, Gc, Span, Flops, Finding, Window, Summary, Stall, Use, Memory)
+    for kind in (Run, Checklist, Steps, Row, Gc, Span, Flops, Finding, Window, Summary, Stall, Straggler, Use, Memory)
 }
 
 _FIELDS: dict[type, tuple[str, ...]] = {
-    kind: tuple(item.name for item in fields(kind)) for kind in (*_TYPES.values(), Part, Verdict, Note)
+    kind: tuple(item.name for item in fields(kind)) for kind in (*_TYPES.values(), Verdict, Note)
 }
 
 _SPARSE = (Use, Memory)
@@ -103,13 +104,13 @@ def decode(line: str) -> Entry | None:
     return Entry(float(t), record)
 
 
-def pack(item: Part | Window | Verdict | Note) -> str:
+def pack(item: Window | Verdict | Note) -> str:
     """One line for the other ranks."""
     return _json([getattr(item, name) for name in _FIELDS[type(item)]])
 
 
 def unpack(kind: type[T], line: str) -> T | None:
-    """The `Part`, `Window`, `Verdict` or `Note` on a line; None where the line is torn or foreign."""
+    """Return the `Window`, `Verdict` or `Note` on a line; None where the line is torn or foreign."""
     try:
         values = _loads(line)
         item = _built(kind, dict(zip(_FIELDS[kind], values, strict=True))) if isinstance(values, list) else None

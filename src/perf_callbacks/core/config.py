@@ -45,8 +45,12 @@ class PerfConfig:
     CPUs remain for the loaders' workers."""
     loaders: Literal["apply", "advise", "off"] = "apply"
     """Pin memory and copy without blocking where that pays, or only advise it."""
+    exchange: Literal["on", "off"] = "on"
+    """Let the ranks of a job tell each other what they did: for rates of the whole job, for the rank that others wait
+    for, and for collections at the same step. Rank 0's setting holds for all ranks."""
     stragglers: Literal["on", "off"] = "on"
-    """Exchange amounts and step times between ranks. The search for the slow rank and its cause is still to come."""
+    """Add times of each step to what ranks tell each other, to find slow ranks. Rank 0's setting holds for all
+    ranks."""
     window: int = 50
     """Optimizer steps between two exchanges."""
     stall_after: str = "auto"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from threading import RLock
+from typing import Any
 
 from perf_callbacks.core import ratios
 from perf_callbacks.core.account import BEGINNING, Account
@@ -103,6 +104,10 @@ class Engine:
         self.account = Account()
         self.advise: Callable[[Summary], tuple[Finding, ...]] = lambda _: ()
         """Returns the findings of the fit, by its summary so far."""
+        self.listen: Callable[[Sequence[Any], Sequence[int]], object] | None = None
+        """Sees the tape before it is read, with the numbers of the steps that have ended."""
+        self.stragglers: Callable[[str], dict[str, Any]] = lambda _: {}
+        """Returns the stragglers for a "row", for the "whole" fit, or for its "summary", as fields."""
         self.aside: list[tuple[str, float]] = []
         """Spans that have begun: kind and time."""
 
@@ -289,6 +294,8 @@ class Engine:
             self._books.release()
 
     def _collect(self) -> None:
+        if self.listen is not None:
+            self.listen(self.tape.pairs[:], [number for number, *_ in self.ended])
         past, told = self.tape.read()
         ended = self.ended
         pauses = [
@@ -342,7 +349,7 @@ class Engine:
         """Metrics of the included steps since the last row; empty where there are none."""
         with self._alone():
             self.collect()
-            return self._logged(step, self._ledger.take_row())
+            return self._logged(step, self._ledger.take_row(), "row")
 
     @property
     def why_empty(self) -> str | None:
@@ -354,13 +361,14 @@ class Engine:
         """Metrics of all included steps, for the line in which a trainer sums up a run."""
         with self._alone():
             self.collect()
-            return self._logged(step, self._ledger.included())
+            return self._logged(step, self._ledger.included(), "whole")
 
-    def _logged(self, step: int, totals: Totals) -> dict[str, float]:
+    def _logged(self, step: int, totals: Totals, kind: str) -> dict[str, float]:
         self._work.judge(totals.effort, totals.effort_seconds)
         rating = None if self._work.varies else self._work.rating
         metrics = ratios.metrics(totals, self._shown, self._sharing.latest, rating)
         if metrics:
+            metrics |= self.stragglers(kind)
             self._emit(Row(step=step, metrics=metrics))
         return metrics
 
@@ -409,6 +417,7 @@ class Engine:
             failure=failure,
             stalls=len(self.stalls),
             stall_seconds=sum(self.stalls),
+            **self.stragglers("summary"),
         )
         return replace(summary, findings=self.advise(summary))
 

@@ -4,6 +4,7 @@ from typing import Protocol
 
 from perf_callbacks.core.marks import Mark
 from perf_callbacks.core.records import Window
+from perf_callbacks.core.window_parts import Signals
 from perf_callbacks.core.windows import Part
 
 
@@ -28,6 +29,10 @@ class Ranks(Protocol):
     @property
     def latest(self) -> Window | None:
         """The last window that is known of all of them; None before the first."""
+
+    @property
+    def signals(self) -> Signals | None:
+        """Makes the signals that parts carry; None where they carry none."""
 
     def offer(self, part: Part) -> None:
         """Tell the others what this rank did in a window."""

@@ -205,6 +205,11 @@ class Window:
     steps: int
     """Number of these steps that are in rows or were counted again. The next fields cover these steps."""
     ranks: int
+    """Number of ranks of the job."""
+    missing: int = 0
+    """Number of ranks whose part did not come in time. If there are any, the amounts of the job are unknown."""
+    missing_ranks: tuple[int, ...] = ()
+    """These ranks, in order; at most 64 are named."""
     seconds: float
     """Time of the slowest rank, which is that of the job."""
     samples: int | None
@@ -298,6 +303,18 @@ class Summary:
     """Memory by part, as far as it is known: the fields of `Memory` without `_gb`."""
     resident_gb_per_hour: float | None = None
     """Slope of the resident memory of this rank and its children; None: too few `use` records."""
+    compared_steps: int = 0
+    """Steps in which stragglers were looked for, on rank 0. The next fields cover these steps."""
+    compared_seconds: float = 0.0
+    straggler_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Seconds that the job lost to stragglers, by cause as in `Straggler`."""
+    stragglers: tuple[tuple[int, str, float, int], ...] = ()
+    """What cost most: rank, cause, seconds, and number of steps in which it happened."""
+    slowdown: float | None = None
+    """Duration of these steps over the one that they would have if every rank were as fast as a usual one. None:
+    unknown, or there is one rank."""
+    backward_waiting: float | None = None
+    """Part of the backward in which this rank waited for the others, from 0 to 1. None: unknown."""
 
     @property
     def mfu(self) -> float | None:
@@ -391,4 +408,18 @@ class Memory:
     """Largest sum at any moment of the step; with an allocator, of the program so far."""
 
 
-Record = Run | Checklist | Steps | Row | Gc | Span | Flops | Finding | Window | Summary | Stall | Use | Memory
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Straggler:
+    """A rank that the others waited for. In rank 0's journal."""
+
+    step: int
+    rank: int
+    cause: str
+    """One of gc, data, steal (waiting for a CPU), device, host."""
+    seconds_lost: float
+    """Time by which the step, or these steps, would have been shorter without the cause."""
+    steps: int = 1
+    """Number of steps up to `step` in which it happened; more than 1 for a rank that is slow for long."""
+
+
+Record = Run | Checklist | Steps | Row | Gc | Span | Flops | Finding | Window | Summary | Stall | Straggler | Use | Memory

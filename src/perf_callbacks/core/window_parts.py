@@ -1,9 +1,17 @@
 """The steps of one rank, cut into the windows that ranks exchange."""
 
-from collections.abc import Iterator, Mapping
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import nan
 
 from perf_callbacks.core.steps import RECOUNTED, Columns, Totals
 from perf_callbacks.core.windows import Part
+
+MOST_STEPS = 1000
+"""Most steps of a window whose parts carry signals."""
+
+Signals = Callable[[Columns], Mapping[str, Sequence[float | None]]]
+"""Makes the signals of some steps: by name, a column of seconds as long as theirs, with None for what is unknown."""
 
 
 class Parts:
@@ -21,6 +29,9 @@ class Parts:
         """Nobody knows which ranks share their samples: amounts of the job are unknown."""
         self.asks: Mapping[str, int] = {}
         """Values that this rank asks the others for, with whatever it says next."""
+        self.signals: Signals | None = None
+        """Makes the signals of a window's steps, those that are in no row among them. None: parts carry none."""
+        self._steps: list[Columns] = []  # of the window so far, for the signals
 
     @property
     def length(self) -> int | None:
@@ -41,15 +52,20 @@ class Parts:
         start = 0
         for stop, number in enumerate(steps.number, 1):
             if number % self._length == 0:
-                self._totals.add(_belonging(steps.cut(start, stop)))
+                self._add(steps.cut(start, stop))
                 if self._after <= max(self._start, number - self._length):
                     yield self._part(number // self._length - 1, self._length)
                 self._begin(number)
                 start = stop
-        self._totals.add(_belonging(steps.cut(start)))
+        self._add(steps.cut(start))
+
+    def _add(self, steps: Columns) -> None:
+        self._totals.add(_belonging(steps))
+        if self.signals is not None and steps.number and (self._length or 0) <= MOST_STEPS:
+            self._steps.append(steps)
 
     def _begin(self, after: int) -> None:
-        self._totals, self._after = Totals(), after
+        self._totals, self._after, self._steps = Totals(), after, []
 
     def _part(self, window: int, length: int) -> Part:
         totals = self._totals
@@ -67,7 +83,21 @@ class Parts:
             model_flops=totals.effort.model_flops if totals.effort_steps == totals.steps else None,
             hardware_flops=totals.effort.hardware_flops if totals.effort_steps == totals.steps else None,
             asks=dict(self.asks),
+            signals=self._signals(window * length + 1, length),
         )
+
+    def _signals(self, first: int, length: int) -> dict[str, "array[float]"]:
+        """Make the signals of the window, each as long as the window."""
+        if self.signals is None or not self._steps:
+            return {}
+        steps = Columns.joined(self._steps)
+        signals = {}
+        for name, column in self.signals(steps).items():
+            signals[name] = array("f", [nan]) * length
+            for number, seconds in zip(steps.number, column, strict=True):
+                if seconds is not None and 0 <= number - first < length:
+                    signals[name][number - first] = seconds
+        return signals
 
 
 def _belonging(steps: Columns) -> Columns:

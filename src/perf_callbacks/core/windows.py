@@ -3,6 +3,7 @@
 A window is `length` optimizer steps by the trainer's count. Ranks hand each other `Part`s.
 """
 
+from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -12,6 +13,9 @@ from perf_callbacks.core.steps import plus
 
 NOTICE = 3
 """Windows between a request of a rank and the step from which it holds. By then, as a rule, all ranks know of it."""
+
+MOST_NAMED = 64
+"""Most missing ranks that a window names; all are counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +43,31 @@ class Part:
     hardware_flops: int | None = None
     asks: Mapping[str, int] = field(default_factory=dict)
     """Values that this rank asks all ranks for, by name."""
+    signals: Mapping[str, "array[float]"] = field(default_factory=dict)
+    """Seconds of each step of the window, from `first_step` on, by the name of the signal: arrays of type "f". NaN:
+    unknown."""
+    role: Mapping[str, int] = field(default_factory=dict)
+    """Coordinates of the rank in the layout of the job, such as `{"data": 3, "tensor": 0}`. Empty: unknown."""
+    attempt: int = 0
+    """Number of restarts of the rank's process by an elastic launcher. Nodes may count them differently."""
+
+    @property
+    def first_step(self) -> int:
+        """First step of the window, by the trainer's count."""
+        return self.window * self.length + 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GatheredWindow:
+    """Parts of one window that had come by its deadline."""
+
+    first_step: int
+    steps: int
+    """Number of steps of the window: the length of each signal."""
+    parts: Mapping[int, Part]
+    """Part of each rank, by rank."""
+    missing: tuple[int, ...]
+    """Ranks whose part didn't come, in order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,46 +81,89 @@ class Verdict:
     """Optimizer steps per window; None: nothing is exchanged."""
     directory: str | None = None
     """Output directory of all ranks; None: each rank knows its own."""
+    stragglers: bool = False
+    """True: parts carry signals, and rank 0 analyses them."""
 
 
-def combine(parts: Collection[Part]) -> Window | None:
-    """Combine one part of each rank, in any order, into one window.
+class Combination:
+    """Parts of one window, combined some at a time: with thousands of ranks it takes milliseconds.
 
-    There is none if a rank is missing or if ranks disagree on their counting. They also disagree if they included
-    different numbers of steps, because their amounts then belong to no common time. Amounts are exact: an amount is
-    unknown if one rank doesn't know it, or if it isn't whole, because ranks that share samples counted them
-    differently.
+    Amounts are exact: an amount is unknown if one rank is missing or doesn't know it, or if it isn't whole, because
+    ranks that share samples counted them differently.
     """
-    common = {(part.window, part.length, part.world_size, part.data_parallel, part.steps) for part in parts}
-    if len(common) != 1:
-        return None
-    ((window, length, world_size, data_parallel, steps),) = common
-    if steps == 0 or sorted([part.rank for part in parts]) != list(range(world_size)):
-        return None
 
-    def total(amounts: list[int | None]) -> int | None:
-        known = [amount for amount in amounts if amount is not None]
-        whole, rest = divmod(sum(known) * data_parallel, world_size)
-        return None if rest or len(known) < len(amounts) else whole
+    def __init__(self) -> None:
+        self._common: set[tuple[int, int, int, int, int]] = set()
+        self._ranks: list[int] = []
+        self._seconds = 0.0
+        self._sums: list[int | None] = [0] * 5
+        self._asks: Mapping[str, int] | None = None
 
-    return Window(
-        first_step=window * length + 1,
-        last_step=(window + 1) * length,
-        steps=steps,
-        ranks=world_size,
-        seconds=max([part.seconds for part in parts]),
-        samples=total([part.samples for part in parts]),
-        tokens=total([part.tokens for part in parts]),
-        useful_tokens=total([part.useful_tokens for part in parts]),
-        model_flops=plus(*[part.model_flops for part in parts]),
-        hardware_flops=plus(*[part.hardware_flops for part in parts]),
-        asks=_least([part.asks for part in parts]),
-    )
+    def add(self, parts: Collection[Part]) -> None:
+        """Add some parts."""
+        self._common |= {(part.window, part.length, part.world_size, part.data_parallel, part.steps) for part in parts}
+        self._ranks += [part.rank for part in parts]
+        self._seconds = max([self._seconds, *[part.seconds for part in parts]])
+        columns = zip(
+            *[(part.samples, part.tokens, part.useful_tokens, part.model_flops, part.hardware_flops) for part in parts],
+            strict=True,
+        )
+        self._sums = [plus(known, *column) for known, column in zip(self._sums, columns, strict=False)]
+        for part in parts:
+            if part.asks != self._asks:
+                self._asks = part.asks if self._asks is None else _least(self._asks, part.asks)
+
+    def window(self, missing: Sequence[int] = ()) -> Window | None:
+        """Return the window without some ranks, whose parts didn't come.
+
+        There is none if ranks disagree on their counting. They also disagree if they included different numbers of
+        steps, because their amounts then belong to no common time.
+        """
+        if len(self._common) != 1:
+            return None
+        ((window, length, world_size, data_parallel, steps),) = self._common
+        if steps == 0 or sorted([*self._ranks, *missing]) != list(range(world_size)):
+            return None
+        samples, tokens, useful_tokens, model_flops, hardware_flops = [None] * 5 if missing else self._sums
+
+        def total(amount: int | None) -> int | None:
+            whole, rest = (0, 1) if amount is None else divmod(amount * data_parallel, world_size)
+            return None if rest else whole
+
+        return Window(
+            first_step=window * length + 1,
+            last_step=(window + 1) * length,
+            steps=steps,
+            ranks=world_size,
+            missing=len(missing),
+            missing_ranks=tuple(missing[:MOST_NAMED]),
+            seconds=self._seconds,
+            samples=total(samples),
+            tokens=total(tokens),
+            useful_tokens=total(useful_tokens),
+            model_flops=model_flops,
+            hardware_flops=hardware_flops,
+            asks={} if missing or self._asks is None else dict(self._asks),
+        )
 
 
-def hold(window: Window, before: Window | None) -> Window:
-    """Return the window with the step from which its requests hold: some windows later, or as in the window before."""
-    later = window.last_step + NOTICE * (window.last_step - window.first_step + 1)
+def combine(parts: Collection[Part], missing: Sequence[int] = ()) -> Window | None:
+    """Combine one part of each rank that isn't missing, in any order, into one window, if there is one."""
+    combination = Combination()
+    if parts:
+        combination.add(parts)
+    return combination.window(missing)
+
+
+def hold(window: Window, before: Window | None, now: int | None = None) -> Window:
+    """Return the window with the step from which its requests hold: some windows later, or as in the window before.
+
+    While ranks are missing, the requests of the window before hold. `now` is the step that training has reached, if
+    it has gone on since the end of the window.
+    """
+    if window.missing:
+        return window if before is None else replace(window, asks=before.asks, holds=before.holds)
+    later = max(window.last_step, now or 0) + NOTICE * (window.last_step - window.first_step + 1)
     said = {} if before is None else {name: (before.asks[name], step) for name, step in before.holds.items()}
     holds = {}
     for name, amount in window.asks.items():
@@ -100,10 +172,9 @@ def hold(window: Window, before: Window | None) -> Window:
     return replace(window, holds=holds)
 
 
-def _least(asks: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """Return the least value that any rank asks for, by name."""
-    common = set[str].intersection(*[{*asked} for asked in asks])
-    return {name: min([asked[name] for asked in asks]) for name in sorted(common)}
+def _least(asks: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:
+    """Return the lesser of two values, by the names that both have."""
+    return {name: min(asks[name], others[name]) for name in sorted({*asks} & {*others})}
 
 
 def rates(window: Window) -> dict[str, float]:
@@ -118,11 +189,9 @@ def rates(window: Window) -> dict[str, float]:
 
 
 def possible(item: Any) -> bool:
-    """Tell if the numbers of a `Part`, `Window`, `Verdict` or `Note` can be true. Their types are right already."""
+    """Tell if the numbers of a `Window`, `Verdict` or `Note` can be true. Their types are right already."""
     amounts = [getattr(item, one.name) for one in fields(item)]
     asked = [amount for asks in amounts if isinstance(asks, Mapping) for amount in asks.values()]
     if any([amount < 0 for amount in [*amounts, *asked] if isinstance(amount, int | float)]):
         return False
-    if isinstance(item, Part):
-        return item.rank < item.world_size and 0 < item.data_parallel <= item.world_size and item.steps <= item.length
     return not isinstance(item, Verdict) or item.window != 0

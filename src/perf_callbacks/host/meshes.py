@@ -36,6 +36,16 @@ def data_parallel(model: torch.nn.Module, world_size: int) -> int | None:
     return world_size // shared
 
 
+def coordinates(model: torch.nn.Module | None) -> dict[str, int]:
+    """Return the coordinates of this rank on the meshes of a model's parameters, by the names of the dimensions."""
+    meshes = {} if model is None else {id(mesh): mesh for mesh in map(_mesh, model.parameters()) if mesh is not None}
+    found: dict[str, int] = {}
+    for mesh in meshes.values():
+        place = mesh.get_coordinate() or ()
+        found |= dict(zip(mesh.mesh_dim_names or (), place, strict=False))
+    return found
+
+
 def _mesh(parameter: torch.Tensor) -> Any:
     return getattr(parameter, "device_mesh", None)
 

@@ -1,7 +1,7 @@
 """Exchange of windows between ranks during training, without collectives and without waits in the training thread.
 
 All calls to the process group's store are made in a thread of their own, and return at once. If a rank crashes, hangs,
-ends early or lacks the callback, windows stay incomplete; nothing else happens.
+ends early or lacks the callback, windows go without it; nothing else happens.
 """
 
 import atexit
@@ -12,15 +12,19 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.records import Window
+from perf_callbacks.core.window_parts import Signals
 from perf_callbacks.core.windows import Part, Verdict
+from perf_callbacks.host.cpu_facts import local_ranks
 from perf_callbacks.host.place import Place
 from perf_callbacks.ranks import store as store_room
-from perf_callbacks.ranks.rounds import SOON, Follower, Leader, Rounds
+from perf_callbacks.ranks.leader import Analyse, Leader
+from perf_callbacks.ranks.node import Node, gathered
+from perf_callbacks.ranks.rounds import MANY, SOON, Follower, Rounds
 from perf_callbacks.ranks.stalls import StallNotes
 
 AGREE_SECONDS = 5.0
@@ -38,7 +42,9 @@ def meet(place: Place, config: PerfConfig, run_id: str) -> "Exchange | None":
         store = store_room.default_store() if place.world_size > 1 else None
         if store is None:
             return None
-        shortage = store_room.shortage(store, place.world_size)
+        node = _node(store, place)
+        connections = place.world_size // (1 if node is None else len(node.ranks))
+        shortage = store_room.shortage(store, place.world_size, connections)
         if shortage is not None:
             log.log(
                 logging.DEBUG if place.rank else logging.WARNING,
@@ -50,9 +56,11 @@ def meet(place: Place, config: PerfConfig, run_id: str) -> "Exchange | None":
             store,
             rank=place.rank,
             world_size=place.world_size,
-            window=config.window if config.stragglers == "on" else None,
+            window=config.window if config.exchange == "on" else None,
+            stragglers=config.stragglers == "on",
             run_id=run_id,
             directory=str(place.directory.absolute()) if place.directory_of_all else None,
+            node=node,
         )
         exchange.start()
     except Exception as error:  # noqa: BLE001 an observer never ends the run
@@ -77,14 +85,21 @@ class Exchange:
         window: int | None,
         run_id: str,
         directory: str | None = None,
+        stragglers: bool = False,
+        attempt: int | None = None,
+        node: Node | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        verdict = Verdict(fit=uuid.uuid4().hex, run_id=run_id, window=window, directory=directory)
-        self._rounds: Rounds = (
-            Follower(store, rank=rank, world_size=world_size)
-            if rank
-            else Leader(store, world_size=world_size, verdict=verdict)
+        verdict = Verdict(
+            fit=uuid.uuid4().hex, run_id=run_id, window=window, directory=directory, stragglers=stragglers
         )
+        attempt = _restarts() if attempt is None else attempt
+        self._rounds: Rounds = (
+            Follower(store, rank=rank, world_size=world_size, attempt=attempt, node=node)
+            if rank
+            else Leader(store, world_size=world_size, verdict=verdict, attempt=attempt, node=node)
+        )
+        self._signals: Signals | None = None
         self._talk = _Talk(self._rounds, clock)
         # The thread holds no reference to this object, so it ends with it even if the end of the fit was missed.
         weakref.finalize(self, self._talk.end).atexit = False
@@ -110,8 +125,41 @@ class Exchange:
         return self._rounds.verdict.window if self._rounds.verdict is not None else None
 
     @property
+    def stragglers(self) -> bool:
+        """True: parts of this fit carry signals. False: they don't, or this is not known yet."""
+        verdict = self._rounds.verdict
+        return verdict is not None and verdict.window is not None and verdict.stragglers
+
+    @property
+    def signals(self) -> Signals | None:
+        """Makes the signals that parts carry; None where they carry none. May be set before the fit is agreed on."""
+        return self._signals if self.stragglers else None
+
+    @signals.setter
+    def signals(self, signals: Signals | None) -> None:
+        self._signals = signals
+
+    @property
+    def role(self) -> Mapping[str, int]:
+        """Coordinates of this rank in the layout of the job, which its parts carry. Empty: unknown."""
+        return self._rounds.role
+
+    @role.setter
+    def role(self, role: Mapping[str, int]) -> None:
+        self._rounds.role = dict(role)
+
+    def analyse(self, analyse: Analyse) -> None:
+        """Let each window be analysed on rank 0, at its deadline or before; nothing on other ranks.
+
+        The call is made in the side thread, and should sleep for a moment every 2 ms: the training thread may want
+        the GIL. An error in it ends the analysis, with one message.
+        """
+        if isinstance(self._rounds, Leader):
+            self._rounds.analyse = analyse
+
+    @property
     def latest(self) -> Window | None:
-        """Newest complete window, soon the same on all ranks. None before the first."""
+        """Newest window that rank 0 announced, soon the same on all ranks. None before the first."""
         return self._rounds.latest
 
     @property
@@ -139,7 +187,7 @@ class Exchange:
             self._talk.wake()
 
     def take(self) -> list[Window]:
-        """Take the windows that became complete since the last call, on rank 0: for the journal."""
+        """Take the windows that were closed since the last call, on rank 0: for the journal."""
         finished = self._rounds.finished
         return [finished.popleft() for _ in range(len(finished))]
 
@@ -221,6 +269,20 @@ class _Talk:
             log.warning("perf_callbacks: ranks exchange no more, training goes on: %s", self._rounds.failure)
         self._rounds.leave(politely=self._politely)
         _running.discard(self)
+
+
+def _node(store: Any, place: Place) -> Node | None:
+    """Return the ranks of this machine, if one of them is to talk for all."""
+    address = store_room.address(store)
+    if address is None:
+        return None
+    return gathered(place.rank, place.world_size, local_ranks(os.environ), many=MANY, job=address)
+
+
+def _restarts() -> int:
+    """Return how often an elastic launcher has restarted this process."""
+    word = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    return int(word) if word.isdecimal() else 0
 
 
 _running: set[_Talk] = set()

@@ -1,26 +1,38 @@
-"""Messages between ranks, one round at a time: rank 0's settings, each rank's parts, complete windows.
+"""Messages between ranks, one round at a time: rank 0's settings, each rank's parts, windows.
 
-Nothing here waits or reads a clock: a round does what is possible now and returns when the next one is due.
+A round does what is possible now and returns when the next one is due. Nothing here reads a clock, and nothing waits
+but for a device's number that is part of a message.
 """
 
 import dataclasses
-import logging
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any
 
 from perf_callbacks.core.codec import pack, unpack
+from perf_callbacks.core.packed_parts import pack_part
 from perf_callbacks.core.records import Window
-from perf_callbacks.core.windows import Part, Verdict, combine, hold
+from perf_callbacks.core.windows import Part, Verdict
+from perf_callbacks.ranks.node import LOOK_SECONDS, Folder, Node, Relay
 from perf_callbacks.ranks.stalls import StallNotes
 from perf_callbacks.ranks.store import Board
 
+MANY = 64
+"""In a job of more ranks than this, one rank of each machine talks for all of them."""
+
 KEPT = 8
-"""Most incomplete windows that are kept. A rank that is further behind keeps them from becoming complete."""
+"""Most parts of one rank that are kept, here or in the store. If it is further behind, windows go without it."""
+
+KEPT_OF_MANY = 4
+"""Most parts that the store keeps of each of `MANY` ranks."""
+
+DEADLINE_SECONDS = 10.0
+"""Seconds after which a window goes without the ranks that are missing, or two steps if that is longer."""
 
 FINISHED = 64
-"""Most complete windows that wait to be taken."""
+"""Most windows that wait to be taken."""
 
 SOON = 0.1
 """Seconds until missing notes are looked for again. Each further pause is as long as the wait so far…"""
@@ -31,23 +43,26 @@ SELDOM = 30.0
 EARLY = 0.01
 """Like `SOON`, for the settings that training waits for. These pauses are an eighth of the wait so far."""
 
-log = logging.getLogger("perf_callbacks")
-
 _obeyed: dict[int, str] = {}  # settings of the fit that each rank of this process last obeyed
 
 
 class Rounds:
     """One rank's side of the exchange in one fit. An error ends the exchange, and nothing else."""
 
-    def __init__(self, store: Any, *, rank: int, world_size: int) -> None:
+    def __init__(self, store: Any, *, rank: int, world_size: int, attempt: int = 0, node: Node | None = None) -> None:
         self._store = store  # held because rank 0 may serve it: it must not end before the exchange does
-        self._board: Board | None = None
+        self._board: Board | Folder | None = None
+        self._node = node
+        self._relay: Relay | None = None
         self._rank = rank
         self._world_size = world_size
+        self._attempt = attempt
+        self.role: Mapping[str, int] = {}
+        """Coordinates of this rank in the layout of the job."""
         self.offers: deque[Part] = deque(maxlen=KEPT)
         """Parts of this rank that were not sent yet."""
         self.finished: deque[Window] = deque(maxlen=FINISHED)
-        """Complete windows, on rank 0."""
+        """Windows that were not taken yet, on rank 0."""
         self.verdict: Verdict | None = None
         self.latest: Window | None = None
         self.failure: str | None = None
@@ -60,18 +75,45 @@ class Rounds:
         if self.failure is not None:
             return None
         try:
-            if self._board is None:
-                self._board = Board(self._store)
+            board = self._join() if self._board is None else self._board
             fit = self.verdict.fit if self.verdict is not None and self.verdict.window is not None else None
-            soon = self.stalls.round(self._board, fit, now) if fit is not None else None
-            pauses = [pause for pause in (soon, self._round(self._board, now)) if pause is not None]
-            return min(pauses, default=None)
+            soon = self.stalls.round(board, fit, now) if fit is not None else None
+            pauses = [soon, self._round(board, now), self._pass_on(board, now)]
+            return min([pause for pause in pauses if pause is not None], default=None)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.failure = f"{type(error).__name__}: {error}".partition("\n")[0]
             return None
 
-    def _round(self, board: Board, now: float) -> float | None:
+    def _join(self) -> Board | Folder:
+        """Connect to the store, or open the directory of this machine where another rank talks with the store."""
+        if self._node is not None and not self._node.talks:
+            self._board = Folder(self._node.directory)
+            return self._board
+        self._board = Board(self._store)
+        if self._node is not None:
+            size = self._world_size
+            self._relay = Relay(self._node, lambda rank, window: slot(rank, window, size), slots(size))
+        return self._board
+
+    def _round(self, board: Board | Folder, now: float) -> float | None:
         raise NotImplementedError
+
+    def _pass_on(self, board: Board | Folder, now: float) -> float | None:
+        """Pass on notes between the store and the other ranks of this machine, if this rank talks for them."""
+        relay, verdict = self._relay, self.verdict
+        if relay is None or verdict is None:
+            return None
+        notes = {"verdict": pack(verdict), "stall": self.stalls.said}
+        if self.latest is not None:
+            notes["window"] = note_of_window(verdict.fit, self.latest)
+        relay.tell(notes)
+        if verdict.window is None:
+            return None
+        for key, text in relay.stalls().items():
+            board.write(key, text)
+        for key, parts in relay.collect(mark(verdict.fit), now).items():
+            board.write(key, parts)
+        return LOOK_SECONDS if relay.since is None else min(LOOK_SECONDS, pause(now - relay.since))
 
     def leave(self, *, politely: bool = True) -> None:
         """Release the store. Politely: first take back notes that no longer hold, which is one more call."""
@@ -80,68 +122,32 @@ class Rounds:
                 if self.verdict is not None:
                     self.stalls.leave(self._board, self.verdict.fit)
                 self._take_back(self._board)
+            self._leave_node()
         except Exception:  # noqa: BLE001, S110 the store may be gone
             pass
         finally:
-            self._board = None
+            self._board = self._relay = None
             self._store = None
             self.agreed.set()
 
-    def _take_back(self, board: Board) -> None:
+    def _leave_node(self) -> None:
+        """Remove the notes of this machine, if this rank talks for it, or if the rank that does has left."""
+        if self._relay is not None and self.verdict is not None:
+            self._relay.folder.leave(pack(self.verdict))
+        elif isinstance(self._board, Folder):
+            self._board.leave()
+
+    def _take_back(self, board: Board | Folder) -> None:
         """Take back notes; a rank that only sends parts has none."""
 
-    def _drained(self, window: int) -> Iterator[Part]:
+    def _drained(self, window: int) -> list[Part]:
         """Take the parts offered since the last round, for windows of that length."""
-        while self.offers:
-            part = self.offers.popleft()
-            if part.length == window:
-                yield dataclasses.replace(part, useful_tokens=_settled(part.useful_tokens))
-
-
-class Leader(Rounds):
-    """Rank 0: announces the settings and combines the windows."""
-
-    def __init__(self, store: Any, *, world_size: int, verdict: Verdict) -> None:
-        super().__init__(store, rank=0, world_size=world_size)
-        self.verdict = self._mine = verdict
-        self._said = False
-        self._pending: dict[int, dict[int, Part]] = {}
-        self._since = 0.0
-        self.agreed.set()
-
-    def _round(self, board: Board, now: float) -> float | None:
-        if self.offers or not self._said:  # again with each window: a fit within this one may have had its own
-            board.write("verdict", pack(self._mine))
-            self._said = True
-        for part in self._drained(self._mine.window or 0):
-            self._pending[part.window] = {part.rank: part}
-            self._since = now
-        for window in sorted(self._pending)[:-KEPT]:
-            del self._pending[window]
-        if self._pending:
-            self._look(board)
-        return _pause(now - self._since) if self._pending else None
-
-    def _look(self, board: Board) -> None:
-        """Read new parts, and combine the windows that they complete."""
-        ranks = range(self._world_size)
-        missing = [rank for rank in ranks if any([rank not in parts for parts in self._pending.values()])]
-        for rank, note in zip(missing, board.read(*[_key(rank) for rank in missing]), strict=False):
-            parts = [unpack(Part, line) for line in _lines(note, self._mine.fit)]
-            for part in [part for part in parts if part is not None and part.rank == rank]:
-                self._pending.get(part.window, {}).setdefault(rank, part)
-        complete = sorted([window for window, parts in self._pending.items() if len(parts) == self._world_size])
-        windows = [combine(self._pending[window].values()) for window in complete]
-        # Every rank sends its parts in order, so older incomplete windows will stay incomplete.
-        self._pending = {window: parts for window, parts in self._pending.items() if window > max(complete, default=-1)}
-        for window in [window for window in windows if window is not None]:
-            self.latest = hold(window, self.latest)
-            self.finished.append(self.latest)
-        if any(windows) and self.latest is not None:
-            board.write("window", _note(self._mine.fit, pack(self.latest)))
-
-    def _take_back(self, board: Board) -> None:
-        board.replace("verdict", pack(self._mine), "")
+        parts = [self.offers.popleft() for _ in range(len(self.offers))]
+        return [
+            dataclasses.replace(part, useful_tokens=_settled(part.useful_tokens), role=self.role, attempt=self._attempt)
+            for part in parts
+            if part.length == window
+        ]
 
 
 class Follower(Rounds):
@@ -152,47 +158,50 @@ class Follower(Rounds):
     happens before the first window is sent.
     """
 
-    def __init__(self, store: Any, *, rank: int, world_size: int) -> None:
-        super().__init__(store, rank=rank, world_size=world_size)
+    def __init__(self, store: Any, *, rank: int, world_size: int, attempt: int = 0, node: Node | None = None) -> None:
+        super().__init__(store, rank=rank, world_size=world_size, attempt=attempt, node=node)
         self._earlier = _obeyed.get(rank)
         self._began: float | None = None
         self._since = 0.0
-        self._sent: deque[str] = deque(maxlen=KEPT)
         self._awaited = 0
 
-    def _round(self, board: Board, now: float) -> float | None:
+    def _round(self, board: Board | Folder, now: float) -> float | None:
         self._began = now if self._began is None else self._began
         if self.offers or self.verdict is None or self.verdict.window is None:
             self._obey(board)
         if self.verdict is None or self.verdict.window is None:
-            return _pause((now - self._began) / 8, EARLY)
-        parts = list(self._drained(self.verdict.window))
+            return pause((now - self._began) / 8, EARLY)
+        parts = self._drained(self.verdict.window)
+        for part in parts:
+            packed = pack_part(part, mark(self.verdict.fit))
+            if self._relay is not None:
+                self._relay.open(part.window, packed, now, now + patience(part))
+            else:
+                board.write(slot(self._rank, part.window, self._world_size), packed)
         if parts:
-            self._sent += map(pack, parts)
-            board.write(_key(self._rank), _note(self.verdict.fit, *self._sent))
             self._awaited, self._since = (parts[-1].window + 1) * parts[-1].length, now
         known = self.latest.last_step if self.latest is not None else 0
         if self._awaited > known:
             known = self._fetch(board, self.verdict.fit, known)
-        return _pause(now - self._since) if self._awaited > known else None
+        return pause(now - self._since) if self._awaited > known else None
 
-    def _obey(self, board: Board) -> None:
+    def _obey(self, board: Board | Folder) -> None:
         for note in board.read("verdict"):
             verdict = unpack(Verdict, note)
             held = self.verdict.fit if self.verdict is not None else None
             if verdict is not None and verdict.fit not in {self._earlier, held}:
                 self.verdict = verdict
                 _obeyed[self._rank] = verdict.fit
-                self._sent.clear()
                 self.agreed.set()
 
-    def _fetch(self, board: Board, fit: str, known: int) -> int:
+    def _fetch(self, board: Board | Folder, fit: str, known: int) -> int:
         """Read the newest window and return the last step that is known then."""
         for note in board.read("window"):
-            for window in [unpack(Window, line) for line in _lines(note, fit)]:
-                if window is not None and window.last_step > known:
-                    self.latest = window
-                    return window.last_step
+            first, _, line = note.partition("\n")
+            window = unpack(Window, line) if first == fit else None
+            if window is not None and window.last_step > known:
+                self.latest = window
+                return window.last_step
         return known
 
 
@@ -204,19 +213,34 @@ def _settled(amount: Any) -> int | None:
         return None
 
 
-def _pause(waited: float, least: float = SOON) -> float:
+def pause(waited: float, least: float = SOON) -> float:
+    """Return the seconds until the next look of a rank that has waited for as long."""
     return min(max(least, waited), SELDOM)
 
 
-def _key(rank: int) -> str:
-    return f"rank{rank}"
+def patience(part: Part) -> float:
+    """Return the seconds after which a window goes without the ranks that are missing.
+
+    Where steps are long, a rank may tell of its last step with the end of the next one.
+    """
+    return max(DEADLINE_SECONDS, 2 * part.seconds / max(1, part.steps))
 
 
-def _note(fit: str, *lines: str) -> str:
-    return "\n".join([fit, *lines])
+def slot(rank: int, window: int, world_size: int) -> str:
+    """Return the key of a rank's part. As many windows later it is overwritten, so that the number of keys is fixed."""
+    return f"part{window % slots(world_size)} {rank}"
 
 
-def _lines(note: str, fit: str) -> list[str]:
-    """Return the lines of a note, if it belongs to that fit."""
-    first, *lines = note.split("\n")
-    return lines if first == fit else []
+def slots(world_size: int) -> int:
+    """Return the number of windows whose parts the store keeps."""
+    return KEPT if world_size <= MANY else KEPT_OF_MANY
+
+
+def mark(fit: str) -> bytes:
+    """Return the bytes by which parts of a fit are known."""
+    return sha256(fit.encode()).digest()[:16]
+
+
+def note_of_window(fit: str, window: Window) -> str:
+    """Make the note by which rank 0 announces a window."""
+    return f"{fit}\n{pack(window)}"

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from perf_callbacks.core.codec import pack, unpack
 from perf_callbacks.core.stalls import LONGER, RUNNING, STALLED, Blame, Note, blame, undecided
+from perf_callbacks.ranks.node import Folder
 from perf_callbacks.ranks.store import Board
 
 LOOK_SECONDS = 2.0
@@ -42,7 +43,8 @@ class StallNotes:
         self._earlier: tuple[float, Mapping[int, str]] | None = None
         self._since: float | None = None
         self._turn = 0.0
-        self._said = ""
+        self.said = ""
+        """Word of the rank that tells, or will: which rank it is, and if it has told."""
         self.answered_at = float("-inf")
         """When the store last answered."""
         self.told = False
@@ -55,7 +57,7 @@ class StallNotes:
         self._patience, self._doubt = patience, doubt
         self._mine = note
 
-    def round(self, board: Board, fit: str, now: float) -> float | None:
+    def round(self, board: Board | Folder, fit: str, now: float) -> float | None:
         """Do what is to be done now. Return the seconds until the next round; None: until there is a new note."""
         mine, pause = self._mine, None
         if mine is None:
@@ -68,27 +70,27 @@ class StallNotes:
         self.answered_at = now
         return pause
 
-    def leave(self, board: Board, fit: str) -> None:
+    def leave(self, board: Board | Folder, fit: str) -> None:
         """Say that the fit of this rank is over."""
         if self._mine is not None:
             self._write(board, fit, self._mine)
 
-    def _write(self, board: Board, fit: str, mine: Note) -> None:
+    def _write(self, board: Board | Folder, fit: str, mine: Note) -> None:
         if mine is not self._written:
             self._beats += 1  # so that a rank whose note stays the same is one that says nothing
             board.write(_key(self._rank), f"{fit} {self._beats}\n{pack(mine)}")
             self._written = mine
 
-    def _well(self, board: Board, fit: str, now: float) -> None:
+    def _well(self, board: Board | Folder, fit: str, now: float) -> None:
         if self.blamed is not None:
             board.write("stall", f"{fit} {self._rank} {_OVER}")
-        self._since, self.told, self.blamed = None, False, None
+        self._since, self.told, self.blamed, self.said = None, False, None, ""
         if not self._doubt:
             self._earlier = None
-        elif self._earlier is None and self._rank <= NEAREST:
+        elif self._earlier is None and self._rank <= NEAREST and isinstance(board, Board):
             self._earlier = (now, self._texts(board, fit))
 
-    def _stalled(self, board: Board, fit: str, now: float) -> float | None:
+    def _stalled(self, board: Board | Folder, fit: str, now: float) -> float | None:
         """Wait for a lower rank to tell, then look at the notes."""
         if self.told:
             return None
@@ -96,12 +98,12 @@ class StallNotes:
             self._since = self._turn = now
         said = next(iter(board.read("stall")), "")
         if said.startswith(fit) and said.endswith(_TOLD):
-            self.told = True
+            self.said, self.told = said, True
             return None
-        if said != self._said:  # another rank is looking
-            self._said, self._turn = said, now
-        if now - self._turn < GRACE_SECONDS * self._rank.bit_length():
-            return LOOK_SECONDS
+        if said != self.said:  # another rank is looking
+            self.said, self._turn = said, now
+        if not isinstance(board, Board) or now - self._turn < GRACE_SECONDS * self._rank.bit_length():
+            return LOOK_SECONDS  # notes of other machines are read by the rank that talks for this one
         if self._earlier is None:
             self._earlier = (now, self._texts(board, fit))
         self._judge(board, fit, now, now - self._since)
@@ -119,9 +121,10 @@ class StallNotes:
             silent = {rank for rank in silent if not notes[rank].spanned}
         if (later and early) or undecided(notes, silent):
             self._looks += 1
-            self._said = f"{fit} {self._rank} {_LOOKING} {self._looks}"
-            board.write("stall", self._said)
-        elif board.claim("stall", f"{fit} {self._rank} {_TOLD}", self._said):
+            self.said = f"{fit} {self._rank} {_LOOKING} {self._looks}"
+            board.write("stall", self.said)
+        elif board.claim("stall", f"{fit} {self._rank} {_TOLD}", self.said):
+            self.said = f"{fit} {self._rank} {_TOLD}"
             self.blamed = blame(notes, silent, self._world_size)
             self.told = True
 

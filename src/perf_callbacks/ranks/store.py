@@ -1,6 +1,7 @@
 """Notes that the ranks of a job leave for each other, in the key-value store that started their process group.
 
-There is no collective, group or socket of our own. A note is a few lines of text; nothing is unpickled.
+There is no collective, group or socket of our own. A note is a few lines of text, or packed columns of numbers; nothing
+is unpickled.
 """
 
 import os
@@ -16,6 +17,9 @@ c10d: Any = dist  # torch documents it without exporting it to type checkers
 LONGEST = 40_000
 """Most bytes of a note."""
 
+LARGEST = 1_000_000
+"""Most bytes of packed parts under one key."""
+
 SHARE = 0.75
 """Share of the files of a process that the connections of all ranks may take."""
 
@@ -27,20 +31,26 @@ def default_store() -> Any:
     return None
 
 
-def shortage(store: Any, world_size: int) -> str | None:
-    """Say why the process that serves a store can't hold a second connection of each rank; None if it can.
+def shortage(store: Any, world_size: int, connections: int) -> str | None:
+    """Say why the process that serves a store can't hold so many connections beside that of each rank; None if it can.
 
     A process without free descriptors fails in its own `open`, and training fails with it. Each rank decides this by
     itself, because asking the others would take the connection in question. Limits that differ between nodes are not
     seen.
     """
     allowed = open_files_allowed()
-    if allowed is None or not isinstance(_innermost(store), c10d.TCPStore):
+    if allowed is None or address(store) is None:
         return None
-    needed = ceil(2 * world_size / SHARE)
+    needed = ceil((world_size + connections) / SHARE)
     if needed <= allowed:
         return None
     return f"{allowed:,} open files are allowed and {world_size:,} ranks would need {needed:,}; raise `ulimit -n`"
+
+
+def address(store: Any) -> tuple[str, str] | None:
+    """Return host and port of the process that serves a store; None if ranks don't connect to one."""
+    inner = _innermost(store)
+    return (str(inner.host), str(inner.port)) if isinstance(inner, c10d.TCPStore) else None
 
 
 def open_files_allowed() -> int | None:
@@ -64,9 +74,21 @@ class Board:
         self._store = c10d.PrefixStore("perf_callbacks", connection(store))
         self._found: set[str] = set()
 
-    def write(self, key: str, note: str) -> None:
+    def write(self, key: str, note: str | bytes) -> None:
         """Write or overwrite a note."""
         self._store.set(key, note)
+
+    def make(self, keys: Sequence[str]) -> None:
+        """Write an empty note under each of some keys."""
+        if self._store.has_extended_api():
+            self._store.multi_set(list(keys), [""] * len(keys))
+        else:
+            for key in keys:
+                self._store.set(key, "")
+
+    def get(self, keys: Sequence[str]) -> list[bytes]:
+        """Read the bytes under some keys. All of them must be there: the store would wait for them."""
+        return [note if len(note) <= LARGEST else b"" for note in self._store.multi_get(list(keys))]
 
     def replace(self, key: str, note: str, other: str) -> None:
         """Overwrite a note, unless another rank has."""

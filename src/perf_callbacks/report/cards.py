@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import wrap
 
+from perf_callbacks.core import straggler_text
 from perf_callbacks.core.peaks import DISTURBED, TERA
 from perf_callbacks.core.records import APPLIED, TRIED, Checklist, Finding, Run, Summary
 
@@ -114,6 +115,7 @@ def closing(summary: Summary) -> str:
         _spans(summary),
         _pauses(summary),
         *_proofs(summary),
+        *[line for text in straggler_text.lines(summary) for line in _wrapped(text)],
         _stalls(summary),
     ]
     if summary.failure:

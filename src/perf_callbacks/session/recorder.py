@@ -77,6 +77,8 @@ class Recorder:
                 clock=clock,
             )
         self.device, self.config = place.device, config
+        self.hearing: list[Callable[[Record], object]] = []
+        """Called with each record after it was written, in whichever thread wrote it."""
         self.work = ShapedWork()
         """FLOPs of steps, as far as they were counted."""
         self.observers = Observers()
@@ -85,7 +87,7 @@ class Recorder:
         """Items of the checklist that were tried, each with the latest finding."""
         self.engine = Engine(
             self.run,
-            self._journal.write,
+            self.write,
             earlier=earlier(place),
             device=timeline,
             ranks=self.ranks,
@@ -247,7 +249,8 @@ class Recorder:
 
     def write(self, record: Record) -> None:
         """Put something into the journal."""
-        self._journal.write(record)
+        for hear in (self._journal.write, *self.hearing):
+            hear(record)
 
     @fails_open
     def row(self, step: int) -> dict[str, float]:

@@ -15,13 +15,14 @@ from perf_callbacks.host import config_file
 from perf_callbacks.host.failures import describe
 from perf_callbacks.host.place import Place
 from perf_callbacks.report import cards
-from perf_callbacks.session import advising, counting, report_file, stalls, startup
+from perf_callbacks.session import advising, counting, report_file, stalls, startup, stragglers
 from perf_callbacks.session.advising import Setup
 from perf_callbacks.session.recorder import Recorder, log
 
 OBSERVERS: tuple[Callable[[Recorder, nn.Module | None], Observer | None], ...] = (
     counting.begin,
     stalls.begin,
+    stragglers.begin,
 )
 """Makers of what hears of every fit. A new feature is one class and one line here; None: it has nothing to do."""
 

@@ -1,0 +1,236 @@
+"""Are stragglers found: the rank, the step, the cause and the loss? Real ranks on a CPU, with faults put into them.
+
+    OMP_NUM_THREADS=1 python benchmarks/stragglers.py --seeds 20          # 2 and 4 ranks, all integrations in turn
+    OMP_NUM_THREADS=1 python benchmarks/stragglers.py --seeds 4 --clean   # losses against runs without faults
+
+Each run holds every fault: collections, data stalls, slow code and stolen CPUs, each twice, and one rank that is slow
+for long. The steps mostly sleep, as if they waited for a device, so that 4 ranks fit onto 2 CPUs. If the scheduler
+itself says that a rank had no CPU, an event that says so is right: the machine is shared.
+
+Two other detectors, restated from their descriptions, read the journals of the same runs: NVRx compares medians of
+sections over ranks, and names a rank whose score is below 0.75; Megatron prints the slowest rank of each interval.
+"""
+
+import argparse
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from itertools import product
+from pathlib import Path
+
+from perf_callbacks.journal import Steps, Straggler, read
+
+DOORS, RANKS = ("lightning", "transformers", "accelerate"), (2, 4)
+CAUSES = ("gc", "data", "host", "steal")
+STEPS, STEP, WINDOW = 400, 0.015, 50
+SLOW = (0.6, 230, 380)
+"""A rank is slow for long: by this part of the sleep, from one step to another."""
+NEAR, BURST = 1, 20
+"""Steps by which an event may be off, and steps in which a CPU is stolen."""
+
+
+def plan_of(seed, door, world_size, *, gc="observe", objects=400_000, clean=False, steps=STEPS, stragglers="on"):
+    """The faults of a run, the same for all its ranks."""
+    chance = random.Random(seed)
+    places = sorted(chance.sample(range(3, 27), 2 * len(CAUSES)))
+    causes = [*CAUSES, *CAUSES]
+    chance.shuffle(causes)
+    faults = [
+        (8 * place, chance.randrange(world_size), cause, 0.3 if cause == "steal" else 0.05 + 0.15 * chance.random())
+        for place, cause in zip(places, causes, strict=True)
+    ]
+    share, first, last = SLOW
+    return {
+        "door": door, "world_size": world_size, "seed": seed, "faults": [] if clean else faults, "steps": steps,
+        "slow": (-1, 0, 0, 0.0) if clean else (chance.randrange(world_size), first, last, share), "step": STEP,
+        "gc": gc, "objects": objects, "freeze": True, "stragglers": stragglers,
+    }  # fmt: skip
+
+
+def job(plan, directory):
+    """Run all ranks, and return what they told."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = []
+    for rank in range(plan["world_size"]):
+        environ = {
+            **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1",
+            "WORLD_SIZE": str(plan["world_size"]), "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true",
+        }  # fmt: skip
+        own = json.dumps({**plan, "rank": rank, "directory": str(directory)})
+        script = str(Path(__file__).with_name("straggler_rank.py"))
+        with (directory / f"rank{rank}.err").open("w") as errors:
+            ranks.append(
+                subprocess.Popen([sys.executable, script, own], env=environ, stdout=subprocess.DEVNULL, stderr=errors)
+            )
+    try:
+        codes = [rank.wait(timeout=240) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    if any(codes):
+        raise SystemExit((directory / f"rank{codes.index(next(filter(None, codes)))}.err").read_text()[-2000:])
+    return [json.loads((directory / f"rank{rank}.told").read_text()) for rank in range(plan["world_size"])]
+
+
+def score(plan, told, directory):
+    """Compare what was found with what was done: pairs of cause and cause found, and counts."""
+    events = [entry.record for entry in read(directory) if isinstance(entry.record, Straggler)]
+    single = [event for event in events if event.steps == 1 and event.step <= plan["steps"]]
+    truth = {(step, rank): (cause, seconds) for rank, one in enumerate(told) for step, cause, seconds in one["truth"]}
+    pairs, right = Counter(), 0
+    matched = set()
+    for (step, rank), (cause, _) in truth.items():
+        near = range(step - NEAR, step + (BURST if cause == "steal" else NEAR) + 1)
+        if cause == "steal" and not _starved(near, rank, told):
+            continue
+        found = [one for one in single if one.rank == rank and one.step in near]
+        best = max(found, key=lambda one: (one.cause == cause, one.seconds_lost), default=None)
+        wrong = next((one for one in single if one.step in near and one.rank != rank), None)
+        pairs[cause, best.cause if best else ("other rank" if wrong and wrong.cause != "steal" else "missed")] += 1
+        matched |= {id(one) for one in found if one.cause == cause}
+    slow_rank, first, last, _ = plan["slow"]
+    for event in single:
+        slow = event.rank == slow_rank and first <= event.step <= last + 1 and event.cause == "host"
+        if id(event) in matched or slow or _contended(event, told):
+            right += 1
+        else:
+            pairs["none", event.cause] += 1
+    persistent = [event for event in events if event.steps > 1]
+    if slow_rank >= 0:
+        hit = [one for one in persistent if one.rank == slow_rank and first < one.step <= last + WINDOW]
+        causes = Counter()
+        for one in hit:
+            causes[one.cause] += one.seconds_lost
+        pairs["slow", max(causes, key=causes.__getitem__) if causes else "missed"] += 1
+    for event in persistent:
+        slow = event.rank == slow_rank and first < event.step <= last + WINDOW
+        if slow or event.cause == "steal":  # a rank without a CPU is slow, and the scheduler says so
+            right += 1
+        else:
+            pairs["none", f"slow: {event.cause}"] += 1
+    return pairs, right
+
+
+def _starved(steps, rank, told):
+    """The scheduler says that the rank, and no other one, had no CPU for a good part of one of the steps."""
+    lost = [
+        [max(0.0, delays[step] - delays[step - 1]) for step in steps if step < len(delays)]
+        for delays in [one["delays"] for one in told]
+    ]
+    others = [max(column) for column in zip(*lost[:rank], *lost[rank + 1 :], strict=False)]
+    return any(mine - other > STEP for mine, other in zip(lost[rank], others, strict=False))
+
+
+def _contended(event, told):
+    """The scheduler says that the rank had no CPU for at least half of what the event says."""
+    delays = told[event.rank]["delays"]
+    around = range(max(1, event.step - 1), min(len(delays), event.step + 2))
+    return event.cause == "steal" and any(delays[step] - delays[step - 1] >= event.seconds_lost / 2 for step in around)
+
+
+def columns(directory, world_size):
+    """Sections of each rank by step, from the journals."""
+    found = []
+    for rank in range(world_size):
+        steps = {}
+        for entry in read(directory / "perf_callbacks" / f"rank{rank}.jsonl"):
+            one = entry.record
+            if isinstance(one, Steps):
+                for place, number in enumerate(one.step):
+                    steps[number] = {
+                        name: (getattr(one, f"{name}_time") or [0.0] * len(one.step))[place] or 0.0
+                        for name in ("data", "forward", "backward", "optimizer")
+                    }
+        found.append(steps)
+    return found
+
+
+def others(plan, told, directory):
+    """NVRx's relative score and Megatron's slowest rank: for each window with faults, is one of their ranks named?"""
+    ranks = columns(directory, plan["world_size"])
+    faulty = {}
+    for rank, one in enumerate(told):
+        for step, _, _ in one["truth"]:
+            faulty.setdefault((step - 1) // WINDOW, set()).add(rank)
+    slow_rank, first, last, _ = plan["slow"]
+    counts = Counter()
+    for window in range(plan["steps"] // WINDOW):
+        steps = range(window * WINDOW + 1, (window + 1) * WINDOW + 1)
+        known = [{step: rank[step] for step in steps if step in rank} for rank in ranks]
+        if not all(known):
+            continue
+        truth = faulty.get(window, set()) | ({slow_rank} if first <= steps[0] and steps[-1] <= last else set())
+        named = set()
+        for name in ("data", "forward", "backward", "optimizer"):
+            medians = [statistics.median([one[name] for one in rank.values()]) for rank in known]
+            named |= {rank for rank, middle in enumerate(medians) if middle > 0 and min(medians) / middle < 0.75}
+        means = [statistics.mean([one["forward"] + one["data"] for one in rank.values()]) for rank in known]
+        slowest = means.index(max(means))
+        counts["windows with faults" if truth else "quiet windows"] += 1
+        if truth:
+            counts["NVRx: named a rank with a fault"] += bool(named & truth)
+            counts["Megatron: slowest rank has a fault"] += slowest in truth
+        counts["NVRx: named a rank without a fault"] += bool(named - truth)
+    return counts
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    arguments.add_argument("--seeds", type=int, default=20)
+    arguments.add_argument("--first", type=int, default=0)
+    arguments.add_argument("--ranks", type=int, choices=RANKS)
+    arguments.add_argument("--door", choices=DOORS)
+    arguments.add_argument("--clean", action="store_true", help="also run without faults, and compare the losses")
+    given = arguments.parse_args()
+    cases = [*product([given.door] if given.door else DOORS, [given.ranks] if given.ranks else RANKS)]
+    pairs, right, peers = Counter(), 0, Counter()
+    for seed in range(given.first, given.first + given.seeds):
+        door, world_size = cases[seed % len(cases)]
+        plan = plan_of(seed, door, world_size)
+        with tempfile.TemporaryDirectory() as folder:
+            told = job(plan, Path(folder))
+            found, good = score(plan, told, Path(folder))
+            peers += others(plan, told, Path(folder))
+        pairs, right = pairs + found, right + good
+        wrong = {pair: count for pair, count in found.items() if pair[0] != pair[1] and pair != ("slow", "host")}
+        print(f"seed {seed}: {door}, {world_size} ranks, {told[0]['seconds']:.1f} s", *wrong.items(), flush=True)
+        if given.clean:
+            with tempfile.TemporaryDirectory() as folder:
+                clean = job(plan_of(seed, door, world_size, clean=True), Path(folder))
+            lost = sum(told[0]["losses"].values()) - sum(clean[0]["losses"].values())
+            more = told[0]["included"] - clean[0]["included"]
+            print(f"  lost {lost:.2f} s by the events, {more:.2f} s more than without faults: {lost / more:.2f}")
+            print(f"  slowdown {told[0]['slowdown']:.3f}, without faults {clean[0]['slowdown']:.3f}", flush=True)
+    show(pairs, right, peers)
+
+
+def show(pairs, right, peers):
+    """Print the confusion matrix, recall and precision."""
+    found = [*CAUSES, "other rank", "missed"]
+    print("\n| fault | " + " | ".join(found) + " |\n|---" + "|---" * len(found) + "|")
+    for cause in (*CAUSES, "slow"):
+        print(f"| {cause} | " + " | ".join([str(pairs[cause, one]) for one in found]) + " |")
+    faults = {pair: count for pair, count in pairs.items() if pair[0] != "none"}
+    false = {pair[1]: count for pair, count in pairs.items() if pair[0] == "none"}
+    seen = sum([count for (_, one), count in faults.items() if one not in {"missed", "other rank"}])
+    named = sum([count for (cause, one), count in faults.items() if one == {"slow": "host"}.get(cause, cause)])
+    whole = sum(faults.values())
+    print(f"\nrecall: rank and step {seen / whole:.3f}, cause too {named / whole:.3f} of {whole} faults")
+    print(
+        f"precision: {right / max(1, right + sum(false.values())):.3f} of {right + sum(false.values())} events", false
+    )
+    for name, count in sorted(peers.items()):
+        print(f"{name}: {count}")
+
+
+if __name__ == "__main__":
+    main()

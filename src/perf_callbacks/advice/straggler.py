@@ -1,0 +1,24 @@
+"""Rule `straggler`: ranks that the others wait for, or single steps that take unusually long."""
+
+from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
+from perf_callbacks.core.peers import GC
+from perf_callbacks.core.records import Finding
+from perf_callbacks.core.straggler_text import NAMES, REMEDIES
+
+
+def straggler(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
+    """Name the rank that costs the job most, and the cause. The share is what all stragglers cost."""
+    if measured is None or not measured.known or not measured.summary.stragglers:
+        return None
+    summary = measured.summary
+    if summary.slowdown is None or not summary.compared_seconds:  # one rank: the other rules name its causes
+        return None
+    rank, cause, seconds, _ = summary.stragglers[0]
+    part = sum(summary.straggler_seconds.values()) / summary.compared_seconds
+    evidence = (
+        f"The job waited for slow ranks for {part:.0%} of its steps, longest for rank {rank}: {NAMES[cause]}, "
+        f"{seconds:,.3g} s of {summary.compared_seconds:,.3g} s"
+    )
+    remedy = "removing calls of gc.collect()" if cause == GC and facts.gc == "sync" else REMEDIES[cause]
+    share = part * measured.steps_seconds / measured.seconds
+    return finding("straggler", share, evidence, remedy)

@@ -1,0 +1,136 @@
+"""The local time of each step: from the end of a backward, where all ranks go on together, to the last local gradient.
+
+Between that gradient and the end of the backward, a rank of data-parallel training waits for the others.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from itertools import compress
+from typing import Any, NamedTuple
+
+from perf_callbacks.core.marks import BEGIN, END, Course, Pause
+from perf_callbacks.core.stages import Stage
+
+MOST_STEPS = 4096
+"""Steps that are kept until somebody asks for them."""
+
+NANOSECONDS = 1e-9
+
+
+class LocalTime(NamedTuple):
+    """Seconds of a step on one rank; NaN if unknown."""
+
+    local: float
+    """Time from the end of the last step's backward to the last gradient of this step, without waiting."""
+    gc: float
+    """Part of it in garbage collections."""
+    steal: float
+    """Part of it in which the thread was ready to run and had no CPU."""
+    waited: float
+    """Time from the last gradient to the end of the backward, added up over the step's backwards."""
+
+
+class Shape(NamedTuple):
+    """The marks of a step."""
+
+    backward_ends: tuple[int, ...]
+    """Places of the marks that end a backward."""
+    aside: bool
+    """True: an evaluation or the like falls before the last of them."""
+    aside_after: bool
+    """True: one falls after it."""
+
+
+class LocalTimes:
+    """Reads the marks of the tape, as they are about to be read, and the moments at which gradients were done.
+
+    A moment is a time and a line of `/proc/<pid>/schedstat`, whose second number is the nanoseconds without a CPU.
+    """
+
+    def __init__(self, moments: "deque[tuple[float, bytes]]") -> None:
+        self._moments = moments
+        self._steps: dict[int, LocalTime] = {}
+        self._marks: list[Any] = []  # of the step that has not ended
+        self._times: list[float] = []
+        self._pauses: deque[Pause] = deque()
+        self._last_marks: list[Any] = []
+        self._last_shape = Shape((), aside=False, aside_after=False)
+        self._released = self._delay = math.nan
+        """End of the last backward, and the seconds without a CPU up to the last gradient."""
+
+    def read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
+        """Read marks and their times, in pairs. As many steps end in them as there are numbers."""
+        marks, times = [*self._marks, *pairs[::2]], [*self._times, *pairs[1::2]]
+        if Pause in {*map(type, marks)}:
+            self._pauses.extend([mark for mark in marks if type(mark) is Pause and mark.here])
+            kept = [type(mark) is not Pause for mark in marks]
+            marks, times = [*compress(marks, kept)], [*compress(times, kept)]
+        start = 0
+        for number in numbers:
+            try:
+                stop = marks.index(END, start) + 1
+            except ValueError:
+                break
+            step = marks[start:stop]
+            if step != self._last_marks:
+                self._last_marks, self._last_shape = step, shape(step)
+            ends = [times[start + place] for place in self._last_shape.backward_ends]
+            self._steps[number] = self._step(ends, self._last_shape)
+            start = stop
+        self._marks, self._times = marks[start:], times[start:]
+        while len(self._steps) > MOST_STEPS:
+            del self._steps[next(iter(self._steps))]
+
+    def take(self, numbers: Sequence[int]) -> list[LocalTime | None]:
+        """Take the times of some steps; None for one that was not read."""
+        return [self._steps.pop(number, None) for number in numbers]
+
+    def _step(self, ends: Sequence[float], shape: Shape) -> LocalTime:
+        waited, moment, line, before = 0.0, math.nan, b"", 0.0
+        for end in ends:
+            moment, before = math.nan, waited
+            while self._moments and self._moments[0][0] <= end:
+                moment, line = self._moments.popleft()
+            waited += end - moment
+        delay = _delay(line)
+        local = math.nan if shape.aside else moment - self._released - before
+        found = LocalTime(local, self._collected(moment), delay - self._delay, waited)
+        self._released, self._delay = (ends[-1] if ends else math.nan), delay
+        if shape.aside_after:
+            self._released = math.nan
+        return found
+
+    def _collected(self, until: float) -> float:
+        """Return the seconds of the collections since the last backward."""
+        seconds = 0.0
+        while self._pauses and not self._pauses[0].start >= until:
+            pause = self._pauses.popleft()
+            if pause.start >= self._released:
+                seconds += pause.seconds
+        return seconds
+
+
+def shape(marks: Sequence[Any]) -> Shape:
+    """Find the ends of backwards, and what belongs to no step, among the marks of a step."""
+    course, ends, asides = Course(), [], []
+    for place, mark in enumerate(marks):
+        if course.turn(mark) is Stage.BACKWARD and course.stage is not Stage.BACKWARD:
+            ends.append(place)
+        if mark is BEGIN[Stage.ASIDE]:
+            asides.append(place)
+    last = ends[-1] if ends else len(marks)
+    return Shape(tuple(ends), any([place < last for place in asides]), any([place > last for place in asides]))
+
+
+def _delay(line: bytes) -> float:
+    """Return the seconds without a CPU; NaN if the line doesn't say.
+
+    >>> _delay(b"3277653508 136843134 389")
+    0.136843134
+    """
+    words = line.split()
+    try:
+        return int(words[1]) * NANOSECONDS
+    except (IndexError, ValueError):
+        return math.nan

@@ -1,0 +1,153 @@
+"""Signals of ranks that do the same work, side by side.
+
+A signal is a column of one rank: seconds of each step of a window, NaN if unknown. `LOCAL` is the time that the rank
+took until it waited for the others, `STEP` the whole step, and each of `CAUSES` but the last is a part of the local
+time. The last one is the rest. `WORK` is no time but the size of the batch, where sizes vary.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import nlargest
+
+STEP, LOCAL, WORK = "step", "local", "work"
+
+GC, DATA, STEAL, DEVICE, HOST = "gc", "data", "steal", "device", "host"
+
+CAUSES = (GC, DATA, STEAL, DEVICE, HOST)
+"""Causes: garbage collection, waiting for data, waiting for a CPU, computing on the device, and anything else."""
+
+SEEN = 8
+"""Slowest ranks of a step that are looked at. The job gains nothing beyond them."""
+
+SAMPLE = 63
+"""Ranks that stand for all of them where a median is wanted. At 4,096 ranks it moves by 2 % of the spread."""
+
+Signals = Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One step of several ranks."""
+
+    step: int
+    """Place in the window."""
+    slowest: int
+    """Place of the slowest rank."""
+    late: float
+    """Seconds that it took beyond a usual rank."""
+    ahead: float
+    """Seconds that it took beyond the next one."""
+    gains: Mapping[str, float]
+    """Seconds by which the step would be shorter without the excess of a cause on any rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """Ranks that do the same work in one window, and the columns that were asked for."""
+
+    ranks: Sequence[int]
+    signals: Sequence[Signals]
+    _columns: dict[tuple[int, str], tuple[Sequence[float], float]] = field(default_factory=dict)
+
+    def compare(self) -> Iterable[Compared | None]:
+        """Compare the ranks step by step; None: too few ranks are known. Each step is a slice of the work."""
+        alone = len(self.ranks) == 1
+        usual = median(known(self.signals[0][LOCAL])) if alone else 0.0
+        stride = max(1, len(self.ranks) // SAMPLE)
+        causes = [cause for cause in CAUSES if cause == HOST or any([cause in one for one in self.signals])]
+        for step, row in enumerate(zip(*[one[LOCAL] for one in self.signals], strict=True)):
+            places: Collection[int] = range(len(row))
+            sample: Sequence[float] = row[::stride]
+            if math.isnan(sum(row)):
+                places = [place for place in places if not math.isnan(row[place])]
+                sample = known(sample)
+            if not sample or (len(places) < 2 and not alone):  # noqa: PLR2004 two ranks can be compared
+                yield None
+                continue
+            top = nlargest(SEEN + 1, places, key=row.__getitem__)
+            usual = usual if alone else lower_median(sample)
+            late = max(0.0, row[top[0]] - usual)
+            gains = {cause: min(late, self._gain(row, top, cause, step)) for cause in causes}
+            yield Compared(step, top[0], late, late if alone else row[top[0]] - row[top[1]], gains)
+
+    def _gain(self, row: Sequence[float], top: Sequence[int], cause: str, step: int) -> float:
+        """Return the seconds by which a step would be shorter without the excess of a cause on any rank."""
+        least = row[top[SEEN]] if len(top) > SEEN else -math.inf
+        for place in top[:SEEN]:
+            if row[place] <= least:  # those that follow are faster still
+                break
+            column, usual = self._column(place, cause)
+            least = max(least, row[place] - max(0.0, column[step] - usual))  # an unknown cause is no excess
+        return row[top[0]] - least
+
+    def explain(self, place: int) -> dict[str, float]:
+        """Return the part of a slow rank's lead over usual ranks that each cause explains, the largest first."""
+        others = [one for one in range(len(self.ranks)) if one != place]
+        others = others[:: max(1, len(others) // SAMPLE)]
+        more = {
+            cause: self.median(place, cause) - lower_median([self.median(one, cause) for one in others])
+            for cause in CAUSES
+        }
+        found = {cause: seconds for cause, seconds in more.items() if seconds > 0}
+        whole = sum(found.values())
+        return {cause: found[cause] / whole for cause in sorted(found, key=lambda cause: -found[cause])}
+
+    def usual(self, cause: str) -> float:
+        """Return the median seconds of a cause on a usual rank."""
+        places = range(0, len(self.ranks), max(1, len(self.ranks) // SAMPLE))
+        return median([self.median(place, cause) for place in places])
+
+    def median(self, place: int, cause: str) -> float:
+        """Return the median seconds of a cause on one rank."""
+        return self._column(place, cause)[1]
+
+    def column(self, place: int, cause: str) -> Sequence[float]:
+        """Return the seconds of a cause on one rank, step by step."""
+        return self._column(place, cause)[0]
+
+    def _column(self, place: int, cause: str) -> tuple[Sequence[float], float]:
+        """Return the seconds of a cause on one rank, and their median. Those of an unknown cause count as the rest."""
+        found = self._columns.get((place, cause))
+        if found is None:
+            signals = self.signals[place]
+            if cause == HOST:
+                parts = [signals[part] for part in CAUSES if part in signals]
+                column: Sequence[float] = [*map(_rest, signals[LOCAL], *parts)]
+            else:
+                column = signals.get(cause, (0.0,) * len(signals[LOCAL]))
+            middle = median(known(column) if math.isnan(sum(column)) else column)
+            found = self._columns[place, cause] = column, middle
+        return found
+
+
+def _rest(local: float, *parts: float) -> float:
+    """Return the local time without those of its parts that are known."""
+    taken = sum(parts)
+    return max(local - (sum(known(parts)) if math.isnan(taken) else taken), 0.0)
+
+
+def known(values: Sequence[float]) -> list[float]:
+    """Leave out unknown values."""
+    return [value for value in values if not math.isnan(value)]
+
+
+def median(values: Collection[float]) -> float:
+    """Return the median; 0 of nothing.
+
+    >>> median([3.0, 1.0, 2.0, 4.0]), median([])
+    (2.5, 0.0)
+    """
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+
+
+def lower_median(values: Collection[float]) -> float:
+    """Return the lower one of the two values in the middle: of two ranks, the faster one is the usual one.
+
+    >>> lower_median([3.0, 1.0])
+    1.0
+    """
+    return sorted(values)[(len(values) - 1) // 2]

@@ -1,0 +1,86 @@
+"""The moment at which the last gradient of a backward is done on this rank, before it waits for the others.
+
+torch tells of it by a hook on a parameter. The parameter that a model names first is, as a rule, used first, and gets
+its gradient last.
+"""
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import nn
+
+MOST_MOMENTS = 4096
+"""Moments that are kept until they are read."""
+
+
+class GradientMoments:
+    """Notes these moments, and the time that the thread has been without a CPU by then."""
+
+    def __init__(self, parameter: Any, clock: Callable[[], float]) -> None:
+        self.noted: deque[tuple[float, bytes]] = deque(maxlen=MOST_MOMENTS)
+        """Times by the clock, each with a line of `/proc/<pid>/schedstat`, which is empty where there is no such file.
+        """
+        self._file = _schedstat()
+        self._hook: Any = parameter.register_post_accumulate_grad_hook(_noter(self.noted.append, clock, self._file))
+
+    def close(self) -> None:
+        """Remove the hook. A second call does nothing."""
+        hook, self._hook = self._hook, None
+        if hook is not None:
+            hook.remove()
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)
+
+    def __del__(self) -> None:
+        with suppress(Exception):
+            self.close()
+
+
+def last_parameter(model: nn.Module | None) -> torch.Tensor | None:
+    """Return the parameter whose gradient is done last, by its place in the model; None if there is none.
+
+    Numbers such as the scale of a loss come first in some models, and their gradients come early.
+    """
+    trained = [] if model is None else [one for one in model.parameters() if one.requires_grad and one.is_leaf]
+    return next((one for one in trained if one.dim() > 1), next(iter(trained), None))
+
+
+def sharded(model: nn.Module | None) -> bool:
+    """Tell if ranks wait for each other in the forward: parameters are put together, or products added up, there."""
+    if model is None:
+        return False
+    wrapped = any("FullyShardedDataParallel" in type(module).__name__ for module in model.modules())
+    return wrapped or any(
+        hasattr(one, "device_mesh") or hasattr(one, "ds_id") or type(one).__name__ == "FlatParameter"
+        for one in model.parameters()
+    )
+
+
+def _noter(
+    note: Callable[[tuple[float, bytes]], object], clock: Callable[[], float], file: int | None
+) -> Callable[[object], None]:
+    """Make the hook. It holds neither the model nor us."""
+    read = os.pread
+    state = [file]
+
+    def gradient_done(_parameter: object) -> None:
+        try:
+            note((clock(), b"" if state[0] is None else read(state[0], 64, 0)))
+        except Exception:  # noqa: BLE001 the file was closed, or the thread has ended: an observer never ends the run
+            state[0] = None
+
+    return gradient_done
+
+
+def _schedstat() -> int | None:
+    """Open the file in which Linux counts the nanoseconds that this thread was ready to run and had no CPU."""
+    try:
+        return os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+    except (OSError, AttributeError):  # another system, or a sandbox without it
+        return None

@@ -1,0 +1,165 @@
+"""Rank 0's side of the exchange: settings for all ranks, and windows put together from the parts of all ranks."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, cast
+
+from perf_callbacks.core.codec import pack
+from perf_callbacks.core.packed_parts import unpack_parts
+from perf_callbacks.core.records import Window
+from perf_callbacks.core.windows import Combination, GatheredWindow, Part, Verdict, hold
+from perf_callbacks.ranks.node import Folder, Node
+from perf_callbacks.ranks.rounds import Rounds, mark, note_of_window, patience, pause, slot, slots
+from perf_callbacks.ranks.store import Board
+
+SLICE = 64
+"""Parts that are handled at once: well under 2 ms. Then the training thread may have the GIL."""
+
+BREATH_SECONDS = 0.0002
+"""Seconds between two slices. A sleep of 0 may take the GIL back before a waiting thread has woken up."""
+
+MOST_SHOWN = 8
+"""Most missing ranks that the message names."""
+
+Analyse = Callable[[GatheredWindow], None]
+"""Analyses a window. Called in the side thread of rank 0, once per window, in the order of the windows."""
+
+log = logging.getLogger("perf_callbacks")
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A window that isn't over for rank 0."""
+
+    since: float
+    deadline: float
+    parts: dict[int, Part]
+
+
+class Leader(Rounds):
+    """Rank 0: announces the settings and combines the windows."""
+
+    def __init__(
+        self, store: Any, *, world_size: int, verdict: Verdict, attempt: int = 0, node: Node | None = None
+    ) -> None:
+        super().__init__(store, rank=0, world_size=world_size, attempt=attempt, node=node)
+        self.verdict = self._mine = verdict
+        self.analyse: Analyse | None = None
+        """Analysis of the windows, if there is one. An error ends it, and not the exchange."""
+        self._mark = mark(verdict.fit)
+        self._together = 1 if node is None else len(node.ranks)  # ranks that share a key
+        self._said = self._warned = False
+        self._pending: dict[int, _Pending] = {}
+        self.agreed.set()
+
+    def _round(self, board: Board | Folder, now: float) -> float | None:
+        board = cast("Board", board)  # rank 0 is the first rank of its machine
+        if not self._said and self._mine.window is not None:
+            # Reading keys that are all there is one call. Finding those that are there costs a call per silent rank.
+            first = 1 if self._together == 1 else 0
+            sources, kept = range(first, self._world_size, self._together), range(slots(self._world_size))
+            board.make([slot(rank, window, self._world_size) for window in kept for rank in sources])
+        if self.offers or not self._said:  # again with each window: a fit within this one may have had its own
+            board.write("verdict", pack(self._mine))
+            self._said = True
+        for part in self._drained(self._mine.window or 0):
+            deadline = now + patience(part)
+            self._pending[part.window] = _Pending(now, deadline, {0: part})
+            if self._relay is not None:
+                self._relay.open(part.window, b"", now, deadline)
+        for window in sorted(self._pending, reverse=True):  # a rank sends in order: what came late is found below
+            self._read(board, window)
+        self._close(board, now)
+        open_ = self._pending.values()
+        return min([pause(now - one.since) for one in open_] + [one.deadline - now for one in open_], default=None)
+
+    def _read(self, board: Board, window: int) -> None:
+        """Read the parts of a window that haven't come yet."""
+        parts, together = self._pending[window].parts, self._together
+        missing = [rank for rank in range(self._world_size) if rank not in parts]
+        sources = sorted({rank - rank % together for rank in missing})
+        for some in _slices(sources, max(1, SLICE // together)):
+            blobs = board.get([slot(rank, window, self._world_size) for rank in some])
+            for source, blob in zip(some, blobs, strict=True):
+                for part in unpack_parts(blob, self._mark):
+                    if (
+                        part.window == window
+                        and part.length == self._mine.window
+                        and 0 <= part.rank - source < together
+                    ):
+                        parts.setdefault(part.rank, part)
+
+    def _close(self, board: Board, now: float) -> None:
+        """Close windows that are complete, that are over their deadline, or whose parts are being overwritten."""
+        windows = sorted(self._pending)
+        over = [window for window in windows if len(self._pending[window].parts) == self._world_size]
+        over += windows[: -slots(self._world_size)]
+        late = [window for window in windows if now >= self._pending[window].deadline]
+        closing = [window for window in windows if window <= max([*over, *late], default=-1)]
+        before, gathered = self.latest, []
+        for window in closing:
+            parts = self._pending.pop(window).parts
+            missing = tuple([rank for rank in range(self._world_size) if rank not in parts])
+            self._combine(list(parts.values()), missing, windows[-1] + 1)
+            gathered.append(
+                GatheredWindow(first_step=parts[0].first_step, steps=parts[0].length, parts=parts, missing=missing)
+            )
+            if missing and window in late:
+                self._warn(gathered[-1])
+        if self.latest is not None and self.latest is not before:
+            board.write("window", note_of_window(self._mine.fit, self.latest))
+        for one in gathered:
+            self._analyse(one)
+
+    def _combine(self, parts: Sequence[Part], missing: Sequence[int], windows: int) -> None:
+        """Put the parts of a window together. So many windows are over by now."""
+        combination = Combination()
+        for some in _slices(parts, SLICE):
+            combination.add(some)
+        window: Window | None = combination.window(missing)
+        if window is not None:
+            self.latest = hold(window, self.latest, windows * parts[0].length)
+            self.finished.append(self.latest)
+
+    def _analyse(self, window: GatheredWindow) -> None:
+        if self.analyse is None:
+            return
+        try:
+            self.analyse(window)
+        except Exception as error:
+            self.analyse = None
+            log.warning(
+                "perf_callbacks: slow ranks are looked for no more, training goes on: %s", error, exc_info=error
+            )
+
+    def _warn(self, window: GatheredWindow) -> None:
+        """Say once that ranks are missing."""
+        if self._warned:
+            return
+        self._warned = True
+        shown = ", ".join(map(str, window.missing[:MOST_SHOWN]))
+        log.warning(
+            "perf_callbacks: nothing came from %d of %d ranks for steps %d to %d (rank %s%s). "
+            "Rates of the job are left out while ranks are missing.",
+            len(window.missing),
+            self._world_size,
+            window.first_step,
+            window.first_step + window.steps - 1,
+            shown,
+            ", …" if len(window.missing) > MOST_SHOWN else "",
+        )
+
+    def _take_back(self, board: Board | Folder) -> None:
+        cast("Board", board).replace("verdict", pack(self._mine), "")
+
+
+def _slices(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    """Return some items at a time, with a breath for the other threads before each but the first."""
+    rest = iter(items)
+    for number in range(0, len(items), size):
+        if number:
+            time.sleep(BREATH_SECONDS)
+        yield list(islice(rest, size))

@@ -1,0 +1,109 @@
+"""Ranks that exchange windows within one process. Their rounds are done by hand."""
+
+import uuid
+from dataclasses import replace
+
+import torch.distributed as dist
+
+from perf_callbacks.core.records import Window
+from perf_callbacks.core.windows import Part
+from perf_callbacks.ranks.exchange import Exchange
+
+LENGTH = 50
+
+
+class Job:
+    """Ranks of one fit that share a store. They do a round when they are told to."""
+
+    def __init__(
+        self, world_size=3, store=None, *, directory=None, nodes=lambda _: None, switches=None, attempt=0, **windows
+    ):
+        self.store = dist.HashStore() if store is None else store
+        self.nodes, self.switches, self.attempt = nodes, switches or {}, attempt
+        self.world_size = world_size
+        self.now = 1000.0
+        self.run_id = uuid.uuid4().hex
+        self.ranks = []
+        self.directory = directory
+        for rank in range(world_size):
+            self.join(rank, windows.get(f"rank{rank}", LENGTH))
+
+    def join(self, rank, window=LENGTH):
+        run_id = self.run_id if rank == 0 else f"own{rank}"
+        exchange = Exchange(
+            self.store,
+            rank=rank,
+            world_size=self.world_size,
+            window=window,
+            run_id=run_id,
+            directory=self.directory if rank == 0 else None,
+            stragglers=self.switches.get(rank, True),
+            attempt=self.attempt,
+            node=self.nodes(rank),
+        )
+        self.ranks[rank : rank + 1] = [exchange]
+        return exchange
+
+    def step(self, *numbers):
+        """A round of each of some ranks; of all of them, rank 0 first."""
+        return [self.ranks[number]._rounds.step(self.now) for number in numbers or range(self.world_size)]
+
+    def offer(self, window, *numbers, **changes):
+        for rank in numbers or range(self.world_size):
+            self.ranks[rank].offer(self.part(window, rank, **changes))
+
+    def part(self, window, rank, **changes):
+        part = Part(
+            window=window,
+            length=LENGTH,
+            rank=rank,
+            world_size=self.world_size,
+            data_parallel=self.world_size,
+            steps=LENGTH - 1,
+            seconds=10.0 + rank / 8,
+            samples=1000 * window + rank,
+            tokens=None,
+            useful_tokens=7,
+        )
+        return replace(part, **changes)
+
+    def whole(self, window):
+        return Window(
+            first_step=window * LENGTH + 1,
+            last_step=(window + 1) * LENGTH,
+            steps=LENGTH - 1,
+            ranks=self.world_size,
+            seconds=10.0 + (self.world_size - 1) / 8,
+            samples=sum(1000 * window + rank for rank in range(self.world_size)),
+            tokens=None,
+            useful_tokens=7 * self.world_size,
+        )
+
+    def lacking(self, window, *missing):
+        """The window without some ranks."""
+        there = [rank for rank in range(self.world_size) if rank not in missing]
+        return replace(
+            self.whole(window),
+            missing=len(missing),
+            missing_ranks=missing,
+            seconds=10.0 + max(there) / 8,
+            samples=None,
+            useful_tokens=None,
+        )
+
+    def through(self, window):
+        """All ranks go through a window, and look often enough to know of each other."""
+        self.offer(window)
+        for _ in range(3):
+            self.step()
+            self.now += 1
+
+    @property
+    def latest(self):
+        return [exchange.latest for exchange in self.ranks]
+
+    def end(self):
+        """Every rank leaves, as its thread would."""
+        for exchange in self.ranks:
+            exchange._rounds.leave()
+            exchange.close()

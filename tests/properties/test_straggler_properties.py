@@ -1,0 +1,92 @@
+"""Laws of the search for stragglers."""
+
+import traces
+from hypothesis import given, settings, strategies as st
+
+from perf_callbacks.core.records import Straggler
+from perf_callbacks.core.stragglers import Stragglers
+
+FAULTS = st.lists(
+    st.tuples(
+        st.integers(1, 40), st.integers(0, 3), st.sampled_from(["gc", "data", "steal", "host"]), st.floats(0.1, 3)
+    ),
+    max_size=8,
+)
+RUNS = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 1000),
+        "noise": st.floats(0, 0.1),
+        "ragged": st.sampled_from([0.0, 0.3]),
+        "faults": FAULTS,
+        "slow": st.none() | st.tuples(st.integers(0, 3), st.sampled_from(["data", "host"]), st.floats(0, 1)),
+    }
+)
+
+
+def run(change=lambda signals: signals, **kwargs):
+    stragglers = Stragglers()
+    told = []
+    for first, signals in traces.windows(4, 40, length=20, **kwargs):
+        told += stragglers.window(first, 20, change(signals))
+    return told, stragglers
+
+
+@settings(max_examples=40)
+@given(RUNS, st.sampled_from([0.25, 2.0, 64.0]))
+def test_the_verdict_is_the_same_if_time_is_scaled(kwargs, factor):
+    def scaled(signals):
+        return {
+            rank: {name: [seconds * factor for seconds in column] for name, column in columns.items()}
+            for rank, columns in signals.items()
+        }
+
+    told, plain = run(**kwargs)
+    again, slower = run(scaled, **kwargs)
+    assert again == [
+        Straggler(
+            step=one.step, rank=one.rank, cause=one.cause, seconds_lost=one.seconds_lost * factor, steps=one.steps
+        )
+        for one in told
+    ]
+    assert slower.slow == plain.slow
+    assert slower.slowdown == plain.slowdown
+
+
+@settings(max_examples=40)
+@given(RUNS, st.permutations(range(4)))
+def test_the_verdict_is_the_same_if_ranks_are_relabelled(kwargs, order):
+    kwargs = {**kwargs, "noise": max(kwargs["noise"], 0.001)}  # ranks that are equally slow can't be told apart
+
+    def relabelled(signals):
+        return {order[rank]: columns for rank, columns in signals.items()}
+
+    told, plain = run(**kwargs)
+    again, other = run(relabelled, **kwargs)
+    assert {(one.step, one.rank, one.cause, one.steps) for one in again} == {
+        (one.step, order[one.rank], one.cause, one.steps) for one in told
+    }
+    assert [slow.rank for slow in other.slow] == [order[slow.rank] for slow in plain.slow]
+    assert other.slowdown == plain.slowdown
+
+
+@settings(max_examples=40)
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 8),
+    st.floats(0, 0.02),
+    st.sampled_from([0.0, 0.1, 0.3]),
+)
+def test_quiet_ranks_lose_nothing(seed, ranks, noise, ragged):
+    stragglers = Stragglers()
+    for first, signals in traces.windows(ranks, 100, seed=seed, noise=noise, ragged=ragged):
+        assert stragglers.window(first, 50, signals) == []
+    assert not stragglers.causes
+
+
+@settings(max_examples=40)
+@given(RUNS)
+def test_no_more_is_lost_than_the_steps_took(kwargs):
+    told, stragglers = run(**kwargs)
+    assert all(one.seconds_lost >= 0 for one in told)
+    assert sum(stragglers.causes.values()) <= stragglers.uneven_seconds * (1 + 1e-9) + 1e-9
+    assert stragglers.uneven_seconds <= stragglers.seconds

@@ -1,0 +1,267 @@
+"""Jobs of many ranks: the first rank of each machine talks for the others, who leave it their notes in files."""
+
+import stat
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from exchange_job import Job
+
+from perf_callbacks.core.config import PerfConfig
+from perf_callbacks.core.stalls import ENDED, RUNNING, STALLED, Note
+from perf_callbacks.host.place import Place
+from perf_callbacks.ranks import exchange as ranks, node, rounds, store as board
+from perf_callbacks.ranks.node import Folder, Node, gathered
+
+PER_NODE = 4
+
+
+@pytest.fixture(autouse=True)
+def _no_fit_before(monkeypatch):
+    monkeypatch.setattr(rounds, "_obeyed", {})
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    """The machine of a rank: ranks 0 to 3 are on one, 4 to 7 on another."""
+
+    def of(rank):
+        first = rank - rank % PER_NODE
+        return Node(range(first, first + PER_NODE), rank, tmp_path / f"node{first}")
+
+    return of
+
+
+@pytest.fixture
+def job(nodes):
+    job = Job(world_size=8, nodes=nodes)
+    for _ in range(2):
+        job.step()
+    return job
+
+
+def files(tmp_path):
+    return sorted(path.name for path in tmp_path.glob("node*/*"))
+
+
+def test_all_ranks_take_over_the_settings_of_rank_0(job):
+    assert {exchange.verdict for exchange in job.ranks} == {job.ranks[0].verdict}
+
+
+def test_a_window_of_several_machines_is_known_to_all(job):
+    for window in range(3):
+        job.through(window)
+        assert job.latest == [job.whole(window)] * 8
+    assert job.ranks[0].take() == [job.whole(window) for window in range(3)]
+
+
+def test_only_first_ranks_connect_to_the_store_and_keys_are_few(job, monkeypatch):
+    assert [exchange._rounds._board.__class__ for exchange in job.ranks] == [board.Board, *[Folder] * 3] * 2
+    for window in range(50):
+        job.through(window)
+    assert job.store.num_keys() == 2 + 2 * rounds.KEPT
+
+
+def test_a_rank_without_a_part_is_missing_and_the_rest_of_its_machine_is_there(job):
+    gathered = []
+    job.ranks[0].analyse(gathered.append)
+    there = [rank for rank in range(8) if rank not in {2, 5}]
+    job.offer(0, *there)
+    for _ in range(5):
+        job.step(*there)
+        job.now += 4
+    assert job.latest[0] == job.lacking(0, 2, 5)
+    assert [(sorted(window.parts), window.missing) for window in gathered] == [(there, (2, 5))]
+    assert [exchange.latest for exchange in job.ranks if exchange is not job.ranks[2]][4] != job.whole(0)
+
+
+def test_a_rank_that_comes_after_the_others_of_its_machine_is_in_time_until_the_deadline(job):
+    there = [rank for rank in range(8) if rank != 6]
+    job.offer(0, *there)
+    for _ in range(2):
+        job.step()
+        job.now += node.GATHER_SECONDS
+    job.step()
+    job.offer(0, 6)
+    for _ in range(3):
+        job.step()
+    assert job.latest[0] == job.whole(0)
+
+
+def test_without_the_rank_that_talks_the_whole_machine_is_missing(job):
+    there = [0, 1, 2, 3, 5, 6, 7]
+    for window in range(2):
+        job.offer(window, *there)
+        for _ in range(5):
+            job.step(*there)
+            job.now += 4
+    assert job.latest[0] == job.lacking(1, 4, 5, 6, 7)
+    assert job.latest[5] is None
+    assert [exchange.failure for exchange in job.ranks] == [None] * 8
+
+
+def test_what_another_rank_left_in_the_directory_is_no_error(job, tmp_path):
+    (tmp_path / "node4" / "part0 5").write_bytes(b"\x00" * 100)
+    (tmp_path / "node4" / "window").write_bytes(b"\xff{")
+    (tmp_path / "node4" / "stall5").write_bytes(b"\xff\n")
+    (tmp_path / "node4" / "verdict").write_bytes(b"[" * 10_000)
+    job.through(0)
+    assert job.latest[:5] == [job.whole(0)] * 5
+    assert [exchange.failure for exchange in job.ranks] == [None] * 8
+
+
+def test_ranks_leave_nothing_on_the_machine(job, tmp_path):
+    job.through(0)
+    assert files(tmp_path)
+    job.end()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("order", [(3, 2, 1, 0), (0, 3, 1, 2)])
+def test_ranks_may_leave_in_any_order(nodes, tmp_path, order):
+    job = Job(world_size=4, nodes=nodes)
+    for _ in range(2):
+        job.step()
+    job.through(0)
+    for rank in order:
+        job.ranks[rank]._rounds.leave()
+    assert [exchange.failure for exchange in job.ranks] == [None] * 4
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_end_of_a_fit_leaves_the_directory_to_the_next(job, nodes):
+    later = Job(world_size=8, store=job.store, nodes=nodes)
+    later.step()
+    later.step()
+    job.end()
+    later.through(0)
+    assert later.latest == [later.whole(0)] * 8
+
+
+def test_a_directory_of_somebody_else_ends_the_exchange(nodes, tmp_path):
+    (tmp_path / "node0").mkdir(mode=0o777)
+    (tmp_path / "node0").chmod(0o777)
+    job = Job(world_size=4, nodes=nodes)
+    job.step()
+    assert [exchange.failure for exchange in job.ranks] == [
+        f"PermissionError: the directory {tmp_path / 'node0'} belongs to somebody else"
+    ] * 4
+
+
+def test_a_link_in_place_of_the_directory_ends_the_exchange(nodes, tmp_path):
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / "node0").symlink_to(tmp_path / "elsewhere")
+    job = Job(world_size=4, nodes=nodes)
+    job.step(1)
+    assert job.ranks[1].failure.startswith("PermissionError: ")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_nobody_else_may_read_the_notes(job, tmp_path):
+    assert stat.S_IMODE((tmp_path / "node0").stat().st_mode) == 0o700
+
+
+def test_a_directory_that_vanished_is_made_again(tmp_path):
+    folder = Folder(tmp_path / "notes")
+    (tmp_path / "notes").rmdir()
+    folder.write("key", "note")
+    assert folder.read("key") == ["note"]
+    assert folder.read("key", "other") == []
+
+
+STALL = Note(
+    state=RUNNING, step=7, stage="data", since_seconds=1.0, spanned=False, waits=False, place="loader.py:41 `load`"
+)  # fmt: skip
+WAITS = replace(STALL, state=STALLED, stage="backward", waits=True, place="train.py:50 `main`")
+
+
+def test_a_stall_is_told_once_whatever_machine_the_rank_is_on(job):
+    for exchange in job.ranks:
+        exchange.stalls.say(STALL, 60.0)
+    job.step()
+    for rank, exchange in enumerate(job.ranks):
+        exchange.stalls.say(replace(WAITS, stage="data", waits=False) if rank == 6 else WAITS, 60.0)
+    for _ in range(15):
+        job.now += 2
+        job.step()
+    assert [exchange.stalls.told for exchange in job.ranks] == [True] * 8
+    (text,) = [exchange.stalls.blamed.text for exchange in job.ranks if exchange.stalls.blamed is not None]
+    assert text.startswith("Rank 6 is in data: ")
+    for exchange in job.ranks:
+        exchange.stalls.say(replace(STALL, step=8), 60.0)
+    job.step()
+    job.step()
+    assert [exchange.stalls.told for exchange in job.ranks] == [False] * 8
+
+
+def test_a_rank_that_has_ended_the_training_says_so_through_the_first_of_its_machine(job):
+    job.ranks[7].stalls.say(replace(STALL, state=ENDED), 0.0)
+    job.ranks[7]._rounds.leave()
+    job.now += node.LOOK_SECONDS
+    job.step(4)
+    note = dist.PrefixStore("perf_callbacks", job.store).get("stall7").decode()
+    assert ENDED in note
+
+
+MANY = rounds.MANY + 8
+
+
+@pytest.mark.parametrize(
+    ("rank", "world_size", "local", "expected"),
+    [
+        (0, MANY, (0, 8), range(8)),
+        (13, MANY, (5, 8), range(8, 16)),
+        (13, rounds.MANY, (5, 8), None),
+        (13, MANY, None, None),
+        (13, MANY, (0, 1), None),
+        (13, MANY + 1, (5, 8), None),
+        (13, MANY, (4, 8), None),
+    ],
+    ids=["first", "second machine", "few ranks", "unknown", "one per machine", "uneven machines", "other order"],
+)
+def test_one_rank_talks_for_its_machine_where_there_are_many(rank, world_size, local, expected):
+    found = gathered(rank, world_size, local, many=rounds.MANY, job=("here", "29500"))
+    assert (None if found is None else found.ranks) == expected
+    assert found is None or found.talks == (rank == expected[0])
+
+
+def test_ranks_of_one_machine_meet_and_those_of_other_jobs_do_not():
+    same = [gathered(rank, MANY, (rank, 8), many=64, job=("here", "29500")).directory for rank in range(8)]
+    assert len({*same}) == 1
+    others = [("here", "29501"), ("there", "29500")]
+    assert len({same[0], *[gathered(0, MANY, (0, 8), many=64, job=other).directory for other in others]}) == 3
+    assert gathered(8, MANY, (0, 8), many=64, job=("here", "29500")).directory != same[0]
+
+
+def test_a_job_of_many_ranks_takes_one_connection_for_each_machine(tmp_path, monkeypatch):
+    store = dist.PrefixStore("default", dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False))
+    monkeypatch.setattr(board, "default_store", lambda: store)
+    monkeypatch.setattr(board, "open_files_allowed", lambda: 1024)
+    monkeypatch.setattr(node.tempfile, "gettempdir", lambda: str(tmp_path))
+    connections, connection = [], board.connection
+    monkeypatch.setattr(board, "connection", lambda store: connections.append(store) or connection(store))
+    met = []
+    for rank in range(8):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+        place = Place(
+            door="loop", directory=tmp_path, device=torch.device("cpu"), versions={}, rank=rank, world_size=512
+        )
+        met.append(ranks.meet(place, PerfConfig(), f"run{rank}"))
+    assert {exchange.agree(30).run_id for exchange in met} == {"run0"}
+    assert len(connections) == 1
+    for exchange in met:
+        exchange.close()
+        exchange._talk.wait(30)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_without_the_directory_of_its_machine_goes_on(nodes, tmp_path):
+    (tmp_path / "node0").write_text("a file")
+    job = Job(world_size=4, nodes=nodes)
+    job.step()
+    assert [exchange.failure is not None for exchange in job.ranks] == [True] * 4
+    job.offer(0)
+    job.end()
+    assert (tmp_path / "node0").read_text() == "a file"
