@@ -17,6 +17,7 @@ from perf_callbacks.core.batches import Batch, together
 from perf_callbacks.core.gc_pauses import Pauses, collection
 from perf_callbacks.core.ledger import Ledger
 from perf_callbacks.core.marks import BACK, BEGIN, END, Pause
+from perf_callbacks.core.memory_use import MemoryUse
 from perf_callbacks.core.observer import Observers
 from perf_callbacks.core.pending import Pending
 from perf_callbacks.core.protocols import DeviceTimeline, Ranks
@@ -103,6 +104,7 @@ class Engine:
         self.account = Account()
         self.advise: Callable[[Summary], tuple[Finding, ...]] = lambda _: ()
         """Returns the findings of the fit, by its summary so far."""
+        self.memory = MemoryUse()
         self.aside: list[tuple[str, float]] = []
         """Spans that have begun: kind and time."""
 
@@ -361,6 +363,7 @@ class Engine:
         rating = None if self._work.varies else self._work.rating
         metrics = ratios.metrics(totals, self._shown, self._sharing.latest, rating)
         if metrics:
+            metrics |= self.memory.row()
             self._emit(Row(step=step, metrics=metrics))
         return metrics
 
@@ -409,6 +412,7 @@ class Engine:
             failure=failure,
             stalls=len(self.stalls),
             stall_seconds=sum(self.stalls),
+            **self.memory.summary(),
         )
         return replace(summary, findings=self.advise(summary))
 

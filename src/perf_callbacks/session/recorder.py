@@ -79,6 +79,8 @@ class Recorder:
         self.device, self.config = place.device, config
         self.work = ShapedWork()
         """FLOPs of steps, as far as they were counted."""
+        self.made: Callable[[Any, Any, int], object] = lambda *_: None
+        """Follows what the operations of the next counted step make, as `FlopCounter.made`."""
         self.observers = Observers()
         """All that hears of the steps and spans of this fit."""
         self.proofs: dict[str, str] = {}
