@@ -18,6 +18,7 @@ from perf_callbacks.core.batches import Batch, together
 from perf_callbacks.core.gc_pauses import Pauses, collection
 from perf_callbacks.core.ledger import Ledger
 from perf_callbacks.core.marks import BACK, BEGIN, END, Pause
+from perf_callbacks.core.memory_use import MemoryUse
 from perf_callbacks.core.observer import Observers
 from perf_callbacks.core.pending import Pending
 from perf_callbacks.core.protocols import DeviceTimeline, Ranks
@@ -108,6 +109,7 @@ class Engine:
         """Sees the tape before it is read, with the numbers of the steps that have ended."""
         self.stragglers: Callable[[str], dict[str, Any]] = lambda _: {}
         """Returns the stragglers for a "row", for the "whole" fit, or for its "summary", as fields."""
+        self.memory = MemoryUse()
         self.aside: list[tuple[str, float]] = []
         """Spans that have begun: kind and time."""
 
@@ -131,8 +133,7 @@ class Engine:
         self._ledger = Ledger(self._shown, parts)
         self._observers = observers or Observers()
         self._sharing = Sharing(ranks, parts, self._ledger, emit, self._observers, alone=run.world_size == 1)
-        self._flushed_at = 0.0
-        self.flush_at = 0.0
+        self.flush_at = self._flushed_at = 0.0
         """The time from which on the end of a step hands them out in any case."""
         self._due = 0
         """The step at whose end they are handed out again: a block is full, or a window is complete."""
@@ -369,6 +370,7 @@ class Engine:
         metrics = ratios.metrics(totals, self._shown, self._sharing.latest, rating)
         if metrics:
             metrics |= self.stragglers(kind)
+            metrics |= self.memory.row()
             self._emit(Row(step=step, metrics=metrics))
         return metrics
 
@@ -418,6 +420,7 @@ class Engine:
             stalls=len(self.stalls),
             stall_seconds=sum(self.stalls),
             **self.stragglers("summary"),
+            **self.memory.summary(),
         )
         return replace(summary, findings=self.advise(summary))
 

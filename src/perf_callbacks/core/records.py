@@ -390,9 +390,10 @@ class Memory:
     step: int
     device: str
     """Kind of the device, such as "cpu" or "cuda". Tensors elsewhere, as with offloading, are not counted."""
-    source: str
+    source: str | None = None
     """Source of activations and temporary memory: "operations" if the tensors that the counted step made were followed;
-    "allocator" if only the device's allocator knows them. Then `activations_gb` includes the temporary memory."""
+    "allocator" if only the device's allocator knows them. Then `activations_gb` includes the temporary memory. None:
+    they are unknown."""
     weights_gb: float | None = None
     """Parameters and buffers. Like gradients and optimizer state, the storages of the tensors, each counted once."""
     gradients_gb: float | None = None
@@ -422,4 +423,6 @@ class Straggler:
     """Number of steps up to `step` in which it happened; more than 1 for a rank that is slow for long."""
 
 
-Record = Run | Checklist | Steps | Row | Gc | Span | Flops | Finding | Window | Summary | Stall | Straggler | Use | Memory
+Record = (
+    Run | Checklist | Steps | Row | Gc | Span | Flops | Finding | Window | Summary | Stall | Straggler | Use | Memory
+)

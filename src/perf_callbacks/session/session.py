@@ -15,7 +15,7 @@ from perf_callbacks.host import config_file
 from perf_callbacks.host.failures import describe
 from perf_callbacks.host.place import Place
 from perf_callbacks.report import cards
-from perf_callbacks.session import advising, counting, report_file, stalls, startup, stragglers
+from perf_callbacks.session import advising, counting, memory_watch, report_file, stalls, startup, stragglers
 from perf_callbacks.session.advising import Setup
 from perf_callbacks.session.recorder import Recorder, log
 
@@ -120,6 +120,7 @@ class Session:
             rows = startup.start(recorder, self.settings, place.device, batches(watching), earlier)
             if recorder.active:
                 watching.install()
+                recorder.observe(memory_watch.begin(recorder, model, setup))  # before the count, which it follows
                 for make in OBSERVERS:
                     observer = make(recorder, model)
                     if observer is not None:
