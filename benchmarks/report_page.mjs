@@ -54,7 +54,9 @@ if (words[0] === "--open") {
     if (name === "light") {
       const shown = () => page.$$eval(".tools input", (inputs) => inputs.map((input) => Number(input.value)));
       const before = await shown();
-      const box = await (await page.$(".u-over")).boundingBox();
+      const chart = await page.$(".u-over");
+      await chart.evaluate((one) => one.scrollIntoView({ block: "center" }));
+      const box = await chart.boundingBox();
       await page.mouse.move(box.x + box.width * 0.25, box.y + 60);
       await page.mouse.down();
       await page.mouse.move(box.x + box.width * 0.5, box.y + 60, { steps: 5 });

@@ -90,7 +90,7 @@ def a_fit(rank=0, *, summary=True, **run):
         steps(1, 10, excluded=("first", "counted", *[None] * 8)),
         Gc(step=4, stage="other", generation=2, start=0.9, seconds=0.125, collected=7, automatic=True),
         Span(kind="evaluation", step=10, start=2.5, seconds=2.0),
-        Use(step=10, cpu_load=0.5, resident_gb=1.5),
+        *[Use(step=step, cpu_load=0.5, resident_gb=1.5) for step in (3, 6, 10)],
         Memory(
             step=2, device="cuda", source="allocator", weights_gb=2.0, gradients_gb=1.0, activations_gb=5.0, peak_gb=8.0
         ),

@@ -9,7 +9,7 @@ from fakes import a_run
 from journals import COUNT, Outline, a_fit, a_summary
 
 from perf_callbacks.core.codec import Entry
-from perf_callbacks.core.records import SCHEMA, Steps
+from perf_callbacks.core.records import SCHEMA, Steps, Straggler
 from perf_callbacks.report.history import gather
 from perf_callbacks.report.page import render
 from perf_callbacks.report.payload import payload
@@ -90,6 +90,26 @@ def test_the_tables_say_what_was_found_counted_and_changed():
     assert tables["checklist"]["rows"][0][-1] == "2 ms per step (99.9 % interval 1 to 3)"
     assert tables["stalls"]["rows"][0] == ("15", "0", "data", "61.0 s", "loader.py:41 next")
     assert tables["memory"]["rows"][-1] == ("peak", "8 GB")
+
+
+def test_stragglers_are_marked_and_tabulated_with_what_they_cost():
+    slow = Straggler(step=18, rank=1, cause="data", seconds_lost=1.5, steps=4)
+    summary = a_summary(
+        compared_steps=18,
+        compared_seconds=4.5,
+        straggler_seconds={"data": 1.5},
+        stragglers=((1, "data", 1.5, 4),),
+        slowdown=1.5,
+        backward_waiting=0.25,
+    )
+    found = content([*a_fit(0, summary=False, world_size=2), Entry(30.0, slow), Entry(31.0, summary)])
+    lane = found["marks"]["lanes"].index("straggler")
+    assert [18, lane, "rank 1 cost 1.50 s in 4 steps: waiting for data"] in found["marks"]["marks"]
+    table = found["tables"]["stragglers"]
+    assert table["rows"] == [
+        ("1", "waiting for data", "1.50 s", "4", "more loader workers, or data nearer to the rank")
+    ]
+    assert table["note"].startswith("In 18 compared steps of 4.50 s. A step takes 1.50 times as long as with ranks")
 
 
 def test_without_tensor_cores_there_is_no_shape_advice():

@@ -7,7 +7,7 @@ import pytest
 from journals import a_fit, steps
 
 from perf_callbacks.core.codec import Entry
-from perf_callbacks.core.records import Steps
+from perf_callbacks.core.records import Steps, Straggler
 from perf_callbacks.report.history import gather
 from perf_callbacks.report.trace import trace
 
@@ -79,6 +79,16 @@ def test_what_happened_beside_the_steps_is_there():
     assert (stall["name"], stall["args"]["stack"][-1]) == ("stall", "loader.py:41 next")
     [eleventh] = [event for event in found if event.get("args", {}).get("step") == 11 and event["name"] == "step"]
     assert eleventh["ts"] + eleventh["dur"] == pytest.approx(4_750_000)
+
+
+def test_a_straggler_is_marked_at_the_end_of_its_step_on_its_rank():
+    slow = [Straggler(step=5, rank=rank, cause="data", seconds_lost=1.5) for rank in (1, 7)]
+    journal = [*a_fit(0, world_size=2), *[Entry(30.0, one) for one in slow]]
+    found = [event for event in events(journal, a_fit(1, world_size=2)) if event["name"] == "straggler"]
+    assert [(event["pid"], event["ts"], event["args"]["rank"]) for event in found] == [
+        (1, 1_250_000, 1),
+        (0, 1_250_000, 7),
+    ]
 
 
 def test_an_attempt_begins_where_the_one_before_has_ended():

@@ -1,10 +1,12 @@
-"""Events of a fit, to be marked over the steps: evaluations, restarts, garbage collections, stalls."""
+"""Events of a fit, to be marked over the steps: evaluations, restarts, garbage collections, stragglers."""
 
 from collections.abc import Iterable
 from heapq import nlargest
 from itertools import pairwise
 from typing import Any
 
+from perf_callbacks.core.records import Straggler
+from perf_callbacks.core.straggler_text import NAMES
 from perf_callbacks.report.cards import duration
 from perf_callbacks.report.history import Fit
 from perf_callbacks.report.tables import distinct_stalls
@@ -55,5 +57,10 @@ def _all_marks(fit: Fit) -> Iterable[tuple[int, str, str]]:
         whose = "the checklist" if ours else "the program"
         said = f"garbage collection {duration(seconds)}, generation {generation}, rank {rank}, by {whose}"
         yield step, "collection", said
+    slow = [one for _, attempt in fit.attempts for one in attempt.of(Straggler)]
+    for one in nlargest(MARKS, slow, key=lambda one: one.seconds_lost):
+        steps = f" in {one.steps:,} steps" if one.steps > 1 else ""
+        why = NAMES.get(one.cause, one.cause)
+        yield one.step, "straggler", f"rank {one.rank} cost {duration(one.seconds_lost)}{steps}: {why}"
     for stall in distinct_stalls(fit)[:MARKS]:
         yield stall.step, "stall", f"rank {stall.rank} in {stall.stage} for {duration(stall.since_seconds)}"

@@ -4,9 +4,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from perf_callbacks.core.records import Memory, Use
+from perf_callbacks.report.cards import size
 from perf_callbacks.report.history import MEMORY_KEYS, Fit
 from perf_callbacks.report.series import rounded, short
 from perf_callbacks.report.tables import memory_parts
+
+FEWEST = 3
+"""Points of a line, at least."""
 
 POINTS = 1000
 """Points of a line, at most."""
@@ -21,17 +25,17 @@ T = TypeVar("T")
 def bar(title: str, parts: Sequence[tuple[str, float, str]], whole: float) -> dict[str, Any]:
     """Draw parts of a whole: name, size and text of each."""
     said = ", ".join(f"{name} {value}" for name, _, value in parts)
-    found = [{"name": name, "share": rounded(size / whole), "value": value} for name, size, value in parts]
+    found = [{"name": name, "share": rounded(part / whole), "value": value} for name, part, value in parts]
     return {"title": title, "parts": found, "text": f"{title}: {said}."}
 
 
 def memory(found: Memory | None) -> dict[str, Any] | None:
     """Draw the memory of a step by part."""
-    parts = [] if found is None else [(name, gb, f"{gb:.3g} GB") for name, gb in memory_parts(found)]
+    parts = [] if found is None else [(name, gb, size(gb)) for name, gb in memory_parts(found)]
     if not parts:
         return None
     whole = sum(gb for _, gb, _ in parts)
-    return bar(f"{whole:.3g} GB by part", parts, whole)
+    return bar(f"{size(whole)} by part", parts, whole)
 
 
 def use(fit: Fit) -> list[dict[str, Any]]:
@@ -58,7 +62,7 @@ def _thinned(found: list[T], step: Callable[[T], int]) -> list[T]:
 
 def _lines(title: str, unit: str, x: list[int], lines: dict[str, list[Any]]) -> dict[str, Any] | None:
     known = {name: values for name, values in lines.items() if any(value is not None for value in values)}
-    if not known:
+    if not known or len(x) < FEWEST:
         return None
     ends = ", ".join(f"{name} up to {max(v for v in values if v is not None):.3g}" for name, values in known.items())
     return {

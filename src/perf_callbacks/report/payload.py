@@ -15,7 +15,7 @@ from perf_callbacks.report.series import (
     Band,
     Heat,
     Outlier,
-    Series,
+    StepSeries,
     hardware_ratios,
     heat,
     outliers,
@@ -63,6 +63,7 @@ def payload(fits: Sequence[Fit], number: int = 0, within: range | None = None) -
         ("memory", lambda: None if memory is None else tables.memory(memory)),
         ("checklist", lambda: tables.checklist(fit)),
         ("stalls", lambda: tables.stalls(fit)),
+        ("stragglers", lambda: None if summary is None else tables.stragglers(summary)),
         ("environment", lambda: tables.environment(fit)),
     ]
     found = {name: guarded(name, make) for name, make in rows}
@@ -115,7 +116,7 @@ def _notes(fits: Sequence[Fit], number: int, fit: Fit, within: range | None) -> 
         yield f"Measuring stopped early: {fit.summary.failure}."
 
 
-def _verdict(fit: Fit, drawn: Series) -> str:
+def _verdict(fit: Fit, drawn: StepSeries) -> str:
     summary = fit.summary
     said = "" if summary is None else verdict(summary)
     if said:
@@ -129,7 +130,7 @@ def _verdict(fit: Fit, drawn: Series) -> str:
     return f"{pace}, of which {largest[0].removesuffix('_time')} took {largest[1] / drawn.seconds:.0%}."
 
 
-def _figures(fit: Fit, drawn: Series, peak: float | None) -> list[dict[str, str]]:
+def _figures(fit: Fit, drawn: StepSeries, peak: float | None) -> list[dict[str, str]]:
     summary = fit.summary
     ranks = f"mean of {drawn.steps:,} steps" + (f" on {len(fit.ranks):,} ranks" if len(fit.ranks) > 1 else "")
     figures = [("step time", duration(drawn.mean_seconds), ranks)]
@@ -179,7 +180,7 @@ def _rates(fit: Fit) -> Iterable[tuple[str, str, str]]:
                 yield f"{name}/s", rate(amount / fit.summary.included_seconds), "one rank" if fit.world_size > 1 else ""
 
 
-def _steps(drawn: Series, slow: Sequence[Outlier]) -> dict[str, Any] | None:
+def _steps(drawn: StepSeries, slow: Sequence[Outlier]) -> dict[str, Any] | None:
     if not drawn.steps:
         return None
     axis = drawn.axis
@@ -207,7 +208,7 @@ def _band(band: Band, scale: float = 1.0) -> dict[str, list[float | None]]:
     }
 
 
-def _rate(fit: Fit, drawn: Series, peak: float | None) -> dict[str, Any] | None:
+def _rate(fit: Fit, drawn: StepSeries, peak: float | None) -> dict[str, Any] | None:
     if not drawn.flops_seconds:
         return None
     band = _band(drawn.flops_per_second, peak or TERA)
@@ -222,7 +223,7 @@ def _rate(fit: Fit, drawn: Series, peak: float | None) -> dict[str, Any] | None:
     return {"unit": "share" if peak else "TFLOPS", **band, "executed": short(executed), "text": text}
 
 
-def _stages(drawn: Series) -> dict[str, Any] | None:
+def _stages(drawn: StepSeries) -> dict[str, Any] | None:
     if not drawn.shares or not drawn.seconds:
         return None
     parts = {name.removesuffix("_time"): drawn.stage_seconds[name] / drawn.seconds for name in drawn.shares}
@@ -249,7 +250,7 @@ def _account(fit: Fit) -> dict[str, Any] | None:
     return machine.bar(f"{duration(wall)} in all, on rank {min(fit.ranks)}{attempt}", parts, wall)
 
 
-def _of_peak(fit: Fit, drawn: Series, peak: float | None) -> dict[str, Any] | None:
+def _of_peak(fit: Fit, drawn: StepSeries, peak: float | None) -> dict[str, Any] | None:
     count = _count(fit)
     if not drawn.flops_seconds or not peak or count is None or count.model_flops <= 0:
         return None

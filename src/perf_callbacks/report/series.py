@@ -124,7 +124,7 @@ class Band:
 
 
 @dataclass(slots=True)
-class Series:
+class StepSeries:
     """All that is drawn over the steps."""
 
     axis: Axis
@@ -147,7 +147,7 @@ class Series:
     flops_seconds: float
 
 
-def series(fit: Fit, most: int = BUCKETS, within: range | None = None) -> Series:
+def series(fit: Fit, most: int = BUCKETS, within: range | None = None) -> StepSeries:
     """Put the steps of all ranks into buckets."""
     axis = Axis(fit, most, within)
     count = axis.count
@@ -184,7 +184,7 @@ def series(fit: Fit, most: int = BUCKETS, within: range | None = None) -> Series
         times.mean[place] = seconds[place] / counts[place] if counts[place] else None
         rates.mean[place] = flops[place] / flops_seconds[place] if flops_seconds[place] else None
     every = sum(counts)
-    return Series(
+    return StepSeries(
         axis=axis,
         times=times,
         flops_per_second=rates,

@@ -7,8 +7,10 @@ from typing import Any
 
 from perf_callbacks.core.product_shapes import misaligned
 from perf_callbacks.core.records import Checklist, Finding, Flops, Memory, Stall, Summary
-from perf_callbacks.report.cards import DASH, duration, rate
+from perf_callbacks.core.straggler_text import NAMES, REMEDIES
+from perf_callbacks.report.cards import DASH, duration, rate, size
 from perf_callbacks.report.history import Fit
+from perf_callbacks.report.memory_table import SOURCES
 from perf_callbacks.report.series import STAGES, Worst, medians
 
 TEXT, NUMBER, CODE = "text", "number", "code"
@@ -123,7 +125,10 @@ def uncounted(count: Flops, summary: Summary | None) -> Table | None:
     rows = [
         *[("no formula", name, f"{calls:,} calls") for name, calls in count.uncounted.items()],
         *[("error in counting", name, f"{calls:,} calls") for name, calls in count.errors.items()],
-        *[("large copy", f"{name} {shape}", f"{size / GIGA:.2f} GB") for name, shape, size in count.copies],
+        *[
+            ("large copy", f"{name} {shape}", size(count_of_bytes / GIGA))
+            for name, shape, count_of_bytes in count.copies
+        ],
         *[("host waits for the device", line, f"{times:,} times") for line, times in count.reads.items()],
         *[("values read by Python", line, f"{times:,} values") for line, times in count.values_read.items()],
     ]
@@ -178,10 +183,11 @@ def _won(item: Checklist, proof: str) -> str:
 def memory(found: Memory) -> Table:
     """Tabulate the memory of a step by part."""
     parts = memory_parts(found)
-    rows = [(name, f"{gb:.3g} GB") for name, gb in parts]
+    rows = [(name, size(gb)) for name, gb in parts]
     if found.peak_gb is not None:
-        rows.append(("peak", f"{found.peak_gb:.3g} GB"))
-    note = f"On the {found.device}, in step {found.step:,}; each part at its largest. Source: {found.source}."
+        rows.append(("peak", size(found.peak_gb)))
+    source = SOURCES.get(found.source, "")
+    note = f"On the {found.device}, in step {found.step:,}; each part at its largest. {source.capitalize()}."
     return Table("Memory by part", [("part", TEXT), ("size", NUMBER)], rows, note)
 
 
@@ -189,6 +195,25 @@ def memory_parts(found: Memory) -> list[tuple[str, float]]:
     """The known parts of the memory, in GB."""
     values = [(name, getattr(found, key)) for key, name in MEMORY_PARTS.items()]
     return [(name, gb) for name, gb in values if gb is not None]
+
+
+def stragglers(summary: Summary) -> Table | None:
+    """Tabulate what slow ranks cost the job."""
+    if not summary.compared_steps:
+        return None
+    rows = [
+        (str(rank), NAMES.get(cause, cause), duration(seconds), f"{steps:,}", REMEDIES.get(cause, ""))
+        for rank, cause, seconds, steps in summary.stragglers
+    ]
+    parts = [f"In {summary.compared_steps:,} compared steps of {duration(summary.compared_seconds)}."]
+    if summary.slowdown is not None:
+        parts.append(
+            f"A step takes {rate(summary.slowdown)} times as long as with ranks that are all as fast as usual."
+        )
+    if summary.backward_waiting is not None:
+        parts.append(f"{summary.backward_waiting:.0%} of this rank's backward is waiting for other ranks.")
+    columns = [("rank", NUMBER), ("cause", TEXT), ("cost", NUMBER), ("steps", NUMBER), ("try", TEXT)]
+    return Table("Stragglers", columns, rows[:MOST_ROWS], " ".join(parts)) if rows else None
 
 
 def stalls(fit: Fit) -> Table | None:
@@ -255,7 +280,7 @@ def _flops(flops: float) -> str:
     >>> _flops(4328521728), _flops(12)
     ('4.33 G', '12')
     """
-    for unit, size in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if flops >= size:
-            return f"{rate(flops / size)} {unit}"
+    for unit, one in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if flops >= one:
+            return f"{rate(flops / one)} {unit}"
     return f"{flops:.0f}"

@@ -12,6 +12,7 @@ from math import isnan
 from statistics import median
 from typing import Any
 
+from perf_callbacks.core.records import Straggler
 from perf_callbacks.report.history import Attempt, Fit
 from perf_callbacks.report.series import STAGES, medians
 from perf_callbacks.report.tables import distinct_stalls
@@ -77,6 +78,7 @@ def _events(fit: Fit, within: range | None) -> Iterator[str]:
             yield from _spans(rank, one, within)
             yield from _pauses(rank, one, within)
     yield from _stalls(fit, reference, within)
+    yield from _stragglers(fit, reference, within)
 
 
 def _placed(fit: Fit, rank: int) -> list[Placed]:
@@ -173,10 +175,26 @@ def _pauses(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
 def _stalls(fit: Fit, reference: list[Placed], within: range | None) -> Iterator[str]:
     for stall in distinct_stalls(fit):
         if within is None or stall.step in within:
-            place = next((one for one in reversed(reference) if one.attempt.run.step <= stall.step), reference[0])
-            rank = stall.rank if stall.rank in fit.ranks else min(fit.ranks)
             said = {"rank": stall.rank, "stage": stall.stage, "seconds": stall.since_seconds, "stack": [*stall.stack]}
-            yield _instant("stall", rank, place.end_of(stall.step), said)
+            yield _instant("stall", _known(fit, stall.rank), _end_of(stall.step, reference), said)
+
+
+def _stragglers(fit: Fit, reference: list[Placed], within: range | None) -> Iterator[str]:
+    for attempt in fit.first:
+        for slow in attempt.of(Straggler):
+            if within is None or slow.step in within:
+                said = {"rank": slow.rank, "cause": slow.cause, "seconds lost": slow.seconds_lost, "steps": slow.steps}
+                yield _instant("straggler", _known(fit, slow.rank), _end_of(slow.step, reference), said)
+
+
+def _known(fit: Fit, rank: int) -> int:
+    return rank if rank in fit.ranks else min(fit.ranks)
+
+
+def _end_of(step: int, reference: list[Placed]) -> float:
+    """The moment at which a step ended, in the last attempt that did it."""
+    place = next((one for one in reversed(reference) if one.attempt.run.step <= step), reference[0])
+    return place.end_of(step)
 
 
 def _meta(name: str, rank: int, thread: int, arguments: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ function el(tag, attributes = {}, ...children) {
 }
 
 const STAGE_COLORS = { data: "s0", forward: "s1", backward: "s2", optimizer: "s3", gc: "s4", other: "s5" };
+const WALL_COLORS = { startup: "s5", "first step": "s6", "FLOP counting": "s0", steps: "s2", evaluation: "s3", checkpoint: "s4", "own work": "warn", other: "s7" };
 const PART_COLORS = ["s2", "s1", "s3", "s0", "s4", "s6", "s5", "s7"];
 const LANE_COLORS = { evaluation: "s3", checkpoint: "s6", restart: "warn", "FLOP count": "faint", collection: "s4", straggler: "s0", stall: "warn" };
 const chip = (color, line) => el("i", { class: line ? "line" : "", style: { background: `var(--${color})` } });
@@ -27,11 +28,13 @@ const section = (title, ...parts) => {
 function table(name, options = {}) {
   const found = data.tables[name];
   if (!found) return null;
-  const kinds = found.columns.map((column) => column[1]);
-  const cell = (text, kind) => el("td", { class: kind }, kind === "code" && text ? el("code", {}, text) : text);
+  // a column that says nothing in any row is left out
+  const filled = found.columns.map((_, place) => found.rows.some((row) => row[place])), shown = (cells) => cells.filter((_, place) => filled[place]);
+  const columns = shown(found.columns);
+  const cell = (text, [heading, kind]) => el("td", { class: kind, "data-label": heading }, kind === "code" && text ? el("code", {}, text) : text);
   const body = el("table", {},
-    el("thead", {}, el("tr", {}, ...found.columns.map(([heading, kind]) => el("th", { class: kind, scope: "col" }, heading)))),
-    el("tbody", {}, ...found.rows.map((row) => el("tr", {}, ...row.map((text, place) => cell(text, kinds[place]))))));
+    el("thead", {}, el("tr", {}, ...columns.map(([heading, kind]) => el("th", { class: kind, scope: "col" }, heading)))),
+    el("tbody", {}, ...found.rows.map((row) => el("tr", {}, ...shown(row).map((text, place) => cell(text, columns[place]))))));
   const head = [el("h3", {}, found.title), found.note ? el("span", { class: "said" }, found.note) : null].filter(Boolean);
   const inner = found.rows.length ? el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": found.title }, body) : "";
   if (options.folded) return el("details", { class: "table" }, el("summary", {}, el("h3", { style: { display: "inline" } }, found.title)), inner);
@@ -50,7 +53,7 @@ function asTable(into, headings, rows) {
   const build = () => el("div", { class: "scroll" }, el("table", {},
     el("thead", {}, el("tr", {}, ...headings.map((heading) => el("th", { class: "number", scope: "col" }, heading)))),
     el("tbody", {}, ...rows.filter((_, place) => place % stride === 0).map((row) => el("tr", {}, ...row.map((text) => el("td", { class: "number" }, text)))))));
-  const folded = el("details", { class: "data" }, el("summary", {}, stride > 1 ? `As a table: every ${stride}th point` : "As a table"));
+  const folded = el("details", { class: "data" }, el("summary", {}, stride > 1 ? `As a table: one of ${stride} points` : "As a table"));
   folded.addEventListener("toggle", () => { if (folded.open && folded.children.length === 1) folded.append(build()); });
   into.append(folded);
 }
@@ -88,7 +91,7 @@ page.append(
   el("dl", { class: "tiles" }, ...(data.figures || []).map((one) => el("div", {},
     el("dt", {}, one.name), el("dd", { class: "value" }, one.value), el("dd", { class: "note" }, one.note)))));
 
-section(null, table("findings", { class: "findings" }), table("stalls"));
+section(null, table("findings", { class: "findings wordy" }), table("stragglers", { class: "wordy" }), table("stalls", { class: "wordy" }));
 
 // ---- over the steps
 const steps = data.steps;
@@ -185,13 +188,13 @@ function stagesChart() {
   asTable(made, ["step", ...stages.names], steps.x.map((x, place) => [x.toLocaleString("en"), ...stages.shares.map((values) => Charts.percent(values[place]))]));
 }
 
-function useCharts() {
+function useCharts(place) {
   for (const use of data.use || []) {
     const made = figure(`${use.title} over the steps`, key(...use.names.map((name, place) => [name, ["accent", "second"][place], true])), use.text);
-    page.lastChild.append(made);
+    place.append(made);
     const high = use.unit === "share" ? 1 : Math.max(...use.values.flat().filter((v) => v != null)) * 1.15 || 1;
     Charts.chart(made, {
-      x: use.x, unit: use.unit, height: 150, range: [0, high],
+      x: use.x, unit: use.unit, height: 160, range: [0, high],
       lines: use.values.map((values, place) => ({ values, color: ["accent", "second"][place] })),
       say: (place, say) => [`step ${use.x[place].toLocaleString("en")}`, ...use.names.map((name, row) => `${name} ${say(use.values[row][place])}`)].join("\n"),
     });
@@ -211,7 +214,7 @@ if (steps) {
 }
 
 // ---- where the time went
-if (data.account || data.peak) section("Where time and FLOPs went", el("div", { class: "two" }, ...[bar("Wall time", data.account), bar("Peak", data.peak, { "model FLOPs (MFU)": "s2", "computed again": "s0", unused: "s7" })].filter(Boolean)));
+if (data.account || data.peak) section("Where time and FLOPs went", el("div", { class: "two" }, ...[bar("Wall time", data.account, WALL_COLORS), bar("Peak", data.peak, { "model FLOPs (MFU)": "s2", "computed again": "s0", unused: "s7" })].filter(Boolean)));
 
 // ---- ranks
 function heatMap() {
@@ -268,16 +271,17 @@ function heatMap() {
   if (heat.left_out) made.append(el("p", { class: "said" }, `${heat.left_out.toLocaleString("en")} more ranks, which exceed the others least, are not drawn.`));
   return made;
 }
-section(data.heat ? "Ranks and slow steps" : "Slow steps", heatMap(), table("ranks"), table("worst"));
+section(data.heat ? "Ranks and slow steps" : "Slow steps", heatMap(), pair(table("worst"), table("ranks")));
 
 // ---- the rest
 section("FLOPs", table("products"), pair(table("phases"), table("uncounted")));
-if (data.memory || data.tables.memory || (data.use || []).length) {
-  section("Memory and machine", data.memory ? bar("Memory of a step", data.memory) : table("memory"));
-  if (page.lastChild.tagName !== "SECTION" || page.lastChild.firstChild.textContent !== "Memory and machine") page.append(el("section", {}, el("h2", {}, "Memory and machine")));
-  useCharts();
+const memory = data.memory ? bar("Memory of a step", data.memory) : table("memory");
+if (memory || (data.use || []).length) {
+  const place = el("div", { class: "two" });
+  section("Memory and machine", memory, place);
+  useCharts(place);
 }
-section("Startup checklist", table("checklist"));
+section(null, table("checklist", { class: "wordy" }));
 section(null, table("environment", { folded: true }));
 page.append(el("footer", {},
   el("p", {}, !steps || steps.width === 1 ? "Each point is one step: its mean, its fastest and its slowest rank." : `Each point is ${steps.width.toLocaleString("en")} steps of all ranks: their mean, and a band from the fastest to the slowest. Steps that are in no row (first, counted, with an evaluation or a checkpoint) are in neither.`),
