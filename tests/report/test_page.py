@@ -33,7 +33,7 @@ def test_the_page_opens_with_the_verdict_and_the_figures():
         ("tokens/s", "128"),
         ("samples/s", "16.0"),
         ("garbage collection", "250 ms"),
-        ("run time", "11.0 s"),
+        ("run time", "13.0 s"),
     ]
     assert found["notes"] == []
 
@@ -89,7 +89,7 @@ def test_the_tables_say_what_was_found_counted_and_changed():
     assert tables["uncounted"]["note"].endswith("The FLOPs, and so MFU, are a lower bound.")
     assert tables["checklist"]["rows"][0][-1] == "2 ms per step (99.9 % interval 1 to 3)"
     assert tables["stalls"]["rows"][0] == ("15", "0", "data", "61.0 s", "loader.py:41 next")
-    assert tables["memory"]["rows"][-1] == ("peak", "8 GB")
+    assert tables["memory"]["rows"][-1] == ("peak", "8.00 GB")
 
 
 def test_stragglers_are_marked_and_tabulated_with_what_they_cost():
