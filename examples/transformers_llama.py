@@ -4,7 +4,6 @@ import torch
 from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-from perf_callbacks import PerfConfig
 from perf_callbacks.transformers import PerfCallback
 
 
@@ -36,5 +35,5 @@ arguments = TrainingArguments(
     save_strategy="no",
     report_to="none",
 )
-callback = PerfCallback(PerfConfig(report=True))
-Trainer(model=LlamaForCausalLM(config), args=arguments, train_dataset=Counting(), callbacks=[callback]).train()
+model = LlamaForCausalLM(config)
+Trainer(model=model, args=arguments, train_dataset=Counting(), callbacks=[PerfCallback()]).train()

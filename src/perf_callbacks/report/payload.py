@@ -132,7 +132,7 @@ def _verdict(fit: Fit, drawn: StepSeries) -> str:
 
 def _figures(fit: Fit, drawn: StepSeries, peak: float | None) -> list[dict[str, str]]:
     summary = fit.summary
-    ranks = f"mean of {drawn.steps:,} steps" + (f" on {len(fit.ranks):,} ranks" if len(fit.ranks) > 1 else "")
+    ranks = f"mean of {drawn.steps:,} steps" + (f" of {len(fit.ranks):,} ranks" if len(fit.ranks) > 1 else "")
     figures = [("step time", duration(drawn.mean_seconds), ranks)]
     low = "≥ " if summary is not None and summary.flops_lower_bound else ""
     if drawn.flops_seconds:
