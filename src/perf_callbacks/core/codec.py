@@ -63,10 +63,11 @@ class Entry:
 def encode(entry: Entry) -> str:
     """One line of a journal, without its end. Columns of times are kept to a tenth of a microsecond."""
     record = entry.record
+    nothing = ((), None) if isinstance(record, _SPARSE) else ((),)
     parts = [f'"type":"{type(record).__name__.lower()}"', f'"t":{entry.t:.6f}']
     for name in _FIELDS[type(record)]:
         value = getattr(record, name)
-        if value != () and not (value is None and isinstance(record, _SPARSE)):
+        if value not in nothing:
             write = _times if name.endswith("_time") else _json
             parts.append(f'"{name}":{_column(value, write) if type(value) is tuple else write(value)}')
     return "{" + ",".join(parts) + "}"

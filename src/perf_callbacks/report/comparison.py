@@ -41,7 +41,7 @@ class Metric:
     change: Change | None = None
     """None without enough steps in both runs."""
     verdict: str | None = None
-    """Worse, better, same, or undecided: the change is large enough and may be chance."""
+    """Worse, better, same, or undecided: the interval reaches the threshold, and the change may be chance."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +116,8 @@ def compare(first: Sequence[Fit], second: Sequence[Fit], *, fail_over: float) ->
         if reason is not None and metric.a is not None and metric.b is not None:
             not_compared[metric.name] = reason
             metrics[place] = Metric(name=metric.name, a=metric.a, b=metric.b)
-    metrics += [_size(name, a, b, fail_over) for name in {**a.memory, **b.memory}]
+    sizes = [_size(name, a, b, fail_over) for name in {**a.memory, **b.memory}]
+    metrics += [one for one in sizes if one.verdict != SAME or one.name in {"peak_gb", "resident_gb"}]
     shown = [one for one in metrics if one.a is not None or one.b is not None]
     by_name = {one.name: one for one in shown if one.verdict is not None}
     return Comparison(
@@ -196,17 +197,17 @@ def _metric(name: str, a: Side, b: Side, threshold: float) -> Metric:
 
 
 def _verdict(name: str, changed: Change, threshold: float) -> str:
-    if abs(math.log1p(changed.change)) < math.log1p(threshold) or not changed.change:
-        return SAME  # 10 % more time and 9.1 % less throughput are the same
-    if changed.low <= 0 <= changed.high:
-        return UNDECIDED
-    return WORSE if (changed.change > 0) == name.endswith(("_time", "_gb")) else BETTER
+    least, low, moved, high = map(math.log1p, (threshold, changed.low, changed.change, changed.high))
+    chance, small = low <= 0 <= high, -least < low and high < least
+    if not chance and abs(moved) >= least:  # 10 % more time and 9.1 % less throughput are as far from 0
+        return WORSE if (moved > 0) == name.endswith(("_time", "_gb")) else BETTER
+    return UNDECIDED if chance and moved and not small else SAME
 
 
 def _size(name: str, a: Side, b: Side, threshold: float) -> Metric:
     """Compare an amount of memory, which is measured once and has no interval."""
     before, after = a.memory.get(name), b.memory.get(name)
-    if not before or after is None:
+    if not before or not after:
         return Metric(name=name, a=before, b=after)
     more = after / before - 1
     changed = Change(more, more, more)

@@ -14,7 +14,7 @@ SENTENCES = {
     WORSE: "B is slower",
     BETTER: "B is faster",
     SAME: "No regression",
-    UNDECIDED: "Undecided: the change may be chance, and more steps would tell",
+    UNDECIDED: "Undecided, more steps would tell",
 }
 
 HEADERS = ("metric", "A", "B", "change", "95 % interval", "")

@@ -134,7 +134,8 @@ def _figures(fit: Fit, drawn: StepSeries, peak: float | None) -> list[dict[str, 
     summary = fit.summary
     ranks = f"mean of {drawn.steps:,} steps" + (f" of {len(fit.ranks):,} ranks" if len(fit.ranks) > 1 else "")
     figures = [("step time", duration(drawn.mean_seconds), ranks)]
-    low = "≥ " if summary is not None and summary.flops_lower_bound else ""
+    count = _count(fit)
+    low = "≥ " if count is not None and count.lower_bound else ""
     if drawn.flops_seconds:
         done = drawn.flops / drawn.flops_seconds
         if peak:

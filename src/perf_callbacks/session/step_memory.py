@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import optimizer as optimizers
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils.hooks import RemovableHandle
 
 from perf_callbacks.core.memory_use import GB, Allocator
@@ -30,8 +30,7 @@ class StepMemory:
         self._trained = set[int]() if model is None else {id(parameter) for parameter in model.parameters()}
         self._gradients: dict[int, int] = {}
         self._state: dict[int, int] = {}
-        hooks = optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks  # noqa: SLF001 as below
-        self._hooks = [RemovableHandle(one) for one in hooks]
+        self._hooks = [RemovableHandle(one) for one in (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)]
 
     def begin(self) -> None:
         """Look at the optimizers that step from now on. Hooks would make the compiler compile compiled ones again."""
@@ -39,8 +38,8 @@ class StepMemory:
         if not self.hooked:
             return
         # torch's own functions return the handle after the hook is in place; an interrupt may come in between
-        optimizers._global_optimizer_pre_hooks[self._hooks[0].id] = self._steps  # noqa: SLF001 as above
-        optimizers._global_optimizer_post_hooks[self._hooks[1].id] = self._stepped  # noqa: SLF001 as above
+        _global_optimizer_pre_hooks[self._hooks[0].id] = self._steps
+        _global_optimizer_post_hooks[self._hooks[1].id] = self._stepped
 
     def end(self) -> None:
         """Look at nothing any more. Twice is once."""
@@ -118,7 +117,7 @@ def _sizes(tensors: Iterable[torch.Tensor], device: str) -> dict[int, int]:
     return {storage._cdata: storage.nbytes() for storage in storages}  # noqa: SLF001 there is no public identity
 
 
-def _plain(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+def _plain(tensors: Iterable[Any]) -> Iterator[torch.Tensor]:
     """Take apart what has no storage of its own: sharded, quantized and sparse tensors."""
     for tensor in tensors:
         if hasattr(tensor, "__tensor_flatten__"):
