@@ -29,7 +29,7 @@ def render(content: Mapping[str, Any]) -> str:
     Args:
         content: What `payload` returned.
     """
-    folder = resources.files(__package__) / "page"
+    folder = resources.files("perf_callbacks.report") / "page"
     parts = {place: (folder / name).read_text(encoding="utf-8") for place, name in FILES.items()}
     hashes = {place: _hash(text) for place, text in parts.items()}
     parts["hashes"] = " ".join(hashes[place] for place in ("plot", "charts", "script"))
