@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import warnings
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -36,7 +37,7 @@ class Faults:
     def __init__(self, plan):
         self.plan, self.done = plan, 0
         self.mine = {step: (cause, seconds) for step, rank, cause, seconds in plan["faults"] if rank == plan["rank"]}
-        self.truth, self.delays = [], []
+        self.truth, self.delays, self.began = [], [], []
         self.kept = [[] for _ in range(plan["objects"])]
         self.file = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
         self.burners = []
@@ -68,6 +69,7 @@ class Faults:
         """The model begins to compute."""
         self.delays.append(int(os.pread(self.file, 64, 0).split()[1]) / 1e9)
         began = time.perf_counter()
+        self.began.append(began)
         if self.here("gc"):
             gc.collect()
             self.note("gc", began)
@@ -191,6 +193,7 @@ def main(plan):
     told = {
         "truth": faults.truth,
         "delays": faults.delays,
+        "times": [end - begin for begin, end in pairwise(faults.began)],
         "seconds": time.perf_counter() - began,
         "losses": dict(summary.straggler_seconds),
         "compared": summary.compared_seconds,

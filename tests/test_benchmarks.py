@@ -117,3 +117,15 @@ def test_one_rank_of_many_tells():
     done = subprocess.run(command, timeout=280, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("told by rank 0: Rank 63 is ") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch is built without it")
+def test_slow_code_of_one_rank_is_found_wherever_it_is_under_ddp():
+    command = [sys.executable, BENCHMARKS / "straggler_layouts.py", "--layouts", "ddp"]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environ, timeout=280, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = dict(re.findall(r"^\| ([\w ]+) \| (.*) \|$", done.stdout, re.MULTILINE))
+    for place, cause in (("data", "data"), ("between steps", "host"), ("backward", "host"), ("gc", "gc")):
+        assert cause in rows[place], rows

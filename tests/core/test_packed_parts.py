@@ -103,16 +103,18 @@ def put(form, at, *values):
         put("=I", 40, 51),  # steps
         put("=I", 48, 1),  # bytes of the names
         put("=I", 48, 2**32 - 1),
-        put("=d", 52, math.nan),  # seconds
-        put("=d", 52, math.inf),
-        put("=d", 52, -1.0),
-        put("=q", 60, -2),  # samples
+        put("=I", 52, 1),  # and of what is asked for
+        put("=I", 52, 2**32 - 1),
+        put("=d", 56, math.nan),  # seconds
+        put("=d", 56, math.inf),
+        put("=d", 56, -1.0),
+        put("=q", 64, -2),  # samples
         lambda body: body.extend(b"\x00" * 4),
         lambda body: body.extend(b"\x00"),
         lambda body: body.__delitem__(slice(-4, None)),
-        lambda body: body.__delitem__(slice(60, None)),
-        lambda body: body.__setitem__(slice(116, 118), b"{["),
-        lambda body: body.__setitem__(slice(116, 118), b"\xff\xff"),
+        lambda body: body.__delitem__(slice(64, None)),
+        lambda body: body.__setitem__(slice(120, 122), b"{["),
+        lambda body: body.__setitem__(slice(120, 122), b"\xff\xff"),
     ],
 )
 def test_numbers_that_can_not_be_true_are_no_part(change):

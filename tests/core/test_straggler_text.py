@@ -42,6 +42,13 @@ def test_ranks_that_are_equally_fast_are_said_to_be():
     assert [*lines(quiet)] == ["no rank was slow: 0 s of 100 s lost to stragglers, in 100 steps"]
 
 
+def test_a_model_that_is_spread_over_ranks_is_said_not_to_be_compared():
+    spread = summary(stragglers=(), straggler_seconds={}, compared_model=False)
+    assert [*lines(spread)][
+        1
+    ] == "forward and backward of the ranks were not compared: ranks wait for each other in them"
+
+
 def test_a_single_process_has_slow_steps_and_no_slow_rank():
     alone = summary(slowdown=None, stragglers=((0, "data", 6.0, 2),), straggler_seconds={"data": 6.0})
     assert [*lines(alone)] == [

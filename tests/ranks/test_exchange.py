@@ -816,9 +816,15 @@ def test_thousands_of_parts_are_handled_in_slices_with_a_breath_in_between(monke
     breaths = []
     monkeypatch.setattr(leader.time, "sleep", breaths.append)
     job.offer(0)
-    job.step(*range(1, 200), 0)
-    assert job.latest[0] == job.whole(0)
-    assert breaths == [leader.BREATH_SECONDS] * 6  # 200 parts are read, and put together, 64 at a time
+    job.step()
+    assert job.latest[0] is None  # many are never there at once
+    job.now += leader.SOON_OF_MANY
+    job.step()
+    assert job.latest == [job.whole(0), *[None] * 199]
+    assert breaths == [leader.BREATH_SECONDS] * 7  # 200 parts are read, and put together, 64 at a time
+    job.offer(1)
+    job.step()
+    assert job.latest == [job.whole(0)] * 200  # with the next part
 
 
 @pytest.fixture

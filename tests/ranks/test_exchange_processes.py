@@ -105,7 +105,7 @@ def whole(world_size, window, length=10, step_seconds=0.01):
         "steps": length,
         "ranks": world_size,
         "missing": 0,
-        "missing_ranks": (),
+        "missing_ranks": [],
         "seconds": length * step_seconds,
         "samples": amount,
         "tokens": amount * 16,
@@ -117,11 +117,25 @@ def whole(world_size, window, length=10, step_seconds=0.01):
     }
 
 
-def assert_true(windows, world_size):
-    """What is said of windows is what happened, each is said once, and in order."""
+def lacking(world_size, window, *missing):
+    """The window without some ranks. The others take the same time."""
+    unknown = dict.fromkeys(("samples", "tokens", "useful_tokens", "model_flops", "hardware_flops"))
+    return whole(world_size, window) | unknown | {"missing": len(missing), "missing_ranks": [*missing]}
+
+
+def assert_true(windows, world_size, gone=None):
+    """What is said of windows is what happened, each is said once, and in order. `gone` is a rank that may be missing.
+
+    Returns the number of windows that were whole.
+    """
     numbers = [window["last_step"] // 10 - 1 for window in windows]
     assert numbers == sorted(set(numbers))
-    assert windows == [whole(world_size, number) for number in numbers]
+    said = [
+        lacking(world_size, number, gone) if window["missing"] and gone is not None else whole(world_size, number)
+        for number, window in zip(numbers, windows, strict=True)
+    ]
+    assert windows == said
+    return sum(not window["missing"] for window in windows)
 
 
 @pytest.mark.parametrize("destroying", [True, False])
@@ -149,11 +163,12 @@ def test_ranks_may_end_in_any_order(job, order, closing):
     assert [job.errors(rank) for rank in order] == [[]] * 3
 
 
-def test_a_rank_that_does_not_take_part_leaves_the_others_without_windows(job):
+def test_a_rank_that_does_not_take_part_is_missing_from_windows(job):
     job.start(3, (1, {"exchanging": False}), steps=200)
     job.until(lambda: all(job.facts(rank)["step"] == 200 for rank in range(3)))
     assert job.end(0, 1, 2) == [0, 0, 0]
-    assert [job.facts(rank)["latest"] for rank in (0, 2)] == [None, None]
+    assert assert_true(job.facts(0)["taken"], 3, gone=1) == 0
+    assert job.facts(0)["latest"]["missing_ranks"] == [1]
     assert [job.errors(rank) for rank in range(3)] == [[]] * 3
     job.assert_nobody_waited(0, 2)
 
@@ -174,18 +189,17 @@ def test_a_rank_that_is_killed_does_not_keep_the_others_from_going_on(job):
     job.signal(1, signal.SIGKILL)
     job.until(lambda: all(job.facts(rank)["step"] == 300 for rank in (0, 2)))
     assert job.end(0, 2) == [0, 0]
-    assert_true(job.facts(0)["taken"], 3)
-    assert job.facts(0)["latest"] is not None
+    assert assert_true(job.facts(0)["taken"], 3, gone=1) > 0
     assert [job.errors(rank) for rank in (0, 2)] == [[], []]
     job.assert_nobody_waited(0, 2)
 
 
-def test_a_rank_that_ends_earlier_leaves_the_others_without_further_windows(job):
+def test_a_rank_that_ends_earlier_is_missing_from_later_windows(job):
     job.start(3, (1, {"steps": 100, "wait": False}), steps=300)
     job.until(lambda: all(job.facts(rank)["step"] == 300 for rank in (0, 2)))
     assert job.end(0, 1, 2) == [0, 0, 0]
-    assert_true(job.facts(0)["taken"], 3)
-    assert job.facts(0)["latest"]["last_step"] <= 100
+    assert assert_true(job.facts(0)["taken"], 3, gone=1) <= 10
+    assert job.facts(0)["latest"]["missing_ranks"] == [1]
     assert [job.errors(rank) for rank in range(3)] == [[]] * 3
     job.assert_nobody_waited(0, 1, 2)
 

@@ -7,10 +7,9 @@ ranks of a job run the same version on the same kind of machine, and others are 
 import json
 import struct
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
-from itertools import islice
-from math import isfinite
+from math import inf
 from zlib import crc32
 
 from perf_callbacks.core.windows import Part
@@ -19,10 +18,13 @@ VERSION = 1
 """Version of the layout. It changes with the columns of the header."""
 
 _FRAME = struct.Struct("=4sII")  # magic and version, bytes that follow, checksum of these
+FRAME = _FRAME.size
+"""Bytes before the body of a part."""
+
 _MAGIC = b"pcw" + bytes([VERSION])
-_HEADER = struct.Struct("=16sQIIIIIIIdqqq16s16s")
+_HEADER = struct.Struct("=16sQIIIIIIIIdqqq16s16s")
 _NOT_KNOWN, _NO_FLOPS = -1, b"\xff" * 16
-_EMPTY: Mapping[str, "array[float]"] = {}
+_NO_ROLE: Mapping[str, int] = {}
 
 
 def pack_part(part: Part, fit: bytes) -> bytes:
@@ -38,66 +40,68 @@ def pack_part(part: Part, fit: bytes) -> bytes:
         part.steps,
         part.attempt,
         len(schema),
+        len(schema) + 8 * len(part.asks),
         part.seconds,
         *[_NOT_KNOWN if amount is None else amount for amount in (part.samples, part.tokens, part.useful_tokens)],
         *[_flops(amount) for amount in (part.model_flops, part.hardware_flops)],
     )
-    numbers = array("q", [*part.asks.values(), *part.role.values()])
-    columns = [column.tobytes() for column in part.signals.values()]
-    body = b"".join([header, schema, numbers.tobytes(), *columns])
+    numbers = [array("q", values.values()).tobytes() for values in (part.asks, part.role)]
+    body = b"".join([header, schema, *numbers, *[column.tobytes() for column in part.signals.values()]])
     return _FRAME.pack(_MAGIC, len(body), crc32(body)) + body
 
 
-def unpack_parts(blob: bytes, fit: bytes) -> Iterator[Part]:
-    """Return the parts of that fit in some bytes, one after the other."""
-    at = 0
-    while at + _FRAME.size <= len(blob):
+def unpack_parts(blob: bytes, fit: bytes) -> list[Part]:
+    """Return the parts of that fit in some bytes."""
+    parts, at = [], 0
+    while at + FRAME <= len(blob):
         magic, length, checksum = _FRAME.unpack_from(blob, at)
-        start, at = at + _FRAME.size, at + _FRAME.size + length
+        start, at = at + FRAME, at + FRAME + length
         if magic != _MAGIC or at > len(blob):
-            return
+            break
         body = blob[start:at]
-        if crc32(body) == checksum and body[:16] == fit:
+        if crc32(body) == checksum and body.startswith(fit):
             part = _part(body)
             if part is not None:
-                yield part
+                parts.append(part)
+    return parts
 
 
 def _part(body: bytes) -> Part | None:
-    """Build a part; None if its numbers can't be true."""
+    """Build a part; None if its numbers can't be true. Rank 0 does this thousands of times per window."""
     try:
-        (_, window, length, rank, world, parallel, steps, attempt, schema_size, seconds, *amounts, model, hardware) = (
-            _HEADER.unpack_from(body)
-        )
-        at = _HEADER.size + schema_size
-        signals, asks, role = _names(body[_HEADER.size : at])
-        numbers = array("q", body[at : at + 8 * (len(asks) + len(role))])
-        at += 8 * len(numbers)
-        columns = array("f", body[at:])
-    except (struct.error, ValueError):
+        (
+            _, window, length, rank, world_size, parallel, steps, attempt, schema_size, asked_size,
+            seconds, samples, tokens, useful_tokens, model, hardware,
+        ) = _HEADER.unpack_from(body)  # fmt: skip
+        role_at = _HEADER.size + asked_size
+        names, asks, role_names = _asked(body[_HEADER.size : role_at], schema_size)
+        columns_at = role_at + 8 * len(role_names)
+        columns = array("f", body[columns_at:])
+        role = array("q", body[role_at:columns_at]) if role_names else ()
+    except (struct.error, ValueError, RecursionError):
         return None
-    whole = len(numbers) == len(asks) + len(role) and len(columns) == len(signals) * length
-    if not whole or rank >= world or not 0 < parallel <= world or steps > length or not length:
+    if len(columns) != len(names) * length or not steps <= length or rank >= world_size or length == 0:
         return None
-    if not (isfinite(seconds) and seconds >= 0) or min(amounts) < _NOT_KNOWN or min(numbers, default=0) < 0:
+    if not (0 < parallel <= world_size and 0 <= seconds < inf and min(samples, tokens, useful_tokens) >= _NOT_KNOWN):
         return None
-    samples, tokens, useful_tokens = [None if amount == _NOT_KNOWN else amount for amount in amounts]
     return Part(
         window=window,
         length=length,
         rank=rank,
-        world_size=world,
+        world_size=world_size,
         data_parallel=parallel,
         steps=steps,
         seconds=seconds,
-        samples=samples,
-        tokens=tokens,
-        useful_tokens=useful_tokens,
+        samples=None if samples == _NOT_KNOWN else samples,
+        tokens=None if tokens == _NOT_KNOWN else tokens,
+        useful_tokens=None if useful_tokens == _NOT_KNOWN else useful_tokens,
         model_flops=None if model == _NO_FLOPS else int.from_bytes(model, "little"),
         hardware_flops=None if hardware == _NO_FLOPS else int.from_bytes(hardware, "little"),
-        asks=dict(zip(asks, numbers, strict=False)),
-        signals={name: columns[n * length : (n + 1) * length] for n, name in enumerate(signals)} or _EMPTY,
-        role=dict(zip(role, islice(numbers, len(asks), None), strict=True)),
+        asks=asks,
+        signals={
+            name: columns[at : at + length] for name, at in zip(names, range(0, len(columns), length), strict=True)
+        },
+        role=dict(zip(role_names, role, strict=True)) if role_names else _NO_ROLE,
         attempt=attempt,
     )
 
@@ -107,12 +111,14 @@ def _schema(*names: tuple[str, ...]) -> bytes:
     return json.dumps(names).encode()
 
 
-@lru_cache(64)  # the ranks of a job have the same names, so that they are read once
-def _names(schema: bytes) -> tuple[tuple[str, ...], ...]:
-    """Read the names of the signals, of the values asked for, and of the coordinates."""
-    signals, asks, role = json.loads(schema)
-    names = [tuple([str(name) for name in group]) for group in (signals, asks, role)]
-    return tuple(names)
+@lru_cache(64)  # the ranks of a job have the same names and as a rule the same asks, so that they are read once
+def _asked(schema_and_values: bytes, schema_size: int) -> tuple[tuple[str, ...], Mapping[str, int], tuple[str, ...]]:
+    """Read the names of the signals, the values that are asked for, and the names of the coordinates."""
+    signals, asks, role = [tuple(map(str, names)) for names in json.loads(schema_and_values[:schema_size])]
+    values = array("q", schema_and_values[schema_size:])
+    if min(values, default=0) < 0:
+        raise ValueError(values)
+    return signals, dict(zip(asks, values, strict=True)), role
 
 
 def _flops(amount: int | None) -> bytes:

@@ -40,6 +40,8 @@ class Compared:
     """Seconds that it took beyond the next one."""
     gains: Mapping[str, float]
     """Seconds by which the step would be shorter without the excess of a cause on any rank."""
+    gain: float
+    """The same for all causes together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class Peers:
         alone = len(self.ranks) == 1
         usual = median(known(self.signals[0][LOCAL])) if alone else 0.0
         stride = max(1, len(self.ranks) // SAMPLE)
-        causes = [cause for cause in CAUSES if cause == HOST or any([cause in one for one in self.signals])]
+        causes = [cause for cause in CAUSES if cause == HOST or any(cause in one for one in self.signals[::stride])]
         for step, row in enumerate(zip(*[one[LOCAL] for one in self.signals], strict=True)):
             places: Collection[int] = range(len(row))
             sample: Sequence[float] = row[::stride]
@@ -68,17 +70,22 @@ class Peers:
             top = nlargest(SEEN + 1, places, key=row.__getitem__)
             usual = usual if alone else lower_median(sample)
             late = max(0.0, row[top[0]] - usual)
-            gains = {cause: min(late, self._gain(row, top, cause, step)) for cause in causes}
-            yield Compared(step, top[0], late, late if alone else row[top[0]] - row[top[1]], gains)
+            gains = {cause: self._gain(row, top, step, cause) for cause in causes}
+            several = sum([seconds > 0 for seconds in gains.values()]) > 1
+            whole = self._gain(row, top, step, *causes) if several else sum(gains.values())
+            yield Compared(step, top[0], late, late if alone else row[top[0]] - row[top[1]], gains, whole)
 
-    def _gain(self, row: Sequence[float], top: Sequence[int], cause: str, step: int) -> float:
-        """Return the seconds by which a step would be shorter without the excess of a cause on any rank."""
+    def _gain(self, row: Sequence[float], top: Sequence[int], step: int, *causes: str) -> float:
+        """Return the seconds by which a step would be shorter without the excess of some causes on any rank."""
         least = row[top[SEEN]] if len(top) > SEEN else -math.inf
         for place in top[:SEEN]:
             if row[place] <= least:  # those that follow are faster still
                 break
-            column, usual = self._column(place, cause)
-            least = max(least, row[place] - max(0.0, column[step] - usual))  # an unknown cause is no excess
+            excess = 0.0
+            for cause in causes:
+                column, usual = self._column(place, cause)
+                excess += max(0.0, column[step] - usual)  # an unknown cause is no excess
+            least = max(least, row[place] - excess)
         return row[top[0]] - least
 
     def explain(self, place: int) -> dict[str, float]:

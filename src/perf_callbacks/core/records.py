@@ -186,8 +186,8 @@ class Finding:
     """Cause that limits a run, and the change that helps."""
 
     cause: str
-    """One of data, host, sync, recompute, attention, optimizer, gc, evaluation, checkpoint, memory, precision,
-    shape."""
+    """One of data, host, sync, recompute, attention, optimizer, gc, straggler, evaluation, checkpoint, memory,
+    precision, shape."""
     share: float | None
     """Part of the fit's wall time after startup that the change could save, from 0 to 1. None: unknown."""
     evidence: str
@@ -306,6 +306,8 @@ class Summary:
     compared_steps: int = 0
     """Steps in which stragglers were looked for, on rank 0. The next fields cover these steps."""
     compared_seconds: float = 0.0
+    compared_model: bool = True
+    """False: ranks wait for each other within the model, so only time outside of forward and backward was compared."""
     straggler_seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds that the job lost to stragglers, by cause as in `Straggler`."""
     stragglers: tuple[tuple[int, str, float, int], ...] = ()

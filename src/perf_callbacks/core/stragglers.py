@@ -171,7 +171,7 @@ class _Group:
         limits = {}
         for cause in compared[0].gains if compared else ():
             noise = self._noise.setdefault(cause, deque(maxlen=MEMORY))
-            noise.extend([one.gains[cause] for one in compared])
+            noise.extend([min(one.late, one.gains[cause]) for one in compared])
             middle = median(noise)
             spread = median([abs(seconds - middle) for seconds in noise])
             limits[cause] = max(middle + DEVIATIONS * spread, LEAST_SHARE * step_seconds, LEAST_SECONDS)
@@ -179,10 +179,10 @@ class _Group:
                 limits[cause] += SHORTAGE * peers.usual(STEAL)
         found = []
         for one in compared:
-            left = one.late
+            left = one.gain
             for cause in sorted(one.gains, key=lambda cause: (cause not in EXACT, -one.gains[cause])):
-                if one.gains[cause] > limits[cause] and left > 0:
-                    lost = min(one.gains[cause], left)
+                lost = min(one.gains[cause], left)
+                if min(lost, one.late) > limits[cause]:
                     left -= lost
                     rank = peers.ranks[one.slowest]
                     found.append(Straggler(step=first_step + one.step, rank=rank, cause=cause, seconds_lost=lost))

@@ -2,24 +2,29 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from perf_callbacks.core.codec import pack
-from perf_callbacks.core.packed_parts import unpack_parts
+from perf_callbacks.core.packed_parts import FRAME, unpack_parts
 from perf_callbacks.core.records import Window
 from perf_callbacks.core.windows import Combination, GatheredWindow, Part, Verdict, hold
 from perf_callbacks.ranks.node import Folder, Node
-from perf_callbacks.ranks.rounds import Rounds, mark, note_of_window, patience, pause, slot, slots
+from perf_callbacks.ranks.rounds import MANY, SOON, Rounds, mark, note_of_window, patience, pause, slot, slots
 from perf_callbacks.ranks.store import Board
+
+SOON_OF_MANY = 1.0
+"""Seconds until parts of more than `MANY` ranks are looked for: each look costs rank 0 milliseconds."""
 
 SLICE = 64
 """Parts that are handled at once: well under 2 ms. Then the training thread may have the GIL."""
 
 BREATH_SECONDS = 0.0002
 """Seconds between two slices. A sleep of 0 may take the GIL back before a waiting thread has woken up."""
+
+MOST_READ = 32
+"""Most notes that are read at once."""
 
 MOST_SHOWN = 8
 """Most missing ranks that the message names."""
@@ -36,7 +41,10 @@ class _Pending:
 
     since: float
     deadline: float
+    look_at: float
     parts: dict[int, Part]
+    read: dict[int, tuple[int, bytes]] = field(default_factory=dict)
+    """Length and first bytes of the last note of each source: where they are the same, nothing was added."""
 
 
 class Leader(Rounds):
@@ -52,45 +60,60 @@ class Leader(Rounds):
         self._mark = mark(verdict.fit)
         self._together = 1 if node is None else len(node.ranks)  # ranks that share a key
         self._said = self._warned = False
+        self._handled = 0  # parts since the last breath
         self._pending: dict[int, _Pending] = {}
         self.agreed.set()
 
     def _round(self, board: Board | Folder, now: float) -> float | None:
         board = cast("Board", board)  # rank 0 is the first rank of its machine
-        if not self._said and self._mine.window is not None:
+        if not self._said:
             # Reading keys that are all there is one call. Finding those that are there costs a call per silent rank.
             first = 1 if self._together == 1 else 0
-            sources, kept = range(first, self._world_size, self._together), range(slots(self._world_size))
-            board.make([slot(rank, window, self._world_size) for window in kept for rank in sources])
+            sources = range(first, self._world_size, self._together) if self._mine.window is not None else ()
+            kept = range(slots(self._world_size))
+            board.make(["window", *[slot(rank, window, self._world_size) for window in kept for rank in sources]])
         if self.offers or not self._said:  # again with each window: a fit within this one may have had its own
             board.write("verdict", pack(self._mine))
             self._said = True
         for part in self._drained(self._mine.window or 0):
             deadline = now + patience(part)
-            self._pending[part.window] = _Pending(now, deadline, {0: part})
+            self._pending[part.window] = _Pending(now, deadline, now + SOON_OF_MANY, {0: part})
             if self._relay is not None:
                 self._relay.open(part.window, b"", now, deadline)
         for window in sorted(self._pending, reverse=True):  # a rank sends in order: what came late is found below
-            self._read(board, window)
+            if self._world_size <= MANY or now >= self._pending[window].look_at:
+                self._read(board, window, now)
         self._close(board, now)
-        open_ = self._pending.values()
-        return min([pause(now - one.since) for one in open_] + [one.deadline - now for one in open_], default=None)
+        return min([min(one.look_at, one.deadline) - now for one in self._pending.values()], default=None)
 
-    def _read(self, board: Board, window: int) -> None:
+    def _read(self, board: Board, window: int, now: float) -> None:
         """Read the parts of a window that haven't come yet."""
-        parts, together = self._pending[window].parts, self._together
-        missing = [rank for rank in range(self._world_size) if rank not in parts]
+        pending, together = self._pending[window], self._together
+        soon = SOON if self._world_size <= MANY else SOON_OF_MANY
+        pending.look_at = min(now + pause(now - pending.since, soon), max(now, pending.deadline))
+        missing = [rank for rank in range(self._world_size) if rank not in pending.parts]
         sources = sorted({rank - rank % together for rank in missing})
-        for some in _slices(sources, max(1, SLICE // together)):
+        for start in range(0, len(sources), MOST_READ):
+            some = sources[start : start + MOST_READ]
             blobs = board.get([slot(rank, window, self._world_size) for rank in some])
             for source, blob in zip(some, blobs, strict=True):
-                for part in unpack_parts(blob, self._mark):
-                    if (
-                        part.window == window
-                        and part.length == self._mine.window
-                        and 0 <= part.rank - source < together
-                    ):
-                        parts.setdefault(part.rank, part)
+                seen = (len(blob), blob[:FRAME])  # with the checksum of the first part
+                if pending.read.get(source) == seen:
+                    continue
+                pending.read[source] = seen
+                parts = unpack_parts(blob, self._mark)
+                self._breathe(len(parts))
+                for part in parts:
+                    known = (part.window, part.length) == (window, self._mine.window)
+                    if known and 0 <= part.rank - source < together:
+                        pending.parts.setdefault(part.rank, part)
+
+    def _breathe(self, handled: int) -> None:
+        """Let other threads have the GIL after some parts. A job of few ranks has no use for it."""
+        self._handled += handled
+        if self._handled >= SLICE and self._world_size > MANY:
+            time.sleep(BREATH_SECONDS)
+            self._handled = 0
 
     def _close(self, board: Board, now: float) -> None:
         """Close windows that are complete, that are over their deadline, or whose parts are being overwritten."""
@@ -117,8 +140,9 @@ class Leader(Rounds):
     def _combine(self, parts: Sequence[Part], missing: Sequence[int], windows: int) -> None:
         """Put the parts of a window together. So many windows are over by now."""
         combination = Combination()
-        for some in _slices(parts, SLICE):
-            combination.add(some)
+        for start in range(0, len(parts), SLICE):
+            combination.add(parts[start : start + SLICE])
+            self._breathe(SLICE)
         window: Window | None = combination.window(missing)
         if window is not None:
             self.latest = hold(window, self.latest, windows * parts[0].length)
@@ -154,12 +178,3 @@ class Leader(Rounds):
 
     def _take_back(self, board: Board | Folder) -> None:
         cast("Board", board).replace("verdict", pack(self._mine), "")
-
-
-def _slices(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    """Return some items at a time, with a breath for the other threads before each but the first."""
-    rest = iter(items)
-    for number in range(0, len(items), size):
-        if number:
-            time.sleep(BREATH_SECONDS)
-        yield list(islice(rest, size))

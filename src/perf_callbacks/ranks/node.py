@@ -92,8 +92,10 @@ class Folder:
 
     def read(self, *keys: str) -> list[str]:
         """Read the notes under some keys, in order; none of them while one is missing."""
-        notes = self.get(keys)
-        return [note.decode(errors="replace") for note in notes] if all(notes) else []
+        try:
+            return [(self._directory / key).read_text(errors="replace") for key in keys]
+        except OSError:
+            return []
 
     def get(self, keys: Sequence[str]) -> list[bytes]:
         """Read the bytes under some keys; none where nothing is."""
@@ -128,7 +130,7 @@ class Relay:
     def tell(self, notes: Mapping[str, str]) -> None:
         """Pass notes from the store on to the other ranks, where they have changed."""
         for key, note in notes.items():
-            if self._passed.get(key, "") != note:  # files are written rarely, and read often
+            if self._passed.get(key) != note:  # files are written rarely, and read often
                 self.folder.write(key, note)
                 self._passed[key] = note
 

@@ -22,6 +22,9 @@ from perf_callbacks.ranks.store import Board
 MANY = 64
 """In a job of more ranks than this, one rank of each machine talks for all of them."""
 
+FEW = 16
+"""In a job of more ranks than this, a rank hears of a window with its next part. In others, it looks until then."""
+
 KEPT = 8
 """Most parts of one rank that are kept, here or in the store. If it is further behind, windows go without it."""
 
@@ -36,6 +39,9 @@ FINISHED = 64
 
 SOON = 0.1
 """Seconds until missing notes are looked for again. Each further pause is as long as the wait so far…"""
+
+SOON_HERE = 0.5
+"""Like `SOON`, for notes of the other ranks of a machine."""
 
 SELDOM = 30.0
 """…up to this many seconds."""
@@ -103,17 +109,15 @@ class Rounds:
         relay, verdict = self._relay, self.verdict
         if relay is None or verdict is None:
             return None
-        notes = {"verdict": pack(verdict), "stall": self.stalls.said}
-        if self.latest is not None:
-            notes["window"] = note_of_window(verdict.fit, self.latest)
-        relay.tell(notes)
+        window = "" if self.latest is None else note_of_window(verdict.fit, self.latest)
+        relay.tell({"window": window, "verdict": pack(verdict), "stall": self.stalls.said})
         if verdict.window is None:
             return None
         for key, text in relay.stalls().items():
             board.write(key, text)
         for key, parts in relay.collect(mark(verdict.fit), now).items():
             board.write(key, parts)
-        return LOOK_SECONDS if relay.since is None else min(LOOK_SECONDS, pause(now - relay.since))
+        return LOOK_SECONDS if relay.since is None else min(LOOK_SECONDS, pause(now - relay.since, SOON_HERE))
 
     def leave(self, *, politely: bool = True) -> None:
         """Release the store. Politely: first take back notes that no longer hold, which is one more call."""
@@ -168,7 +172,7 @@ class Follower(Rounds):
     def _round(self, board: Board | Folder, now: float) -> float | None:
         self._began = now if self._began is None else self._began
         if self.offers or self.verdict is None or self.verdict.window is None:
-            self._obey(board)
+            self._hear(board)
         if self.verdict is None or self.verdict.window is None:
             return pause((now - self._began) / 8, EARLY)
         parts = self._drained(self.verdict.window)
@@ -180,29 +184,38 @@ class Follower(Rounds):
                 board.write(slot(self._rank, part.window, self._world_size), packed)
         if parts:
             self._awaited, self._since = (parts[-1].window + 1) * parts[-1].length, now
-        known = self.latest.last_step if self.latest is not None else 0
-        if self._awaited > known:
-            known = self._fetch(board, self.verdict.fit, known)
-        return pause(now - self._since) if self._awaited > known else None
+        if self._world_size > FEW and isinstance(board, Board):
+            return None  # serving the looks of all ranks would cost rank 0 more than their parts do
+        if self._awaited > self._known:
+            self._hear(board)
+        return pause(now - self._since) if self._awaited > self._known else None
 
-    def _obey(self, board: Board | Folder) -> None:
-        for note in board.read("verdict"):
-            verdict = unpack(Verdict, note)
-            held = self.verdict.fit if self.verdict is not None else None
-            if verdict is not None and verdict.fit not in {self._earlier, held}:
-                self.verdict = verdict
-                _obeyed[self._rank] = verdict.fit
-                self.agreed.set()
+    @property
+    def _known(self) -> int:
+        return self.latest.last_step if self.latest is not None else 0
 
-    def _fetch(self, board: Board | Folder, fit: str, known: int) -> int:
-        """Read the newest window and return the last step that is known then."""
-        for note in board.read("window"):
-            first, _, line = note.partition("\n")
-            window = unpack(Window, line) if first == fit else None
-            if window is not None and window.last_step > known:
-                self.latest = window
-                return window.last_step
-        return known
+    def _hear(self, board: Board | Folder) -> None:
+        """Read rank 0's settings and its newest window."""
+        notes = board.read("verdict", "window")
+        if notes:
+            self._obey(notes[0])
+            self._learn(notes[1])
+
+    def _obey(self, note: str) -> None:
+        verdict = unpack(Verdict, note)
+        held = self.verdict.fit if self.verdict is not None else None
+        if verdict is not None and verdict.fit not in {self._earlier, held}:
+            self.verdict, self.latest, self._awaited = verdict, None, 0
+            _obeyed[self._rank] = verdict.fit
+            self.agreed.set()
+
+    def _learn(self, note: str) -> None:
+        fit, _, line = note.partition("\n")
+        if self.verdict is None or fit != self.verdict.fit or not self._awaited:
+            return  # before the first part is sent, the settings may be those of an earlier fit
+        window = unpack(Window, line)
+        if window is not None and window.last_step > self._known:
+            self.latest = window
 
 
 def _settled(amount: Any) -> int | None:

@@ -1,5 +1,6 @@
 """The watch for stragglers of a fit: signals of this rank, and on rank 0 the ranks compared in a side thread."""
 
+import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -33,8 +34,8 @@ LAST_SECONDS = 0.5
 SLICE_SECONDS, BREATH_SECONDS = 0.001, 0.0002
 """Length of a slice of the analysis, and of the sleep after it, in which the training thread may have the GIL."""
 
-ALONE_STEPS = 50
-"""Steps of a single process that are compared with each other."""
+ALONE_STEPS, FEWEST_STEPS = 50, 10
+"""Steps of a single process that are compared with each other, and as few of them at the end."""
 
 MOST_TOLD = 8
 """Most ranks that are warned of while training runs, and most losses that a summary names."""
@@ -59,8 +60,9 @@ def begin(recorder: Recorder, model: nn.Module | None) -> Observer | None:
 class _Found:
     """Stragglers found so far. They are found in one thread and asked for in another, which never waits."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, *, sharded: bool = False) -> None:
         self._recorder = recorder
+        self._sharded = sharded
         self._stragglers = Stragglers()
         self._warned: set[int] = set()
         self._lost, self._told = 0.0, 0.0
@@ -82,6 +84,7 @@ class _Found:
         self._summary = {
             "compared_steps": stragglers.steps,
             "compared_seconds": stragglers.seconds,
+            "compared_model": not self._sharded,
             "straggler_seconds": stragglers.causes,
             "stragglers": tuple([(*one, stragglers.lost[one], stragglers.times[one]) for one in worst]),
             "slowdown": stragglers.slowdown,
@@ -110,9 +113,9 @@ class RanksWatch(Observer):
 
     def __init__(self, recorder: Recorder, ranks: Exchange, model: nn.Module | None) -> None:
         self._recorder = recorder
-        self._found = _Found(recorder)
         self._device = recorder.run.timeline == "device"
         self._sharded = gradient_moments.sharded(model)
+        self._found = _Found(recorder, sharded=self._sharded)
         self._moments: GradientMoments | None = None
         self._local: LocalTimes | None = None
         self._made, self._analysed = -1, -1
@@ -165,8 +168,9 @@ class SingleWatch(Observer):
         self._device = recorder.run.timeline == "device"
         self._heard: deque[Steps] = deque(maxlen=256)
         self._kept: list[Steps] = []
-        self._ended = False
-        recorder.engine.stragglers = self._found.fields
+        self._ended = self._failed = False
+        self._comparing = threading.Lock()  # the watchdog's thread may be at it when the fit ends
+        recorder.engine.stragglers = self._fields
 
     def hear(self, record: Record) -> None:
         """Take steps that were written."""
@@ -177,15 +181,20 @@ class SingleWatch(Observer):
         """Compare the steps of the last seconds, if there are enough of them."""
         if not self._ended:
             self._compare(ALONE_STEPS)
-        return not self._ended
+        return not self._ended and not self._failed
 
     def closed(self) -> None:
-        """Compare the last steps."""
-        if not self._ended:
-            self._ended = True
-            self._compare(ALONE_STEPS // 5)
+        """Compare the last steps with the summary, for which they are written."""
+        self._ended = True
+
+    def _fields(self, kind: str) -> dict[str, Any]:
+        if self._ended:
+            self._compare(FEWEST_STEPS)
+        return self._found.fields(kind)
 
     def _compare(self, fewest: int) -> None:
+        if self._failed or not self._comparing.acquire(timeout=LAST_SECONDS):
+            return
         try:
             while self._heard:
                 self._kept.append(self._heard.popleft())
@@ -193,8 +202,10 @@ class SingleWatch(Observer):
                 kept, self._kept = self._kept, []
                 self._analyse(kept)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
-            self._ended = True
+            self._failed = True
             log.warning("perf_callbacks: slow steps are looked for no more, training goes on: %s", describe(error))
+        finally:
+            self._comparing.release()
 
     def _analyse(self, blocks: list[Steps]) -> None:
         numbers = [number for steps in blocks for number in steps.step]

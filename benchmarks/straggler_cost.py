@@ -1,0 +1,109 @@
+"""What does the search for stragglers cost: per step, per window on each rank, and per window on rank 0?
+
+    OMP_NUM_THREADS=1 python benchmarks/straggler_cost.py
+
+CPU time, the least of several turns. The step is the hook on one parameter; the window is what turns 50 steps into
+signals; rank 0 compares all ranks in a side thread, and sleeps between slices.
+"""
+
+import random
+import time
+from array import array
+from collections import deque
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from perf_callbacks.core.local_times import LocalTimes
+from perf_callbacks.core.marks import BACK, BEGIN, END
+from perf_callbacks.core.signals import of_gradients
+from perf_callbacks.core.stages import STAGES, Stage
+from perf_callbacks.core.steps import Columns
+from perf_callbacks.core.stragglers import Stragglers
+from perf_callbacks.host.gradient_moments import GradientMoments
+
+TURNS, BACKWARDS, WINDOW = 15, 400, 50
+RANKS = (2, 8, 64, 512, 4096)
+
+
+def cpu(action):
+    began = time.thread_time()
+    action()
+    return time.thread_time() - began
+
+
+def hook():
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), torch.ones(2, 8)
+
+    def turn():
+        for _ in range(BACKWARDS):
+            model(x).sum().backward()
+
+    without, again, timed = [], [], []
+    for _ in range(TURNS):
+        without.append(cpu(turn))
+        moments = GradientMoments(model[0].weight, time.perf_counter)
+        timed.append(cpu(turn))
+        moments.close()
+        again.append(cpu(turn))
+    least = min(without)
+    cost, control = [1e6 * (min(one) - least) / BACKWARDS for one in (timed, again)]
+    print(f"per step: {cost:.1f} us, control {control:.1f} us")
+
+
+def window():
+    moments = deque()
+    times = LocalTimes(moments)
+    numbers = range(1, WINDOW + 1)
+    stages = [tuple([0.1] * WINDOW) for _ in STAGES]
+    nothing = (None,) * WINDOW
+    steps = Columns(
+        numbers, nothing, (4,) * WINDOW, (32,) * WINDOW, nothing, nothing, (0.0,) * WINDOW, (0.0,) * WINDOW,
+        (0.6,) * WINDOW, stages,
+    )  # fmt: skip
+    marks = (BEGIN[Stage.DATA], BACK, BEGIN[Stage.FORWARD], BACK, BEGIN[Stage.BACKWARD], BACK)
+    marks = (*marks, BEGIN[Stage.OPTIMIZER], BACK, END)
+
+    def turn(began):
+        pairs, now = [], began
+        for _ in numbers:
+            for mark in marks:
+                now += 0.1
+                if mark is marks[5]:
+                    moments.append((now - 0.01, b"3277653508 136843134 389\n"))
+                pairs += [mark, now]
+        return cpu(lambda: (times.read(pairs, numbers), of_gradients(steps, times.take(numbers))))
+
+    least = min([turn(1000.0 * place) for place in range(TURNS * 3)])
+    print(f"per window of {WINDOW} steps on each rank: {1e6 * least:.0f} us, {1e6 * least / WINDOW:.1f} us per step")
+
+
+def analysis():
+    for ranks in RANKS:
+        chance = random.Random(0)
+        signals = {}
+        for rank in range(ranks):
+            data = array("f", [0.05 + 0.01 * chance.random() for _ in range(WINDOW)])
+            steal = array("f", [0.002 * chance.random() for _ in range(WINDOW)])
+            local = array("f", [1 + chance.gauss(0, 0.01) + part for part in data])
+            signals[rank] = {
+                "step": array("f", [1.1] * WINDOW), "local": local, "gc": array("f", [0.0] * WINDOW), "data": data,
+                "steal": steal,
+            }  # fmt: skip
+        turns = []
+        for _ in range(5):
+            stragglers, slices = Stragglers(), [time.thread_time()]
+            stragglers.window(1, WINDOW, signals, None, lambda noted=slices: noted.append(time.thread_time()))
+            slices.append(time.thread_time())
+            longest = max([end - begin for begin, end in pairwise(slices)])
+            turns.append((slices[-1] - slices[0], longest))
+        least, longest = min(turns)
+        print(f"{ranks} ranks, per window on rank 0: {1e3 * least:.1f} ms, longest slice {1e3 * longest:.2f} ms")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    hook()
+    window()
+    analysis()
