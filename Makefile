@@ -31,8 +31,8 @@ $(VENV)/demo-ready: pyproject.toml constraints.txt | $(VENV)/bin/python
 	.venv-$*/bin/pip $(INSTALL) -c constraints-$*.txt -e '.[$(EXTRAS)]'
 	touch $@
 
-demo: $(VENV)/demo-ready  ## a real small training run on this machine, with live numbers
-	$(BIN)/python examples/transformers_llama.py
+demo: $(VENV)/demo-ready  ## a real small training run on this machine, with live numbers and a report
+	PERF_CALLBACKS_REPORT=1 $(BIN)/python examples/transformers_llama.py
 
 test: $(VENV)/ready  ## what a contributor runs
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow' $(COVERAGE)

@@ -35,6 +35,7 @@ def brought_along(statement):
         "perf_callbacks.autoload",
         "perf_callbacks.run",
         "perf_callbacks.report.cards",
+        "perf_callbacks.session.report_file",
         "perf_callbacks.host.gc_observer",
         "perf_callbacks.host.journal_file",
         "perf_callbacks.journal",

@@ -3,10 +3,11 @@
 from typing import get_args
 
 import pytest
+from fakes import a_run
 
 from perf_callbacks import journal
 from perf_callbacks.core.codec import Entry, encode
-from perf_callbacks.core.records import Steps
+from perf_callbacks.core.records import Row, Steps
 
 
 def test_a_directory_is_read_rank_by_rank_and_writer_by_writer(tmp_path):
@@ -29,3 +30,21 @@ def test_a_directory_without_a_journal_says_what_was_looked_for(tmp_path):
 def test_the_public_reader_names_every_record():
     assert {kind.__name__ for kind in get_args(journal.Record)} <= {*journal.__all__}
     assert all(hasattr(journal, name) for name in journal.__all__)
+
+
+def test_the_columns_have_a_value_for_each_step_of_each_rank(tmp_path):
+    first = [a_run(), Steps(step=(1, 2), step_time=(0.5, None), excluded=("first", None)), Row(step=2, metrics={})]
+    again = [a_run(attempt=2, step=1), Steps(step=(2,), step_time=(0.25,), data_time=(0.125,))]
+    other = [a_run(rank=1), Steps(step=(1,), step_time=(0.75,))]
+    headless = [Steps(step=(9,), step_time=(1.0,))]
+    for name, records in {"rank0": first + again, "rank1": other, "rank2": headless}.items():
+        lines = "".join(encode(Entry(0.0, record)) + "\n" for record in records)
+        (tmp_path / f"{name}.jsonl").write_text(lines)
+    found = journal.columns(tmp_path)
+    assert {len(values) for values in found.values()} == {5}
+    assert found["rank"] == [0, 0, 0, 1, None]
+    assert found["attempt"] == [1, 1, 2, 1, None]
+    assert found["step"] == [1, 2, 2, 1, 9]
+    assert found["step_time"] == [0.5, None, 0.25, 0.75, 1.0]
+    assert found["data_time"] == [None, None, 0.125, None, None]
+    assert found["excluded"] == ["first", None, None, None, None]

@@ -28,6 +28,16 @@ def wheel(tmp_path_factory):
 def test_the_wheel_holds_the_package_its_types_and_its_licence_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {"perf_callbacks/py.typed", "perf_callbacks/site/sitecustomize.py"} <= {*names}
+    page = (
+        "page.html",
+        "page.css",
+        "page.js",
+        "charts.js",
+        "uplot/uPlot.iife.min.js",
+        "uplot/uPlot.min.css",
+        "uplot/LICENSE",
+    )
+    assert {f"perf_callbacks/report/page/{name}" for name in page} <= {*names}
     assert any(name.endswith("LICENSE") for name in names)
     assert {name.split("/")[0].split("-")[0] for name in names} == {"perf_callbacks"}
 

@@ -4,8 +4,16 @@ from perf_callbacks.journal import Steps, read
 
 for entry in read("out"):
     if isinstance(entry.record, Steps):
-        print(entry.t, sum(entry.record.step_time))
+        print(entry.t, entry.record.step[-1], entry.record.step_time[-1])
+
+All steps as columns, one value per step, such as pandas takes:
+
+steps = pandas.DataFrame(columns("out"))
 """
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
 
 from perf_callbacks.core.codec import Entry, attempts
 from perf_callbacks.core.records import (
@@ -14,6 +22,7 @@ from perf_callbacks.core.records import (
     Finding,
     Flops,
     Gc,
+    Memory,
     Record,
     Row,
     Run,
@@ -22,6 +31,7 @@ from perf_callbacks.core.records import (
     Steps,
     Straggler,
     Summary,
+    Use,
     Window,
 )
 from perf_callbacks.host.journal_file import files, read
@@ -33,6 +43,7 @@ __all__ = [
     "Finding",
     "Flops",
     "Gc",
+    "Memory",
     "Record",
     "Row",
     "Run",
@@ -41,8 +52,36 @@ __all__ = [
     "Steps",
     "Straggler",
     "Summary",
+    "Use",
     "Window",
     "attempts",
+    "columns",
     "files",
     "read",
 ]
+
+
+def columns(path: Path | str) -> dict[str, list[Any]]:
+    """Put the steps of all fits, attempts and ranks into columns of equal length, by name. None: unknown.
+
+    The columns are the fields of `Steps`, after `run_id`, `attempt` and `rank` of the `Run` before. They are None
+    for steps without one, whose file was cut at its beginning.
+
+    Args:
+        path: One file, or an output directory, as for `read`.
+    """
+    names = [field.name for field in fields(Steps)]
+    found: dict[str, list[Any]] = {name: [] for name in ("run_id", "attempt", "rank", *names)}
+    for file in files(Path(path)):
+        run: Run | None = None
+        for entry in read(file):
+            record = entry.record
+            if isinstance(record, Run):
+                run = record
+            elif isinstance(record, Steps):
+                count = len(record.step)
+                for name in ("run_id", "attempt", "rank"):
+                    found[name] += [getattr(run, name, None)] * count
+                for name in names:
+                    found[name] += getattr(record, name) or [None] * count
+    return found

@@ -6,7 +6,21 @@ import pytest
 from fakes import a_run
 
 from perf_callbacks.core.codec import Entry, attempts, decode, encode, entries
-from perf_callbacks.core.records import SCHEMA, Checklist, Finding, Flops, Gc, Row, Span, Stall, Steps, Summary, Window
+from perf_callbacks.core.records import (
+    SCHEMA,
+    Checklist,
+    Finding,
+    Flops,
+    Gc,
+    Memory,
+    Row,
+    Span,
+    Stall,
+    Steps,
+    Summary,
+    Use,
+    Window,
+)
 
 FINDING = Finding(cause="data", share=0.25, evidence="Waiting for data", remedy="DataLoader(num_workers=2)")
 SUMMARY = Summary(
@@ -72,6 +86,9 @@ RECORDS = [
         reads={"train.py:10": 1},
     ),
     Stall(step=7, rank=3, stage="data", since_seconds=90.5, stack=("train.py:41 fetch", "a b.py:1 <lambda>")),
+    Use(step=7, cpu_load=0.25, resident_gb=1.5, sm_clock_mhz=1980, throttled_by=("power cap",)),
+    Use(step=7),
+    Memory(step=2, device="cpu", source="operations", weights_gb=0.5, gradients_gb=0.5, temporary_gb=0.125),
     SUMMARY,
 ]
 
@@ -88,6 +105,16 @@ def test_a_record_is_one_line_of_json_that_says_its_type_and_time(record):
     assert "\n" not in line
     values = json.loads(line)
     assert (values["type"], values["t"]) == (type(record).__name__.lower(), 1.5)
+
+
+def test_unknown_use_and_memory_is_left_out():
+    assert json.loads(encode(Entry(1.5, Use(step=7, cpu_load=0.25)))) == {
+        "type": "use",
+        "t": 1.5,
+        "step": 7,
+        "cpu_load": 0.25,
+    }
+    assert "context_gb" not in encode(Entry(1.5, Memory(step=2, device="cpu", source="operations", weights_gb=0.5)))
 
 
 def test_a_run_carries_the_version_of_the_journal():
@@ -160,6 +187,10 @@ def test_a_value_of_another_type_costs_its_line(line):
         GC.replace('"seconds":1', '"seconds":-Infinity'),
         GC.replace('"seconds":1', '"seconds":1e999'),
         GC.replace('"seconds":1', '"seconds":1' + "0" * 200),
+        GC.replace('"seconds":1', '"seconds":1' + "0" * 400 + ".0"),
+        GC.replace('"seconds":1', '"seconds":1' + "0" * 240 + "e99"),
+        GC.replace('"seconds":1', '"seconds":1.0E+0999'),
+        '{"type":"steps","t":1,"step":[1,2],"step_time":[1.0,1e0400]}',
         GC.replace('"t":1', '"t":true'),
         GC.replace('"t":1', '"t":"1"'),
         GC.replace('"t":1', '"t":NaN'),

@@ -158,9 +158,11 @@ DOORS = {
 )
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.usefixtures("accelerate_state")
-def test_the_same_script_leaves_the_same_records(tmp_path, door, interrupted, excluded, spans):
+def test_the_same_script_leaves_the_same_records(tmp_path, monkeypatch, door, *, interrupted, excluded, spans):
+    monkeypatch.setenv("PERF_CALLBACKS_REPORT", "1")
     summary = DOORS[door](tmp_path, interrupted=interrupted)
 
+    assert [path.parent.name for path in tmp_path.rglob("report.html")] == ["perf_callbacks"]
     (run,) = records(tmp_path, Run)
     assert (run.door, run.attempt, run.step, run.device, run.timeline) == (NAMES.get(door, door), 1, 0, "cpu", "host")
 

@@ -7,7 +7,19 @@ from fakes import a_run
 from hypothesis import given, strategies as st
 
 from perf_callbacks.core.codec import Entry, attempts, decode, encode
-from perf_callbacks.core.records import Checklist, Finding, Gc, Row, Span, Stall, Steps, Summary, Window
+from perf_callbacks.core.records import (
+    Checklist,
+    Finding,
+    Gc,
+    Memory,
+    Row,
+    Span,
+    Stall,
+    Steps,
+    Summary,
+    Use,
+    Window,
+)
 from perf_callbacks.host.journal_file import FileJournal, read
 
 COUNTS = st.integers(0, 2**40)
@@ -89,7 +101,15 @@ ITEMS = st.builds(
 STALLS = st.builds(
     Stall, step=COUNTS, rank=COUNTS, stage=WORDS, since_seconds=SECONDS, stack=st.lists(WORDS, max_size=3).map(tuple)
 )
-RECORDS = STALLS | RUNS | ITEMS | FINDINGS | ROWS | PAUSES | SPANS | WINDOWS | SUMMARIES | blocks()
+USES = st.builds(
+    Use,
+    step=COUNTS,
+    cpu_load=st.none() | SECONDS,
+    sm_clock_mhz=MAYBE,
+    throttled_by=st.lists(WORDS, max_size=3).map(tuple),
+)
+MEMORIES = st.builds(Memory, step=COUNTS, device=WORDS, source=WORDS, weights_gb=st.none() | SECONDS)
+RECORDS = USES | MEMORIES | STALLS | RUNS | ITEMS | FINDINGS | ROWS | PAUSES | SPANS | WINDOWS | SUMMARIES | blocks()
 ENTRIES = st.builds(Entry, st.floats(0, 1e6).map(lambda value: round(value, 6)), RECORDS)
 
 

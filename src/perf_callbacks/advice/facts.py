@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from perf_callbacks.core.account import STARTUP, STEPS
+from perf_callbacks.core.memory_use import MemoryUse
 from perf_callbacks.core.records import Finding, Flops, Summary
 
 FEWEST_STEPS = 5
@@ -68,6 +69,8 @@ class Facts:
     """True: each kernel launch waits for the device (`CUDA_LAUNCH_BLOCKING`)."""
     anomalies: bool = False
     """True: autograd looks for anomalies."""
+    memory: MemoryUse | None = None
+    """Memory of the fit, as far as it is known."""
     work: Flops | None = None
     """The last count of a step."""
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from perf_callbacks.advice import garbage, host, loading, model, optimizer, spans, straggler, tensor_cores
+from perf_callbacks.advice import garbage, host, loading, memory, model, optimizer, spans, straggler, tensor_cores
 from perf_callbacks.advice.facts import Facts, Machine, Measured
 from perf_callbacks.core.records import Finding, Summary
 
@@ -16,6 +16,7 @@ RULES: tuple[Rule, ...] = (
     model.attention,
     optimizer.optimizer,
     garbage.garbage,
+    memory.memory,
     spans.evaluation,
     spans.checkpoint,
     straggler.straggler,

@@ -5,7 +5,19 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol
 
-from perf_callbacks.commands import autoload, check, configure, flops, launch, run, status
+from perf_callbacks.commands import (
+    autoload,
+    check,
+    compare,
+    configure,
+    flops,
+    launch,
+    memory,
+    report,
+    run,
+    status,
+    trace,
+)
 from perf_callbacks.core.config import ConfigError
 from perf_callbacks.version import __version__
 
@@ -25,7 +37,19 @@ class Command(Protocol):
         ...
 
 
-COMMANDS: tuple[Command, ...] = (run, launch, configure, status, autoload, check, flops)
+COMMANDS: tuple[Command, ...] = (
+    run,
+    launch,
+    configure,
+    status,
+    autoload,
+    check,
+    flops,
+    report,
+    compare,
+    trace,
+    memory,
+)
 
 
 def main(words: Sequence[str] | None = None) -> int:

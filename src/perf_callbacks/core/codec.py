@@ -9,6 +9,7 @@ Ranks of one job run the same version: their lines hold the fields of one known 
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from perf_callbacks.core.records import (
     Finding,
     Flops,
     Gc,
+    Memory,
     Record,
     Row,
     Run,
@@ -26,6 +28,7 @@ from perf_callbacks.core.records import (
     Steps,
     Straggler,
     Summary,
+    Use,
     Window,
 )
 from perf_callbacks.core.stalls import Note
@@ -36,12 +39,15 @@ T = TypeVar("T")
 
 _TYPES: dict[str, type[Record]] = {
     kind.__name__.lower(): kind
-    for kind in (Run, Checklist, Steps, Row, Gc, Span, Flops, Finding, Window, Summary, Stall, Straggler)
+    for kind in (Run, Checklist, Steps, Row, Gc, Span, Flops, Finding, Window, Summary, Stall, Straggler, Use, Memory)
 }
 
 _FIELDS: dict[type, tuple[str, ...]] = {
     kind: tuple(item.name for item in fields(kind)) for kind in (*_TYPES.values(), Verdict, Note)
 }
+
+_SPARSE = (Use, Memory)
+"""Records whose unknown fields are left out."""
 
 _FORMS = {kind: forms_of(kind) for kind in _FIELDS}
 
@@ -57,10 +63,11 @@ class Entry:
 def encode(entry: Entry) -> str:
     """One line of a journal, without its end. Columns of times are kept to a tenth of a microsecond."""
     record = entry.record
+    nothing = ((), None) if isinstance(record, _SPARSE) else ((),)
     parts = [f'"type":"{type(record).__name__.lower()}"', f'"t":{entry.t:.6f}']
     for name in _FIELDS[type(record)]:
         value = getattr(record, name)
-        if value != ():
+        if value not in nothing:
             write = _times if name.endswith("_time") else _json
             parts.append(f'"{name}":{_column(value, write) if type(value) is tuple else write(value)}')
     return "{" + ",".join(parts) + "}"
@@ -114,7 +121,15 @@ def unpack(kind: type[T], line: str) -> T | None:
 
 
 def _loads(line: str) -> Any:
+    if _EXPONENT.search(line) is None and max(map(len, line.split(","))) < LONGEST:  # no number can be infinite
+        return json.loads(line, parse_constant=_finite)
     return json.loads(line, parse_float=_finite, parse_constant=_finite)
+
+
+_EXPONENT = re.compile(r"[eE]\+?\d{3}")
+
+LONGEST = 200
+"""Characters of a number, less than which it fits into a float if its exponent has two digits."""
 
 
 def _built(kind: type[T], values: dict[str, Any]) -> T | None:
@@ -165,4 +180,6 @@ def attempts(journal: Iterable[Entry]) -> list[list[Entry]]:
 
 
 def _frozen(value: Any) -> Any:
-    return tuple([_frozen(one) for one in value]) if isinstance(value, list) else value
+    if not isinstance(value, list):
+        return value
+    return tuple([_frozen(one) for one in value]) if list in {*map(type, value)} else tuple(value)

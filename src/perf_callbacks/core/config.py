@@ -59,7 +59,7 @@ class PerfConfig:
     journal: bool = True
     """Write `<output_dir>/perf_callbacks/rank<k>.jsonl`."""
     report: bool = False
-    """Write a report when training ends."""
+    """Write `<output_dir>/perf_callbacks/report.html` when training ends."""
     output_dir: str | None = None
     """Directory of the journal and the report. None: the trainer's output directory, in Lightning that of rank 0's
     logger, else the working directory."""

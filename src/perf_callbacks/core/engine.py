@@ -17,6 +17,7 @@ from perf_callbacks.core.gc_pauses import Pauses, collection
 from perf_callbacks.core.intake import Intake
 from perf_callbacks.core.ledger import Ledger
 from perf_callbacks.core.marks import BACK, BEGIN, END, Pause
+from perf_callbacks.core.memory_use import MemoryUse
 from perf_callbacks.core.observer import Observers
 from perf_callbacks.core.pending import Pending
 from perf_callbacks.core.protocols import DeviceTimeline, Ranks
@@ -100,6 +101,7 @@ class Engine:
         """Returns the findings of the fit, by its summary so far."""
         self.stragglers: Callable[[str], dict[str, Any]] = lambda _: {}
         """Returns the stragglers for a "row", for the "whole" fit, or for its "summary", as fields."""
+        self.memory = MemoryUse()
         self.aside: list[tuple[str, float]] = []
         """Spans that have begun: kind and time."""
 
@@ -126,8 +128,7 @@ class Engine:
         )
         """Takes over the steps that are finished."""
         self._sharing = Sharing(ranks, parts, self._ledger, emit, self._observers, alone=run.world_size == 1)
-        self._flushed_at = 0.0
-        self.flush_at = 0.0
+        self.flush_at = self._flushed_at = 0.0
         """The time from which on the end of a step hands them out in any case."""
         self._due = 0
         """The step at whose end they are handed out again: a block is full, or a window is complete."""
@@ -284,6 +285,7 @@ class Engine:
         metrics = ratios.metrics(totals, self._shown, self._sharing.latest, rating)
         if metrics:
             metrics |= self.stragglers(kind)
+            metrics |= self.memory.row()
             self._emit(Row(step=step, metrics=metrics))
         return metrics
 
@@ -333,6 +335,7 @@ class Engine:
             stalls=len(self.stalls),
             stall_seconds=sum(self.stalls),
             **self.stragglers("summary"),
+            **self.memory.summary(),
         )
         return replace(summary, findings=self.advise(summary))
 

@@ -136,7 +136,6 @@ def _question(name: str, known: list[str]) -> str:
 
 NOT_BUILT = frozenset(
     {
-        "report",
         "baseline",
         "profile",
         "nvtx",

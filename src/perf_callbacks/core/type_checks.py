@@ -56,7 +56,18 @@ def _any_of(forms: list[Form]) -> Form:
 
 
 def _tuple_of(fits: Form) -> Form:
-    return lambda value: type(value) is tuple and all([fits(one) for one in value])
+    """Check a column, at once where it has floats or is unknown throughout: journals hold millions of them."""
+    of_floats = fits(0.5) and fits(None)
+
+    def check(value: Any) -> bool:
+        if type(value) is not tuple:
+            return False
+        return (of_floats and {*map(type, value)} <= _FLOATS) or all([fits(one) for one in value])
+
+    return check
+
+
+_FLOATS = {float, type(None)}
 
 
 def _tuple(forms: tuple[Form, ...]) -> Form:

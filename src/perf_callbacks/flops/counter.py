@@ -62,6 +62,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         """Counts as if sharded tensors were whole, if there are sharded tensors."""
         self.weights = Weights()
         self.observed = Observed()
+        self.made: Callable[[Any, Any, int], object] = _ignore
+        """Called with each counted operation, its result, and the number of the backward that it is in, or 0."""
         self.errors: Counter[str] = Counter()
         """Errors in the counter itself, by operation."""
         self._aside: tuple[int, int] | None = None  # the thread that was left, and the size of its stack
@@ -184,6 +186,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             self._broken |= not (self._forwards or backward)  # these may survive it, and tell when they end
             raise
         try:
+            self.made(func, out, backward)
             self._count(func, args, kwargs, out)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self._err(func, error)
@@ -306,6 +309,9 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
 
 def _always() -> bool:
     return True
+
+
+def _ignore(_func: Any, _out: Any, _backward: int) -> None: ...
 
 
 _READS_VALUE = torch.ops.aten._local_scalar_dense.default  # noqa: SLF001 the operation of `.item()`

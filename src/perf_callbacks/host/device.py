@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from perf_callbacks.core.marks import END, Course, Mark
+from perf_callbacks.core.memory_use import Allocator
 from perf_callbacks.core.stages import STAGES, Stage
 from perf_callbacks.core.steps import UNSEEN
 
@@ -131,6 +132,21 @@ def name(device: torch.device) -> str:
     if device.type not in EVENT_DEVICES:
         return device.type
     return str(torch.get_device_module(device).get_device_name(device))
+
+
+def allocator(device: torch.device) -> Allocator | None:
+    """Read the allocator of a device; None if it has none. Doesn't wait for the device."""
+    if device.type not in EVENT_DEVICES:
+        return None
+    try:
+        stats = torch.get_device_module(device).memory_stats(device)
+        return Allocator(
+            peak_bytes=stats["allocated_bytes.all.peak"],
+            reserved_bytes=stats["reserved_bytes.all.current"],
+            retries=stats.get("num_alloc_retries", 0),
+        )
+    except (RuntimeError, KeyError, AttributeError):  # the allocator of somebody else
+        return None
 
 
 def allocated_bytes(device: torch.device) -> int | None:

@@ -1,8 +1,12 @@
 """NVIDIA GPUs of the machine, as NVML lists them: all that it manages, whatever CUDA shows to this process.
 
-No other file imports `pynvml`, and this one does only when it is asked. Without NVML the list is empty.
+No other file imports `pynvml`, and this one does only when it is asked. Without NVML the list is empty, and a monitor
+reads nothing.
 """
 
+import os
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +31,86 @@ class Inventory:
     gpus: tuple[Listed, ...] = ()
     missing: str | None = None
     """Reason that NVML lists none."""
+
+
+THROTTLES = {
+    0x002: "clocks set by hand",
+    0x004: "power cap",
+    0x008: "hardware slowdown",
+    0x010: "sync boost",
+    0x020: "heat, by the driver",
+    0x040: "heat, by the hardware",
+    0x080: "power brake",
+    0x100: "display clocks",
+}
+"""Reasons for a lower clock: nvmlClocksThrottleReason* and nvmlClocksEventReason* in nvml.h. An idle GPU is none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuUse:
+    """Use of a GPU by all processes on it. None: unknown."""
+
+    utilization: float | None = None
+    """From 0 to 1."""
+    memory_bytes: int | None = None
+    own_bytes: int | None = None
+    """Memory of this process. Unknown in many containers, where NVML has other process ids."""
+    watts: float | None = None
+    sm_mhz: int | None = None
+    throttled_by: tuple[str, ...] = ()
+
+
+class Monitor:
+    """Reads the use of one GPU until it is closed."""
+
+    def __init__(self, uuid: str | None) -> None:
+        self._nvml: Any = None
+        self._handle: Any = None
+        if uuid is None:
+            return
+        try:
+            import pynvml  # noqa: PLC0415 as in `inventory`
+
+            pynvml.nvmlInit()
+        except Exception:  # noqa: BLE001 as in `inventory`
+            return
+        self._nvml = pynvml
+        for prefix in ("GPU-", "MIG-"):
+            with suppress(Exception):  # the other kind, or lost
+                self._handle = self._handle or pynvml.nvmlDeviceGetHandleByUUID(prefix + bare(uuid))
+
+    def read(self) -> GpuUse:
+        """Read what this GPU tells."""
+        nvml, handle = self._nvml, self._handle
+        if nvml is None or handle is None:
+            return GpuUse()
+        busy = _told(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        milliwatts = _told(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+        reasons = _told(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0
+        processes = _told(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)) or []
+        own = [one.usedGpuMemory for one in processes if one.pid == os.getpid() and one.usedGpuMemory is not None]
+        return GpuUse(
+            utilization=None if busy is None else busy / 100,
+            memory_bytes=_told(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used),
+            own_bytes=sum(own) if own else None,
+            watts=None if milliwatts is None else milliwatts / 1000,
+            sm_mhz=_told(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+            throttled_by=tuple([name for bit, name in THROTTLES.items() if reasons & bit]),
+        )
+
+    def close(self) -> None:
+        """Let go of NVML. Twice is once."""
+        found, self._nvml = self._nvml, None
+        if found is not None:
+            with suppress(Exception):
+                found.nvmlShutdown()  # NVML counts who uses it
+
+
+def _told(ask: Callable[[], Any]) -> Any:
+    """Return an answer of NVML; None where this GPU doesn't support the question."""
+    with suppress(Exception):
+        return ask()
+    return None
 
 
 def inventory() -> Inventory:

@@ -117,17 +117,29 @@ def closing(summary: Summary) -> str:
         *_proofs(summary),
         *[line for text in straggler_text.lines(summary) for line in _wrapped(text)],
         _stalls(summary),
+        *_memory(summary),
     ]
     if summary.failure:
         lines.append(f"measuring stopped early: {summary.failure}")
     return OURS + "\n  ".join(line for line in lines if line)
 
 
+def verdict(summary: Summary) -> str:
+    """Say in one sentence what limits the run and the one change that helps most; empty if too little is known."""
+    large = _large(summary)
+    return _change(large[0]) if large else _nothing_to_win(summary)
+
+
+def _large(summary: Summary) -> list[Finding]:
+    return [found for found in summary.findings[:1] if found.share is not None and found.share >= WORTH_SAYING]
+
+
 def _verdict(summary: Summary) -> Iterable[str]:
     """Render what limits the run and the one change that helps most, and below it what else would help."""
-    large = [found for found in summary.findings[:1] if found.share is not None and found.share >= WORTH_SAYING]
-    sentence = _change(large[0]) if large else _nothing_to_win(summary)
-    lines = wrap(sentence, WIDTH, initial_indent=" " * len(OURS), break_on_hyphens=False, break_long_words=False)
+    large = _large(summary)
+    lines = wrap(
+        verdict(summary), WIDTH, initial_indent=" " * len(OURS), break_on_hyphens=False, break_long_words=False
+    )
     yield from (line.lstrip() for line in lines)
     for other in summary.findings[len(large) :]:
         gain = "" if other.share is None else f" (worth {other.share:.0%})"
@@ -268,6 +280,12 @@ def _stalls(summary: Summary) -> str:
     return f"{_count(summary.stalls, 'stall')}, {seconds} without a step" if summary.stalls else ""
 
 
+def _memory(summary: Summary) -> Iterable[str]:
+    """Render the parts of memory that are known."""
+    parts = [f"{name} {size(gb)}" for name, gb in summary.memory_gb.items() if gb]
+    return _lines("memory: ", parts) if parts else ()
+
+
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
@@ -280,6 +298,18 @@ def rate(value: float) -> str:
     """
     before_point = math.floor(math.log10(value)) + 1 if value > 0 else 1
     return f"{value:,.{max(0, 3 - before_point)}f}"
+
+
+def size(gb: float) -> str:
+    """Format an amount of memory with three figures.
+
+    >>> size(12.345), size(0.00629), size(4e-9)
+    ('12.3 GB', '6.29 MB', '4 B')
+    """
+    for unit, part in (("GB", 1.0), ("MB", 1e-3), ("kB", 1e-6)):
+        if abs(gb) >= part:
+            return f"{rate(gb / part)} {unit}"
+    return f"{gb * 1e9:.0f} B"
 
 
 def duration(seconds: float | None) -> str:

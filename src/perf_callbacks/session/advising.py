@@ -36,7 +36,9 @@ def begin(recorder: Recorder, model: nn.Module | None, setup: Callable[[], Setup
     """Let a recorder's summary have findings. Without the facts it has none, and measuring goes on."""
     try:
         facts = read(model, setup(), door=recorder.run.door)
-        facts = replace(facts, gc=recorder.config.gc, tensor_cores=_has_tensor_cores(recorder.device))
+        facts = replace(
+            facts, gc=recorder.config.gc, memory=recorder.engine.memory, tensor_cores=_has_tensor_cores(recorder.device)
+        )
         machine = environment.read(accelerator=None if recorder.device.type == "cpu" else recorder.device.type)
     except Exception as error:  # noqa: BLE001 models and loaders may be anything
         log.info("perf_callbacks gives no advice: %s.", describe(error))

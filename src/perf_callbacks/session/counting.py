@@ -283,6 +283,7 @@ class Counting(Observer):
         step_seconds = (self._recorder.clock() - self._began) / max(self._steps, 1)
         window = CountWindow(max(PATIENCE_SECONDS, PATIENCE_STEPS * step_seconds))
         self._booking = Booking(self._recorder.tape.follow(), announced=self._announced)
+        window.counter.made = self._recorder.made
         window.counter.books, window.counter.between = self._booking, self._booking.between
         self._window = window
         with suppress(RuntimeError):  # no thread to be had: nobody looks after the window, which is no reason to fail

@@ -81,6 +81,8 @@ class Recorder:
         """Called with each record after it was written, in whichever thread wrote it."""
         self.work = ShapedWork()
         """FLOPs of steps, as far as they were counted."""
+        self.made: Callable[[Any, Any, int], object] = lambda *_: None
+        """Follows what the operations of the next counted step make, as `FlopCounter.made`."""
         self.observers = Observers()
         """All that hears of the steps and spans of this fit."""
         self.proofs: dict[str, str] = {}

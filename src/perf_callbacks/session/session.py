@@ -15,7 +15,7 @@ from perf_callbacks.host import config_file
 from perf_callbacks.host.failures import describe
 from perf_callbacks.host.place import Place
 from perf_callbacks.report import cards
-from perf_callbacks.session import advising, counting, stalls, startup, stragglers
+from perf_callbacks.session import advising, counting, memory_watch, report_file, stalls, startup, stragglers
 from perf_callbacks.session.advising import Setup
 from perf_callbacks.session.recorder import Recorder, log
 
@@ -120,6 +120,7 @@ class Session:
             rows = startup.start(recorder, self.settings, place.device, batches(watching), earlier)
             if recorder.active:
                 watching.install()
+                recorder.observe(memory_watch.begin(recorder, model, setup))  # before the count, which it follows
                 for make in OBSERVERS:
                     observer = make(recorder, model)
                     if observer is not None:
@@ -150,6 +151,19 @@ class Session:
                 self._show(cards.closing(summary))
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             recorder.fail(error)
+        self._report(recorder)
+
+    def _report(self, recorder: Recorder) -> None:
+        """Write the report of the fit that has ended, if one is wanted."""
+        if not recorder.config.report or recorder.active:
+            return
+        try:
+            if recorder.journal_path is None:
+                log.warning("perf_callbacks: no report: it is made from the journal, and there is none.")
+            else:
+                self._show(report_file.make(recorder.journal_path, recorder.run.run_id))
+        except Exception as error:  # noqa: BLE001 training is over and well without it
+            log.warning("perf_callbacks: no report: %s", describe(error), exc_info=error)
 
     def fail(self, error: Exception) -> None:
         """Say once that something of ours went wrong, stop measuring, undo every change."""

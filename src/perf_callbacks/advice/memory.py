@@ -1,0 +1,41 @@
+"""Rule `memory`: host memory that leaks, and a device whose memory is full."""
+
+from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
+from perf_callbacks.core.memory_use import GB, MB, Leak, MemoryUse
+from perf_callbacks.core.records import Finding
+
+SOON_HOURS = 100
+"""It is said when memory will be full if that is nearer than this."""
+
+
+def memory(machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
+    """Name a leak of host memory, or else retries of the device's allocator. Neither tells a share."""
+    if measured is None or facts.memory is None:
+        return None
+    if facts.memory.leak is not None:
+        return _leak(facts.memory.leak, machine.memory_available)
+    return _full(facts.memory) if facts.memory.retries else None
+
+
+def _leak(found: Leak, available: int | None) -> Finding | None:
+    per_step = "" if found.gb_per_step is None else f" ({found.gb_per_step * GB / MB:.2g} MB per step)"
+    evidence = (
+        f"Host memory grew by {found.gb_per_hour:.1f} GB per hour{per_step}, "
+        f"from {found.before_gb:.1f} to {found.after_gb:.1f} GB, and didn't level off"
+    )
+    if available is not None:
+        hours = (available / GB - found.after_gb + found.before_gb) / found.gb_per_hour
+        if 0 < hours < SOON_HOURS:
+            evidence += f"; the memory that was free at the start lasts {hours:.2g} h more"
+    return finding("memory", None, evidence, "keeping no tensor from step to step: losses.append(loss.item())")
+
+
+def _full(use: MemoryUse) -> Finding | None:
+    times = "once" if use.retries == 1 else f"{use.retries:,} times"
+    evidence = f"The memory of the device was full {times}: its allocator gave memory back and tried again"
+    parts = use.parts
+    if parts is None or parts.peak_gb is None or not parts.activations_gb:
+        return finding("memory", None, evidence, "a smaller batch")
+    evidence += f". Activations take {parts.activations_gb:.1f} of {parts.peak_gb:.1f} GB"
+    remedy = f"activation checkpointing, which frees at most {parts.activations_gb:.1f} GB, or a smaller batch"
+    return finding("memory", None, evidence, remedy)

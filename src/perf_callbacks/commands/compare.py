@@ -1,0 +1,52 @@
+"""`perf-callbacks compare`: whether one recorded run is slower than another."""
+
+import argparse
+import json
+import math
+
+from perf_callbacks.commands import journals
+from perf_callbacks.report import comparison, comparison_text
+
+NAME: str = "compare"
+SUMMARY: str = "whether one recorded run is slower than another, metric by metric"
+
+REGRESSION, UNKNOWN = 1, 2
+"""Exit status if B is slower, and if nothing can be said."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.epilog = (
+        "Reads the last fit of each rank. tokens/s decides, or else samples/s, or else step_time; where these show "
+        "nothing, quick steps do. Exits with 1 if B is slower than A by at least PERCENT and not by chance; with 2 if "
+        "there is no journal, or fewer than ten measured steps."
+    )
+    parser.add_argument("a", metavar="A", help="output directory of the run that is compared with")
+    parser.add_argument("b", metavar="B", help="output directory of the run that is judged")
+    parser.add_argument(
+        "--fail-over",
+        type=_percent,
+        default=5.0,
+        metavar="PERCENT",
+        help="how much longer steps must take to count as slower (default 5)",
+    )
+    parser.add_argument("--format", choices=("text", "json", "markdown"), default="text", help="default: text")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the comparison."""
+    share = arguments.fail_over / 100
+    found = comparison.compare(journals.fits(arguments.a), journals.fits(arguments.b), fail_over=share)
+    if arguments.format == "json":
+        print(json.dumps(comparison_text.values(found, share), indent=2))
+    else:
+        print((comparison_text.markdown if arguments.format == "markdown" else comparison_text.text)(found))
+    return UNKNOWN if found.decided_by is None else REGRESSION if found.regression else 0
+
+
+def _percent(word: str) -> float:
+    """Read a percentage."""
+    value = float(word)
+    if not (math.isfinite(value) and value >= 0):
+        raise argparse.ArgumentTypeError(f"got {word}, wanted a percentage such as 5")
+    return value

@@ -1,0 +1,27 @@
+"""`perf-callbacks memory`: where the memory of a recorded run went, and whether it leaks."""
+
+import argparse
+import json
+
+from perf_callbacks.commands import journals
+from perf_callbacks.report import memory_table
+
+NAME: str = "memory"
+SUMMARY: str = "where the memory of a recorded run went, and whether it leaks"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.epilog = "Reads the last fit of each rank. Exits with 2 if there is no journal."
+    parser.add_argument("directory", help="output directory of a run, or a journal")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the parts of memory of each rank."""
+    fits = journals.fits(arguments.directory)
+    if arguments.json:
+        print(json.dumps([memory_table.facts(fit) for fit in fits], indent=2))
+    else:
+        print("\n".join(map(memory_table.render, fits)))
+    return 0

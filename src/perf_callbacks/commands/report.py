@@ -1,0 +1,56 @@
+"""`perf-callbacks report`: one HTML page about a run, from the journals of all ranks."""
+
+import argparse
+import re
+from pathlib import Path
+
+from perf_callbacks.core.config import ConfigError
+from perf_callbacks.session import report_file
+
+NAME: str = "report"
+SUMMARY: str = "write one HTML page about a run, from the journals of all ranks"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.epilog = "The page needs no network, and no server: open it in a browser."
+    add_source(parser)
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the page; else report.html by the journals")
+
+
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that name the journals, a fit and its steps."""
+    parser.add_argument("directory", type=Path, metavar="DIR", help="output directory of the run, or one journal")
+    parser.add_argument("--fit", type=int, default=0, metavar="NUMBER", help="the fit, from 1 on; else the last one")
+    parser.add_argument("--steps", metavar="FIRST-LAST", help="these steps alone, such as 200-400")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the page and print its path."""
+    within = steps(arguments.steps)
+    fits = report_file.fits(arguments.directory)
+    path = arguments.output or report_file.default_path(arguments.directory, report_file.NAME)
+    report_file.write(fits, number(arguments.fit), path, within)
+    print(path)
+    return 0
+
+
+def number(given: int) -> int:
+    """Check the number of a fit."""
+    if given < 0:
+        raise ConfigError(f"fit: got {given}, wanted a number from 1 on.")
+    return given
+
+
+def steps(text: str | None) -> range | None:
+    """Read a range of steps.
+
+    >>> steps("200-400")
+    range(200, 401)
+    """
+    if text is None:
+        return None
+    found = re.fullmatch(r"\s*(\d{1,15})\s*[-:]\s*(\d{1,15})\s*", text)
+    if found is None or int(found[1]) > int(found[2]):
+        raise ConfigError(f"steps: got {text!r}, wanted the first and the last one, such as 200-400.")
+    return range(int(found[1]), int(found[2]) + 1)

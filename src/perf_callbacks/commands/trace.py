@@ -1,0 +1,29 @@
+"""`perf-callbacks trace`: a run as trace events, for a browser's tracing page."""
+
+import argparse
+from pathlib import Path
+
+from perf_callbacks.commands import report
+from perf_callbacks.report.trace import trace
+from perf_callbacks.session import report_file
+
+NAME: str = "trace"
+SUMMARY: str = "write the steps of all ranks as trace events, for ui.perfetto.dev or chrome://tracing"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.epilog = "Each rank is a process, each stage of a step a slice. A long run makes a large file: use --steps."
+    report.add_source(parser)
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the trace; else trace.json by the journals")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the trace and print its path."""
+    within = report.steps(arguments.steps)
+    fits = report_file.fits(arguments.directory)
+    fit = report_file.chosen(fits, report.number(arguments.fit))
+    path = arguments.output or report_file.default_path(arguments.directory, "trace.json")
+    report_file.write_parts(path, trace(fit, within))
+    print(path)
+    return 0

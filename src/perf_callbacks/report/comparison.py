@@ -1,0 +1,318 @@
+"""Two recorded runs, metric by metric: what changed, how sure that is, and whether it is a regression."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from perf_callbacks.core.batch_means import Change, Estimate, change, quick, ratio
+from perf_callbacks.core.codec import Entry
+from perf_callbacks.core.memory_use import known
+from perf_callbacks.core.peaks import TERA
+from perf_callbacks.core.records import Checklist, Memory, Run, Steps, Summary, Use
+
+WORSE, BETTER, SAME, UNDECIDED = "worse", "better", "same", "undecided"
+
+DECIDING = ("tokens/s", "samples/s", "step_time")
+"""The first of these that both runs know decides about a regression, unless quick steps do."""
+
+QUICK = "quick_step_time"
+
+SAME_AMOUNT = 0.01
+"""Relative difference up to which steps hold the same amount."""
+
+STAGES = ("data", "forward", "backward", "optimizer", "gc", "other")
+
+TIMES = tuple([f"{name}_time" for name in ("step", *STAGES)])
+
+COLUMNS = (*TIMES, "samples", "tokens", "model_flops")
+
+Fit = Sequence[Entry]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Metric:
+    """One metric in both runs. None: unknown, or not comparable."""
+
+    name: str
+    a: float | None
+    b: float | None
+    change: Change | None = None
+    """None without enough steps in both runs."""
+    verdict: str | None = None
+    """Worse, better, same, or undecided: the interval reaches the threshold, and the change may be chance."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """All that two runs differ in."""
+
+    metrics: tuple[Metric, ...]
+    decided_by: Metric | None
+    """The metric that decides. None: no metric has enough steps in both runs."""
+    not_compared: Mapping[str, str]
+    """Reasons that metrics have no verdict, by metric."""
+    differences: Mapping[str, tuple[Any, Any]]
+    """Values of configuration and environment that differ."""
+    steps: tuple[int, int]
+    """Steps that were compared."""
+
+    @property
+    def regression(self) -> bool:
+        """The metric that decides is worse, by more than the threshold, and not by chance."""
+        return self.decided_by is not None and self.decided_by.verdict == WORSE
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One run: the included steps of all ranks as columns, and the records that describe it."""
+
+    columns: Mapping[str, Sequence[float | None]]
+    run: Run
+    summary: Summary | None
+    checklist: Mapping[str, str]
+    memory: Mapping[str, float]
+
+    @classmethod
+    def of(cls, fits: Sequence[Fit]) -> "Side":
+        """Read a run. Rank 0 describes it."""
+        first = [entry.record for entry in fits[0]]
+        parts = [one for fit in fits for one in _last(fit, Memory)]
+        uses = [entry.record.resident_gb for fit in fits for entry in fit if isinstance(entry.record, Use)]
+        used = [size for size in uses if size is not None]
+        memory = {f"{name}_gb": size for part in parts[:1] for name, size in known(part).items()}
+        memory |= {"resident_gb": max(used)} if used else {}
+        return cls(
+            columns=_columns(fits),
+            run=next(record for record in first if isinstance(record, Run)),
+            summary=next(iter(_last(fits[0], Summary)), None),
+            checklist={record.item: record.status for record in first if isinstance(record, Checklist)},
+            memory=memory,
+        )
+
+    def estimate(self, above: str | None, below: str | None) -> Estimate | None:
+        """Estimate one column over another, over the steps that know both; None stands for a column of ones."""
+        ones: Sequence[float | None] = [1.0] * len(self.columns["step_time"])
+        columns = [ones if name is None else self.columns[name] for name in (above, below)]
+        rows = [(one, other) for one, other in zip(*columns, strict=True) if one is not None and other is not None]
+        return ratio([one for one, _ in rows], [other for _, other in rows])
+
+
+def compare(first: Sequence[Fit], second: Sequence[Fit], *, fail_over: float) -> Comparison:
+    """Compare two runs, given the fit of each of their ranks.
+
+    Args:
+        first: The run that is compared with.
+        second: The run that is judged.
+        fail_over: Relative change of times from which on a metric is worse or better; 0.05 is 5 %. Of rates, as much
+            as makes steps so much longer or shorter.
+    """
+    a, b = Side.of(first), Side.of(second)
+    metrics = [_metric(name, a, b, fail_over) for name in METRICS]
+    not_compared = {}
+    for place, metric in enumerate(metrics):
+        reason = _incomparable(metric.name, a, b)
+        if reason is not None and metric.a is not None and metric.b is not None:
+            not_compared[metric.name] = reason
+            metrics[place] = Metric(name=metric.name, a=metric.a, b=metric.b)
+    sizes = [_size(name, a, b, fail_over) for name in {**a.memory, **b.memory}]
+    metrics += [one for one in sizes if one.verdict != SAME or one.name in {"peak_gb", "resident_gb"}]
+    shown = [one for one in metrics if one.a is not None or one.b is not None]
+    by_name = {one.name: one for one in shown if one.verdict is not None}
+    return Comparison(
+        metrics=tuple(shown),
+        decided_by=_decider([by_name[name] for name in (*DECIDING, QUICK) if name in by_name]),
+        not_compared=not_compared,
+        differences=dict(_differences(a, b)),
+        steps=(len(a.columns["step_time"]), len(b.columns["step_time"])),
+    )
+
+
+def _decider(known_metrics: Sequence[Metric]) -> Metric | None:
+    """Return the metric that decides: throughput, or the time of quick steps where that shows more.
+
+    On a machine that does other things too, throughput may be too uncertain to show a change that quick steps show.
+    """
+    if not known_metrics:
+        return None
+    throughput, last = known_metrics[0], known_metrics[-1]
+    silent = throughput.verdict in {SAME, UNDECIDED} and last.name == QUICK
+    return last if silent and last.verdict == WORSE else throughput
+
+
+Estimator = Callable[[Side], Estimate | None]
+
+
+def _rate(column: str) -> Estimator:
+    return lambda side: side.estimate(column, "step_time")
+
+
+def _time(column: str) -> Estimator:
+    return lambda side: side.estimate(column, None)
+
+
+def _scaled(found: Estimate | None, factor: float | None) -> Estimate | None:
+    return None if found is None or not factor else found._replace(value=found.value * factor)
+
+
+def _tflops(side: Side) -> Estimate | None:
+    return _scaled(side.estimate("model_flops", "step_time"), 1 / TERA)
+
+
+def _of_peak(share: Callable[[Summary], float | None]) -> Estimator:
+    """The share of a peak in each step: as in the summary, by the FLOPs of the steps."""
+
+    def estimate(side: Side) -> Estimate | None:
+        summary, found = side.summary, _tflops(side)
+        if summary is None or found is None:
+            return None
+        value = share(summary)
+        if not value or not summary.model_flops or not summary.flops_seconds:
+            return None
+        return _scaled(found, value / (summary.model_flops / summary.flops_seconds / TERA))
+
+    return estimate
+
+
+METRICS: Mapping[str, Estimator] = {
+    "step_time": _time("step_time"),
+    QUICK: lambda side: quick([time for time in side.columns["step_time"] if time is not None]),
+    "samples/s": _rate("samples"),
+    "tokens/s": _rate("tokens"),
+    "tflops": _tflops,
+    "mfu": _of_peak(lambda summary: summary.mfu),
+    "hfu": _of_peak(lambda summary: summary.hfu),
+    **{f"{name}_time": _time(f"{name}_time") for name in STAGES},
+}
+"""Metrics of steps; rates are those of one rank."""
+
+
+def _metric(name: str, a: Side, b: Side, threshold: float) -> Metric:
+    before, after = METRICS[name](a), METRICS[name](b)
+    if before is None or after is None:
+        return Metric(name=name, a=before and before.value, b=after and after.value)
+    changed = change(before, after)
+    return Metric(name=name, a=before.value, b=after.value, change=changed, verdict=_verdict(name, changed, threshold))
+
+
+def _verdict(name: str, changed: Change, threshold: float) -> str:
+    least, low, moved, high = map(math.log1p, (threshold, changed.low, changed.change, changed.high))
+    chance, small = low <= 0 <= high, -least < low and high < least
+    if not chance and abs(moved) >= least:  # 10 % more time and 9.1 % less throughput are as far from 0
+        return WORSE if (moved > 0) == name.endswith(("_time", "_gb")) else BETTER
+    return UNDECIDED if chance and moved and not small else SAME
+
+
+def _size(name: str, a: Side, b: Side, threshold: float) -> Metric:
+    """Compare an amount of memory, which is measured once and has no interval."""
+    before, after = a.memory.get(name), b.memory.get(name)
+    if not before or not after:
+        return Metric(name=name, a=before, b=after)
+    more = after / before - 1
+    changed = Change(more, more, more)
+    return Metric(name=name, a=before, b=after, change=changed, verdict=_verdict(name, changed, threshold))
+
+
+def _incomparable(name: str, a: Side, b: Side) -> str | None:
+    """Return the reason that a metric has another meaning in one of the runs."""
+    if a.run.timeline != b.run.timeline:
+        return f"times are those of the {a.run.timeline} in A, of the {b.run.timeline} in B"
+    if name.endswith("_time"):
+        others = [what for what in ("samples", "tokens") if _other(what, a, b) is not None]
+        return f"a step has other {others[0]} in A than in B" if others else None
+    if name not in {"tflops", "mfu", "hfu"}:
+        return None
+    if a.summary is None or b.summary is None:
+        return f"{'A' if a.summary is None else 'B'} has no summary, which names the source of FLOPs and the peak"
+    for field_name, noun in CONVENTIONS.items() if name != "tflops" else [*CONVENTIONS.items()][:2]:
+        one, other = getattr(a.summary, field_name), getattr(b.summary, field_name)
+        if one != other:
+            return f"{noun}: {_said(one)} in A, {_said(other)} in B"
+    return None
+
+
+CONVENTIONS = {
+    "flops_source": "FLOPs come from different sources",
+    "flops_lower_bound": "FLOPs are a lower bound in one of them",
+    "flops_dtype": "the peaks are of different number formats",
+    "peak_measured": "one peak is measured and one is not",
+    "peak_flops_per_second": "the peaks differ",
+}
+"""Fields of the summary that must agree before MFU is compared, the first two for TFLOPS too."""
+
+
+def _said(value: object) -> str:
+    return f"{value / TERA:.4g} TFLOPS" if isinstance(value, float) else str(value)
+
+
+def _differences(a: Side, b: Side) -> Iterable[tuple[str, tuple[Any, Any]]]:
+    """Yield the values of configuration and environment that differ."""
+    for name in ("device", "world_size", "door", "timeline"):
+        yield from _differ(name, getattr(a.run, name), getattr(b.run, name))
+    for prefix, one, other in (
+        ("", a.run.versions, b.run.versions),
+        ("", a.run.config, b.run.config),
+        ("checklist: ", a.checklist, b.checklist),
+    ):
+        for name in {**one, **other}:
+            if name != "output_dir":
+                yield from _differ(prefix + name, one.get(name), other.get(name))
+    for name in ("samples", "tokens"):
+        sizes = _other(name, a, b)
+        if sizes is not None:
+            yield f"{name} per step", sizes
+
+
+def _other(name: str, a: Side, b: Side) -> tuple[float, float] | None:
+    """Return the mean amounts of a step, if they are not the same."""
+    one, other = _mean(a.columns[name]), _mean(b.columns[name])
+    if one is None or other is None or abs(one - other) <= SAME_AMOUNT * max(one, other):
+        return None
+    return one, other
+
+
+def _differ(name: str, one: Any, other: Any) -> Iterable[tuple[str, tuple[Any, Any]]]:
+    if one != other:
+        yield name, (one, other)
+
+
+def _mean(column: Sequence[float | None]) -> float | None:
+    values = [value for value in column if value is not None]
+    return fmean(values) if values else None
+
+
+def _last(fit: Fit, kind: type[Any]) -> list[Any]:
+    """Return the last record of a kind, or nothing."""
+    return [entry.record for entry in fit if isinstance(entry.record, kind)][-1:]
+
+
+def _columns(fits: Sequence[Fit]) -> dict[str, list[float | None]]:
+    """Return the included steps of a run. Of several ranks, a step takes as long as in the slowest one."""
+    ranks = [_of_rank(fit) for fit in fits]
+    if len(ranks) == 1:
+        rows = [*ranks[0].values()]
+    else:
+        common = [step for step in ranks[0] if all([step in rank for rank in ranks[1:]])]
+        rows = [[*map(_together, COLUMNS, zip(*[rank[step] for rank in ranks], strict=True))] for step in common]
+    return {name: [row[place] for row in rows] for place, name in enumerate(COLUMNS)}
+
+
+def _of_rank(fit: Fit) -> dict[int, Sequence[float | None]]:
+    """Return the included steps of one rank, by their number."""
+    rows: dict[int, Sequence[float | None]] = {}
+    for block in [entry.record for entry in fit if isinstance(entry.record, Steps)]:
+        unknown = (None,) * len(block.step)
+        columns = [getattr(block, name) or unknown for name in COLUMNS]
+        excluded = block.excluded or unknown
+        for number, reason, *row in zip(block.step, excluded, *columns, strict=True):
+            if reason is None and row[0] is not None:
+                rows[number] = row
+    return rows
+
+
+def _together(name: str, values: Sequence[float | None]) -> float | None:
+    known_values = [value for value in values if value is not None]
+    if len(known_values) < len(values):
+        return None
+    return max(known_values) if name == "step_time" else fmean(known_values)

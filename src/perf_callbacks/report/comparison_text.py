@@ -1,0 +1,137 @@
+"""A comparison of two runs as text, as Markdown for a pull request, and as values for JSON."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from perf_callbacks.core.batch_means import Change
+from perf_callbacks.report.cards import DASH, duration, rate, size
+from perf_callbacks.report.comparison import BETTER, SAME, UNDECIDED, WORSE, Comparison, Metric
+
+LONGEST = 60
+"""Characters of a value that is shown."""
+
+SENTENCES = {
+    WORSE: "B is slower",
+    BETTER: "B is faster",
+    SAME: "No regression",
+    UNDECIDED: "Undecided, more steps would tell",
+}
+
+HEADERS = ("metric", "A", "B", "change", "95 % interval", "")
+
+
+def verdict(comparison: Comparison) -> str:
+    """Say in one sentence whether the second run is slower."""
+    metric = comparison.decided_by
+    if metric is None or metric.change is None or metric.verdict is None:
+        return "Not decided: one of the runs has fewer than ten measured steps"
+    told = f"{metric.name} changed by {_percent(metric.change.change)} ({_interval(metric.change)})"
+    return f"{SENTENCES[metric.verdict]}: {told}"
+
+
+def text(comparison: Comparison) -> str:
+    """Render a comparison for a terminal."""
+    rows = [HEADERS, *map(_row, comparison.metrics)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        f"{verdict(comparison)}.",
+        f"A: {comparison.steps[0]:,} measured steps, B: {comparison.steps[1]:,}",
+        *["  " + "  ".join(_placed(row, widths)).rstrip() for row in rows],
+        *[f"no verdict on {name}: {clean(reason)}" for name, reason in comparison.not_compared.items()],
+    ]
+    if comparison.differences:
+        lines.append("differences")
+        lines += [f"  {clean(name)}: {clean(a)} -> {clean(b)}" for name, (a, b) in comparison.differences.items()]
+    return "\n".join(lines)
+
+
+def markdown(comparison: Comparison) -> str:
+    """Render a comparison for a pull request."""
+    lines = [
+        f"**{verdict(comparison)}.**",
+        "",
+        "| " + " | ".join([*HEADERS[:-1], "verdict"]) + " |",
+        "|---|---:|---:|---:|---:|---|",
+        *["| " + " | ".join(_row(metric)) + " |" for metric in comparison.metrics],
+    ]
+    notes = [f"No verdict on {name}: {_cell(reason)}." for name, reason in comparison.not_compared.items()]
+    notes += [f"{_cell(name)}: {_cell(a)} → {_cell(b)}" for name, (a, b) in comparison.differences.items()]
+    return "\n".join([*lines, *([""] if notes else []), *[f"- {note}" for note in notes]])
+
+
+def values(comparison: Comparison, fail_over: float) -> dict[str, Any]:
+    """Return a comparison as JSON has it. Changes are ratios: 0.1 is 10 % more."""
+    return {
+        "verdict": verdict(comparison),
+        "regression": comparison.regression,
+        "decided_by": None if comparison.decided_by is None else comparison.decided_by.name,
+        "fail_over": fail_over,
+        "steps": comparison.steps,
+        "metrics": [
+            {
+                "metric": one.name,
+                "a": one.a,
+                "b": one.b,
+                "change": None if one.change is None else one.change.change,
+                "low": None if one.change is None else one.change.low,
+                "high": None if one.change is None else one.change.high,
+                "verdict": one.verdict,
+            }
+            for one in comparison.metrics
+        ],
+        "not_compared": dict(comparison.not_compared),
+        "differences": {name: {"a": a, "b": b} for name, (a, b) in comparison.differences.items()},
+    }
+
+
+def clean(value: object) -> str:
+    """Render a value from a journal: no control characters, not too long.
+
+    >>> clean(None), clean("a" + chr(27) + "b"), clean(32.0)
+    ('—', 'a?b', '32')
+    """
+    shown = DASH if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    shown = "".join([letter if letter.isprintable() else "?" for letter in shown])
+    return shown if len(shown) <= LONGEST else shown[: LONGEST - 1] + "…"
+
+
+def _cell(value: object) -> str:
+    """Render a value as plain text in Markdown."""
+    return "".join(["\\" + letter if letter in "\\`*_[]<>|#" else letter for letter in clean(value)])
+
+
+def _row(metric: Metric) -> tuple[str, ...]:
+    moved = metric.change
+    exact = moved is not None and moved.low == moved.high
+    return (
+        metric.name,
+        _shown(metric.name, metric.a),
+        _shown(metric.name, metric.b),
+        DASH if moved is None else _percent(moved.change),
+        DASH if moved is None or exact else _interval(moved),
+        metric.verdict or "",
+    )
+
+
+def _shown(name: str, value: float | None) -> str:
+    if value is None:
+        return DASH
+    if name.endswith("_time"):
+        return duration(value)
+    if name.endswith("_gb"):
+        return size(value)
+    return f"{value:.1%}" if name in {"mfu", "hfu"} else rate(value)
+
+
+def _percent(change: float) -> str:
+    return f"{100 * change:+.1f} %"
+
+
+def _interval(change: Change) -> str:
+    return f"{_percent(change.low)} to {_percent(change.high)}"
+
+
+def _placed(row: Sequence[str], widths: Sequence[int]) -> list[str]:
+    """Align a row: numbers to the right."""
+    cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+    return [row[0].ljust(widths[0]), *cells[1:-1], row[-1]]

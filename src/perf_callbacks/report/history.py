@@ -1,0 +1,223 @@
+"""The journals of a job, gathered: fits, their attempts and their ranks, with the steps in compact columns."""
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import compress, pairwise
+from math import nan
+from typing import Any
+
+from perf_callbacks.core.codec import Entry
+from perf_callbacks.core.records import SCHEMA, Gc, Row, Run, Span, Steps, Summary
+
+TIMES = (
+    "step_time",
+    "data_time",
+    "forward_time",
+    "backward_time",
+    "optimizer_time",
+    "gc_time",
+    "other_time",
+    "model_flops",
+)
+"""Columns of a step that a history keeps, as floats. Unknown is NaN."""
+
+MEMORY_KEYS = ("perf/memory_allocated_peak_gb", "perf/memory_reserved_gb")
+"""Logged metrics that a history keeps."""
+
+PEAK_KEY = "perf/peak_tflops"
+
+LARGEST = 2**53
+"""Steps have smaller numbers than this, which a page in a browser can count to."""
+
+MOST = 1e30
+"""Values are at most this, so that sums of them are numbers."""
+
+SAME_START_SECONDS = 600.0
+"""Ranks that did not talk have an id each: fits that started so close together, with different ranks, are one."""
+
+
+@dataclass(slots=True)
+class Pauses:
+    """Garbage collections of one attempt, in columns."""
+
+    step: "array[int]" = field(default_factory=lambda: array("q"))
+    start: "array[float]" = field(default_factory=lambda: array("d"))
+    seconds: "array[float]" = field(default_factory=lambda: array("d"))
+    generation: "array[int]" = field(default_factory=lambda: array("b"))
+    ours: "array[int]" = field(default_factory=lambda: array("b"))
+    """1: by the checklist."""
+
+    def add(self, pause: Gc) -> None:
+        """Add a collection."""
+        self.step.append(min(max(pause.step, -1), LARGEST))
+        self.start.append(max(-MOST, min(pause.start, MOST)))
+        self.seconds.append(max(0.0, min(pause.seconds, MOST)))
+        self.generation.append(min(max(pause.generation, 0), 2))
+        self.ours.append(pause.ours is not None)
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One attempt of one rank."""
+
+    run: Run
+    step: "array[int]" = field(default_factory=lambda: array("q"))
+    columns: "dict[str, array[float]]" = field(default_factory=lambda: {name: array("d") for name in TIMES})
+    """The values of each step, by the names in `TIMES`. NaN: unknown."""
+    excluded: dict[int, str] = field(default_factory=dict)
+    """Reasons for which steps are in no row, by step."""
+    pauses: Pauses = field(default_factory=Pauses)
+    spans: list[Span] = field(default_factory=list)
+    memory: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+    """Logged memory: step, and the metrics of `MEMORY_KEYS`."""
+    peak_tflops: float | None = None
+    """Peak of the last logged row that has one."""
+    others: list[Entry] = field(default_factory=list)
+    """All other records, in order."""
+    seconds: float = 0.0
+    """Time of the last record."""
+
+    def add(self, entry: Entry) -> None:
+        """Add a record of this attempt."""
+        record = entry.record
+        self.seconds = max(self.seconds, entry.t)
+        if isinstance(record, Steps):
+            self._add_steps(record)
+        elif isinstance(record, Gc):
+            self.pauses.add(record)
+        elif isinstance(record, Span):
+            self.spans.append(record)
+        elif isinstance(record, Row):
+            kept = {key: float(record.metrics[key]) for key in MEMORY_KEYS if key in record.metrics}
+            if kept:
+                self.memory.append((record.step, kept))
+            self.peak_tflops = record.metrics.get(PEAK_KEY, self.peak_tflops)
+        elif not isinstance(record, Run):
+            self.others.append(entry)
+
+    def _add_steps(self, record: Steps) -> None:
+        """Add a block of steps. Those that do not go on from the last one, in a hostile journal, are dropped."""
+        last = self.step[-1] if self.step else -1
+        new = [last < step < LARGEST for step in record.step]
+        if not all(new) or any(after <= before for before, after in pairwise(record.step)):
+            new = [*_ascending(record.step, last)]
+        self.step.extend(compress(record.step, new))
+        for name, column in self.columns.items():
+            values = getattr(record, name) or (None,) * len(new)
+            column.extend([_float(value) for value in compress(values, new)])
+        if any(record.excluded):
+            reasons = zip(record.step, record.excluded, new, strict=True)
+            self.excluded.update((step, reason) for step, reason, kept in reasons if kept and reason)
+
+    def of(self, kind: type) -> list[Any]:
+        """The records of a type, in order."""
+        return [entry.record for entry in self.others if type(entry.record) is kind]
+
+    def last(self, kind: type) -> Any:
+        """The last record of a type; None if there is none."""
+        return next((entry.record for entry in reversed(self.others) if type(entry.record) is kind), None)
+
+
+@dataclass(slots=True)
+class Fit:
+    """One fit: its attempts by rank, each rank's in the order in which they ran."""
+
+    run_id: str
+    ranks: dict[int, list[Attempt]] = field(default_factory=dict)
+
+    @property
+    def run(self) -> Run:
+        """The record that opened the last attempt of the lowest rank."""
+        return self.first[-1].run
+
+    @property
+    def first(self) -> list[Attempt]:
+        """The attempts of the lowest rank."""
+        return self.ranks[min(self.ranks)]
+
+    @property
+    def attempts(self) -> Iterator[tuple[int, Attempt]]:
+        """All attempts, each with its rank."""
+        return ((rank, attempt) for rank, attempts in sorted(self.ranks.items()) for attempt in attempts)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks that the job has, or of those with a journal if that is more."""
+        return max(self.run.world_size, len(self.ranks))
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks without a journal, the first hundred of them."""
+        return [rank for rank in range(min(self.run.world_size, 100_000)) if rank not in self.ranks][:100]
+
+    @property
+    def summary(self) -> Summary | None:
+        """The summary of the last attempt; None if it did not end."""
+        found = self.first[-1].last(Summary)
+        return found if isinstance(found, Summary) else None
+
+    @property
+    def newer(self) -> int | None:
+        """The schema of the journal, where it is newer than this version's."""
+        schema = max(attempt.run.schema for _, attempt in self.attempts)
+        return schema if schema > SCHEMA else None
+
+    def kept(self, rank: int) -> list[tuple[Attempt, int]]:
+        """The attempts of a rank, each with the number of its steps that no later attempt repeated."""
+        limit = LARGEST
+        found = []
+        for attempt in reversed(self.ranks[rank]):
+            found.append((attempt, bisect_right(attempt.step, limit)))
+            limit = min(limit, attempt.run.step)
+        return found[::-1]
+
+
+def gather(journals: Iterable[Iterable[Entry]]) -> list[Fit]:
+    """Gather the fits in journals, in the order in which they began. What precedes the first `run` is dropped."""
+    fits: dict[str, Fit] = {}
+    for journal in journals:
+        current: Attempt | None = None
+        for entry in journal:
+            if isinstance(entry.record, Run):
+                current = _attempt(fits, entry.record)
+            if current is not None:
+                current.add(entry)
+    return _joined(sorted(fits.values(), key=lambda fit: fit.first[0].run.started_unix))
+
+
+def _attempt(fits: dict[str, Fit], run: Run) -> Attempt:
+    """Return the attempt that a `run` record opens: it comes twice where a deleted journal was begun again."""
+    fit = fits.setdefault(run.run_id, Fit(run.run_id))
+    attempts = fit.ranks.setdefault(run.rank, [])
+    for known in attempts:
+        if known.run == run:
+            return known
+    attempts.append(Attempt(run))
+    return attempts[-1]
+
+
+def _joined(fits: list[Fit]) -> list[Fit]:
+    """Join fits whose ranks did not talk, and so have an id each."""
+    joined: list[Fit] = []
+    for fit in fits:
+        for other in joined:
+            apart = fit.first[0].run.started_unix - other.first[0].run.started_unix
+            same_size = fit.run.world_size == other.run.world_size > len(other.ranks)
+            if same_size and not {*fit.ranks} & {*other.ranks} and apart < SAME_START_SECONDS:
+                other.ranks.update(fit.ranks)
+                break
+        else:
+            joined.append(fit)
+    return joined
+
+
+def _ascending(steps: Sequence[int], last: int) -> Iterator[bool]:
+    for step in steps:
+        yield last < step < LARGEST
+        last = max(last, step) if step < LARGEST else last
+
+
+def _float(value: float | None) -> float:
+    return nan if value is None or not 0 <= value <= MOST else value

@@ -1,0 +1,304 @@
+"""The content of a report as plain values, ready to be JSON: what the page shows, and in which order."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from perf_callbacks.core.peaks import TERA
+from perf_callbacks.core.records import Flops, Memory, Summary, Window
+from perf_callbacks.report import machine, tables
+from perf_callbacks.report.cards import TIMELINES, duration, rate, verdict
+from perf_callbacks.report.events import marks
+from perf_callbacks.report.history import Fit
+from perf_callbacks.report.series import (
+    Axis,
+    Band,
+    Heat,
+    Outlier,
+    StepSeries,
+    hardware_ratios,
+    heat,
+    outliers,
+    rounded,
+    series,
+    short,
+    worst,
+)
+from perf_callbacks.report.tables import Table
+
+
+def payload(fits: Sequence[Fit], number: int = 0, within: range | None = None) -> dict[str, Any]:
+    """Collect what the page shows of one fit.
+
+    Args:
+        fits: All fits in the journals.
+        number: Number of the fit from 1 on; 0: the last one.
+        within: The steps to show. None: all.
+    """
+    fit = fits[number - 1]
+    notes: list[str] = [*_notes(fits, number, fit, within)]
+
+    def guarded(name: str, make: Callable[[], Any]) -> Any:
+        """Make a part of the page; a journal may hold values that no run can have."""
+        try:
+            return make()
+        except (ArithmeticError, LookupError, ValueError):
+            notes.append(f"{name}: not shown, because values in the journal contradict each other.")
+            return None
+
+    drawn = series(fit, within=within)
+    slow = outliers(fit, within)
+    count = _count(fit)
+    peak = _peak(fit)
+    memory = fit.first[-1].last(Memory)
+    tensor_cores = fit.run.timeline == "device"
+    summary = fit.summary
+    rows: list[tuple[str, Callable[[], Table | None]]] = [
+        ("findings", lambda: tables.findings(fit)),
+        ("worst", lambda: tables.worst_steps(worst(fit, slow))),
+        ("ranks", lambda: tables.ranks(fit)),
+        ("phases", lambda: None if count is None else tables.phases(count)),
+        ("products", lambda: None if count is None else tables.products(count, tensor_cores=tensor_cores)),
+        ("uncounted", lambda: None if count is None else tables.uncounted(count, summary)),
+        ("memory", lambda: None if memory is None else tables.memory(memory)),
+        ("checklist", lambda: tables.checklist(fit)),
+        ("stalls", lambda: tables.stalls(fit)),
+        ("stragglers", lambda: None if summary is None else tables.stragglers(summary)),
+        ("environment", lambda: tables.environment(fit)),
+    ]
+    found = {name: guarded(name, make) for name, make in rows}
+    content = {
+        "title": _title(fit),
+        "verdict": guarded("The verdict", lambda: _verdict(fit, drawn)),
+        "figures": guarded("The figures", lambda: _figures(fit, drawn, peak)),
+        "steps": guarded("Steps", lambda: _steps(drawn, slow)),
+        "rate": guarded("MFU", lambda: _rate(fit, drawn, peak)),
+        "stages": guarded("Stages", lambda: _stages(drawn)),
+        "marks": guarded("Events", lambda: marks(fit, within)),
+        "account": guarded("Wall time", lambda: _account(fit)),
+        "peak": guarded("Peak", lambda: _of_peak(fit, drawn, peak)),
+        "memory": guarded("Memory", lambda: machine.memory(memory)),
+        "use": guarded("Use", lambda: machine.use(fit)),
+        "heat": guarded("Ranks", lambda: _heat(heat(fit, within))) if len(fit.ranks) > 1 else None,
+        "tables": {name: asdict(table) for name, table in found.items() if table is not None},
+    }
+    return content | {"notes": notes}
+
+
+def _title(fit: Fit) -> dict[str, str]:
+    run = fit.run
+    ranks = f"{fit.world_size:,} ranks" if fit.world_size > 1 else "1 process"
+    attempts = f"{len(fit.first)} attempts" if len(fit.first) > 1 else ""
+    version = run.versions.get("perf_callbacks", "")
+    parts = [run.door, run.device, ranks, attempts, TIMELINES.get(run.timeline, run.timeline)]
+    return {
+        "run": run.run_id,
+        "details": " · ".join(part for part in parts if part),
+        "started": tables.when(fit.first[0].run.started_unix),
+        "version": f"perf_callbacks {version}".strip(),
+    }
+
+
+def _notes(fits: Sequence[Fit], number: int, fit: Fit, within: range | None) -> Iterable[str]:
+    if len(fits) > 1:
+        shown = number or len(fits)
+        yield f"These journals hold {len(fits)} fits, and this is number {shown}. Another one is shown by --fit NUMBER."
+    if fit.missing:
+        named = ", ".join(str(rank) for rank in fit.missing[:10]) + (", …" if len(fit.missing) > 10 else "")  # noqa: PLR2004
+        yield f"Ranks without a journal here: {named}, of {fit.world_size:,}. They are in no figure of this page."
+    if fit.newer is not None:
+        yield f"The journal was written by a newer version (schema {fit.newer}): what it adds is not shown."
+    if within is not None:
+        yield f"Only the steps {within.start:,} to {within.stop - 1:,} are drawn."
+    if fit.summary is None:
+        yield "Rank 0 wrote no summary: the run was killed, or is still going on."
+    elif fit.summary.failure:
+        yield f"Measuring stopped early: {fit.summary.failure}."
+
+
+def _verdict(fit: Fit, drawn: StepSeries) -> str:
+    summary = fit.summary
+    said = "" if summary is None else verdict(summary)
+    if said:
+        return said
+    if not drawn.steps:
+        return "No step was measured."
+    largest = max(drawn.stage_seconds.items(), key=lambda item: item[1], default=None)
+    pace = f"{duration(drawn.mean_seconds)} per step"
+    if largest is None or not drawn.seconds:
+        return f"{pace}. The stages of a step are unknown."
+    return f"{pace}, of which {largest[0].removesuffix('_time')} took {largest[1] / drawn.seconds:.0%}."
+
+
+def _figures(fit: Fit, drawn: StepSeries, peak: float | None) -> list[dict[str, str]]:
+    summary = fit.summary
+    ranks = f"mean of {drawn.steps:,} steps" + (f" of {len(fit.ranks):,} ranks" if len(fit.ranks) > 1 else "")
+    figures = [("step time", duration(drawn.mean_seconds), ranks)]
+    count = _count(fit)
+    low = "≥ " if count is not None and count.lower_bound else ""
+    if drawn.flops_seconds:
+        done = drawn.flops / drawn.flops_seconds
+        if peak:
+            kind = "measured peak" if summary is not None and summary.peak_measured else "peak"
+            dtype = "" if summary is None or summary.flops_dtype is None else f", {summary.flops_dtype}"
+            note = f"of the {kind}, {rate(peak / TERA)} TFLOPS{dtype}"
+            figures.append(("MFU", f"{low}{done / peak:.1%}", note))
+        figures.append(("TFLOPS", f"{low}{rate(done / TERA)}", "model FLOPs per second and rank"))
+    figures += _rates(fit)
+    if summary is not None and summary.gc_seconds is not None and summary.gc_collections is not None:
+        longest = duration(summary.gc_longest)
+        note = f"{sum(summary.gc_collections):,} collections, longest {longest}"
+        figures.append(("garbage collection", duration(summary.gc_seconds), note))
+    wall = sum(attempt.seconds for attempt in fit.first)
+    figures.append(("run time", _long(wall), f"{max(0, drawn.axis.last):,} steps done"))
+    return [dict(zip(("name", "value", "note"), figure, strict=True)) for figure in figures]
+
+
+def _long(seconds: float) -> str:
+    """Render a duration of maybe many hours.
+
+    >>> _long(75.25), _long(7500.0), _long(360_000.0)
+    ('75.2 s', '2 h 5 min', '100 h 0 min')
+    """
+    minutes = round(seconds / 60)
+    if seconds < 600:  # noqa: PLR2004 ten minutes
+        return duration(seconds)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"  # noqa: PLR2004
+
+
+def _rates(fit: Fit) -> Iterable[tuple[str, str, str]]:
+    """Rates of the job where the ranks told each other, else of one rank."""
+    windows: list[Window] = [window for attempt in fit.first for window in attempt.of(Window)]
+    for name in ("tokens", "samples"):
+        known = [(getattr(window, name), window.seconds) for window in windows]
+        known = [(amount, seconds) for amount, seconds in known if amount and seconds > 0]
+        if known:
+            value = sum(amount for amount, _ in known) / sum(seconds for _, seconds in known)
+            yield f"{name}/s", rate(value), "all ranks"
+        elif fit.summary is not None and fit.summary.included_seconds > 0:
+            amount = getattr(fit.summary, f"included_{name}")
+            if amount:
+                yield f"{name}/s", rate(amount / fit.summary.included_seconds), "one rank" if fit.world_size > 1 else ""
+
+
+def _steps(drawn: StepSeries, slow: Sequence[Outlier]) -> dict[str, Any] | None:
+    if not drawn.steps:
+        return None
+    axis = drawn.axis
+    means = [value for value in drawn.times.mean if value is not None]
+    slowest = max(slow, key=lambda one: one.seconds, default=None)
+    text = f"Step time over {axis.last - axis.first + 1:,} steps: {duration(drawn.mean_seconds)} on average"
+    text += f", from {duration(min(means))} to {duration(max(means))} in the mean of a point."
+    if slowest is not None:
+        text += f" The slowest step is {slowest.step:,} on rank {slowest.rank} with {duration(slowest.seconds)}."
+    return {
+        "x": short(axis.middles, 12),
+        "width": axis.width,
+        "first": axis.first,
+        "last": axis.last,
+        **_band(drawn.times),
+        "outliers": [[one.step, rounded(one.seconds), one.rank, one.reason] for one in slow],
+        "text": text,
+    }
+
+
+def _band(band: Band, scale: float = 1.0) -> dict[str, list[float | None]]:
+    return {
+        name: short([None if one is None else one / scale for one in values])
+        for name, values in (("least", band.least), ("mean", band.mean), ("most", band.most))
+    }
+
+
+def _rate(fit: Fit, drawn: StepSeries, peak: float | None) -> dict[str, Any] | None:
+    if not drawn.flops_seconds:
+        return None
+    band = _band(drawn.flops_per_second, peak or TERA)
+    ratios = hardware_ratios(fit, drawn.axis)
+    executed = [
+        None if mean is None or ratio is None else mean * ratio
+        for mean, ratio in zip(band["mean"], ratios, strict=True)
+    ]
+    mean = drawn.flops / drawn.flops_seconds / (peak or TERA)
+    said = f"{mean:.1%}" if peak else f"{rate(mean)} TFLOPS"
+    text = f"{'MFU' if peak else 'Model TFLOPS'} over the steps: {said} on average."
+    return {"unit": "share" if peak else "TFLOPS", **band, "executed": short(executed), "text": text}
+
+
+def _stages(drawn: StepSeries) -> dict[str, Any] | None:
+    if not drawn.shares or not drawn.seconds:
+        return None
+    parts = {name.removesuffix("_time"): drawn.stage_seconds[name] / drawn.seconds for name in drawn.shares}
+    text = "Share of each stage in the steps: " + ", ".join(f"{name} {share:.1%}" for name, share in parts.items())
+    return {
+        "names": [*parts],
+        "totals": [rounded(share) for share in parts.values()],
+        "shares": [short(values) for values in drawn.shares.values()],
+        "text": f"{text}.",
+    }
+
+
+def _account(fit: Fit) -> dict[str, Any] | None:
+    summary = fit.summary
+    wall = 0.0 if summary is None else sum(summary.wall_seconds.values())
+    if summary is None or wall <= 0:
+        return None
+    parts = [
+        (name.replace("_", " ").replace("flop", "FLOP"), seconds, duration(seconds))
+        for name, seconds in summary.wall_seconds.items()
+        if seconds > 0
+    ]
+    attempt = f" of attempt {summary.attempt}" if summary.attempt > 1 else ""
+    return machine.bar(f"{duration(wall)} in all, on rank {min(fit.ranks)}{attempt}", parts, wall)
+
+
+def _of_peak(fit: Fit, drawn: StepSeries, peak: float | None) -> dict[str, Any] | None:
+    count = _count(fit)
+    if not drawn.flops_seconds or not peak or count is None or count.model_flops <= 0:
+        return None
+    mfu = drawn.flops / drawn.flops_seconds / peak
+    extra = max(0.0, mfu * (count.hardware_flops / count.model_flops - 1))
+    parts = [("model FLOPs (MFU)", mfu, f"{mfu:.1%}")]
+    if extra:
+        parts.append(("computed again", extra, f"{extra:.1%}"))
+    parts.append(("unused", max(0.0, 1 - mfu - extra), f"{max(0.0, 1 - mfu - extra):.1%}"))
+    return machine.bar(f"HFU {mfu + extra:.1%} of {rate(peak / TERA)} TFLOPS", parts, max(1.0, mfu + extra))
+
+
+def _heat(found: Heat) -> dict[str, Any] | None:
+    if not found.excess or not found.axis.count:
+        return None
+    axis: Axis = found.axis
+    most = max(
+        (value, rank, name)
+        for name, rows in found.excess.items()
+        for rank, row in zip(found.ranks, rows, strict=True)
+        for value in row
+        if value is not None
+    )
+    stage = most[2].removesuffix("_time")
+    late = f"The largest excess is {duration(max(0.0, most[0]))} per step: rank {most[1]}, {stage}."
+    return {
+        "first": axis.first,
+        "width": axis.width,
+        "last": axis.last,
+        "ranks": found.ranks,
+        "left_out": found.left_out,
+        "names": [name.removesuffix("_time") for name in found.excess],
+        "excess": [[short(row, 3) for row in rows] for rows in found.excess.values()],
+        "text": f"Heat map of {len(found.ranks)} ranks over the steps. {late}",
+    }
+
+
+def _count(fit: Fit) -> Flops | None:
+    """The last count of a whole step, or the last of any."""
+    counts: list[Flops] = [count for attempt in fit.first for count in attempt.of(Flops)]
+    return next((count for count in reversed(counts) if count.whole_step), counts[-1] if counts else None)
+
+
+def _peak(fit: Fit) -> float | None:
+    """The peak of a device in FLOPs per second, as the summary or the last row has it."""
+    summary: Summary | None = fit.summary
+    if summary is not None and summary.peak_flops_per_second and summary.peak_flops_per_second > 0:
+        return summary.peak_flops_per_second
+    logged = fit.first[-1].peak_tflops
+    return logged * TERA if logged and logged > 0 else None

@@ -1,0 +1,363 @@
+"""Steps of all ranks as series short enough to draw: buckets of steps, and the slowest steps one by one."""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import nlargest
+from math import ceil, isfinite, isnan
+from statistics import median
+
+from perf_callbacks.core.records import Flops
+from perf_callbacks.report.history import TIMES, Attempt, Fit
+
+BUCKETS = 2000
+"""Points of a line, at most."""
+
+CELLS = 120
+"""Columns of the heat map, at most."""
+
+CELL_STEPS = 100
+"""Steps by which the median of a cell is estimated."""
+
+RANKS = 64
+"""Rows of the heat map, at most."""
+
+SLOW = 1.5
+"""Steps are slow that take so many times the median."""
+
+OUTLIERS = 250
+"""Slow steps that are kept one by one, at most."""
+
+WORST = 12
+
+SAMPLED = 5_000
+"""Steps by which a median is estimated, at most."""
+
+STAGES = tuple(name for name in TIMES if name not in {"step_time", "model_flops"})
+
+WAITING = "backward_time"
+"""Stage in which ranks wait for each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlier:
+    """A slow step of one rank."""
+
+    step: int
+    rank: int
+    seconds: float
+    reason: str | None
+    """Reason that the step is in no row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worst:
+    """A slow step of the job, and the rank and the stage that took longer than usual."""
+
+    step: int
+    seconds: float
+    times: float
+    """Its time over the median."""
+    rank: int
+    stage: str | None
+    """Stage of this rank that exceeds its median most. None: stages are unknown."""
+    excess_seconds: float
+    gc_seconds: float
+    reason: str | None
+
+
+class Axis:
+    """Steps cut into buckets of equal width."""
+
+    def __init__(self, fit: Fit, most: int, within: range | None = None) -> None:
+        self.within = within
+        ends = [
+            (attempt.step[lower], attempt.step[upper - 1])
+            for _, attempt, lower, upper in kept(fit, within)
+            if upper > lower
+        ]
+        self.first = min((first for first, _ in ends), default=0)
+        self.last = max((last for _, last in ends), default=-1)
+        self.width = max(1, ceil((self.last - self.first + 1) / most))
+        self.count = ceil((self.last - self.first + 1) / self.width)
+
+    @property
+    def middles(self) -> list[float]:
+        """The step in the middle of each bucket."""
+        return [self.first + place * self.width + (self.width - 1) / 2 for place in range(self.count)]
+
+    def cut(self, attempt: Attempt, lower: int, upper: int) -> Iterator[tuple[int, int, int]]:
+        """Cut the steps between two places of an attempt into buckets: the bucket, and its first and last place."""
+        while lower < upper:
+            bucket = (attempt.step[lower] - self.first) // self.width
+            end = bisect_left(attempt.step, self.first + (bucket + 1) * self.width, lower, upper)
+            yield bucket, lower, end
+            lower = end
+
+
+def kept(fit: Fit, within: range | None = None) -> Iterator[tuple[int, Attempt, int, int]]:
+    """The steps that count: rank, attempt, first place and the place after the last."""
+    for rank in sorted(fit.ranks):
+        for attempt, end in fit.kept(rank):
+            if within is None:
+                yield rank, attempt, 0, end
+            else:
+                first, last = (bisect_left(attempt.step, step, 0, end) for step in (within.start, within.stop))
+                yield rank, attempt, first, last
+
+
+def included(attempt: Attempt, lower: int, upper: int) -> Sequence[int]:
+    """The places of the steps in rows, between two places."""
+    times = attempt.columns["step_time"]
+    if not attempt.excluded:
+        return [place for place in range(lower, upper) if times[place] > 0]
+    return [place for place in range(lower, upper) if times[place] > 0 and attempt.step[place] not in attempt.excluded]
+
+
+@dataclass(slots=True)
+class Band:
+    """A value over the buckets: least, mean and greatest, None where there is none."""
+
+    least: list[float | None]
+    mean: list[float | None]
+    most: list[float | None]
+
+
+@dataclass(slots=True)
+class StepSeries:
+    """All that is drawn over the steps."""
+
+    axis: Axis
+    times: Band
+    """Seconds per step."""
+    flops_per_second: Band
+    """Model FLOPs per second."""
+    shares: dict[str, list[float | None]]
+    """Share of each stage in the time of the steps."""
+    mean_seconds: float | None
+    """Time of the mean step."""
+    stage_seconds: dict[str, float]
+    """Time of each stage in all of these steps and ranks."""
+    seconds: float
+    """Time of all of these steps and ranks."""
+    steps: int
+    """Number of them, over all ranks."""
+    flops: float
+    """Their model FLOPs, where they are known, and the time of those steps."""
+    flops_seconds: float
+
+
+def series(fit: Fit, most: int = BUCKETS, within: range | None = None) -> StepSeries:
+    """Put the steps of all ranks into buckets."""
+    axis = Axis(fit, most, within)
+    count = axis.count
+    counts, seconds, flops, flops_seconds = [0] * count, [0.0] * count, [0.0] * count, [0.0] * count
+    times = Band([None] * count, [None] * count, [None] * count)
+    rates = Band([None] * count, [None] * count, [None] * count)
+    stages = {name: [0.0] * count for name in STAGES}
+    known: set[str] = set()
+    for _, attempt, lower, upper in kept(fit, within):
+        columns = attempt.columns
+        for bucket, start, end in axis.cut(attempt, lower, upper):
+            places = included(attempt, start, end)
+            if not places:
+                continue
+            took = [columns["step_time"][place] for place in places]
+            counts[bucket] += len(took)
+            seconds[bucket] += sum(took)
+            _widen(times, bucket, min(took), max(took))
+            for name, sums in stages.items():
+                column = columns[name]
+                if not isnan(column[places[0]]):
+                    sums[bucket] += sum([value for value in [column[place] for place in places] if value > 0])
+                    known.add(name)
+            column = columns["model_flops"]
+            worked = [
+                (column[place], second) for place, second in zip(places, took, strict=True) if not isnan(column[place])
+            ]
+            if worked:
+                flops[bucket] += sum([work for work, _ in worked])
+                flops_seconds[bucket] += sum([second for _, second in worked])
+                each = [work / second for work, second in worked]
+                _widen(rates, bucket, min(each), max(each))
+    for place in range(count):
+        times.mean[place] = seconds[place] / counts[place] if counts[place] else None
+        rates.mean[place] = flops[place] / flops_seconds[place] if flops_seconds[place] else None
+    every = sum(counts)
+    return StepSeries(
+        axis=axis,
+        times=times,
+        flops_per_second=rates,
+        shares={
+            name: [part / whole if whole else None for part, whole in zip(stages[name], seconds, strict=True)]
+            for name in STAGES
+            if name in known
+        },
+        mean_seconds=sum(seconds) / every if every else None,
+        stage_seconds={name: sum(stages[name]) for name in STAGES if name in known},
+        seconds=sum(seconds),
+        steps=every,
+        flops=sum(flops),
+        flops_seconds=sum(flops_seconds),
+    )
+
+
+def _widen(band: Band, bucket: int, least: float, most: float) -> None:
+    before, after = band.least[bucket], band.most[bucket]
+    band.least[bucket] = least if before is None else min(before, least)
+    band.most[bucket] = most if after is None else max(after, most)
+
+
+def medians(fit: Fit, rank: int) -> dict[str, float]:
+    """The median of each column over the steps of a rank, estimated by some thousand of them."""
+    found: dict[str, list[float]] = {name: [] for name in TIMES}
+    parts = fit.kept(rank)
+    stride = max(1, sum(upper for _, upper in parts) // SAMPLED)
+    for attempt, upper in parts:
+        for place in included(attempt, 0, upper)[::stride]:
+            for name, values in found.items():
+                value = attempt.columns[name][place]
+                if not isnan(value):
+                    values.append(value)
+    return {name: median(values) for name, values in found.items() if values}
+
+
+def outliers(fit: Fit, within: range | None = None) -> list[Outlier]:
+    """The slowest steps of all ranks, those that are in no row too, in order."""
+    found: list[Outlier] = []
+    usual = {rank: medians(fit, rank).get("step_time") for rank in fit.ranks}
+    for rank, attempt, lower, upper in kept(fit, within):
+        floor = SLOW * (usual[rank] or 0.0)
+        times = attempt.columns["step_time"]
+        slow = [place for place in range(lower, upper) if times[place] > floor]
+        found += [
+            Outlier(attempt.step[place], rank, times[place], attempt.excluded.get(attempt.step[place]))
+            for place in nlargest(OUTLIERS, slow, key=times.__getitem__)
+        ]
+    return sorted(nlargest(OUTLIERS, found, key=lambda one: one.seconds), key=lambda one: (one.step, one.rank))
+
+
+def worst(fit: Fit, slow: Sequence[Outlier]) -> list[Worst]:
+    """Explain the slowest steps of the job, each by the rank and the stage that others did not wait in."""
+    usual = {rank: medians(fit, rank) for rank in fit.ranks}
+    slowest: dict[int, Outlier] = {}
+    for one in sorted(slow, key=lambda one: one.seconds, reverse=True):
+        slowest.setdefault(one.step, one)
+    return [_explained(fit, one, usual) for one in [*slowest.values()][:WORST]]
+
+
+def _explained(fit: Fit, slowest: Outlier, usual: dict[int, dict[str, float]]) -> Worst:
+    found: list[tuple[bool, float, int, str]] = []
+    gc_seconds = 0.0
+    for rank, attempt, lower, upper in kept(fit):
+        place = bisect_left(attempt.step, slowest.step, lower, upper)
+        if place == upper or attempt.step[place] != slowest.step:
+            continue
+        for name in STAGES:
+            excess = attempt.columns[name][place] - usual[rank].get(name, 0.0)
+            if not isnan(excess):
+                found.append((len(fit.ranks) == 1 or name != WAITING, excess, rank, name))
+        gc_seconds = max(gc_seconds, _collected(attempt, slowest.step))
+    own = max((one for one in found if one[0]), default=None)
+    waited = max((one for one in found if not one[0]), default=None)
+    # a backward that is slow on all ranks, with nobody late for it, is slow by itself
+    cause = waited if own is None or (waited is not None and own[1] < waited[1] / 2) else own
+    usual_seconds = usual[slowest.rank].get("step_time")
+    return Worst(
+        step=slowest.step,
+        seconds=slowest.seconds,
+        times=slowest.seconds / usual_seconds if usual_seconds else 1.0,
+        rank=slowest.rank if cause is None else cause[2],
+        stage=None if cause is None else cause[3],
+        excess_seconds=0.0 if cause is None else cause[1],
+        gc_seconds=gc_seconds,
+        reason=slowest.reason,
+    )
+
+
+def _collected(attempt: Attempt, step: int) -> float:
+    steps = attempt.pauses.step
+    return sum([attempt.pauses.seconds[place] for place, one in enumerate(steps) if one == step])
+
+
+@dataclass(frozen=True, slots=True)
+class Heat:
+    """Median time of each stage by rank and bucket, less that of the median rank."""
+
+    axis: Axis
+    ranks: tuple[int, ...]
+    left_out: int
+    """Ranks that exceed the others least, and are not drawn."""
+    excess: dict[str, list[list[float | None]]]
+    """Seconds per step over the median rank, by column, rank and bucket."""
+
+
+def heat(fit: Fit, within: range | None = None) -> Heat:
+    """Compare the ranks, bucket by bucket."""
+    axis = Axis(fit, CELLS, within)
+    names = ("step_time", *STAGES)
+    usual: dict[str, dict[int, list[float | None]]]
+    usual = {name: {rank: [None] * axis.count for rank in fit.ranks} for name in names}
+    for rank, attempt, lower, upper in kept(fit, within):
+        for bucket, start, end in axis.cut(attempt, lower, upper):
+            places = included(attempt, start, end)
+            places = places[:: max(1, len(places) // CELL_STEPS)]
+            for name in names:
+                column = attempt.columns[name]
+                if places and not isnan(column[places[0]]):
+                    usual[name][rank][bucket] = median([column[place] for place in places])
+    excess = {}
+    for name, means in usual.items():
+        columns = [[one for one in column if one is not None] for column in zip(*means.values(), strict=True)]
+        middle = [median(column) if column else None for column in columns]
+        if any(value is not None for value in middle):
+            excess[name] = {
+                rank: [
+                    None if value is None or other is None else value - other
+                    for value, other in zip(means[rank], middle, strict=True)
+                ]
+                for rank in fit.ranks
+            }
+    peaks = {
+        rank: max((value for rows in excess.values() for value in rows[rank] if value is not None), default=0.0)
+        for rank in fit.ranks
+    }
+    shown = tuple(sorted(nlargest(RANKS, sorted(fit.ranks), key=peaks.__getitem__)))
+    return Heat(
+        axis=axis,
+        ranks=shown,
+        left_out=len(fit.ranks) - len(shown),
+        excess={name: [rows[rank] for rank in shown] for name, rows in excess.items()},
+    )
+
+
+def hardware_ratios(fit: Fit, axis: Axis) -> list[float | None]:
+    """Executed FLOPs over model FLOPs, by the latest count before each bucket's end."""
+    counts = [
+        (count.step, count.hardware_flops / count.model_flops)
+        for attempt in fit.first
+        for count in attempt.of(Flops)
+        if count.whole_step and count.model_flops > 0
+    ]
+    counts.sort()
+    ratios: list[float | None] = []
+    place = 0
+    for bucket in range(axis.count):
+        end = axis.first + (bucket + 1) * axis.width
+        while place + 1 < len(counts) and counts[place + 1][0] < end:
+            place += 1
+        ratios.append(counts[place][1] if counts else None)
+    return ratios
+
+
+def short(values: Iterable[float | None], digits: int = 4) -> list[float | None]:
+    """Round values to some significant digits."""
+    return [None if value is None else rounded(value, digits) for value in values]
+
+
+def rounded(value: float, digits: int = 4) -> float | None:
+    """Round a value to some significant digits; None for infinity, to which hostile values may add up."""
+    if not isfinite(value):
+        return None
+    short = float(f"{value:.{digits}g}")
+    return int(short) if short.is_integer() else short

@@ -1,0 +1,286 @@
+"""Tables of a report: what was found, counted and changed in a fit."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from perf_callbacks.core.product_shapes import misaligned
+from perf_callbacks.core.records import Checklist, Finding, Flops, Memory, Stall, Summary
+from perf_callbacks.core.straggler_text import NAMES, REMEDIES
+from perf_callbacks.report.cards import DASH, duration, rate, size
+from perf_callbacks.report.history import Fit
+from perf_callbacks.report.memory_table import SOURCES
+from perf_callbacks.report.series import STAGES, Worst, medians
+
+TEXT, NUMBER, CODE = "text", "number", "code"
+"""Kinds of columns."""
+
+GIGA = 1e9
+
+MOST_ROWS = 50
+
+MEMORY_PARTS = {
+    "weights_gb": "weights",
+    "gradients_gb": "gradients",
+    "optimizer_gb": "optimizer state",
+    "activations_gb": "activations",
+    "temporary_gb": "temporary",
+    "context_gb": "context and communicators",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table, and a sentence that explains it."""
+
+    title: str
+    columns: Sequence[tuple[str, str]]
+    """Heading and kind of each column."""
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+
+def findings(fit: Fit) -> Table | None:
+    """Tabulate the causes that limit the run."""
+    summary = fit.summary
+    found: Sequence[Finding] = summary.findings if summary is not None else fit.first[-1].of(Finding)
+    rows = [(one.cause, DASH if one.share is None else f"{one.share:.0%}", one.evidence, one.remedy) for one in found]
+    columns = [("cause", TEXT), ("could save", NUMBER), ("evidence", TEXT), ("try", CODE)]
+    note = "The share of the wall time after startup that the change could save; an upper estimate."
+    return Table("What limits the run", columns, rows, note) if rows else None
+
+
+def worst_steps(worst: Iterable[Worst]) -> Table | None:
+    """Tabulate the slowest steps and their causes."""
+    rows = [
+        (
+            f"{one.step:,}",
+            duration(one.seconds),
+            f"{rate(one.times)}x",
+            str(one.rank),
+            DASH if one.stage is None else f"{_stage(one.stage)} +{duration(max(0.0, one.excess_seconds))}",
+            "; ".join(
+                part
+                for part in (
+                    f"garbage collection {duration(one.gc_seconds)}" if one.gc_seconds else "",
+                    one.reason or "",
+                )
+                if part
+            ),
+        )
+        for one in worst
+    ]
+    columns = [
+        ("step", NUMBER),
+        ("time", NUMBER),
+        ("of median", NUMBER),
+        ("rank", NUMBER),
+        ("where", TEXT),
+        ("remarks", TEXT),
+    ]
+    note = (
+        "Where: the rank and the stage that exceeded their own median most. A backward in which ranks wait for a late "
+        "one is not taken for the cause."
+    )
+    return Table("Slowest steps", columns, rows, note) if rows else None
+
+
+def ranks(fit: Fit) -> Table | None:
+    """Tabulate the median times of each rank."""
+    if len(fit.ranks) == 1:
+        return None
+    usual = {rank: medians(fit, rank) for rank in sorted(fit.ranks)[:MOST_ROWS]}
+    names = [name for name in ("step_time", *STAGES) if any(name in found for found in usual.values())]
+    rows = [(str(rank), *[duration(found.get(name)) for name in names]) for rank, found in usual.items()]
+    columns = [("rank", NUMBER), *[(_stage(name), NUMBER) for name in names]]
+    more = len(fit.ranks) - len(rows)
+    return Table("Median times by rank", columns, rows, f"{more:,} more ranks are not shown." if more else "")
+
+
+def products(count: Flops, *, tensor_cores: bool) -> Table | None:
+    """Tabulate the heaviest products, with advice on their shapes."""
+    rows = []
+    for operation, shapes, dtype, flops in count.products:
+        advice = "; ".join(
+            f"{one.size:,} is no multiple of 8: {one.better:,} would be"
+            for one in misaligned([(operation, shapes, dtype, flops)])
+        )
+        share = flops / count.hardware_flops if count.hardware_flops > 0 else None
+        cells = [operation.removeprefix("aten::"), shapes, dtype, _flops(flops), _percent(share)]
+        rows.append([*cells, advice or "fits"] if tensor_cores else cells)
+    columns = [("operation", CODE), ("shapes", CODE), ("format", TEXT), ("FLOPs", NUMBER), ("share", NUMBER)]
+    if tensor_cores:
+        columns.append(("shape advice", TEXT))
+    note = (
+        f"Of step {count.step:,}. Share: of all executed FLOPs. Tensor cores want sizes in multiples of 8, best of 64."
+        if tensor_cores
+        else f"Of step {count.step:,}. Share: of all executed FLOPs. Shape advice is for GPUs with tensor cores."
+    )
+    return Table("Heaviest products", columns, rows, note) if rows else None
+
+
+def uncounted(count: Flops, summary: Summary | None) -> Table | None:
+    """Tabulate the work that FLOPs leave out, and the operations that slow a step down."""
+    rows = [
+        *[("no formula", name, f"{calls:,} calls") for name, calls in count.uncounted.items()],
+        *[("error in counting", name, f"{calls:,} calls") for name, calls in count.errors.items()],
+        *[
+            ("large copy", f"{name} {shape}", size(count_of_bytes / GIGA))
+            for name, shape, count_of_bytes in count.copies
+        ],
+        *[("host waits for the device", line, f"{times:,} times") for line, times in count.reads.items()],
+        *[("values read by Python", line, f"{times:,} values") for line, times in count.values_read.items()],
+    ]
+    unknown = [] if summary is None else [summary.flops_unknown, summary.mfu_unknown]
+    rows += [("unknown", reason, "") for reason in unknown if reason]
+    covered = "" if count.coverage is None else f"{count.coverage:.1%} of the weights were seen in counted products. "
+    low = "The FLOPs, and so MFU, are a lower bound." if count.lower_bound else ""
+    columns = [("what", TEXT), ("where", CODE), ("how much", NUMBER)]
+    if not rows:
+        note = f"Nothing was left out of the count. {covered}{low}".strip()
+        return Table("Uncounted work", columns, [], note)
+    return Table("Uncounted work, copies and reads", columns, rows[:MOST_ROWS], f"{covered}{low}".strip())
+
+
+def phases(count: Flops) -> Table | None:
+    """Tabulate the FLOPs of a step by phase."""
+    executed = sum(count.by_phase.values())
+    rows = [
+        (name.replace("_", " "), _flops(flops), _percent(flops / executed)) for name, flops in count.by_phase.items()
+    ]
+    source = f"Source: {count.source}, step {count.step:,}."
+    columns = [("phase", TEXT), ("FLOPs", NUMBER), ("share", NUMBER)]
+    return Table("FLOPs of a step", columns, rows, source) if executed > 0 else None
+
+
+def checklist(fit: Fit) -> Table | None:
+    """Tabulate the items of the checklist: the last record of each holds."""
+    last = {item.item: item for item in fit.first[-1].of(Checklist)}
+    proofs = {} if fit.summary is None else fit.summary.proofs
+    rows = [
+        (
+            name,
+            item.status,
+            " → ".join(part for part in (item.before, item.after) if part) or DASH,
+            item.why or "",
+            _won(item, proofs.get(name, "")),
+        )
+        for name, item in last.items()
+    ]
+    columns = [("item", TEXT), ("status", TEXT), ("state", TEXT), ("why", TEXT), ("what it won", TEXT)]
+    note = "What an item won is known where it was tried: checklist=prove." if not any(row[-1] for row in rows) else ""
+    return Table("Startup checklist", columns, rows, note) if rows else None
+
+
+def _won(item: Checklist, proof: str) -> str:
+    if item.saved_seconds is None:
+        return proof
+    low, middle, high = (f"{seconds * 1e3:.3g}" for seconds in item.saved_seconds)
+    return f"{middle} ms per step (99.9 % interval {low} to {high})"
+
+
+def memory(found: Memory) -> Table:
+    """Tabulate the memory of a step by part."""
+    parts = memory_parts(found)
+    rows = [(name, size(gb)) for name, gb in parts]
+    if found.peak_gb is not None:
+        rows.append(("peak", size(found.peak_gb)))
+    source = SOURCES.get(found.source, "")
+    note = f"On the {found.device}, in step {found.step:,}; each part at its largest. {source.capitalize()}."
+    return Table("Memory by part", [("part", TEXT), ("size", NUMBER)], rows, note)
+
+
+def memory_parts(found: Memory) -> list[tuple[str, float]]:
+    """The known parts of the memory, in GB."""
+    values = [(name, getattr(found, key)) for key, name in MEMORY_PARTS.items()]
+    return [(name, gb) for name, gb in values if gb is not None]
+
+
+def stragglers(summary: Summary) -> Table | None:
+    """Tabulate what slow ranks cost the job."""
+    if not summary.compared_steps:
+        return None
+    rows = [
+        (str(rank), NAMES.get(cause, cause), duration(seconds), f"{steps:,}", REMEDIES.get(cause, ""))
+        for rank, cause, seconds, steps in summary.stragglers
+    ]
+    parts = [f"In {summary.compared_steps:,} compared steps of {duration(summary.compared_seconds)}."]
+    if summary.slowdown is not None:
+        parts.append(
+            f"A step takes {rate(summary.slowdown)} times as long as with ranks that are all as fast as usual."
+        )
+    if summary.backward_waiting is not None:
+        parts.append(f"{summary.backward_waiting:.0%} of this rank's backward is waiting for other ranks.")
+    columns = [("rank", NUMBER), ("cause", TEXT), ("cost", NUMBER), ("steps", NUMBER), ("try", TEXT)]
+    return Table("Stragglers", columns, rows[:MOST_ROWS], " ".join(parts)) if rows else None
+
+
+def stalls(fit: Fit) -> Table | None:
+    """Tabulate the stalls of all ranks."""
+    rows = [
+        (
+            f"{stall.step:,}",
+            str(stall.rank),
+            stall.stage,
+            duration(stall.since_seconds),
+            stall.stack[-1] if stall.stack else "",
+        )
+        for stall in distinct_stalls(fit)
+    ]
+    columns = [("after step", NUMBER), ("rank", NUMBER), ("stage", TEXT), ("for", NUMBER), ("at", CODE)]
+    return Table("Stalls", columns, rows[:MOST_ROWS]) if rows else None
+
+
+def distinct_stalls(fit: Fit) -> list[Stall]:
+    """Stalls of all ranks, in order: rank 0 notes those of others too."""
+    found = {(stall.step, stall.rank, stall.stage): stall for _, attempt in fit.attempts for stall in attempt.of(Stall)}
+    return sorted(found.values(), key=lambda stall: (stall.step, stall.rank))
+
+
+def environment(fit: Fit) -> Table:
+    """Tabulate versions and settings."""
+    run = fit.run
+    rows = [("started", f"attempt {run.attempt}", when(run.started_unix)), *_versions(run.versions)]
+    for name, value in run.config.items():
+        origin = "environment" if name in run.from_env else run.from_file.get(name, "")
+        rows.append((name, _value(value), origin))
+    return Table("Versions and settings", [("name", TEXT), ("value", CODE), ("set by", TEXT)], rows)
+
+
+def _versions(versions: Any) -> Iterator[tuple[str, str, str]]:
+    return ((name, str(version), "") for name, version in versions.items())
+
+
+def when(unix: float) -> str:
+    """Render a moment in UTC."""
+    from datetime import datetime, timezone  # noqa: PLC0415 a report alone needs it
+
+    try:
+        return datetime.fromtimestamp(unix, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    except (OverflowError, OSError, ValueError):
+        return DASH
+
+
+def _value(value: object) -> str:
+    return re.sub(r"\s+", " ", str(value))[:200]
+
+
+def _stage(name: str) -> str:
+    return name.removesuffix("_time")
+
+
+def _percent(share: float | None) -> str:
+    return DASH if share is None else f"{share:.1%}"
+
+
+def _flops(flops: float) -> str:
+    """Render a number of FLOPs.
+
+    >>> _flops(4328521728), _flops(12)
+    ('4.33 G', '12')
+    """
+    for unit, one in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if flops >= one:
+            return f"{rate(flops / one)} {unit}"
+    return f"{flops:.0f}"

@@ -1,0 +1,226 @@
+"""A fit as trace events, for chrome://tracing and ui.perfetto.dev: each rank is a process, each stage a slice.
+
+The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""
+
+import json
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import isnan
+from statistics import median
+from typing import Any
+
+from perf_callbacks.core.records import Straggler
+from perf_callbacks.report.history import Attempt, Fit
+from perf_callbacks.report.series import STAGES, medians
+from perf_callbacks.report.tables import distinct_stalls
+
+STEPS, SPANS = 1, 2
+"""Threads of a rank in the trace: steps with their stages, and evaluations and checkpoints."""
+
+COMPARED = 1000
+"""Steps by which ranks are aligned, at most."""
+
+LATEST = 1e9
+"""Seconds beyond which nothing is drawn: a hostile journal may hold any number."""
+
+
+@dataclass(slots=True)
+class Placed:
+    """An attempt on the time axis of the trace, in seconds."""
+
+    attempt: Attempt
+    began: float
+    ends: "array[float]"
+    """The moment at which each step ended."""
+
+    def end_of(self, step: int) -> float:
+        """The moment at which a step ended, or the nearest before it."""
+        place = bisect_left(self.attempt.step, step + 1) - 1
+        return self.ends[place] if place >= 0 else self.began
+
+    def move(self, seconds: float) -> None:
+        """Move the attempt."""
+        self.began += seconds
+        self.ends = array("d", [end + seconds for end in self.ends])
+
+
+def trace(fit: Fit, within: range | None = None) -> Iterator[str]:
+    """Render a fit, piece by piece: a long one has more events than memory should hold.
+
+    Args:
+        fit: The fit.
+        within: The steps to render. None: all.
+    """
+    head = {"run": fit.run_id, "device": fit.run.device, "aligned": "at step ends; stages of a step are in fixed order"}
+    yield f'{{"displayTimeUnit":"ms","otherData":{_json(head)},"traceEvents":['
+    comma = "\n"
+    for event in _events(fit, within):
+        yield comma + event
+        comma = ",\n"
+    yield "\n]}\n"
+
+
+def _events(fit: Fit, within: range | None) -> Iterator[str]:
+    lowest = min(fit.ranks)
+    reference = _placed(fit, lowest)
+    for rank in sorted(fit.ranks):
+        yield _meta("process_name", rank, 0, {"name": f"rank {rank}"})
+        yield _meta("process_sort_index", rank, 0, {"sort_index": rank})
+        yield _meta("thread_name", rank, STEPS, {"name": "steps"})
+        yield _meta("thread_name", rank, SPANS, {"name": "evaluations and checkpoints"})
+        placed = reference if rank == lowest else _placed(fit, rank)
+        for one in placed:
+            _align(one, reference)
+            yield from _steps(rank, one, within)
+            yield from _spans(rank, one, within)
+            yield from _pauses(rank, one, within)
+    yield from _stalls(fit, reference, within)
+    yield from _stragglers(fit, reference, within)
+
+
+def _placed(fit: Fit, rank: int) -> list[Placed]:
+    """Place the attempts of a rank one after the other, by the wall clock between their starts."""
+    found: list[Placed] = []
+    usual = medians(fit, rank).get("step_time", 0.0)
+    first = fit.ranks[rank][0].run.started_unix
+    over = 0.0
+    for attempt in fit.ranks[rank]:
+        began = max(over, min(attempt.run.started_unix - first, LATEST))
+        ends = _ends(attempt, began, usual)
+        over = max([began, *ends[-1:]])
+        found.append(Placed(attempt, began, ends))
+    return found
+
+
+def _ends(attempt: Attempt, now: float, usual: float) -> "array[float]":
+    """Add up the times of steps, and of the evaluations and checkpoints in them.
+
+    A step whose time was lost is taken for as long as the median step.
+    """
+    ends = array("d")
+    spans = sorted(attempt.spans, key=lambda span: span.step)
+    place = 0
+    for step, seconds in zip(attempt.step, attempt.columns["step_time"], strict=True):
+        while place < len(spans) and spans[place].step < step:
+            now += max(0.0, spans[place].seconds)
+            place += 1
+        now = min(now + (usual if isnan(seconds) else seconds), LATEST)
+        ends.append(now)
+    return ends
+
+
+def _align(one: Placed, reference: list[Placed]) -> None:
+    """Move an attempt so that its steps end when those of the lowest rank do. No clock is compared."""
+    other = next((other for other in reference if other.attempt.run.attempt == one.attempt.run.attempt), one)
+    if other is one:
+        return
+    apart = []
+    for place in range(0, len(one.ends), max(1, len(one.ends) // COMPARED)):
+        twin = bisect_left(other.attempt.step, one.attempt.step[place])
+        if twin < len(other.ends) and other.attempt.step[twin] == one.attempt.step[place]:
+            apart.append(other.ends[twin] - one.ends[place])
+    if apart:
+        one.move(median(apart))
+
+
+def _steps(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
+    """Render the steps, and the stages of each in a fixed order: a stage is the sum over the micro-batches."""
+    attempt, columns = placed.attempt, placed.attempt.columns
+    for place, step in enumerate(attempt.step):
+        seconds = columns["step_time"][place]
+        if isnan(seconds) or (within is not None and step not in within):
+            continue
+        now, end = placed.ends[place] - seconds, placed.ends[place]
+        reason = attempt.excluded.get(step)
+        yield _slice(
+            "step", (rank, STEPS), now, end, {"step": step} if reason is None else {"step": step, "no row": reason}
+        )
+        for name in STAGES:
+            took = columns[name][place]
+            if took > 0:
+                yield _slice(name.removesuffix("_time"), (rank, STEPS), min(now, end), min(now + took, end))
+                now += took
+
+
+def _spans(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
+    for span in placed.attempt.spans:
+        if within is None or span.step in within:
+            start = placed.began + max(0.0, span.start)
+            yield _slice(span.kind, (rank, SPANS), start, start + max(0.0, span.seconds), {"after step": span.step})
+
+
+def _pauses(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
+    """Render garbage collections, each within its step."""
+    attempt = placed.attempt
+    pauses = attempt.pauses
+    for step, start, seconds, generation, ours in zip(
+        pauses.step, pauses.start, pauses.seconds, pauses.generation, pauses.ours, strict=True
+    ):
+        if within is not None and step not in within:
+            continue
+        at = placed.began + start
+        place = bisect_left(attempt.step, step)
+        if place < len(attempt.step) and attempt.step[place] == step:
+            took = attempt.columns["step_time"][place]
+            at = max(placed.ends[place] - (0.0 if isnan(took) else took), min(at, placed.ends[place]))
+        who = "checklist" if ours else "program"
+        yield _instant(
+            "gc", rank, at, {"step": step, "ms": round(seconds * 1e3, 3), "generation": generation, "by": who}
+        )
+
+
+def _stalls(fit: Fit, reference: list[Placed], within: range | None) -> Iterator[str]:
+    for stall in distinct_stalls(fit):
+        if within is None or stall.step in within:
+            said = {"rank": stall.rank, "stage": stall.stage, "seconds": stall.since_seconds, "stack": [*stall.stack]}
+            yield _instant("stall", _known(fit, stall.rank), _end_of(stall.step, reference), said)
+
+
+def _stragglers(fit: Fit, reference: list[Placed], within: range | None) -> Iterator[str]:
+    for attempt in fit.first:
+        for slow in attempt.of(Straggler):
+            if within is None or slow.step in within:
+                said = {"rank": slow.rank, "cause": slow.cause, "seconds lost": slow.seconds_lost, "steps": slow.steps}
+                yield _instant("straggler", _known(fit, slow.rank), _end_of(slow.step, reference), said)
+
+
+def _known(fit: Fit, rank: int) -> int:
+    return rank if rank in fit.ranks else min(fit.ranks)
+
+
+def _end_of(step: int, reference: list[Placed]) -> float:
+    """The moment at which a step ended, in the last attempt that did it."""
+    place = next((one for one in reversed(reference) if one.attempt.run.step <= step), reference[0])
+    return place.end_of(step)
+
+
+def _meta(name: str, rank: int, thread: int, arguments: dict[str, Any]) -> str:
+    return f'{{"name":"{name}","ph":"M","pid":{rank},"tid":{thread},"args":{_json(arguments)}}}'
+
+
+def _slice(name: str, where: tuple[int, int], begin: float, end: float, arguments: dict[str, Any] | None = None) -> str:
+    """Render a slice of a rank and thread. Both ends are rounded alike, so that slices which touch still do."""
+    start, over = _tenths(begin), _tenths(end)
+    extra = "" if arguments is None else f',"args":{_json(arguments)}'
+    place = f'"pid":{where[0]},"tid":{where[1]},"ts":{_micro(start)},"dur":{_micro(over - start)}'
+    return f'{{"name":{_json(name)},"ph":"X",{place}{extra}}}'
+
+
+def _instant(name: str, rank: int, at: float, arguments: dict[str, Any]) -> str:
+    place = f'"pid":{rank},"tid":{STEPS},"ts":{_micro(_tenths(at))}'
+    return f'{{"name":"{name}","ph":"i","s":"p",{place},"args":{_json(arguments)}}}'
+
+
+def _tenths(seconds: float) -> int:
+    """Round to tenths of a microsecond, as journals do."""
+    return round(max(-LATEST, min(seconds, LATEST)) * 1e7)
+
+
+def _micro(tenths: int) -> str:
+    return f"{tenths // 10}.{tenths % 10}" if tenths >= 0 else f"-{-tenths // 10}.{-tenths % 10}"
+
+
+_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode

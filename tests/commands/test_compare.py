@@ -1,0 +1,272 @@
+"""`perf-callbacks compare` on journals that the test has written."""
+
+import json
+import math
+import random
+from dataclasses import replace
+
+import pytest
+from fakes import a_run
+
+from perf_callbacks.commands import main
+from perf_callbacks.core.codec import Entry, encode
+from perf_callbacks.core.records import Checklist, Memory, Steps, Summary
+
+SUMMARY = Summary(
+    run_id="a1",
+    attempt=1,
+    step=100,
+    steps=100,
+    included_steps=100,
+    included_seconds=10.0,
+    stage_seconds={},
+    samples=None,
+    tokens=None,
+    included_samples=None,
+    included_tokens=None,
+    included_useful_tokens=None,
+    model_flops=10**13,
+    hardware_flops=12 * 10**12,
+    flops_seconds=10.0,
+    flops_steps=100,
+    flops_source="counted",
+    flops_dtype="bfloat16",
+    peak_flops_per_second=10e12,
+    peak_source="the table",
+    total_samples=None,
+    total_tokens=None,
+    gc_collections=None,
+    gc_seconds=None,
+    gc_longest=None,
+)
+
+
+def write(directory, *records, rank=0, **run):
+    folder = directory / "perf_callbacks"
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [encode(Entry(float(place), one)) for place, one in enumerate([a_run(rank=rank, **run), *records])]
+    (folder / f"rank{rank}.jsonl").write_text("\n".join(lines) + "\n")
+    return directory
+
+
+def steps(times, **columns):
+    """A block of steps; a number stands for a whole column."""
+    length = len(times)
+    columns = {name: (value,) * length if not isinstance(value, tuple) else value for name, value in columns.items()}
+    return Steps(step=tuple(range(1, length + 1)), step_time=tuple(times), **columns)
+
+
+def around(seconds, *, length=100, seed=0):
+    rng = random.Random(seed)
+    return [seconds * (1 + 0.02 * rng.random()) for _ in range(length)]
+
+
+def compared(capsys, *words, status=0):
+    assert main(["compare", *map(str, words)]) == status
+    return capsys.readouterr().out
+
+
+def as_json(capsys, *words, status=0):
+    found = json.loads(compared(capsys, *words, "--format", "json", status=status))
+    return found | {"metrics": {one["metric"]: one for one in found["metrics"]}}
+
+
+def a_noisy_run(seed, *, length=1200):
+    """Times of steps that depend on the ones before, drift a little, and now and then wait for something else."""
+    rng, state, times = random.Random(seed), 0.0, []
+    for place in range(length):
+        state = 0.9 * state + rng.gauss(0.0, 0.01)
+        spike = 10.0 if rng.random() < 0.02 else 1.0
+        times.append(0.01 * math.exp(state + 0.02 * math.sin(place / 100)) * spike)
+    return times
+
+
+def test_halves_of_a_run_are_no_regression_and_slower_steps_are(tmp_path, capsys):
+    verdicts = {1.0: [], 1.1: []}
+    for seed in range(20):
+        times = a_noisy_run(seed)
+        half = len(times) // 2
+        a = write(tmp_path / f"a{seed}", steps(times[:half], samples=16))
+        for factor, found in verdicts.items():
+            slower = [factor * time for time in times[half:]]
+            b = write(tmp_path / f"b{seed}-{factor}", steps(slower, samples=16))
+            found.append(main(["compare", str(a), str(b)]))
+    capsys.readouterr()
+    assert verdicts == {1.0: [0] * 20, 1.1: [1] * 20}
+
+
+def test_more_long_steps_are_a_regression_though_quick_ones_are_as_quick(tmp_path, capsys):
+    a = write(tmp_path / "a", steps(around(0.1, length=400), samples=8))
+    waiting = [time + 0.2 * (place % 10 == 0) for place, time in enumerate(around(0.1, length=400, seed=1))]
+    found = as_json(capsys, a, write(tmp_path / "b", steps(waiting, samples=8)), status=1)
+    assert found["decided_by"] == "samples/s"
+    assert found["metrics"]["quick_step_time"]["verdict"] == "same"
+
+
+def test_quick_steps_decide_where_throughput_is_uncertain(tmp_path, capsys):
+    def spiky(seconds, seed):
+        rng = random.Random(seed)
+        return [time * (50 if rng.random() < 0.02 else 1) for time in around(seconds, length=400, seed=seed)]
+
+    a = write(tmp_path / "a", steps(spiky(0.1, 0), samples=8))
+    b = write(tmp_path / "b", steps(spiky(0.12, 1), samples=8))
+    found = as_json(capsys, a, b, status=1)
+    assert (found["decided_by"], found["metrics"]["samples/s"]["verdict"]) == ("quick_step_time", "undecided")
+
+
+def test_a_run_of_more_throughput_is_no_regression_whatever_its_quick_steps_do(tmp_path, capsys):
+    a = write(tmp_path / "a", steps([*[0.1] * 3, 0.9] * 40, samples=8))
+    b = write(tmp_path / "b", steps([0.2] * 160, samples=8))
+    found = as_json(capsys, a, b)
+    assert (found["decided_by"], found["metrics"]["quick_step_time"]["verdict"]) == ("samples/s", "worse")
+
+
+def test_text(tmp_path, capsys):
+    a = write(tmp_path / "a", steps(around(0.1), samples=8, forward_time=0.04, model_flops=10**11), SUMMARY)
+    b = write(
+        tmp_path / "b",
+        Checklist(item="gc", status="applied"),
+        steps(around(0.12, seed=1), samples=8, forward_time=0.04, model_flops=10**11),
+        SUMMARY,
+        versions={"perf_callbacks": "1.0", "torch": "2.9"},
+        config={"gc": "off"},
+    )
+    lines = compared(capsys, a, b, status=1).splitlines()
+    assert lines[0] == "B is slower: samples/s changed by -16.5 % (-16.7 % to -16.4 %)."
+    assert lines[1] == "A: 100 measured steps, B: 100"
+    assert lines[2].split() == ["metric", "A", "B", "change", "95", "%", "interval"]
+    rows = {line.split()[0]: line.split() for line in lines[3:]}
+    assert rows["step_time"][-1] == rows["samples/s"][-1] == rows["mfu"][-1] == "worse"
+    assert rows["forward_time"] == ["forward_time", "40.0", "ms", "40.0", "ms", "+0.0", "%", "—", "same"]
+    assert rows["mfu"][1:3] == ["9.9%", "8.2%"]
+    assert lines[-4:] == ["differences", "  torch: — -> 2.9", "  gc: sync -> off", "  checklist: gc: — -> applied"]
+    assert max(map(len, lines)) <= 80
+
+
+def test_markdown_is_a_table_and_shows_no_markup_of_the_journal(tmp_path, capsys):
+    a = write(tmp_path / "a", steps(around(0.1)), device="a|b")
+    b = write(tmp_path / "b", steps(around(0.1, seed=1)), device="<b>\n\x1b[1m")
+    lines = compared(capsys, a, b, "--format", "markdown").splitlines()
+    assert lines[0].startswith("**No regression: step_time changed by ")
+    assert lines[2] == "| metric | A | B | change | 95 % interval | verdict |"
+    assert lines[-1] == r"- device: a\|b → \<b\>??\[1m"
+
+
+@pytest.mark.parametrize(("fail_over", "status"), [("5", 1), ("19", 1), ("21", 0), ("0", 1), ("25", 0)])
+def test_the_threshold_is_a_percentage_of_the_time(tmp_path, capsys, fail_over, status):
+    a = write(tmp_path / "a", steps(around(0.1), samples=8))
+    b = write(tmp_path / "b", steps(around(0.12, seed=1), samples=8))
+    compared(capsys, a, b, "--fail-over", fail_over, status=status)
+    compared(capsys, b, a, "--fail-over", fail_over)
+
+
+def test_what_may_be_chance_is_no_regression(tmp_path, capsys):
+    a = write(tmp_path / "a", steps([0.1, 0.3] * 5))
+    b = write(tmp_path / "b", steps([0.1, 0.1, 0.4, 0.1, 0.4, 0.1, 0.3, 0.3, 0.4, 0.4]))
+    assert compared(capsys, a, b).startswith("Undecided, more steps would tell: ")
+
+
+def test_tokens_decide_before_samples_and_samples_before_steps(tmp_path, capsys):
+    a = write(tmp_path / "a", steps(around(0.1), samples=8, tokens=800))
+    b = write(tmp_path / "b", steps(around(0.15, seed=1), samples=8, tokens=1200))
+    found = as_json(capsys, a, b)
+    assert (found["decided_by"], found["regression"]) == ("tokens/s", False)
+    assert found["metrics"]["samples/s"]["verdict"] == "worse"
+    assert found["metrics"]["step_time"]["verdict"] is None
+    other = "a step has other tokens in A than in B"
+    assert found["not_compared"] == {"step_time": other, "quick_step_time": other}
+    assert found["differences"] == {"tokens per step": {"a": 800.0, "b": 1200.0}}
+
+
+CHANGES = {
+    "flops_source": ("closed form", {"tflops", "mfu", "hfu"}),
+    "flops_lower_bound": (True, {"tflops", "mfu", "hfu"}),
+    "flops_dtype": ("float32", {"mfu", "hfu"}),
+    "peak_flops_per_second": (11e12, {"mfu", "hfu"}),
+    "peak_measured": (True, {"mfu", "hfu"}),
+}
+
+
+@pytest.mark.parametrize("changed", CHANGES)
+def test_mfu_by_another_convention_has_no_verdict_and_a_reason(tmp_path, capsys, changed):
+    value, without = CHANGES[changed]
+    block = steps(around(0.1), samples=8, model_flops=10**11)
+    a = write(tmp_path / "a", block, SUMMARY)
+    b = write(tmp_path / "b", block, replace(SUMMARY, **{changed: value}))
+    found = as_json(capsys, a, b)
+    assert {*found["not_compared"]} == without
+    assert {name for name, one in found["metrics"].items() if one["verdict"] is None} == without
+    assert all(found["metrics"][name]["a"] for name in without)
+    assert "no verdict on mfu: " in compared(capsys, a, b)
+
+
+def test_times_of_another_clock_have_no_verdict(tmp_path, capsys):
+    block = steps(around(0.1), samples=8)
+    a, b = write(tmp_path / "a", block), write(tmp_path / "b", block, timeline="device")
+    out = compared(capsys, a, b, status=2)
+    assert "no verdict on samples/s: times are those of the host in A, of the device in B" in out
+
+
+def test_a_run_without_a_summary_has_no_mfu(tmp_path, capsys):
+    block = steps(around(0.1), samples=8, model_flops=10**11)
+    found = as_json(capsys, write(tmp_path / "a", block, SUMMARY), write(tmp_path / "b", block))
+    assert found["metrics"]["mfu"]["b"] is None
+    assert found["not_compared"]["tflops"] == "B has no summary, which names the source of FLOPs and the peak"
+
+
+def test_memory_is_compared_and_does_not_decide(tmp_path, capsys):
+    block = steps(around(0.1), samples=8)
+    a = write(tmp_path / "a", block, Memory(step=2, device="cpu", peak_gb=2.0))
+    b = write(tmp_path / "b", block, Memory(step=2, device="cpu", peak_gb=3.0))
+    found = as_json(capsys, a, b)
+    assert (found["metrics"]["peak_gb"]["verdict"], found["metrics"]["peak_gb"]["change"]) == ("worse", 0.5)
+    assert found["regression"] is False
+
+
+@pytest.mark.parametrize(("before", "after"), [(2.0, 0.0), (0.0, 2.0), (None, 2.0), (2.0, None)])
+def test_memory_that_one_run_lacks_has_no_verdict(tmp_path, capsys, before, after):
+    block = steps(around(0.1), samples=8)
+    a = write(tmp_path / "a", block, Memory(step=2, device="cpu", optimizer_gb=before))
+    b = write(tmp_path / "b", block, Memory(step=2, device="cpu", optimizer_gb=after))
+    found = as_json(capsys, a, b)["metrics"]["optimizer_gb"]
+    assert (found["a"], found["b"], found["verdict"]) == (before, after, None)
+
+
+def test_a_change_below_the_threshold_is_none(tmp_path, capsys):
+    a, b = [write(tmp_path / name, steps(around(seconds))) for name, seconds in (("a", 0.1), ("b", 0.103))]
+    assert compared(capsys, a, b).startswith("No regression: step_time changed by +3.0 %")
+
+
+def test_a_step_of_several_ranks_is_as_long_as_the_slowest(tmp_path, capsys):
+    a = write(tmp_path / "a", steps([0.1] * 40, samples=8))
+    write(tmp_path / "a", steps([0.2] * 40, samples=4), rank=1)
+    b = write(tmp_path / "b", steps([0.2] * 40, samples=6))
+    found = as_json(capsys, a, b)["metrics"]
+    assert (found["step_time"]["a"], found["samples/s"]["a"]) == (0.2, pytest.approx(30))
+    assert found["samples/s"]["change"] == pytest.approx(0)
+
+
+def test_excluded_and_lost_steps_are_left_out(tmp_path, capsys):
+    odd = steps([9.0, None, *[0.1] * 40], excluded=("first", *[None] * 41))
+    a, b = write(tmp_path / "a", odd), write(tmp_path / "b", steps([0.1] * 40))
+    assert as_json(capsys, a, b)["steps"] == [40, 40]
+
+
+def test_too_few_steps_decide_nothing(tmp_path, capsys):
+    a, b = write(tmp_path / "a", steps([0.1] * 9)), write(tmp_path / "b", steps([0.1] * 90))
+    out = compared(capsys, a, b, status=2)
+    assert out.startswith("Not decided: one of the runs has fewer than ten measured steps.")
+
+
+def test_without_a_journal_there_is_one_sentence(tmp_path, capsys):
+    a = write(tmp_path / "a", steps([0.1] * 9))
+    assert main(["compare", str(a), str(tmp_path / "gone")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("word", ["-1", "nan", "inf", "much"])
+def test_a_threshold_that_is_none_is_refused(tmp_path, capsys, word):
+    with pytest.raises(SystemExit) as raised:
+        main(["compare", "a", "b", "--fail-over", word])
+    assert raised.value.code == 2
+    capsys.readouterr()

@@ -1,0 +1,111 @@
+"""`perf-callbacks memory`, by what it prints."""
+
+import json
+
+import pytest
+from fakes import a_run
+
+from perf_callbacks.commands import main
+from perf_callbacks.core.codec import Entry, encode
+from perf_callbacks.core.records import Memory, Use
+
+PARTS = Memory(
+    step=2,
+    device="cuda",
+    source="operations",
+    weights_gb=2.0,
+    gradients_gb=2.0,
+    optimizer_gb=4.0,
+    activations_gb=1.5,
+    temporary_gb=0.25,
+    context_gb=0.5,
+    peak_gb=10.0,
+)
+
+
+def journal(directory, records, *, rank=0):
+    (directory / "perf_callbacks").mkdir(exist_ok=True)
+    lines = [encode(Entry(10.0 * place, record)) for place, record in enumerate([a_run(rank=rank), *records])]
+    (directory / f"perf_callbacks/rank{rank}.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def told(capsys, *words):
+    assert main(["memory", *map(str, words)]) == 0
+    return capsys.readouterr().out
+
+
+def test_parts_and_a_leak_are_shown_for_each_rank(tmp_path, capsys):
+    growing = [Use(step=10 * place, resident_gb=3.0 + place / 36) for place in range(36)]
+    journal(tmp_path, [PARTS, *growing])
+    journal(tmp_path, [Memory(step=2, device="cpu", weights_gb=0.001), *growing[:2]], rank=1)
+    assert told(capsys, tmp_path) == (
+        "rank 0, step 2, on cuda\n"
+        "  weights        2.00 GB   20.0%\n"
+        "  gradients      2.00 GB   20.0%\n"
+        "  optimizer      4.00 GB   40.0%\n"
+        "  activations    1.50 GB   15.0%\n"
+        "  temporary       250 MB    2.5%\n"
+        "  context         500 MB\n"
+        "  peak           10.0 GB\n"
+        "  activations and temporary memory: the tensors that the counted step made\n"
+        "  host memory: 3.00 GB at first, 3.97 GB at last\n"
+        "  slope +10.000 GB per hour, 2.78 MB per step: a leak, it doesn't level off\n"
+        "rank 1, step 2, on cpu\n"
+        "  weights        1.00 MB\n"
+        "  gradients            —\n"
+        "  optimizer            —\n"
+        "  activations          —\n"
+        "  temporary            —\n"
+        "  peak                 —\n"
+        "  activations and temporary memory are unknown: no step was counted\n"
+        "  host memory: 3.00 GB at first, 3.03 GB at last\n"
+        "  too few `use` records for a slope: with one in 10 s it takes three minutes\n"
+    )
+
+
+def test_a_clean_run_has_no_leak(tmp_path, capsys):
+    journal(tmp_path, [Use(step=place, resident_gb=3.0) for place in range(40)])
+    assert told(capsys, tmp_path) == (
+        "rank 0: no `memory` record: the fit ended before its third step, or a version without them wrote it\n"
+        "  host memory: 3.00 GB at first, 3.00 GB at last\n"
+        "  slope +0.000 GB per hour: no leak\n"
+    )
+
+
+def test_json(tmp_path, capsys):
+    journal(tmp_path, [PARTS])
+    assert json.loads(told(capsys, tmp_path, "--json")) == [
+        {
+            "rank": 0,
+            "step": 2,
+            "device": "cuda",
+            "source": "operations",
+            "gb": {
+                "weights": 2.0,
+                "gradients": 2.0,
+                "optimizer": 4.0,
+                "activations": 1.5,
+                "temporary": 0.25,
+                "context": 0.5,
+                "peak": 10.0,
+            },
+            "resident_gb": None,
+            "resident_gb_per_hour": None,
+            "leak": False,
+        }
+    ]
+
+
+@pytest.mark.parametrize("contents", [None, "", "no\n"])
+def test_without_a_journal_there_is_one_sentence(tmp_path, capsys, contents):
+    if contents is not None:
+        (tmp_path / "rank0.jsonl").write_text(contents)
+    assert main(["memory", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("perf-callbacks memory: ")
+    assert error.count("\n") == 1
+
+
+def test_a_directory_that_is_not_there_is_named(tmp_path, capsys):
+    assert main(["memory", str(tmp_path / "gone")]) == 2
+    assert "gone" in capsys.readouterr().err

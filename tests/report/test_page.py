@@ -1,0 +1,181 @@
+"""The page of a report: its content as plain values, and as HTML."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from fakes import a_run
+from journals import COUNT, Outline, a_fit, a_summary
+
+from perf_callbacks.core.codec import Entry
+from perf_callbacks.core.records import SCHEMA, Steps, Straggler
+from perf_callbacks.report.history import gather
+from perf_callbacks.report.page import render
+from perf_callbacks.report.payload import payload
+
+
+def content(*journals, **options):
+    return payload(gather(journals), **options)
+
+
+def two_ranks():
+    return [a_fit(0, world_size=2, timeline="device"), a_fit(1, world_size=2, timeline="device", started_unix=1.0)]
+
+
+def test_the_page_opens_with_the_verdict_and_the_figures():
+    found = content(*two_ranks())
+    assert found["verdict"] == "Waiting for data took 25% of the run; try DataLoader(num_workers=2). Up to 1.3x faster."
+    assert [(one["name"], one["value"]) for one in found["figures"]] == [
+        ("step time", "276 ms"),
+        ("MFU", "≥ 36.2%"),
+        ("TFLOPS", "≥ 0.00000000145"),
+        ("tokens/s", "128"),
+        ("samples/s", "16.0"),
+        ("garbage collection", "250 ms"),
+        ("run time", "13.0 s"),
+    ]
+    assert found["notes"] == []
+
+
+def test_each_chart_has_a_text_and_columns_of_one_length():
+    found = content(*two_ranks())
+    points = len(found["steps"]["x"])
+    assert points == 20
+    assert {len(found[chart][name]) for chart in ("steps", "rate") for name in ("least", "mean", "most")} == {points}
+    assert {len(values) for values in found["stages"]["shares"]} == {points}
+    assert found["steps"]["text"] == (
+        "Step time over 20 steps: 276 ms on average, from 250 ms to 719 ms in the mean of a point. "
+        "The slowest step is 12 on rank 1 with 1.19 s."
+    )
+    assert found["stages"]["names"] == ["data", "forward", "backward"]
+    texts = [found[name]["text"] for name in ("rate", "stages", "marks", "account", "peak", "memory", "heat")]
+    assert all(texts)
+    assert [chart["title"] for chart in found["use"]] == ["Load", "Memory"]
+
+
+def test_what_happened_is_marked_in_lanes():
+    restarted = [*a_fit(0, summary=False), *a_fit(0, attempt=2, step=15)]
+    found = content(restarted)["marks"]
+    assert found["lanes"] == ["evaluation", "restart", "FLOP count", "collection", "stall"]
+    assert [15, 1, "attempt 2 from step 15, 5 steps again"] in found["marks"]
+    assert [4, 3, "garbage collection 125 ms, generation 2, rank 0, by the program"] in found["marks"]
+    assert [15, 4, "rank 0 in data for 61.0 s"] in found["marks"]
+
+
+def test_the_tables_say_what_was_found_counted_and_changed():
+    tables = content(*two_ranks())["tables"]
+    assert [*tables] == [
+        "findings",
+        "worst",
+        "ranks",
+        "phases",
+        "products",
+        "uncounted",
+        "memory",
+        "checklist",
+        "stalls",
+        "environment",
+    ]
+    assert tables["findings"]["rows"][0][1:] == (
+        "25%",
+        "Waiting for data took 25% of the run",
+        "DataLoader(num_workers=2)",
+    )
+    assert tables["worst"]["rows"][0][:5] == ("12", "1.19 s", "4.75x", "1", "data +938 ms")
+    assert tables["products"]["rows"][0][-1] == "50,257 is no multiple of 8: 50,304 would be"
+    assert tables["products"]["rows"][1] == ["mm", "[8, 64] x [64, 64]", "bfloat16", "100", "20.0%", "fits"]
+    assert tables["uncounted"]["rows"] == [("no formula", "mine::product", "3 calls")]
+    assert tables["uncounted"]["note"].endswith("The FLOPs, and so MFU, are a lower bound.")
+    assert tables["checklist"]["rows"][0][-1] == "2 ms per step (99.9 % interval 1 to 3)"
+    assert tables["stalls"]["rows"][0] == ("15", "0", "data", "61.0 s", "loader.py:41 next")
+    assert tables["memory"]["rows"][-1] == ("peak", "8.00 GB")
+
+
+def test_stragglers_are_marked_and_tabulated_with_what_they_cost():
+    slow = Straggler(step=18, rank=1, cause="data", seconds_lost=1.5, steps=4)
+    summary = a_summary(
+        compared_steps=18,
+        compared_seconds=4.5,
+        straggler_seconds={"data": 1.5},
+        stragglers=((1, "data", 1.5, 4),),
+        slowdown=1.5,
+        backward_waiting=0.25,
+    )
+    found = content([*a_fit(0, summary=False, world_size=2), Entry(30.0, slow), Entry(31.0, summary)])
+    lane = found["marks"]["lanes"].index("straggler")
+    assert [18, lane, "rank 1 cost 1.50 s in 4 steps: waiting for data"] in found["marks"]["marks"]
+    table = found["tables"]["stragglers"]
+    assert table["rows"] == [
+        ("1", "waiting for data", "1.50 s", "4", "more loader workers, or data nearer to the rank")
+    ]
+    assert table["note"].startswith("In 18 compared steps of 4.50 s. A step takes 1.50 times as long as with ranks")
+
+
+def test_without_tensor_cores_there_is_no_shape_advice():
+    products = content(a_fit(0))["tables"]["products"]
+    assert [name for name, _ in products["columns"]][-1] == "share"
+
+
+def test_a_run_that_was_killed_still_has_a_page():
+    found = content(a_fit(0, summary=False))
+    assert found["verdict"].startswith("250 ms per step, of which backward took 50%")
+    assert found["account"] is None
+    assert found["notes"] == ["Rank 0 wrote no summary: the run was killed, or is still going on."]
+    assert found["rate"]["unit"] == "TFLOPS"
+
+
+def test_missing_ranks_other_fits_and_newer_journals_are_said():
+    found = content([*a_fit(0, run_id="old"), *a_fit(0, world_size=3, schema=SCHEMA + 1, started_unix=9e5)])
+    assert found["notes"] == [
+        "These journals hold 2 fits, and this is number 2. Another one is shown by --fit NUMBER.",
+        "Ranks without a journal here: 1, 2, of 3. They are in no figure of this page.",
+        f"The journal was written by a newer version (schema {SCHEMA + 1}): what it adds is not shown.",
+    ]
+    assert (
+        content([*a_fit(0, run_id="old"), *a_fit(0, run_id="new", started_unix=9e5)], number=1)["title"]["run"] == "old"
+    )
+
+
+def test_an_empty_fit_has_a_page_that_says_so():
+    found = content([Entry(0.0, a_run())])
+    assert found["verdict"] == "No step was measured."
+    assert found["steps"] is found["rate"] is found["stages"] is found["marks"] is None
+    assert "perf_callbacks report" in render(found)
+
+
+def test_values_that_contradict_each_other_cost_their_part_alone():
+    broken = a_summary(included_seconds=0.0, findings=(), wall_seconds={"startup": 1.0, "other": 1.0})
+    found = content([*a_fit(0, summary=False), Entry(50.0, broken)])
+    assert "The verdict: not shown, because values in the journal contradict each other." in found["notes"]
+    assert found["steps"] is not None
+
+
+def test_a_journal_can_put_no_element_into_the_page():
+    evil = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+    journal = [
+        Entry(0.0, a_run(run_id=evil, device=evil, versions={evil: evil}, config={evil: evil})),
+        Entry(1.0, replace(COUNT, uncounted={evil: 1}, products=((evil, evil, evil, 1),))),
+        Entry(2.0, a_summary(findings=(), failure=evil, flops_unknown=evil)),
+    ]
+    plain, hostile = (Outline(render(content(one))) for one in (a_fit(0), journal))
+    assert hostile.tags == plain.tags
+    assert json.loads(hostile.data)["title"]["run"] == evil
+
+
+def test_the_page_asks_for_nothing_and_runs_its_own_scripts_alone():
+    page = render(content(*two_ranks()))
+    assert Outline(page).links == ["data:,"]
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)[1]
+    assert policy.startswith("default-src 'none'; img-src data:; script-src 'sha256-")
+    assert len(re.findall(r"'sha256-[^']{44}'", policy)) == 5
+    assert "innerHTML" not in page.replace("uPlot", "")[page.index("function el(") :]
+    assert "{{" not in page.split('id="data"')[0]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_few_steps_make_a_page(count):
+    one = Steps(step=tuple(range(1, count + 1)), step_time=(0.5,) * count)
+    found = content([Entry(0.0, a_run()), Entry(1.0, one)])
+    assert found["verdict"] == "500 ms per step. The stages of a step are unknown."
+    render(found)

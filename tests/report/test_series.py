@@ -1,0 +1,77 @@
+"""Series that are drawn over the steps."""
+
+import pytest
+from fakes import a_run
+from journals import a_fit, steps
+
+from perf_callbacks.core.codec import Entry
+from perf_callbacks.report.history import gather
+from perf_callbacks.report.series import hardware_ratios, heat, outliers, series, worst
+
+
+def a_history(*journals):
+    [fit] = gather(journals)
+    return fit
+
+
+def journal(*records, **run):
+    return [Entry(0.0, a_run(**run)), *[Entry(1.0, record) for record in records]]
+
+
+def test_a_bucket_has_the_least_the_mean_and_the_greatest_of_its_steps():
+    fit = a_history(journal(steps(1, 8, slow=2)))
+    drawn = series(fit, most=4)
+    assert drawn.axis.middles == [1.5, 3.5, 5.5, 7.5]
+    assert drawn.times.least == [0.25] * 4
+    assert drawn.times.most == [1.1875, 0.25, 0.25, 0.25]
+    assert drawn.times.mean[0] == pytest.approx((0.25 + 1.1875) / 2)
+    assert drawn.flops_per_second.mean[1] == pytest.approx(1600)
+    assert drawn.shares["data_time"][1] == pytest.approx(0.25)
+    assert "gc_time" not in drawn.shares
+
+
+def test_steps_in_no_row_are_in_no_bucket_and_a_lost_one_neither():
+    lost = steps(1, 4, excluded=("first", None, None, None))
+    fit = a_history(journal(lost, steps(9, 9)))
+    assert series(fit).times.mean == [None, 0.25, 0.25, 0.25, None, None, None, None, 0.25]
+
+
+def test_some_steps_alone_can_be_drawn():
+    drawn = series(a_history(journal(steps(1, 20))), within=range(5, 8))
+    assert (drawn.axis.first, drawn.axis.last, drawn.steps) == (5, 7, 3)
+    nothing = series(a_history(journal(steps(1, 20))), within=range(50, 80))
+    assert (nothing.steps, nothing.axis.middles) == (0, [])
+
+
+def test_slow_steps_are_kept_one_by_one():
+    fit = a_history(a_fit(0, world_size=2), a_fit(1, world_size=2))
+    assert [(one.step, one.rank, one.reason) for one in outliers(fit)] == [(12, 1, None)]
+
+
+def test_a_slow_step_is_explained_by_the_rank_that_the_other_waited_for():
+    waiting = steps(
+        1,
+        12,
+        backward_time=(*[0.125] * 4, 1.0625, *[0.125] * 7),
+        step_time=(*[0.25] * 4, 1.1875, *[0.25] * 7),
+    )
+    fit = a_history(journal(steps(1, 12, slow=5), world_size=2, rank=1), journal(waiting, world_size=2))
+    [one] = worst(fit, outliers(fit))
+    assert (one.step, one.rank, one.stage, one.excess_seconds) == (5, 1, "data_time", 0.9375)
+    assert one.times == pytest.approx(4.75)
+
+
+def test_a_rank_that_is_slow_for_long_stands_out_in_the_heat_map():
+    slow = steps(1, 9, data_time=(0.5,) * 9)
+    found = heat(
+        a_history(*[journal(slow if rank == 2 else steps(1, 9), rank=rank, world_size=3) for rank in range(3)])
+    )
+    assert (found.ranks, found.left_out) == ((0, 1, 2), 0)
+    assert found.excess["data_time"] == [[0.0] * 9, [0.0] * 9, [0.4375] * 9]
+    assert found.excess["forward_time"] == [[0.0] * 9] * 3
+    assert "gc_time" not in found.excess
+
+
+def test_executed_flops_follow_the_latest_count():
+    fit = a_history(a_fit(0))
+    assert hardware_ratios(fit, series(fit).axis) == [1.25] * 20
