@@ -18,7 +18,7 @@ FEWEST_BATCHES = 5
 
 CONFIDENCE = 0.95
 
-QUANTILE = 0.1
+QUANTILE = 0.05
 """Share of the steps of a batch that are shorter than a quick one."""
 
 STEPS_PER_QUANTILE = 5
