@@ -134,11 +134,11 @@ def test_text(tmp_path, capsys):
     lines = compared(capsys, a, b, status=1).splitlines()
     assert lines[0] == "B is slower: samples/s changed by -16.5 % (-16.7 % to -16.4 %)."
     assert lines[1] == "A: 100 measured steps, B: 100"
-    assert lines[2].split() == ["metric", "A", "B", "change", "95", "%", "interval"]
+    assert lines[2].split() == ["metric", "A", "B", "change", "99", "%", "interval"]
     rows = {line.split()[0]: line.split() for line in lines[3:]}
     assert rows["step_time"][-1] == rows["samples/s"][-1] == rows["mfu"][-1] == "worse"
     assert rows["forward_time"] == ["forward_time", "40.0", "ms", "40.0", "ms", "+0.0", "%", "—", "same"]
-    assert rows["mfu"][1:3] == ["9.9%", "8.2%"]
+    assert rows["mfu"][1:3] == ["9.88%", "8.25%"]
     assert lines[-4:] == ["differences", "  torch: — -> 2.9", "  gc: sync -> off", "  checklist: gc: — -> applied"]
     assert max(map(len, lines)) <= 80
 
@@ -148,7 +148,7 @@ def test_markdown_is_a_table_and_shows_no_markup_of_the_journal(tmp_path, capsys
     b = write(tmp_path / "b", steps(around(0.1, seed=1)), device="<b>\n\x1b[1m")
     lines = compared(capsys, a, b, "--format", "markdown").splitlines()
     assert lines[0].startswith("**No regression: step_time changed by ")
-    assert lines[2] == "| metric | A | B | change | 95 % interval | verdict |"
+    assert lines[2] == "| metric | A | B | change | 99 % interval | verdict |"
     assert lines[-1] == r"- device: a\|b → \<b\>??\[1m"
 
 

@@ -16,9 +16,10 @@ BATCHES = 16
 FEWEST_BATCHES = 5
 """Batches of two steps without which nothing is estimated."""
 
-CONFIDENCE = 0.95
+CONFIDENCE = 0.99
+"""Share of intervals that hold the truth: a comparison that fails builds by chance is soon ignored."""
 
-QUANTILE = 0.1
+QUANTILE = 0.05
 """Share of the steps of a batch that are shorter than a quick one."""
 
 STEPS_PER_QUANTILE = 5
@@ -39,7 +40,7 @@ class Change(NamedTuple):
 
     change: float
     low: float
-    """Lower end of the 95 % interval."""
+    """Lower end of the 99 % interval."""
     high: float
 
 

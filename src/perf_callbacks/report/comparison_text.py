@@ -17,7 +17,7 @@ SENTENCES = {
     UNDECIDED: "Undecided, more steps would tell",
 }
 
-HEADERS = ("metric", "A", "B", "change", "95 % interval", "")
+HEADERS = ("metric", "A", "B", "change", "99 % interval", "")
 
 
 def verdict(comparison: Comparison) -> str:
@@ -120,7 +120,7 @@ def _shown(name: str, value: float | None) -> str:
         return duration(value)
     if name.endswith("_gb"):
         return size(value)
-    return f"{value:.1%}" if name in {"mfu", "hfu"} else rate(value)
+    return f"{100 * value:.3g}%" if name in {"mfu", "hfu"} else rate(value)
 
 
 def _percent(change: float) -> str:

@@ -1,11 +1,12 @@
 """Memory of one optimizer step by part: measured from the tensors themselves while the step runs."""
 
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.utils.hooks import RemovableHandle
 
 from perf_callbacks.core.memory_use import GB, Allocator
@@ -17,47 +18,54 @@ OPERATIONS, ALLOCATOR = "operations", "allocator"
 
 
 class StepMemory:
-    """Looks at gradients before an optimizer steps, and at its state afterwards.
+    """Looks at the gradients before an optimizer steps, and at the optimizer's state when the step of training ends.
 
-    Optimizers of other models are left out. The hooks hold neither the fit nor the model, and an error in them ends the
+    Optimizers of other models are left out. The hook holds neither the fit nor the model, and an error in it ends the
     measurement, never the step.
     """
 
     def __init__(self, model: nn.Module | None, device: str) -> None:
         self.allocations = Allocations(device)
-        self.optimizer_seen = self.hooked = False
+        self.hooked = False
+        """True: optimizers that step are seen."""
         self._device = device
         self._trained = set[int]() if model is None else {id(parameter) for parameter in model.parameters()}
         self._gradients: dict[int, int] = {}
-        self._state: dict[int, int] = {}
-        self._hooks = [RemovableHandle(one) for one in (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)]
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._failed = False
+        self._hook = RemovableHandle(_global_optimizer_pre_hooks)
+
+    @property
+    def optimizer_seen(self) -> bool:
+        """True: an optimizer has stepped, and could be read."""
+        return bool(self._optimizers) and not self._failed
 
     def begin(self) -> None:
-        """Look at the optimizers that step from now on. Hooks would make the compiler compile compiled ones again."""
+        """Look at the optimizers that step from now on. A hook would make the compiler compile compiled ones again."""
         self.hooked = not anything_compiled()
-        if not self.hooked:
-            return
-        # torch's own functions return the handle after the hook is in place; an interrupt may come in between
-        _global_optimizer_pre_hooks[self._hooks[0].id] = self._steps
-        _global_optimizer_post_hooks[self._hooks[1].id] = self._stepped
+        if self.hooked:
+            # torch's own function returns the handle after the hook is in place; an interrupt may come in between
+            _global_optimizer_pre_hooks[self._hook.id] = self._steps
 
     def end(self) -> None:
         """Look at nothing any more. Twice is once."""
-        for hook in self._hooks:
-            hook.remove()
+        self._hook.remove()
         self.allocations.end()
 
     def look(self, found: Iterable[Any]) -> None:
-        """Look at these optimizers after their step, for want of hooks. Gradients may be gone, and are like weights."""
+        """Look at these optimizers after their step, for want of a hook. Gradients that are gone were like weights."""
         for optimizer in found:
             trained = [one for one in _parameters(optimizer) if one.requires_grad]
             self._note(self._gradients, [one if one.grad is None else one.grad for one in trained])
-            self._stepped(optimizer, (), {})
+            self._optimizers.add(optimizer)
 
     def parts(self, model: nn.Module | None, step: int, allocator: Allocator | None) -> Memory:
         """Put together what was seen in the step that is ending."""
+        state: dict[int, int] = {}
+        for optimizer in self._optimizers:
+            self._note(state, [*_tensors(optimizer.state)])
         weights = _sizes([] if model is None else [*model.parameters(), *model.buffers()], self._device)
-        still = {key: size for key, size in self._state.items() if key not in weights}  # amsgrad and others may share
+        still = {key: size for key, size in state.items() if key not in weights}  # amsgrad and others may share
         static = sum(weights.values()) + sum(self._gradients.values()) + sum(still.values())
         followed, activations, temporary, peak = self.allocations, None, None, None
         source = None
@@ -85,18 +93,11 @@ class StepMemory:
 
     def _steps(self, optimizer: Any, _args: object, _kwargs: object) -> None:
         try:
-            if self._ours(optimizer):
+            if not self._failed and self._ours(optimizer):
                 self._note(self._gradients, [one.grad for one in _parameters(optimizer) if one.grad is not None])
+                self._optimizers.add(optimizer)
         except Exception:  # noqa: BLE001 optimizers may be anything
-            self.end()
-
-    def _stepped(self, optimizer: Any, _args: object, _kwargs: object) -> None:
-        try:
-            if self._ours(optimizer):
-                self._note(self._state, [*_tensors(optimizer.state)])
-                self.optimizer_seen = True
-        except Exception:  # noqa: BLE001 as above
-            self.end()
+            self._failed = True
 
     def _ours(self, optimizer: Any) -> bool:
         return not self._trained or any(id(one) in self._trained for one in _parameters(optimizer))
