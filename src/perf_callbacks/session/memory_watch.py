@@ -102,9 +102,10 @@ class MemoryWatch(Observer):
             self._give_up(error)
         self._let_go()
 
-    def loader_left(self) -> None:
-        """Leave no hook behind: training may be over."""
-        self._let_go()
+    def loader_left(self, *, exhausted: bool) -> None:
+        """Leave no hook behind where a loop leaves its loader early: training may be over."""
+        if not exhausted:
+            self._let_go()
 
     def closed(self) -> None:
         """Measure no more."""
