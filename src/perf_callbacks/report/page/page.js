@@ -163,7 +163,8 @@ function rateChart() {
   const hardware = rate.unit === "share" ? "HFU" : "with recomputation";
   const made = figure(name, key([name, "accent", true], ["lowest to highest", "band"], ...(again ? [[hardware, "second", true]] : [])), rate.text);
   page.lastChild.append(made);
-  const high = Charts.usual([...rate.most, ...(again ? rate.executed : [])]) * 1.15;
+  const values = [...rate.most, ...(again ? rate.executed : [])];
+  const high = Math.min(Math.max(...values.filter((v) => v != null)) * 1.08, Charts.usual(values) * 1.6);
   Charts.chart(made, {
     x: steps.x, unit: rate.unit, height: 180, range: [0, high],
     lines: [{ values: rate.most, width: 0 }, { values: rate.least, width: 0 }, { values: rate.mean, color: "accent" }, { values: again ? rate.executed : rate.mean.map(() => null), color: "second", width: 1 }],
