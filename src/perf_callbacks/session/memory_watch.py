@@ -101,6 +101,8 @@ class MemoryWatch(Observer):
         except Exception as error:  # noqa: BLE001 as above
             self._give_up(error)
         self._let_go()
+        if self._tries == TRIES:
+            self._model = None
 
     def loader_left(self, *, exhausted: bool) -> None:
         """Leave no hook behind where a loop leaves its loader early: training may be over."""
