@@ -831,7 +831,7 @@ def test_thousands_of_parts_are_handled_in_slices_with_a_breath_in_between(monke
     job.now += leader.SOON_OF_MANY
     job.step()
     assert job.latest == [job.whole(0), *[None] * 199]
-    assert breaths == [leader.BREATH_SECONDS] * 3  # 200 parts are read, and put together, 128 at a time
+    assert breaths == [leader.BREATH_SECONDS] * 5  # 200 parts are read, put together and freed, 128 at a time
     job.offer(1)
     job.step()
     assert job.latest == [job.whole(0)] * 200  # with the next part
