@@ -99,7 +99,15 @@ def masks():
     """The CPUs of each thread of this process, and of each loader worker, where they differ."""
     threads = [int(path.name) for path in Path("/proc/self/task").iterdir()]
     workers = [child.pid for child in multiprocessing.active_children()]
-    return [sorted({tuple(sorted(os.sched_getaffinity(one))) for one in these}) for these in (threads, workers)]
+    return [sorted({*filter(None, map(mask, these))}) for these in (threads, workers)]
+
+
+def mask(thread):
+    """The CPUs of a thread; none if it has ended since it was seen."""
+    try:
+        return tuple(sorted(os.sched_getaffinity(thread)))
+    except ProcessLookupError:
+        return ()
 
 
 def amounts(rank, step):

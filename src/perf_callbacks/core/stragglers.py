@@ -38,6 +38,9 @@ SLOW_SHARE, SLOW_STEPS = 0.05, 0.6
 """A rank is slow in a window if it takes this part of a step longer than a usual rank, and is the slowest one in this
 part of the steps. It is a slow rank from the second window in a row on."""
 
+LONG_STEPS = 30
+"""Steps of these windows before which a rank is not slow for long, however short windows are."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlowRank:
@@ -208,9 +211,9 @@ class _Group:
             Straggler(step=last_step, rank=rank, cause=cause, seconds_lost=lost * part, steps=len(mine))
             for cause, part in causes.items()
         ]
-        self._suspect, confirmed = suspect, suspect.steps > 0
+        self._suspect, known = suspect, suspect.steps > 0
         suspect.steps += len(compared)
-        if not confirmed:
+        if not known or suspect.steps < LONG_STEPS:
             return []
         share = late / step_seconds
         self.slow = SlowRank(rank=rank, step=last_step, steps=suspect.steps, share=share, causes=causes)
