@@ -6,13 +6,15 @@
 Rank 0 is a process of its own, with a real TCPStore, the side thread of a fit, and windows of 50 steps with six
 signals. The other ranks are simulated in this process: each does the rounds of a real rank, with a real connection or
 files. One rank in a hundred (at least one) is silent from the start, so that every window goes on to its deadline.
-The training thread of rank 0 is idle. Its CPU is that of the whole process: side thread, and the server of the store.
+The training thread of rank 0 is idle, and automatic garbage collection is off, as in a fit with `gc="sync"`. The CPU of
+rank 0 is that of the whole process: side thread, and the server of the store.
 Figures are medians over the windows. Ranks that leave files come first, and only the first 256 of them look for the
 window again until it is there: this concerns no other machine, and this one can't do so for thousands.
 """
 # ruff: noqa: SLF001
 
 import argparse
+import gc
 import heapq
 import itertools
 import json
@@ -100,6 +102,7 @@ class Slices:
 def rank_0(world_size: int, directory: str, *, direct: bool) -> None:
     """Rank 0, told by its input when a window is over."""
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    gc.disable()
     before, opened, slices, read = memory(), descriptors(), Slices(), []
     leader.time = type("Time", (), {"sleep": slices.sleep})
     exchange = Exchange(

@@ -115,6 +115,7 @@ def put(form, at, *values):
         lambda body: body.__delitem__(slice(64, None)),
         lambda body: body.__setitem__(slice(120, 122), b"{["),
         lambda body: body.__setitem__(slice(120, 122), b"\xff\xff"),
+        lambda body: body.__setitem__(slice(120, 130), b"[1, 2, 3] "),
     ],
 )
 def test_numbers_that_can_not_be_true_are_no_part(change):

@@ -810,6 +810,16 @@ def test_what_is_asked_for_in_a_window_that_comes_late_holds_some_windows_after_
     assert job.latest[0].holds == {"gc_interval": (4 + NOTICE) * LENGTH}
 
 
+def test_in_a_larger_job_a_rank_hears_of_a_window_with_its_next_part():
+    job = Job(world_size=rounds.FEW + 1)
+    job.step()
+    job.through(0)
+    assert job.latest == [job.whole(0), *[None] * rounds.FEW]
+    assert job.step() == [None] * (rounds.FEW + 1)
+    job.through(1)
+    assert job.latest == [job.whole(1), *[job.whole(0)] * rounds.FEW]
+
+
 def test_thousands_of_parts_are_handled_in_slices_with_a_breath_in_between(monkeypatch):
     job = Job(world_size=200)
     job.step()
@@ -821,7 +831,7 @@ def test_thousands_of_parts_are_handled_in_slices_with_a_breath_in_between(monke
     job.now += leader.SOON_OF_MANY
     job.step()
     assert job.latest == [job.whole(0), *[None] * 199]
-    assert breaths == [leader.BREATH_SECONDS] * 7  # 200 parts are read, and put together, 64 at a time
+    assert breaths == [leader.BREATH_SECONDS] * 5  # 200 parts are read, put together and freed, 128 at a time
     job.offer(1)
     job.step()
     assert job.latest == [job.whole(0)] * 200  # with the next part

@@ -1,5 +1,6 @@
 """Jobs of many ranks: the first rank of each machine talks for the others, who leave it their notes in files."""
 
+import os
 import stat
 from dataclasses import replace
 
@@ -168,6 +169,27 @@ def test_a_directory_that_vanished_is_made_again(tmp_path):
     folder.write("key", "note")
     assert folder.read("key") == ["note"]
     assert folder.read("key", "other") == []
+
+
+def test_notes_from_before_the_process_began_are_of_a_job_that_was_killed(nodes, tmp_path):
+    killed = Job(world_size=4, nodes=nodes)
+    killed.step()
+    killed.step()
+    for path in tmp_path.glob("*/*"):
+        os.utime(path, (1e9, 1e9))
+    rounds._obeyed.clear()
+    later = Job(world_size=4, nodes=nodes)
+    later.step(1, 2, 3)
+    assert [exchange.verdict for exchange in later.ranks[1:]] == [None] * 3
+    later.step()
+    later.step()
+    later.through(0)
+    assert later.latest == [later.whole(0)] * 4
+
+
+def test_the_time_at_which_a_process_began_is_unknown_on_some_systems(monkeypatch):
+    monkeypatch.delattr(node.time, "CLOCK_BOOTTIME", raising=False)
+    assert node.process_began() == 0
 
 
 STALL = Note(

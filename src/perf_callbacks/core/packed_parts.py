@@ -78,12 +78,16 @@ def _part(body: bytes) -> Part | None:
         columns_at = role_at + 8 * len(role_names)
         columns = array("f", body[columns_at:])
         role = array("q", body[role_at:columns_at]) if role_names else ()
-    except (struct.error, ValueError, RecursionError):
+    except (struct.error, TypeError, ValueError, RecursionError):
         return None
     if len(columns) != len(names) * length or not steps <= length or rank >= world_size or length == 0:
         return None
     if not (0 < parallel <= world_size and 0 <= seconds < inf and min(samples, tokens, useful_tokens) >= _NOT_KNOWN):
         return None
+    signals, at = {}, 0
+    for name in names:
+        signals[name] = columns[at : at + length]
+        at += length
     return Part(
         window=window,
         length=length,
@@ -98,9 +102,7 @@ def _part(body: bytes) -> Part | None:
         model_flops=None if model == _NO_FLOPS else int.from_bytes(model, "little"),
         hardware_flops=None if hardware == _NO_FLOPS else int.from_bytes(hardware, "little"),
         asks=asks,
-        signals={
-            name: columns[at : at + length] for name, at in zip(names, range(0, len(columns), length), strict=True)
-        },
+        signals=signals,
         role=dict(zip(role_names, role, strict=True)) if role_names else _NO_ROLE,
         attempt=attempt,
     )

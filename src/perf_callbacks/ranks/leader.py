@@ -17,7 +17,7 @@ from perf_callbacks.ranks.store import Board
 SOON_OF_MANY = 1.0
 """Seconds until parts of more than `MANY` ranks are looked for: each look costs rank 0 milliseconds."""
 
-SLICE = 64
+SLICE = 128
 """Parts that are handled at once: well under 2 ms. Then the training thread may have the GIL."""
 
 BREATH_SECONDS = 0.0002
@@ -30,7 +30,8 @@ MOST_SHOWN = 8
 """Most missing ranks that the message names."""
 
 Analyse = Callable[[GatheredWindow], None]
-"""Analyses a window. Called in the side thread of rank 0, once per window, in the order of the windows."""
+"""Analyses a window. Called in the side thread of rank 0, once per window, in order. In a job of many ranks, the parts
+are gone once it returns."""
 
 log = logging.getLogger("perf_callbacks")
 
@@ -127,15 +128,19 @@ class Leader(Rounds):
             parts = self._pending.pop(window).parts
             missing = tuple([rank for rank in range(self._world_size) if rank not in parts])
             self._combine(list(parts.values()), missing, windows[-1] + 1)
-            gathered.append(
-                GatheredWindow(first_step=parts[0].first_step, steps=parts[0].length, parts=parts, missing=missing)
-            )
+            steps = parts[0].length
+            one = GatheredWindow(first_step=window * steps + 1, steps=steps, parts=parts, missing=missing)
+            gathered.append((one, parts))
             if missing and window in late:
-                self._warn(gathered[-1])
+                self._warn(one)
         if self.latest is not None and self.latest is not before:
             board.write("window", note_of_window(self._mine.fit, self.latest))
-        for one in gathered:
+        for one, parts in gathered:
             self._analyse(one)
+            while self._world_size > MANY and parts:  # freeing thousands at once takes milliseconds too
+                for rank in [*parts][:SLICE]:
+                    del parts[rank]
+                self._breathe(SLICE)
 
     def _combine(self, parts: Sequence[Part], missing: Sequence[int], windows: int) -> None:
         """Put the parts of a window together. So many windows are over by now."""

@@ -9,6 +9,7 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -18,6 +19,9 @@ from perf_callbacks.core.packed_parts import unpack_parts
 
 GATHER_SECONDS = 3.0
 """Seconds after which the parts of a machine are passed on without those that are missing."""
+
+CLOCK_SECONDS = 1.0
+"""Seconds by which the times of files and processes may differ."""
 
 LOOK_SECONDS = 2.0
 """Seconds between two looks for notes about stalls."""
@@ -69,6 +73,7 @@ class Folder:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._began = process_began() - CLOCK_SECONDS
         self._make()
 
     def _make(self) -> None:
@@ -93,7 +98,7 @@ class Folder:
     def read(self, *keys: str) -> list[str]:
         """Read the notes under some keys, in order; none of them while one is missing."""
         try:
-            return [(self._directory / key).read_text(errors="replace") for key in keys]
+            return [self._bytes(key).decode(errors="replace") for key in keys]
         except OSError:
             return []
 
@@ -102,10 +107,16 @@ class Folder:
         notes = []
         for key in keys:
             try:
-                notes.append((self._directory / key).read_bytes())
+                notes.append(self._bytes(key))
             except OSError:
                 notes.append(b"")
         return notes
+
+    def _bytes(self, key: str) -> bytes:
+        path = self._directory / key
+        if path.stat().st_mtime < self._began:  # a job that was killed has left it, and had the same address
+            raise FileNotFoundError(key)
+        return path.read_bytes()
 
     def leave(self, verdict: str | None = None) -> None:
         """Remove the directory, unless there are settings in it of another fit or from a rank that is still there.
@@ -114,6 +125,18 @@ class Folder:
         """
         if next(iter(self.read("verdict")), None) == verdict:
             shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def process_began() -> float:
+    """Return the time of the wall clock at which this process began. 0: unknown.
+
+    Ranks of one job write their notes after all processes have begun, because the process group waits for them.
+    """
+    try:
+        ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
+        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, AttributeError):  # not on Linux
+        return 0.0
 
 
 class Relay:

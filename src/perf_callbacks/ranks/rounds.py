@@ -23,7 +23,7 @@ MANY = 64
 """In a job of more ranks than this, one rank of each machine talks for all of them."""
 
 FEW = 16
-"""In a job of more ranks than this, a rank hears of a window with its next part. Up to here it looks until it is there."""
+"""In a job of more ranks than this, a rank hears of a window with its next part. In others, it looks until then."""
 
 KEPT = 8
 """Most parts of one rank that are kept, here or in the store. If it is further behind, windows go without it."""
