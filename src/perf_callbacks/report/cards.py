@@ -1,7 +1,7 @@
-"""Text for a person: a line when training starts, a short table when it ends."""
+"""Text for a person: some lines when training starts, a short table when it ends, both 80 columns wide."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from textwrap import wrap
 
 from perf_callbacks.core.peaks import DISTURBED, TERA
@@ -14,6 +14,9 @@ WIDTH = 78
 
 WORTH_SAYING = 0.05
 """Least share of the run for which a finding is the verdict."""
+
+MOST_ADVICE = 3
+"""Findings at the start, where nobody knows yet what they are worth."""
 
 ENOUGH_STEPS = 5
 """Measured steps without which there is no verdict."""
@@ -31,20 +34,24 @@ _PARTS = {"first_step": "first step", "flop_counting": "FLOP counting", "own_wor
 TIMELINES = {"host": "host clock", "device": "device events"}
 
 
-def opening(run: Run, *, journal: object | None, staged: bool = True, checklist: Sequence[Checklist] = ()) -> str:
-    r"""Render the line at the start, and the checklist below it.
+def opening(
+    run: Run,
+    *,
+    journal: object | None,
+    staged: bool = True,
+    checklist: Sequence[Checklist] = (),
+    findings: Sequence[Finding] = (),
+) -> str:
+    """Render the lines at the start: what is measured, the checklist, and advice that needs no run.
 
-    >>> line = opening(
+    >>> print(opening(
     ...     Run(run_id="a", attempt=2, step=40, rank=0, world_size=1, device="cpu", timeline="host", door="loop",
     ...         versions={"perf_callbacks": "1.0"}, config={"gc": "off"}, from_env=("gc",), started_unix=0.0),
     ...     journal=None,
-    ... ); print(line.replace(", ", ",\n"))
-    perf_callbacks 1.0: step time,
-    stages and throughput on cpu (host clock),
-    garbage collection not timed,
-    attempt 2 from step 40,
-    set by environment: gc,
-    no journal
+    ... ))
+    perf_callbacks 1.0: step time, stages and throughput on cpu (host clock),
+        garbage collection not timed, attempt 2 from step 40,
+        set by environment: gc, no journal
     """
     parts = [
         f"{'step time, stages and throughput' if staged else 'step time'} on {run.device} ({TIMELINES[run.timeline]})",
@@ -55,8 +62,8 @@ def opening(run: Run, *, journal: object | None, staged: bool = True, checklist:
         *_files(run.from_file),
         f"journal {journal}" if journal else "no journal",
     ]
-    line = f"perf_callbacks {run.versions.get('perf_callbacks', '')}: " + ", ".join(part for part in parts if part)
-    return "\n  ".join([line, *_items(checklist)])
+    first = _lines(f"perf_callbacks {run.versions.get('perf_callbacks', '')}: ", filter(None, parts))
+    return "\n  ".join([*first, *_items(checklist), *_advice(findings[:MOST_ADVICE])])
 
 
 def _files(origins: Mapping[str, str]) -> Iterable[str]:
@@ -87,7 +94,7 @@ def check(device: str, checklist: Sequence[Checklist], peak: str, findings: Sequ
     No peak.
     """
     items = [*_items(checklist)] or ["no checklist: it is turned off"]
-    items += [line for found in findings for line in _wrapped(f"advice: {found.evidence}; try {found.remedy}")]
+    items += _advice(findings)
     return "\n  ".join([f"A training on {device} would begin with", *items]) + f"\n{peak}"
 
 
@@ -99,12 +106,18 @@ def _items(rows: Sequence[Checklist]) -> Iterable[str]:
     for row in rows:
         change = " -> ".join(part for part in (row.before, row.after) if part)
         told = "; ".join(part for part in (change, None if row.status == APPLIED else row.why) if part)
-        yield f"{row.item:<{widths[0]}}  {row.status:<{widths[1]}}  {told}".rstrip()
+        yield from _wrapped(f"{row.item:<{widths[0]}}  {row.status:<{widths[1]}}  {told}".rstrip())
+
+
+def _advice(findings: Sequence[Finding]) -> Iterator[str]:
+    """Render advice that needs no run."""
+    for found in findings:
+        yield from _wrapped(f"advice: {found.evidence}; try {found.remedy}")
 
 
 def closing(summary: Summary) -> str:
     """Render the table at the end."""
-    lines = [
+    parts = [
         *_verdict(summary),
         _headline(summary),
         *_account(summary),
@@ -117,29 +130,32 @@ def closing(summary: Summary) -> str:
         _stalls(summary),
     ]
     if summary.failure:
-        lines.append(f"measuring stopped early: {summary.failure}")
-    return OURS + "\n  ".join(line for line in lines if line)
+        parts.append(f"measuring stopped early: {summary.failure}")
+    first, *others = filter(None, parts)
+    lines = [line.lstrip() for line in _wrapped(first, initial=" " * len(OURS), indent="")]
+    return OURS + "\n  ".join([*lines, *[line for part in others for line in _wrapped(part)]])
 
 
 def _verdict(summary: Summary) -> Iterable[str]:
     """Render what limits the run and the one change that helps most, and below it what else would help."""
     large = [found for found in summary.findings[:1] if found.share is not None and found.share >= WORTH_SAYING]
-    sentence = _change(large[0]) if large else _nothing_to_win(summary)
-    lines = wrap(sentence, WIDTH, initial_indent=" " * len(OURS), break_on_hyphens=False, break_long_words=False)
-    yield from (line.lstrip() for line in lines)
+    yield change(large[0]) if large else _nothing_to_win(summary)
     for other in summary.findings[len(large) :]:
         gain = "" if other.share is None else f" (worth {other.share:.0%})"
-        text = f"also: {other.evidence}; try {other.remedy}{gain}"
-        yield from _wrapped(text)
+        yield f"also: {other.evidence}; try {other.remedy}{gain}"
 
 
-def _wrapped(text: str) -> list[str]:
-    """Break a sentence within the width. What a person may copy stays whole."""
-    return wrap(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+def _wrapped(text: str, *, initial: str = "", indent: str = "  ") -> list[str]:
+    """Break a text within the width. What a person may copy, and lines of an account, stay whole."""
+    if len(initial + text) <= WIDTH:
+        return [initial + text]
+    return wrap(
+        text, WIDTH, initial_indent=initial, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+    )
 
 
-def _change(found: Finding) -> str:
-    """Render the worst finding in one sentence."""
+def change(found: Finding) -> str:
+    """Render a finding that tells its share, in one sentence."""
     return f"{found.evidence}; try {found.remedy}. Up to {1 / (1 - min(found.share or 0.0, MOST)):.1f}x faster."
 
 
@@ -181,10 +197,7 @@ def _account(summary: Summary) -> Iterable[str]:
 def _lines(opening: str, parts: Iterable[str]) -> Iterable[str]:
     """Render a list within the width, broken between its parts only."""
     whole = ", ".join(part.replace(" ", _JOINED) for part in parts)
-    return (
-        line.replace(_JOINED, " ")
-        for line in wrap(opening.replace(" ", _JOINED) + whole, WIDTH, subsequent_indent="  ")
-    )
+    return (line.replace(_JOINED, " ") for line in _wrapped(opening.replace(" ", _JOINED) + whole))
 
 
 def _stages(summary: Summary) -> Iterable[str]:
