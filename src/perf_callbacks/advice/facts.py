@@ -1,6 +1,7 @@
 """Facts and times that the rules decide by: facts about the fit are read once, times are those of the whole fit."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from perf_callbacks.core.account import STARTUP, STEPS
@@ -60,14 +61,34 @@ class Facts:
     """Steps from one log line of the trainer to the next."""
     gc: str = "sync"
     """The callback's setting of that name."""
+    ddp: bool = False
+    """True: the model is a `DistributedDataParallel`."""
+    nan_filter: bool = False
+    """True: the trainer looks at each loss for NaN (`logging_nan_inf_filter`)."""
+    weights: Mapping[tuple[int, ...], int] = field(default_factory=dict)
+    """Number of weights by shape, of those with two dimensions or more."""
+    vocabulary: int | None = None
+    """Number of tokens that the model knows."""
+    head: int | None = None
+    """Size of a head of attention."""
     tensor_cores: bool = False
     """True: the device multiplies matrices in tensor cores."""
+    multiprocessors: int | None = None
+    """Number of the device's multiprocessors."""
     tf32: bool = False
     """True: products of float32 use them too."""
     blocking: bool = False
     """True: each kernel launch waits for the device (`CUDA_LAUNCH_BLOCKING`)."""
     anomalies: bool = False
     """True: autograd looks for anomalies."""
+    deterministic: bool = False
+    """True: torch uses deterministic algorithms only."""
+    uncached: bool = False
+    """True: device memory is not cached (`PYTORCH_NO_CUDA_MEMORY_CACHING`)."""
+    expandable: bool = False
+    """True: segments of device memory can grow (`expandable_segments:True`)."""
+    allocator_retries: int = 0
+    """Requests for device memory in this fit that succeeded only after the cache was emptied."""
     work: Flops | None = None
     """The last count of a step."""
 

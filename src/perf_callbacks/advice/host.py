@@ -30,29 +30,6 @@ def sync(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding 
     return finding("sync", measured.share(between), evidence, remedy)
 
 
-def blocking(_machine: Machine, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Name `CUDA_LAUNCH_BLOCKING`. Needs no run."""
-    if not facts.blocking:
-        return None
-    return finding("sync", None, "CUDA_LAUNCH_BLOCKING=1 waits for each kernel", "unsetting CUDA_LAUNCH_BLOCKING")
-
-
-def anomalies(_machine: Machine, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Name autograd's anomaly detection. Needs no run."""
-    if not facts.anomalies:
-        return None
-    return finding("host", None, "Anomaly detection is on", "torch.autograd.set_detect_anomaly(False)")
-
-
-def threads(machine: Machine, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Name more threads than CPUs. Needs no run."""
-    cpus = (machine.cpus or facts.threads) // machine.local_world_size
-    if machine.accelerator is not None or facts.threads <= max(1, cpus):
-        return None
-    evidence = f"Operations use {facts.threads} threads, and each process has {max(1, cpus)} CPUs"
-    return finding("host", None, evidence, f"OMP_NUM_THREADS={max(1, cpus)}")
-
-
 def _logs(facts: Facts) -> bool:
     return facts.log_every is not None and facts.log_every <= OFTEN
 

@@ -2,7 +2,22 @@
 
 from collections.abc import Callable
 
-from perf_callbacks.advice import garbage, host, loading, model, optimizer, spans, tensor_cores
+from perf_callbacks.advice import (
+    allocator,
+    compiling,
+    debugging,
+    garbage,
+    host,
+    loading,
+    model,
+    optimizer,
+    precision,
+    reading,
+    reducing,
+    shapes,
+    spans,
+    threads,
+)
 from perf_callbacks.advice.facts import Facts, Machine, Measured
 from perf_callbacks.core.records import Finding, Summary
 
@@ -18,11 +33,19 @@ RULES: tuple[Rule, ...] = (
     garbage.garbage,
     spans.evaluation,
     spans.checkpoint,
-    tensor_cores.precision,
-    tensor_cores.shape,
-    host.blocking,
-    host.anomalies,
-    host.threads,
+    precision.precision,
+    compiling.compiling,
+    shapes.padding,
+    shapes.tiles,
+    reducing.reducing,
+    reading.reading,
+    reading.nan_filter,
+    allocator.retries,
+    allocator.uncached,
+    debugging.blocking,
+    debugging.anomalies,
+    debugging.deterministic,
+    threads.threads,
 )
 """Each speaks, or is silent, by its arguments alone. Without measured times only what needs no run speaks."""
 

@@ -177,6 +177,8 @@ class Flops:
     """Number of times that the host waited to read from the device, by the line that caused it."""
     values_read: Mapping[str, int] = field(default_factory=dict)
     """Number of values that Python read from tensors outside of forward, backward and optimizer, by line."""
+    reductions: int = 0
+    """Number of backwards in which tensors were summed over ranks, as DDP does with gradients."""
     errors: Mapping[str, int] = field(default_factory=dict)
     """Errors in counting, by operation."""
 
@@ -186,7 +188,8 @@ class Finding:
     """Cause that limits a run, and the change that helps."""
 
     cause: str
-    """One of data, host, sync, recompute, attention, optimizer, gc, evaluation, checkpoint, precision, shape."""
+    """One of data, host, sync, recompute, attention, optimizer, gc, evaluation, checkpoint, precision, compile, shape,
+    memory."""
     share: float | None
     """Part of the fit's wall time after startup that the change could save, from 0 to 1. None: unknown."""
     evidence: str

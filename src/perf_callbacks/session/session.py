@@ -1,7 +1,7 @@
 """Begin, show and end the fits of one integration, in the same order for all integrations."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -10,7 +10,7 @@ from torch import nn
 from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.config import ConfigError, PerfConfig, rules
 from perf_callbacks.core.observer import Observer
-from perf_callbacks.core.records import Summary
+from perf_callbacks.core.records import Finding, Summary
 from perf_callbacks.host import config_file
 from perf_callbacks.host.failures import describe
 from perf_callbacks.host.place import Place
@@ -116,6 +116,7 @@ class Session:
         recorder = self.recorder = Recorder(self.settings, place)
         try:
             watching = watch(recorder)
+            findings: Sequence[Finding] = ()
             rows = startup.start(recorder, self.settings, place.device, batches(watching), earlier)
             if recorder.active:
                 watching.install()
@@ -123,10 +124,12 @@ class Session:
                     observer = make(recorder, model)
                     if observer is not None:
                         recorder.observe(observer)
-                advising.begin(recorder, model, setup)
+                findings = advising.begin(recorder, model, setup)
             if recorder.active and place.rank == 0:
                 journal = recorder.journal_path
-                self._show(cards.opening(recorder.run, journal=journal, staged=place.staged, checklist=rows))
+                self._show(
+                    cards.opening(recorder.run, journal=journal, staged=place.staged, checklist=rows, findings=findings)
+                )
             recorder.attempt(lambda begun: begun.engine.account.started(begun.clock()))
         except BaseException as error:  # an interrupt too: nobody ends a fit that did not begin
             recorder.close(describe(error))
