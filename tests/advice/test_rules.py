@@ -59,7 +59,7 @@ def test_workers_beyond_the_cpus_are_not_advised():
 
 def test_cpus_that_compute_all_the_time_leave_nothing_for_workers():
     finding = found("data", Facts(workers=0, threads=2), summary(data=0.25), machine(cpus=1))
-    assert finding.evidence.endswith("; 1 CPUs are busy")
+    assert finding.evidence.endswith("; the CPU is busy")
 
 
 def test_on_an_accelerator_computing_takes_one_cpu():
@@ -69,6 +69,27 @@ def test_on_an_accelerator_computing_takes_one_cpu():
 
 def test_a_wait_of_nothing_is_no_finding():
     assert found("data", of=summary(data=0.002)) is None
+
+
+@pytest.mark.parametrize(
+    ("facts", "share"),
+    [
+        ({}, 0.5 / 1.5),
+        ({"idle_share": 0.0, "free_cpus": 1.0}, 0.5 / 1.5),
+        ({"free_cpus": 0.25}, 0.3 / 1.5),  # the others are used by other programs
+        ({"free_cpus": 0.0, "idle_share": 0.5 / 1.5}, 0.5 / 1.5),  # the loader waits for a disk
+        ({"free_cpus": 0.25, "idle_share": 0.1 / 1.5}, 0.38 / 1.5),  # or computes for a part of the time
+    ],
+)
+def test_the_promise_counts_cpus_that_are_free(facts, share):
+    finding = found("data", Facts(workers=0, **facts), summary(data=0.5), machine(cpus=2))
+    assert finding.share == pytest.approx(share)
+
+
+def test_workers_are_not_advised_where_other_programs_use_the_cpus():
+    finding = found("data", Facts(workers=0, free_cpus=0.0), summary(data=0.5), machine(cpus=2))
+    assert finding.evidence == "Waiting for data took 33% of the run: num_workers=0; 2 CPUs are busy"
+    assert finding.remedy == "caching prepared samples, or cheaper transforms"
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,8 @@ class Frames:
             self._calls[path.name, frame.f_code.co_firstlineno] += 1
 
     def end_step(self):
-        self.steps.append(tuple(sorted(self._calls.items())))
-        self._calls = Counter()
+        calls, self._calls = self._calls, Counter()  # first: a collection while they are sorted calls us, too
+        self.steps.append(tuple(sorted(calls.items())))
 
     @property
     def ordinary(self):

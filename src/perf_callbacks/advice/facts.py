@@ -89,6 +89,10 @@ class Facts:
     """True: segments of device memory can grow (`expandable_segments:True`)."""
     allocator_retries: int = 0
     """Requests for device memory in this fit that succeeded only after the cache was emptied."""
+    free_cpus: float | None = None
+    """CPUs of the process on which nothing ran, on average."""
+    idle_share: float | None = None
+    """Part of the fit in which the training thread needed no CPU: it waited for a disk, a device or a process."""
     work: Flops | None = None
     """The last count of a step."""
 

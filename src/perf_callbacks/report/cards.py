@@ -139,7 +139,7 @@ def closing(summary: Summary) -> str:
 def _verdict(summary: Summary) -> Iterable[str]:
     """Render what limits the run and the one change that helps most, and below it what else would help."""
     large = [found for found in summary.findings[:1] if found.share is not None and found.share >= WORTH_SAYING]
-    yield change(large[0]) if large else _nothing_to_win(summary)
+    yield _change(large[0]) if large else _nothing_to_win(summary)
     for other in summary.findings[len(large) :]:
         gain = "" if other.share is None else f" (worth {other.share:.0%})"
         yield f"also: {other.evidence}; try {other.remedy}{gain}"
@@ -154,7 +154,19 @@ def _wrapped(text: str, *, initial: str = "", indent: str = "  ") -> list[str]:
     )
 
 
-def change(found: Finding) -> str:
+def live(found: Finding, seconds: float) -> str:
+    """Render a finding about the last seconds, while training goes on.
+
+    >>> print(live(Finding(cause="data", share=0.2, evidence="Waiting for data took 25% of the run: num_workers=0",
+    ...     remedy="DataLoader(num_workers=2)"), 60.0))
+    perf_callbacks: Waiting for data took 25% of the last 60 s: num_workers=0; try
+      DataLoader(num_workers=2). Up to 1.2x faster.
+    """
+    sentence = _change(found).replace("of the run", f"of the last {seconds:.0f} s")
+    return "\n  ".join([line.strip() for line in _wrapped(OURS + sentence, indent="")])
+
+
+def _change(found: Finding) -> str:
     """Render a finding that tells its share, in one sentence."""
     return f"{found.evidence}; try {found.remedy}. Up to {1 / (1 - min(found.share or 0.0, MOST)):.1f}x faster."
 

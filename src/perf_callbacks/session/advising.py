@@ -2,6 +2,8 @@
 
 import functools
 import os
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -15,7 +17,7 @@ from perf_callbacks.advice import table
 from perf_callbacks.advice.facts import Facts
 from perf_callbacks.core.records import Finding, Summary
 from perf_callbacks.core.shaped_work import ShapedWork
-from perf_callbacks.host import environment
+from perf_callbacks.host import cpu_time, environment
 from perf_callbacks.host.environment import Environment
 from perf_callbacks.host.failures import describe
 from perf_callbacks.session.recorder import Recorder, log
@@ -48,11 +50,11 @@ def begin(recorder: Recorder, model: nn.Module | None, setup: Callable[[], Setup
         facts = read(model, setup(), door=recorder.run.door, device=recorder.device)
         facts = replace(facts, gc=recorder.config.gc)
         machine = environment.read(accelerator=_accelerator(recorder.device))
-        retries = functools.partial(_retries, recorder.device, _retries(recorder.device))
+        since = _Since(recorder.device)
     except Exception as error:  # noqa: BLE001 models and loaders may be anything
         log.info("perf_callbacks gives no advice: %s.", describe(error))
         return ()
-    advise = recorder.engine.advise = functools.partial(_advise, machine, facts, recorder.work, retries)
+    advise = recorder.engine.advise = functools.partial(_advise, machine, facts, recorder.work, since)
     return advise(None)
 
 
@@ -104,9 +106,41 @@ def _accelerator(device: torch.device) -> str | None:
     return None if device.type == "cpu" else device.type
 
 
-def _retries(device: torch.device, before: int = 0) -> int:
-    """Count the requests for device memory that were repeated since."""
-    return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0)) - before if device.type == "cuda" else 0
+class _Since:
+    """Counters of the system, from the beginning of the fit on."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._retries = self._all_retries()
+        self._thread = threading.get_native_id()
+        self._cpus = environment.cpus_allowed()
+        self._began, self._time = time.perf_counter(), cpu_time.read(self._thread)
+        self._idle = cpu_time.idle(self._cpus)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the facts that change while the fit lasts."""
+        retries = self._all_retries() - self._retries
+        now, before = cpu_time.read(self._thread), self._time
+        seconds = time.perf_counter() - self._began
+        if now is None or before is None or now.ran <= before.ran:
+            return {"allocator_retries": retries}
+        ran, queued = now.since(before)
+        return {
+            "allocator_retries": retries,
+            "idle_share": max(0.0, 1 - (ran + queued) / seconds),
+            "free_cpus": self._free(seconds),
+        }
+
+    def _free(self, seconds: float) -> float | None:
+        """Return the number of CPUs on which nothing ran, on average."""
+        idle = cpu_time.idle(self._cpus)
+        return None if idle is None or self._idle is None else min(len(self._cpus), (idle - self._idle) / seconds)
+
+    def _all_retries(self) -> int:
+        """Count the requests for device memory that were repeated in this process."""
+        if self._device.type != "cuda":
+            return 0
+        return int(torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0))
 
 
 def _parameters(model: nn.Module | None) -> Iterable[nn.Parameter]:
@@ -154,10 +188,10 @@ def _inner(outer: Any) -> Any:
 
 
 def _advise(
-    machine: Environment, facts: Facts, work: ShapedWork, retries: Callable[[], int], summary: Summary | None
+    machine: Environment, facts: Facts, work: ShapedWork, since: _Since, summary: Summary | None
 ) -> tuple[Finding, ...]:
     try:
-        return table.findings(machine, replace(facts, work=work.counted, allocator_retries=retries()), summary)
+        return table.findings(machine, replace(facts, work=work.counted, **since.facts()), summary)
     except Exception as error:  # noqa: BLE001 a summary without advice is still one
         log.warning("perf_callbacks gives no advice: %s.", describe(error), exc_info=error)
         return ()

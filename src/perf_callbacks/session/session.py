@@ -17,6 +17,7 @@ from perf_callbacks.host.place import Place
 from perf_callbacks.report import cards
 from perf_callbacks.session import advising, counting, stalls, startup
 from perf_callbacks.session.advising import Setup
+from perf_callbacks.session.live_advice import LiveAdvice
 from perf_callbacks.session.recorder import Recorder, log
 
 OBSERVERS: tuple[Callable[[Recorder, nn.Module | None], Observer | None], ...] = (
@@ -125,6 +126,8 @@ class Session:
                     if observer is not None:
                         recorder.observe(observer)
                 findings = advising.begin(recorder, model, setup)
+                if place.rank == 0:
+                    recorder.observe(LiveAdvice(recorder, self._show))
             if recorder.active and place.rank == 0:
                 journal = recorder.journal_path
                 self._show(
