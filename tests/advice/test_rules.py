@@ -136,6 +136,47 @@ def test_values_that_are_read_for_nothing_much_are_no_finding():
     assert found("sync", Facts(log_every=50), summary(other=1.0)) is None
 
 
+FEWER = "fewer or shorter completions (num_generations, max_completion_length)"
+
+
+def grpo(**parts):
+    """Steps of two seconds, of which one is work of TRL's."""
+    return replace(summary(other=1.0), other_seconds={name: 100 * seconds for name, seconds in parts.items()})
+
+
+@pytest.mark.parametrize(
+    ("parts", "on", "evidence", "remedy"),
+    [
+        (
+            {"generation": 0.8},
+            machine(),
+            "Generating completions took 40% of the run",
+            FEWER,
+        ),
+        (
+            {"generation": 0.8},
+            machine(accelerator="cuda"),
+            "Generating completions took 40% of the run",
+            f"use_vllm=True in the trainer's arguments, or {FEWER}",
+        ),
+        (
+            {"rewards": 0.8},
+            machine(),
+            "Computing rewards took 40% of the run",
+            "reward functions that take all completions at once",
+        ),
+    ],
+)
+def test_parts_of_other_are_named(parts, on, evidence, remedy):
+    worst, rest = table.findings(on, Facts(), grpo(**parts))
+    assert (worst.cause, worst.share, worst.evidence, worst.remedy) == ("host", 0.4, evidence, remedy)
+    assert (rest.cause, rest.share) == ("host", pytest.approx(0.1))
+
+
+def test_parts_of_other_that_take_nothing_are_no_finding():
+    assert [one.share for one in table.findings(machine(), Facts(), grpo(generation=0.002))] == [pytest.approx(0.499)]
+
+
 def test_recomputation_is_worth_its_share_of_the_forward():
     finding = found("recompute", Facts(work=WORK), summary())
     assert finding.share == pytest.approx(0.1)
@@ -205,6 +246,11 @@ def test_garbage_is_collected_for_long(setting, scheduled, remedy):
     finding = found("gc", Facts(gc=setting), summary(gc=gc, forward=1.3))
     assert (finding.share, finding.remedy) == (0.5, remedy)
     assert finding.evidence == "Garbage collection took 50% of the run (10 collections)"
+
+
+def test_young_collections_before_the_schedule_are_nobodys_calls():
+    gc = {"gc_seconds": 100.0, "gc_collections": (7, 1, 0)}
+    assert found("gc", of=summary(gc=gc)) is None
 
 
 @pytest.mark.parametrize("seconds", [None, 0.0, 0.5])

@@ -92,6 +92,18 @@ def test_the_closing_table_says_where_the_time_went():
     assert cards.closing(summary()) == FULL
 
 
+def test_the_closing_table_names_parts_of_other():
+    closing = cards.closing(summary(other_seconds={"generation": 0.5, "rewards": 0.01}))
+    assert (
+        """
+  other              0    0.0%
+    generation 5.00 ms   25.0%
+    rewards     100 us    0.5%
+"""
+        in closing
+    )
+
+
 def test_the_closing_table_leaves_out_what_is_unknown():
     expected = "perf_callbacks: 120 steps, 100 measured (20 excluded): 20.0 ms per step"
     assert cards.closing(summary(**UNKNOWN)) == expected

@@ -119,6 +119,11 @@ class Measured:
         seconds = self.summary.stage_seconds.get(f"{name}_time", 0.0)
         return seconds / self.summary.included_steps if self.summary.included_steps else 0.0
 
+    def part(self, name: str) -> float:
+        """Mean seconds per step of a named part of the stage `other`; 0 if there is none."""
+        seconds = self.summary.other_seconds.get(name, 0.0)
+        return seconds / self.summary.included_steps if self.summary.included_steps else 0.0
+
     def share(self, seconds_per_step: float) -> float:
         """Part of the fit's time that so many seconds of each step are."""
         if not self.step_seconds or not self.seconds:

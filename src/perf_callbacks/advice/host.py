@@ -11,7 +11,7 @@ def host(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding 
     """Name the time of steps in which neither loader nor model nor optimizer work."""
     if measured is None or not measured.known or _reads(facts) is not None:
         return None
-    idle = measured.stage("other")
+    idle = max(0.0, measured.stage("other") - sum(map(measured.part, measured.summary.other_seconds)))
     evidence = f"Python work outside of forward, backward and optimizer took {measured.share(idle):.0%} of the run"
     remedy = "doing it every 50 steps or after training (callbacks, metrics, logging)"
     return finding("host", measured.share(idle), evidence, remedy)

@@ -11,6 +11,9 @@ EVALUATION, CHECKPOINT, OWN_WORK, OTHER = "evaluation", "checkpoint", "own_work"
 PARTS = (STARTUP, FIRST_STEP, FLOP_COUNTING, STEPS, EVALUATION, CHECKPOINT, OWN_WORK, OTHER)
 """Parts of a fit's wall time, in the order in which they are shown."""
 
+GENERATION, REWARDS = "generation", "rewards"
+"""Parts of the stage `other` that a trainer names."""
+
 BEGINNING = ("first", "restart")
 """Why the step with which a fit begins is in no row."""
 
@@ -25,6 +28,8 @@ class Account:
         self.own_seconds = 0.0
         """Time that the callback took during a step and left out of it."""
 
+        self.other_seconds: dict[str, float] = {}
+        """Seconds of the named parts of the stage `other`, in steps that are in rows."""
         self.span_seconds: dict[str, float] = {}
         self.span_counts: Counter[str] = Counter()
 
@@ -32,6 +37,10 @@ class Account:
         """Add an evaluation, a checkpoint or the like."""
         self.span_seconds[kind] = self.span_seconds.get(kind, 0.0) + seconds
         self.span_counts[kind] += 1
+
+    def add_other(self, name: str, seconds: float) -> None:
+        """Add to a named part of the stage `other`."""
+        self.other_seconds[name] = self.other_seconds.get(name, 0.0) + seconds
 
     def started(self, now: float) -> None:
         """Note that the callback is set up."""

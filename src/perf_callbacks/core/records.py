@@ -240,6 +240,8 @@ class Summary:
     """Duration of the included steps."""
     stage_seconds: Mapping[str, float]
     """Seconds of each stage in the included steps; empty if unknown."""
+    other_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of parts of the stage `other` that TRL's trainers name: generation, rewards."""
     span_seconds: Mapping[str, float] = field(default_factory=dict)
     """Time outside of steps, by kind."""
     span_counts: Mapping[str, int] = field(default_factory=dict)

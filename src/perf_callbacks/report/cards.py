@@ -218,6 +218,9 @@ def _stages(summary: Summary) -> Iterable[str]:
         step = seconds / summary.included_steps if summary.included_steps else None
         stage = name.removesuffix("_time")
         yield f"{stage:<10}{duration(step):>10}{DASH if share is None else f'{share:.1%}':>8}"
+    for part, seconds in summary.other_seconds.items() if summary.included_seconds else ():
+        mean = duration(seconds / summary.included_steps)
+        yield f"  {part:<10}{mean:>8}{seconds / summary.included_seconds:>8.1%}"
 
 
 def _throughput(summary: Summary) -> str:

@@ -81,6 +81,7 @@ def between(before: Summary, after: Summary) -> Summary:
         included_steps=after.included_steps - before.included_steps,
         included_seconds=after.included_seconds - before.included_seconds,
         stage_seconds=_less(after.stage_seconds, before.stage_seconds),
+        other_seconds=_less(after.other_seconds, before.other_seconds),
         wall_seconds=_less(after.wall_seconds, before.wall_seconds),
         span_counts={kind: count - before.span_counts.get(kind, 0) for kind, count in after.span_counts.items()},
         gc_seconds=None if after.gc_seconds is None else after.gc_seconds - (before.gc_seconds or 0.0),
