@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol
 
-from perf_callbacks.commands import autoload, check, configure, flops, launch, run, status
+from perf_callbacks.commands import autoload, check, configure, flops, launch, run, shapes, status
 from perf_callbacks.core.config import ConfigError
 from perf_callbacks.version import __version__
 
@@ -25,7 +25,7 @@ class Command(Protocol):
         ...
 
 
-COMMANDS: tuple[Command, ...] = (run, launch, configure, status, autoload, check, flops)
+COMMANDS: tuple[Command, ...] = (run, launch, configure, status, autoload, check, flops, shapes)
 
 
 def main(words: Sequence[str] | None = None) -> int:
