@@ -89,7 +89,7 @@ def through_trainer(fit):
     return callback.summary
 
 
-def through_lightning(fit):
+def through_lightning(fit, prepare=lambda: None):
     kinds = sparks.tree("lightning")
 
     class Module(kinds.pl.LightningModule):
@@ -101,6 +101,7 @@ def through_lightning(fit):
             return self.model(**batch).loss
 
         def configure_optimizers(self):
+            prepare()
             return fit.optimizer
 
     callback = kinds.PerfCallback(fit.config)
@@ -136,6 +137,12 @@ def test_a_slow_loader_and_an_unfused_optimizer(train, workers, fused, fit):
     assert sum(summary.wall_seconds.values()) == pytest.approx(2.5 * STEPS, rel=0.1)
     assert records(fit.directory, Finding) == list(summary.findings)
     assert records(fit.directory, Summary)[-1].findings == summary.findings
+
+
+def test_what_lightning_prepares_belongs_to_the_startup(fit, clock):
+    summary = through_lightning(fit, lambda: clock.sleep(8.0))
+    assert summary.wall_seconds["startup"] == 8.0
+    assert sum(summary.wall_seconds.values()) == pytest.approx(8.0 + 2.5 * STEPS)
 
 
 def test_values_that_are_read_between_steps_are_told_with_their_line(fit, clock):

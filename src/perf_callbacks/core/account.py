@@ -23,6 +23,8 @@ class Account:
 
     def __init__(self) -> None:
         self.began = 0.0
+        self.before_seconds = 0.0
+        """Time from the trainer's first call of the callback until measuring began."""
         self.startup_seconds = 0.0
         """Time until the callback was set up. The time of the first step includes it."""
         self.own_seconds = 0.0
@@ -59,7 +61,7 @@ class Account:
         usual = included.step_seconds / included.steps if included.steps else 0.0
         counting = max(0.0, excluded.get(COUNTED, 0.0) + excluded.get(RECOUNTED, 0.0) - counts * usual)
         parts = {
-            STARTUP: self.startup_seconds,
+            STARTUP: self.before_seconds + self.startup_seconds,
             FIRST_STEP: max(0.0, first - self.startup_seconds),
             FLOP_COUNTING: counting,
             STEPS: included.step_seconds + sum(excluded.values()) - first - counting,
@@ -68,4 +70,4 @@ class Account:
             **self.span_seconds,
             OWN_WORK: self.own_seconds,
         }
-        return parts | {OTHER: max(0.0, now - self.began - sum(parts.values()))}
+        return parts | {OTHER: max(0.0, self.before_seconds + now - self.began - sum(parts.values()))}

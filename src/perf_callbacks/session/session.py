@@ -99,6 +99,7 @@ class Session:
         *,
         earlier: startup.Startup | None = None,
         setup: Callable[[], Setup] = Setup,
+        before_seconds: float = 0.0,
     ) -> W:
         """Begin a fit: the recorder, the checklist, the watched calls, the FLOP count, the opening card.
 
@@ -111,12 +112,14 @@ class Session:
             batches: How batches get to the device.
             earlier: What had to be applied before the fit began.
             setup: What the fit trains with.
+            before_seconds: How long ago the trainer began with the fit.
         """
         self.end("another fit began")
         self.recorder = None
         recorder = self.recorder = Recorder(self.settings, place)
         try:
             watching = watch(recorder)
+            recorder.engine.account.before_seconds = before_seconds
             findings: Sequence[Finding] = ()
             rows = startup.start(recorder, self.settings, place.device, batches(watching), earlier)
             if recorder.active:
