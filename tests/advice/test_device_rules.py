@@ -109,7 +109,7 @@ SPEAKS = {
         Finding(
             cause="sync",
             share=None,
-            evidence="DDP reduces gradients in each of 4 backwards of a step",
+            evidence="DDP reduces gradients after each of 4 micro-batches of a step",
             remedy="with model.no_sync(): around all but the last",
         ),
     ),
@@ -119,7 +119,7 @@ SPEAKS = {
         Finding(
             cause="sync",
             share=None,
-            evidence="DDP reduces gradients in each of 2 backwards of a step",
+            evidence="DDP reduces gradients after each of 2 micro-batches of a step",
             remedy="with accelerator.accumulate(model):",
         ),
     ),

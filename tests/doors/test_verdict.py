@@ -8,7 +8,7 @@ import pytest
 import sparks
 import torch
 from accelerated import an_accelerator
-from tiny import Tokens, llama, records, trainer, training_arguments
+from tiny import Tokens, llama, records, trainer, training_arguments, unwrapped
 from torch.utils.data import DataLoader
 
 from perf_callbacks import PerfConfig
@@ -16,7 +16,7 @@ from perf_callbacks.accelerate import attach
 from perf_callbacks.core.records import Finding, Summary
 from perf_callbacks.host import cpu_time, environment
 from perf_callbacks.loop import measure
-from perf_callbacks.session import advising
+from perf_callbacks.session import advising, live_advice
 from perf_callbacks.transformers import PerfCallback
 
 STEPS, BATCH = 12, 2
@@ -158,6 +158,23 @@ def test_values_that_are_read_between_steps_are_told_with_their_line(fit, clock)
     finding = perf.summary.findings[0]
     assert finding.cause == "sync"
     assert "`.item()` or the like in test_verdict.py:" in finding.evidence
+
+
+@pytest.mark.parametrize(("attention", "advised"), [("eager", 1), ("sdpa", 0)])
+def test_a_fit_opens_with_advice_that_needs_no_run(fit, capsys, attention, advised):
+    fit.model.config._attn_implementation = attention
+    through_loop(fit)
+    printed = unwrapped(capsys.readouterr().out).partition("perf_callbacks: ")[0]
+    advice = '  advice: Attention runs eagerly; try from_pretrained(..., attn_implementation="sdpa")'
+    assert printed.splitlines()[4:] == [advice] * advised
+
+
+def test_a_cause_that_holds_is_told_while_training_goes_on(fit, capsys, monkeypatch):
+    monkeypatch.setattr(live_advice, "WINDOW_SECONDS", 10.0)
+    through_loop(fit)
+    printed = unwrapped(capsys.readouterr().out)
+    (line,) = [line for line in printed.splitlines() if "of the last" in line]
+    assert re.match(r"perf_callbacks: Waiting for data took 4\d% of the last 1\d s: num_workers=0; try", line)
 
 
 def test_rules_that_fail_cost_the_advice_alone(fit, monkeypatch, caplog):

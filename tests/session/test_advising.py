@@ -8,6 +8,7 @@ import torch
 from tiny import llama
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from perf_callbacks.flops.counter import FlopCounter
@@ -101,10 +102,26 @@ def alone():
     distributed.destroy_process_group()
 
 
+class Checkpointed(torch.nn.Module):
+    """A model whose recomputation is a backward within the backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = torch.nn.ModuleList([torch.nn.Linear(4, 4) for _ in range(3)])
+
+    def forward(self, x):
+        for part in self.parts:
+            x = checkpoint(part, x.requires_grad_(), use_reentrant=True)
+        return x
+
+
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("quiet", [True, False])
-def test_reductions_of_gradients_are_counted_by_backward(quiet):
-    model = DistributedDataParallel(torch.nn.Linear(4, 4))
+@pytest.mark.parametrize("kind", [lambda: torch.nn.Linear(4, 4), Checkpointed])
+def test_reductions_of_gradients_are_counted_by_micro_batch(quiet, kind):
+    model = DistributedDataParallel(kind(), bucket_cap_mb=1e-6)
+    assert not facts(model).ddp  # alone
+    model.process_group = SimpleNamespace(size=lambda: 2)
     assert facts(model).ddp
     with FlopCounter() as counter:
         for last in (False, False, True):

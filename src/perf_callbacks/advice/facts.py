@@ -62,7 +62,7 @@ class Facts:
     gc: str = "sync"
     """The callback's setting of that name."""
     ddp: bool = False
-    """True: the model is a `DistributedDataParallel`."""
+    """True: the model is a `DistributedDataParallel` of several ranks."""
     nan_filter: bool = False
     """True: the trainer looks at each loss for NaN (`logging_nan_inf_filter`)."""
     weights: Mapping[tuple[int, ...], int] = field(default_factory=dict)

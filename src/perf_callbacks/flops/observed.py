@@ -118,7 +118,7 @@ class Observed:
         self.lookups: set[Lookup] = set()
         """Embeddings that were looked up."""
         self.reductions: set[int] = set()
-        """Backwards in which something was summed over ranks."""
+        """Numbers of the passes in whose backward something was summed over ranks."""
         self._sorts: dict[int, _Sort] = {}
 
     def product(self, func: Any, call: tuple[Any, Any], operands: list[torch.Tensor], dtype: str, flops: int) -> None:
@@ -133,8 +133,8 @@ class Observed:
         """Note an operation whose formula failed."""
         self._note(self.unknown, str(func), 1)
 
-    def uncounted(self, func: Any, args: Any, out: Any, weights: Weights) -> None:
-        """Note an operation that is not counted."""
+    def uncounted(self, func: Any, args: Any, out: Any, weights: Weights, number: int = 1) -> None:
+        """Note an operation that is not counted, in the pass of that number."""
         sort = self._sorts.get(id(func)) or self._look(func)
         if sort.opaque:
             self._note(self.unknown, sort.called, 1)
@@ -147,8 +147,8 @@ class Observed:
             self._copied(sort.called, out)
         if sort.reads:
             self._read(sort.called, args, out)
-        if sort.reduces and (backward := in_backward()):
-            self.reductions.add(backward)
+        if sort.reduces and in_backward():
+            self.reductions.add(number)
         if sort.looks_up and len(self.lookups) < MOST_LOOKUPS:
             self._looked_up(*args[:2])
 

@@ -86,7 +86,7 @@ def read(model: nn.Module | None, setup: Setup, *, door: str, device: torch.devi
         tensors=len(tensors),
         threads=torch.get_num_threads(),
         log_every=setup.log_every,
-        ddp=isinstance(model, DistributedDataParallel),
+        ddp=isinstance(model, DistributedDataParallel) and model.process_group.size() > 1,
         nan_filter=setup.nan_filter,
         weights=Counter([tuple(one.shape) for one in _parameters(model) if one.dim() > 1]),
         vocabulary=_size(config, "vocab_size"),
