@@ -94,6 +94,27 @@ def test_switches_of_torch_and_of_the_environment(monkeypatch):
     assert (found.deterministic, found.uncached, found.expandable) == (True, True, True)
 
 
+@pytest.mark.parametrize("fp32", ["tf32", "ieee"])
+@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="from torch 2.9 on")
+def test_tf32_is_known_by_the_setting_of_a_backend(fp32):
+    matmul = torch.backends.cuda.matmul
+    before, matmul.fp32_precision = matmul.fp32_precision, fp32
+    try:
+        assert facts().tf32 == (fp32 == "tf32")
+    finally:
+        matmul.fp32_precision = before
+
+
+@pytest.mark.parametrize(("precision", "tf32"), [("highest", False), ("high", True)])
+def test_tf32_is_known_by_the_precision_of_products(precision, tf32):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        assert facts().tf32 == tf32
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 @pytest.fixture
 def alone():
     """A process group of one rank."""

@@ -93,7 +93,7 @@ def read(model: nn.Module | None, setup: Setup, *, door: str, device: torch.devi
         head=_head(config),
         tensor_cores=cores,
         multiprocessors=torch.cuda.get_device_properties(device).multi_processor_count if cores else None,
-        tf32=torch.get_float32_matmul_precision() != "highest",
+        tf32=_tf32(),
         blocking=os.environ.get("CUDA_LAUNCH_BLOCKING") == "1",
         anomalies=torch.is_anomaly_enabled(),
         deterministic=torch.are_deterministic_algorithms_enabled(),
@@ -164,6 +164,17 @@ def _head(config: Any) -> int | None:
 
 def _has_tensor_cores(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= TENSOR_CORES
+
+
+def _tf32() -> bool:
+    """Tell whether products of float32 may use TF32.
+
+    From torch 2.9 on there is a setting for each backend, and the older function raises where that was used.
+    """
+    matmul: Any = torch.backends.cuda.matmul
+    if hasattr(matmul, "fp32_precision"):
+        return bool(matmul.fp32_precision == "tf32")
+    return torch.get_float32_matmul_precision() != "highest"
 
 
 def flat(loaders: Any) -> tuple[Any, ...]:
