@@ -173,6 +173,16 @@ def test_parts_of_other_are_named(parts, on, evidence, remedy):
     assert (rest.cause, rest.share) == ("host", pytest.approx(0.1))
 
 
+def test_parts_of_other_are_no_logging():
+    causes = {one.evidence: one.share for one in table.findings(machine(), Facts(log_every=1), grpo(generation=0.8))}
+    assert causes == {
+        "Generating completions took 40% of the run": 0.4,
+        "Reading values and logging them in each step took 10% of the run: the trainer logs every step": pytest.approx(
+            0.1
+        ),
+    }
+
+
 def test_parts_of_other_that_take_nothing_are_no_finding():
     assert [one.share for one in table.findings(machine(), Facts(), grpo(generation=0.002))] == [pytest.approx(0.499)]
 

@@ -80,6 +80,12 @@ def test_the_weights_are_counted_by_shape():
     assert {len(shape) for shape in found.weights} == {2}
 
 
+def test_a_configuration_of_several_language_models_is_taken_as_it_is():
+    model = llama()
+    model.config.get_text_config = lambda: int("two")
+    assert facts(model).vocabulary == 64
+
+
 def test_a_model_that_needs_eager_attention_is_not_told_to_leave_it():
     model = llama(attn_implementation="eager")
     model.config.attn_logit_softcapping = 50.0

@@ -124,6 +124,11 @@ class Measured:
         seconds = self.summary.other_seconds.get(name, 0.0)
         return seconds / self.summary.included_steps if self.summary.included_steps else 0.0
 
+    @property
+    def unnamed(self) -> float:
+        """Mean seconds per step of the stage `other`, without its named parts."""
+        return max(0.0, self.stage("other") - sum(map(self.part, self.summary.other_seconds)))
+
     def share(self, seconds_per_step: float) -> float:
         """Part of the fit's time that so many seconds of each step are."""
         if not self.step_seconds or not self.seconds:

@@ -11,7 +11,7 @@ def host(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding 
     """Name the time of steps in which neither loader nor model nor optimizer work."""
     if measured is None or not measured.known or _reads(facts) is not None:
         return None
-    idle = max(0.0, measured.stage("other") - sum(map(measured.part, measured.summary.other_seconds)))
+    idle = measured.unnamed
     evidence = f"Python work outside of forward, backward and optimizer took {measured.share(idle):.0%} of the run"
     remedy = "doing it every 50 steps or after training (callbacks, metrics, logging)"
     return finding("host", measured.share(idle), evidence, remedy)
@@ -22,7 +22,7 @@ def sync(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding 
     reads = _reads(facts)
     if measured is None or not measured.known or reads is None:
         return None
-    between = measured.stage("other")
+    between = measured.unnamed
     evidence = f"Reading values and logging them in each step took {measured.share(between):.0%} of the run: {reads}"
     remedy = "TrainingArguments(logging_steps=50)" if _logs(facts) else "logging every 50 steps"
     if _logs(facts) and facts.door == "lightning":

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -148,8 +149,10 @@ def _parameters(model: nn.Module | None) -> Iterable[nn.Parameter]:
 
 
 def _text(config: Any) -> Any:
-    """Return the configuration of the language model within one of several parts."""
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
+    """Return the configuration of the language model within one of several parts, if there is exactly one."""
+    with suppress(Exception):
+        return config.get_text_config()
+    return config
 
 
 def _size(config: Any, name: str) -> int | None:
