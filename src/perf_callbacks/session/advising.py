@@ -87,7 +87,7 @@ def read(model: nn.Module | None, setup: Setup, *, door: str, device: torch.devi
         tensors=len(tensors),
         threads=torch.get_num_threads(),
         log_every=setup.log_every,
-        ddp=isinstance(model, DistributedDataParallel) and model.process_group.size() > 1,
+        ddp=_has_ranks(model),
         nan_filter=setup.nan_filter,
         weights=Counter([tuple(one.shape) for one in _parameters(model) if one.dim() > 1]),
         vocabulary=_size(config, "vocab_size"),
@@ -142,6 +142,12 @@ class _Since:
         if self._device.type != "cuda":
             return 0
         return int(torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0))
+
+
+def _has_ranks(model: nn.Module | None) -> bool:
+    """Tell whether DDP sums the gradients of the model over several ranks."""
+    group: Any = getattr(model, "process_group", None)
+    return isinstance(model, DistributedDataParallel) and group is not None and group.size() > 1
 
 
 def _parameters(model: nn.Module | None) -> Iterable[nn.Parameter]:
