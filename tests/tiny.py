@@ -77,6 +77,11 @@ def trainer(arguments, *callbacks, kind=None, **options):
     return (kind or Trainer)(**usual | {"args": arguments, "model": usual["model"] or llama()})
 
 
+def unwrapped(card):
+    """The lines of a card before they were broken at its width."""
+    return card.replace("\n    ", " ")
+
+
 def records(directory, kind, *, attempt=-1, rank=0):
     """The records of one kind in one attempt of the journal that was written last; a logger may have one each time."""
     journals = Path(directory).rglob(f"rank{rank}.jsonl")

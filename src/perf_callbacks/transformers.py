@@ -185,7 +185,8 @@ def _setup(args: TrainingArguments, trainer: Trainer | None) -> Setup:
     every = int(args.logging_steps) if args.logging_strategy == "steps" and args.logging_steps >= 1 else None
     if trainer is None:
         return Setup(log_every=every)
-    return Setup(optimizers=(trainer.optimizer,), loaders=(trainer.callback_handler.train_dataloader,), log_every=every)
+    loaders, nan_filter = (trainer.callback_handler.train_dataloader,), bool(args.logging_nan_inf_filter)
+    return Setup(optimizers=(trainer.optimizer,), loaders=loaders, log_every=every, nan_filter=nan_filter)
 
 
 def _batches(args: TrainingArguments, state: TrainerState, trainer: Trainer | None) -> Batches:

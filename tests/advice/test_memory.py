@@ -14,11 +14,11 @@ LEAK = Leak(gb_per_hour=2.5, gb_per_step=0.0008, before_gb=3.0, after_gb=4.0)
 PARTS = Memory(step=2, device="cuda", activations_gb=30.25, peak_gb=70.5)
 
 
-def found(*, available=None, **known):
+def found(*, available=None, expandable=False, **known):
     use = MemoryUse()
     for name, value in known.items():
         setattr(use, name, value)
-    return memory(SimpleNamespace(memory_available=available), Facts(memory=use), MEASURED)
+    return memory(SimpleNamespace(memory_available=available), Facts(memory=use, expandable=expandable), MEASURED)
 
 
 @pytest.mark.parametrize(
@@ -45,13 +45,17 @@ def test_a_device_that_was_full_tells_the_price_of_activations():
         "The memory of the device was full 3 times: its allocator gave memory back and tried again. "
         "Activations take 30.2 of 70.5 GB"
     )
-    assert finding.remedy == "activation checkpointing, which frees at most 30.2 GB, or a smaller batch"
+    assert finding.remedy == (
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or activation checkpointing, which frees at most 30.2 GB, "
+        "or a smaller batch"
+    )
 
 
 def test_without_the_parts_there_is_no_price():
     finding = found(retries=1)
     assert finding.evidence.startswith("The memory of the device was full once: ")
-    assert finding.remedy == "a smaller batch"
+    assert finding.remedy == "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or a smaller batch"
+    assert found(retries=1, expandable=True).remedy == "a smaller batch"
 
 
 def test_a_leak_comes_first():

@@ -1,66 +1,14 @@
 """Each rule: where it speaks and with which sentence, and where it must not."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
+from advised import PLAIN, STAGES, WORK, found, machine, summary
 
 from perf_callbacks.advice import table
 from perf_callbacks.advice.facts import FEWEST_STEPS, Facts
 from perf_callbacks.advice.loading import faster
-from perf_callbacks.core.records import Finding, Flops, Summary
-
-STAGES = {"data": 0.0, "forward": 0.3, "backward": 0.6, "optimizer": 0.1, "gc": 0.0, "other": 0.0}
-WORK = Flops(
-    step=2,
-    model_flops=900,
-    hardware_flops=1000,
-    by_phase={"forward": 300, "backward": 600, "recompute": 100},
-    by_dtype={"float32": 900},
-    source="counted",
-    coverage=1.0,
-    uncounted={},
-    lower_bound=False,
-    products=(("aten::mm", "[4, 4] x [4, 4]", "float32", 750), ("aten::bmm", "[1, 4, 4] x [1, 4, 4]", "float32", 250)),
-)
-PLAIN = replace(WORK, by_phase={"forward": 300, "backward": 600})
-
-
-def machine(**changes):
-    usual = {"accelerator": None, "cpus": 8, "memory_available": 40e9, "local_world_size": 1}
-    return SimpleNamespace(**usual | changes)
-
-
-def summary(*, steps=100, gc=None, spans=None, counts=None, startup=5.0, **stages):
-    """A fit whose measured steps make up all of its time after startup, unless it has spans."""
-    times = {f"{name}_time": steps * seconds for name, seconds in (STAGES | stages).items()}
-    seconds = sum(times.values())
-    return Summary(
-        run_id="a1",
-        attempt=1,
-        step=steps,
-        steps=steps,
-        included_steps=steps,
-        included_seconds=seconds,
-        stage_seconds=times,
-        wall_seconds={"startup": startup, "steps": seconds, **(spans or {})},
-        span_counts=counts or {},
-        samples=1,
-        tokens=1,
-        included_samples=1,
-        included_tokens=1,
-        included_useful_tokens=1,
-        total_samples=1,
-        total_tokens=1,
-        gc_longest=0.1,
-        **{"gc_collections": (0, 0, 0), "gc_seconds": 0.0} | (gc or {}),
-    )
-
-
-def found(cause, facts=None, of=None, on=None):
-    """The finding of one cause; None where no rule speaks of it."""
-    every = table.findings(on or machine(), facts or Facts(workers=0, work=PLAIN), of)
-    return next((one for one in every if one.cause == cause), None)
+from perf_callbacks.core.records import Finding
 
 
 def test_nothing_is_wrong_with_a_run_that_only_computes():
@@ -111,7 +59,7 @@ def test_workers_beyond_the_cpus_are_not_advised():
 
 def test_cpus_that_compute_all_the_time_leave_nothing_for_workers():
     finding = found("data", Facts(workers=0, threads=2), summary(data=0.25), machine(cpus=1))
-    assert finding.evidence.endswith("; 1 CPUs are busy")
+    assert finding.evidence.endswith("; the CPU is busy")
 
 
 def test_on_an_accelerator_computing_takes_one_cpu():
@@ -121,6 +69,27 @@ def test_on_an_accelerator_computing_takes_one_cpu():
 
 def test_a_wait_of_nothing_is_no_finding():
     assert found("data", of=summary(data=0.002)) is None
+
+
+@pytest.mark.parametrize(
+    ("facts", "share"),
+    [
+        ({}, 0.5 / 1.5),
+        ({"idle_share": 0.0, "free_cpus": 1.0}, 0.5 / 1.5),
+        ({"free_cpus": 0.25}, 0.3 / 1.5),  # the others are used by other programs
+        ({"free_cpus": 0.0, "idle_share": 0.5 / 1.5}, 0.5 / 1.5),  # the loader waits for a disk
+        ({"free_cpus": 0.25, "idle_share": 0.1 / 1.5}, 0.38 / 1.5),  # or computes for a part of the time
+    ],
+)
+def test_the_promise_counts_cpus_that_are_free(facts, share):
+    finding = found("data", Facts(workers=0, **facts), summary(data=0.5), machine(cpus=2))
+    assert finding.share == pytest.approx(share)
+
+
+def test_workers_are_not_advised_where_other_programs_use_the_cpus():
+    finding = found("data", Facts(workers=0, free_cpus=0.0), summary(data=0.5), machine(cpus=2))
+    assert finding.evidence == "Waiting for data took 33% of the run: num_workers=0; 2 CPUs are busy"
+    assert finding.remedy == "caching prepared samples, or cheaper transforms"
 
 
 @pytest.mark.parametrize(
@@ -165,6 +134,57 @@ def test_values_that_are_read_and_logged_in_each_step(facts, evidence, remedy):
 def test_values_that_are_read_for_nothing_much_are_no_finding():
     assert found("sync", Facts(log_every=1), summary(other=0.002)) is None
     assert found("sync", Facts(log_every=50), summary(other=1.0)) is None
+
+
+FEWER = "fewer or shorter completions (num_generations, max_completion_length)"
+
+
+def grpo(**parts):
+    """Steps of two seconds, of which one is work of TRL's."""
+    return replace(summary(other=1.0), other_seconds={name: 100 * seconds for name, seconds in parts.items()})
+
+
+@pytest.mark.parametrize(
+    ("parts", "on", "evidence", "remedy"),
+    [
+        (
+            {"generation": 0.8},
+            machine(),
+            "Generating completions took 40% of the run",
+            FEWER,
+        ),
+        (
+            {"generation": 0.8},
+            machine(accelerator="cuda"),
+            "Generating completions took 40% of the run",
+            f"use_vllm=True in the trainer's arguments, or {FEWER}",
+        ),
+        (
+            {"rewards": 0.8},
+            machine(),
+            "Computing rewards took 40% of the run",
+            "reward functions that take all completions at once",
+        ),
+    ],
+)
+def test_parts_of_other_are_named(parts, on, evidence, remedy):
+    worst, rest = table.findings(on, Facts(), grpo(**parts))
+    assert (worst.cause, worst.share, worst.evidence, worst.remedy) == ("host", 0.4, evidence, remedy)
+    assert (rest.cause, rest.share) == ("host", pytest.approx(0.1))
+
+
+def test_parts_of_other_are_no_logging():
+    causes = {one.evidence: one.share for one in table.findings(machine(), Facts(log_every=1), grpo(generation=0.8))}
+    assert causes == {
+        "Generating completions took 40% of the run": 0.4,
+        "Reading values and logging them in each step took 10% of the run: the trainer logs every step": pytest.approx(
+            0.1
+        ),
+    }
+
+
+def test_parts_of_other_that_take_nothing_are_no_finding():
+    assert [one.share for one in table.findings(machine(), Facts(), grpo(generation=0.002))] == [pytest.approx(0.499)]
 
 
 def test_recomputation_is_worth_its_share_of_the_forward():
@@ -238,6 +258,11 @@ def test_garbage_is_collected_for_long(setting, scheduled, remedy):
     assert finding.evidence == "Garbage collection took 50% of the run (10 collections)"
 
 
+def test_young_collections_before_the_schedule_are_nobodys_calls():
+    gc = {"gc_seconds": 100.0, "gc_collections": (7, 1, 0)}
+    assert found("gc", of=summary(gc=gc)) is None
+
+
 @pytest.mark.parametrize("seconds", [None, 0.0, 0.5])
 def test_a_little_garbage_is_no_finding(seconds):
     assert found("gc", of=summary(gc={"gc_seconds": seconds})) is None
@@ -264,6 +289,11 @@ def test_a_rare_evaluation_is_no_finding(seconds, count):
     assert found("evaluation", of=summary(spans={"evaluation": seconds}, counts={"evaluation": count})) is None
 
 
+def test_eager_attention_is_known_before_the_run():
+    finding = found("attention", Facts(attention="eager", sdpa=True))
+    assert (finding.share, finding.evidence) == (None, "Attention runs eagerly")
+
+
 @pytest.mark.parametrize(
     ("facts", "cause", "remedy"),
     [
@@ -280,61 +310,6 @@ def test_advice_that_needs_no_run(facts, cause, remedy):
 
 def test_threads_of_the_host_hardly_matter_to_an_accelerator():
     assert table.findings(machine(accelerator="cuda"), Facts(threads=16)) == ()
-
-
-TENSOR_CORES = machine(accelerator="cuda")
-LLAMA = replace(
-    WORK,
-    by_phase={},
-    by_dtype={"bfloat16": 100},
-    products=(
-        ("aten::mm", "[8192, 4096] x [4096, 10922]", "bfloat16", 60),
-        ("aten::mm", "[8192, 4096] x [4096, 4096]", "bfloat16", 40),
-    ),
-)
-RIGHT = replace(LLAMA, products=(("aten::bmm", "[3, 8192, 4096] x [3, 4096, 11008]", "bfloat16", 60),))
-
-
-def test_a_size_that_tensor_cores_can_not_use_well():
-    finding = found("shape", Facts(work=LLAMA, tensor_cores=True), summary(), TENSOR_CORES)
-    assert finding == Finding(
-        cause="shape",
-        share=None,
-        evidence="The size 10,922 is no multiple of 8, in products with 60% of the FLOPs",
-        remedy="padding it to 10,944",
-    )
-
-
-@pytest.mark.parametrize("facts", [Facts(work=RIGHT, tensor_cores=True), Facts(work=LLAMA), Facts(tensor_cores=True)])
-def test_no_complaint_about_sizes_that_are_right_or_do_not_matter(facts):
-    assert found("shape", facts, summary(), TENSOR_CORES) is None
-
-
-@pytest.mark.parametrize(
-    ("changes", "evidence", "remedy"),
-    [
-        ({}, "100% of the FLOPs are float32, without TF32", 'torch.set_float32_matmul_precision("high")'),
-        ({"tf32": True}, "100% of the FLOPs are float32, in TF32", 'bf16: torch.autocast("cuda", torch.bfloat16)'),
-        (
-            {"tf32": True, "door": "transformers"},
-            "100% of the FLOPs are float32, in TF32",
-            "TrainingArguments(bf16=True)",
-        ),
-        (
-            {"tf32": True, "door": "lightning"},
-            "100% of the FLOPs are float32, in TF32",
-            'Trainer(precision="bf16-mixed")',
-        ),
-    ],
-)
-def test_a_format_that_tensor_cores_are_slow_in(changes, evidence, remedy):
-    finding = found("precision", Facts(work=PLAIN, tensor_cores=True, **changes), summary(), TENSOR_CORES)
-    assert (finding.share, finding.evidence, finding.remedy) == (None, evidence, remedy)
-
-
-@pytest.mark.parametrize("facts", [Facts(work=LLAMA, tensor_cores=True), Facts(work=PLAIN), Facts(tensor_cores=True)])
-def test_a_format_that_is_right_or_does_not_matter_is_no_finding(facts):
-    assert found("precision", facts, summary(), TENSOR_CORES) is None
 
 
 def test_the_finding_that_could_win_most_comes_first():

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from jobs import PATHS
+from tiny import unwrapped
 
 from perf_callbacks.checklist.gc_item import Garbage
 from perf_callbacks.checklist.table import ITEMS
@@ -38,7 +39,7 @@ def accelerator(monkeypatch):
 
 def test_every_item_has_its_line_and_says_why(check):
     status, printed = check(_PEAK_TFLOPS="989.5")
-    _, setting, first, *lines = printed.splitlines()
+    _, setting, first, *lines = unwrapped(printed).splitlines()
     items, (peak, *table) = lines[: len(ITEMS)], lines[len(ITEMS) :]
     assert status == 0
     assert setting == "  peak_tflops: 989.5, by PERF_CALLBACKS_PEAK_TFLOPS"
@@ -103,7 +104,9 @@ def test_a_device_without_a_peak_is_something_left_to_do(check):
 def test_so_is_an_item_that_only_advises(check):
     status, printed = check(_LOADERS="advise", _PEAK_TFLOPS="989.5")
     assert status == 1
-    assert "loaders   advised         pinned where a loader says so -> DataLoader(..., pin_memory=True)" in printed
+    assert "loaders   advised         pinned where a loader says so -> DataLoader(..., pin_memory=True)" in unwrapped(
+        printed
+    )
     assert check(_LOADERS="apply")[0] == 0
 
 

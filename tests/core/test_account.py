@@ -49,3 +49,17 @@ def test_a_fit_without_a_step_is_startup_and_other():
 
 def test_nobody_knows_the_wall_time_without_the_time():
     assert Fit().engine.summary().wall_seconds == {}
+
+
+def test_the_trainer_may_begin_before_the_callback_measures():
+    fit = Fit()
+    fit.engine.account.before_seconds = 4.0
+    fit.now += 1
+    fit.engine.account.started(fit.now)
+    fit.step(**STEP)
+    parts = fit.engine.stop(fit.now + 0.5).wall_seconds
+    assert {name: seconds for name, seconds in parts.items() if seconds} == {
+        "startup": 5.0,
+        "first_step": 2.0,
+        "other": 0.5,
+    }

@@ -10,6 +10,7 @@ from fakes import FakeClock
 
 from perf_callbacks.checklist import gc_item, growth
 from perf_callbacks.core import engine
+from perf_callbacks.doors import lightning_hooks
 from perf_callbacks.host import collector
 from perf_callbacks.session import counting
 from perf_callbacks.session.recorder import Recorder
@@ -57,6 +58,7 @@ def clock(monkeypatch):
     """A clock for all fits, which moves only where a test moves it."""
     clock = FakeClock()
     monkeypatch.setitem(Recorder.__init__.__kwdefaults__, "clock", clock)
+    monkeypatch.setattr(lightning_hooks, "perf_counter", clock)
     return clock
 
 

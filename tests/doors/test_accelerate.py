@@ -19,7 +19,7 @@ from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard
 from accelerate.utils import DataLoaderConfiguration
 from accelerated import an_accelerator, evaluate, prepared, rows_of_tokens, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tiny import Tokens, llama, records, steps
+from tiny import Tokens, llama, records, steps, unwrapped
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -452,7 +452,7 @@ def test_a_person_sees_a_line_at_the_start_and_a_table_at_the_end(tmp_path, caps
     attach(accelerator)
     train(accelerator, *prepared(accelerator, rows_of_tokens(8)))
     accelerator.end_training()
-    first, collector, loaders, affinity, *table = capsys.readouterr().out.splitlines()
+    first, collector, loaders, affinity, *table = unwrapped(capsys.readouterr().out).splitlines()
     assert first.endswith(f"journal {tmp_path / 'perf_callbacks' / 'rank0.jsonl'}")
     assert [collector.split()[:2], loaders.split()[:3]] == [["gc", "applied"], ["loaders", "not", "applicable"]]
     assert affinity.split()[:3] == ["affinity", "not", "applicable"]

@@ -25,7 +25,7 @@ def batches(steps=6, rows=4):
 
 
 def table(summary):
-    return [line.strip() for line in cards.closing(summary).splitlines()]
+    return [line.strip() for line in tiny.unwrapped(cards.closing(summary)).splitlines()]
 
 
 def test_of_a_fit_that_is_too_short(tmp_path):

@@ -40,7 +40,7 @@ class Frames:
             self._calls[path.name, frame.f_code.co_firstlineno] += 1
 
     def end_step(self):
-        calls, self._calls = self._calls, Counter()  # a garbage collection in the next line calls us, too
+        calls, self._calls = self._calls, Counter()  # first: a collection while they are sorted calls us, too
         self.steps.append(tuple(sorted(calls.items())))
 
     @property

@@ -13,7 +13,7 @@ from functools import partial
 
 import pytest
 import torch
-from tiny import Tokens, llama, records, steps
+from tiny import Tokens, llama, records, steps, unwrapped
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -219,7 +219,7 @@ def test_every_pass_over_the_loader_is_measured(tmp_path):
 
 def test_a_person_sees_a_line_at_the_start_and_a_table_at_the_end(tmp_path, capsys):
     train(tmp_path, pairs(3))
-    first, collector, loaders, affinity, *table = capsys.readouterr().out.splitlines()
+    first, collector, loaders, affinity, *table = unwrapped(capsys.readouterr().out).splitlines()
     assert first.startswith("perf_callbacks ")
     assert first.endswith(f"journal {tmp_path / 'perf_callbacks' / 'rank0.jsonl'}")
     assert [collector.split()[:2], loaders.split()[:3]] == [["gc", "applied"], ["loaders", "not", "applicable"]]

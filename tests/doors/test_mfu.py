@@ -4,7 +4,7 @@ import logging
 
 import pytest
 import torch
-from tiny import records
+from tiny import records, unwrapped
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -154,5 +154,5 @@ def test_a_measured_peak_is_called_so_where_a_person_sees_it(tmp_path, capsys):
     _, summary = fit(tmp_path)
     assert summary.peak_measured
     assert summary.peak_source.startswith("measured on cpu with 1 thread")
-    said = capsys.readouterr().out
+    said = unwrapped(capsys.readouterr().out)
     assert f"MFU {summary.mfu:.1%}, HFU {summary.hfu:.1%} of measured peak" in said

@@ -6,8 +6,9 @@ import trl
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
+from perf_callbacks import PerfConfig
 from perf_callbacks.transformers import PerfCallback
 
 LENGTHS = (5, 9, 14, 20)
@@ -110,3 +111,31 @@ def test_in_a_batch_of_preferences_each_sequence_is_a_sample(tmp_path, tokenizer
     assert ours.summary.samples == (2 * rows if together else rows)
     ids = [shape for shapes in seen for name, shape in shapes.items() if name.endswith("input_ids")]
     assert ours.summary.tokens == sum(rows * length for rows, length in ids)
+
+
+@pytest.mark.filterwarnings("ignore")  # of TRL, about a model and a tokenizer that are as small as these
+def test_generation_and_rewards_are_named_parts_of_other(tmp_path, tokenizer):
+    ours, rewarded = PerfCallback(PerfConfig(flops="off")), []
+
+    def reward(completions, **_):
+        rewarded.append(len(completions))
+        return [float(len(completion)) for completion in completions]
+
+    arguments = tiny.training_arguments(
+        tmp_path, kind=GRPOConfig, num_generations=2, max_completion_length=4, max_steps=6, logging_steps=3
+    )
+    prompts = Dataset.from_list([{"prompt": f"w{3 + row} w4"} for row in range(32)])
+    trainer = GRPOTrainer(
+        model=tiny.llama(),
+        reward_funcs=reward,
+        args=arguments,
+        train_dataset=prompts,
+        processing_class=tokenizer,
+        callbacks=[ours],
+    )
+    trainer.train()
+    parts = ours.summary.other_seconds
+    assert rewarded
+    assert {*parts} == {"generation", "rewards"}
+    assert 0 < parts["rewards"] < parts["generation"] < sum(parts.values()) <= ours.summary.stage_seconds["other_time"]
+    assert not {"_generate", "_calculate_rewards"} & {*vars(trainer)}

@@ -8,15 +8,15 @@ import pytest
 import sparks
 import torch
 from accelerated import an_accelerator
-from tiny import Tokens, llama, records, trainer, training_arguments
+from tiny import Tokens, llama, records, trainer, training_arguments, unwrapped
 from torch.utils.data import DataLoader
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
 from perf_callbacks.core.records import Finding, Summary
-from perf_callbacks.host import environment
+from perf_callbacks.host import cpu_time, environment
 from perf_callbacks.loop import measure
-from perf_callbacks.session import advising
+from perf_callbacks.session import advising, live_advice
 from perf_callbacks.transformers import PerfCallback
 
 STEPS, BATCH = 12, 2
@@ -36,6 +36,8 @@ class Slow(Tokens):
 
 @pytest.fixture(autouse=True)
 def _eight_cpus(monkeypatch):
+    """What this machine does for others is nothing to the clock of a test."""
+    monkeypatch.setattr(cpu_time, "read", lambda _thread: None)
     read = environment.read
     monkeypatch.setattr(environment, "read", lambda **known: dataclasses.replace(read(**known), cpus=8))
 
@@ -87,7 +89,7 @@ def through_trainer(fit):
     return callback.summary
 
 
-def through_lightning(fit):
+def through_lightning(fit, prepare=lambda: None):
     kinds = sparks.tree("lightning")
 
     class Module(kinds.pl.LightningModule):
@@ -99,6 +101,7 @@ def through_lightning(fit):
             return self.model(**batch).loss
 
         def configure_optimizers(self):
+            prepare()
             return fit.optimizer
 
     callback = kinds.PerfCallback(fit.config)
@@ -136,6 +139,12 @@ def test_a_slow_loader_and_an_unfused_optimizer(train, workers, fused, fit):
     assert records(fit.directory, Summary)[-1].findings == summary.findings
 
 
+def test_what_lightning_prepares_belongs_to_the_startup(fit, clock):
+    summary = through_lightning(fit, lambda: clock.sleep(8.0))
+    assert summary.wall_seconds["startup"] == 8.0
+    assert sum(summary.wall_seconds.values()) == pytest.approx(8.0 + 2.5 * STEPS)
+
+
 def test_values_that_are_read_between_steps_are_told_with_their_line(fit, clock):
     loader, config = DataLoader(Tokens(STEPS * BATCH), batch_size=BATCH), dataclasses.replace(fit.config, flops="count")
     with measure(model=fit.model, optimizer=fit.optimizer, loader=loader, config=config) as perf:
@@ -149,6 +158,23 @@ def test_values_that_are_read_between_steps_are_told_with_their_line(fit, clock)
     finding = perf.summary.findings[0]
     assert finding.cause == "sync"
     assert "`.item()` or the like in test_verdict.py:" in finding.evidence
+
+
+@pytest.mark.parametrize(("attention", "advised"), [("eager", 1), ("sdpa", 0)])
+def test_a_fit_opens_with_advice_that_needs_no_run(fit, capsys, attention, advised):
+    fit.model.config._attn_implementation = attention
+    through_loop(fit)
+    printed = unwrapped(capsys.readouterr().out).partition("perf_callbacks: ")[0]
+    advice = '  advice: Attention runs eagerly; try from_pretrained(..., attn_implementation="sdpa")'
+    assert printed.splitlines()[4:] == [advice] * advised
+
+
+def test_a_cause_that_holds_is_told_while_training_goes_on(fit, capsys, monkeypatch):
+    monkeypatch.setattr(live_advice, "WINDOW_SECONDS", 10.0)
+    through_loop(fit)
+    printed = unwrapped(capsys.readouterr().out)
+    (line,) = [line for line in printed.splitlines() if "of the last" in line]
+    assert re.match(r"perf_callbacks: Waiting for data took 4\d% of the last 1\d s: num_workers=0; try", line)
 
 
 def test_rules_that_fail_cost_the_advice_alone(fit, monkeypatch, caplog):

@@ -1,6 +1,7 @@
 """Facts and times that the rules decide by: facts about the fit are read once, times are those of the whole fit."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from perf_callbacks.core.account import STARTUP, STEPS
@@ -61,8 +62,20 @@ class Facts:
     """Steps from one log line of the trainer to the next."""
     gc: str = "sync"
     """The callback's setting of that name."""
+    ddp: bool = False
+    """True: the model is a `DistributedDataParallel` of several ranks."""
+    nan_filter: bool = False
+    """True: the trainer looks at each loss for NaN (`logging_nan_inf_filter`)."""
+    weights: Mapping[tuple[int, ...], int] = field(default_factory=dict)
+    """Number of weights by shape, of those with two dimensions or more."""
+    vocabulary: int | None = None
+    """Number of tokens that the model knows."""
+    head: int | None = None
+    """Size of a head of attention."""
     tensor_cores: bool = False
     """True: the device multiplies matrices in tensor cores."""
+    multiprocessors: int | None = None
+    """Number of the device's multiprocessors."""
     tf32: bool = False
     """True: products of float32 use them too."""
     blocking: bool = False
@@ -71,6 +84,16 @@ class Facts:
     """True: autograd looks for anomalies."""
     memory: MemoryUse | None = None
     """Memory of the fit, as far as it is known."""
+    deterministic: bool = False
+    """True: torch uses deterministic algorithms only."""
+    uncached: bool = False
+    """True: device memory is not cached (`PYTORCH_NO_CUDA_MEMORY_CACHING`)."""
+    expandable: bool = False
+    """True: segments of device memory can grow (`expandable_segments:True`)."""
+    free_cpus: float | None = None
+    """CPUs of the process on which nothing ran, on average."""
+    idle_share: float | None = None
+    """Part of the fit in which the training thread needed no CPU: it waited for a disk, a device or a process."""
     work: Flops | None = None
     """The last count of a step."""
 
@@ -96,6 +119,16 @@ class Measured:
         """Mean seconds of a stage per step; 0 if it was never entered."""
         seconds = self.summary.stage_seconds.get(f"{name}_time", 0.0)
         return seconds / self.summary.included_steps if self.summary.included_steps else 0.0
+
+    def part(self, name: str) -> float:
+        """Mean seconds per step of a named part of the stage `other`; 0 if there is none."""
+        seconds = self.summary.other_seconds.get(name, 0.0)
+        return seconds / self.summary.included_steps if self.summary.included_steps else 0.0
+
+    @property
+    def unnamed(self) -> float:
+        """Mean seconds per step of the stage `other`, without its named parts."""
+        return max(0.0, self.stage("other") - sum(map(self.part, self.summary.other_seconds)))
 
     def share(self, seconds_per_step: float) -> float:
         """Part of the fit's time that so many seconds of each step are."""

@@ -11,7 +11,7 @@ def host(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding 
     """Name the time of steps in which neither loader nor model nor optimizer work."""
     if measured is None or not measured.known or _reads(facts) is not None:
         return None
-    idle = measured.stage("other")
+    idle = measured.unnamed
     evidence = f"Python work outside of forward, backward and optimizer took {measured.share(idle):.0%} of the run"
     remedy = "doing it every 50 steps or after training (callbacks, metrics, logging)"
     return finding("host", measured.share(idle), evidence, remedy)
@@ -22,35 +22,12 @@ def sync(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding 
     reads = _reads(facts)
     if measured is None or not measured.known or reads is None:
         return None
-    between = measured.stage("other")
+    between = measured.unnamed
     evidence = f"Reading values and logging them in each step took {measured.share(between):.0%} of the run: {reads}"
     remedy = "TrainingArguments(logging_steps=50)" if _logs(facts) else "logging every 50 steps"
     if _logs(facts) and facts.door == "lightning":
         remedy = "Trainer(log_every_n_steps=50)"
     return finding("sync", measured.share(between), evidence, remedy)
-
-
-def blocking(_machine: Machine, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Name `CUDA_LAUNCH_BLOCKING`. Needs no run."""
-    if not facts.blocking:
-        return None
-    return finding("sync", None, "CUDA_LAUNCH_BLOCKING=1 waits for each kernel", "unsetting CUDA_LAUNCH_BLOCKING")
-
-
-def anomalies(_machine: Machine, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Name autograd's anomaly detection. Needs no run."""
-    if not facts.anomalies:
-        return None
-    return finding("host", None, "Anomaly detection is on", "torch.autograd.set_detect_anomaly(False)")
-
-
-def threads(machine: Machine, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Name more threads than CPUs. Needs no run."""
-    cpus = (machine.cpus or facts.threads) // machine.local_world_size
-    if machine.accelerator is not None or facts.threads <= max(1, cpus):
-        return None
-    evidence = f"Operations use {facts.threads} threads, and each process has {max(1, cpus)} CPUs"
-    return finding("host", None, evidence, f"OMP_NUM_THREADS={max(1, cpus)}")
 
 
 def _logs(facts: Facts) -> bool:

@@ -10,6 +10,9 @@ HEADROOM = 1.25
 
 MOST_WORKERS = 16
 
+HAND_OVER_SECONDS = 0.002
+"""Time to take over a batch from a worker, which no worker can save: 1.3 to 2.8 ms for batches of 4 KB."""
+
 STARVED = 0.15
 """Share of a step's time from which on a wait shows that the workers are too slow.
 
@@ -27,29 +30,56 @@ def data(machine: Machine, facts: Facts, measured: Measured | None) -> Finding |
         return None
     step, wait = measured.step_seconds, measured.stage("data")
     busy, workers = step - wait, facts.workers or 0
-    if wait <= 0 or (workers and wait < STARVED * step):
+    if wait <= HAND_OVER_SECONDS or (workers and wait < STARVED * step):
         return None
     took = f"Waiting for data took {measured.share(wait):.0%} of the run"
     took += f": num_workers={workers}" if facts.workers is not None else ""
     cpus = max(1, (machine.cpus or 1) // machine.local_world_size)
     load = step * workers if workers else wait
     wanted = min(MOST_WORKERS, cpus, math.ceil(HEADROOM * load / busy) if busy > 0 else cpus)
-    won = step - faster(load, busy, wanted, cpus, 1 if machine.accelerator else facts.threads)
+    computed = 1.0 if workers else _computed(facts, measured, wait)
+    threads = 1 if machine.accelerator else facts.threads
+    free = cpus if facts.free_cpus is None else facts.free_cpus / machine.local_world_size
+    won = step - faster(load, busy, wanted, min(cpus, threads + free), threads, computed=computed)
     if wanted > workers and won > wait / 4:
         return finding("data", measured.share(won), took, _workers(facts, wanted))
-    spare = f"; {cpus} CPUs leave no room for more workers" if wanted <= workers else f"; {cpus} CPUs are busy"
-    return finding("data", measured.share(wait), took + spare, "caching prepared samples, or cheaper transforms")
+    if wanted <= workers:
+        spare = "1 CPU leaves" if cpus == 1 else f"{cpus} CPUs leave"
+        spare += " no room for more workers"
+    else:
+        spare = "the CPU is busy" if cpus == 1 else f"{cpus} CPUs are busy"
+    return finding("data", measured.share(wait), f"{took}; {spare}", "caching prepared samples, or cheaper transforms")
 
 
-def faster(load: float, busy: float, workers: int, cpus: int, threads: int) -> float:
+def faster(load: float, busy: float, workers: int, cpus: float, threads: int, *, computed: float = 1.0) -> float:
     """Predict the seconds of a step with workers: the slowest of computing, loading, and all CPUs together.
+
+    A CPU that another program uses is none: workers on it take as much time from training as they save.
+
+    Args:
+        load: Seconds that a batch takes to load.
+        busy: Seconds of the rest of a step.
+        workers: Number of workers.
+        cpus: Number of CPUs that the process uses, and of those that are free.
+        threads: CPUs that the rest of a step keeps busy.
+        computed: Part of the load in which a CPU computes; in the rest it waits, as for a disk.
 
     >>> faster(load=0.5, busy=1.0, workers=1, cpus=8, threads=1)
     1.0
     >>> faster(load=1.0, busy=1.0, workers=2, cpus=2, threads=2)
     1.5
+    >>> faster(load=0.5, busy=1.0, workers=1, cpus=1.25, threads=1)
+    1.2
     """
-    return max(busy, load / workers, (load + busy * threads) / cpus)
+    return max(busy, load / workers, (computed * load + busy * threads) / cpus)
+
+
+def _computed(facts: Facts, measured: Measured, wait: float) -> float:
+    """Estimate the part of the wait in which the loader computes: the thread that waits elsewhere doesn't run."""
+    if not facts.idle_share or not measured.steps_seconds:
+        return 1.0
+    idle = facts.idle_share * measured.seconds * measured.step_seconds / measured.steps_seconds
+    return max(0.0, 1 - idle / wait)
 
 
 def _workers(facts: Facts, wanted: int) -> str:

@@ -1,8 +1,10 @@
-"""Rule `memory`: host memory that leaks, and a device whose memory is full."""
+"""Rules `memory`: host memory that leaks, a device whose memory is full, and one that is not cached."""
 
 from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
 from perf_callbacks.core.memory_use import GB, MB, Leak, MemoryUse
 from perf_callbacks.core.records import Finding
+
+EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 SOON_HOURS = 100
 """It is said when memory will be full if that is nearer than this."""
@@ -14,7 +16,15 @@ def memory(machine: Machine, facts: Facts, measured: Measured | None) -> Finding
         return None
     if facts.memory.leak is not None:
         return _leak(facts.memory.leak, machine.memory_available)
-    return _full(facts.memory) if facts.memory.retries else None
+    return _full(facts.memory, expandable=facts.expandable) if facts.memory.retries else None
+
+
+def uncached(machine: Machine, facts: Facts, _measured: Measured | None) -> Finding | None:
+    """Name memory that is not cached. Needs no run."""
+    if machine.accelerator is None or not facts.uncached:
+        return None
+    evidence = "PYTORCH_NO_CUDA_MEMORY_CACHING is set: the driver is asked for the memory of each tensor"
+    return finding("memory", None, evidence, "unsetting PYTORCH_NO_CUDA_MEMORY_CACHING")
 
 
 def _leak(found: Leak, available: int | None) -> Finding | None:
@@ -30,12 +40,13 @@ def _leak(found: Leak, available: int | None) -> Finding | None:
     return finding("memory", None, evidence, "keeping no tensor from step to step: losses.append(loss.item())")
 
 
-def _full(use: MemoryUse) -> Finding | None:
+def _full(use: MemoryUse, *, expandable: bool) -> Finding | None:
+    first = "" if expandable else f"{EXPANDABLE}, or "
     times = "once" if use.retries == 1 else f"{use.retries:,} times"
     evidence = f"The memory of the device was full {times}: its allocator gave memory back and tried again"
     parts = use.parts
     if parts is None or parts.peak_gb is None or not parts.activations_gb:
-        return finding("memory", None, evidence, "a smaller batch")
+        return finding("memory", None, evidence, f"{first}a smaller batch")
     evidence += f". Activations take {parts.activations_gb:.1f} of {parts.peak_gb:.1f} GB"
-    remedy = f"activation checkpointing, which frees at most {parts.activations_gb:.1f} GB, or a smaller batch"
+    remedy = f"{first}activation checkpointing, which frees at most {parts.activations_gb:.1f} GB, or a smaller batch"
     return finding("memory", None, evidence, remedy)

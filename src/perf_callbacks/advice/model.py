@@ -25,12 +25,17 @@ def recompute(machine: Machine, facts: Facts, measured: Measured | None) -> Find
 
 
 def attention(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
-    """Name eager attention where the model supports the fused one.
+    """Name eager attention where the model supports the fused one: before the run, and after it if it matters.
 
     What it could win is estimated by the share of attention in the products. Eager attention is bound by memory, so its
     share of the time is rather larger.
     """
-    if measured is None or not measured.known or facts.work is None or facts.attention != "eager" or not facts.sdpa:
+    if facts.attention != "eager" or not facts.sdpa:
+        return None
+    remedy = 'from_pretrained(..., attn_implementation="sdpa")'
+    if measured is None:
+        return finding("attention", None, "Attention runs eagerly", remedy)
+    if not measured.known or facts.work is None:
         return None
     products = facts.work.products
     batched = sum([flops for operation, _, _, flops in products if operation in {"aten::bmm", "aten::baddbmm"}])
@@ -39,5 +44,4 @@ def attention(_machine: Machine, facts: Facts, measured: Measured | None) -> Fin
         return None
     seconds = batched / every * (measured.stage("forward") + measured.stage("backward"))
     evidence = f"Attention runs eagerly, and its products are {batched / every:.0%} of the FLOPs"
-    remedy = 'from_pretrained(..., attn_implementation="sdpa")'
     return finding("attention", measured.share(seconds), evidence, remedy)

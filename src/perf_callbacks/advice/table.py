@@ -2,7 +2,24 @@
 
 from collections.abc import Callable
 
-from perf_callbacks.advice import garbage, host, loading, memory, model, optimizer, spans, straggler, tensor_cores
+from perf_callbacks.advice import (
+    compiling,
+    debugging,
+    garbage,
+    generation,
+    host,
+    loading,
+    memory,
+    model,
+    optimizer,
+    precision,
+    reading,
+    reducing,
+    shapes,
+    spans,
+    straggler,
+    threads,
+)
 from perf_callbacks.advice.facts import Facts, Machine, Measured
 from perf_callbacks.core.records import Finding, Summary
 
@@ -12,6 +29,8 @@ RULES: tuple[Rule, ...] = (
     loading.data,
     host.host,
     host.sync,
+    generation.generation,
+    generation.rewards,
     model.recompute,
     model.attention,
     optimizer.optimizer,
@@ -20,11 +39,18 @@ RULES: tuple[Rule, ...] = (
     spans.evaluation,
     spans.checkpoint,
     straggler.straggler,
-    tensor_cores.precision,
-    tensor_cores.shape,
-    host.blocking,
-    host.anomalies,
-    host.threads,
+    precision.precision,
+    compiling.compiling,
+    shapes.padding,
+    shapes.tiles,
+    reducing.reducing,
+    reading.reading,
+    reading.nan_filter,
+    memory.uncached,
+    debugging.blocking,
+    debugging.anomalies,
+    debugging.deterministic,
+    threads.threads,
 )
 """Each speaks, or is silent, by its arguments alone. Without measured times only what needs no run speaks."""
 

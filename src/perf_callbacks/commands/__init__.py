@@ -15,6 +15,7 @@ from perf_callbacks.commands import (
     memory,
     report,
     run,
+    shapes,
     status,
     trace,
 )
@@ -45,6 +46,7 @@ COMMANDS: tuple[Command, ...] = (
     autoload,
     check,
     flops,
+    shapes,
     report,
     compare,
     trace,

@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     if bindings is None:  # the first rank of this machine prints
         return 0
     name = device.name(here)
-    findings = advising.without_run(None if here.type == "cpu" else here.type)
+    findings = advising.without_run(here)
     off = "PERF_CALLBACKS=0" if not settings.config.enabled else "flops=off" if settings.config.flops == "off" else None
     dtypes = ("float32",) if here.type == "cpu" else ("bfloat16", "float32")
     peak = None if off else peak_source.find(here, dtypes, settings.config)

@@ -11,6 +11,9 @@ EVALUATION, CHECKPOINT, OWN_WORK, OTHER = "evaluation", "checkpoint", "own_work"
 PARTS = (STARTUP, FIRST_STEP, FLOP_COUNTING, STEPS, EVALUATION, CHECKPOINT, OWN_WORK, OTHER)
 """Parts of a fit's wall time, in the order in which they are shown."""
 
+GENERATION, REWARDS = "generation", "rewards"
+"""Parts of the stage `other` that a trainer names."""
+
 BEGINNING = ("first", "restart")
 """Why the step with which a fit begins is in no row."""
 
@@ -20,11 +23,15 @@ class Account:
 
     def __init__(self) -> None:
         self.began = 0.0
+        self.before_seconds = 0.0
+        """Time from the trainer's first call of the callback until measuring began."""
         self.startup_seconds = 0.0
         """Time until the callback was set up. The time of the first step includes it."""
         self.own_seconds = 0.0
         """Time that the callback took during a step and left out of it."""
 
+        self.other_seconds: dict[str, float] = {}
+        """Seconds of the named parts of the stage `other`, in steps that are in rows."""
         self.span_seconds: dict[str, float] = {}
         self.span_counts: Counter[str] = Counter()
 
@@ -32,6 +39,10 @@ class Account:
         """Add an evaluation, a checkpoint or the like."""
         self.span_seconds[kind] = self.span_seconds.get(kind, 0.0) + seconds
         self.span_counts[kind] += 1
+
+    def add_other(self, name: str, seconds: float) -> None:
+        """Add to a named part of the stage `other`."""
+        self.other_seconds[name] = self.other_seconds.get(name, 0.0) + seconds
 
     def started(self, now: float) -> None:
         """Note that the callback is set up."""
@@ -50,7 +61,7 @@ class Account:
         usual = included.step_seconds / included.steps if included.steps else 0.0
         counting = max(0.0, excluded.get(COUNTED, 0.0) + excluded.get(RECOUNTED, 0.0) - counts * usual)
         parts = {
-            STARTUP: self.startup_seconds,
+            STARTUP: self.before_seconds + self.startup_seconds,
             FIRST_STEP: max(0.0, first - self.startup_seconds),
             FLOP_COUNTING: counting,
             STEPS: included.step_seconds + sum(excluded.values()) - first - counting,
@@ -59,4 +70,4 @@ class Account:
             **self.span_seconds,
             OWN_WORK: self.own_seconds,
         }
-        return parts | {OTHER: max(0.0, now - self.began - sum(parts.values()))}
+        return parts | {OTHER: max(0.0, self.before_seconds + now - self.began - sum(parts.values()))}

@@ -320,6 +320,7 @@ class Engine:
             steps=steps,
             lost_steps=lost,
             stage_seconds={name: included.seconds[stage] for stage, name in self._shown.stages(included.seconds)},
+            other_seconds=dict(self.account.other_seconds),
             span_seconds=dict(self.account.span_seconds),
             span_counts=dict(self.account.span_counts),
             wall_seconds=self.account.parts(now, included, self._ledger),

@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 ALIGNED = 8
@@ -18,6 +18,13 @@ EFFICIENT = 64
 TILE = (128, 256)
 """Rows and columns of the result that one multiprocessor computes at once, at best (same source)."""
 
+TILES = (TILE, (256, 128), (128, 128))
+"""Tiles of the most efficient kernels. A library chooses the one that suits a product."""
+
+BUSY = 0.7
+"""Least part of the multiprocessors' time in which they have a tile, by any of these tiles, that is no complaint."""
+
+_PRODUCT = re.compile(r"\[(\d+), \d+\] x \[\d+, (\d+)\]")
 _SIZES = re.compile(r"\d+")
 
 
@@ -28,6 +35,11 @@ class Misaligned(NamedTuple):
     better: int
     share: float
     """Part of the FLOPs in products that have this size."""
+
+    @property
+    def multiple(self) -> int:
+        """The least multiple that it has to be."""
+        return ALIGNED
 
 
 class Waves(NamedTuple):
@@ -77,6 +89,65 @@ def waves(rows: int, columns: int, multiprocessors: int, tile: tuple[int, int] =
     tiles = math.ceil(rows / tile[0]) * math.ceil(columns / tile[1])
     rounds = math.ceil(tiles / multiprocessors)
     return Waves(tiles, rounds, tiles / (rounds * multiprocessors))
+
+
+class Uneven(NamedTuple):
+    """Product whose last wave of tiles is nearly empty."""
+
+    rows: int
+    better_rows: int
+    """Most rows that take a wave less."""
+    waves: Waves
+    share: float
+    """Part of the FLOPs in such products."""
+
+
+def uneven(
+    products: Iterable[tuple[str, str, str, int]], multiprocessors: int, fixed: Collection[int] = ()
+) -> list[Uneven]:
+    """Return products of two matrices that keep few multiprocessors busy with any tile, those of most FLOPs first.
+
+    Products with many waves are not among them, since the last one hardly matters, nor those of a single wave, for
+    which libraries have smaller tiles.
+
+    Args:
+        products: Operation, shapes, number format and FLOPs, as in a `flops` record.
+        multiprocessors: Number of multiprocessors of the device.
+        fixed: Sizes of weights. Another batch doesn't change the products that have so many rows.
+    """
+    every = [*products]
+    total = sum([flops for *_, flops in every])
+    return sorted(_uneven(every, total, multiprocessors, fixed), key=lambda one: -one.share)
+
+
+def _uneven(
+    products: Iterable[tuple[str, str, str, int]], total: int, multiprocessors: int, fixed: Collection[int]
+) -> Iterator[Uneven]:
+    for _, shapes, _, flops in products:
+        found = _PRODUCT.fullmatch(shapes)
+        rows, columns = map(int, found.groups()) if found else (0, 0)
+        if not rows or not columns or rows in fixed:
+            continue
+        usual = waves(rows, columns, multiprocessors)
+        fewer = (usual.waves - 1) * multiprocessors // math.ceil(columns / TILE[1]) * TILE[0]
+        if fewer and max([waves(rows, columns, multiprocessors, tile).busy for tile in TILES]) < BUSY:
+            yield Uneven(rows, fewer, usual, flops / total)
+
+
+def padded(weights: Mapping[tuple[int, ...], int], size: int, instead: int) -> tuple[int, int]:
+    """Count the elements of the weights that have a size, with this size and with the other one.
+
+    >>> padded({(10922, 4096): 2, (4096, 10922): 1, (4096, 4096): 4}, 10922, 10944)
+    (134209536, 134479872)
+    """
+    having = {shape: number for shape, number in weights.items() if size in shape}
+    return _elements(having, size, size), _elements(having, size, instead)
+
+
+def _elements(weights: Mapping[tuple[int, ...], int], size: int, instead: int) -> int:
+    return sum(
+        [number * math.prod([instead if one == size else one for one in shape]) for shape, number in weights.items()]
+    )
 
 
 def swiglu_parameters(hidden: int, width: int) -> int:

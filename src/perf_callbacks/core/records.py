@@ -177,6 +177,8 @@ class Flops:
     """Number of times that the host waited to read from the device, by the line that caused it."""
     values_read: Mapping[str, int] = field(default_factory=dict)
     """Number of values that Python read from tensors outside of forward, backward and optimizer, by line."""
+    reductions: int = 0
+    """Number of micro-batches in whose backward tensors were summed over ranks, as DDP does with gradients."""
     errors: Mapping[str, int] = field(default_factory=dict)
     """Errors in counting, by operation."""
 
@@ -187,7 +189,7 @@ class Finding:
 
     cause: str
     """One of data, host, sync, recompute, attention, optimizer, gc, straggler, evaluation, checkpoint, memory,
-    precision, shape."""
+    precision, compile, shape."""
     share: float | None
     """Part of the fit's wall time after startup that the change could save, from 0 to 1. None: unknown."""
     evidence: str
@@ -243,6 +245,8 @@ class Summary:
     """Duration of the included steps."""
     stage_seconds: Mapping[str, float]
     """Seconds of each stage in the included steps; empty if unknown."""
+    other_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of parts of the stage `other` that TRL's trainers name: generation, rewards."""
     span_seconds: Mapping[str, float] = field(default_factory=dict)
     """Time outside of steps, by kind."""
     span_counts: Mapping[str, int] = field(default_factory=dict)

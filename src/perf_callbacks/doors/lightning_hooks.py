@@ -4,6 +4,7 @@ import functools
 import os
 import sys
 from pathlib import Path
+from time import perf_counter
 from typing import Any, ClassVar, NoReturn
 
 from tqdm import tqdm
@@ -46,11 +47,12 @@ class LightningHooks(Measures):
         self._watch: TrainerWatch | None = None
         self._startup: startup.Startup | None = None
         self._carried: dict[str, Any] | None = None
+        self._set_up_at: float | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Processes that are spawned, and copies, measure for themselves. Trainers put `log` on us, with the module."""
         kept = {name: value for name, value in self.__dict__.items() if name not in {"log", "log_dict", *EVERY_BATCH}}
-        return {**kept, "_watch": None, "_startup": None}
+        return {**kept, "_watch": None, "_startup": None, "_set_up_at": None}
 
     def fail(self, error: Exception) -> None:
         """Say once that something of ours went wrong, stop measuring, undo every change, that of `setup` too."""
@@ -62,6 +64,7 @@ class LightningHooks(Measures):
     @fails_open
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage == "fit":
+            self._set_up_at = perf_counter()
             self._close("another fit began")
             self._carried = None
             if first(trainer.callbacks, LightningHooks) is self:
@@ -99,6 +102,7 @@ class LightningHooks(Measures):
             trainer.lightning_module,
             earlier=self._startup,
             setup=lambda: _setup(trainer),
+            before_seconds=0.0 if self._set_up_at is None else perf_counter() - self._set_up_at,
         )
         if watch.recorder.active:
             self._watch = watch

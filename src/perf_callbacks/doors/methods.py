@@ -114,6 +114,38 @@ def spans(
     recorder.patches.method(owner, name, make)
 
 
+def others(recorder: Recorder, owner: Any, name: str, part: str) -> None:
+    """Count the time in `owner.name` as a named part of the stage `other`, if it is called in that stage."""
+
+    def make(inner: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(inner)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            began = _since(recorder)
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                recorder.attempt(functools.partial(_add_other, part=part, began=began))
+
+        return call
+
+    recorder.patches.method(owner, name, make)
+
+
+def _since(recorder: Recorder) -> float | None:
+    """Return the time if the training thread is in the stage `other`."""
+    try:
+        stage, _ = recorder.tape.turned()
+        return None if recorder.engine.aside or stage not in {Stage.OTHER, Stage.UNDECIDED} else recorder.clock()
+    except Exception as error:  # noqa: BLE001 an observer never ends the run
+        recorder.fail(error)
+        return None
+
+
+def _add_other(recorder: Recorder, *, part: str, began: float | None) -> None:
+    if began is not None and recorder.active and recorder.engine.excluded is None:
+        recorder.engine.account.add_other(part, recorder.clock() - began)
+
+
 def exits(
     recorder: Recorder,
     owner: Any,

@@ -6,11 +6,15 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, TypeVar
 
+from perf_callbacks.core.account import GENERATION, REWARDS
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.doors import methods
 from perf_callbacks.session.recorder import Recorder
 
 T = TypeVar("T")
+
+TRL = {"_generate": GENERATION, "_calculate_rewards": REWARDS}
+"""Methods of TRL's trainers for online reinforcement learning, and the parts of the stage `other` that they are."""
 
 
 class TransformersWatch:
@@ -50,6 +54,9 @@ class TransformersWatch:
         if any(_overrides(callback, "on_optimizer_step", self._base) for callback in handler.callbacks):
             methods.stages(recorder, handler, "on_optimizer_step", Stage.OTHER, then=Stage.OPTIMIZER)
         self._end_steps(handler)
+        for name, part in TRL.items():
+            if hasattr(trainer, name):
+                methods.others(recorder, trainer, name, part)
         for name in ("evaluate", "predict"):
             methods.spans(recorder, trainer, name, "evaluation")
         methods.spans(recorder, trainer, "save_model", "checkpoint")

@@ -265,7 +265,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             self.observed.failed(func)
             return
         if formula is None:
-            self.observed.uncounted(func, args, out, self.weights)
+            self.observed.uncounted(func, args, out, self.weights, len(self.passes))
             return
         try:
             cell, cells = self._place(operands, formula.kind)

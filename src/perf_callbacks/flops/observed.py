@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from perf_callbacks.core.batches import Lookup
 from perf_callbacks.flops.coverage import Weights
 from perf_callbacks.flops.formulas import name
+from perf_callbacks.flops.phases import in_backward
 
 LARGE_BYTES = 1 << 20
 """Fewest bytes of a copy that is reported."""
@@ -59,6 +60,9 @@ _COPIES = {"aten::clone", "aten::_to_copy", "aten::copy_", "aten::cat"}
 _READS = {"aten::_to_copy", "aten::_local_scalar_dense", "aten::nonzero", "aten::_unique2", "aten::masked_select"}
 """Operations that may make the host wait for a device."""
 
+_REDUCES = "c10d::allreduce_"
+"""Operation by which DDP sums gradients over ranks, in the midst of a backward."""
+
 _LOOKUPS = {"aten::embedding", "aten::_embedding_bag", "aten::_embedding_bag_forward_only"}
 
 MOST_LOOKUPS = 4096
@@ -75,6 +79,7 @@ class _Sort(NamedTuple):
     copies: bool
     reads: bool
     looks_up: bool
+    reduces: bool
     causal: tuple[int, str, bool] | None
     """Argument that says whether a mask is causal: its position, name and default."""
 
@@ -89,6 +94,7 @@ class _Sort(NamedTuple):
             copies=called in _COPIES,
             reads=called in _READS,
             looks_up=called in _LOOKUPS,
+            reduces=called == _REDUCES,
             causal=_causal_argument(operation),
         )
 
@@ -111,6 +117,8 @@ class Observed:
         """Number of values that Python read from tensors outside of training work, by line."""
         self.lookups: set[Lookup] = set()
         """Embeddings that were looked up."""
+        self.reductions: set[int] = set()
+        """Numbers of the passes in whose backward something was summed over ranks."""
         self._sorts: dict[int, _Sort] = {}
 
     def product(self, func: Any, call: tuple[Any, Any], operands: list[torch.Tensor], dtype: str, flops: int) -> None:
@@ -125,8 +133,8 @@ class Observed:
         """Note an operation whose formula failed."""
         self._note(self.unknown, str(func), 1)
 
-    def uncounted(self, func: Any, args: Any, out: Any, weights: Weights) -> None:
-        """Note an operation that is not counted."""
+    def uncounted(self, func: Any, args: Any, out: Any, weights: Weights, number: int = 1) -> None:
+        """Note an operation that is not counted, in the pass of that number."""
         sort = self._sorts.get(id(func)) or self._look(func)
         if sort.opaque:
             self._note(self.unknown, sort.called, 1)
@@ -139,6 +147,8 @@ class Observed:
             self._copied(sort.called, out)
         if sort.reads:
             self._read(sort.called, args, out)
+        if sort.reduces and in_backward():
+            self.reductions.add(number)
         if sort.looks_up and len(self.lookups) < MOST_LOOKUPS:
             self._looked_up(*args[:2])
 

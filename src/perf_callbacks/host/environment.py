@@ -78,7 +78,7 @@ def read(
         gc_frozen=COLLECTOR.frozen,
         gc_generational=generational(),
         accelerator=accelerator,
-        cpus=len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
+        cpus=len(cpus_allowed()) or os.cpu_count(),
         memory_available=memory_available(root),
         local_world_size=max(1, int(local)) if local.isdecimal() else 1,
         loaders_pin=loaders_pin,
@@ -86,6 +86,11 @@ def read(
         cpu_facts=found,
         cpus_unknown=unknown,
     )
+
+
+def cpus_allowed() -> frozenset[int]:
+    """Return the CPUs that the process may run on; none where the system doesn't tell."""
+    return frozenset(os.sched_getaffinity(0)) if sys.platform == "linux" else frozenset()
 
 
 def memory_available(root: Path = Path("/")) -> int | None:

@@ -1,7 +1,7 @@
-"""Text for a person: a line when training starts, a short table when it ends."""
+"""Text for a person: some lines when training starts, a short table when it ends, both 80 columns wide."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from textwrap import wrap
 
 from perf_callbacks.core import straggler_text
@@ -15,6 +15,9 @@ WIDTH = 78
 
 WORTH_SAYING = 0.05
 """Least share of the run for which a finding is the verdict."""
+
+MOST_ADVICE = 3
+"""Findings at the start, where nobody knows yet what they are worth."""
 
 ENOUGH_STEPS = 5
 """Measured steps without which there is no verdict."""
@@ -32,20 +35,24 @@ _PARTS = {"first_step": "first step", "flop_counting": "FLOP counting", "own_wor
 TIMELINES = {"host": "host clock", "device": "device events"}
 
 
-def opening(run: Run, *, journal: object | None, staged: bool = True, checklist: Sequence[Checklist] = ()) -> str:
-    r"""Render the line at the start, and the checklist below it.
+def opening(
+    run: Run,
+    *,
+    journal: object | None,
+    staged: bool = True,
+    checklist: Sequence[Checklist] = (),
+    findings: Sequence[Finding] = (),
+) -> str:
+    """Render the lines at the start: what is measured, the checklist, and advice that needs no run.
 
-    >>> line = opening(
+    >>> print(opening(
     ...     Run(run_id="a", attempt=2, step=40, rank=0, world_size=1, device="cpu", timeline="host", door="loop",
     ...         versions={"perf_callbacks": "1.0"}, config={"gc": "off"}, from_env=("gc",), started_unix=0.0),
     ...     journal=None,
-    ... ); print(line.replace(", ", ",\n"))
-    perf_callbacks 1.0: step time,
-    stages and throughput on cpu (host clock),
-    garbage collection not timed,
-    attempt 2 from step 40,
-    set by environment: gc,
-    no journal
+    ... ))
+    perf_callbacks 1.0: step time, stages and throughput on cpu (host clock),
+        garbage collection not timed, attempt 2 from step 40,
+        set by environment: gc, no journal
     """
     parts = [
         f"{'step time, stages and throughput' if staged else 'step time'} on {run.device} ({TIMELINES[run.timeline]})",
@@ -56,8 +63,8 @@ def opening(run: Run, *, journal: object | None, staged: bool = True, checklist:
         *_files(run.from_file),
         f"journal {journal}" if journal else "no journal",
     ]
-    line = f"perf_callbacks {run.versions.get('perf_callbacks', '')}: " + ", ".join(part for part in parts if part)
-    return "\n  ".join([line, *_items(checklist)])
+    first = _lines(f"perf_callbacks {run.versions.get('perf_callbacks', '')}: ", filter(None, parts))
+    return "\n  ".join([*first, *_items(checklist), *_advice(findings[:MOST_ADVICE])])
 
 
 def _files(origins: Mapping[str, str]) -> Iterable[str]:
@@ -88,7 +95,7 @@ def check(device: str, checklist: Sequence[Checklist], peak: str, findings: Sequ
     No peak.
     """
     items = [*_items(checklist)] or ["no checklist: it is turned off"]
-    items += [line for found in findings for line in _wrapped(f"advice: {found.evidence}; try {found.remedy}")]
+    items += _advice(findings)
     return "\n  ".join([f"A training on {device} would begin with", *items]) + f"\n{peak}"
 
 
@@ -100,12 +107,18 @@ def _items(rows: Sequence[Checklist]) -> Iterable[str]:
     for row in rows:
         change = " -> ".join(part for part in (row.before, row.after) if part)
         told = "; ".join(part for part in (change, None if row.status == APPLIED else row.why) if part)
-        yield f"{row.item:<{widths[0]}}  {row.status:<{widths[1]}}  {told}".rstrip()
+        yield from _wrapped(f"{row.item:<{widths[0]}}  {row.status:<{widths[1]}}  {told}".rstrip())
+
+
+def _advice(findings: Sequence[Finding]) -> Iterator[str]:
+    """Render advice that needs no run."""
+    for found in findings:
+        yield from _wrapped(f"advice: {found.evidence}; try {found.remedy}")
 
 
 def closing(summary: Summary) -> str:
     """Render the table at the end."""
-    lines = [
+    parts = [
         *_verdict(summary),
         _headline(summary),
         *_account(summary),
@@ -120,8 +133,10 @@ def closing(summary: Summary) -> str:
         *_memory(summary),
     ]
     if summary.failure:
-        lines.append(f"measuring stopped early: {summary.failure}")
-    return OURS + "\n  ".join(line for line in lines if line)
+        parts.append(f"measuring stopped early: {summary.failure}")
+    first, *others = filter(None, parts)
+    lines = [line.lstrip() for line in _wrapped(first, initial=" " * len(OURS), indent="")]
+    return OURS + "\n  ".join([*lines, *[line for part in others for line in _wrapped(part)]])
 
 
 def verdict(summary: Summary) -> str:
@@ -137,23 +152,35 @@ def _large(summary: Summary) -> list[Finding]:
 def _verdict(summary: Summary) -> Iterable[str]:
     """Render what limits the run and the one change that helps most, and below it what else would help."""
     large = _large(summary)
-    lines = wrap(
-        verdict(summary), WIDTH, initial_indent=" " * len(OURS), break_on_hyphens=False, break_long_words=False
-    )
-    yield from (line.lstrip() for line in lines)
+    yield verdict(summary)
     for other in summary.findings[len(large) :]:
         gain = "" if other.share is None else f" (worth {other.share:.0%})"
-        text = f"also: {other.evidence}; try {other.remedy}{gain}"
-        yield from _wrapped(text)
+        yield f"also: {other.evidence}; try {other.remedy}{gain}"
 
 
-def _wrapped(text: str) -> list[str]:
-    """Break a sentence within the width. What a person may copy stays whole."""
-    return wrap(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+def _wrapped(text: str, *, initial: str = "", indent: str = "  ") -> list[str]:
+    """Break a text within the width. What a person may copy, and lines of an account, stay whole."""
+    if len(initial + text) <= WIDTH:
+        return [initial + text]
+    return wrap(
+        text, WIDTH, initial_indent=initial, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+    )
+
+
+def live(found: Finding, seconds: float) -> str:
+    """Render a finding about the last seconds, while training goes on.
+
+    >>> print(live(Finding(cause="data", share=0.2, evidence="Waiting for data took 25% of the run: num_workers=0",
+    ...     remedy="DataLoader(num_workers=2)"), 60.0))
+    perf_callbacks: Waiting for data took 25% of the last 60 s: num_workers=0; try
+      DataLoader(num_workers=2). Up to 1.2x faster.
+    """
+    sentence = _change(found).replace("of the run", f"of the last {seconds:.0f} s")
+    return "\n  ".join([line.strip() for line in _wrapped(OURS + sentence, indent="")])
 
 
 def _change(found: Finding) -> str:
-    """Render the worst finding in one sentence."""
+    """Render a finding that tells its share, in one sentence."""
     return f"{found.evidence}; try {found.remedy}. Up to {1 / (1 - min(found.share or 0.0, MOST)):.1f}x faster."
 
 
@@ -195,10 +222,7 @@ def _account(summary: Summary) -> Iterable[str]:
 def _lines(opening: str, parts: Iterable[str]) -> Iterable[str]:
     """Render a list within the width, broken between its parts only."""
     whole = ", ".join(part.replace(" ", _JOINED) for part in parts)
-    return (
-        line.replace(_JOINED, " ")
-        for line in wrap(opening.replace(" ", _JOINED) + whole, WIDTH, subsequent_indent="  ")
-    )
+    return (line.replace(_JOINED, " ") for line in _wrapped(opening.replace(" ", _JOINED) + whole))
 
 
 def _stages(summary: Summary) -> Iterable[str]:
@@ -207,6 +231,9 @@ def _stages(summary: Summary) -> Iterable[str]:
         step = seconds / summary.included_steps if summary.included_steps else None
         stage = name.removesuffix("_time")
         yield f"{stage:<10}{duration(step):>10}{DASH if share is None else f'{share:.1%}':>8}"
+    for part, seconds in summary.other_seconds.items() if summary.included_seconds else ():
+        mean = duration(seconds / summary.included_steps)
+        yield f"  {part:<10}{mean:>8}{seconds / summary.included_seconds:>8.1%}"
 
 
 def _throughput(summary: Summary) -> str:

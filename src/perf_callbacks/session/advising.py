@@ -2,21 +2,29 @@
 
 import functools
 import os
-from collections.abc import Callable
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from perf_callbacks.advice import table
 from perf_callbacks.advice.facts import Facts
 from perf_callbacks.core.records import Finding, Summary
 from perf_callbacks.core.shaped_work import ShapedWork
-from perf_callbacks.host import environment
+from perf_callbacks.host import cpu_time, environment
 from perf_callbacks.host.environment import Environment
 from perf_callbacks.host.failures import describe
 from perf_callbacks.session.recorder import Recorder, log
+
+EAGER = ("attn_logit_softcapping", "output_attentions")
+"""Settings of a model that only eager attention follows."""
 
 TENSOR_CORES = (7, 0)
 """Compute capability of the first devices with tensor cores (V100)."""
@@ -30,30 +38,39 @@ class Setup:
     loaders: tuple[Any, ...] = ()
     log_every: int | None = None
     """Steps from one log line of the trainer to the next."""
+    nan_filter: bool = False
+    """True: the trainer looks at each loss for NaN."""
 
 
-def begin(recorder: Recorder, model: nn.Module | None, setup: Callable[[], Setup]) -> None:
-    """Let a recorder's summary have findings. Without the facts it has none, and measuring goes on."""
+def begin(recorder: Recorder, model: nn.Module | None, setup: Callable[[], Setup]) -> tuple[Finding, ...]:
+    """Let a recorder's summary have findings, and return those that are known before the first step.
+
+    Without the facts it has none, and measuring goes on.
+    """
     try:
-        facts = read(model, setup(), door=recorder.run.door)
-        facts = replace(
-            facts, gc=recorder.config.gc, memory=recorder.engine.memory, tensor_cores=_has_tensor_cores(recorder.device)
-        )
-        machine = environment.read(accelerator=None if recorder.device.type == "cpu" else recorder.device.type)
+        facts = read(model, setup(), door=recorder.run.door, device=recorder.device)
+        facts = replace(facts, gc=recorder.config.gc, memory=recorder.engine.memory)
+        machine = environment.read(accelerator=_accelerator(recorder.device))
+        since = _Since()
     except Exception as error:  # noqa: BLE001 models and loaders may be anything
         log.info("perf_callbacks gives no advice: %s.", describe(error))
-        return
-    recorder.engine.advise = functools.partial(_advise, machine, facts, recorder.work)
+        return ()
+    advise = recorder.engine.advise = functools.partial(_advise, machine, facts, recorder.work, since)
+    return advise(None)
 
 
-def without_run(accelerator: str | None) -> tuple[Finding, ...]:
+def without_run(device: torch.device) -> tuple[Finding, ...]:
     """Give the advice that needs no run."""
-    return table.findings(environment.read(accelerator=accelerator), read(None, Setup(), door=""))
+    return table.findings(
+        environment.read(accelerator=_accelerator(device)), read(None, Setup(), door="", device=device)
+    )
 
 
-def read(model: nn.Module | None, setup: Setup, *, door: str) -> Facts:
+def read(model: nn.Module | None, setup: Setup, *, door: str, device: torch.device) -> Facts:
     """Read the facts about a fit. Nothing of it is held."""
-    config = getattr(_inner(model), "config", None)
+    config = _text(getattr(_inner(model), "config", None))
+    allocator = os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
+    cores = _has_tensor_cores(device)
     optimizer = next(map(_inner, setup.optimizers), None)
     groups = getattr(optimizer, "param_groups", [])
     tensors = [tensor for group in groups for tensor in group["params"] if tensor.requires_grad]
@@ -63,20 +80,100 @@ def read(model: nn.Module | None, setup: Setup, *, door: str) -> Facts:
         door=door,
         workers=min(workers, default=None),
         attention=getattr(config, "_attn_implementation", None),
-        sdpa=bool(getattr(_inner(model), "_supports_sdpa", False)),
+        sdpa=bool(getattr(_inner(model), "_supports_sdpa", False))
+        and not any([getattr(config, name, None) for name in EAGER]),
         optimizer=type(optimizer).__name__ if torchs else None,
         fused=bool(groups) and all(group.get("fused") or group.get("foreach") for group in groups),
         tensors=len(tensors),
         threads=torch.get_num_threads(),
         log_every=setup.log_every,
-        tf32=torch.get_float32_matmul_precision() != "highest",
+        ddp=_has_ranks(model),
+        nan_filter=setup.nan_filter,
+        weights=Counter([tuple(one.shape) for one in _parameters(model) if one.dim() > 1]),
+        vocabulary=_size(config, "vocab_size"),
+        head=_head(config),
+        tensor_cores=cores,
+        multiprocessors=torch.cuda.get_device_properties(device).multi_processor_count if cores else None,
+        tf32=_tf32(),
         blocking=os.environ.get("CUDA_LAUNCH_BLOCKING") == "1",
         anomalies=torch.is_anomaly_enabled(),
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+        uncached="PYTORCH_NO_CUDA_MEMORY_CACHING" in os.environ,
+        expandable="expandable_segments:True" in allocator,
     )
+
+
+def _accelerator(device: torch.device) -> str | None:
+    return None if device.type == "cpu" else device.type
+
+
+class _Since:
+    """Counters of the system, from the beginning of the fit on."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_native_id()
+        self._cpus = environment.cpus_allowed()
+        self._began, self._time = time.perf_counter(), cpu_time.read(self._thread)
+        self._idle = cpu_time.idle(self._cpus)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the facts that change while the fit lasts."""
+        now, before = cpu_time.read(self._thread), self._time
+        seconds = time.perf_counter() - self._began
+        if now is None or before is None or now.ran <= before.ran:
+            return {}
+        ran, queued = now.since(before)
+        return {
+            "idle_share": max(0.0, 1 - (ran + queued) / seconds),
+            "free_cpus": self._free(seconds),
+        }
+
+    def _free(self, seconds: float) -> float | None:
+        """Return the number of CPUs on which nothing ran, on average."""
+        idle = cpu_time.idle(self._cpus)
+        return None if idle is None or self._idle is None else min(len(self._cpus), (idle - self._idle) / seconds)
+
+
+def _has_ranks(model: nn.Module | None) -> bool:
+    """Tell whether DDP sums the gradients of the model over several ranks."""
+    group: Any = getattr(model, "process_group", None)
+    return isinstance(model, DistributedDataParallel) and group is not None and group.size() > 1
+
+
+def _parameters(model: nn.Module | None) -> Iterable[nn.Parameter]:
+    return () if model is None else model.parameters()
+
+
+def _text(config: Any) -> Any:
+    """Return the configuration of the language model within one of several parts, if there is exactly one."""
+    with suppress(Exception):
+        return config.get_text_config()
+    return config
+
+
+def _size(config: Any, name: str) -> int | None:
+    value = getattr(config, name, None)
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def _head(config: Any) -> int | None:
+    hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
+    return _size(config, "head_dim") or (hidden // heads if hidden and heads else None)
 
 
 def _has_tensor_cores(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= TENSOR_CORES
+
+
+def _tf32() -> bool:
+    """Tell whether products of float32 may use TF32.
+
+    From torch 2.9 on there is a setting for each backend, and the older function raises where that was used.
+    """
+    matmul: Any = torch.backends.cuda.matmul
+    if hasattr(matmul, "fp32_precision"):
+        return bool(matmul.fp32_precision == "tf32")
+    return torch.get_float32_matmul_precision() != "highest"
 
 
 def flat(loaders: Any) -> tuple[Any, ...]:
@@ -100,9 +197,11 @@ def _inner(outer: Any) -> Any:
     return outer
 
 
-def _advise(machine: Environment, facts: Facts, work: ShapedWork, summary: Summary) -> tuple[Finding, ...]:
+def _advise(
+    machine: Environment, facts: Facts, work: ShapedWork, since: _Since, summary: Summary | None
+) -> tuple[Finding, ...]:
     try:
-        return table.findings(machine, replace(facts, work=work.counted), summary)
+        return table.findings(machine, replace(facts, work=work.counted, **since.facts()), summary)
     except Exception as error:  # noqa: BLE001 a summary without advice is still one
         log.warning("perf_callbacks gives no advice: %s.", describe(error), exc_info=error)
         return ()

@@ -42,6 +42,7 @@ def counted(
         copies=tuple((*what, size) for what, size in observed.copies.most_common(_HEAVIEST)),
         reads=dict(observed.reads),
         values_read=dict(observed.values_read),
+        reductions=len(observed.reductions),
         errors=dict(counter.errors),
     )
 

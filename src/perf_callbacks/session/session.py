@@ -1,7 +1,7 @@
 """Begin, show and end the fits of one integration, in the same order for all integrations."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -10,13 +10,14 @@ from torch import nn
 from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.config import ConfigError, PerfConfig, rules
 from perf_callbacks.core.observer import Observer
-from perf_callbacks.core.records import Summary
+from perf_callbacks.core.records import Finding, Summary
 from perf_callbacks.host import config_file
 from perf_callbacks.host.failures import describe
 from perf_callbacks.host.place import Place
 from perf_callbacks.report import cards
 from perf_callbacks.session import advising, counting, memory_watch, report_file, stalls, startup, stragglers
 from perf_callbacks.session.advising import Setup
+from perf_callbacks.session.live_advice import LiveAdvice
 from perf_callbacks.session.recorder import Recorder, log
 
 OBSERVERS: tuple[Callable[[Recorder, nn.Module | None], Observer | None], ...] = (
@@ -99,6 +100,7 @@ class Session:
         *,
         earlier: startup.Startup | None = None,
         setup: Callable[[], Setup] = Setup,
+        before_seconds: float = 0.0,
     ) -> W:
         """Begin a fit: the recorder, the checklist, the watched calls, the FLOP count, the opening card.
 
@@ -111,12 +113,15 @@ class Session:
             batches: How batches get to the device.
             earlier: What had to be applied before the fit began.
             setup: What the fit trains with.
+            before_seconds: How long ago the trainer began with the fit.
         """
         self.end("another fit began")
         self.recorder = None
         recorder = self.recorder = Recorder(self.settings, place)
         try:
             watching = watch(recorder)
+            recorder.engine.account.before_seconds = before_seconds
+            findings: Sequence[Finding] = ()
             rows = startup.start(recorder, self.settings, place.device, batches(watching), earlier)
             if recorder.active:
                 watching.install()
@@ -125,10 +130,14 @@ class Session:
                     observer = make(recorder, model)
                     if observer is not None:
                         recorder.observe(observer)
-                advising.begin(recorder, model, setup)
+                findings = advising.begin(recorder, model, setup)
+                if place.rank == 0:
+                    recorder.observe(LiveAdvice(recorder, self._show))
             if recorder.active and place.rank == 0:
                 journal = recorder.journal_path
-                self._show(cards.opening(recorder.run, journal=journal, staged=place.staged, checklist=rows))
+                self._show(
+                    cards.opening(recorder.run, journal=journal, staged=place.staged, checklist=rows, findings=findings)
+                )
             recorder.attempt(lambda begun: begun.engine.account.started(begun.clock()))
         except BaseException as error:  # an interrupt too: nobody ends a fit that did not begin
             recorder.close(describe(error))

@@ -1,0 +1,15 @@
+"""Rule `sync` about gradients that ranks sum more often than the optimizer needs them."""
+
+from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
+from perf_callbacks.core.records import Finding
+
+
+def reducing(_machine: Machine, facts: Facts, _measured: Measured | None) -> Finding | None:
+    """Advise `no_sync` where DDP reduces gradients after several micro-batches of one step."""
+    if not facts.ddp or facts.work is None or facts.work.reductions <= 1:
+        return None
+    evidence = f"DDP reduces gradients after each of {facts.work.reductions} micro-batches of a step"
+    remedy = "with model.no_sync(): around all but the last"
+    if facts.door == "accelerate":
+        remedy = "with accelerator.accumulate(model):"
+    return finding("sync", None, evidence, remedy)

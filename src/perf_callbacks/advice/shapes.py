@@ -1,0 +1,52 @@
+"""Rules `shape`: sizes that tensor cores can't use well. They speak only where the device has tensor cores."""
+
+from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
+from perf_callbacks.core.product_shapes import Misaligned, misaligned, padded, uneven
+from perf_callbacks.core.records import Finding
+
+MATTERS = 0.1
+"""Least share of the FLOPs that a size must take part in to be named."""
+
+
+def padding(_machine: Machine, facts: Facts, _measured: Measured | None) -> Finding | None:
+    """Name the size in most FLOPs that is no multiple of 8, with the size to take instead and its price."""
+    if not facts.tensor_cores or facts.work is None:
+        return None
+    worst = next(iter(misaligned(facts.work.products)), None)
+    if worst is None or worst.share < MATTERS:
+        return None
+    name, remedy = _instead(facts, worst)
+    evidence = f"{name} {worst.size:,} is no multiple of 8, in products with {worst.share:.0%} of the FLOPs"
+    return finding("shape", None, evidence, remedy)
+
+
+def tiles(_machine: Machine, facts: Facts, _measured: Measured | None) -> Finding | None:
+    """Name the product whose last tiles leave most multiprocessors idle, with a batch that fills them.
+
+    The tiles are those of the largest kernels; the library may choose others, so nobody knows what a batch would save.
+    """
+    if not facts.tensor_cores or facts.work is None or facts.multiprocessors is None:
+        return None
+    fixed = {size for shape in facts.weights for size in shape}
+    worst = next(iter(uneven(facts.work.products, facts.multiprocessors, fixed)), None)
+    if worst is None or worst.share < MATTERS:
+        return None
+    found = worst.waves
+    evidence = (
+        f"A product of {worst.rows:,} rows with {worst.share:.0%} of the FLOPs has {found.tiles:,} tiles for "
+        f"{facts.multiprocessors} multiprocessors: {found.waves} waves, {found.busy:.1%} busy"
+    )
+    return finding("shape", None, evidence, f"micro-batches of {worst.better_rows:,} rows (samples or tokens)")
+
+
+def _instead(facts: Facts, worst: Misaligned) -> tuple[str, str]:
+    """Say which size it is, and the change to make."""
+    before, after = padded(facts.weights, worst.size, worst.better)
+    price = f", which takes its weights from {before:,} to {after:,} parameters" if before else ""
+    if worst.size == facts.vocabulary:
+        return "The vocabulary of", f"model.resize_token_embeddings(pad_to_multiple_of=64){price}"
+    if worst.size == facts.head:
+        return "The head size", "another number of heads: 64 and 128 are good sizes"
+    if facts.weights and not before:
+        return "The size", f"pad_to_multiple_of={worst.multiple} in the collator, or another size of the batch"
+    return "The size", f"padding it to {worst.better:,}{price}"

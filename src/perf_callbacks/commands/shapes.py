@@ -1,0 +1,50 @@
+"""`perf-callbacks shapes`: sizes of a model that tensor cores can't use well, before it is trained."""
+
+import argparse
+import json
+from pathlib import Path
+
+from perf_callbacks.core.architecture import Architecture, dimensions
+from perf_callbacks.core.config import ConfigError
+from perf_callbacks.core.model_shapes import products, sizes
+from perf_callbacks.core.product_shapes import uneven
+from perf_callbacks.report import shape_table
+
+NAME: str = "shapes"
+SUMMARY: str = "sizes of a model that tensor cores can't use well, and what to take instead"
+
+TO_CHANGE = 1
+"""Exit status if a size should be another one."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("path", metavar="CONFIG", help="config.json of a model on Hugging Face")
+    parser.add_argument("--tokens", type=int, help="tokens in a micro-batch: batch times length")
+    parser.add_argument(
+        "--multiprocessors", type=int, help="multiprocessors of the GPU, such as 108 of an A100 or 132 of an H100"
+    )
+    parser.epilog = "Exits with 1 if a size should be another one."
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the sizes."""
+    for name in ("tokens", "multiprocessors"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name}: got {value}, wanted a whole number from 1 on.")
+    if arguments.multiprocessors is not None and arguments.tokens is None:
+        raise ConfigError("--tokens: is missing, wanted the tokens that the multiprocessors work on.")
+    try:
+        content = json.loads(Path(arguments.path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{arguments.path}: wanted a config.json, got {error}.") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{arguments.path}: wanted a config.json, got {type(content).__name__}.")
+    model = Architecture(**dimensions(content))
+    found = sizes(model, arguments.tokens)
+    waves = []
+    if arguments.multiprocessors is not None:
+        waves = uneven(products(model, arguments.tokens), arguments.multiprocessors)
+    print(shape_table.render(found, waves, arguments.multiprocessors))
+    return TO_CHANGE if waves or any(size.better != size.size for size in found) else 0

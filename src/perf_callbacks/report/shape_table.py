@@ -1,0 +1,37 @@
+"""A table of the sizes of a model, with those to take instead."""
+
+from collections.abc import Sequence
+
+from perf_callbacks.core.model_shapes import Size
+from perf_callbacks.core.product_shapes import Uneven
+
+HEADER = ("", "size", "take", "weights with it")
+
+
+def render(sizes: Sequence[Size], waves: Sequence[Uneven], multiprocessors: int | None) -> str:
+    """Render the table, and below it the products with a wave that is nearly empty.
+
+    >>> print(render([Size("MLP", 10922, 10944, (134209536, 134479872)), Size("head", 128, 128)], [], None))
+                size  take    weights with it
+    MLP       10,922  10,944  134,209,536 -> 134,479,872
+    head         128  as is
+    """
+    rows = [HEADER, *map(_cells, sizes)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        f"{name:<{max(widths[0], 8)}}  {size:>{widths[1]}}  {take:<{widths[2]}}  {price}".rstrip()
+        for name, size, take, price in rows
+    ]
+    lines += [
+        f"{one.rows:,} tokens are {one.waves.tiles:,} tiles in a product, for {multiprocessors} multiprocessors:\n"
+        f"  {one.waves.waves} waves, {one.waves.busy:.1%} busy; {one.better_rows:,} tokens take one wave less"
+        for one in waves
+    ]
+    return "\n".join(lines)
+
+
+def _cells(one: Size) -> tuple[str, str, str, str]:
+    before, after = one.weights
+    if one.better == one.size:
+        return one.name, f"{one.size:,}", "as is", ""
+    return one.name, f"{one.size:,}", f"{one.better:,}", f"{before:,} -> {after:,}" if before else ""
