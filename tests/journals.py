@@ -5,7 +5,8 @@ from html.parser import HTMLParser
 from fakes import a_run
 
 from perf_callbacks.core.codec import Entry, encode
-from perf_callbacks.core.records import Checklist, Finding, Flops, Gc, Memory, Span, Stall, Steps, Summary, Use
+from perf_callbacks.core.machine_records import Memory, Use
+from perf_callbacks.core.records import Checklist, Finding, Flops, Gc, Span, Stall, Steps, Summary
 
 FINDING = Finding(
     cause="data", share=0.25, evidence="Waiting for data took 25% of the run", remedy="DataLoader(num_workers=2)"

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from perf_callbacks.core.codec import Entry, attempts
+from perf_callbacks.core.machine_records import Memory, Use
 from perf_callbacks.core.records import (
     SCHEMA,
     Checklist,
     Finding,
     Flops,
     Gc,
-    Memory,
     Record,
     Row,
     Run,
@@ -31,7 +31,6 @@ from perf_callbacks.core.records import (
     Steps,
     Straggler,
     Summary,
-    Use,
     Window,
 )
 from perf_callbacks.host.journal_file import files, read

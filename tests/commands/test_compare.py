@@ -10,7 +10,8 @@ from fakes import a_run
 
 from perf_callbacks.commands import main
 from perf_callbacks.core.codec import Entry, encode
-from perf_callbacks.core.records import Checklist, Memory, Steps, Summary
+from perf_callbacks.core.machine_records import Memory
+from perf_callbacks.core.records import Checklist, Steps, Summary
 
 SUMMARY = Summary(
     run_id="a1",

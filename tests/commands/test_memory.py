@@ -7,7 +7,7 @@ from fakes import a_run
 
 from perf_callbacks.commands import main
 from perf_callbacks.core.codec import Entry, encode
-from perf_callbacks.core.records import Memory, Use
+from perf_callbacks.core.machine_records import Memory, Use
 
 PARTS = Memory(
     step=2,

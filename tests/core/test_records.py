@@ -6,21 +6,8 @@ import pytest
 from fakes import a_run
 
 from perf_callbacks.core.codec import Entry, attempts, decode, encode, entries
-from perf_callbacks.core.records import (
-    SCHEMA,
-    Checklist,
-    Finding,
-    Flops,
-    Gc,
-    Memory,
-    Row,
-    Span,
-    Stall,
-    Steps,
-    Summary,
-    Use,
-    Window,
-)
+from perf_callbacks.core.machine_records import Memory, Use
+from perf_callbacks.core.records import SCHEMA, Checklist, Finding, Flops, Gc, Row, Span, Stall, Steps, Summary, Window
 
 FINDING = Finding(cause="data", share=0.25, evidence="Waiting for data", remedy="DataLoader(num_workers=2)")
 SUMMARY = Summary(

@@ -7,19 +7,8 @@ from fakes import a_run
 from hypothesis import given, strategies as st
 
 from perf_callbacks.core.codec import Entry, attempts, decode, encode
-from perf_callbacks.core.records import (
-    Checklist,
-    Finding,
-    Gc,
-    Memory,
-    Row,
-    Span,
-    Stall,
-    Steps,
-    Summary,
-    Use,
-    Window,
-)
+from perf_callbacks.core.machine_records import Memory, Use
+from perf_callbacks.core.records import Checklist, Finding, Gc, Row, Span, Stall, Steps, Summary, Window
 from perf_callbacks.host.journal_file import FileJournal, read
 
 COUNTS = st.integers(0, 2**40)

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
+from perf_callbacks.core.machine_records import Memory, Use
 from perf_callbacks.core.records import (
     Checklist,
     Finding,
     Flops,
     Gc,
-    Memory,
     Record,
     Row,
     Run,
@@ -28,7 +28,6 @@ from perf_callbacks.core.records import (
     Steps,
     Straggler,
     Summary,
-    Use,
     Window,
 )
 from perf_callbacks.core.stalls import Note

@@ -6,7 +6,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from perf_callbacks.core.records import Memory
+from perf_callbacks.core.machine_records import Memory
 
 GB = 1e9
 

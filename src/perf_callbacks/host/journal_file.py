@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Protocol
 
 from perf_callbacks.core.codec import Entry, encode, entries
-from perf_callbacks.core.records import Checklist, Flops, Gc, Memory, Record, Run, Stall, Steps, Summary
+from perf_callbacks.core.machine_records import Memory
+from perf_callbacks.core.records import Checklist, Flops, Gc, Record, Run, Stall, Steps, Summary
 from perf_callbacks.host.file_locks import lock, unlock
 
 AT_ONCE = (Run, Checklist, Flops, Summary, Stall, Memory)

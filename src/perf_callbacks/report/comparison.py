@@ -8,9 +8,10 @@ from typing import Any
 
 from perf_callbacks.core.batch_means import Change, Estimate, change, quick, ratio
 from perf_callbacks.core.codec import Entry
+from perf_callbacks.core.machine_records import Memory, Use
 from perf_callbacks.core.memory_use import known
 from perf_callbacks.core.peaks import TERA
-from perf_callbacks.core.records import Checklist, Memory, Run, Steps, Summary, Use
+from perf_callbacks.core.records import Checklist, Run, Steps, Summary
 
 WORSE, BETTER, SAME, UNDECIDED = "worse", "better", "same", "undecided"
 

@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Sequence
 
 from perf_callbacks.core.codec import Entry
+from perf_callbacks.core.machine_records import Memory, Use
 from perf_callbacks.core.memory_use import Leak, Point, known, leak, slope
-from perf_callbacks.core.records import Memory, Run, Use
+from perf_callbacks.core.records import Run
 from perf_callbacks.report.cards import DASH, size
 
 SOURCES = {

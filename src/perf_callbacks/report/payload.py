@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from perf_callbacks.core.machine_records import Memory
 from perf_callbacks.core.peaks import TERA
-from perf_callbacks.core.records import Flops, Memory, Summary, Window
+from perf_callbacks.core.records import Flops, Summary, Window
 from perf_callbacks.report import machine, tables
 from perf_callbacks.report.cards import TIMELINES, duration, rate, verdict
 from perf_callbacks.report.events import marks

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from perf_callbacks.core.machine_records import Memory
 from perf_callbacks.core.product_shapes import misaligned
-from perf_callbacks.core.records import Checklist, Finding, Flops, Memory, Stall, Summary
+from perf_callbacks.core.records import Checklist, Finding, Flops, Stall, Summary
 from perf_callbacks.core.straggler_text import NAMES, REMEDIES
 from perf_callbacks.report.cards import DASH, duration, rate, size
 from perf_callbacks.report.history import Fit

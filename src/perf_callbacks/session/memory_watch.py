@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from perf_callbacks.core.machine_records import Memory, Use
 from perf_callbacks.core.memory_use import GB, MB, Point, Series, leak, slope
 from perf_callbacks.core.observer import Observer
-from perf_callbacks.core.records import Memory, Use
 from perf_callbacks.core.steps import NEVER
 from perf_callbacks.host import device, processes
 from perf_callbacks.host.failures import describe

@@ -9,8 +9,8 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.utils.hooks import RemovableHandle
 
+from perf_callbacks.core.machine_records import Memory
 from perf_callbacks.core.memory_use import GB, Allocator
-from perf_callbacks.core.records import Memory
 from perf_callbacks.flops.allocations import Allocations
 from perf_callbacks.flops.stance import anything_compiled
 
