@@ -51,9 +51,7 @@ def test_a_model_that_is_spread_over_ranks_is_said_not_to_be_compared():
 
 def test_a_single_process_has_slow_steps_and_no_slow_rank():
     alone = summary(slowdown=None, stragglers=((0, "data", 6.0, 2),), straggler_seconds={"data": 6.0})
-    assert [*lines(alone)] == [
-        "slow steps lost 6 s of 100 s: waiting for data, 2 steps; try more loader workers, or data nearer to the rank"
-    ]
+    assert [*lines(alone)] == ["slow steps lost 6 s of 100 s: waiting for data, 2 steps"]
     assert [*lines(summary(slowdown=None, stragglers=(), straggler_seconds={}))] == []
 
 

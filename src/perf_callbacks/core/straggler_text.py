@@ -57,7 +57,8 @@ def lines(summary: Summary) -> Iterator[str]:
     for rank, cause, seconds, times in large[:MOST_LINES]:
         who = f"rank {rank} cost the job" if several else "slow steps lost"
         count = f"{times:,} {'pause' if cause == GC else 'step'}{'' if times == 1 else 's'}"
-        yield f"{who} {seconds:,.3g} s of {whole}: {NAMES[cause]}, {count}; try {REMEDIES[cause]}"
+        remedy = f"; try {REMEDIES[cause]}" if several else ""
+        yield f"{who} {seconds:,.3g} s of {whole}: {NAMES[cause]}, {count}{remedy}"
     if not several:
         return
     rest = lost - sum([seconds for *_, seconds, _ in large[:MOST_LINES]])

@@ -202,8 +202,15 @@ def stragglers(summary: Summary) -> Table | None:
     """Tabulate what slow ranks cost the job."""
     if not summary.compared_steps:
         return None
+    several = summary.slowdown is not None
     rows = [
-        (str(rank), NAMES.get(cause, cause), duration(seconds), f"{steps:,}", REMEDIES.get(cause, ""))
+        (
+            str(rank),
+            NAMES.get(cause, cause),
+            duration(seconds),
+            f"{steps:,}",
+            REMEDIES.get(cause, "") if several else "",
+        )
         for rank, cause, seconds, steps in summary.stragglers
     ]
     parts = [f"In {summary.compared_steps:,} compared steps of {duration(summary.compared_seconds)}."]
