@@ -31,6 +31,7 @@ from perf_callbacks.host.patches import Patches
 from perf_callbacks.host.place import Place, earlier, opening
 from perf_callbacks.host.watchdog import WATCHDOG
 from perf_callbacks.ranks import exchange
+from perf_callbacks.session.late_writer import LateWriter
 
 EMPTY_ROWS = 3
 """Rows without a step, one after the other, until it is said why. A single one is no loss."""
@@ -101,7 +102,7 @@ class Recorder:
             work=self.work,
             observers=self.observers,
         )
-        self._late_writer = _LateWriter(self.engine, self._journal, clock)
+        self._late_writer = LateWriter(self.engine, self._journal, clock)
         if place.ambiguous is not None and place.rank == 0:
             log.warning("perf_callbacks: rates of the whole job are unknown: %s; %s.", place.ambiguous, meshes.ADVICE)
         self.reader = BatchReader(self.work.unknowns)
@@ -355,23 +356,6 @@ class Recorder:
             self._late = error
             self.observers.hurry()
             self._observer.remove()
-
-
-class _LateWriter:
-    """Writes to the journal while the training thread ends no step. The watchdog ticks for it."""
-
-    def __init__(self, engine: Engine, journal: Journal, clock: Callable[[], float]) -> None:
-        self.engine = engine
-        self._journal = journal
-        self._clock = clock
-        self.ended = False
-
-    def tick(self, now: float) -> bool:  # noqa: ARG002 what counts is the recorder's clock
-        """Write what has waited for long."""
-        if not self.ended:
-            self.engine.write_late(self._clock())
-            self._journal.flush()
-        return not self.ended
 
 
 def _weakly(method: Callable[P, object]) -> Callable[P, None]:
