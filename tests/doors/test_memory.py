@@ -10,6 +10,7 @@ from through import DOORS
 from torch import nn
 from torch.optim import optimizer as optimizers
 from torch.utils.checkpoint import checkpoint
+from watches import Watches
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.core.memory_use import GB, Allocator
@@ -276,25 +277,9 @@ def test_no_hook_stays(tmp_path, how):
     assert [*optimizers._global_optimizer_pre_hooks] == before
 
 
-class Ticks:
-    """Seconds of the watchdog, passed by the test."""
-
-    def __init__(self):
-        self.watched, self.now = [], 0.0
-
-    def watch(self, watched):
-        self.watched.append(watched)
-
-    def pass_seconds(self, seconds):
-        for _ in range(seconds):
-            self.now += 1.0
-            for one in self.watched:
-                one.tick(self.now)
-
-
 @pytest.fixture
 def ticks(monkeypatch):
-    found = Ticks()
+    found = Watches()
     monkeypatch.setattr(memory, "WATCHDOG", found)
     return found
 

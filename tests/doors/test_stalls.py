@@ -7,6 +7,7 @@ import torch
 from accelerated import an_accelerator
 from through import DOORS
 from torch.utils.data import DataLoader
+from watches import Watches
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
@@ -16,22 +17,6 @@ from perf_callbacks.loop import measure
 from perf_callbacks.session import stalls
 
 pytestmark = pytest.mark.usefixtures("accelerate_state")
-
-
-class Watches:
-    """Ticked for by the test, not by a thread."""
-
-    def __init__(self):
-        self.watched, self.now = [], 0.0
-
-    def watch(self, watched):
-        self.watched.append(watched)
-
-    def pass_seconds(self, seconds):
-        for _ in range(seconds):
-            self.now += 1.0
-            for one in self.watched:
-                one.tick(self.now)
 
 
 @pytest.fixture

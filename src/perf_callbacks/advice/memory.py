@@ -7,7 +7,7 @@ from perf_callbacks.core.records import Finding
 EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 SOON_HOURS = 100
-"""It is said when memory will be full if that is nearer than this."""
+"""Hours until memory is full, within which this is said."""
 
 
 def memory(machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:

@@ -317,7 +317,7 @@ class Summary:
     straggler_seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds that the job lost to stragglers, by cause as in `Straggler`."""
     stragglers: tuple[tuple[int, str, float, int], ...] = ()
-    """What cost most: rank, cause, seconds, and number of steps in which it happened."""
+    """The costliest ones: rank, cause, seconds, and number of steps in which it happened."""
     slowdown: float | None = None
     """Duration of these steps over the one that they would have if every rank were as fast as a usual one. None:
     unknown, or there is one rank."""
