@@ -7,7 +7,7 @@ from perf_callbacks.core.local_times import LocalTime
 from perf_callbacks.core.peers import DATA, DEVICE, GC, LOCAL, STEAL, STEP, WORK
 from perf_callbacks.core.records import Steps
 from perf_callbacks.core.stages import STAGES, Stage
-from perf_callbacks.core.steps import RECOUNTED, Columns
+from perf_callbacks.core.steps import Columns
 
 Signals = Mapping[str, Sequence[float | None]]
 
@@ -48,9 +48,7 @@ def of_stages(steps: Columns, *, sharded: bool, device: bool, alone: bool) -> Si
 
 def of_records(blocks: Sequence[Steps], *, device: bool) -> dict[str, list[float]]:
     """Return the signals of steps of a single process as they are in the journal. The whole step is local."""
-    included = [
-        reason in {None, RECOUNTED} for steps in blocks for reason in steps.excluded or [None] * len(steps.step)
-    ]
+    included = [reason is None for steps in blocks for reason in steps.excluded or [None] * len(steps.step)]
 
     def column(name: str) -> list[float]:
         values = [value for steps in blocks for value in getattr(steps, name) or [None] * len(steps.step)]
@@ -76,7 +74,7 @@ def _signals(steps: Columns, signals: Signals) -> Signals:
     if known and len(known) == len(sizes) and min(known) < max(known):
         found[WORK] = sizes
     if any(steps.excluded):
-        wanted = [reason in {None, RECOUNTED} for reason in steps.excluded]
+        wanted = [reason is None for reason in steps.excluded]
         found = {
             name: [value if keep else None for value, keep in zip(column, wanted, strict=True)]
             for name, column in found.items()
