@@ -49,7 +49,8 @@ def _leave(namespace):
     os.chdir(_HOME)
     namespace.clear()
     gc.collect()  # a loop that a page shows and doesn't end is abandoned here
-    assert gc.get_threshold()[0], "a fit still holds the collector"
+    if not gc.get_threshold()[0]:
+        raise RuntimeError("a fit still holds the collector")
 
 
 _pages = Sybil(parsers=[PythonCodeBlockParser()], patterns=["README.md", "docs/*.md"], setup=_stage, teardown=_leave)

@@ -59,7 +59,7 @@ def test_what_happened_is_marked_in_lanes():
     found = content(restarted)["marks"]
     assert found["lanes"] == ["evaluation", "restart", "FLOP count", "collection", "stall"]
     assert [15, 1, "attempt 2 from step 15, 5 steps again"] in found["marks"]
-    assert [4, 3, "garbage collection 125 ms, generation 2, rank 0, by the program"] in found["marks"]
+    assert [4, 3, "garbage collection 125 ms, generation 2, rank 0, automatic"] in found["marks"]
     assert [15, 4, "rank 0 in data for 61.0 s"] in found["marks"]
 
 

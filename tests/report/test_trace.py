@@ -75,7 +75,7 @@ def test_what_happened_beside_the_steps_is_there():
     assert (evaluation["ts"], evaluation["dur"], evaluation["tid"]) == (2_500_000, 2_000_000, 2)
     [pause, stall] = [event for event in found if event["ph"] == "i"]
     assert (pause["name"], pause["ts"]) == ("gc", 900_000)
-    assert pause["args"] == {"step": 4, "ms": 125.0, "generation": 2, "by": "program"}
+    assert pause["args"] == {"step": 4, "ms": 125.0, "generation": 2, "by": "automatic"}
     assert (stall["name"], stall["args"]["stack"][-1]) == ("stall", "loader.py:41 next")
     [eleventh] = [event for event in found if event.get("args", {}).get("step") == 11 and event["name"] == "step"]
     assert eleventh["ts"] + eleventh["dur"] == pytest.approx(4_750_000)

@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+from contextlib import suppress
 
 from perf_callbacks.commands import journals
 from perf_callbacks.report import comparison, comparison_text
@@ -46,7 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _percent(word: str) -> float:
     """Read a percentage."""
-    value = float(word)
-    if not (math.isfinite(value) and value >= 0):
-        raise argparse.ArgumentTypeError(f"got {word}, wanted a percentage such as 5")
-    return value
+    with suppress(ValueError):
+        value = float(word.removesuffix("%"))
+        if math.isfinite(value) and value >= 0:
+            return value
+    raise argparse.ArgumentTypeError(f"got {word}, wanted a percentage such as 5")

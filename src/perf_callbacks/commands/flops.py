@@ -85,7 +85,7 @@ def _model(arguments: argparse.Namespace) -> Architecture:
     if arguments.path and arguments.config:
         raise ConfigError("CONFIG: got two of them, wanted one.")
     path = arguments.path or arguments.config
-    found: dict[str, Any] = {} if path is None else dimensions(_read(Path(path)))
+    found: dict[str, Any] = {} if path is None else dimensions(read_config(Path(path)))
     flags = {name.replace("-", "_"): getattr(arguments, name.replace("-", "_")) for name in _MODEL}
     found |= {name: value for name, value in flags.items() if value is not None}
     if arguments.params is not None:
@@ -97,10 +97,13 @@ def _model(arguments: argparse.Namespace) -> Architecture:
     return Architecture(**found)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """Read the `config.json` of a model. Raises `ConfigError` if it is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path}: wanted a config.json, got: {error.strerror}.") from error
+    except ValueError as error:
         raise ConfigError(f"{path}: wanted a config.json, got {error}.") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: wanted a config.json, got {type(content).__name__}.")

@@ -12,7 +12,7 @@ def fits(path: str) -> list[list[Entry]]:
     try:
         found = [attempts(journal_file.read(file)) for file in journal_file.files(Path(path))]
     except OSError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(str(error) if error.strerror is None else f"{path}: {error.strerror}") from None
     last = [each[-1] for each in found if each]
     if not last:
         raise ConfigError(f"{path}: no fit in this journal: it has no `run` record that this version can read")

@@ -1,9 +1,9 @@
 """`perf-callbacks shapes`: sizes of a model that tensor cores can't use well, before it is trained."""
 
 import argparse
-import json
 from pathlib import Path
 
+from perf_callbacks.commands.flops import read_config
 from perf_callbacks.core.architecture import Architecture, dimensions
 from perf_callbacks.core.config import ConfigError
 from perf_callbacks.core.model_shapes import products, sizes
@@ -35,13 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"--{name}: got {value}, wanted a whole number from 1 on.")
     if arguments.multiprocessors is not None and arguments.tokens is None:
         raise ConfigError("--tokens: is missing, wanted the tokens that the multiprocessors work on.")
-    try:
-        content = json.loads(Path(arguments.path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{arguments.path}: wanted a config.json, got {error}.") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{arguments.path}: wanted a config.json, got {type(content).__name__}.")
-    model = Architecture(**dimensions(content))
+    model = Architecture(**dimensions(read_config(Path(arguments.path))))
     found = sizes(model, arguments.tokens)
     waves = []
     if arguments.multiprocessors is not None:

@@ -202,7 +202,7 @@ def _verdict(name: str, changed: Change, threshold: float) -> str:
     chance, small = low <= 0 <= high, -least < low and high < least
     if not chance and abs(moved) >= least:  # 10 % more time and 9.1 % less throughput are as far from 0
         return WORSE if (moved > 0) == name.endswith(("_time", "_gb")) else BETTER
-    return UNDECIDED if chance and moved and not small else SAME
+    return UNDECIDED if chance and not small else SAME
 
 
 def _size(name: str, a: Side, b: Side, threshold: float) -> Metric:

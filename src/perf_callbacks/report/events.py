@@ -22,6 +22,9 @@ LANES = ("evaluation", "checkpoint", "restart", "FLOP count", "collection", "str
 
 COUNTS = {"counted", "recounted"}
 
+COLLECTED_BY = {"checklist": "by the checklist", "program": "by a call of gc.collect()", "automatic": "automatic"}
+"""Collections in words, by who collected."""
+
 
 def marks(fit: Fit, within: range | None = None) -> dict[str, Any] | None:
     """Collect what happened beside the steps, in lanes; None if nothing did."""
@@ -49,13 +52,12 @@ def _all_marks(fit: Fit) -> Iterable[tuple[int, str, str]]:
     for step, reason in counts[:MARKS]:
         yield step, "FLOP count", f"FLOPs {reason}"
     pauses = [
-        (seconds, attempt.pauses.step[place], attempt.pauses.generation[place], attempt.pauses.ours[place], rank)
+        (seconds, attempt.pauses.step[place], attempt.pauses.generation[place], attempt.pauses.by[place], rank)
         for rank, attempt in fit.attempts
         for place, seconds in enumerate(attempt.pauses.seconds)
     ]
-    for seconds, step, generation, ours, rank in nlargest(PAUSES, pauses):
-        whose = "the checklist" if ours else "the program"
-        said = f"garbage collection {duration(seconds)}, generation {generation}, rank {rank}, by {whose}"
+    for seconds, step, generation, by, rank in nlargest(PAUSES, pauses):
+        said = f"garbage collection {duration(seconds)}, generation {generation}, rank {rank}, {COLLECTED_BY[by]}"
         yield step, "collection", said
     slow = [one for _, attempt in fit.attempts for one in attempt.of(Straggler)]
     for one in nlargest(MARKS, slow, key=lambda one: one.seconds_lost):

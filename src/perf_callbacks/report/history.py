@@ -46,8 +46,8 @@ class Pauses:
     start: "array[float]" = field(default_factory=lambda: array("d"))
     seconds: "array[float]" = field(default_factory=lambda: array("d"))
     generation: "array[int]" = field(default_factory=lambda: array("b"))
-    ours: "array[int]" = field(default_factory=lambda: array("b"))
-    """1: by the checklist."""
+    by: list[str] = field(default_factory=list)
+    """Who collected: "checklist", "program" by a call, or "automatic"."""
 
     def add(self, pause: Gc) -> None:
         """Add a collection."""
@@ -55,7 +55,7 @@ class Pauses:
         self.start.append(max(-MOST, min(pause.start, MOST)))
         self.seconds.append(max(0.0, min(pause.seconds, MOST)))
         self.generation.append(min(max(pause.generation, 0), 2))
-        self.ours.append(pause.ours is not None)
+        self.by.append("checklist" if pause.ours is not None else "automatic" if pause.automatic else "program")
 
 
 @dataclass(slots=True)

@@ -35,7 +35,8 @@ def memory(found: Memory | None) -> dict[str, Any] | None:
     if not parts:
         return None
     whole = sum(gb for _, gb, _ in parts)
-    return bar(f"{size(whole)} by part", parts, whole)
+    peak = "" if found is None or found.peak_gb is None else f"{size(found.peak_gb)} at its peak; "
+    return bar(f"{peak}each part at its largest", parts, whole)
 
 
 def use(fit: Fit) -> list[dict[str, Any]]:

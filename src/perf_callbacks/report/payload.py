@@ -110,7 +110,10 @@ def _notes(fits: Sequence[Fit], number: int, fit: Fit, within: range | None) -> 
     if fit.newer is not None:
         yield f"The journal was written by a newer version (schema {fit.newer}): what it adds is not shown."
     if within is not None:
-        yield f"Only the steps {within.start:,} to {within.stop - 1:,} are drawn."
+        yield (
+            f"Only the steps {within.start:,} to {within.stop - 1:,} are drawn, and in step time, MFU and TFLOPS. "
+            "All else is of the whole run."
+        )
     if fit.summary is None:
         yield "Rank 0 wrote no summary: the run was killed, or is still going on."
     elif fit.summary.failure:
@@ -151,7 +154,8 @@ def _figures(fit: Fit, drawn: StepSeries, peak: float | None) -> list[dict[str, 
         note = f"{sum(summary.gc_collections):,} collections, longest {longest}"
         figures.append(("garbage collection", duration(summary.gc_seconds), note))
     wall = sum(attempt.seconds for attempt in fit.first)
-    figures.append(("run time", _long(wall), f"{max(0, drawn.axis.last):,} steps done"))
+    done = max([attempt.step[-1] for attempt in fit.first if attempt.step], default=0)
+    figures.append(("run time", _long(wall), f"{done:,} steps done"))
     return [dict(zip(("name", "value", "note"), figure, strict=True)) for figure in figures]
 
 

@@ -156,8 +156,8 @@ def _pauses(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
     """Render garbage collections, each within its step."""
     attempt = placed.attempt
     pauses = attempt.pauses
-    for step, start, seconds, generation, ours in zip(
-        pauses.step, pauses.start, pauses.seconds, pauses.generation, pauses.ours, strict=True
+    for step, start, seconds, generation, by in zip(
+        pauses.step, pauses.start, pauses.seconds, pauses.generation, pauses.by, strict=True
     ):
         if within is not None and step not in within:
             continue
@@ -166,9 +166,8 @@ def _pauses(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
         if place < len(attempt.step) and attempt.step[place] == step:
             took = attempt.columns["step_time"][place]
             at = max(placed.ends[place] - (0.0 if isnan(took) else took), min(at, placed.ends[place]))
-        who = "checklist" if ours else "program"
         yield _instant(
-            "gc", rank, at, {"step": step, "ms": round(seconds * 1e3, 3), "generation": generation, "by": who}
+            "gc", rank, at, {"step": step, "ms": round(seconds * 1e3, 3), "generation": generation, "by": by}
         )
 
 

@@ -26,11 +26,16 @@ def fits(source: Path) -> list[Fit]:
     return found
 
 
-def chosen(found: list[Fit], number: int) -> Fit:
-    """Return the fit of that number, from 1 on; 0 is the last. Raises `ConfigError` if there is none."""
+def chosen(found: list[Fit], number: int, within: range | None = None) -> Fit:
+    """Return the fit of that number, from 1 on; 0 is the last. Raises `ConfigError` if it, or its steps, are missing."""
     if number > len(found):
         raise ConfigError(f"fit: got {number}, wanted at most {len(found)}: that many fits are in these journals.")
-    return found[number - 1]
+    fit = found[number - 1]
+    ends = [end for _, attempt in fit.attempts if attempt.step for end in (attempt.step[0], attempt.step[-1])]
+    if within is not None and not (ends and min(ends) < within.stop and within.start <= max(ends)):
+        has = f"{min(ends):,} to {max(ends):,}" if ends else "none"
+        raise ConfigError(f"steps: got {within.start}-{within.stop - 1}, and the fit has {has}.")
+    return fit
 
 
 def default_path(source: Path, name: str) -> Path:
@@ -56,7 +61,7 @@ def write_parts(path: Path, parts: Iterable[str]) -> None:
 
 def write(found: list[Fit], number: int, path: Path, within: range | None = None) -> None:
     """Write the report of one of these fits."""
-    chosen(found, number)
+    chosen(found, number, within)
     write_parts(path, [render(payload(found, number, within))])
 
 
