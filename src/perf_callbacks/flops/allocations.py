@@ -27,6 +27,7 @@ class Allocations:
     def __init__(self, device: str) -> None:
         self._device = device
         self._time = self._backward = 0
+        self._broken = False
         self._all: list[Allocation] = []
         self._alive: dict[int, tuple[Allocation, weakref.ref[Any]]] = {}
         self.activation_bytes = 0
@@ -36,15 +37,26 @@ class Allocations:
 
     @property
     def seen(self) -> bool:
-        """True: the step made something and ran a backward."""
-        return bool(self._all) and self._backward > 0
+        """True: the step made something and ran a backward, and all of it was followed."""
+        return bool(self._all) and self._backward > 0 and not self._broken
 
     def made(self, func: Any, out: Any, backward: int) -> None:
         """Note the result of an operation, in the backward of that number or in none (0)."""
+        try:
+            self._made(func, out, backward)
+        except Exception:
+            self._broken = True
+            raise
+
+    def _made(self, func: Any, out: Any, backward: int) -> None:
         if backward and backward != self._backward:
             self._backward = backward
             self._turn()
-        for place, given in enumerate(func._schema.returns):  # noqa: SLF001 there is no public name
+        schema = getattr(func, "_schema", None)
+        if schema is None:  # a higher-order operator, such as FlexAttention's: its results are new
+            self._note(out, backward=bool(backward))
+            return
+        for place, given in enumerate(schema.returns):
             if given.alias_info is None:
                 self._note(out[place] if isinstance(out, tuple) else out, backward=bool(backward))
 
@@ -79,7 +91,7 @@ class Allocations:
         if isinstance(out, list | tuple):
             for one in out:
                 self._note(one, backward=backward)
-        if not isinstance(out, torch.Tensor) or out.device.type != self._device:
+        if not isinstance(out, torch.Tensor) or out.device.type != self._device or out.layout is not torch.strided:
             return
         storage = out.untyped_storage()
         key = storage._cdata  # noqa: SLF001 as above

@@ -186,11 +186,18 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             self._broken |= not (self._forwards or backward)  # these may survive it, and tell when they end
             raise
         try:
-            self.made(func, out, backward)
             self._count(func, args, kwargs, out)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self._err(func, error)
+        self._follow(func, out, backward)
         return out
+
+    def _follow(self, func: Any, out: Any, backward: int) -> None:
+        """Tell who follows the memory of the step. An error there takes nothing from the count."""
+        try:
+            self.made(func, out, backward)
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self._err(func, error)
 
     def _note_value(self) -> None:
         try:
