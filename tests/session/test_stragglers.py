@@ -9,6 +9,7 @@ import torch.distributed as dist
 from fakes import FakeClock
 from tiny import records
 from torch import nn
+from torch._dynamo import compiled_autograd
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.core.marks import Pause
@@ -213,6 +214,19 @@ def test_the_parameter_that_is_used_first_is_hooked():
     assert gradient_moments.last_parameter(nn.Flatten()) is None
     assert gradient_moments.last_parameter(None) is None
     assert not gradient_moments.sharded(model)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's own
+def test_compiled_autograd_traces_the_hook_into_one_graph():
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
+    moments = gradient_moments.GradientMoments(model[0].weight, time.perf_counter)
+    with compiled_autograd._enable(torch.compile(backend="eager", fullgraph=True)):
+        model(torch.ones(3, 2)).sum().backward()
+    assert not moments.noted
+    assert model[0].weight.grad is not None
+    model(torch.ones(3, 2)).sum().backward()
+    assert len(moments.noted) == 1
+    moments.close()
 
 
 def _hooks(parameter):

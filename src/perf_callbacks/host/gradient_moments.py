@@ -70,6 +70,8 @@ def _noter(
     state = [file]
 
     def gradient_done(_parameter: object) -> None:
+        if torch.compiler.is_compiling():  # compiled autograd traces hooks: this one is then empty, also in a fullgraph
+            return
         try:
             note((clock(), b"" if state[0] is None else read(state[0], 64, 0)))
         except Exception:  # noqa: BLE001 the file was closed, or the thread has ended: an observer never ends the run
