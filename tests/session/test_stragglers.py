@@ -139,6 +139,15 @@ def test_a_rank_that_is_slow_for_long_is_warned_of_once(job, caplog):
     assert summary.straggler_seconds["host"] == pytest.approx(0.5 * (4 * WINDOW - 1), rel=0.01)
 
 
+def test_a_slow_rank_is_in_the_journal_once_per_window_with_its_last_step(tmp_path, job):
+    ranks = job()
+    train(ranks, 3 * WINDOW, [(step, 1, "host", 0.5) for step in range(1, 3 * WINDOW + 1)])
+    compared(ranks[0], 3 * WINDOW - 1)
+    for rank in ranks:
+        rank.recorder.close()
+    assert [(one.step, one.rank) for one in records(tmp_path, Straggler)] == [(20, 1), (40, 1), (60, 1)]
+
+
 def test_where_nobody_tells_of_gradients_the_time_outside_of_backward_is_compared(job):
     ranks = job(timed=False)
     train(ranks, WINDOW, [(8, 1, "data", 2.0), (13, 0, "gc", 3.0)])

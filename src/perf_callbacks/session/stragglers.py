@@ -5,7 +5,6 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -78,8 +77,8 @@ class _Found:
     ) -> None:
         """Compare ranks, and tell of what is found."""
         stragglers = self._stragglers
-        for one in stragglers.window(0, len(numbers), ranks, roles, _Breath()):
-            self._recorder.write(replace(one, step=numbers[one.step]))
+        for one in stragglers.window(numbers, ranks, roles, _Breath()):
+            self._recorder.write(one)
         worst = sorted(stragglers.lost, key=stragglers.lost.__getitem__, reverse=True)[:MOST_TOLD]
         self._summary = {
             "compared_steps": stragglers.steps,
@@ -93,7 +92,7 @@ class _Found:
         for slow in stragglers.slow:
             if slow.rank not in self._warned and len(self._warned) < MOST_TOLD:
                 self._warned.add(slow.rank)
-                log.warning("perf_callbacks: %s", slow_rank(replace(slow, step=numbers[slow.step])))
+                log.warning("perf_callbacks: %s", slow_rank(slow))
 
     def fields(self, kind: str) -> dict[str, Any]:
         """Return the metrics of a "row" or of the "whole" fit, or the fields of a "summary"."""
