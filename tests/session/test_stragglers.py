@@ -24,6 +24,7 @@ from perf_callbacks.session.recorder import Recorder
 
 DEADLINE = 30.0
 WINDOW = 20
+NO_MORE = "perf_callbacks: slow ranks are looked for no more"
 
 
 class Rank:
@@ -188,6 +189,26 @@ def test_an_error_in_the_analysis_is_told_once_and_ends_only_the_analysis(job, m
     assert all(rank.recorder.active for rank in ranks)
 
 
+@pytest.mark.parametrize("name", ["gradient_moments.last_parameter", "coordinates"])
+def test_a_model_that_cannot_be_looked_at_ends_only_the_search(job, monkeypatch, caplog, name):
+    monkeypatch.setattr(f"perf_callbacks.session.stragglers.{name}", lambda _: 1 / 0)
+    ranks = job()
+    assert [one.getMessage().split(",")[0] for one in caplog.records] == [NO_MORE] * 2
+    train(ranks, WINDOW)
+    until(lambda: ranks[0].recorder.ranks.latest is not None)
+    assert ranks[0].recorder.summary.included_steps == WINDOW - 1
+    assert ranks[0].recorder.summary.compared_steps == 0
+
+
+def test_an_error_in_the_signals_of_a_rank_is_told_once_and_ends_only_these(job, monkeypatch, caplog):
+    monkeypatch.setattr("perf_callbacks.core.signals.of_gradients", lambda *_: 1 / 0)
+    ranks = job()
+    train(ranks, 2 * WINDOW)
+    until(lambda: ranks[0].recorder.ranks.latest is not None and ranks[0].recorder.ranks.latest.last_step == 2 * WINDOW)
+    assert [one.getMessage().split(",")[0] for one in caplog.records] == [NO_MORE] * 2
+    assert ranks[0].recorder.summary.included_steps == 2 * WINDOW - 1
+
+
 def test_a_file_of_the_scheduler_that_was_closed_harms_no_backward(job, monkeypatch):
     monkeypatch.setattr(gradient_moments.os, "pread", lambda *_: 1 / 0)
     ranks = job()
@@ -222,6 +243,7 @@ def test_the_parameter_that_is_used_first_is_hooked():
     assert gradient_moments.last_parameter(model) is model[1].weight
     assert gradient_moments.last_parameter(nn.Flatten()) is None
     assert gradient_moments.last_parameter(None) is None
+    assert gradient_moments.last_parameter(nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(2))) is None
     assert not gradient_moments.sharded(model)
 
 
