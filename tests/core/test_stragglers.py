@@ -89,6 +89,45 @@ def test_ranks_are_compared_only_with_ranks_that_do_the_same_work():
         assert stragglers.slow == []
 
 
+def unlike(signals, ranks):
+    """The same signals; those of some ranks end before the backward, and don't tell of the wait for a CPU."""
+    return {
+        rank: {
+            name: array("f", [seconds - (0.5 if name == LOCAL else 0.0) for seconds in column])
+            for name, column in columns.items()
+            if name != "steal" or rank not in ranks
+        }
+        if rank in ranks
+        else columns
+        for rank, columns in signals.items()
+    }
+
+
+def test_only_local_times_of_one_kind_are_compared():
+    windows = traces.windows(4, 150, faults=[(9, 3, "gc", 0.6), (60, 0, "data", 0.7)])
+    told, stragglers = found([(first, unlike(signals, {2, 3})) for first, signals in windows])
+    assert [(one.step, one.rank, one.cause) for one in told] == [(9, 3, "gc"), (60, 0, "data")]
+    assert stragglers.slow == []
+    assert stragglers.steps == 150
+
+
+def test_a_rank_alone_with_its_kind_of_local_time_is_compared_with_none():
+    told, stragglers = found([(first, unlike(signals, {1})) for first, signals in traces.windows(2, 150)])
+    assert (told, stragglers.steps, stragglers.slowdown) == ([], 0, None)
+    faults = [(9, 0, "gc", 0.6), (20, 2, "gc", 0.6)]
+    told, stragglers = found([(first, unlike(signals, {2})) for first, signals in traces.windows(3, 50, faults=faults)])
+    assert [(one.step, one.rank) for one in told] == [(9, 0)]
+
+
+def test_a_rank_that_was_slow_before_windows_without_it_is_forgotten():
+    windows = traces.windows(4, 150, seed=5, slow=(1, "host", 0.2))
+    stragglers, told = Stragglers(), []
+    for first, signals in windows:
+        heard = unlike(signals, {0, 1, 2, 3}) if first == 51 else signals
+        told += stragglers.window(range(first, first + 50), heard)
+    assert (told, stragglers.slow) == ([], [])
+
+
 def test_a_collection_on_all_ranks_at_once_makes_nobody_wait():
     faults = [(step, rank, "gc", 0.5) for step in (20, 70) for rank in range(4)]
     assert found(traces.windows(4, 100, faults=faults))[0] == []

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perf_callbacks.core.even_work import evened
-from perf_callbacks.core.peers import CAUSES, GC, LOCAL, STEAL, STEP, Compared, Peers, Signals, known, median
+from perf_callbacks.core.peers import CAUSES, DEVICE, GC, LOCAL, STEAL, STEP, Compared, Peers, Signals, known, median
 from perf_callbacks.core.records import Straggler
 
 STAGES = frozenset({"pipeline", "pipe", "pp"})
@@ -30,6 +30,10 @@ EXACT = frozenset({GC, STEAL})
 
 SHORTAGE = 2.0
 """Times that the other causes must exceed a usual step's wait for a CPU: where CPUs are short, all times vary."""
+
+KINDS = frozenset({STEAL, DEVICE})
+"""Signals that tell kinds of local times apart: up to the last gradient, of stages on a device, or of stages. Only
+times of one kind are compared, as one holds the backward and another doesn't."""
 
 SLICE = 256
 """Ranks whose roles are looked at in one slice of the work."""
@@ -98,19 +102,24 @@ class Stragglers:
             rest: Called between slices of the work, each of which takes less than a millisecond.
         """
         steps = len(numbers)
-        work: dict[object, list[int]] = {}
+        work: dict[tuple[object, object], list[int]] = {}
         for place, (rank, signals) in enumerate(ranks.items()):
             if place % SLICE == 0:
                 rest()
             if len(signals.get(LOCAL, ())) == steps:
-                work.setdefault(_work(roles[rank]) if roles and rank in roles else (), []).append(rank)
+                role = _work(roles[rank]) if roles and rank in roles else ()
+                work.setdefault((role, KINDS.intersection(signals)), []).append(rank)
+        kinds = Counter([role for role, _ in work])
+        work = {like: group for like, group in work.items() if len(group) > 1 or kinds[like[0]] == 1}
+        for like in self._groups.keys() - work.keys():
+            self._groups[like].skip()
         if not work:
             return []
         one = ranks[min(map(min, work.values()))]
         durations = known(one.get(STEP, one[LOCAL]))  # those of any rank: they all wait for each other
         uneven = [0.0] * steps
         found: list[Straggler] = []
-        for coordinates, group in work.items():
+        for like, group in work.items():
             group.sort()
             rest()
             peers = Peers(group, evened([ranks[rank] for rank in group], rest))
@@ -120,7 +129,7 @@ class Stragglers:
                 if step is not None:
                     compared.append(step)
                     uneven[step.step] = max(uneven[step.step], step.late)
-            found += self._groups.setdefault(coordinates, _Group()).find(numbers, peers, compared, median(durations))
+            found += self._groups.setdefault(like, _Group()).find(numbers, peers, compared, median(durations))
         self._several |= len(ranks) > 1
         self.steps += len(durations)
         self.seconds += sum(durations)
@@ -133,7 +142,7 @@ class Stragglers:
 
     @property
     def slow(self) -> list[SlowRank]:
-        """The slow ranks of the newest window, at most one among ranks that do the same work."""
+        """The slow ranks of the newest window, at most one among ranks that are compared with each other."""
         return [group.slow for group in self._groups.values() if group.slow is not None]
 
     @property
@@ -167,6 +176,10 @@ class _Group:
         if len(peers.ranks) > 1:
             found += self._persistent(numbers, peers, compared, step_seconds, {one.step for one in found})
         return found
+
+    def skip(self) -> None:
+        """Pass over a window in which these ranks weren't compared: who was slow before it is slow no more."""
+        self._suspect = self.slow = None
 
     def _events(
         self, numbers: Sequence[int], peers: Peers, compared: Sequence[Compared], step_seconds: float
