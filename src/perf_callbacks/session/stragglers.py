@@ -73,7 +73,7 @@ class _Found:
         self._lost, self._told = 0.0, 0.0
         self._summary: dict[str, Any] = {}
         self.waited_seconds = self.backward_seconds = 0.0
-        """Seconds of backwards, and their part in which this rank waited for the others."""
+        """Seconds after the gradient that usually comes last, in which this rank may have waited, and of backwards."""
 
     def analyse(
         self,
