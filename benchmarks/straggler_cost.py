@@ -94,7 +94,7 @@ def analysis():
         turns = []
         for _ in range(5):
             stragglers, slices = Stragglers(), [time.thread_time()]
-            stragglers.window(1, WINDOW, signals, None, lambda noted=slices: noted.append(time.thread_time()))
+            stragglers.window(range(WINDOW), signals, rest=lambda noted=slices: noted.append(time.thread_time()))
             slices.append(time.thread_time())
             longest = max([end - begin for begin, end in pairwise(slices)])
             turns.append((slices[-1] - slices[0], longest))

@@ -16,7 +16,8 @@ def found(windows, stragglers=None, **kwargs):
     stragglers = stragglers if stragglers is not None else Stragglers()
     told = []
     for first, signals in windows:
-        told += stragglers.window(first, len(next(iter(signals.values()))[LOCAL]), signals, **kwargs)
+        steps = len(next(iter(signals.values()))[LOCAL])
+        told += stragglers.window(range(first, first + steps), signals, **kwargs)
     return told, stragglers
 
 
@@ -64,11 +65,16 @@ def test_a_rank_that_is_slow_for_long_is_named_with_its_causes_and_its_loss(caus
 def test_a_slow_rank_is_told_of_from_the_second_window_on_and_forgotten_when_it_recovers():
     stragglers = Stragglers()
     slow = traces.windows(4, 100, seed=5, slow=(1, "host", 0.2))
-    told = [stragglers.window(first, 50, signals) for first, signals in slow]
+    told = [stragglers.window(range(first, first + 50), signals) for first, signals in slow]
     assert [len(one) > 0 for one in told] == [False, True]
     assert [slow.rank for slow in stragglers.slow] == [1]
     found(traces.windows(4, 50, seed=6), stragglers)
     assert stragglers.slow == []
+
+
+def test_each_window_of_a_slow_rank_is_told_of_with_its_own_last_step():
+    told, _ = found(traces.windows(2, 150, seed=5, slow=(1, "host", 0.2)))
+    assert [one.step for one in told if one.cause == "host"] == [50, 100, 150]
 
 
 def test_ranks_are_compared_only_with_ranks_that_do_the_same_work():
@@ -78,9 +84,48 @@ def test_ranks_are_compared_only_with_ranks_that_do_the_same_work():
         signals[rank][LOCAL] = array("f", [seconds + 3 for seconds in signals[rank][LOCAL]])
     for _ in range(2):
         stragglers = Stragglers()
-        told = stragglers.window(first, 50, signals, pipeline)
+        told = stragglers.window(range(first, first + 50), signals, pipeline)
         assert [(one.step, one.rank, one.cause) for one in told] == [(9, 3, "gc")]
         assert stragglers.slow == []
+
+
+def unlike(signals, ranks):
+    """The same signals; those of some ranks end before the backward, and don't tell of the wait for a CPU."""
+    return {
+        rank: {
+            name: array("f", [seconds - (0.5 if name == LOCAL else 0.0) for seconds in column])
+            for name, column in columns.items()
+            if name != "steal" or rank not in ranks
+        }
+        if rank in ranks
+        else columns
+        for rank, columns in signals.items()
+    }
+
+
+def test_only_local_times_of_one_kind_are_compared():
+    windows = traces.windows(4, 150, faults=[(9, 3, "gc", 0.6), (60, 0, "data", 0.7)])
+    told, stragglers = found([(first, unlike(signals, {2, 3})) for first, signals in windows])
+    assert [(one.step, one.rank, one.cause) for one in told] == [(9, 3, "gc"), (60, 0, "data")]
+    assert stragglers.slow == []
+    assert stragglers.steps == 150
+
+
+def test_a_rank_alone_with_its_kind_of_local_time_is_compared_with_none():
+    told, stragglers = found([(first, unlike(signals, {1})) for first, signals in traces.windows(2, 150)])
+    assert (told, stragglers.steps, stragglers.slowdown) == ([], 0, None)
+    faults = [(9, 0, "gc", 0.6), (20, 2, "gc", 0.6)]
+    told, stragglers = found([(first, unlike(signals, {2})) for first, signals in traces.windows(3, 50, faults=faults)])
+    assert [(one.step, one.rank) for one in told] == [(9, 0)]
+
+
+def test_a_rank_that_was_slow_before_windows_without_it_is_forgotten():
+    windows = traces.windows(4, 150, seed=5, slow=(1, "host", 0.2))
+    stragglers, told = Stragglers(), []
+    for first, signals in windows:
+        heard = unlike(signals, {0, 1, 2, 3}) if first == 51 else signals
+        told += stragglers.window(range(first, first + 50), heard)
+    assert (told, stragglers.slow) == ([], [])
 
 
 def test_a_collection_on_all_ranks_at_once_makes_nobody_wait():
@@ -109,12 +154,12 @@ def test_unknown_seconds_and_ranks_that_are_silent_are_left_out():
         signals[0][LOCAL][30] = math.nan
         signals[2]["steal"][8] = math.nan
         signals[3] = {}
-        told = stragglers.window(first, 50, signals)
+        told = stragglers.window(range(first, first + 50), signals)
     assert told == [Straggler(step=9, rank=1, cause="data", seconds_lost=pytest.approx(0.8, rel=0.1))]
-    assert stragglers.window(51, 50, {}) == []
-    assert stragglers.window(51, 50, {0: {}, 1: {LOCAL: array("f", [1.0])}}) == []
+    assert stragglers.window(range(51, 101), {}) == []
+    assert stragglers.window(range(51, 101), {0: {}, 1: {LOCAL: array("f", [1.0])}}) == []
     unknown = {rank: {LOCAL: array("f", [math.nan] * 50)} for rank in range(2)}
-    assert stragglers.window(51, 50, unknown) == []
+    assert stragglers.window(range(51, 101), unknown) == []
 
 
 def test_one_percent_of_a_thousand_ranks_may_be_silent():
@@ -123,6 +168,6 @@ def test_one_percent_of_a_thousand_ranks_may_be_silent():
     heard = {rank: signals[rank] for rank in signals if rank % 100 != 5}
     rests = []
     stragglers = Stragglers()
-    told = stragglers.window(first, 20, heard, rest=lambda: rests.append(None))
+    told = stragglers.window(range(first, first + 20), heard, rest=lambda: rests.append(None))
     assert [(one.step, one.rank, one.cause) for one in told] == [(5, 77, "gc"), (12, 900, "host")]
     assert len(rests) > 20

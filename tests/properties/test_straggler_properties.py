@@ -27,7 +27,7 @@ def run(change=lambda signals: signals, **kwargs):
     stragglers = Stragglers()
     told = []
     for first, signals in traces.windows(4, 40, length=20, **kwargs):
-        told += stragglers.window(first, 20, change(signals))
+        told += stragglers.window(range(first, first + 20), change(signals))
     return told, stragglers
 
 
@@ -79,7 +79,7 @@ def test_the_verdict_is_the_same_if_ranks_are_relabelled(kwargs, order):
 def test_quiet_ranks_lose_nothing(seed, ranks, noise, ragged):
     stragglers = Stragglers()
     for first, signals in traces.windows(ranks, 100, seed=seed, noise=noise, ragged=ragged):
-        assert stragglers.window(first, 50, signals) == []
+        assert stragglers.window(range(first, first + 50), signals) == []
     assert not stragglers.causes
 
 

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from fakes import FakeClock
 from tiny import records
 from torch import nn
+from torch._dynamo import compiled_autograd
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.core.marks import Pause
@@ -23,6 +24,7 @@ from perf_callbacks.session.recorder import Recorder
 
 DEADLINE = 30.0
 WINDOW = 20
+NO_MORE = "perf_callbacks: slow ranks are looked for no more"
 
 
 class Rank:
@@ -138,6 +140,15 @@ def test_a_rank_that_is_slow_for_long_is_warned_of_once(job, caplog):
     assert summary.straggler_seconds["host"] == pytest.approx(0.5 * (4 * WINDOW - 1), rel=0.01)
 
 
+def test_a_slow_rank_is_in_the_journal_once_per_window_with_its_last_step(tmp_path, job):
+    ranks = job()
+    train(ranks, 3 * WINDOW, [(step, 1, "host", 0.5) for step in range(1, 3 * WINDOW + 1)])
+    compared(ranks[0], 3 * WINDOW - 1)
+    for rank in ranks:
+        rank.recorder.close()
+    assert [(one.step, one.rank) for one in records(tmp_path, Straggler)] == [(20, 1), (40, 1), (60, 1)]
+
+
 def test_where_nobody_tells_of_gradients_the_time_outside_of_backward_is_compared(job):
     ranks = job(timed=False)
     train(ranks, WINDOW, [(8, 1, "data", 2.0), (13, 0, "gc", 3.0)])
@@ -178,6 +189,26 @@ def test_an_error_in_the_analysis_is_told_once_and_ends_only_the_analysis(job, m
     assert all(rank.recorder.active for rank in ranks)
 
 
+@pytest.mark.parametrize("name", ["gradient_moments.last_parameter", "coordinates"])
+def test_a_model_that_cannot_be_looked_at_ends_only_the_search(job, monkeypatch, caplog, name):
+    monkeypatch.setattr(f"perf_callbacks.session.stragglers.{name}", lambda _: 1 / 0)
+    ranks = job()
+    assert [one.getMessage().split(",")[0] for one in caplog.records] == [NO_MORE] * 2
+    train(ranks, WINDOW)
+    until(lambda: ranks[0].recorder.ranks.latest is not None)
+    assert ranks[0].recorder.summary.included_steps == WINDOW - 1
+    assert ranks[0].recorder.summary.compared_steps == 0
+
+
+def test_an_error_in_the_signals_of_a_rank_is_told_once_and_ends_only_these(job, monkeypatch, caplog):
+    monkeypatch.setattr("perf_callbacks.core.signals.of_gradients", lambda *_: 1 / 0)
+    ranks = job()
+    train(ranks, 2 * WINDOW)
+    until(lambda: ranks[0].recorder.ranks.latest is not None and ranks[0].recorder.ranks.latest.last_step == 2 * WINDOW)
+    assert [one.getMessage().split(",")[0] for one in caplog.records] == [NO_MORE] * 2
+    assert ranks[0].recorder.summary.included_steps == 2 * WINDOW - 1
+
+
 def test_a_file_of_the_scheduler_that_was_closed_harms_no_backward(job, monkeypatch):
     monkeypatch.setattr(gradient_moments.os, "pread", lambda *_: 1 / 0)
     ranks = job()
@@ -212,7 +243,21 @@ def test_the_parameter_that_is_used_first_is_hooked():
     assert gradient_moments.last_parameter(model) is model[1].weight
     assert gradient_moments.last_parameter(nn.Flatten()) is None
     assert gradient_moments.last_parameter(None) is None
+    assert gradient_moments.last_parameter(nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(2))) is None
     assert not gradient_moments.sharded(model)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's own
+def test_compiled_autograd_traces_the_hook_into_one_graph():
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
+    moments = gradient_moments.GradientMoments(model[0].weight, time.perf_counter)
+    with compiled_autograd._enable(torch.compile(backend="eager", fullgraph=True)):
+        model(torch.ones(3, 2)).sum().backward()
+    assert not moments.noted
+    assert model[0].weight.grad is not None
+    model(torch.ones(3, 2)).sum().backward()
+    assert len(moments.noted) == 1
+    moments.close()
 
 
 def _hooks(parameter):

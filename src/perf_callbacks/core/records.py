@@ -322,7 +322,8 @@ class Summary:
     """Duration of these steps over the one that they would have if every rank were as fast as a usual one. None:
     unknown, or there is one rank."""
     backward_waiting: float | None = None
-    """Part of the backward in which this rank waited for the others, from 0 to 1. None: unknown."""
+    """Part of the backward after the gradient that usually comes last, from 0 to 1. This rank waited for the others in
+    at most this part. None: unknown."""
 
     @property
     def mfu(self) -> float | None:

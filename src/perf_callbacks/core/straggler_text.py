@@ -63,10 +63,10 @@ def lines(summary: Summary) -> Iterator[str]:
         return
     rest = lost - sum([seconds for *_, seconds, _ in large[:MOST_LINES]])
     if not large:
-        yield f"no rank was slow: {lost:,.3g} s of {whole} lost to stragglers, in {summary.compared_steps:,} steps"
+        yield f"no slow rank was seen: {lost:,.3g} s of {whole} lost to stragglers, in {summary.compared_steps:,} steps"
     elif rest >= WORTH_A_LINE * summary.compared_seconds:
         yield f"other stragglers cost {rest:,.3g} s"
     if not summary.compared_model:
         yield "forward and backward of the ranks were not compared: ranks wait for each other in them"
     if summary.backward_waiting is not None:
-        yield f"{summary.backward_waiting:.0%} of backward on this rank was waiting for other ranks"
+        yield f"at most {summary.backward_waiting:.0%} of backward on this rank was waiting for other ranks"

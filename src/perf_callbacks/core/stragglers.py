@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perf_callbacks.core.even_work import evened
-from perf_callbacks.core.peers import CAUSES, GC, LOCAL, STEAL, STEP, Compared, Peers, Signals, known, median
+from perf_callbacks.core.peers import CAUSES, DEVICE, GC, LOCAL, STEAL, STEP, Compared, Peers, Signals, known, median
 from perf_callbacks.core.records import Straggler
 
 STAGES = frozenset({"pipeline", "pipe", "pp"})
@@ -30,6 +30,10 @@ EXACT = frozenset({GC, STEAL})
 
 SHORTAGE = 2.0
 """Times that the other causes must exceed a usual step's wait for a CPU: where CPUs are short, all times vary."""
+
+KINDS = frozenset({STEAL, DEVICE})
+"""Signals that tell kinds of local times apart: up to the last gradient, of stages on a device, or of stages. Only
+times of one kind are compared, as one holds the backward and another doesn't."""
 
 SLICE = 256
 """Ranks whose roles are looked at in one slice of the work."""
@@ -84,8 +88,7 @@ class Stragglers:
 
     def window(
         self,
-        first_step: int,
-        steps: int,
+        numbers: Sequence[int],
         ranks: Mapping[int, Signals],
         roles: Mapping[int, Mapping[str, int]] | None = None,
         rest: Callable[[], object] = lambda: None,
@@ -93,25 +96,30 @@ class Stragglers:
         """Compare the ranks of one window, and return what was found.
 
         Args:
-            first_step: Number of the first step.
-            steps: Number of steps.
+            numbers: Numbers of its steps.
             ranks: Signals of each rank that is heard of. A rank without as many steps is left out.
             roles: Coordinates of the ranks, such as their pipeline stage.
             rest: Called between slices of the work, each of which takes less than a millisecond.
         """
-        work: dict[object, list[int]] = {}
+        steps = len(numbers)
+        work: dict[tuple[object, object], list[int]] = {}
         for place, (rank, signals) in enumerate(ranks.items()):
             if place % SLICE == 0:
                 rest()
             if len(signals.get(LOCAL, ())) == steps:
-                work.setdefault(_work(roles[rank]) if roles and rank in roles else (), []).append(rank)
+                role = _work(roles[rank]) if roles and rank in roles else ()
+                work.setdefault((role, KINDS.intersection(signals)), []).append(rank)
+        kinds = Counter([role for role, _ in work])
+        work = {like: group for like, group in work.items() if len(group) > 1 or kinds[like[0]] == 1}
+        for like in self._groups.keys() - work.keys():
+            self._groups[like].skip()
         if not work:
             return []
         one = ranks[min(map(min, work.values()))]
         durations = known(one.get(STEP, one[LOCAL]))  # those of any rank: they all wait for each other
         uneven = [0.0] * steps
         found: list[Straggler] = []
-        for coordinates, group in work.items():
+        for like, group in work.items():
             group.sort()
             rest()
             peers = Peers(group, evened([ranks[rank] for rank in group], rest))
@@ -121,7 +129,7 @@ class Stragglers:
                 if step is not None:
                     compared.append(step)
                     uneven[step.step] = max(uneven[step.step], step.late)
-            found += self._groups.setdefault(coordinates, _Group()).find(first_step, peers, compared, median(durations))
+            found += self._groups.setdefault(like, _Group()).find(numbers, peers, compared, median(durations))
         self._several |= len(ranks) > 1
         self.steps += len(durations)
         self.seconds += sum(durations)
@@ -134,7 +142,7 @@ class Stragglers:
 
     @property
     def slow(self) -> list[SlowRank]:
-        """The slow ranks of the newest window, at most one among ranks that do the same work."""
+        """The slow ranks of the newest window, at most one among ranks that are compared with each other."""
         return [group.slow for group in self._groups.values() if group.slow is not None]
 
     @property
@@ -160,15 +168,21 @@ class _Group:
         self._suspect: _Suspect | None = None
         self.slow: SlowRank | None = None
 
-    def find(self, first_step: int, peers: Peers, compared: Sequence[Compared], step_seconds: float) -> list[Straggler]:
+    def find(
+        self, numbers: Sequence[int], peers: Peers, compared: Sequence[Compared], step_seconds: float
+    ) -> list[Straggler]:
         """Find the stragglers of a window."""
-        found = self._events(first_step, peers, compared, step_seconds)
+        found = self._events(numbers, peers, compared, step_seconds)
         if len(peers.ranks) > 1:
-            found += self._persistent(first_step, peers, compared, step_seconds, {one.step for one in found})
+            found += self._persistent(numbers, peers, compared, step_seconds, {one.step for one in found})
         return found
 
+    def skip(self) -> None:
+        """Pass over a window in which these ranks weren't compared: who was slow before it is slow no more."""
+        self._suspect = self.slow = None
+
     def _events(
-        self, first_step: int, peers: Peers, compared: Sequence[Compared], step_seconds: float
+        self, numbers: Sequence[int], peers: Peers, compared: Sequence[Compared], step_seconds: float
     ) -> list[Straggler]:
         """Name rank and cause of each step that lost unusually much."""
         limits = {}
@@ -188,11 +202,11 @@ class _Group:
                 if min(lost, one.late) > limits[cause]:
                     left -= lost
                     rank = peers.ranks[one.slowest]
-                    found.append(Straggler(step=first_step + one.step, rank=rank, cause=cause, seconds_lost=lost))
+                    found.append(Straggler(step=numbers[one.step], rank=rank, cause=cause, seconds_lost=lost))
         return found
 
     def _persistent(
-        self, first_step: int, peers: Peers, compared: Sequence[Compared], step_seconds: float, named: set[int]
+        self, numbers: Sequence[int], peers: Peers, compared: Sequence[Compared], step_seconds: float, named: set[int]
     ) -> list[Straggler]:
         """Tell if one rank is slow for long: by how much, and by which causes."""
         before, self._suspect, self.slow = self._suspect, None, None
@@ -203,9 +217,9 @@ class _Group:
         late = median([one.late if one.slowest == place else 0.0 for one in compared])
         if late <= SLOW_SHARE * step_seconds:
             return []
-        rank, last_step = peers.ranks[place], first_step + compared[-1].step
+        rank, last_step = peers.ranks[place], numbers[compared[-1].step]
         suspect = before if before is not None and before.rank == rank else _Suspect(rank)
-        mine = [one for one in compared if one.slowest == place and first_step + one.step not in named]
+        mine = [one for one in compared if one.slowest == place and numbers[one.step] not in named]
         lost, causes = sum([one.ahead for one in mine]), peers.explain(place)
         suspect.untold += [
             Straggler(step=last_step, rank=rank, cause=cause, seconds_lost=lost * part, steps=len(mine))

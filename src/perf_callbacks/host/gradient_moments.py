@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 MOST_MOMENTS = 4096
 """Moments that are kept until they are read."""
@@ -43,11 +44,14 @@ class GradientMoments:
 
 
 def last_parameter(model: nn.Module | None) -> torch.Tensor | None:
-    """Return the parameter whose gradient is done last, by its place in the model; None if there is none.
+    """Return the parameter whose gradient is done last, by its place in the model.
 
-    Numbers such as the scale of a loss come first in some models, and their gradients come early.
+    Numbers such as the scale of a loss come first in some models, and their gradients come early. None: there is no
+    such parameter, or a lazy module has parameters without a shape.
     """
     trained = [] if model is None else [one for one in model.parameters() if one.requires_grad and one.is_leaf]
+    if any(map(is_lazy, trained)):
+        return None
     return next((one for one in trained if one.dim() > 1), next(iter(trained), None))
 
 
@@ -70,6 +74,8 @@ def _noter(
     state = [file]
 
     def gradient_done(_parameter: object) -> None:
+        if torch.compiler.is_compiling():  # compiled autograd traces hooks: this one is then empty, also in a fullgraph
+            return
         try:
             note((clock(), b"" if state[0] is None else read(state[0], 64, 0)))
         except Exception:  # noqa: BLE001 the file was closed, or the thread has ended: an observer never ends the run

@@ -219,7 +219,7 @@ def stragglers(summary: Summary) -> Table | None:
             f"A step takes {rate(summary.slowdown)} times as long as with ranks that are all as fast as usual."
         )
     if summary.backward_waiting is not None:
-        parts.append(f"{summary.backward_waiting:.0%} of this rank's backward is waiting for other ranks.")
+        parts.append(f"At most {summary.backward_waiting:.0%} of this rank's backward is waiting for other ranks.")
     columns = [("rank", NUMBER), ("cause", TEXT), ("cost", NUMBER), ("steps", NUMBER), ("try", TEXT)]
     return Table("Stragglers", columns, rows[:MOST_ROWS], " ".join(parts)) if rows else None
 

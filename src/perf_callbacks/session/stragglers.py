@@ -5,7 +5,6 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -37,6 +36,8 @@ SLICE_SECONDS, BREATH_SECONDS = 0.001, 0.0002
 ALONE_STEPS, FEWEST_STEPS = 50, 10
 """Steps of a single process that are compared with each other, and as few of them at the end."""
 
+NO_MORE = "perf_callbacks: slow ranks are looked for no more, training goes on: %s"
+
 MOST_TOLD = 8
 """Most ranks that are warned of while training runs, and most losses that a summary names."""
 
@@ -54,7 +55,11 @@ def begin(recorder: Recorder, model: nn.Module | None) -> Observer | None:
     ranks = recorder.ranks
     if ranks is None or (ranks.verdict is not None and not ranks.stragglers):
         return None
-    return RanksWatch(recorder, ranks, model)
+    try:
+        return RanksWatch(recorder, ranks, model)
+    except Exception as error:  # noqa: BLE001 an error ends this search, not the measuring
+        log.warning(NO_MORE, describe(error))
+        return None
 
 
 class _Found:
@@ -68,7 +73,7 @@ class _Found:
         self._lost, self._told = 0.0, 0.0
         self._summary: dict[str, Any] = {}
         self.waited_seconds = self.backward_seconds = 0.0
-        """Seconds of backwards, and their part in which this rank waited for the others."""
+        """Seconds after the gradient that usually comes last, in which this rank may have waited, and of backwards."""
 
     def analyse(
         self,
@@ -78,8 +83,8 @@ class _Found:
     ) -> None:
         """Compare ranks, and tell of what is found."""
         stragglers = self._stragglers
-        for one in stragglers.window(0, len(numbers), ranks, roles, _Breath()):
-            self._recorder.write(replace(one, step=numbers[one.step]))
+        for one in stragglers.window(numbers, ranks, roles, _Breath()):
+            self._recorder.write(one)
         worst = sorted(stragglers.lost, key=stragglers.lost.__getitem__, reverse=True)[:MOST_TOLD]
         self._summary = {
             "compared_steps": stragglers.steps,
@@ -93,7 +98,7 @@ class _Found:
         for slow in stragglers.slow:
             if slow.rank not in self._warned and len(self._warned) < MOST_TOLD:
                 self._warned.add(slow.rank)
-                log.warning("perf_callbacks: %s", slow_rank(replace(slow, step=numbers[slow.step])))
+                log.warning("perf_callbacks: %s", slow_rank(slow))
 
     def fields(self, kind: str) -> dict[str, Any]:
         """Return the metrics of a "row" or of the "whole" fit, or the fields of a "summary"."""
@@ -115,23 +120,34 @@ class RanksWatch(Observer):
         self._recorder = recorder
         self._device = recorder.run.timeline == "device"
         self._sharded = gradient_moments.sharded(model)
+        ranks.role = coordinates(model)
         self._found = _Found(recorder, sharded=self._sharded)
         self._moments: GradientMoments | None = None
         self._local: LocalTimes | None = None
         self._made, self._analysed = -1, -1
+        self._failed = False
         parameter = None if self._device or self._sharded else gradient_moments.last_parameter(model)
         if parameter is not None:
             self._moments = GradientMoments(parameter, recorder.clock)
             recorder.patches.add(self._moments.close)
             self._local = LocalTimes(self._moments.noted)
             recorder.engine.intake.listen = self._local.read
-        ranks.role = coordinates(model)
         ranks.signals = self._signals
         recorder.engine.stragglers = self._found.fields
         ranks.analyse(self._analyse)
 
     def _signals(self, steps: Columns) -> signals.Signals:
-        """Make the signals of a window. An error ends them, not the measuring."""
+        """Make the signals of a window. An error ends the signals, not the measuring."""
+        if self._failed:
+            return {}
+        try:
+            return self._make_signals(steps)
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self._failed = True
+            log.warning(NO_MORE, describe(error))
+            return {}
+
+    def _make_signals(self, steps: Columns) -> signals.Signals:
         self._made = steps.number[0]
         times = [None] * len(steps.number) if self._local is None else self._local.take(steps.number)
         for time_, backward, reason in zip(times, steps.stages[Stage.BACKWARD], steps.excluded, strict=True):
