@@ -46,6 +46,11 @@ def files(tmp_path):
     return sorted(path.name for path in tmp_path.glob("node*/*"))
 
 
+def parts_of(job):
+    kept = range(rounds.KEPT)
+    return [f"perf_callbacks/{rounds.slot(rank, window, 8)}" for rank in range(8) for window in kept]
+
+
 def test_all_ranks_take_over_the_settings_of_rank_0(job):
     assert {exchange.verdict for exchange in job.ranks} == {job.ranks[0].verdict}
 
@@ -61,7 +66,8 @@ def test_only_first_ranks_connect_to_the_store_and_keys_are_few(job, monkeypatch
     assert [exchange._rounds._board.__class__ for exchange in job.ranks] == [board.Board, *[Folder] * 3] * 2
     for window in range(50):
         job.through(window)
-    assert job.store.num_keys() == 2 + 2 * rounds.KEPT
+    assert job.store.num_keys() == 2 + 8 * rounds.KEPT
+    assert len([key for key in parts_of(job) if job.store.get(key)]) == 2 * rounds.KEPT
 
 
 def test_a_rank_without_a_part_is_missing_and_the_rest_of_its_machine_is_there(job):
@@ -117,6 +123,22 @@ def test_ranks_leave_nothing_on_the_machine(job, tmp_path):
     assert files(tmp_path)
     job.end()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("sizes", [(2, 4, 2), (4, 3, 1), (1, 5, 2), (3, 1, 1, 3)])
+def test_machines_may_have_different_numbers_of_ranks(tmp_path, monkeypatch, sizes):
+    monkeypatch.setattr(node.tempfile, "gettempdir", lambda: str(tmp_path))
+    places = [(place, number) for number in sizes for place in range(number)]
+    job = Job(world_size=8, nodes=lambda rank: gathered(rank, 8, places[rank], many=4, job=("here", "29500")))
+    job.step()
+    job.step()
+    for window in range(2):
+        job.offer(window)
+        for _ in range(4):
+            job.step()
+            job.now += 2
+        assert job.latest[0] == job.whole(window)
+    job.end()
 
 
 @pytest.mark.parametrize("order", [(3, 2, 1, 0), (0, 3, 1, 2)])
@@ -237,10 +259,15 @@ MANY = rounds.MANY + 8
         (13, rounds.MANY, (5, 8), None),
         (13, MANY, None, None),
         (13, MANY, (0, 1), None),
-        (13, MANY + 1, (5, 8), None),
-        (13, MANY, (4, 8), None),
+        (13, MANY + 1, (5, 8), range(8, 16)),
+        (13, MANY, (4, 8), range(9, 17)),
+        (3, MANY, (4, 8), None),
+        (MANY - 1, MANY, (5, 8), None),
     ],
-    ids=["first", "second machine", "few ranks", "unknown", "one per machine", "uneven machines", "other order"],
+    ids=[
+        *["first", "second machine", "few ranks", "unknown", "one per machine", "uneven machines"],
+        *["after a smaller machine", "not one after the other", "not one after the other, at the end"],
+    ],
 )
 def test_one_rank_talks_for_its_machine_where_there_are_many(rank, world_size, local, expected):
     found = gathered(rank, world_size, local, many=rounds.MANY, job=("here", "29500"))

@@ -48,8 +48,8 @@ def gathered(
 ) -> Node | None:
     """Return the ranks of this machine, if one of them is to talk for all of them. None: each one talks.
 
-    All ranks have to decide the same, each by itself, as talking would take a connection. So they do only where all
-    machines may have as many ranks as this one, numbered one after the other.
+    The ranks of a machine have to decide the same, each by itself, as talking would take a connection. Machines may
+    decide differently: rank 0 finds the ranks that talk. Launchers number the ranks of a machine one after the other.
 
     Args:
         rank: Rank of this process.
@@ -60,7 +60,7 @@ def gathered(
     """
     place, number = local or (0, 1)
     first = rank - place
-    if world_size <= many or number == 1 or world_size % number or first % number:
+    if world_size <= many or number == 1 or first < 0 or first + number > world_size:
         return None
     name = sha256("\n".join([*job, str(first)]).encode()).hexdigest()[:16]
     user = os.getuid() if hasattr(os, "getuid") else 0
