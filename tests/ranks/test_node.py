@@ -1,8 +1,10 @@
 """Jobs of many ranks: the first rank of each machine talks for the others, who leave it their notes in files."""
 
 import os
+import shutil
 import stat
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -40,6 +42,10 @@ def job(nodes):
     for _ in range(2):
         job.step()
     return job
+
+
+def files_of(directory):
+    return sorted(path.name for path in directory.iterdir())
 
 
 def files(tmp_path):
@@ -207,6 +213,88 @@ def test_notes_from_before_the_process_began_are_of_a_job_that_was_killed(nodes,
     later.step()
     later.through(0)
     assert later.latest == [later.whole(0)] * 4
+
+
+def test_settings_of_the_next_fit_stay_when_a_rank_of_the_one_before_leaves(tmp_path, monkeypatch):
+    folder, late = Folder(tmp_path / "notes"), Folder(tmp_path / "notes")
+    late.write("part0 3", "part")
+    read = late.read
+
+    def slowly(*keys):
+        found = read(*keys)
+        (tmp_path / "notes" / "verdict").write_text("settings of another process")
+        return found
+
+    monkeypatch.setattr(late, "read", slowly)
+    late.leave()
+    assert folder.read("verdict") == ["settings of another process"]
+    assert files_of(tmp_path / "notes") == ["verdict"]
+
+
+def test_the_end_of_a_fit_removes_no_notes_of_the_next_one_in_the_same_process(tmp_path):
+    first, second = Folder(tmp_path / "notes"), Folder(tmp_path / "notes")
+    for folder in (first, second):
+        folder.write("verdict", "the same")
+    first.leave(talks=True)
+    assert second.read("verdict") == ["the same"]
+    second.leave(talks=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_note_is_written_though_the_directory_vanishes_before_it_has_its_name(tmp_path, monkeypatch):
+    folder, replace_file, calls = Folder(tmp_path / "notes"), Path.replace, []
+
+    def vanishes(self, target):
+        calls.append(target)
+        if len(calls) == 1:
+            shutil.rmtree(tmp_path / "notes")
+        return replace_file(self, target)
+
+    monkeypatch.setattr(Path, "replace", vanishes)
+    folder.write("key", "note")
+    assert folder.read("key") == ["note"]
+
+
+def test_a_directory_that_always_vanishes_is_an_error_in_the_end(tmp_path, monkeypatch):
+    folder = Folder(tmp_path / "notes")
+    (tmp_path / "notes").rmdir()
+    monkeypatch.setattr(Path, "mkdir", lambda *_, **__: None)
+    with pytest.raises(FileNotFoundError):
+        folder.write("key", "note")
+
+
+def test_each_attempt_of_a_job_has_a_directory_of_its_own_and_removes_the_one_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(node.tempfile, "gettempdir", lambda: str(tmp_path))
+
+    def nodes(attempt, port="29500"):
+        return lambda rank: gathered(rank, 8, (rank, 8), many=4, job=("here", port), attempt=attempt)
+
+    killed = Job(world_size=8, nodes=nodes(0))
+    other = Job(world_size=8, nodes=nodes(0, "29501"))
+    for job in (killed, other, killed, other):
+        job.step()
+    rounds._obeyed.clear()
+    later = Job(world_size=8, nodes=nodes(1))
+    later.step(1)
+    assert later.ranks[1].verdict is None
+    later.step()
+    later.step()
+    later.through(0)
+    assert later.latest == [later.whole(0)] * 8
+    assert {path.name for path in tmp_path.iterdir()} == {
+        nodes(1)(0).directory.name,
+        nodes(0, "29501")(0).directory.name,
+    }
+
+
+def test_notes_from_shortly_before_the_process_began_are_old_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(node, "process_began", lambda: 1e9)
+    folder = Folder(tmp_path / "notes")
+    folder.write("key", "note")
+    os.utime(tmp_path / "notes" / "key", (1e9 - 0.5, 1e9 - 0.5))
+    assert folder.read("key") == []
+    os.utime(tmp_path / "notes" / "key", (1e9 + 0.5, 1e9 + 0.5))
+    assert folder.read("key") == ["note"]
 
 
 def test_the_time_at_which_a_process_began_is_unknown_on_some_systems(monkeypatch):
