@@ -12,6 +12,7 @@ import torch.distributed as dist
 from exchange_job import Job
 
 from perf_callbacks.core.config import PerfConfig
+from perf_callbacks.core.packed_parts import pack_part
 from perf_callbacks.core.stalls import ENDED, RUNNING, STALLED, Note
 from perf_callbacks.host.place import Place
 from perf_callbacks.ranks import exchange as ranks, node, rounds, store as board
@@ -145,6 +146,20 @@ def test_machines_may_have_different_numbers_of_ranks(tmp_path, monkeypatch, siz
             job.now += 2
         assert job.latest[0] == job.whole(window)
     job.end()
+
+
+def test_parts_that_are_too_large_for_one_note_are_sent_in_several(job, monkeypatch):
+    size = len(pack_part(job.part(0, 1), bytes(16)))
+    for module in (node, board):
+        monkeypatch.setattr(module, "LARGEST", 2 * size + 1)
+    for window in range(2):
+        job.offer(window)
+        for _ in range(4):
+            job.step()
+            job.now += 2
+        assert job.latest[0] == job.whole(window)
+    sizes = [len(job.store.get(f"perf_callbacks/{rounds.slot(rank, 1, 8)}")) for rank in range(8)]
+    assert sizes == [size, 0, 2 * size, 0, 2 * size, 0, 2 * size, 0]
 
 
 @pytest.mark.parametrize("order", [(3, 2, 1, 0), (0, 3, 1, 2)])

@@ -18,6 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from perf_callbacks.core.packed_parts import unpack_parts
+from perf_callbacks.ranks.store import LARGEST
 
 GATHER_SECONDS = 3.0
 """Seconds after which the parts of a machine are passed on without those that are missing."""
@@ -190,8 +191,7 @@ class Relay:
     def __init__(self, node: Node, key: Callable[[int, int], str], kept: int) -> None:
         remove_earlier(node.directory)
         self.folder = Folder(node.directory)
-        self._others = node.ranks[1:]
-        self._first = node.ranks[0]
+        self._ranks, self._others = node.ranks, node.ranks[1:]
         self._key, self._kept = key, kept  # of a rank's part in a window; windows for which there are keys
         self._passed: dict[str, str] = {}
         self._open: dict[int, _Open] = {}
@@ -224,15 +224,23 @@ class Relay:
         """
         notes = {}
         for window, one in [*self._open.items()]:
-            blobs = self.folder.get([self._key(rank, window) for rank in self._others])
-            found = [blob for blob in blobs if [part.window for part in unpack_parts(blob, fit)] == [window]]
+            blobs = zip(self._others, self.folder.get([self._key(rank, window) for rank in self._others]), strict=True)
+            found = {
+                rank: blob for rank, blob in blobs if [part.window for part in unpack_parts(blob, fit)] == [window]
+            }
             complete = len(found) == len(self._others)
             if complete or (now - one.since >= GATHER_SECONDS and len(found) > one.sent):
-                notes[self._key(self._first, window)] = b"".join([one.own, *found])
+                notes |= self._joined(window, {self._ranks[0]: one.own, **found})
                 one.sent = len(found)
             if complete or now >= one.deadline:
                 del self._open[window]
         return notes
+
+    def _joined(self, window: int, parts: Mapping[int, bytes]) -> dict[str, bytes]:
+        """Join parts into one note, or into several under the keys of other ranks if one would be too large."""
+        number = max(1, LARGEST // max(1, *[len(part) for part in parts.values()]))
+        groups = [self._ranks[start : start + number] for start in range(0, len(self._ranks), number)]
+        return {self._key(some[0], window): b"".join([parts.get(rank, b"") for rank in some]) for some in groups}
 
     @property
     def since(self) -> float | None:
