@@ -183,9 +183,21 @@ def test_the_end_of_a_fit_leaves_the_directory_to_the_next(job, nodes):
     assert later.latest == [later.whole(0)] * 8
 
 
-def test_a_directory_of_somebody_else_ends_the_exchange(nodes, tmp_path):
-    (tmp_path / "node0").mkdir(mode=0o777)
-    (tmp_path / "node0").chmod(0o777)
+@pytest.mark.parametrize("mode", [0o777, 0o750])
+def test_a_directory_that_is_open_to_other_users_ends_the_exchange(nodes, tmp_path, mode):
+    (tmp_path / "node0").mkdir()
+    (tmp_path / "node0").chmod(mode)
+    job = Job(world_size=4, nodes=nodes)
+    job.step()
+    assert [exchange.failure for exchange in job.ranks] == [
+        f"PermissionError: the directory {tmp_path / 'node0'} is open to other users (mode {mode:o}); remove it"
+    ] * 4
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="there are no user numbers")
+def test_a_directory_of_somebody_else_ends_the_exchange(nodes, tmp_path, monkeypatch):
+    (tmp_path / "node0").mkdir(mode=0o700)
+    monkeypatch.setattr(node.os, "getuid", lambda: (tmp_path / "node0").stat().st_uid + 1)
     job = Job(world_size=4, nodes=nodes)
     job.step()
     assert [exchange.failure for exchange in job.ranks] == [
@@ -198,7 +210,7 @@ def test_a_link_in_place_of_the_directory_ends_the_exchange(nodes, tmp_path):
     (tmp_path / "node0").symlink_to(tmp_path / "elsewhere")
     job = Job(world_size=4, nodes=nodes)
     job.step(1)
-    assert job.ranks[1].failure.startswith("PermissionError: ")
+    assert job.ranks[1].failure == f"PermissionError: {tmp_path / 'node0'} is not a directory; remove it"
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 

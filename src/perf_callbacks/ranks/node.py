@@ -94,9 +94,13 @@ class Folder:
             found = self._directory.lstat()
         except FileNotFoundError:  # the last rank of an earlier fit has just removed it
             return
-        foreign = hasattr(os, "getuid") and (found.st_uid != os.getuid() or found.st_mode & 0o077)
-        if foreign or not stat.S_ISDIR(found.st_mode):
+        if not stat.S_ISDIR(found.st_mode):
+            raise PermissionError(f"{self._directory} is not a directory; remove it")
+        if hasattr(os, "getuid") and found.st_uid != os.getuid():
             raise PermissionError(f"the directory {self._directory} belongs to somebody else")
+        if hasattr(os, "getuid") and found.st_mode & 0o077:
+            mode = stat.S_IMODE(found.st_mode)
+            raise PermissionError(f"the directory {self._directory} is open to other users (mode {mode:o}); remove it")
 
     def write(self, key: str, note: str | bytes) -> None:
         """Write or overwrite a note."""
