@@ -44,6 +44,10 @@ def test_parts_come_back_as_they_were_one_after_the_other():
     assert unpacked(b"") == []
 
 
+def test_a_number_of_attempts_that_is_too_large_is_the_largest():
+    assert unpacked(pack_part(replace(PART, attempt=2**32), FIT)) == [replace(PART, attempt=2**32 - 1)]
+
+
 def test_unknown_seconds_of_a_step_stay_unknown():
     column = array("f", [math.nan, *[1.0] * 49])
     (part,) = unpacked(pack_part(replace(PART, signals={"data": column}), FIT))

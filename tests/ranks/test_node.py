@@ -1,8 +1,10 @@
 """Jobs of many ranks: the first rank of each machine talks for the others, who leave it their notes in files."""
 
 import os
+import shutil
 import stat
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ import torch.distributed as dist
 from exchange_job import Job
 
 from perf_callbacks.core.config import PerfConfig
+from perf_callbacks.core.packed_parts import pack_part
 from perf_callbacks.core.stalls import ENDED, RUNNING, STALLED, Note
 from perf_callbacks.host.place import Place
 from perf_callbacks.ranks import exchange as ranks, node, rounds, store as board
@@ -42,8 +45,17 @@ def job(nodes):
     return job
 
 
+def files_of(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
 def files(tmp_path):
     return sorted(path.name for path in tmp_path.glob("node*/*"))
+
+
+def parts_of(job):
+    kept = range(rounds.KEPT)
+    return [f"perf_callbacks/{rounds.slot(rank, window, 8)}" for rank in range(8) for window in kept]
 
 
 def test_all_ranks_take_over_the_settings_of_rank_0(job):
@@ -61,7 +73,8 @@ def test_only_first_ranks_connect_to_the_store_and_keys_are_few(job, monkeypatch
     assert [exchange._rounds._board.__class__ for exchange in job.ranks] == [board.Board, *[Folder] * 3] * 2
     for window in range(50):
         job.through(window)
-    assert job.store.num_keys() == 2 + 2 * rounds.KEPT
+    assert job.store.num_keys() == 2 + 8 * rounds.KEPT
+    assert len([key for key in parts_of(job) if job.store.get(key)]) == 2 * rounds.KEPT
 
 
 def test_a_rank_without_a_part_is_missing_and_the_rest_of_its_machine_is_there(job):
@@ -119,6 +132,36 @@ def test_ranks_leave_nothing_on_the_machine(job, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("sizes", [(2, 4, 2), (4, 3, 1), (1, 5, 2), (3, 1, 1, 3)])
+def test_machines_may_have_different_numbers_of_ranks(tmp_path, monkeypatch, sizes):
+    monkeypatch.setattr(node.tempfile, "gettempdir", lambda: str(tmp_path))
+    places = [(place, number) for number in sizes for place in range(number)]
+    job = Job(world_size=8, nodes=lambda rank: gathered(rank, 8, places[rank], many=4, job=("here", "29500")))
+    job.step()
+    job.step()
+    for window in range(2):
+        job.offer(window)
+        for _ in range(4):
+            job.step()
+            job.now += 2
+        assert job.latest[0] == job.whole(window)
+    job.end()
+
+
+def test_parts_that_are_too_large_for_one_note_are_sent_in_several(job, monkeypatch):
+    size = len(pack_part(job.part(0, 1), bytes(16)))
+    for module in (node, board):
+        monkeypatch.setattr(module, "LARGEST", 2 * size + 1)
+    for window in range(2):
+        job.offer(window)
+        for _ in range(4):
+            job.step()
+            job.now += 2
+        assert job.latest[0] == job.whole(window)
+    sizes = [len(job.store.get(f"perf_callbacks/{rounds.slot(rank, 1, 8)}")) for rank in range(8)]
+    assert sizes == [size, 0, 2 * size, 0, 2 * size, 0, 2 * size, 0]
+
+
 @pytest.mark.parametrize("order", [(3, 2, 1, 0), (0, 3, 1, 2)])
 def test_ranks_may_leave_in_any_order(nodes, tmp_path, order):
     job = Job(world_size=4, nodes=nodes)
@@ -140,9 +183,21 @@ def test_the_end_of_a_fit_leaves_the_directory_to_the_next(job, nodes):
     assert later.latest == [later.whole(0)] * 8
 
 
-def test_a_directory_of_somebody_else_ends_the_exchange(nodes, tmp_path):
-    (tmp_path / "node0").mkdir(mode=0o777)
-    (tmp_path / "node0").chmod(0o777)
+@pytest.mark.parametrize("mode", [0o777, 0o750])
+def test_a_directory_that_is_open_to_other_users_ends_the_exchange(nodes, tmp_path, mode):
+    (tmp_path / "node0").mkdir()
+    (tmp_path / "node0").chmod(mode)
+    job = Job(world_size=4, nodes=nodes)
+    job.step()
+    assert [exchange.failure for exchange in job.ranks] == [
+        f"PermissionError: the directory {tmp_path / 'node0'} is open to other users (mode {mode:o}); remove it"
+    ] * 4
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="there are no user numbers")
+def test_a_directory_of_somebody_else_ends_the_exchange(nodes, tmp_path, monkeypatch):
+    (tmp_path / "node0").mkdir(mode=0o700)
+    monkeypatch.setattr(node.os, "getuid", lambda: (tmp_path / "node0").stat().st_uid + 1)
     job = Job(world_size=4, nodes=nodes)
     job.step()
     assert [exchange.failure for exchange in job.ranks] == [
@@ -155,7 +210,7 @@ def test_a_link_in_place_of_the_directory_ends_the_exchange(nodes, tmp_path):
     (tmp_path / "node0").symlink_to(tmp_path / "elsewhere")
     job = Job(world_size=4, nodes=nodes)
     job.step(1)
-    assert job.ranks[1].failure.startswith("PermissionError: ")
+    assert job.ranks[1].failure == f"PermissionError: {tmp_path / 'node0'} is not a directory; remove it"
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
@@ -185,6 +240,88 @@ def test_notes_from_before_the_process_began_are_of_a_job_that_was_killed(nodes,
     later.step()
     later.through(0)
     assert later.latest == [later.whole(0)] * 4
+
+
+def test_settings_of_the_next_fit_stay_when_a_rank_of_the_one_before_leaves(tmp_path, monkeypatch):
+    folder, late = Folder(tmp_path / "notes"), Folder(tmp_path / "notes")
+    late.write("part0 3", "part")
+    read = late.read
+
+    def slowly(*keys):
+        found = read(*keys)
+        (tmp_path / "notes" / "verdict").write_text("settings of another process")
+        return found
+
+    monkeypatch.setattr(late, "read", slowly)
+    late.leave()
+    assert folder.read("verdict") == ["settings of another process"]
+    assert files_of(tmp_path / "notes") == ["verdict"]
+
+
+def test_the_end_of_a_fit_removes_no_notes_of_the_next_one_in_the_same_process(tmp_path):
+    first, second = Folder(tmp_path / "notes"), Folder(tmp_path / "notes")
+    for folder in (first, second):
+        folder.write("verdict", "the same")
+    first.leave(talks=True)
+    assert second.read("verdict") == ["the same"]
+    second.leave(talks=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_note_is_written_though_the_directory_vanishes_before_it_has_its_name(tmp_path, monkeypatch):
+    folder, replace_file, calls = Folder(tmp_path / "notes"), Path.replace, []
+
+    def vanishes(self, target):
+        calls.append(target)
+        if len(calls) == 1:
+            shutil.rmtree(tmp_path / "notes")
+        return replace_file(self, target)
+
+    monkeypatch.setattr(Path, "replace", vanishes)
+    folder.write("key", "note")
+    assert folder.read("key") == ["note"]
+
+
+def test_a_directory_that_always_vanishes_is_an_error_in_the_end(tmp_path, monkeypatch):
+    folder = Folder(tmp_path / "notes")
+    (tmp_path / "notes").rmdir()
+    monkeypatch.setattr(Path, "mkdir", lambda *_, **__: None)
+    with pytest.raises(FileNotFoundError):
+        folder.write("key", "note")
+
+
+def test_each_attempt_of_a_job_has_a_directory_of_its_own_and_removes_the_one_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(node.tempfile, "gettempdir", lambda: str(tmp_path))
+
+    def nodes(attempt, port="29500"):
+        return lambda rank: gathered(rank, 8, (rank, 8), many=4, job=("here", port), attempt=attempt)
+
+    killed = Job(world_size=8, nodes=nodes(0))
+    other = Job(world_size=8, nodes=nodes(0, "29501"))
+    for job in (killed, other, killed, other):
+        job.step()
+    rounds._obeyed.clear()
+    later = Job(world_size=8, nodes=nodes(1))
+    later.step(1)
+    assert later.ranks[1].verdict is None
+    later.step()
+    later.step()
+    later.through(0)
+    assert later.latest == [later.whole(0)] * 8
+    assert {path.name for path in tmp_path.iterdir()} == {
+        nodes(1)(0).directory.name,
+        nodes(0, "29501")(0).directory.name,
+    }
+
+
+def test_notes_from_shortly_before_the_process_began_are_old_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(node, "process_began", lambda: 1e9)
+    folder = Folder(tmp_path / "notes")
+    folder.write("key", "note")
+    os.utime(tmp_path / "notes" / "key", (1e9 - 0.5, 1e9 - 0.5))
+    assert folder.read("key") == []
+    os.utime(tmp_path / "notes" / "key", (1e9 + 0.5, 1e9 + 0.5))
+    assert folder.read("key") == ["note"]
 
 
 def test_the_time_at_which_a_process_began_is_unknown_on_some_systems(monkeypatch):
@@ -237,10 +374,15 @@ MANY = rounds.MANY + 8
         (13, rounds.MANY, (5, 8), None),
         (13, MANY, None, None),
         (13, MANY, (0, 1), None),
-        (13, MANY + 1, (5, 8), None),
-        (13, MANY, (4, 8), None),
+        (13, MANY + 1, (5, 8), range(8, 16)),
+        (13, MANY, (4, 8), range(9, 17)),
+        (3, MANY, (4, 8), None),
+        (MANY - 1, MANY, (5, 8), None),
     ],
-    ids=["first", "second machine", "few ranks", "unknown", "one per machine", "uneven machines", "other order"],
+    ids=[
+        *["first", "second machine", "few ranks", "unknown", "one per machine", "uneven machines"],
+        *["after a smaller machine", "not one after the other", "not one after the other, at the end"],
+    ],
 )
 def test_one_rank_talks_for_its_machine_where_there_are_many(rank, world_size, local, expected):
     found = gathered(rank, world_size, local, many=rounds.MANY, job=("here", "29500"))

@@ -17,6 +17,9 @@ from perf_callbacks.core.windows import Part
 VERSION = 1
 """Version of the layout. It changes with the columns of the header."""
 
+MOST_ATTEMPTS = 2**32 - 1
+"""Largest number of an attempt that a part can carry."""
+
 _FRAME = struct.Struct("=4sII")  # magic and version, bytes that follow, checksum of these
 FRAME = _FRAME.size
 """Bytes before the body of a part."""
@@ -38,7 +41,7 @@ def pack_part(part: Part, fit: bytes) -> bytes:
         part.world_size,
         part.data_parallel,
         part.steps,
-        part.attempt,
+        min(part.attempt, MOST_ATTEMPTS),
         len(schema),
         len(schema) + 8 * len(part.asks),
         part.seconds,

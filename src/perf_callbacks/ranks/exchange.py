@@ -276,7 +276,9 @@ def _node(store: Any, place: Place) -> Node | None:
     address = store_room.address(store)
     if address is None:
         return None
-    return gathered(place.rank, place.world_size, local_ranks(os.environ), many=MANY, job=address)
+    job = [*address, os.environ.get("TORCHELASTIC_RUN_ID", "")]
+    local = local_ranks(os.environ)
+    return gathered(place.rank, place.world_size, local, many=MANY, job=job, attempt=_restarts())
 
 
 def _restarts() -> int:

@@ -10,7 +10,7 @@ from perf_callbacks.core.codec import pack
 from perf_callbacks.core.packed_parts import FRAME, unpack_parts
 from perf_callbacks.core.records import Window
 from perf_callbacks.core.windows import Combination, GatheredWindow, Part, Verdict, hold
-from perf_callbacks.ranks.node import Folder, Node
+from perf_callbacks.ranks.node import GATHER_SECONDS, Folder, Node
 from perf_callbacks.ranks.rounds import MANY, SOON, Rounds, mark, note_of_window, patience, pause, slot, slots
 from perf_callbacks.ranks.store import Board
 
@@ -59,7 +59,9 @@ class Leader(Rounds):
         self.analyse: Analyse | None = None
         """Analysis of the windows, if there is one. An error ends it, and not the exchange."""
         self._mark = mark(verdict.fit)
-        self._together = 1 if node is None else len(node.ranks)  # ranks that share a key
+        together = 1 if node is None else len(node.ranks)
+        self._sources = [rank - rank % together for rank in range(world_size)]
+        """The rank under whose key each rank's part lies: as if all machines were like this one, until a part tells."""
         self._said = self._warned = False
         self._handled = 0  # parts since the last breath
         self._pending: dict[int, _Pending] = {}
@@ -69,10 +71,10 @@ class Leader(Rounds):
         board = cast("Board", board)  # rank 0 is the first rank of its machine
         if not self._said:
             # Reading keys that are all there is one call. Finding those that are there costs a call per silent rank.
-            first = 1 if self._together == 1 else 0
-            sources = range(first, self._world_size, self._together) if self._mine.window is not None else ()
+            first = 1 if self._node is None else 0
+            ranks = range(first, self._world_size) if self._mine.window is not None else ()
             kept = range(slots(self._world_size))
-            board.make(["window", *[slot(rank, window, self._world_size) for window in kept for rank in sources]])
+            board.make(["window", *[slot(rank, window, self._world_size) for window in kept for rank in ranks]])
         if self.offers or not self._said:  # again with each window: a fit within this one may have had its own
             board.write("verdict", pack(self._mine))
             self._said = True
@@ -89,13 +91,16 @@ class Leader(Rounds):
 
     def _read(self, board: Board, window: int, now: float) -> None:
         """Read the parts of a window that haven't come yet."""
-        pending, together = self._pending[window], self._together
+        pending = self._pending[window]
         soon = SOON if self._world_size <= MANY else SOON_OF_MANY
         pending.look_at = min(now + pause(now - pending.since, soon), max(now, pending.deadline))
         missing = [rank for rank in range(self._world_size) if rank not in pending.parts]
-        sources = sorted({rank - rank % together for rank in missing})
-        for start in range(0, len(sources), MOST_READ):
-            some = sources[start : start + MOST_READ]
+        sources = {self._sources[rank] for rank in missing}
+        if now - pending.since > GATHER_SECONDS:  # they may talk for themselves, or for a machine of another size
+            sources.update(missing)
+        ordered = sorted(sources)
+        for start in range(0, len(ordered), MOST_READ):
+            some = ordered[start : start + MOST_READ]
             blobs = board.get([slot(rank, window, self._world_size) for rank in some])
             for source, blob in zip(some, blobs, strict=True):
                 seen = (len(blob), blob[:FRAME])  # with the checksum of the first part
@@ -106,8 +111,9 @@ class Leader(Rounds):
                 self._breathe(len(parts))
                 for part in parts:
                     known = (part.window, part.length) == (window, self._mine.window)
-                    if known and 0 <= part.rank - source < together:
+                    if known and source <= part.rank < self._world_size:
                         pending.parts.setdefault(part.rank, part)
+                        self._sources[part.rank] = source
 
     def _breathe(self, handled: int) -> None:
         """Let other threads have the GIL after some parts. A job of few ranks has no use for it."""

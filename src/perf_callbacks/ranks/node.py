@@ -9,22 +9,30 @@ import os
 import shutil
 import stat
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 from perf_callbacks.core.packed_parts import unpack_parts
+from perf_callbacks.ranks.store import LARGEST
 
 GATHER_SECONDS = 3.0
 """Seconds after which the parts of a machine are passed on without those that are missing."""
 
-CLOCK_SECONDS = 1.0
+CLOCK_SECONDS = 0.2
 """Seconds by which the times of files and processes may differ."""
 
 LOOK_SECONDS = 2.0
 """Seconds between two looks for notes about stalls."""
+
+TRIES = 4
+"""Times that a note is written, if another rank removes the directory meanwhile."""
+
+_changing = threading.RLock()  # fits of a process overwrite each other's notes, and remove them
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +52,12 @@ class Node:
 
 
 def gathered(
-    rank: int, world_size: int, local: tuple[int, int] | None, *, many: int, job: Sequence[str]
+    rank: int, world_size: int, local: tuple[int, int] | None, *, many: int, job: Sequence[str], attempt: int = 0
 ) -> Node | None:
     """Return the ranks of this machine, if one of them is to talk for all of them. None: each one talks.
 
-    All ranks have to decide the same, each by itself, as talking would take a connection. So they do only where all
-    machines may have as many ranks as this one, numbered one after the other.
+    The ranks of a machine have to decide the same, each by itself, as talking would take a connection. Machines may
+    decide differently: rank 0 finds the ranks that talk. Launchers number the ranks of a machine one after the other.
 
     Args:
         rank: Rank of this process.
@@ -57,14 +65,15 @@ def gathered(
         local: Rank on this machine and number of ranks there. None: unknown.
         many: Number of ranks up to which each one talks.
         job: Words that tell this job from others on the machine.
+        attempt: Number of times that the job was restarted. Each attempt has a directory of its own.
     """
     place, number = local or (0, 1)
     first = rank - place
-    if world_size <= many or number == 1 or world_size % number or first % number:
+    if world_size <= many or number == 1 or first < 0 or first + number > world_size:
         return None
     name = sha256("\n".join([*job, str(first)]).encode()).hexdigest()[:16]
     user = os.getuid() if hasattr(os, "getuid") else 0
-    directory = Path(tempfile.gettempdir()) / f"perf_callbacks-{user}-{name}"
+    directory = Path(tempfile.gettempdir()) / f"perf_callbacks-{user}-{name}-{attempt}"
     return Node(range(first, first + number), rank, directory)
 
 
@@ -74,26 +83,40 @@ class Folder:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._began = process_began() - CLOCK_SECONDS
+        self._written: dict[str, tuple[int, int]] = {}
         self._make()
 
     def _make(self) -> None:
         """Make the directory. If somebody else has made it, what lies there is not from this job."""
-        self._directory.mkdir(mode=0o700, exist_ok=True)
-        found = self._directory.lstat()
-        foreign = hasattr(os, "getuid") and (found.st_uid != os.getuid() or found.st_mode & 0o077)
-        if foreign or not stat.S_ISDIR(found.st_mode):
+        with suppress(FileExistsError):
+            self._directory.mkdir(mode=0o700)
+        try:
+            found = self._directory.lstat()
+        except FileNotFoundError:  # the last rank of an earlier fit has just removed it
+            return
+        if not stat.S_ISDIR(found.st_mode):
+            raise PermissionError(f"{self._directory} is not a directory; remove it")
+        if hasattr(os, "getuid") and found.st_uid != os.getuid():
             raise PermissionError(f"the directory {self._directory} belongs to somebody else")
+        if hasattr(os, "getuid") and found.st_mode & 0o077:
+            mode = stat.S_IMODE(found.st_mode)
+            raise PermissionError(f"the directory {self._directory} is open to other users (mode {mode:o}); remove it")
 
     def write(self, key: str, note: str | bytes) -> None:
         """Write or overwrite a note."""
         new = self._directory / f"{key}.{os.getpid()}"
         data = note.encode() if isinstance(note, str) else note
-        try:
-            new.write_bytes(data)
-        except FileNotFoundError:  # another rank has ended, and left an empty directory
-            self._make()
-            new.write_bytes(data)
-        new.replace(self._directory / key)
+        with _changing:
+            for left in reversed(range(TRIES)):
+                try:
+                    new.write_bytes(data)
+                    self._written[key] = _identity(new)
+                    new.replace(self._directory / key)
+                    break
+                except FileNotFoundError:  # another rank has ended, and removed the directory
+                    if not left:
+                        raise
+                    self._make()
 
     def read(self, *keys: str) -> list[str]:
         """Read the notes under some keys, in order; none of them while one is missing."""
@@ -118,13 +141,40 @@ class Folder:
             raise FileNotFoundError(key)
         return path.read_bytes()
 
-    def leave(self, verdict: str | None = None) -> None:
-        """Remove the directory, unless there are settings in it of another fit or from a rank that is still there.
+    def leave(self, *, talks: bool = False) -> None:
+        """Remove notes that nobody reads any more.
 
-        `verdict` are the settings that this rank has passed on.
+        The rank that talks removes the directory, unless the settings in it are those of the next fit, which other
+        ranks may have heard. The others leave their notes to it, and remove them only if it has left before.
         """
-        if next(iter(self.read("verdict")), None) == verdict:
-            shutil.rmtree(self._directory, ignore_errors=True)
+        with _changing:  # the next fit of the rank that talks announces its settings before or afterwards
+            if talks and self._own("verdict"):
+                shutil.rmtree(self._directory, ignore_errors=True)
+            elif talks or not self.read("verdict"):
+                for key in [key for key in self._written if self._own(key)]:
+                    (self._directory / key).unlink(missing_ok=True)
+                with suppress(OSError):  # there are notes of other ranks
+                    self._directory.rmdir()
+
+    def _own(self, key: str) -> bool:
+        """Return True if a note is the one that was written here, and not by another fit of this process."""
+        try:
+            return self._written.get(key) == _identity(self._directory / key)
+        except OSError:
+            return False
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns
+
+
+def remove_earlier(directory: Path) -> None:
+    """Remove the directories of earlier attempts of a job, which were killed."""
+    job = directory.name.rpartition("-")[0]
+    for other in directory.parent.glob(f"{job}-[0-9]*") if job else ():
+        if other != directory:
+            shutil.rmtree(other, ignore_errors=True)
 
 
 def process_began() -> float:
@@ -143,9 +193,9 @@ class Relay:
     """The first rank of a machine, as it talks with the store for the others."""
 
     def __init__(self, node: Node, key: Callable[[int, int], str], kept: int) -> None:
+        remove_earlier(node.directory)
         self.folder = Folder(node.directory)
-        self._others = node.ranks[1:]
-        self._first = node.ranks[0]
+        self._ranks, self._others = node.ranks, node.ranks[1:]
         self._key, self._kept = key, kept  # of a rank's part in a window; windows for which there are keys
         self._passed: dict[str, str] = {}
         self._open: dict[int, _Open] = {}
@@ -178,15 +228,23 @@ class Relay:
         """
         notes = {}
         for window, one in [*self._open.items()]:
-            blobs = self.folder.get([self._key(rank, window) for rank in self._others])
-            found = [blob for blob in blobs if [part.window for part in unpack_parts(blob, fit)] == [window]]
+            blobs = zip(self._others, self.folder.get([self._key(rank, window) for rank in self._others]), strict=True)
+            found = {
+                rank: blob for rank, blob in blobs if [part.window for part in unpack_parts(blob, fit)] == [window]
+            }
             complete = len(found) == len(self._others)
             if complete or (now - one.since >= GATHER_SECONDS and len(found) > one.sent):
-                notes[self._key(self._first, window)] = b"".join([one.own, *found])
+                notes |= self._joined(window, {self._ranks[0]: one.own, **found})
                 one.sent = len(found)
             if complete or now >= one.deadline:
                 del self._open[window]
         return notes
+
+    def _joined(self, window: int, parts: Mapping[int, bytes]) -> dict[str, bytes]:
+        """Join parts into one note, or into several under the keys of other ranks if one would be too large."""
+        number = max(1, LARGEST // max(1, *[len(part) for part in parts.values()]))
+        groups = [self._ranks[start : start + number] for start in range(0, len(self._ranks), number)]
+        return {self._key(some[0], window): b"".join([parts.get(rank, b"") for rank in some]) for some in groups}
 
     @property
     def since(self) -> float | None:

@@ -136,8 +136,8 @@ class Rounds:
 
     def _leave_node(self) -> None:
         """Remove the notes of this machine, if this rank talks for it, or if the rank that does has left."""
-        if self._relay is not None and self.verdict is not None:
-            self._relay.folder.leave(pack(self.verdict))
+        if self._relay is not None:
+            self._relay.folder.leave(talks=True)
         elif isinstance(self._board, Folder):
             self._board.leave()
 

@@ -20,6 +20,9 @@ LONGEST = 40_000
 LARGEST = 1_000_000
 """Most bytes of packed parts under one key."""
 
+MOST_MADE = 1_000
+"""Most keys that are made at once."""
+
 SHARE = 0.75
 """Share of the files of a process that the connections of all ranks may take."""
 
@@ -81,7 +84,9 @@ class Board:
     def make(self, keys: Sequence[str]) -> None:
         """Write an empty note under each of some keys."""
         if self._store.has_extended_api():
-            self._store.multi_set(list(keys), [""] * len(keys))
+            for start in range(0, len(keys), MOST_MADE):  # the server takes 131,072 keys at once
+                some = list(keys[start : start + MOST_MADE])
+                self._store.multi_set(some, [""] * len(some))
         else:
             for key in keys:
                 self._store.set(key, "")
