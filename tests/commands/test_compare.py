@@ -271,3 +271,33 @@ def test_a_threshold_that_is_none_is_refused(tmp_path, capsys, word):
         main(["compare", "a", "b", "--fail-over", word])
     assert raised.value.code == 2
     capsys.readouterr()
+
+
+def test_only_the_last_fit_of_a_directory_is_compared_whatever_ranks_it_has(tmp_path, capsys):
+    a = write(tmp_path / "a", steps([0.1] * 40))
+    for rank in (0, 1):
+        b = write(tmp_path / "b", steps([0.3] * 40), rank=rank, run_id="old", world_size=2)
+    today = [Entry(0.0, a_run(run_id="new", started_unix=86400.0)), Entry(1.0, steps([0.1] * 40))]
+    with (b / "perf_callbacks/rank0.jsonl").open("a") as journal:
+        journal.writelines(encode(entry) + "\n" for entry in today)
+    found = as_json(capsys, a, b)
+    assert (found["metrics"]["step_time"]["b"], found["missing_ranks"]) == (pytest.approx(0.1), {"a": [], "b": []})
+
+
+def test_ranks_that_a_restart_left_out_are_not_compared(tmp_path, capsys):
+    a = write(tmp_path / "a", steps([0.1] * 40))
+    for rank in (0, 1):
+        b = write(tmp_path / "b", steps([0.3] * 40), rank=rank, world_size=2)
+    again = [Entry(0.0, a_run(attempt=2, step=20, started_unix=86400.0)), Entry(1.0, steps([0.1] * 40))]
+    with (b / "perf_callbacks/rank0.jsonl").open("a") as journal:
+        journal.writelines(encode(entry) + "\n" for entry in again)
+    assert as_json(capsys, a, b)["metrics"]["step_time"]["b"] == pytest.approx(0.1)
+
+
+def test_ranks_without_a_journal_are_named(tmp_path, capsys):
+    for rank in (0, 1):
+        a = write(tmp_path / "a", steps([0.1 + 0.1 * rank] * 40), rank=rank, world_size=2)
+    b = write(tmp_path / "b", steps([0.1] * 40), world_size=2)
+    assert compared(capsys, a, b).splitlines()[2] == "ranks without a journal, left out of B: 1"
+    assert "- ranks without a journal, left out of B: 1.\n" in compared(capsys, a, b, "--format", "markdown")
+    assert as_json(capsys, a, b)["missing_ranks"] == {"a": [], "b": [1]}

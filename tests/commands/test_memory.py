@@ -23,9 +23,9 @@ PARTS = Memory(
 )
 
 
-def journal(directory, records, *, rank=0):
+def journal(directory, records, *, rank=0, **run):
     (directory / "perf_callbacks").mkdir(exist_ok=True)
-    lines = [encode(Entry(10.0 * place, record)) for place, record in enumerate([a_run(rank=rank), *records])]
+    lines = [encode(Entry(10.0 * place, record)) for place, record in enumerate([a_run(rank=rank, **run), *records])]
     (directory / f"perf_callbacks/rank{rank}.jsonl").write_text("\n".join(lines) + "\n")
 
 
@@ -109,3 +109,13 @@ def test_without_a_journal_there_is_one_sentence(tmp_path, capsys, contents):
 def test_a_directory_that_is_not_there_is_named(tmp_path, capsys):
     assert main(["memory", str(tmp_path / "gone")]) == 2
     assert "gone" in capsys.readouterr().err
+
+
+def test_ranks_of_another_fit_are_left_out_and_those_without_a_journal_named(tmp_path, capsys):
+    journal(tmp_path, [PARTS], rank=1, run_id="old", world_size=2)
+    journal(tmp_path, [PARTS], run_id="new", world_size=3, started_unix=86400.0)
+    lines = told(capsys, tmp_path).splitlines()
+    assert [line for line in lines if line.startswith("rank")] == [
+        "rank 0, step 2, on cuda",
+        "ranks without a journal: 1, 2",
+    ]

@@ -12,16 +12,16 @@ SUMMARY: str = "where the memory of a recorded run went, and whether it leaks"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.epilog = "Reads the last fit of each rank. Exits with 2 if there is no journal."
+    parser.epilog = "Reads the last attempt of the last fit, of all ranks. Exits with 2 if there is no journal."
     parser.add_argument("directory", help="output directory of a run, or a journal")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the parts of memory of each rank."""
-    fits = journals.fits(arguments.directory)
+    fits = journals.last_fit(arguments.directory)
     if arguments.json:
         print(json.dumps([memory_table.facts(fit) for fit in fits], indent=2))
     else:
-        print("\n".join(map(memory_table.render, fits)))
+        print("\n".join([*map(memory_table.render, fits), *memory_table.missing(fits)]))
     return 0

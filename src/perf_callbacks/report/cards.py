@@ -339,6 +339,15 @@ def size(gb: float) -> str:
     return f"{gb * 1e9:.0f} B"
 
 
+def listed(ranks: Sequence[int]) -> str:
+    """List ranks, the first ten of them.
+
+    >>> listed([1, 3]), listed(range(11))
+    ('1, 3', '0, 1, 2, 3, 4, 5, 6, 7, 8, 9, …')
+    """
+    return ", ".join(map(str, ranks[:10])) + (", …" if len(ranks) > 10 else "")  # noqa: PLR2004
+
+
 def duration(seconds: float | None) -> str:
     """Format a duration with three figures.
 

@@ -12,6 +12,7 @@ from perf_callbacks.core.machine_records import Memory, Use
 from perf_callbacks.core.memory_use import known
 from perf_callbacks.core.peaks import TERA
 from perf_callbacks.core.records import Checklist, Run, Steps, Summary
+from perf_callbacks.report.history import missing
 
 WORSE, BETTER, SAME, UNDECIDED = "worse", "better", "same", "undecided"
 
@@ -58,6 +59,8 @@ class Comparison:
     """Values of configuration and environment that differ."""
     steps: tuple[int, int]
     """Steps that were compared."""
+    missing: tuple[Sequence[int], Sequence[int]]
+    """Ranks that have no journal, of A and of B."""
 
     @property
     def regression(self) -> bool:
@@ -74,6 +77,7 @@ class Side:
     summary: Summary | None
     checklist: Mapping[str, str]
     memory: Mapping[str, float]
+    missing: Sequence[int]
 
     @classmethod
     def of(cls, fits: Sequence[Fit]) -> "Side":
@@ -90,6 +94,7 @@ class Side:
             summary=next(iter(_last(fits[0], Summary)), None),
             checklist={record.item: record.status for record in first if isinstance(record, Checklist)},
             memory=memory,
+            missing=absent(fits),
         )
 
     def estimate(self, above: str | None, below: str | None) -> Estimate | None:
@@ -127,7 +132,14 @@ def compare(first: Sequence[Fit], second: Sequence[Fit], *, fail_over: float) ->
         not_compared=not_compared,
         differences=dict(_differences(a, b)),
         steps=(len(a.columns["step_time"]), len(b.columns["step_time"])),
+        missing=(a.missing, b.missing),
     )
+
+
+def absent(fits: Sequence[Fit]) -> list[int]:
+    """Return the ranks of a run that are missing among those whose fits these are."""
+    runs = [entry.record for fit in fits for entry in fit[:1] if isinstance(entry.record, Run)]
+    return missing(runs[0].world_size, {run.rank for run in runs})
 
 
 def _decider(known_metrics: Sequence[Metric]) -> Metric | None:

@@ -6,7 +6,8 @@ from perf_callbacks.core.codec import Entry
 from perf_callbacks.core.machine_records import Memory, Use
 from perf_callbacks.core.memory_use import Leak, Point, known, leak, slope
 from perf_callbacks.core.records import Run
-from perf_callbacks.report.cards import DASH, size
+from perf_callbacks.report.cards import DASH, listed, size
+from perf_callbacks.report.comparison import absent
 
 SOURCES = {
     "operations": "activations and temporary memory: the tensors that the counted step made",
@@ -40,6 +41,13 @@ def render(fit: Sequence[Entry]) -> str:
     else:
         lines = [f"{rank}, step {parts.step}, on {parts.device}", *_table(parts)]
     return "\n  ".join([*lines, *_resident(points, leak(points))])
+
+
+def missing(fits: Sequence[Sequence[Entry]]) -> Iterable[str]:
+    """Name the ranks that have no journal."""
+    ranks = absent(fits)
+    if ranks:
+        yield f"ranks without a journal: {listed(ranks)}"
 
 
 def _table(parts: Memory) -> Iterable[str]:

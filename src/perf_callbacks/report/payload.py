@@ -8,7 +8,7 @@ from perf_callbacks.core.machine_records import Memory
 from perf_callbacks.core.peaks import TERA
 from perf_callbacks.core.records import Flops, Summary, Window
 from perf_callbacks.report import machine, tables
-from perf_callbacks.report.cards import TIMELINES, duration, rate, verdict
+from perf_callbacks.report.cards import TIMELINES, duration, listed, rate, verdict
 from perf_callbacks.report.events import marks
 from perf_callbacks.report.history import Fit
 from perf_callbacks.report.series import (
@@ -105,8 +105,8 @@ def _notes(fits: Sequence[Fit], number: int, fit: Fit, within: range | None) -> 
         shown = number or len(fits)
         yield f"These journals hold {len(fits)} fits, and this is number {shown}. Another one is shown by --fit NUMBER."
     if fit.missing:
-        named = ", ".join(str(rank) for rank in fit.missing[:10]) + (", …" if len(fit.missing) > 10 else "")  # noqa: PLR2004
-        yield f"Ranks without a journal here: {named}, of {fit.world_size:,}. They are in no figure of this page."
+        missing = f"{listed(fit.missing)}, of {fit.world_size:,}"
+        yield f"Ranks without a journal here: {missing}. They are in no figure of this page."
     if fit.newer is not None:
         yield f"The journal was written by a newer version (schema {fit.newer}): what it adds is not shown."
     if within is not None:

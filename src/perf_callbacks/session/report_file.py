@@ -27,7 +27,7 @@ def fits(source: Path) -> list[Fit]:
 
 
 def chosen(found: list[Fit], number: int, within: range | None = None) -> Fit:
-    """Return the fit of that number, from 1 on; 0 is the last. Raises `ConfigError` if it, or its steps, are missing."""
+    """Return the fit of that number, from 1 on; 0 is the last. Raises `ConfigError` if it or its steps are missing."""
     if number > len(found):
         raise ConfigError(f"fit: got {number}, wanted at most {len(found)}: that many fits are in these journals.")
     fit = found[number - 1]
