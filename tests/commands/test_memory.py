@@ -119,3 +119,8 @@ def test_ranks_of_another_fit_are_left_out_and_those_without_a_journal_named(tmp
         "rank 0, step 2, on cuda",
         "ranks without a journal: 1, 2",
     ]
+
+
+def test_control_characters_of_a_journal_are_not_printed(tmp_path, capsys):
+    journal(tmp_path, [Memory(step=2, device="cpu\x1b[2J\x1b]0;x\x07", weights_gb=2.0)])
+    assert told(capsys, tmp_path).startswith("rank 0, step 2, on cpu?[2J?]0;x?\n")

@@ -4,11 +4,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from perf_callbacks.core.batch_means import Change
-from perf_callbacks.report.cards import DASH, duration, listed, rate, size
+from perf_callbacks.report.cards import DASH, clean, duration, listed, rate, size
 from perf_callbacks.report.comparison import BETTER, SAME, UNDECIDED, WORSE, Comparison, Metric
-
-LONGEST = 60
-"""Characters of a value that is shown."""
 
 SENTENCES = {
     WORSE: "B is slower",
@@ -85,17 +82,6 @@ def values(comparison: Comparison, fail_over: float) -> dict[str, Any]:
         "not_compared": dict(comparison.not_compared),
         "differences": {name: {"a": a, "b": b} for name, (a, b) in comparison.differences.items()},
     }
-
-
-def clean(value: object) -> str:
-    """Render a value from a journal: no control characters, not too long.
-
-    >>> clean(None), clean("a" + chr(27) + "b"), clean(32.0)
-    ('—', 'a?b', '32')
-    """
-    shown = DASH if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-    shown = "".join([letter if letter.isprintable() else "?" for letter in shown])
-    return shown if len(shown) <= LONGEST else shown[: LONGEST - 1] + "…"
 
 
 def _cell(value: object) -> str:

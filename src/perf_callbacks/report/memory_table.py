@@ -6,7 +6,7 @@ from perf_callbacks.core.codec import Entry
 from perf_callbacks.core.machine_records import Memory, Use
 from perf_callbacks.core.memory_use import Leak, Point, known, leak, slope
 from perf_callbacks.core.records import Run
-from perf_callbacks.report.cards import DASH, listed, size
+from perf_callbacks.report.cards import DASH, clean, listed, size
 from perf_callbacks.report.comparison import absent
 
 SOURCES = {
@@ -39,7 +39,7 @@ def render(fit: Sequence[Entry]) -> str:
     if parts is None:
         lines = [f"{rank}: no `memory` record: the fit ended before its third step, or a version without them wrote it"]
     else:
-        lines = [f"{rank}, step {parts.step}, on {parts.device}", *_table(parts)]
+        lines = [f"{rank}, step {parts.step}, on {clean(parts.device)}", *_table(parts)]
     return "\n  ".join([*lines, *_resident(points, leak(points))])
 
 
