@@ -12,7 +12,7 @@ from perf_callbacks.core.machine_records import Memory, Use
 from perf_callbacks.core.memory_use import known
 from perf_callbacks.core.peaks import TERA
 from perf_callbacks.core.records import Checklist, Run, Steps, Summary
-from perf_callbacks.report.history import missing
+from perf_callbacks.report.history import missing, possible
 
 WORSE, BETTER, SAME, UNDECIDED = "worse", "better", "same", "undecided"
 
@@ -85,8 +85,8 @@ class Side:
         first = [entry.record for entry in fits[0]]
         parts = [one for fit in fits for one in _last(fit, Memory)]
         uses = [entry.record.resident_gb for fit in fits for entry in fit if isinstance(entry.record, Use)]
-        used = [size for size in uses if size is not None]
-        memory = {f"{name}_gb": size for part in parts[:1] for name, size in known(part).items()}
+        used = [size for size in uses if size is not None and possible(size)]
+        memory = {f"{name}_gb": size for part in parts[:1] for name, size in known(part).items() if possible(size)}
         memory |= {"resident_gb": max(used)} if used else {}
         return cls(
             columns=_columns(fits),
@@ -113,6 +113,8 @@ def compare(first: Sequence[Fit], second: Sequence[Fit], *, fail_over: float) ->
         second: The run that is judged.
         fail_over: Relative change of times from which on a metric is worse or better; 0.05 is 5 %. Of rates, as much
             as makes steps so much longer or shorter.
+
+    Raises `ArithmeticError` or `ValueError` if the values of a journal are such that no figure comes of them.
     """
     a, b = Side.of(first), Side.of(second)
     metrics = [_metric(name, a, b, fail_over) for name in METRICS]
@@ -125,6 +127,7 @@ def compare(first: Sequence[Fit], second: Sequence[Fit], *, fail_over: float) ->
     sizes = [_size(name, a, b, fail_over) for name in {**a.memory, **b.memory}]
     metrics += [one for one in sizes if one.verdict != SAME or one.name in {"peak_gb", "resident_gb"}]
     shown = [one for one in metrics if one.a is not None or one.b is not None]
+    _check(shown)
     by_name = {one.name: one for one in shown if one.verdict is not None}
     return Comparison(
         metrics=tuple(shown),
@@ -134,6 +137,13 @@ def compare(first: Sequence[Fit], second: Sequence[Fit], *, fail_over: float) ->
         steps=(len(a.columns["step_time"]), len(b.columns["step_time"])),
         missing=(a.missing, b.missing),
     )
+
+
+def _check(metrics: Sequence[Metric]) -> None:
+    """Raise `ArithmeticError` for a figure that is no number, or is infinite."""
+    figures = [figure for one in metrics for figure in (one.a, one.b, *(one.change or ())) if figure is not None]
+    if not all(map(math.isfinite, figures)):
+        raise ArithmeticError("not finite")
 
 
 def absent(fits: Sequence[Fit]) -> list[int]:
@@ -319,7 +329,7 @@ def _of_rank(fit: Fit) -> dict[int, Sequence[float | None]]:
         columns = [getattr(block, name) or unknown for name in COLUMNS]
         excluded = block.excluded or unknown
         for number, reason, *row in zip(block.step, excluded, *columns, strict=True):
-            if reason is None and row[0] is not None:
+            if reason is None and row[0] is not None and possible(row[0]):
                 rows[number] = row
     return rows
 

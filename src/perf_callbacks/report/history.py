@@ -174,6 +174,11 @@ class Fit:
         return found[::-1]
 
 
+def possible(value: float) -> bool:
+    """Tell whether a run can have this time or size."""
+    return 0 <= value <= MOST
+
+
 def missing(world_size: int, ranks: Collection[int]) -> list[int]:
     """Return the ranks of a job that are not among these, the first hundred of them.
 
@@ -229,4 +234,4 @@ def _ascending(steps: Sequence[int], last: int) -> Iterator[bool]:
 
 
 def _float(value: float | None) -> float:
-    return nan if value is None or not 0 <= value <= MOST else value
+    return nan if value is None or not possible(value) else value
