@@ -151,11 +151,13 @@ def _figures(fit: Fit, drawn: StepSeries, peak: float | None) -> list[dict[str, 
     figures += _rates(fit)
     if summary is not None and summary.gc_seconds is not None and summary.gc_collections is not None:
         longest = duration(summary.gc_longest)
-        note = f"{sum(summary.gc_collections):,} collections, longest {longest}"
+        attempt = f", in attempt {summary.attempt}" if summary.attempt > 1 else ""
+        note = f"{sum(summary.gc_collections):,} collections, longest {longest}{attempt}"
         figures.append(("garbage collection", duration(summary.gc_seconds), note))
     wall = sum(attempt.seconds for attempt in fit.first)
-    done = max([attempt.step[-1] for attempt in fit.first if attempt.step], default=0)
-    figures.append(("run time", _long(wall), f"{done:,} steps done"))
+    done = sum(count for _, count in fit.kept(min(fit.ranks)))
+    attempts = f" in {len(fit.first)} attempts" if len(fit.first) > 1 else ""
+    figures.append(("run time", _long(wall), f"{done:,} steps done{attempts}"))
     return [dict(zip(("name", "value", "note"), figure, strict=True)) for figure in figures]
 
 
