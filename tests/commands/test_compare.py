@@ -271,3 +271,64 @@ def test_a_threshold_that_is_none_is_refused(tmp_path, capsys, word):
         main(["compare", "a", "b", "--fail-over", word])
     assert raised.value.code == 2
     capsys.readouterr()
+
+
+def test_only_the_last_fit_of_a_directory_is_compared_whatever_ranks_it_has(tmp_path, capsys):
+    a = write(tmp_path / "a", steps([0.1] * 40))
+    for rank in (0, 1):
+        b = write(tmp_path / "b", steps([0.3] * 40), rank=rank, run_id="old", world_size=2)
+    today = [Entry(0.0, a_run(run_id="new", started_unix=86400.0)), Entry(1.0, steps([0.1] * 40))]
+    with (b / "perf_callbacks/rank0.jsonl").open("a") as journal:
+        journal.writelines(encode(entry) + "\n" for entry in today)
+    found = as_json(capsys, a, b)
+    assert (found["metrics"]["step_time"]["b"], found["missing_ranks"]) == (pytest.approx(0.1), {"a": [], "b": []})
+
+
+def test_ranks_that_a_restart_left_out_are_not_compared(tmp_path, capsys):
+    a = write(tmp_path / "a", steps([0.1] * 40))
+    for rank in (0, 1):
+        b = write(tmp_path / "b", steps([0.3] * 40), rank=rank, world_size=2)
+    again = [Entry(0.0, a_run(attempt=2, step=20, started_unix=86400.0)), Entry(1.0, steps([0.1] * 40))]
+    with (b / "perf_callbacks/rank0.jsonl").open("a") as journal:
+        journal.writelines(encode(entry) + "\n" for entry in again)
+    assert as_json(capsys, a, b)["metrics"]["step_time"]["b"] == pytest.approx(0.1)
+
+
+def test_ranks_without_a_journal_are_named(tmp_path, capsys):
+    for rank in (0, 1):
+        a = write(tmp_path / "a", steps([0.1 + 0.1 * rank] * 40), rank=rank, world_size=2)
+    b = write(tmp_path / "b", steps([0.1] * 40), world_size=2)
+    assert compared(capsys, a, b).splitlines()[2] == "ranks without a journal, left out of B: 1"
+    assert "- ranks without a journal, left out of B: 1.\n" in compared(capsys, a, b, "--format", "markdown")
+    assert as_json(capsys, a, b)["missing_ranks"] == {"a": [], "b": [1]}
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"step_time": [1e-30] * 50 + [1e29] * 50},
+        {"step_time": [1e-300] * 100, "samples": [10**30] * 100},
+    ],
+)
+def test_values_that_no_run_can_have_are_said_to_be_such(tmp_path, capsys, columns):
+    a = write(tmp_path / "a")
+    with (a / "perf_callbacks/rank0.jsonl").open("a") as journal:
+        journal.write(json.dumps({"type": "steps", "t": 1.0, "step": [*range(1, 101)], **columns}) + "\n")
+    assert main(["compare", str(a), str(a)]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err == "perf-callbacks compare: not decided: a journal holds values that no run can have\n"
+
+
+def test_steps_longer_than_any_run_are_not_measured(tmp_path, capsys):
+    a = write(tmp_path / "a", steps([1e308] * 100))
+    assert compared(capsys, a, a, status=2).startswith("Not decided: ")
+
+
+@pytest.mark.parametrize("size", [-1.0, 1e308])
+def test_memory_that_no_run_can_have_is_left_out(tmp_path, capsys, size):
+    block = steps(around(0.1))
+    a = write(tmp_path / "a", block, Memory(step=2, device="cpu", peak_gb=size, weights_gb=1.0))
+    b = write(tmp_path / "b", block, Memory(step=2, device="cpu", peak_gb=2.0, weights_gb=2.0))
+    found = as_json(capsys, a, b)["metrics"]
+    assert (found["peak_gb"]["a"], found["weights_gb"]["change"]) == (None, 1.0)

@@ -23,9 +23,9 @@ PARTS = Memory(
 )
 
 
-def journal(directory, records, *, rank=0):
+def journal(directory, records, *, rank=0, **run):
     (directory / "perf_callbacks").mkdir(exist_ok=True)
-    lines = [encode(Entry(10.0 * place, record)) for place, record in enumerate([a_run(rank=rank), *records])]
+    lines = [encode(Entry(10.0 * place, record)) for place, record in enumerate([a_run(rank=rank, **run), *records])]
     (directory / f"perf_callbacks/rank{rank}.jsonl").write_text("\n".join(lines) + "\n")
 
 
@@ -109,3 +109,39 @@ def test_without_a_journal_there_is_one_sentence(tmp_path, capsys, contents):
 def test_a_directory_that_is_not_there_is_named(tmp_path, capsys):
     assert main(["memory", str(tmp_path / "gone")]) == 2
     assert "gone" in capsys.readouterr().err
+
+
+def test_ranks_of_another_fit_are_left_out_and_those_without_a_journal_named(tmp_path, capsys):
+    journal(tmp_path, [PARTS], rank=1, run_id="old", world_size=2)
+    journal(tmp_path, [PARTS], run_id="new", world_size=3, started_unix=86400.0)
+    lines = told(capsys, tmp_path).splitlines()
+    assert [line for line in lines if line.startswith("rank")] == [
+        "rank 0, step 2, on cuda",
+        "ranks without a journal: 1, 2",
+    ]
+
+
+def test_control_characters_of_a_journal_are_not_printed(tmp_path, capsys):
+    journal(tmp_path, [Memory(step=2, device="cpu\x1b[2J\x1b]0;x\x07", weights_gb=2.0)])
+    assert told(capsys, tmp_path).startswith("rank 0, step 2, on cpu?[2J?]0;x?\n")
+
+
+def test_sizes_that_no_run_can_have_are_left_out(tmp_path, capsys):
+    uses = [Use(step=place, resident_gb=place * 3e306) for place in range(1, 50)]
+    journal(tmp_path, [Memory(step=2, device="cpu", weights_gb=-1.0, activations_gb=1e308, peak_gb=2.0), *uses])
+    found = json.loads(told(capsys, tmp_path, "--json"))[0]
+    assert (found["gb"], found["resident_gb"], found["leak"]) == ({"peak": 2.0}, None, False)
+    assert "host memory" not in told(capsys, tmp_path)
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_values_that_no_run_can_have_are_said_to_be_such(tmp_path, capsys, words):
+    journal(tmp_path, [])
+    with (tmp_path / "perf_callbacks/rank0.jsonl").open("a") as file:
+        for place in range(50):
+            use = {"type": "use", "t": place * 1e-300, "step": place, "resident_gb": 1e28 * place}
+            file.write(json.dumps(use) + "\n")
+    assert main(["memory", str(tmp_path), *words]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert printed.err.endswith(": the journal holds values that no run can have\n")

@@ -65,7 +65,7 @@ def test_what_one_rank_gains_nothing_by_is_kept_by_none(tmp_path):
 
 
 def test_ranks_that_exchange_nothing_prove_nothing(tmp_path):
-    environ = all_of(CHECKLIST="prove", STRAGGLERS="off")
+    environ = all_of(CHECKLIST="prove", EXCHANGE="off")
     with Job(tmp_path, plan={"steps": 20, "limits": TRIAL}, environ=environ) as job:
         job.assert_ended(*RANKS)
         job.assert_unharmed(*RANKS, warnings=1)

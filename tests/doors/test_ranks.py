@@ -223,7 +223,7 @@ def test_ranks_collect_at_steps_of_their_own_unless_the_counter_says_when(tmp_pa
             tmp_path / gc,
             world_size=world_size,
             plan={"step_seconds": 0.001},
-            own={rank: {"kept": 3000 + 600 * rank} for rank in everyone},
+            own={rank: {"kept": 1500 + 300 * rank} for rank in everyone},
             environ=dict.fromkeys(everyone, environ),
         ) as job:
             job.assert_ended(*everyone)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from fakes import a_run
-from journals import COUNT, Outline, a_fit, a_summary
+from journals import COUNT, Outline, a_fit, a_summary, steps
 
 from perf_callbacks.core.codec import Entry
 from perf_callbacks.core.records import SCHEMA, Steps, Straggler
@@ -36,6 +36,19 @@ def test_the_page_opens_with_the_verdict_and_the_figures():
         ("run time", "13.0 s"),
     ]
     assert found["notes"] == []
+
+
+def test_steps_done_are_those_of_all_attempts_and_collections_name_theirs():
+    def figures(*records):
+        found = content([Entry(10.0, record) for record in records])["figures"]
+        return {one["name"]: (one["value"], one["note"]) for one in found}
+
+    first = [a_run(), steps(1, 50), a_summary(gc_seconds=50.0)]
+    second = [a_run(attempt=2, step=40), steps(41, 60), a_summary(attempt=2, gc_seconds=0.25)]
+    found = figures(*first, *second)
+    assert found["run time"] == ("20.0 s", "60 steps done in 2 attempts")
+    assert found["garbage collection"] == ("250 ms", "4 collections, longest 125 ms, in attempt 2")
+    assert figures(a_run(attempt=2, step=5000), steps(5001, 5100))["run time"] == ("10.0 s", "100 steps done")
 
 
 def test_each_chart_has_a_text_and_columns_of_one_length():

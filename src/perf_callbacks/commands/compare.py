@@ -6,6 +6,7 @@ import math
 from contextlib import suppress
 
 from perf_callbacks.commands import journals
+from perf_callbacks.core.config import ConfigError
 from perf_callbacks.report import comparison, comparison_text
 
 NAME: str = "compare"
@@ -18,9 +19,9 @@ REGRESSION, UNKNOWN = 1, 2
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.epilog = (
-        "Reads the last fit of each rank. tokens/s decides, or else samples/s, or else step_time; where these show "
-        "nothing, quick steps do. Exits with 1 if B is slower than A by at least PERCENT and not by chance; with 2 if "
-        "there is no journal, or fewer than ten measured steps."
+        "Reads the last attempt of the last fit, of all ranks. tokens/s decides, or else samples/s, or else step_time; "
+        "where these show nothing, quick steps do. Exits with 1 if B is slower than A by at least PERCENT and not by "
+        "chance; with 2 if there is no journal, fewer than ten measured steps, or a value that no run can have."
     )
     parser.add_argument("a", metavar="A", help="output directory of the run that is compared with")
     parser.add_argument("b", metavar="B", help="output directory of the run that is judged")
@@ -37,7 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the comparison."""
     share = arguments.fail_over / 100
-    found = comparison.compare(journals.fits(arguments.a), journals.fits(arguments.b), fail_over=share)
+    first, second = journals.last_fit(arguments.a), journals.last_fit(arguments.b)
+    try:
+        found = comparison.compare(first, second, fail_over=share)
+    except (ArithmeticError, ValueError):
+        raise ConfigError("not decided: a journal holds values that no run can have") from None
     if arguments.format == "json":
         print(json.dumps(comparison_text.values(found, share), indent=2))
     else:

@@ -4,6 +4,7 @@ import argparse
 import json
 
 from perf_callbacks.commands import journals
+from perf_callbacks.core.config import ConfigError
 from perf_callbacks.report import memory_table
 
 NAME: str = "memory"
@@ -12,16 +13,23 @@ SUMMARY: str = "where the memory of a recorded run went, and whether it leaks"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.epilog = "Reads the last fit of each rank. Exits with 2 if there is no journal."
+    parser.epilog = (
+        "Reads the last attempt of the last fit, of all ranks. Exits with 2 if there is no journal, or a value that no "
+        "run can have."
+    )
     parser.add_argument("directory", help="output directory of a run, or a journal")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the parts of memory of each rank."""
-    fits = journals.fits(arguments.directory)
-    if arguments.json:
-        print(json.dumps([memory_table.facts(fit) for fit in fits], indent=2))
-    else:
-        print("\n".join(map(memory_table.render, fits)))
+    fits = journals.last_fit(arguments.directory)
+    try:
+        if arguments.json:
+            text = json.dumps([memory_table.facts(fit) for fit in fits], indent=2, allow_nan=False)
+        else:
+            text = "\n".join([*map(memory_table.render, fits), *memory_table.missing(fits)])
+    except (ArithmeticError, ValueError):
+        raise ConfigError(f"{arguments.directory}: the journal holds values that no run can have") from None
+    print(text)
     return 0

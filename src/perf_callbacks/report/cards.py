@@ -16,6 +16,9 @@ WIDTH = 78
 WORTH_SAYING = 0.05
 """Least share of the run for which a finding is the verdict."""
 
+LONGEST = 60
+"""Characters of a value from a journal that are shown."""
+
 MOST_ADVICE = 3
 """Findings at the start, where nobody knows yet what they are worth."""
 
@@ -337,6 +340,26 @@ def size(gb: float) -> str:
         if abs(gb) >= part:
             return f"{rate(gb / part)} {unit}"
     return f"{gb * 1e9:.0f} B"
+
+
+def clean(value: object) -> str:
+    """Render a value from a journal: no control characters, not too long.
+
+    >>> clean(None), clean("a" + chr(27) + "b"), clean(32.0)
+    ('—', 'a?b', '32')
+    """
+    shown = DASH if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    shown = "".join([letter if letter.isprintable() else "?" for letter in shown])
+    return shown if len(shown) <= LONGEST else shown[: LONGEST - 1] + "…"
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """List ranks, the first ten of them.
+
+    >>> listed([1, 3]), listed(range(11))
+    ('1, 3', '0, 1, 2, 3, 4, 5, 6, 7, 8, 9, …')
+    """
+    return ", ".join(map(str, ranks[:10])) + (", …" if len(ranks) > 10 else "")  # noqa: PLR2004
 
 
 def duration(seconds: float | None) -> str:

@@ -12,6 +12,7 @@ from perf_callbacks.core.machine_records import Memory, Use
 from perf_callbacks.core.memory_use import known
 from perf_callbacks.core.peaks import TERA
 from perf_callbacks.core.records import Checklist, Run, Steps, Summary
+from perf_callbacks.report.history import missing, possible
 
 WORSE, BETTER, SAME, UNDECIDED = "worse", "better", "same", "undecided"
 
@@ -58,6 +59,8 @@ class Comparison:
     """Values of configuration and environment that differ."""
     steps: tuple[int, int]
     """Steps that were compared."""
+    missing: tuple[Sequence[int], Sequence[int]]
+    """Ranks that have no journal, of A and of B."""
 
     @property
     def regression(self) -> bool:
@@ -74,6 +77,7 @@ class Side:
     summary: Summary | None
     checklist: Mapping[str, str]
     memory: Mapping[str, float]
+    missing: Sequence[int]
 
     @classmethod
     def of(cls, fits: Sequence[Fit]) -> "Side":
@@ -81,8 +85,8 @@ class Side:
         first = [entry.record for entry in fits[0]]
         parts = [one for fit in fits for one in _last(fit, Memory)]
         uses = [entry.record.resident_gb for fit in fits for entry in fit if isinstance(entry.record, Use)]
-        used = [size for size in uses if size is not None]
-        memory = {f"{name}_gb": size for part in parts[:1] for name, size in known(part).items()}
+        used = [size for size in uses if size is not None and possible(size)]
+        memory = {f"{name}_gb": size for part in parts[:1] for name, size in known(part).items() if possible(size)}
         memory |= {"resident_gb": max(used)} if used else {}
         return cls(
             columns=_columns(fits),
@@ -90,6 +94,7 @@ class Side:
             summary=next(iter(_last(fits[0], Summary)), None),
             checklist={record.item: record.status for record in first if isinstance(record, Checklist)},
             memory=memory,
+            missing=absent(fits),
         )
 
     def estimate(self, above: str | None, below: str | None) -> Estimate | None:
@@ -108,6 +113,8 @@ def compare(first: Sequence[Fit], second: Sequence[Fit], *, fail_over: float) ->
         second: The run that is judged.
         fail_over: Relative change of times from which on a metric is worse or better; 0.05 is 5 %. Of rates, as much
             as makes steps so much longer or shorter.
+
+    Raises `ArithmeticError` or `ValueError` if the values of a journal are such that no figure comes of them.
     """
     a, b = Side.of(first), Side.of(second)
     metrics = [_metric(name, a, b, fail_over) for name in METRICS]
@@ -120,6 +127,7 @@ def compare(first: Sequence[Fit], second: Sequence[Fit], *, fail_over: float) ->
     sizes = [_size(name, a, b, fail_over) for name in {**a.memory, **b.memory}]
     metrics += [one for one in sizes if one.verdict != SAME or one.name in {"peak_gb", "resident_gb"}]
     shown = [one for one in metrics if one.a is not None or one.b is not None]
+    _check(shown)
     by_name = {one.name: one for one in shown if one.verdict is not None}
     return Comparison(
         metrics=tuple(shown),
@@ -127,7 +135,21 @@ def compare(first: Sequence[Fit], second: Sequence[Fit], *, fail_over: float) ->
         not_compared=not_compared,
         differences=dict(_differences(a, b)),
         steps=(len(a.columns["step_time"]), len(b.columns["step_time"])),
+        missing=(a.missing, b.missing),
     )
+
+
+def _check(metrics: Sequence[Metric]) -> None:
+    """Raise `ArithmeticError` for a figure that is no number, or is infinite."""
+    figures = [figure for one in metrics for figure in (one.a, one.b, *(one.change or ())) if figure is not None]
+    if not all(map(math.isfinite, figures)):
+        raise ArithmeticError("not finite")
+
+
+def absent(fits: Sequence[Fit]) -> list[int]:
+    """Return the ranks of a run that are missing among those whose fits these are."""
+    runs = [entry.record for fit in fits for entry in fit[:1] if isinstance(entry.record, Run)]
+    return missing(runs[0].world_size, {run.rank for run in runs})
 
 
 def _decider(known_metrics: Sequence[Metric]) -> Metric | None:
@@ -307,7 +329,7 @@ def _of_rank(fit: Fit) -> dict[int, Sequence[float | None]]:
         columns = [getattr(block, name) or unknown for name in COLUMNS]
         excluded = block.excluded or unknown
         for number, reason, *row in zip(block.step, excluded, *columns, strict=True):
-            if reason is None and row[0] is not None:
+            if reason is None and row[0] is not None and possible(row[0]):
                 rows[number] = row
     return rows
 

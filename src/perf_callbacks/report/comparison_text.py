@@ -1,14 +1,11 @@
 """A comparison of two runs as text, as Markdown for a pull request, and as values for JSON."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from perf_callbacks.core.batch_means import Change
-from perf_callbacks.report.cards import DASH, duration, rate, size
+from perf_callbacks.report.cards import DASH, clean, duration, listed, rate, size
 from perf_callbacks.report.comparison import BETTER, SAME, UNDECIDED, WORSE, Comparison, Metric
-
-LONGEST = 60
-"""Characters of a value that is shown."""
 
 SENTENCES = {
     WORSE: "B is slower",
@@ -36,6 +33,7 @@ def text(comparison: Comparison) -> str:
     lines = [
         f"{verdict(comparison)}.",
         f"A: {comparison.steps[0]:,} measured steps, B: {comparison.steps[1]:,}",
+        *_missing(comparison),
         *["  " + "  ".join(_placed(row, widths)).rstrip() for row in rows],
         *[f"no verdict on {name}: {clean(reason)}" for name, reason in comparison.not_compared.items()],
     ]
@@ -54,7 +52,8 @@ def markdown(comparison: Comparison) -> str:
         "|---|---:|---:|---:|---:|---|",
         *["| " + " | ".join(_row(metric)) + " |" for metric in comparison.metrics],
     ]
-    notes = [f"No verdict on {name}: {_cell(reason)}." for name, reason in comparison.not_compared.items()]
+    notes = [f"{line}." for line in _missing(comparison)]
+    notes += [f"No verdict on {name}: {_cell(reason)}." for name, reason in comparison.not_compared.items()]
     notes += [f"{_cell(name)}: {_cell(a)} → {_cell(b)}" for name, (a, b) in comparison.differences.items()]
     return "\n".join([*lines, *([""] if notes else []), *[f"- {note}" for note in notes]])
 
@@ -67,6 +66,7 @@ def values(comparison: Comparison, fail_over: float) -> dict[str, Any]:
         "decided_by": None if comparison.decided_by is None else comparison.decided_by.name,
         "fail_over": fail_over,
         "steps": comparison.steps,
+        "missing_ranks": dict(zip("ab", comparison.missing, strict=True)),
         "metrics": [
             {
                 "metric": one.name,
@@ -84,20 +84,15 @@ def values(comparison: Comparison, fail_over: float) -> dict[str, Any]:
     }
 
 
-def clean(value: object) -> str:
-    """Render a value from a journal: no control characters, not too long.
-
-    >>> clean(None), clean("a" + chr(27) + "b"), clean(32.0)
-    ('—', 'a?b', '32')
-    """
-    shown = DASH if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-    shown = "".join([letter if letter.isprintable() else "?" for letter in shown])
-    return shown if len(shown) <= LONGEST else shown[: LONGEST - 1] + "…"
-
-
 def _cell(value: object) -> str:
     """Render a value as plain text in Markdown."""
     return "".join(["\\" + letter if letter in "\\`*_[]<>|#" else letter for letter in clean(value)])
+
+
+def _missing(comparison: Comparison) -> Iterable[str]:
+    for name, ranks in zip("AB", comparison.missing, strict=True):
+        if ranks:
+            yield f"ranks without a journal, left out of {name}: {listed(ranks)}"
 
 
 def _row(metric: Metric) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, pairwise
 from math import nan
@@ -150,7 +150,7 @@ class Fit:
     @property
     def missing(self) -> list[int]:
         """Ranks without a journal, the first hundred of them."""
-        return [rank for rank in range(min(self.run.world_size, 100_000)) if rank not in self.ranks][:100]
+        return missing(self.run.world_size, self.ranks)
 
     @property
     def summary(self) -> Summary | None:
@@ -172,6 +172,20 @@ class Fit:
             found.append((attempt, bisect_right(attempt.step, limit)))
             limit = min(limit, attempt.run.step)
         return found[::-1]
+
+
+def possible(value: float) -> bool:
+    """Tell whether a run can have this time or size."""
+    return 0 <= value <= MOST
+
+
+def missing(world_size: int, ranks: Collection[int]) -> list[int]:
+    """Return the ranks of a job that are not among these, the first hundred of them.
+
+    >>> missing(4, [0, 2])
+    [1, 3]
+    """
+    return [rank for rank in range(min(world_size, 100_000)) if rank not in ranks][:100]
 
 
 def gather(journals: Iterable[Iterable[Entry]]) -> list[Fit]:
@@ -220,4 +234,4 @@ def _ascending(steps: Sequence[int], last: int) -> Iterator[bool]:
 
 
 def _float(value: float | None) -> float:
-    return nan if value is None or not 0 <= value <= MOST else value
+    return nan if value is None or not possible(value) else value

@@ -6,7 +6,9 @@ from perf_callbacks.core.codec import Entry
 from perf_callbacks.core.machine_records import Memory, Use
 from perf_callbacks.core.memory_use import Leak, Point, known, leak, slope
 from perf_callbacks.core.records import Run
-from perf_callbacks.report.cards import DASH, size
+from perf_callbacks.report.cards import DASH, clean, listed, size
+from perf_callbacks.report.comparison import absent
+from perf_callbacks.report.history import possible
 
 SOURCES = {
     "operations": "activations and temporary memory: the tensors that the counted step made",
@@ -24,7 +26,7 @@ def facts(fit: Sequence[Entry]) -> dict[str, object]:
         "step": None if parts is None else parts.step,
         "device": None if parts is None else parts.device,
         "source": None if parts is None else parts.source,
-        "gb": {} if parts is None else known(parts),
+        "gb": {} if parts is None else _sizes(parts),
         "resident_gb": points[-1].resident_gb if points else None,
         "resident_gb_per_hour": slope(points),
         "leak": found is not None,
@@ -38,12 +40,19 @@ def render(fit: Sequence[Entry]) -> str:
     if parts is None:
         lines = [f"{rank}: no `memory` record: the fit ended before its third step, or a version without them wrote it"]
     else:
-        lines = [f"{rank}, step {parts.step}, on {parts.device}", *_table(parts)]
+        lines = [f"{rank}, step {parts.step}, on {clean(parts.device)}", *_table(parts)]
     return "\n  ".join([*lines, *_resident(points, leak(points))])
 
 
+def missing(fits: Sequence[Sequence[Entry]]) -> Iterable[str]:
+    """Name the ranks that have no journal."""
+    ranks = absent(fits)
+    if ranks:
+        yield f"ranks without a journal: {listed(ranks)}"
+
+
 def _table(parts: Memory) -> Iterable[str]:
-    sizes = known(parts)
+    sizes = _sizes(parts)
     peak = sizes.get("peak")
     for name in ("weights", "gradients", "optimizer", "activations", "temporary", "context", "peak"):
         if name == "context" and name not in sizes:
@@ -71,7 +80,13 @@ def _parts(fit: Sequence[Entry]) -> Memory | None:
     return next((entry.record for entry in reversed(fit) if isinstance(entry.record, Memory)), None)
 
 
+def _sizes(parts: Memory) -> dict[str, float]:
+    """Return the parts that are known, without sizes that no run can have."""
+    return {name: gb for name, gb in known(parts).items() if possible(gb)}
+
+
 def _points(fit: Sequence[Entry]) -> list[Point]:
     """Return the resident memory at each `use` record."""
     uses = [(entry.t, entry.record) for entry in fit if isinstance(entry.record, Use)]
-    return [Point(t, use.step, use.resident_gb) for t, use in uses if use.resident_gb is not None]
+    known_uses = [(t, use.step, use.resident_gb) for t, use in uses if use.resident_gb is not None]
+    return [Point(t, step, gb) for t, step, gb in known_uses if possible(gb)]

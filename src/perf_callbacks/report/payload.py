@@ -8,7 +8,7 @@ from perf_callbacks.core.machine_records import Memory
 from perf_callbacks.core.peaks import TERA
 from perf_callbacks.core.records import Flops, Summary, Window
 from perf_callbacks.report import machine, tables
-from perf_callbacks.report.cards import TIMELINES, duration, rate, verdict
+from perf_callbacks.report.cards import TIMELINES, duration, listed, rate, verdict
 from perf_callbacks.report.events import marks
 from perf_callbacks.report.history import Fit
 from perf_callbacks.report.series import (
@@ -105,8 +105,8 @@ def _notes(fits: Sequence[Fit], number: int, fit: Fit, within: range | None) -> 
         shown = number or len(fits)
         yield f"These journals hold {len(fits)} fits, and this is number {shown}. Another one is shown by --fit NUMBER."
     if fit.missing:
-        named = ", ".join(str(rank) for rank in fit.missing[:10]) + (", …" if len(fit.missing) > 10 else "")  # noqa: PLR2004
-        yield f"Ranks without a journal here: {named}, of {fit.world_size:,}. They are in no figure of this page."
+        missing = f"{listed(fit.missing)}, of {fit.world_size:,}"
+        yield f"Ranks without a journal here: {missing}. They are in no figure of this page."
     if fit.newer is not None:
         yield f"The journal was written by a newer version (schema {fit.newer}): what it adds is not shown."
     if within is not None:
@@ -151,11 +151,13 @@ def _figures(fit: Fit, drawn: StepSeries, peak: float | None) -> list[dict[str, 
     figures += _rates(fit)
     if summary is not None and summary.gc_seconds is not None and summary.gc_collections is not None:
         longest = duration(summary.gc_longest)
-        note = f"{sum(summary.gc_collections):,} collections, longest {longest}"
+        attempt = f", in attempt {summary.attempt}" if summary.attempt > 1 else ""
+        note = f"{sum(summary.gc_collections):,} collections, longest {longest}{attempt}"
         figures.append(("garbage collection", duration(summary.gc_seconds), note))
     wall = sum(attempt.seconds for attempt in fit.first)
-    done = max([attempt.step[-1] for attempt in fit.first if attempt.step], default=0)
-    figures.append(("run time", _long(wall), f"{done:,} steps done"))
+    done = sum(count for _, count in fit.kept(min(fit.ranks)))
+    attempts = f" in {len(fit.first)} attempts" if len(fit.first) > 1 else ""
+    figures.append(("run time", _long(wall), f"{done:,} steps done{attempts}"))
     return [dict(zip(("name", "value", "note"), figure, strict=True)) for figure in figures]
 
 
