@@ -226,7 +226,7 @@ class Relay:
 
         Parts that come later than others are passed on too, until the deadline of the window.
         """
-        notes = {}
+        notes: dict[str, bytes] = {}
         for window, one in [*self._open.items()]:
             blobs = zip(self._others, self.folder.get([self._key(rank, window) for rank in self._others]), strict=True)
             found = {
