@@ -47,7 +47,7 @@ class Pauses:
     seconds: "array[float]" = field(default_factory=lambda: array("d"))
     generation: "array[int]" = field(default_factory=lambda: array("b"))
     by: list[str] = field(default_factory=list)
-    """Who collected: "checklist", "program" by a call, or "automatic"."""
+    """The collector: "checklist", "program" by a call, or "automatic"."""
 
     def add(self, pause: Gc) -> None:
         """Add a collection."""
