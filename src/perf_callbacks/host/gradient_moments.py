@@ -8,7 +8,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -39,8 +38,10 @@ class GradientMoments:
             os.close(file)
 
     def __del__(self) -> None:
-        with suppress(Exception):
+        try:  # noqa: SIM105 at the exit of the interpreter, `suppress` may be gone
             self.close()
+        except Exception:  # noqa: BLE001, S110 a finalizer has nobody to tell
+            pass
 
 
 def last_parameter(model: nn.Module | None) -> torch.Tensor | None:
