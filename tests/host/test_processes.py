@@ -57,7 +57,9 @@ def test_foreign_contents_tell_nothing(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has it")
 def test_a_child_of_this_process_is_seen():
     before = processes.read()
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    command = [sys.executable, "-c", "print(flush=True); input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        child.stdout.readline()  # it runs
         alone = processes.read(pid=child.pid)
         both = processes.read()
         child.communicate(b"\n")
