@@ -23,7 +23,8 @@ def tokenizer():
     model = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     model.pre_tokenizer = pre_tokenizers.Whitespace()
     special = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
-    return PreTrainedTokenizerFast(tokenizer_object=model, **special)
+    names = ["input_ids", "attention_mask"]  # as those of a Llama; transformers 4 would add more
+    return PreTrainedTokenizerFast(tokenizer_object=model, model_input_names=names, **special)
 
 
 @pytest.fixture
