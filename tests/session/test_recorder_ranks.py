@@ -15,7 +15,6 @@ from perf_callbacks.host.place import Place
 from perf_callbacks.ranks import store as board
 from perf_callbacks.session.recorder import Recorder
 
-DEADLINE = 30.0
 MASK = (torch.arange(8) < 5).long().expand(4, 8)
 
 
@@ -49,9 +48,7 @@ def train(recorders, clock, *, steps):
 
 
 def until(condition):
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline
+    while not condition():  # every test has a time limit
         time.sleep(0.01)
 
 
