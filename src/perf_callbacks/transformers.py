@@ -85,6 +85,11 @@ class PerfCallback(Measures, TrainerCallback):
             self._session.recorder.end_step(state.global_step)
 
     @_hook
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self._session.recorder is not None:
+            self._session.recorder.leave(exhausted=True)
+
+    @_hook
     def on_log(
         self,
         args: TrainingArguments,

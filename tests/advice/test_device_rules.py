@@ -6,11 +6,21 @@ import pytest
 from advised import PLAIN, WORK, found, machine, summary
 
 from perf_callbacks.advice.facts import Facts
+from perf_callbacks.core.memory_use import MemoryUse
 from perf_callbacks.core.records import Finding
 
 CUDA = machine(accelerator="cuda")
 READS = {"/home/a/train.py:41": 3, "/home/a/train.py:7": 1, "/env/site-packages/transformers/trainer.py:9": 8}
 RATED = {"hardware_flops": 100, "flops_seconds": 1.0, "peak_flops_per_second": 400.0}
+
+
+def busy(*readings):
+    """The use of a GPU, as NVML gave it."""
+    use = MemoryUse()
+    for reading in readings:
+        use.saw_gpu(reading)
+    return use
+
 
 SPEAKS = {
     "deterministic": (
@@ -83,6 +93,26 @@ SPEAKS = {
             remedy="TrainingArguments(logging_nan_inf_filter=False)",
         ),
     ),
+    "small batch": (
+        Facts(memory=busy(*[0.25, 0.75] * 3), work=PLAIN),
+        summary(),
+        Finding(
+            cause="host",
+            share=0.5,
+            evidence="The device was idle for 50% of the run while Python prepared its operations",
+            remedy='larger micro-batches, or torch.compile(model, mode="reduce-overhead")',
+        ),
+    ),
+    "small batch of a compiled model": (
+        Facts(memory=busy(*[0.25] * 6), work=replace(PLAIN, compiled=True)),
+        summary(data=1.0),
+        Finding(
+            cause="host",
+            share=0.25,  # the device may have been idle while the step waited for data
+            evidence="The device was idle for 25% of the run while Python prepared its operations",
+            remedy="larger micro-batches",
+        ),
+    ),
     "reductions": (
         Facts(ddp=True, work=replace(PLAIN, reductions=4)),
         summary(),
@@ -138,6 +168,11 @@ SILENT = {
     ),
     "nan filter on a CPU": ("sync", Facts(nan_filter=True), summary(), machine()),
     "no nan filter": ("sync", Facts(), summary(), CUDA),
+    "batch that fills the device": ("host", Facts(memory=busy(*[0.95] * 6)), summary(), CUDA),
+    "use that was hardly read": ("host", Facts(memory=busy(*[0.5] * 5)), summary(), CUDA),
+    "use that nobody tells": ("host", Facts(memory=busy()), summary(), CUDA),
+    "use of a GPU that trains nothing": ("host", Facts(memory=busy(*[0.5] * 6)), summary(), machine()),
+    "idle while it waits for data": ("host", Facts(memory=busy(*[0.5] * 6)), summary(data=1.0), CUDA),
     "one reduction": ("sync", Facts(ddp=True, work=replace(PLAIN, reductions=1)), summary(), CUDA),
     "sums that are not DDP's": ("sync", Facts(work=replace(PLAIN, reductions=4)), summary(), CUDA),
 }

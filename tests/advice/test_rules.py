@@ -50,7 +50,7 @@ def test_an_iterable_that_is_no_loader_is_told_to_load_in_the_background():
 
 
 def test_workers_beyond_the_cpus_are_not_advised():
-    finding = found("data", Facts(workers=2), summary(data=1.0), machine(cpus=8, local_world_size=4))
+    finding = found("data", Facts(workers=2), summary(data=1.0), machine(cpus=2))
     assert (
         finding.evidence == "Waiting for data took 50% of the run: num_workers=2; 2 CPUs leave no room for more workers"
     )
@@ -103,7 +103,9 @@ def test_the_slowest_of_computing_loading_and_the_cpus_sets_the_pace(case, secon
 def test_python_work_between_the_stages():
     finding = found("host", of=summary(other=1.0))
     assert finding.share == 0.5
-    assert finding.evidence == "Python work outside of forward, backward and optimizer took 50% of the run"
+    assert finding.evidence == (
+        "Python code outside of forward, backward and optimizer (callbacks, metrics, logging) took 50% of the run"
+    )
     assert found("host", of=summary(other=0.002)) is None
 
 
@@ -211,7 +213,9 @@ def test_no_recomputation_is_no_finding(work):
 def test_eager_attention_where_the_model_could_fuse_it():
     finding = found("attention", Facts(work=PLAIN, attention="eager", sdpa=True), summary())
     assert finding.share == pytest.approx(0.25 * 0.9)
-    assert finding.evidence == "Attention runs eagerly, and its products are 25% of the FLOPs"
+    assert finding.evidence == (
+        'Attention is not fused (attn_implementation="eager"), and its products are 25% of the FLOPs'
+    )
     assert finding.remedy == 'from_pretrained(..., attn_implementation="sdpa")'
 
 
@@ -291,7 +295,7 @@ def test_a_rare_evaluation_is_no_finding(seconds, count):
 
 def test_eager_attention_is_known_before_the_run():
     finding = found("attention", Facts(attention="eager", sdpa=True))
-    assert (finding.share, finding.evidence) == (None, "Attention runs eagerly")
+    assert (finding.share, finding.evidence) == (None, 'Attention is not fused (attn_implementation="eager")')
 
 
 @pytest.mark.parametrize(
@@ -310,6 +314,69 @@ def test_advice_that_needs_no_run(facts, cause, remedy):
 
 def test_threads_of_the_host_hardly_matter_to_an_accelerator():
     assert table.findings(machine(accelerator="cuda"), Facts(threads=16)) == ()
+
+
+EPOCHS = Facts(workers=2, work=PLAIN, epochs=10, epoch_wait_seconds=0.5, epoch_wait_in_rows=0.5)
+
+
+@pytest.mark.parametrize(
+    ("door", "remedy"),
+    [
+        ("loop", "DataLoader(num_workers=2, persistent_workers=True)"),
+        ("transformers", "TrainingArguments(dataloader_persistent_workers=True)"),
+    ],
+)
+def test_workers_that_are_started_for_each_epoch(door, remedy):
+    evidence = "Waiting for the first batch of 10 epochs took 33% of the run: workers are started for each epoch"
+    assert table.findings(machine(), replace(EPOCHS, door=door), summary(data=0.5)) == (
+        Finding(cause="data", share=pytest.approx((50 - 10 * 2 * 1.5) / 150), evidence=evidence, remedy=remedy),
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"persistent": True},
+        {"workers": 0},
+        {"epochs": 0, "epoch_wait_seconds": 0.0, "epoch_wait_in_rows": 0.0},
+        {"epoch_wait_seconds": 0.3},  # two workers that keep up take as long for a batch
+    ],
+)
+def test_workers_that_need_not_persist(changes):
+    every = table.findings(machine(), replace(EPOCHS, **changes), summary(data=0.5))
+    assert all("persistent" not in one.remedy for one in every)
+
+
+def test_the_wait_for_workers_that_start_is_no_reason_for_more_of_them():
+    more = found("data", replace(EPOCHS, persistent=True, epochs=0, epoch_wait_in_rows=0.0), summary(data=0.5))
+    assert more.remedy == "DataLoader(num_workers=4)"
+    assert found("data", EPOCHS, summary(data=0.5)).evidence.endswith("workers are started for each epoch")
+
+
+FEW = Facts(threads=1, free_cpus=6.8)
+
+
+def test_more_threads_are_advised_where_most_cpus_are_idle():
+    (finding,) = table.findings(machine(), FEW, summary())
+    assert (finding.cause, finding.share) == ("host", None)
+    assert finding.evidence == "Operations use 1 thread, and 7 of 8 CPUs were idle"
+    assert finding.remedy == "OMP_NUM_THREADS=7, if the operations are large"
+
+
+@pytest.mark.parametrize(
+    ("facts", "of", "on"),
+    [
+        (replace(FEW, threads=4), summary(), machine()),  # half of the CPUs: hyperthreads, or workers
+        (replace(FEW, free_cpus=3.0), summary(), machine()),  # workers and other programs use them
+        (replace(FEW, free_cpus=None), summary(), machine()),
+        (FEW, summary(data=2.0), machine()),  # operations are not what takes the time
+        (FEW, summary(), machine(accelerator="cuda")),
+        (FEW, summary(), machine(cpus=None)),
+        (FEW, None, machine()),
+    ],
+)
+def test_more_threads_are_not_advised(facts, of, on):
+    assert all("threads" not in one.remedy.lower() for one in table.findings(on, facts, of))
 
 
 def test_the_finding_that_could_win_most_comes_first():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from itertools import chain
 from types import SimpleNamespace
 
 import pytest
@@ -55,12 +56,13 @@ def fit(clock, tmp_path):
         loader=DataLoader(Slow(clock), batch_size=BATCH),
         config=PerfConfig(output_dir=str(tmp_path), flops="off"),
         directory=tmp_path,
+        epochs=1,
     )
 
 
 def through_loop(fit):
     with measure(model=fit.model, optimizer=fit.optimizer, loader=fit.loader, config=fit.config) as perf:
-        for batch in perf.loader:
+        for batch in chain(*[perf.loader] * fit.epochs):
             fit.model(**batch).loss.backward()
             fit.optimizer.step()
             fit.optimizer.zero_grad()
@@ -71,7 +73,7 @@ def through_accelerate(fit):
     accelerator = an_accelerator(fit.directory)
     attached = attach(accelerator, fit.config)
     model, optimizer, loader = accelerator.prepare(fit.model, fit.optimizer, fit.loader)
-    for batch in loader:
+    for batch in chain(*[loader] * fit.epochs):
         accelerator.backward(model(**batch).loss)
         optimizer.step()
         optimizer.zero_grad()
@@ -81,7 +83,9 @@ def through_accelerate(fit):
 
 def through_trainer(fit):
     callback = PerfCallback(fit.config)
-    arguments = training_arguments(fit.directory, per_device_train_batch_size=BATCH, max_steps=STEPS, logging_steps=4)
+    arguments = training_arguments(
+        fit.directory, per_device_train_batch_size=BATCH, max_steps=STEPS * fit.epochs, logging_steps=4
+    )
     trained = trainer(
         arguments, callback, train_dataset=fit.loader.dataset, model=fit.model, optimizers=(fit.optimizer, None)
     )
@@ -105,7 +109,7 @@ def through_lightning(fit, prepare=lambda: None):
             return fit.optimizer
 
     callback = kinds.PerfCallback(fit.config)
-    sparks.trainer(fit.directory, callback, max_steps=STEPS).fit(Module(), fit.loader)
+    sparks.trainer(fit.directory, callback, max_steps=STEPS * fit.epochs).fit(Module(), fit.loader)
     return callback.summary
 
 
@@ -139,6 +143,24 @@ def test_a_slow_loader_and_an_unfused_optimizer(train, workers, fused, fit):
     assert records(fit.directory, Summary)[-1].findings == summary.findings
 
 
+@pytest.mark.parametrize("train", [through_loop, through_accelerate, through_trainer, through_lightning])
+@pytest.mark.usefixtures("accelerate_state")
+def test_workers_that_take_long_to_start_in_each_epoch(train, fit, clock, monkeypatch):
+    iterate, read = DataLoader.__iter__, advising.read
+
+    def start(loader):
+        clock.sleep(20.0)
+        return iterate(loader)
+
+    monkeypatch.setattr(DataLoader, "__iter__", start)
+    monkeypatch.setattr(advising, "read", lambda *args, **kw: dataclasses.replace(read(*args, **kw), workers=1))
+    fit.epochs = 3
+    summary = train(fit)
+    evidence = [found.evidence for found in summary.findings if "persistent" in found.remedy]
+    assert len(evidence) == 1
+    assert re.match("Waiting for the first batch of 2 epochs took [34].% of the run: workers are started", evidence[0])
+
+
 def test_what_lightning_prepares_belongs_to_the_startup(fit, clock):
     summary = through_lightning(fit, lambda: clock.sleep(8.0))
     assert summary.wall_seconds["startup"] == 8.0
@@ -165,7 +187,8 @@ def test_a_fit_opens_with_advice_that_needs_no_run(fit, capsys, attention, advis
     fit.model.config._attn_implementation = attention
     through_loop(fit)
     printed = unwrapped(capsys.readouterr().out).partition("perf_callbacks: ")[0]
-    advice = '  advice: Attention runs eagerly; try from_pretrained(..., attn_implementation="sdpa")'
+    advice = '  advice: Attention is not fused (attn_implementation="eager"); try from_pretrained('
+    advice += '..., attn_implementation="sdpa")'
     assert printed.splitlines()[4:] == [advice] * advised
 
 

@@ -47,7 +47,7 @@ perf_callbacks: 120 steps, 100 measured (20 excluded): 20.0 ms per step
   optimizer    2.50 ms   12.5%
   gc              4 us    0.0%
   other              0    0.0%
-  on this rank: 200 samples/s   1,600 tokens/s   1,172 useful tokens/s
+  this process: 200 samples/s   1,600 tokens/s   1,172 useful tokens/s
   outside of steps: evaluation 75.2 s, checkpoint 500 ms
   1,234 garbage collections (young/middle/full 1200/30/4) took 250 ms, the
     longest 12.5 ms"""
@@ -137,10 +137,10 @@ def test_the_closing_table_tells_the_collections_of_the_checklist_from_the_progr
     changes = {"gc_collections": (3, 1, 0), "gc_seconds": 0.02, "gc_longest": 0.01}
     own = {"gc_scheduled_seconds": 0.005, "gc_startup_seconds": 0.25}
     told = "\n  4 garbage collections (young/middle/full 3/1/0) took 20.0 ms, the longest 10.0 ms"
-    told += "; 5.00 ms of it by the checklist's schedule; its first full one took 250 ms, once"
+    told += "; 5.00 ms of it scheduled by the checklist; one full collection by the checklist took 250 ms"
     assert unwrapped(cards.closing(summary(**changes, **own))).endswith(told)
     nothing = {"gc_collections": (0, 0, 0), "gc_seconds": 0.0, "gc_longest": 0.0, "gc_startup_seconds": 0.25}
-    told = "\n  no garbage collection ran; the checklist's first full one took 250 ms, once"
+    told = "\n  no garbage collection ran; one full collection by the checklist took 250 ms"
     assert cards.closing(summary(**nothing)).endswith(told)
 
 
@@ -148,7 +148,8 @@ def test_the_closing_table_accounts_for_the_wall_time():
     expected = """\
 perf_callbacks: No single cause stands out: forward, backward and optimizer
   took 60% of the run.
-  120 steps, 100 measured (20 excluded): 20.0 ms per step
+  120 steps, 100 measured (20 excluded: first step, FLOP counting, evaluation,
+    checkpoint): 20.0 ms per step
   100 s in all: startup 500 ms (0.5%), first step 250 ms (0.2%),
     FLOP counting 125 ms (0.1%), steps 60.0 s (60.0%),
     evaluation 30.0 s (30.0%), checkpoint 4.00 s (4.0%), other 5.12 s (5.1%)
@@ -183,10 +184,11 @@ def test_the_closing_table_opens_with_the_verdict():
 perf_callbacks: Waiting for data took 46% of the run: num_workers=0; try
   DataLoader(num_workers=2). Up to 1.8x faster.
   also: The optimizer took 5% of the run: AdamW updates 430 tensors one by one;
-    try torch.optim.AdamW(..., fused=True) (worth 3%)
+    try torch.optim.AdamW(..., fused=True) (saves up to 3%)
   also: CUDA_LAUNCH_BLOCKING=1 waits for each kernel; try unsetting
     CUDA_LAUNCH_BLOCKING
-  120 steps, 100 measured (20 excluded): 20.0 ms per step
+  120 steps, 100 measured (20 excluded: first step, FLOP counting, evaluation,
+    checkpoint): 20.0 ms per step
   100 s in all: """
     closing = cards.closing(summary(wall_seconds=ACCOUNT, findings=(LOADER, OPTIMIZER, BLOCKING)))
     assert closing.startswith(expected)
@@ -217,7 +219,7 @@ def test_the_closing_table_says_that_there_is_nothing_to_win():
 perf_callbacks: Nothing to win here: forward, backward and optimizer took 97%
   of the run.
   also: The optimizer took 5% of the run: AdamW updates 430 tensors one by one;
-    try torch.optim.AdamW(..., fused=True) (worth 3%)
+    try torch.optim.AdamW(..., fused=True) (saves up to 3%)
   120 steps"""
     busy = summary(wall_seconds={"startup": 5.0, "steps": 97.0, "other": 3.0}, findings=(OPTIMIZER,))
     assert cards.closing(busy).startswith(expected)

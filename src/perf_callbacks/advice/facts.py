@@ -25,17 +25,12 @@ class Machine(Protocol):
 
     @property
     def cpus(self) -> int | None:
-        """CPUs that the process may run on."""
+        """CPUs that the process may keep busy, among all of the job on this machine."""
         ...
 
     @property
     def memory_available(self) -> int | None:
         """Bytes of host memory that the process may still take."""
-        ...
-
-    @property
-    def local_world_size(self) -> int:
-        """Number of processes of the job on this machine."""
         ...
 
 
@@ -46,6 +41,14 @@ class Facts:
     door: str = "loop"
     workers: int | None = None
     """Worker processes of the training loader; None: it is no `DataLoader`."""
+    persistent: bool = False
+    """True: the workers go on from epoch to epoch."""
+    epochs: int = 0
+    """Epochs after the first one, as far as the first step of each was measured."""
+    epoch_wait_seconds: float = 0.0
+    """Seconds that their first batches were waited for, as a mean over all steps of the fit."""
+    epoch_wait_in_rows: float = 0.0
+    """As many of these seconds as are in measured steps, as a mean over all steps too."""
     attention: str | None = None
     """Implementation of attention, as the model's configuration names it."""
     sdpa: bool = False
@@ -91,7 +94,7 @@ class Facts:
     expandable: bool = False
     """True: segments of device memory can grow (`expandable_segments:True`)."""
     free_cpus: float | None = None
-    """CPUs of the process on which nothing ran, on average."""
+    """CPUs on which nothing ran, on average, of those that the process may keep busy."""
     idle_share: float | None = None
     """Part of the fit in which the training thread needed no CPU: it waited for a disk, a device or a process."""
     work: Flops | None = None

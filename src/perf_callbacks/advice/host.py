@@ -12,8 +12,11 @@ def host(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding 
     if measured is None or not measured.known or _reads(facts) is not None:
         return None
     idle = measured.unnamed
-    evidence = f"Python work outside of forward, backward and optimizer took {measured.share(idle):.0%} of the run"
-    remedy = "doing it every 50 steps or after training (callbacks, metrics, logging)"
+    evidence = (
+        f"Python code outside of forward, backward and optimizer (callbacks, metrics, logging) took "
+        f"{measured.share(idle):.0%} of the run"
+    )
+    remedy = "running it every 50 steps, or after training"
     return finding("host", measured.share(idle), evidence, remedy)
 
 

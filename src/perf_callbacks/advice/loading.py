@@ -29,17 +29,19 @@ def data(machine: Machine, facts: Facts, measured: Measured | None) -> Finding |
     if measured is None or not measured.known:
         return None
     step, wait = measured.step_seconds, measured.stage("data")
+    restarts = min(wait, facts.epoch_wait_in_rows)  # which have a rule of their own
+    step, wait = step - restarts, wait - restarts
     busy, workers = step - wait, facts.workers or 0
     if wait <= HAND_OVER_SECONDS or (workers and wait < STARVED * step):
         return None
     took = f"Waiting for data took {measured.share(wait):.0%} of the run"
     took += f": num_workers={workers}" if facts.workers is not None else ""
-    cpus = max(1, (machine.cpus or 1) // machine.local_world_size)
+    cpus = machine.cpus or 1
     load = step * workers if workers else wait
     wanted = min(MOST_WORKERS, cpus, math.ceil(HEADROOM * load / busy) if busy > 0 else cpus)
     computed = 1.0 if workers else _computed(facts, measured, wait)
     threads = 1 if machine.accelerator else facts.threads
-    free = cpus if facts.free_cpus is None else facts.free_cpus / machine.local_world_size
+    free = cpus if facts.free_cpus is None else facts.free_cpus
     won = step - faster(load, busy, wanted, min(cpus, threads + free), threads, computed=computed)
     if wanted > workers and won > wait / 4:
         return finding("data", measured.share(won), took, _workers(facts, wanted))
@@ -49,6 +51,27 @@ def data(machine: Machine, facts: Facts, measured: Measured | None) -> Finding |
     else:
         spare = "the CPU is busy" if cpus == 1 else f"{cpus} CPUs are busy"
     return finding("data", measured.share(wait), f"{took}; {spare}", "caching prepared samples, or cheaper transforms")
+
+
+def restarts(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
+    """Advise workers that persist where the first batch of an epoch takes longer than workers take to load it.
+
+    Workers that keep up take at most as many steps for a batch as there are workers: the rest of the wait is their
+    start.
+    """
+    workers = facts.workers or 0
+    if measured is None or not measured.known or not workers or facts.persistent or not facts.epochs:
+        return None
+    took = facts.epoch_wait_seconds * measured.summary.steps
+    won = took - facts.epochs * workers * measured.step_seconds
+    if won <= 0:
+        return None
+    noun = "epoch" if facts.epochs == 1 else f"{facts.epochs:,} epochs"
+    share, form = took / measured.seconds, "DataLoader(num_workers={}, persistent_workers=True)"
+    evidence = f"Waiting for the first batch of {noun} took {share:.0%} of the run: workers are started for each epoch"
+    if facts.door == "transformers":
+        form = "TrainingArguments(dataloader_persistent_workers=True)"
+    return finding("data", won / measured.seconds, evidence, form.format(workers))
 
 
 def faster(load: float, busy: float, workers: int, cpus: float, threads: int, *, computed: float = 1.0) -> float:

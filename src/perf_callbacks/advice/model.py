@@ -5,6 +5,8 @@ from perf_callbacks.core.records import Finding
 
 GIGA = 1e9
 
+EAGER = 'Attention is not fused (attn_implementation="eager")'
+
 
 def recompute(machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
     """Name activation checkpointing, which runs forwards again. Its time is estimated by that of the forward."""
@@ -34,7 +36,7 @@ def attention(_machine: Machine, facts: Facts, measured: Measured | None) -> Fin
         return None
     remedy = 'from_pretrained(..., attn_implementation="sdpa")'
     if measured is None:
-        return finding("attention", None, "Attention runs eagerly", remedy)
+        return finding("attention", None, EAGER, remedy)
     if not measured.known or facts.work is None:
         return None
     products = facts.work.products
@@ -43,5 +45,5 @@ def attention(_machine: Machine, facts: Facts, measured: Measured | None) -> Fin
     if not batched:
         return None
     seconds = batched / every * (measured.stage("forward") + measured.stage("backward"))
-    evidence = f"Attention runs eagerly, and its products are {batched / every:.0%} of the FLOPs"
+    evidence = f"{EAGER}, and its products are {batched / every:.0%} of the FLOPs"
     return finding("attention", measured.share(seconds), evidence, remedy)

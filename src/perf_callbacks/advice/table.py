@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from perf_callbacks.advice import (
+    batch,
     compiling,
     debugging,
     garbage,
@@ -27,6 +28,7 @@ Rule = Callable[[Machine, Facts, Measured | None], Finding | None]
 
 RULES: tuple[Rule, ...] = (
     loading.data,
+    loading.restarts,
     host.host,
     host.sync,
     generation.generation,
@@ -46,11 +48,13 @@ RULES: tuple[Rule, ...] = (
     reducing.reducing,
     reading.reading,
     reading.nan_filter,
+    batch.small,
     memory.uncached,
     debugging.blocking,
     debugging.anomalies,
     debugging.deterministic,
-    threads.threads,
+    threads.too_many,
+    threads.too_few,
 )
 """Each speaks, or is silent, by its arguments alone. Without measured times only what needs no run speaks."""
 

@@ -1,14 +1,36 @@
-"""Rule `host` about CPU threads: more of them than CPUs. Needs no run."""
+"""Rules `host` about the CPU threads of operations: more of them than CPUs, or far fewer."""
 
 from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
 from perf_callbacks.core.records import Finding
 
+COMPUTING = 0.5
+"""Share of the run in forward, backward and optimizer without which more threads have little to do."""
 
-def threads(machine: Machine, facts: Facts, _measured: Measured | None) -> Finding | None:
+
+def too_many(machine: Machine, facts: Facts, _measured: Measured | None) -> Finding | None:
     """Advise as many threads as each process has CPUs. With an accelerator these threads have little to do."""
-    cpus = (machine.cpus or facts.threads) // machine.local_world_size
-    if machine.accelerator is not None or facts.threads <= max(1, cpus):
+    cpus = machine.cpus or facts.threads
+    if machine.accelerator is not None or facts.threads <= cpus:
         return None
-    has = "1 CPU" if cpus <= 1 else f"{cpus} CPUs"
-    evidence = f"Operations use {facts.threads} threads, and each process has {has}"
-    return finding("host", None, evidence, f"OMP_NUM_THREADS={max(1, cpus)}")
+    evidence = f"Operations use {facts.threads} threads, and each process has {_cpus(cpus)}"
+    return finding("host", None, evidence, f"OMP_NUM_THREADS={cpus}")
+
+
+def too_few(machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
+    """Advise more threads where a model computes on a CPU with fewer than half of the CPUs, and the others are idle.
+
+    Nobody knows what they would win: small operations run in one thread in any case.
+    """
+    cpus, idle = machine.cpus, facts.free_cpus
+    if measured is None or not measured.known or machine.accelerator is not None or cpus is None or idle is None:
+        return None
+    computing = sum(map(measured.stage, ("forward", "backward", "optimizer")))
+    if 2 * facts.threads >= cpus or idle < cpus / 2 or measured.share(computing) < COMPUTING:
+        return None
+    uses = "1 thread" if facts.threads == 1 else f"{facts.threads} threads"
+    evidence = f"Operations use {uses}, and {idle:.0f} of {_cpus(cpus)} were idle"
+    return finding("host", None, evidence, f"OMP_NUM_THREADS={facts.threads + int(idle)}, if the operations are large")
+
+
+def _cpus(number: int) -> str:
+    return "1 CPU" if number == 1 else f"{number} CPUs"

@@ -77,6 +77,19 @@ class MemoryUse:
         self.retries = 0
         """Retries of the allocator in all rows so far."""
         self._retries_before: int | None = None
+        self.gpu_readings = 0
+        """Number of times that the GPU's use was read while training went on."""
+        self._gpu_busy = 0.0
+
+    @property
+    def gpu_busy(self) -> float | None:
+        """Mean share of time in which a kernel ran on the GPU, of any process. None: nobody tells."""
+        return self._gpu_busy / self.gpu_readings if self.gpu_readings else None
+
+    def saw_gpu(self, busy: float) -> None:
+        """Take a reading of the GPU's use, from 0 to 1."""
+        self.gpu_readings += 1
+        self._gpu_busy += busy
 
     def row(self) -> Mapping[str, float]:
         """Return the metrics of a row: none where the device has no allocator."""

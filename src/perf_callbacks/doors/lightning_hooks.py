@@ -109,6 +109,11 @@ class LightningHooks(Measures):
             self._keep_quiet(watch.recorder)
 
     @fails_open
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        if self._watch is not None:
+            self._watch.recorder.leave(exhausted=True)
+
+    @fails_open
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         if self._watch is None:
             return

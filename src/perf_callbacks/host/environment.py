@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from perf_callbacks.core.cpu_sets import CpuFacts
-from perf_callbacks.host import cpu_facts
+from perf_callbacks.host import cpu_facts, topology
 from perf_callbacks.host.collector import COLLECTOR, generational
 from perf_callbacks.host.failures import describe
 
@@ -29,7 +29,7 @@ class Environment:
     accelerator: str | None
     """Kind of accelerator in use, such as "cuda". None: there is none."""
     cpus: int | None
-    """CPUs that the process may run on."""
+    """CPUs that the process may keep busy: its part of those that the job has here, within its mask."""
     memory_available: int | None
     """Bytes of host memory that the process may still take, within the limit of its control group."""
     local_world_size: int = 1
@@ -58,6 +58,7 @@ def read(
 ) -> Environment:
     """Read the environment and add the facts that the integration knows. `root` contains `/proc` and `/sys`."""
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    ranks = max(1, int(local)) if local.isdecimal() else 1
     found, unknown = None, None
     try:
         found = cpu_facts.read(
@@ -78,9 +79,9 @@ def read(
         gc_frozen=COLLECTOR.frozen,
         gc_generational=generational(),
         accelerator=accelerator,
-        cpus=len(cpus_allowed()) or os.cpu_count(),
+        cpus=_cpus(ranks, root),
         memory_available=memory_available(root),
-        local_world_size=max(1, int(local)) if local.isdecimal() else 1,
+        local_world_size=ranks,
         loaders_pin=loaders_pin,
         copies_go_on=copies_go_on,
         cpu_facts=found,
@@ -91,6 +92,22 @@ def read(
 def cpus_allowed() -> frozenset[int]:
     """Return the CPUs that the process may run on; none where the system doesn't tell."""
     return frozenset(os.sched_getaffinity(0)) if sys.platform == "linux" else frozenset()
+
+
+def _cpus(ranks: int, root: Path) -> int | None:
+    """Return the CPUs that a process may keep busy, of several that were started alike.
+
+    The mask of the parent, such as torchrun, and the quota of the control group are for all of them. A mask that is
+    narrower than this part is the process's own, so that it is not divided.
+    """
+    mask = cpus_allowed()
+    own = len(mask) or os.cpu_count()
+    if own is None:
+        return None
+    together: float = len(mask | (topology.mask_of(root, os.getppid()) or mask)) or own
+    quota = topology.quota(root)
+    together = together if quota is None else min(together, quota)
+    return max(1, min(own, int(together / ranks)))
 
 
 def memory_available(root: Path = Path("/")) -> int | None:

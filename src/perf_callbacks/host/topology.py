@@ -28,7 +28,7 @@ def machine(root: Path, *, cores: bool = False) -> Machine:
         if package is not None:
             packages[package] = packages.get(package, frozenset()) | cpus
     found = _cores(root, frozenset().union(*nodes.values())) if cores else ()
-    return Machine(nodes=nodes, sockets=tuple(packages.values()), cores=found, quota=_quota(root))
+    return Machine(nodes=nodes, sockets=tuple(packages.values()), cores=found, quota=quota(root))
 
 
 def node(root: Path, pci: str, known: Machine) -> int | None:
@@ -58,7 +58,8 @@ def _cores(root: Path, cpus: Cpus) -> tuple[Cpus, ...]:
     return tuple(found)
 
 
-def _quota(root: Path) -> float | None:
+def quota(root: Path) -> float | None:
+    """Return the CPUs' worth of time that the control group mounted here may use; None if it has no limit."""
     for names in QUOTAS:
         words = " ".join([_text(root / name) or "" for name in names]).split()
         if len(words) == len(QUOTAS) and words[0].isdecimal() and int(words[1]):  # "max" and -1 are no limit

@@ -35,6 +35,14 @@ _JOINED = "\N{NO-BREAK SPACE}"
 _PARTS = {"first_step": "first step", "flop_counting": "FLOP counting", "own_work": "own work"}
 """Parts of the wall time whose names in text differ from those in the summary."""
 
+_EXCLUDING = {
+    "first_step": "first step",
+    "flop_counting": "FLOP counting",
+    "evaluation": "evaluation",
+    "checkpoint": "checkpoint",
+}
+"""Parts of the wall time whose steps are in no rate."""
+
 TIMELINES = {"host": "host clock", "device": "device events"}
 
 
@@ -157,7 +165,7 @@ def _verdict(summary: Summary) -> Iterable[str]:
     large = _large(summary)
     yield verdict(summary)
     for other in summary.findings[len(large) :]:
-        gain = "" if other.share is None else f" (worth {other.share:.0%})"
+        gain = "" if other.share is None else f" (saves up to {other.share:.0%})"
         yield f"also: {other.evidence}; try {other.remedy}{gain}"
 
 
@@ -201,7 +209,8 @@ def _nothing_to_win(summary: Summary) -> str:
 
 def _headline(summary: Summary) -> str:
     excluded = summary.steps - summary.included_steps
-    left_out = f" ({excluded:,} excluded)" if excluded and summary.included_steps else ""
+    why = ", ".join([name for part, name in _EXCLUDING.items() if summary.wall_seconds.get(part)])
+    left_out = f" ({excluded:,} excluded{why and ': '}{why})" if excluded and summary.included_steps else ""
     lost = f", {summary.lost_steps:,} without a time" if summary.lost_steps else ""
     measured = f"{summary.included_steps:,}" if summary.included_steps else "none"
     pace = "" if summary.step_time is None else f": {duration(summary.step_time)} per step"
@@ -248,7 +257,7 @@ def _throughput(summary: Summary) -> str:
     }
     known = {name: amount for name, amount in amounts.items() if amount and seconds}
     rates = "   ".join(f"{rate(amount / seconds)} {name}" for name, amount in known.items())
-    return f"on this rank: {rates}" if rates else ""
+    return f"this process: {rates}" if rates else ""
 
 
 def _work(summary: Summary) -> Iterable[str]:
@@ -293,10 +302,9 @@ def _pauses(summary: Summary) -> str:
     )
     parts = [told if count else "no garbage collection ran"]
     if summary.gc_scheduled_seconds:
-        parts.append(f"{duration(summary.gc_scheduled_seconds)} of it by the checklist's schedule")
+        parts.append(f"{duration(summary.gc_scheduled_seconds)} of it scheduled by the checklist")
     if summary.gc_startup_seconds:
-        whose = "its" if summary.gc_scheduled_seconds else "the checklist's"
-        parts.append(f"{whose} first full one took {duration(summary.gc_startup_seconds)}, once")
+        parts.append(f"one full collection by the checklist took {duration(summary.gc_startup_seconds)}")
     return "; ".join(parts)
 
 

@@ -21,6 +21,7 @@ from perf_callbacks.core.shaped_work import ShapedWork
 from perf_callbacks.host import cpu_time, environment
 from perf_callbacks.host.environment import Environment
 from perf_callbacks.host.failures import describe
+from perf_callbacks.session.epoch_waits import EpochWaits
 from perf_callbacks.session.recorder import Recorder, log
 
 EAGER = ("attn_logit_softcapping", "output_attentions")
@@ -51,11 +52,14 @@ def begin(recorder: Recorder, model: nn.Module | None, setup: Callable[[], Setup
         facts = read(model, setup(), door=recorder.run.door, device=recorder.device)
         facts = replace(facts, gc=recorder.config.gc, memory=recorder.engine.memory)
         machine = environment.read(accelerator=_accelerator(recorder.device))
-        since = _Since()
+        since = _Since(machine.cpus)
+        waits, work = EpochWaits(recorder), recorder.work
     except Exception as error:  # noqa: BLE001 models and loaders may be anything
         log.info("perf_callbacks gives no advice: %s.", describe(error))
         return ()
-    advise = recorder.engine.advise = functools.partial(_advise, machine, facts, recorder.work, since)
+    if facts.workers and not facts.persistent:
+        recorder.observe(waits)
+    advise = recorder.engine.advise = functools.partial(_advise, machine, lambda: _now(facts, work, since, waits))
     return advise(None)
 
 
@@ -75,10 +79,11 @@ def read(model: nn.Module | None, setup: Setup, *, door: str, device: torch.devi
     groups = getattr(optimizer, "param_groups", [])
     tensors = [tensor for group in groups for tensor in group["params"] if tensor.requires_grad]
     torchs = type(optimizer).__module__.startswith("torch.optim.")
-    workers = [loader.num_workers for loader in map(_inner, setup.loaders) if hasattr(loader, "num_workers")]
+    loaders = [loader for loader in map(_inner, setup.loaders) if hasattr(loader, "num_workers")]
     return Facts(
         door=door,
-        workers=min(workers, default=None),
+        workers=min([loader.num_workers for loader in loaders], default=None),
+        persistent=all([getattr(loader, "persistent_workers", False) for loader in loaders]),
         attention=getattr(config, "_attn_implementation", None),
         sdpa=bool(getattr(_inner(model), "_supports_sdpa", False))
         and not any([getattr(config, name, None) for name in EAGER]),
@@ -110,7 +115,8 @@ def _accelerator(device: torch.device) -> str | None:
 class _Since:
     """Counters of the system, from the beginning of the fit on."""
 
-    def __init__(self) -> None:
+    def __init__(self, cpus: int | None) -> None:
+        self._own = cpus
         self._thread = threading.get_native_id()
         self._cpus = environment.cpus_allowed()
         self._began, self._time = time.perf_counter(), cpu_time.read(self._thread)
@@ -129,9 +135,11 @@ class _Since:
         }
 
     def _free(self, seconds: float) -> float | None:
-        """Return the number of CPUs on which nothing ran, on average."""
+        """Return the number of CPUs on which nothing ran, on average: as large a part of its mask as is its own."""
         idle = cpu_time.idle(self._cpus)
-        return None if idle is None or self._idle is None else min(len(self._cpus), (idle - self._idle) / seconds)
+        if idle is None or self._idle is None or self._own is None:
+            return None
+        return self._own * min(1.0, (idle - self._idle) / seconds / len(self._cpus))
 
 
 def _has_ranks(model: nn.Module | None) -> bool:
@@ -197,11 +205,14 @@ def _inner(outer: Any) -> Any:
     return outer
 
 
-def _advise(
-    machine: Environment, facts: Facts, work: ShapedWork, since: _Since, summary: Summary | None
-) -> tuple[Finding, ...]:
+def _now(facts: Facts, work: ShapedWork, since: _Since, waits: EpochWaits) -> Facts:
+    """Add the facts that change while the fit lasts."""
+    return replace(facts, work=work.counted, **since.facts(), **waits.facts())
+
+
+def _advise(machine: Environment, facts: Callable[[], Facts], summary: Summary | None) -> tuple[Finding, ...]:
     try:
-        return table.findings(machine, replace(facts, work=work.counted, **since.facts()), summary)
+        return table.findings(machine, facts(), summary)
     except Exception as error:  # noqa: BLE001 a summary without advice is still one
         log.warning("perf_callbacks gives no advice: %s.", describe(error), exc_info=error)
         return ()

@@ -140,6 +140,8 @@ class MemoryWatch(Observer):
             self._noted = now, found
             self._series.add(Point(seconds, step, found.resident_bytes / GB))
             memory.gb_per_hour, memory.leak = slope(self._series.points), leak(self._series.points)
+        if gpu.utilization is not None and step > self._first:
+            memory.saw_gpu(gpu.utilization)
         if self._unwritten is not None:
             self._write(gpu.own_bytes)
         use = Use(

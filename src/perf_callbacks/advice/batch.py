@@ -1,0 +1,30 @@
+"""Rule `host` about an accelerator that is idle while Python prepares its next kernels: the batch is too small."""
+
+from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
+from perf_callbacks.core.records import Finding
+
+ENOUGH_READINGS = 6
+"""Readings of the device's use, one in ten seconds, without which its mean says little."""
+
+LARGE = 0.1
+"""Least share of the run that is named: the readings are coarse."""
+
+
+def small(machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
+    """Advise a larger batch where the device is idle within forward, backward and optimizer.
+
+    The share is a lower bound: the device is taken to be idle at all other times, and kernels of other processes count.
+    """
+    use = facts.memory
+    if measured is None or not measured.known or machine.accelerator is None or use is None or use.gpu_busy is None:
+        return None
+    share = measured.share(sum(map(measured.stage, ("forward", "backward", "optimizer")))) - use.gpu_busy
+    if use.gpu_readings < ENOUGH_READINGS or share < LARGE:
+        return None
+    evidence = (
+        f"The device was idle for {share:.0%} of the run within forward, backward and optimizer, waiting for Python"
+    )
+    remedy = "larger micro-batches"
+    if facts.work is not None and not facts.work.compiled:
+        remedy += ', or torch.compile(model, mode="reduce-overhead")'
+    return finding("host", share, evidence, remedy)
