@@ -98,7 +98,7 @@ SPEAKS = {
         summary(),
         Finding(
             cause="host",
-            share=0.5,
+            share=pytest.approx(0.5),
             evidence="The device was idle for 50% of the run while Python prepared its operations",
             remedy='larger micro-batches, or torch.compile(model, mode="reduce-overhead")',
         ),
@@ -108,7 +108,7 @@ SPEAKS = {
         summary(data=1.0),
         Finding(
             cause="host",
-            share=0.25,  # the device may have been idle while the step waited for data
+            share=pytest.approx(0.25),  # the device may have been idle while the step waited for data
             evidence="The device was idle for 25% of the run while Python prepared its operations",
             remedy="larger micro-batches",
         ),

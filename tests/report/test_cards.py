@@ -148,8 +148,8 @@ def test_the_closing_table_accounts_for_the_wall_time():
     expected = """\
 perf_callbacks: No single cause stands out: forward, backward and optimizer
   took 60% of the run.
-  120 steps, 100 measured (20 excluded: first step, FLOP counting, evaluation,
-    checkpoint): 20.0 ms per step
+  120 steps, 100 measured (without first step, FLOP counts, evaluations,
+    checkpoints): 20.0 ms per step
   100 s in all: startup 500 ms (0.5%), first step 250 ms (0.2%),
     FLOP counting 125 ms (0.1%), steps 60.0 s (60.0%),
     evaluation 30.0 s (30.0%), checkpoint 4.00 s (4.0%), other 5.12 s (5.1%)
@@ -187,8 +187,8 @@ perf_callbacks: Waiting for data took 46% of the run: num_workers=0; try
     try torch.optim.AdamW(..., fused=True) (saves up to 3%)
   also: CUDA_LAUNCH_BLOCKING=1 waits for each kernel; try unsetting
     CUDA_LAUNCH_BLOCKING
-  120 steps, 100 measured (20 excluded: first step, FLOP counting, evaluation,
-    checkpoint): 20.0 ms per step
+  120 steps, 100 measured (without first step, FLOP counts, evaluations,
+    checkpoints): 20.0 ms per step
   100 s in all: """
     closing = cards.closing(summary(wall_seconds=ACCOUNT, findings=(LOADER, OPTIMIZER, BLOCKING)))
     assert closing.startswith(expected)
@@ -215,9 +215,15 @@ def test_a_fit_opens_with_three_pieces_of_advice_at_most():
 
 
 def test_the_closing_table_says_that_there_is_nothing_to_win():
+    assert cards.verdict(summary(wall_seconds={"steps": 97.0, "other": 3.0})) == (
+        "Nothing to win here: forward, backward and optimizer took 97% of the run."
+    )
+
+
+def test_the_closing_table_says_that_there_is_little_to_win():
     expected = """\
-perf_callbacks: Nothing to win here: forward, backward and optimizer took 97%
-  of the run.
+perf_callbacks: Little to win here: forward, backward and optimizer took 97% of
+  the run.
   also: The optimizer took 5% of the run: AdamW updates 430 tensors one by one;
     try torch.optim.AdamW(..., fused=True) (saves up to 3%)
   120 steps"""

@@ -37,9 +37,9 @@ _PARTS = {"first_step": "first step", "flop_counting": "FLOP counting", "own_wor
 
 _EXCLUDING = {
     "first_step": "first step",
-    "flop_counting": "FLOP counting",
-    "evaluation": "evaluation",
-    "checkpoint": "checkpoint",
+    "flop_counting": "FLOP counts",
+    "evaluation": "evaluations",
+    "checkpoint": "checkpoints",
 }
 """Parts of the wall time whose steps are in no rate."""
 
@@ -203,14 +203,16 @@ def _nothing_to_win(summary: Summary) -> str:
     if summary.included_steps < ENOUGH_STEPS or not after_startup or not known:
         return ""
     share = sum(known) / summary.included_seconds * summary.wall_seconds["steps"] / after_startup
-    verdict = "Nothing to win here" if share >= MOSTLY else "No single cause stands out"
+    little = "Little" if any(found.share for found in summary.findings) else "Nothing"
+    verdict = f"{little} to win here" if share >= MOSTLY else "No single cause stands out"
     return f"{verdict}: forward, backward and optimizer took {share:.0%} of the run."
 
 
 def _headline(summary: Summary) -> str:
     excluded = summary.steps - summary.included_steps
     why = ", ".join([name for part, name in _EXCLUDING.items() if summary.wall_seconds.get(part)])
-    left_out = f" ({excluded:,} excluded{why and ': '}{why})" if excluded and summary.included_steps else ""
+    left_out = f" (without {why})" if why else f" ({excluded:,} excluded)"
+    left_out = left_out if excluded and summary.included_steps else ""
     lost = f", {summary.lost_steps:,} without a time" if summary.lost_steps else ""
     measured = f"{summary.included_steps:,}" if summary.included_steps else "none"
     pace = "" if summary.step_time is None else f": {duration(summary.step_time)} per step"
