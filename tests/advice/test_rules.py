@@ -388,4 +388,5 @@ def test_findings_are_the_same_on_a_clock_of_another_pace():
     facts = Facts(workers=0, work=WORK, optimizer="AdamW")
     slow = summary(**{name: 16 * seconds for name, seconds in STAGES.items()} | {"data": 16.0, "other": 4.0})
     quick = summary(data=1.0, other=0.25)
-    assert table.findings(machine(), facts, slow) == table.findings(machine(), facts, quick)
+    scaled = [replace(one, share=pytest.approx(one.share, abs=0.001)) for one in table.findings(machine(), facts, slow)]
+    assert scaled == [*table.findings(machine(), facts, quick)]  # handing over a batch takes 2 ms at any pace

@@ -222,8 +222,8 @@ def test_the_closing_table_says_that_there_is_nothing_to_win():
 
 def test_the_closing_table_says_that_there_is_little_to_win():
     expected = """\
-perf_callbacks: Little to win here: forward, backward and optimizer took 97% of
-  the run.
+perf_callbacks: Little to win here: forward, backward and optimizer took 97%
+  of the run.
   also: The optimizer took 5% of the run: AdamW updates 430 tensors one by one;
     try torch.optim.AdamW(..., fused=True) (saves up to 3%)
   120 steps"""

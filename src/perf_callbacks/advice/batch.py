@@ -21,9 +21,7 @@ def small(machine: Machine, facts: Facts, measured: Measured | None) -> Finding 
     share = measured.share(sum(map(measured.stage, ("forward", "backward", "optimizer")))) - use.gpu_busy
     if use.gpu_readings < ENOUGH_READINGS or share < LARGE:
         return None
-    evidence = (
-        f"The device was idle for {share:.0%} of the run within forward, backward and optimizer, waiting for Python"
-    )
+    evidence = f"The device was idle for {share:.0%} of the run while Python prepared its operations"
     remedy = "larger micro-batches"
     if facts.work is not None and not facts.work.compiled:
         remedy += ', or torch.compile(model, mode="reduce-overhead")'
