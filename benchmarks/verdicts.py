@@ -4,8 +4,7 @@
     OMP_NUM_THREADS=1 python benchmarks/verdicts.py --cards    # also print the closing cards
 
 The integrations take turns. For each run: the first finding with its share, and how far the account of wall time is
-from a stopwatch around the training. At the end the advice on loaders is followed, and the gain compared with what was
-promised.
+from a stopwatch around the training.
 """
 
 import argparse
@@ -13,7 +12,6 @@ import contextlib
 import functools
 import gc
 import io
-import itertools
 import json
 import logging
 import os
@@ -34,8 +32,6 @@ from perf_callbacks import PerfConfig
 STEPS, BATCH, LENGTH, SMALL_TENSORS = 60, 4, 64, 400
 CAUSES = ("data", "host", "recompute", "evaluation", "sync", "optimizer", "gc")
 SEEDS = 3
-ROUNDS = 3
-NEAR = 0.2
 DOORS = ("loop", "transformers", "lightning", "accelerate")
 WORK_SECONDS = 0.015
 
@@ -45,17 +41,6 @@ def spin(seconds):
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
         sum(range(100))
-
-
-ROWS = {"waited for": time.sleep, "computed": spin}
-DEVICE_SECONDS = 0.02
-KINDS = {
-    "rows waited for, host computes": ("waited for", 0.0),
-    "rows waited for, device computes": ("waited for", DEVICE_SECONDS),
-    "rows computed, host computes": ("computed", 0.0),
-    "rows computed, device computes": ("computed", DEVICE_SECONDS),
-}
-"""How rows are made, and how long the training thread waits in each forward, as for a device."""
 
 
 class Rows(Dataset):
@@ -335,64 +320,27 @@ def sentences():
         print(f"| {cause or 'none'} | {verdict.partition(' also: ')[0].partition(f' {STEPS} steps,')[0]} |", flush=True)
 
 
-def followed(doors, seeds):
-    """Train without and with the workers that were advised, in turn, and compare the gain with the promise."""
-    columns = "integration, run, workers advised, step, promised gain, measured gain, measured over promised"
-    print(f"| {columns.replace(', ', ' | ')} |\n" + 7 * "|---" + "|")
-    medians = []
-    for (kind, (rows, device_seconds)), door in itertools.product(KINDS.items(), doors):
-        options = {"take": ROWS[rows], "device_seconds": device_seconds}
-        pairs, workers = [], _advised(train(door, "data", seeds[0], **options)[0])
-        for seed in seeds if workers else ():
-            turns = (0, workers) if seed % 2 else (workers, 0)  # the pace of the machine drifts
-            runs = {count: train(door, "data", seed, **options, workers=count)[0] for count in turns}
-            if _advised(runs[0]):
-                pairs.append((runs[0].step_time, _promised(runs[0]), runs[0].step_time - runs[workers].step_time))
-        if not pairs:  # other programs use the CPUs
-            print(f"| {door} | {kind} | none | — | — | — | — |", flush=True)
-            continue
-        ratios = [measured / promised for _, promised, measured in pairs]
-        medians.append(statistics.median(ratios))
-        times = " | ".join(f"{1e3 * statistics.median(times):.1f} ms" for times in zip(*pairs, strict=True))
-        each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
-        print(f"| {door} | {kind} | {workers} | {times} | {medians[-1]:.2f} ({each}) |", flush=True)
-    within = sum(abs(ratio - 1) <= NEAR for ratio in medians)
-    print(f"\nThe median gain is within {NEAR:.0%} of the promise in {within} of {len(medians)} rows.")
-
-
-def _loading(summary):
-    return next((found for found in summary.findings if found.cause == "data"), None)
-
-
-def _advised(summary):
-    advice = _loading(summary)
-    return int(advice.remedy.rstrip(")").rpartition("=")[2]) if advice and "num_workers=" in advice.remedy else 0
-
-
-def _promised(summary):
-    """Seconds per step that the advice could save. Its share is of the whole fit after startup."""
-    wall = summary.wall_seconds
-    return _loading(summary).share * (sum(wall.values()) - wall["startup"]) / wall["steps"] * summary.step_time
+def prepare(doors=DOORS):
+    """Make the process ready: one thread, no warnings, and one fit of each integration."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    os.environ["TQDM_DISABLE"] = "1"
+    for door in doors:  # what a first fit imports is not the cause of anything
+        train(door, "", 99)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--cards", action="store_true")
-    parser.add_argument("--only", choices=("injected", "healthy", "followed", "sentences"))
-    parser.add_argument("--doors", nargs="+", choices=DOORS, default=DOORS, help="integrations of `followed`")
+    parser.add_argument("--only", choices=("injected", "healthy", "sentences"))
     parser.add_argument("--first-seed", type=int, default=0)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    os.environ["TQDM_DISABLE"] = "1"
     first = arguments.first_seed
-    for door in DOORS:  # what a first fit imports is not the cause of anything
-        train(door, "", 99)
+    prepare()
     parts = {
         "injected": functools.partial(injected, arguments.cards, first),
         "healthy": functools.partial(healthy, arguments.cards),
-        "followed": functools.partial(followed, arguments.doors, range(first, first + ROUNDS)),
         "sentences": sentences,
     }
     for name, part in parts.items():

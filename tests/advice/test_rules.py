@@ -30,13 +30,16 @@ def test_a_run_of_a_few_steps_tells_nothing():
 )
 def test_workers_are_advised_where_steps_wait_for_data(door, remedy):
     assert found("data", Facts(door=door, workers=0), summary(data=1.0)) == Finding(
-        cause="data", share=0.499, evidence="Waiting for data took 50% of the run: num_workers=0", remedy=remedy
+        cause="data",
+        share=pytest.approx(0.449),
+        evidence="Waiting for data took 50% of the run: num_workers=0",
+        remedy=remedy,
     )
 
 
 def test_more_workers_are_advised_where_those_there_are_too_slow():
     finding = found("data", Facts(workers=2), summary(data=1.0))
-    assert (finding.remedy, finding.share) == ("DataLoader(num_workers=5)", 0.499)
+    assert (finding.remedy, finding.share) == ("DataLoader(num_workers=5)", pytest.approx(0.449))
 
 
 def test_the_hand_over_of_a_batch_by_workers_is_no_wait():
@@ -64,7 +67,7 @@ def test_cpus_that_compute_all_the_time_leave_nothing_for_workers():
 
 def test_on_an_accelerator_computing_takes_one_cpu():
     on = machine(accelerator="cuda", cpus=2)
-    assert found("data", Facts(workers=0, threads=2), summary(data=1.0), on).share == pytest.approx(0.499)
+    assert found("data", Facts(workers=0, threads=2), summary(data=1.0), on).share == pytest.approx(0.449)
 
 
 def test_a_wait_of_nothing_is_no_finding():
@@ -74,11 +77,11 @@ def test_a_wait_of_nothing_is_no_finding():
 @pytest.mark.parametrize(
     ("facts", "share"),
     [
-        ({}, 0.498 / 1.5),
-        ({"idle_share": 0.0, "free_cpus": 1.0}, 0.498 / 1.5),
-        ({"free_cpus": 0.25}, 0.2984 / 1.5),  # the others are used by other programs
+        ({}, 0.448 / 1.5),
+        ({"idle_share": 0.0, "free_cpus": 1.0}, 0.448 / 1.5),
+        ({"free_cpus": 0.25}, 0.2584 / 1.5),  # the others are used by other programs
         ({"free_cpus": 0.0, "idle_share": 0.5 / 1.5}, 0.498 / 1.5),  # the loader waits for a disk
-        ({"free_cpus": 0.25, "idle_share": 0.1 / 1.5}, 0.3784 / 1.5),  # or computes for a part of the time
+        ({"free_cpus": 0.25, "idle_share": 0.1 / 1.5}, 0.3464 / 1.5),  # or computes for a part of the time
     ],
 )
 def test_the_promise_counts_cpus_that_are_free(facts, share):
