@@ -12,6 +12,7 @@ from perf_callbacks.report.cards import TIMELINES, duration, listed, rate, verdi
 from perf_callbacks.report.events import marks
 from perf_callbacks.report.history import Fit
 from perf_callbacks.report.series import (
+    OWN,
     Axis,
     Band,
     Heat,
@@ -280,9 +281,10 @@ def _heat(found: Heat) -> dict[str, Any] | None:
     if not found.excess or not found.axis.count:
         return None
     axis: Axis = found.axis
+    own = {name: found.excess[name] for name in OWN if name in found.excess} or found.excess
     most = max(
         (value, rank, name)
-        for name, rows in found.excess.items()
+        for name, rows in own.items()
         for rank, row in zip(found.ranks, rows, strict=True)
         for value in row
         if value is not None

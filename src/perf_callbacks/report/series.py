@@ -38,6 +38,9 @@ STAGES = tuple(name for name in TIMES if name not in {"step_time", "model_flops"
 WAITING = "backward_time"
 """Stage in which ranks wait for each other."""
 
+OWN = tuple(name for name in STAGES if name != WAITING)
+"""Stages in which a slow rank is slower than the others; in backward all of them wait for it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outlier:
@@ -322,8 +325,9 @@ def heat(fit: Fit, within: range | None = None) -> Heat:
                 ]
                 for rank in fit.ranks
             }
+    own = {name: excess[name] for name in OWN if name in excess} or excess
     peaks = {
-        rank: max((value for rows in excess.values() for value in rows[rank] if value is not None), default=0.0)
+        rank: max((value for rows in own.values() for value in rows[rank] if value is not None), default=0.0)
         for rank in fit.ranks
     }
     shown = tuple(sorted(nlargest(RANKS, sorted(fit.ranks), key=peaks.__getitem__)))

@@ -14,7 +14,7 @@ from perf_callbacks.core.straggler_text import NAMES, REMEDIES
 from perf_callbacks.report.cards import DASH, duration, rate, size
 from perf_callbacks.report.history import Fit
 from perf_callbacks.report.memory_table import SOURCES
-from perf_callbacks.report.series import STAGES, WAITING, Worst
+from perf_callbacks.report.series import OWN, STAGES, Worst
 
 TEXT, NUMBER, CODE = "text", "number", "code"
 """Kinds of columns."""
@@ -22,9 +22,6 @@ TEXT, NUMBER, CODE = "text", "number", "code"
 GIGA = 1e9
 
 MOST_ROWS = 50
-
-EVERYWHERE = {"step_time", WAITING, "model_flops"}
-"""Medians that are as long on all ranks if one of them is slow."""
 
 MEMORY_PARTS = {
     "weights_gb": "weights",
@@ -100,8 +97,7 @@ def ranks(usual: Mapping[int, Mapping[str, float]]) -> Table | None:
     middle = {name: median([found[name] for found in usual.values() if name in found]) for name in names}
 
     def excess(rank: int) -> float:
-        # all ranks wait in backward for the slow one: its own time is elsewhere
-        return max((usual[rank][name] - middle[name] for name in usual[rank] if name not in EVERYWHERE), default=0.0)
+        return max((usual[rank][name] - middle[name] for name in OWN if name in usual[rank]), default=0.0)
 
     shown, note = sorted(usual), ""
     if len(usual) > MOST_ROWS:
