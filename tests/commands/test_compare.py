@@ -168,8 +168,8 @@ def test_what_may_be_chance_is_no_regression(tmp_path, capsys):
 
 
 def test_tokens_decide_before_samples_and_samples_before_steps(tmp_path, capsys):
-    a = write(tmp_path / "a", steps(around(0.1), samples=8, tokens=800))
-    b = write(tmp_path / "b", steps(around(0.15, seed=1), samples=8, tokens=1200))
+    a = write(tmp_path / "a", steps(around(0.1, length=200), samples=8, tokens=800))
+    b = write(tmp_path / "b", steps(around(0.15, length=200, seed=1), samples=8, tokens=1200))
     found = as_json(capsys, a, b)
     assert (found["decided_by"], found["regression"]) == ("tokens/s", False)
     assert found["metrics"]["samples/s"]["verdict"] == "worse"

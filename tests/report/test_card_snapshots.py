@@ -101,13 +101,13 @@ def memory(folder):
 def compare(folder):
     rng = random.Random(0)
     for name, seconds in (("a", 0.25), ("b", 0.3)):
-        times = tuple([seconds * (1 + 0.02 * rng.random()) for _ in range(100)])
+        times = tuple([seconds * (1 + 0.02 * rng.random()) for _ in range(200)])
         run = a_run(config={"gc": "sync" if name == "a" else "observe"})
         write(
             folder / name,
             [
                 Entry(0.0, run),
-                Entry(1.0, steps(1, 100, step_time=times, samples=(4,) * 100, model_flops=(10**12,) * 100)),
+                Entry(1.0, steps(1, 200, step_time=times, samples=(4,) * 200, model_flops=(10**12,) * 200)),
             ],
         )
     main(["compare", str(folder / "a"), str(folder / "b")])
@@ -124,10 +124,12 @@ def on_terminal(monkeypatch, columns, show):
         assert stdout.isatty()
         monkeypatch.setattr("sys.stdout", stdout)
         show()
-        stdout.flush()
-        text = os.read(ours, 65_536)
+        print(end="\0", flush=True)
+        text = b""
+        while not text.endswith(b"\0"):
+            text += os.read(ours, 65_536)
     os.close(ours)
-    return text.decode().replace("\r\n", "\n")
+    return text[:-1].decode().replace("\r\n", "\n")
 
 
 @pytest.mark.parametrize("screen", ["80", "120", "piped", "NO_COLOR"])
