@@ -172,11 +172,16 @@ def _verdict(summary: Summary) -> Iterable[str]:
 def wrapped(text: str, *, initial: str = "", indent: str = "  ") -> list[str]:
     """Break a text within the width. What a person may copy, and lines of an account, stay whole."""
     text = _UNIT.sub(_JOINED, text)
-    if len(initial + text) > WIDTH:
-        options = {"break_on_hyphens": False, "break_long_words": False}
-        lines = wrap(text, WIDTH, initial_indent=initial, subsequent_indent=indent, **options)
-    else:
-        lines = [initial + text]
+    lines = [initial + text]
+    if len(lines[0]) > WIDTH:
+        lines = wrap(
+            text,
+            WIDTH,
+            initial_indent=initial,
+            subsequent_indent=indent,
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
     return [line.replace(_JOINED, " ") for line in lines]
 
 
