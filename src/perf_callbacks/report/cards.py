@@ -20,9 +20,6 @@ WORTH_SAYING = 0.05
 LONGEST = 60
 """Characters of a value from a journal that are shown."""
 
-SENTENCE = 200
-"""Characters of a sentence with values from a journal in it."""
-
 MOST_ADVICE = 3
 """Findings at the start, where nobody knows yet what they are worth."""
 
@@ -171,17 +168,12 @@ def _verdict(summary: Summary) -> Iterable[str]:
 
 def wrapped(text: str, *, initial: str = "", indent: str = "  ") -> list[str]:
     """Break a text within the width. What a person may copy, and lines of an account, stay whole."""
+    if len(initial + text) <= WIDTH:
+        return [initial + text.replace(_JOINED, " ")]
     text = _UNIT.sub(_JOINED, text)
-    lines = [initial + text]
-    if len(lines[0]) > WIDTH:
-        lines = wrap(
-            text,
-            WIDTH,
-            initial_indent=initial,
-            subsequent_indent=indent,
-            break_on_hyphens=False,
-            break_long_words=False,
-        )
+    lines = wrap(
+        text, WIDTH, initial_indent=initial, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+    )
     return [line.replace(_JOINED, " ") for line in lines]
 
 

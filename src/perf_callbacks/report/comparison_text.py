@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from perf_callbacks.core.batch_means import Change
-from perf_callbacks.report.cards import DASH, LONGEST, SENTENCE, clean, duration, listed, rate, size, wrapped
+from perf_callbacks.report.cards import DASH, LONGEST, clean, duration, listed, rate, size, wrapped
 from perf_callbacks.report.comparison import BETTER, SAME, UNDECIDED, WORSE, Comparison, Metric
 
 SENTENCES = {
@@ -13,6 +13,9 @@ SENTENCES = {
     SAME: "No regression",
     UNDECIDED: "Undecided, more steps would tell",
 }
+
+SENTENCE = 200
+"""Characters of a sentence with values from a journal in it."""
 
 HEADERS = ("metric", "A", "B", "change", "99 % interval", "")
 
