@@ -85,12 +85,13 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=64, help="size of the three layers")
     parser.add_argument("--wait-ms", type=float, default=0.0, help="time that each step sleeps, as if for a device")
     parser.add_argument("--fail-over", type=float, default=5.0)
+    parser.add_argument("--seed", type=int, default=0, help="seed by which the first run is resampled")
     arguments = parser.parse_args()
     share = arguments.fail_over / 100
     right: Counter[tuple[str, str]] = Counter()
     deciders: Counter[str] = Counter()
     means, ratios = [], []
-    for seed in range(arguments.runs):
+    for seed in range(arguments.seed, arguments.seed + arguments.runs):
         run, times = record(arguments.steps, arguments.width, arguments.wait_ms)
         run = replace(run, config={})
         means.append(statistics.fmean(times))

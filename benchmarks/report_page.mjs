@@ -53,7 +53,8 @@ if (words[0] === "--open") {
     console.log(name, JSON.stringify({ ...found, requests: requests.length - 1, errors }));
     if (name === "light") {
       const shown = () => page.$$eval(".tools input", (inputs) => inputs.map((input) => Number(input.value)));
-      const before = await shown();
+      const heat = () => page.evaluate(() => document.querySelector("canvas.heat")?.toDataURL());
+      const before = await shown(), whole = await heat();
       const chart = await page.$(".u-over");
       await chart.evaluate((one) => one.scrollIntoView({ block: "center" }));
       const box = await chart.boundingBox();
@@ -62,14 +63,21 @@ if (words[0] === "--open") {
       await page.mouse.move(box.x + box.width * 0.5, box.y + 60, { steps: 5 });
       await page.mouse.up();
       await page.evaluate(painted);
-      const zoomed = await shown();
+      const zoomed = await shown(), close = await heat();
       await page.mouse.move(box.x + box.width * 0.4, box.y + 90);
       await page.evaluate(painted);
       const tip = await page.$$eval(".tip", (tips) => tips.filter((one) => one.style.display === "block").map((one) => one.textContent));
       await page.screenshot({ path: `${pictures}/zoomed.png` });
       await page.mouse.click(box.x + box.width * 0.4, box.y + 90, { count: 2 });
       await page.evaluate(painted);
-      console.log("zoom", JSON.stringify({ before, zoomed, tip, reset: await shown() }));
+      const reset = await shown(), same = await heat() === whole;
+      console.log("zoom", JSON.stringify({ before, zoomed, tip, reset, heat_map_follows: whole && close !== whole && same }));
+      if (await page.$("button.step")) {
+        await page.click("button.step");
+        await page.evaluate(painted);
+        console.log("step", await page.$eval("button.step", (button) => button.textContent), JSON.stringify(await shown()));
+        await page.screenshot({ path: `${pictures}/step.png`, fullPage: true });
+      }
       await page.click(".top button");
       console.log("toggle", await page.evaluate(() => `${document.documentElement.dataset.theme}, background ${getComputedStyle(document.body).backgroundColor}`));
       await page.pdf({ path: `${pictures}/printed.pdf`, format: "A4" });

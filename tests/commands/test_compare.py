@@ -168,8 +168,8 @@ def test_what_may_be_chance_is_no_regression(tmp_path, capsys):
 
 
 def test_tokens_decide_before_samples_and_samples_before_steps(tmp_path, capsys):
-    a = write(tmp_path / "a", steps(around(0.1), samples=8, tokens=800))
-    b = write(tmp_path / "b", steps(around(0.15, seed=1), samples=8, tokens=1200))
+    a = write(tmp_path / "a", steps(around(0.1, length=200), samples=8, tokens=800))
+    b = write(tmp_path / "b", steps(around(0.15, length=200, seed=1), samples=8, tokens=1200))
     found = as_json(capsys, a, b)
     assert (found["decided_by"], found["regression"]) == ("tokens/s", False)
     assert found["metrics"]["samples/s"]["verdict"] == "worse"
@@ -306,14 +306,14 @@ def test_ranks_without_a_journal_are_named(tmp_path, capsys):
 @pytest.mark.parametrize(
     "columns",
     [
-        {"step_time": [1e-30] * 50 + [1e29] * 50},
-        {"step_time": [1e-300] * 100, "samples": [10**30] * 100},
+        {"step_time": [1e-300] * 7 + [1e29] * 113},
+        {"step_time": [1e-300] * 120, "samples": [10**30] * 120},
     ],
 )
 def test_values_that_no_run_can_have_are_said_to_be_such(tmp_path, capsys, columns):
     a = write(tmp_path / "a")
     with (a / "perf_callbacks/rank0.jsonl").open("a") as journal:
-        journal.write(json.dumps({"type": "steps", "t": 1.0, "step": [*range(1, 101)], **columns}) + "\n")
+        journal.write(json.dumps({"type": "steps", "t": 1.0, "step": [*range(1, 121)], **columns}) + "\n")
     assert main(["compare", str(a), str(a)]) == 2
     told = capsys.readouterr()
     assert told.out == ""

@@ -61,6 +61,22 @@ def test_a_quick_step_is_as_quick_among_slow_ones():
     assert change(quick(times), quick([1.1 * time for time in times])).change == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("times", [[], [1.0] * 24, [0.0] * 100])
+@pytest.mark.parametrize(("length", "correlation"), [(640, 0.0), (640, 0.5), (3200, 0.9)])
+def test_the_interval_of_a_quick_step_holds_the_truth_nearly_as_often_as_it_says(length, correlation):
+    runs = [a_run(seed, length=length, correlation=correlation, factor=1 + 0.1 * (seed % 2)) for seed in range(400)]
+    estimates = [quick(times) for times in runs]
+    found = [change(before, after) for before, after in zip(estimates[::2], estimates[1::2], strict=True)]
+    assert sum([one.low <= 0.1 <= one.high for one in found]) / len(found) >= 0.96
+
+
+def test_a_slow_phase_of_the_machine_changes_no_quick_step():
+    times = a_run(0, length=640, spread=0.01)
+    slowed = [time * (1.5 if 200 <= place < 440 else 1) for place, time in enumerate(times)]
+    found = change(quick(times), quick(slowed))
+    assert found.low <= 0 <= found.high
+    assert abs(found.change) < 0.01
+
+
+@pytest.mark.parametrize("times", [[], [1.0] * 119, [0.0] * 200])
 def test_too_few_steps_have_no_quick_one(times):
     assert quick(times) is None

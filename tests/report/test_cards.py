@@ -121,8 +121,8 @@ perf_callbacks: {count}, none measured
 
 def test_the_closing_table_counts_the_steps_without_a_time():
     expected = """\
-perf_callbacks: 120 steps, 100 measured (20 excluded), 3 without a time: 20.0
-  ms per step"""
+perf_callbacks: 120 steps, 100 measured (20 excluded), 3 without a time:
+  20.0 ms per step"""
     assert cards.closing(summary(**UNKNOWN, lost_steps=3)) == expected
 
 

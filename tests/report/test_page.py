@@ -35,6 +35,7 @@ def test_the_page_opens_with_the_verdict_and_the_figures():
         ("garbage collection", "250 ms"),
         ("run time", "13.0 s"),
     ]
+    assert found["figures"][1]["note"].endswith("; at least, some work is uncounted")
     assert found["notes"] == []
 
 
@@ -46,7 +47,7 @@ def test_steps_done_are_those_of_all_attempts_and_collections_name_theirs():
     first = [a_run(), steps(1, 50), a_summary(gc_seconds=50.0)]
     second = [a_run(attempt=2, step=40), steps(41, 60), a_summary(attempt=2, gc_seconds=0.25)]
     found = figures(*first, *second)
-    assert found["run time"] == ("20.0 s", "60 steps done in 2 attempts")
+    assert found["run time"] == ("20.0 s", "60 steps done in 2 attempts, 10 of them again after restarts")
     assert found["garbage collection"] == ("250 ms", "4 collections, longest 125 ms, in attempt 2")
     assert figures(a_run(attempt=2, step=5000), steps(5001, 5100))["run time"] == ("10.0 s", "100 steps done")
 
@@ -123,6 +124,20 @@ def test_stragglers_are_marked_and_tabulated_with_what_they_cost():
         ("1", "waiting for data", "1.50 s", "4", "more loader workers, or data nearer to the rank")
     ]
     assert table["note"].startswith("In 18 compared steps of 4.50 s. A step takes 1.50 times as long as with ranks")
+
+
+def test_of_many_ranks_those_that_exceed_the_others_most_are_tabulated():
+    ranks = 60
+    slow = steps(1, 5, data_time=(0.5,) * 5)
+    found = content(
+        *[
+            [Entry(0.0, a_run(rank=rank, world_size=ranks)), Entry(1.0, slow if rank == 57 else steps(1, 5))]
+            for rank in range(ranks)
+        ]
+    )["tables"]["ranks"]
+    assert [row[0] for row in found["rows"][:3]] == ["57", "0", "1"]
+    assert len(found["rows"]) == 50
+    assert found["note"] == "The ranks that exceed the others most, outside of backward; 10 are not shown."
 
 
 def test_without_tensor_cores_there_is_no_shape_advice():

@@ -6,7 +6,7 @@ from journals import a_fit, steps
 
 from perf_callbacks.core.codec import Entry
 from perf_callbacks.report.history import gather
-from perf_callbacks.report.series import hardware_ratios, heat, outliers, series, worst
+from perf_callbacks.report.series import hardware_ratios, heat, medians, outliers, series, worst
 
 
 def a_history(*journals):
@@ -16,6 +16,10 @@ def a_history(*journals):
 
 def journal(*records, **run):
     return [Entry(0.0, a_run(**run)), *[Entry(1.0, record) for record in records]]
+
+
+def usual(fit):
+    return {rank: medians(fit, rank) for rank in fit.ranks}
 
 
 def test_a_bucket_has_the_least_the_mean_and_the_greatest_of_its_steps():
@@ -45,7 +49,7 @@ def test_some_steps_alone_can_be_drawn():
 
 def test_slow_steps_are_kept_one_by_one():
     fit = a_history(a_fit(0, world_size=2), a_fit(1, world_size=2))
-    assert [(one.step, one.rank, one.reason) for one in outliers(fit)] == [(12, 1, None)]
+    assert [(one.step, one.rank, one.reason) for one in outliers(fit, usual(fit))] == [(12, 1, None)]
 
 
 def test_a_slow_step_is_explained_by_the_rank_that_the_other_waited_for():
@@ -56,7 +60,7 @@ def test_a_slow_step_is_explained_by_the_rank_that_the_other_waited_for():
         step_time=(*[0.25] * 4, 1.1875, *[0.25] * 7),
     )
     fit = a_history(journal(steps(1, 12, slow=5), world_size=2, rank=1), journal(waiting, world_size=2))
-    [one] = worst(fit, outliers(fit))
+    [one] = worst(fit, outliers(fit, usual(fit)), usual(fit))
     assert (one.step, one.rank, one.stage, one.excess_seconds) == (5, 1, "data_time", 0.9375)
     assert one.times == pytest.approx(4.75)
 

@@ -6,8 +6,8 @@ cut into a few long batches, whose means hardly depend on each other (the method
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
-from statistics import NormalDist, fmean, stdev
+from itertools import islice, pairwise
+from statistics import NormalDist, pvariance
 from typing import NamedTuple
 
 BATCHES = 16
@@ -20,10 +20,13 @@ CONFIDENCE = 0.99
 """Share of intervals that hold the truth: a comparison that fails builds by chance is soon ignored."""
 
 QUANTILE = 0.05
-"""Share of the steps of a batch that are shorter than a quick one."""
+"""Share of the steps that are shorter than a quick one."""
 
-STEPS_PER_QUANTILE = 5
-"""Fewest steps of a batch in which a quick one is looked for."""
+QUICK_BATCHES = 6
+"""Batches that are left out in turn: with more of them, the jackknife's intervals are too narrow."""
+
+FEWEST_QUICK = 120
+"""Steps without which no quick one is looked for."""
 
 
 class Estimate(NamedTuple):
@@ -63,20 +66,26 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> Estimate | None:
 
 
 def quick(times: Sequence[float]) -> Estimate | None:
-    """Estimate the time of a quick step, the mean of a low quantile of each batch; None for too few steps.
+    """Estimate the time of a quick step, a low quantile of all steps; None for too few of them.
 
-    Whatever else a machine does makes some steps longer, and quick ones hardly.
+    Whatever else a machine does makes some steps longer, and quick ones hardly. The error is the jackknife's: by how
+    much the quantile moves if one batch is left out. Quantiles of single batches would move with each slow phase of the
+    machine that fills a batch.
 
-    >>> quick([2.0, 9.0] * 40)
-    Estimate(value=2.0, error=0.0, batches=16)
+    >>> quick([2.0, 9.0] * 60)
+    Estimate(value=2.0, error=0.0, batches=6)
     """
-    batches = min(BATCHES, len(times) // STEPS_PER_QUANTILE)
-    if batches < FEWEST_BATCHES or min(times) <= 0:
+    if len(times) < FEWEST_QUICK or min(times) <= 0:
         return None
-    cuts = [len(times) * number // batches for number in range(batches + 1)]
-    parts = [sorted(times[start:stop]) for start, stop in pairwise(cuts)]
-    logs = [math.log(part[int(QUANTILE * len(part))]) for part in parts]
-    return Estimate(math.exp(fmean(logs)), stdev(logs) / math.sqrt(batches), batches)
+    order = sorted(range(len(times)), key=times.__getitem__)
+
+    def without(start: int, stop: int) -> float:
+        kept = (place for place in order if not start <= place < stop)
+        return times[next(islice(kept, int(QUANTILE * (len(times) - stop + start)), None))]
+
+    cuts = [len(times) * number // QUICK_BATCHES for number in range(QUICK_BATCHES + 1)]
+    logs = [math.log(without(start, stop)) for start, stop in pairwise(cuts)]
+    return Estimate(without(0, 0), math.sqrt((QUICK_BATCHES - 1) * pvariance(logs)), QUICK_BATCHES)
 
 
 def change(before: Estimate, after: Estimate) -> Change:

@@ -1,6 +1,7 @@
 """Text for a person: some lines when training starts, a short table when it ends, both 80 columns wide."""
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from textwrap import wrap
 
@@ -31,6 +32,9 @@ MOSTLY = 0.8
 """Share of the run in forward, backward and optimizer from which on there is nothing to win."""
 
 _JOINED = "\N{NO-BREAK SPACE}"
+
+_UNIT = re.compile(r"(?<=\d) (?=(?:us|ms|s|B|kB|MB|GB|TFLOPS|x)\b)")
+"""The space between a number and its unit, where no line is broken."""
 
 _PARTS = {"first_step": "first step", "flop_counting": "FLOP counting", "own_work": "own work"}
 """Parts of the wall time whose names in text differ from those in the summary."""
@@ -65,8 +69,8 @@ def opening(
         garbage collection not timed, attempt 2 from step 40,
         set by environment: gc, no journal
     """
+    measured = f"{'step time, stages and throughput' if staged else 'step time'} on {run.device}"
     parts = [
-        f"{'step time, stages and throughput' if staged else 'step time'} on {run.device} ({TIMELINES[run.timeline]})",
         "garbage collection timed" if run.config["gc"] != "off" else "garbage collection not timed",
         f"rank {run.rank} of {run.world_size}" if run.world_size > 1 else "",
         f"attempt {run.attempt} from step {run.step}" if run.attempt > 1 else "",
@@ -74,7 +78,8 @@ def opening(
         *_files(run.from_file),
         f"journal {journal}" if journal else "no journal",
     ]
-    first = _lines(f"perf_callbacks {run.versions.get('perf_callbacks', '')}: ", filter(None, parts))
+    version = run.versions.get("perf_callbacks", "")
+    first = _lines(f"perf_callbacks {version}: {measured} ({TIMELINES[run.timeline]}), ", filter(None, parts))
     return "\n  ".join([*first, *_items(checklist), *_advice(findings[:MOST_ADVICE])])
 
 
@@ -118,13 +123,13 @@ def _items(rows: Sequence[Checklist]) -> Iterable[str]:
     for row in rows:
         change = " -> ".join(part for part in (row.before, row.after) if part)
         told = "; ".join(part for part in (change, None if row.status == APPLIED else row.why) if part)
-        yield from _wrapped(f"{row.item:<{widths[0]}}  {row.status:<{widths[1]}}  {told}".rstrip())
+        yield from wrapped(f"{row.item:<{widths[0]}}  {row.status:<{widths[1]}}  {told}".rstrip())
 
 
 def _advice(findings: Sequence[Finding]) -> Iterator[str]:
     """Render advice that needs no run."""
     for found in findings:
-        yield from _wrapped(f"advice: {found.evidence}; try {found.remedy}")
+        yield from wrapped(f"advice: {found.evidence}; try {found.remedy}")
 
 
 def closing(summary: Summary) -> str:
@@ -139,15 +144,15 @@ def closing(summary: Summary) -> str:
         _spans(summary),
         _pauses(summary),
         *_proofs(summary),
-        *[line for text in straggler_text.lines(summary) for line in _wrapped(text)],
+        *[line for text in straggler_text.lines(summary) for line in wrapped(text)],
         _stalls(summary),
         *_memory(summary),
     ]
     if summary.failure:
         parts.append(f"measuring stopped early: {summary.failure}")
     first, *others = filter(None, parts)
-    lines = [line.lstrip() for line in _wrapped(first, initial=" " * len(OURS), indent="")]
-    return OURS + "\n  ".join([*lines, *[line for part in others for line in _wrapped(part)]])
+    lines = [line.lstrip() for line in wrapped(first, initial=" " * len(OURS), indent="")]
+    return OURS + "\n  ".join([*lines, *[line for part in others for line in wrapped(part)]])
 
 
 def verdict(summary: Summary) -> str:
@@ -169,13 +174,15 @@ def _verdict(summary: Summary) -> Iterable[str]:
         yield f"also: {other.evidence}; try {other.remedy}{gain}"
 
 
-def _wrapped(text: str, *, initial: str = "", indent: str = "  ") -> list[str]:
+def wrapped(text: str, *, initial: str = "", indent: str = "  ") -> list[str]:
     """Break a text within the width. What a person may copy, and lines of an account, stay whole."""
     if len(initial + text) <= WIDTH:
-        return [initial + text]
-    return wrap(
+        return [initial + text.replace(_JOINED, " ")]
+    text = _UNIT.sub(_JOINED, text)
+    lines = wrap(
         text, WIDTH, initial_indent=initial, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
     )
+    return [line.replace(_JOINED, " ") for line in lines]
 
 
 def live(found: Finding, seconds: float) -> str:
@@ -187,7 +194,7 @@ def live(found: Finding, seconds: float) -> str:
       DataLoader(num_workers=2). Up to 1.2x faster.
     """
     sentence = _change(found).replace("of the run", f"of the last {seconds:.0f} s")
-    return "\n  ".join([line.strip() for line in _wrapped(OURS + sentence, indent="")])
+    return "\n  ".join([line.strip() for line in wrapped(OURS + sentence, indent="")])
 
 
 def _change(found: Finding) -> str:
@@ -236,7 +243,7 @@ def _account(summary: Summary) -> Iterable[str]:
 def _lines(opening: str, parts: Iterable[str]) -> Iterable[str]:
     """Render a list within the width, broken between its parts only."""
     whole = ", ".join(part.replace(" ", _JOINED) for part in parts)
-    return (line.replace(_JOINED, " ") for line in _wrapped(opening.replace(" ", _JOINED) + whole))
+    return wrapped(opening + whole)
 
 
 def _stages(summary: Summary) -> Iterable[str]:
@@ -352,7 +359,7 @@ def size(gb: float) -> str:
     return f"{gb * 1e9:.0f} B"
 
 
-def clean(value: object) -> str:
+def clean(value: object, longest: int = LONGEST) -> str:
     """Render a value from a journal: no control characters, not too long.
 
     >>> clean(None), clean("a" + chr(27) + "b"), clean(32.0)
@@ -360,7 +367,7 @@ def clean(value: object) -> str:
     """
     shown = DASH if value is None else f"{value:g}" if isinstance(value, float) else str(value)
     shown = "".join([letter if letter.isprintable() else "?" for letter in shown])
-    return shown if len(shown) <= LONGEST else shown[: LONGEST - 1] + "…"
+    return shown if len(shown) <= longest else shown[: longest - 1] + "…"
 
 
 def listed(ranks: Sequence[int]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from perf_callbacks.core.batch_means import Change
-from perf_callbacks.report.cards import DASH, clean, duration, listed, rate, size
+from perf_callbacks.report.cards import DASH, LONGEST, clean, duration, listed, rate, size, wrapped
 from perf_callbacks.report.comparison import BETTER, SAME, UNDECIDED, WORSE, Comparison, Metric
 
 SENTENCES = {
@@ -13,6 +13,9 @@ SENTENCES = {
     SAME: "No regression",
     UNDECIDED: "Undecided, more steps would tell",
 }
+
+SENTENCE = 200
+"""Characters of a sentence with values from a journal in it."""
 
 HEADERS = ("metric", "A", "B", "change", "99 % interval", "")
 
@@ -35,8 +38,9 @@ def text(comparison: Comparison) -> str:
         f"A: {comparison.steps[0]:,} measured steps, B: {comparison.steps[1]:,}",
         *_missing(comparison),
         *["  " + "  ".join(_placed(row, widths)).rstrip() for row in rows],
-        *[f"no verdict on {name}: {clean(reason)}" for name, reason in comparison.not_compared.items()],
     ]
+    for name, reason in comparison.not_compared.items():
+        lines += wrapped(f"no verdict on {name}: {clean(reason, SENTENCE)}")
     if comparison.differences:
         lines.append("differences")
         lines += [f"  {clean(name)}: {clean(a)} -> {clean(b)}" for name, (a, b) in comparison.differences.items()]
@@ -53,7 +57,7 @@ def markdown(comparison: Comparison) -> str:
         *["| " + " | ".join(_row(metric)) + " |" for metric in comparison.metrics],
     ]
     notes = [f"{line}." for line in _missing(comparison)]
-    notes += [f"No verdict on {name}: {_cell(reason)}." for name, reason in comparison.not_compared.items()]
+    notes += [f"No verdict on {name}: {_cell(reason, SENTENCE)}." for name, reason in comparison.not_compared.items()]
     notes += [f"{_cell(name)}: {_cell(a)} → {_cell(b)}" for name, (a, b) in comparison.differences.items()]
     return "\n".join([*lines, *([""] if notes else []), *[f"- {note}" for note in notes]])
 
@@ -84,9 +88,9 @@ def values(comparison: Comparison, fail_over: float) -> dict[str, Any]:
     }
 
 
-def _cell(value: object) -> str:
+def _cell(value: object, longest: int = LONGEST) -> str:
     """Render a value as plain text in Markdown."""
-    return "".join(["\\" + letter if letter in "\\`*_[]<>|#" else letter for letter in clean(value)])
+    return "".join(["\\" + letter if letter in "\\`*_[]<>|#" else letter for letter in clean(value, longest)])
 
 
 def _missing(comparison: Comparison) -> Iterable[str]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from heapq import nlargest
-from itertools import pairwise
 from typing import Any
 
 from perf_callbacks.core.records import Straggler
@@ -40,8 +39,7 @@ def marks(fit: Fit, within: range | None = None) -> dict[str, Any] | None:
 
 def _all_marks(fit: Fit) -> Iterable[tuple[int, str, str]]:
     first = fit.first
-    for before, attempt in pairwise(first):
-        repeated = max(0, (before.step[-1] if before.step else attempt.run.step) - attempt.run.step)
+    for attempt, repeated in fit.restarts:
         again = f", {repeated:,} steps again" if repeated else ""
         yield attempt.run.step, "restart", f"attempt {attempt.run.attempt} from step {attempt.run.step:,}{again}"
     for kind in ("evaluation", "checkpoint"):

@@ -138,6 +138,13 @@ class Fit:
         return self.ranks[min(self.ranks)]
 
     @property
+    def restarts(self) -> Iterator[tuple[Attempt, int]]:
+        """The attempts after the first, each with the number of steps that it repeats."""
+        for before, attempt in pairwise(self.first):
+            last = before.step[-1] if before.step else attempt.run.step
+            yield attempt, max(0, last - attempt.run.step)
+
+    @property
     def attempts(self) -> Iterator[tuple[int, Attempt]]:
         """All attempts, each with its rank."""
         return ((rank, attempt) for rank, attempts in sorted(self.ranks.items()) for attempt in attempts)

@@ -6,7 +6,7 @@ from perf_callbacks.core.codec import Entry
 from perf_callbacks.core.machine_records import Memory, Use
 from perf_callbacks.core.memory_use import Leak, Point, known, leak, slope
 from perf_callbacks.core.records import Run
-from perf_callbacks.report.cards import DASH, clean, listed, size
+from perf_callbacks.report.cards import DASH, clean, listed, size, wrapped
 from perf_callbacks.report.comparison import absent
 from perf_callbacks.report.history import possible
 
@@ -41,7 +41,8 @@ def render(fit: Sequence[Entry]) -> str:
         lines = [f"{rank}: no `memory` record: the fit ended before its third step, or a version without them wrote it"]
     else:
         lines = [f"{rank}, step {parts.step}, on {clean(parts.device)}", *_table(parts)]
-    return "\n  ".join([*lines, *_resident(points, leak(points))])
+    lines += _resident(points, leak(points))
+    return "\n  ".join([part for line in lines for part in wrapped(line)])
 
 
 def missing(fits: Sequence[Sequence[Entry]]) -> Iterable[str]:

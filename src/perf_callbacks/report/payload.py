@@ -12,6 +12,7 @@ from perf_callbacks.report.cards import TIMELINES, duration, listed, rate, verdi
 from perf_callbacks.report.events import marks
 from perf_callbacks.report.history import Fit
 from perf_callbacks.report.series import (
+    OWN,
     Axis,
     Band,
     Heat,
@@ -19,6 +20,7 @@ from perf_callbacks.report.series import (
     StepSeries,
     hardware_ratios,
     heat,
+    medians,
     outliers,
     rounded,
     series,
@@ -48,7 +50,8 @@ def payload(fits: Sequence[Fit], number: int = 0, within: range | None = None) -
             return None
 
     drawn = series(fit, within=within)
-    slow = outliers(fit, within)
+    usual = {rank: medians(fit, rank) for rank in fit.ranks}
+    slow = outliers(fit, usual, within)
     count = _count(fit)
     peak = _peak(fit)
     memory = fit.first[-1].last(Memory)
@@ -56,8 +59,8 @@ def payload(fits: Sequence[Fit], number: int = 0, within: range | None = None) -
     summary = fit.summary
     rows: list[tuple[str, Callable[[], Table | None]]] = [
         ("findings", lambda: tables.findings(fit)),
-        ("worst", lambda: tables.worst_steps(worst(fit, slow))),
-        ("ranks", lambda: tables.ranks(fit)),
+        ("worst", lambda: tables.worst_steps(worst(fit, slow, usual))),
+        ("ranks", lambda: tables.ranks(usual)),
         ("phases", lambda: None if count is None else tables.phases(count)),
         ("products", lambda: None if count is None else tables.products(count, tensor_cores=tensor_cores)),
         ("uncounted", lambda: None if count is None else tables.uncounted(count, summary)),
@@ -146,6 +149,7 @@ def _figures(fit: Fit, drawn: StepSeries, peak: float | None) -> list[dict[str, 
             kind = "measured peak" if summary is not None and summary.peak_measured else "peak"
             dtype = "" if summary is None or summary.flops_dtype is None else f", {summary.flops_dtype}"
             note = f"of the {kind}, {rate(peak / TERA)} TFLOPS{dtype}"
+            note += "; at least, some work is uncounted" if low else ""
             figures.append(("MFU", f"{low}{done / peak:.1%}", note))
         figures.append(("TFLOPS", f"{low}{rate(done / TERA)}", "model FLOPs per second and rank"))
     figures += _rates(fit)
@@ -157,6 +161,8 @@ def _figures(fit: Fit, drawn: StepSeries, peak: float | None) -> list[dict[str, 
     wall = sum(attempt.seconds for attempt in fit.first)
     done = sum(count for _, count in fit.kept(min(fit.ranks)))
     attempts = f" in {len(fit.first)} attempts" if len(fit.first) > 1 else ""
+    repeated = sum(count for _, count in fit.restarts)
+    attempts += f", {repeated:,} of them again after restarts" if repeated else ""
     figures.append(("run time", _long(wall), f"{done:,} steps done{attempts}"))
     return [dict(zip(("name", "value", "note"), figure, strict=True)) for figure in figures]
 
@@ -275,9 +281,10 @@ def _heat(found: Heat) -> dict[str, Any] | None:
     if not found.excess or not found.axis.count:
         return None
     axis: Axis = found.axis
+    own = {name: found.excess[name] for name in OWN if name in found.excess} or found.excess
     most = max(
         (value, rank, name)
-        for name, rows in found.excess.items()
+        for name, rows in own.items()
         for rank, row in zip(found.ranks, rows, strict=True)
         for value in row
         if value is not None

@@ -1,7 +1,7 @@
 """Steps of all ranks as series short enough to draw: buckets of steps, and the slowest steps one by one."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from math import ceil, isfinite, isnan
@@ -37,6 +37,9 @@ STAGES = tuple(name for name in TIMES if name not in {"step_time", "model_flops"
 
 WAITING = "backward_time"
 """Stage in which ranks wait for each other."""
+
+OWN = tuple(name for name in STAGES if name != WAITING)
+"""Stages in which a slow rank is slower than the others; in backward all of them wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,12 +225,17 @@ def medians(fit: Fit, rank: int) -> dict[str, float]:
     return {name: median(values) for name, values in found.items() if values}
 
 
-def outliers(fit: Fit, within: range | None = None) -> list[Outlier]:
-    """The slowest steps of all ranks, those that are in no row too, in order."""
+def outliers(fit: Fit, usual: Mapping[int, Mapping[str, float]], within: range | None = None) -> list[Outlier]:
+    """The slowest steps of all ranks, those that are in no row too, in order.
+
+    Args:
+        fit: The fit.
+        usual: The medians of each rank.
+        within: The steps that count. None: all.
+    """
     found: list[Outlier] = []
-    usual = {rank: medians(fit, rank).get("step_time") for rank in fit.ranks}
     for rank, attempt, lower, upper in kept(fit, within):
-        floor = SLOW * (usual[rank] or 0.0)
+        floor = SLOW * usual[rank].get("step_time", 0.0)
         times = attempt.columns["step_time"]
         slow = [place for place in range(lower, upper) if times[place] > floor]
         found += [
@@ -237,16 +245,15 @@ def outliers(fit: Fit, within: range | None = None) -> list[Outlier]:
     return sorted(nlargest(OUTLIERS, found, key=lambda one: one.seconds), key=lambda one: (one.step, one.rank))
 
 
-def worst(fit: Fit, slow: Sequence[Outlier]) -> list[Worst]:
+def worst(fit: Fit, slow: Sequence[Outlier], usual: Mapping[int, Mapping[str, float]]) -> list[Worst]:
     """Explain the slowest steps of the job, each by the rank and the stage that others did not wait in."""
-    usual = {rank: medians(fit, rank) for rank in fit.ranks}
     slowest: dict[int, Outlier] = {}
     for one in sorted(slow, key=lambda one: one.seconds, reverse=True):
         slowest.setdefault(one.step, one)
     return [_explained(fit, one, usual) for one in [*slowest.values()][:WORST]]
 
 
-def _explained(fit: Fit, slowest: Outlier, usual: dict[int, dict[str, float]]) -> Worst:
+def _explained(fit: Fit, slowest: Outlier, usual: Mapping[int, Mapping[str, float]]) -> Worst:
     found: list[tuple[bool, float, int, str]] = []
     gc_seconds = 0.0
     for rank, attempt, lower, upper in kept(fit):
@@ -318,8 +325,9 @@ def heat(fit: Fit, within: range | None = None) -> Heat:
                 ]
                 for rank in fit.ranks
             }
+    own = {name: excess[name] for name in OWN if name in excess} or excess
     peaks = {
-        rank: max((value for rows in excess.values() for value in rows[rank] if value is not None), default=0.0)
+        rank: max((value for rows in own.values() for value in rows[rank] if value is not None), default=0.0)
         for rank in fit.ranks
     }
     shown = tuple(sorted(nlargest(RANKS, sorted(fit.ranks), key=peaks.__getitem__)))

@@ -1,8 +1,10 @@
 """Tables of a report: what was found, counted and changed in a fit."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nlargest
+from statistics import median
 from typing import Any
 
 from perf_callbacks.core.machine_records import Memory
@@ -12,7 +14,7 @@ from perf_callbacks.core.straggler_text import NAMES, REMEDIES
 from perf_callbacks.report.cards import DASH, duration, rate, size
 from perf_callbacks.report.history import Fit
 from perf_callbacks.report.memory_table import SOURCES
-from perf_callbacks.report.series import STAGES, Worst, medians
+from perf_callbacks.report.series import OWN, STAGES, Worst
 
 TEXT, NUMBER, CODE = "text", "number", "code"
 """Kinds of columns."""
@@ -87,16 +89,23 @@ def worst_steps(worst: Iterable[Worst]) -> Table | None:
     return Table("Slowest steps", columns, rows, note) if rows else None
 
 
-def ranks(fit: Fit) -> Table | None:
-    """Tabulate the median times of each rank."""
-    if len(fit.ranks) == 1:
+def ranks(usual: Mapping[int, Mapping[str, float]]) -> Table | None:
+    """Tabulate the median times of each rank; of many ranks, those that exceed the others most."""
+    if len(usual) == 1:
         return None
-    usual = {rank: medians(fit, rank) for rank in sorted(fit.ranks)[:MOST_ROWS]}
     names = [name for name in ("step_time", *STAGES) if any(name in found for found in usual.values())]
-    rows = [(str(rank), *[duration(found.get(name)) for name in names]) for rank, found in usual.items()]
+    middle = {name: median([found[name] for found in usual.values() if name in found]) for name in names}
+
+    def excess(rank: int) -> float:
+        return max((usual[rank][name] - middle[name] for name in OWN if name in usual[rank]), default=0.0)
+
+    shown, note = sorted(usual), ""
+    if len(usual) > MOST_ROWS:
+        shown = nlargest(MOST_ROWS, shown, key=excess)
+        note = f"The ranks that exceed the others most, outside of backward; {len(usual) - len(shown):,} are not shown."
+    rows = [(str(rank), *[duration(usual[rank].get(name)) for name in names]) for rank in shown]
     columns = [("rank", NUMBER), *[(_stage(name), NUMBER) for name in names]]
-    more = len(fit.ranks) - len(rows)
-    return Table("Median times by rank", columns, rows, f"{more:,} more ranks are not shown." if more else "")
+    return Table("Median times by rank", columns, rows, note)
 
 
 def products(count: Flops, *, tensor_cores: bool) -> Table | None:

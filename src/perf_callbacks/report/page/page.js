@@ -31,7 +31,9 @@ function table(name, options = {}) {
   // a column that says nothing in any row is left out
   const filled = found.columns.map((_, place) => found.rows.some((row) => row[place])), shown = (cells) => cells.filter((_, place) => filled[place]);
   const columns = shown(found.columns);
-  const cell = (text, [heading, kind]) => el("td", { class: kind, "data-label": heading }, kind === "code" && text ? el("code", {}, text) : text);
+  const joined = (text) => text.replace(/(\d) (?=(us|ms|s|B|kB|MB|GB)\b)/g, "$1\u00a0");  // no line ends between a number and its unit
+  const inside = (text, heading, kind) => (kind === "code" && text ? el("code", {}, text) : heading.endsWith("step") && data.steps && kind === "number" ? stepButton(text) : joined(text));
+  const cell = (text, [heading, kind]) => el("td", { class: kind, "data-label": heading }, inside(text, heading, kind));
   const body = el("table", {},
     el("thead", {}, el("tr", {}, ...columns.map(([heading, kind]) => el("th", { class: kind, scope: "col" }, heading)))),
     el("tbody", {}, ...found.rows.map((row) => el("tr", {}, ...shown(row).map((text, place) => cell(text, columns[place]))))));
@@ -39,6 +41,13 @@ function table(name, options = {}) {
   const inner = found.rows.length ? el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": found.title }, body) : "";
   if (options.folded) return el("details", { class: "table" }, el("summary", {}, el("h3", { style: { display: "inline" } }, found.title)), inner);
   return el("div", { class: `table ${options.class || ""}` }, el("header", {}, ...head), inner);
+}
+
+// The number of a step, which zooms all charts to its neighbours.
+function stepButton(text) {
+  const step = Number(text.replaceAll(",", "")), around = Math.max(20, 2 * data.steps.width);
+  const look = () => { Charts.zoom(step - around, step + around); document.getElementById("steps").scrollIntoView(); };
+  return step >= data.steps.first && step <= data.steps.last ? el("button", { class: "step", type: "button", title: "Zoom to this step", on: { click: look } }, text) : text;
 }
 
 const pair = (...parts) => (parts.some(Boolean) ? el("div", { class: "two" }, ...parts) : null);
@@ -81,8 +90,9 @@ let drawHeat = () => {};
 toggle.addEventListener("click", () => { document.documentElement.dataset.theme = theme() === "dark" ? "light" : "dark"; paint(); });
 dark.addEventListener("change", paint);
 let before;
-addEventListener("beforeprint", () => { before = document.documentElement.dataset.theme; document.documentElement.dataset.theme = "light"; paint(); });
-addEventListener("afterprint", () => { if (before) document.documentElement.dataset.theme = before; else delete document.documentElement.dataset.theme; paint(); });
+const foldedTables = () => document.querySelectorAll("details.table");
+addEventListener("beforeprint", () => { for (const one of foldedTables()) one.open = true; before = document.documentElement.dataset.theme; document.documentElement.dataset.theme = "light"; paint(); });
+addEventListener("afterprint", () => { for (const one of foldedTables()) one.open = false; if (before) document.documentElement.dataset.theme = before; else delete document.documentElement.dataset.theme; paint(); });
 page.append(
   el("div", { class: "top" }, el("span", {}, el("b", {}, "perf_callbacks"), " report"), toggle),
   el("h1", {}, data.verdict || "Nothing can be said about this run."),
@@ -205,11 +215,17 @@ function useCharts(place) {
 
 if (steps) {
   const [from, to] = ["First step shown", "Last step shown"].map((label) => el("input", { type: "number", "aria-label": label, min: steps.first, max: steps.last }));
-  const say = (low, high) => { from.value = Math.round(low); to.value = Math.round(high); };
+  const hint = el("p", { class: "said" });
+  const say = (low, high) => {
+    from.value = Math.round(low); to.value = Math.round(high);
+    const few = steps.width > 1 && high - low < 100 * steps.width;
+    hint.replaceChildren(...(few ? [`A point is ${steps.width.toLocaleString("en")} steps. To draw each one: `, el("code", {}, `perf-callbacks report … --steps ${from.value}-${to.value}`)] : []));
+    drawHeat();
+  };
   Charts.begin(steps.first, steps.last, say);
   for (const input of [from, to]) input.addEventListener("change", () => Charts.zoom(Number(from.value), Number(to.value)));
   const tools = el("div", { class: "tools" }, "Steps", from, "to", to, el("button", { type: "button", on: { click: Charts.reset } }, "All"), el("span", {}, "or drag over a chart"));
-  page.append(el("section", {}, el("div", { class: "bar-head" }, el("h2", {}, "Over the steps"), tools)));
+  page.append(el("section", { id: "steps" }, el("div", { class: "bar-head" }, el("h2", {}, "Over the steps"), tools), hint));
   say(...Charts.view);
   timeChart(); marksChart(); rateChart(); stagesChart();
 }
@@ -231,34 +247,42 @@ function heatMap() {
   made.firstChild.append(choose, legend);
   const canvas = el("canvas", { class: "heat", role: "img", "aria-label": heat.text }), tip = el("div", { class: "tip" });
   made.append(canvas, tip);
-  const left = 44, foot = 18, height = heat.ranks.length * cell + foot;
+  // its columns lie under the steps of the charts above, and follow their zoom
+  const left = 70, right = 30, foot = 18, height = heat.ranks.length * cell + foot;
+  const shown = () => (steps ? Charts.view : [heat.first - 0.5, heat.last + 0.5]);
   drawHeat = () => {
-    const wide = made.clientWidth - 28, scale = devicePixelRatio || 1, columns = heat.excess[chosen][0].length, each = (wide - left) / columns;
+    const wide = made.clientWidth - 28, scale = devicePixelRatio || 1, [low, high] = shown(), space = wide - left - right;
+    const at = (column) => left + ((heat.first - 0.5 + column * heat.width - low) / (high - low)) * space;
     canvas.width = wide * scale; canvas.height = height * scale; canvas.style.height = `${height}px`;
     const ctx = canvas.getContext("2d");
     ctx.scale(scale, scale);
     ctx.font = "11px system-ui, sans-serif"; ctx.textBaseline = "middle";
+    ctx.save();
+    ctx.beginPath(); ctx.rect(left, 0, space, height); ctx.clip();
     heat.excess[chosen].forEach((row, rank) => row.forEach((value, column) => {
+      const x = at(column), each = Math.ceil(at(column + 1) - x);
+      if (x + each < left || x > wide - right) return;
       ctx.globalAlpha = 1;
       ctx.fillStyle = Charts.color("grid");
-      if (value != null) ctx.fillRect(left + column * each, rank * cell, Math.ceil(each), cell - 1);
+      if (value != null) ctx.fillRect(x, rank * cell, each, cell - 1);
       ctx.globalAlpha = Math.min(1, Math.sqrt(Math.max(0, value || 0) / mean / 0.5));
       ctx.fillStyle = Charts.color("heat");
-      if (value > 0) ctx.fillRect(left + column * each, rank * cell, Math.ceil(each), cell - 1);
+      if (value > 0) ctx.fillRect(x, rank * cell, each, cell - 1);
     }));
-    ctx.globalAlpha = 1; ctx.fillStyle = Charts.color("soft");
+    ctx.restore();
+    ctx.fillStyle = Charts.color("soft");
     const every = Math.ceil(12 / cell);
     heat.ranks.forEach((rank, row) => { if (row % every === 0) ctx.fillText(`rank ${rank}`, 0, row * cell + cell / 2); });
-    ctx.fillText(heat.first.toLocaleString("en"), left, height - 8);
-    const end = `step ${heat.last.toLocaleString("en")}`;
-    ctx.fillText(end, wide - ctx.measureText(end).width, height - 8);
+    ctx.fillText(Math.ceil(low).toLocaleString("en"), left, height - 8);
+    const end = `step ${Math.floor(high).toLocaleString("en")}`;
+    ctx.fillText(end, wide - right - ctx.measureText(end).width, height - 8);
     legend.replaceChildren("longer than the median rank by 0", el("span", { class: "scale", style: { background: "linear-gradient(to right, var(--grid), var(--heat))" } }), `${Charts.seconds(mean / 2)} or more per step`);
   };
   choose.addEventListener("change", () => { chosen = Number(choose.value); drawHeat(); });
   canvas.addEventListener("mousemove", (event) => {
-    const box = canvas.getBoundingClientRect(), columns = heat.excess[chosen][0].length, each = (box.width - left) / columns;
-    const column = Math.floor((event.clientX - box.left - left) / each), row = Math.floor((event.clientY - box.top) / cell);
-    const value = heat.excess[chosen][row]?.[column];
+    const box = canvas.getBoundingClientRect(), [low, high] = shown(), share = (event.clientX - box.left - left) / (box.width - left - right);
+    const column = Math.floor((low + share * (high - low) - heat.first + 0.5) / heat.width), row = Math.floor((event.clientY - box.top) / cell);
+    const value = share >= 0 && share <= 1 ? heat.excess[chosen][row]?.[column] : null;
     tip.style.display = value == null ? "none" : "block";
     if (value == null) return;
     const start = heat.first + column * heat.width;

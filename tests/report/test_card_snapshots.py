@@ -1,0 +1,154 @@
+"""Cards compared whole with snapshots: at 80 and 120 columns, piped, and with NO_COLOR."""
+
+import os
+import random
+import struct
+from pathlib import Path
+
+import pytest
+from fakes import a_run
+from journals import a_fit, a_summary, steps, write
+
+from perf_callbacks.commands import main
+from perf_callbacks.core.codec import Entry
+from perf_callbacks.core.records import APPLIED, Checklist, Finding
+from perf_callbacks.report import cards
+
+fcntl, termios = pytest.importorskip("fcntl"), pytest.importorskip("termios")
+
+SNAPSHOTS = Path(__file__).with_name("cards")
+
+LOADER = Finding(
+    cause="data",
+    share=0.25,
+    evidence="Waiting for data took 25% of the run: num_workers=0",
+    remedy="DataLoader(num_workers=2)",
+)
+OPTIMIZER = Finding(
+    cause="optimizer",
+    share=0.03,
+    evidence="The optimizer took 5% of the run: AdamW updates 430 tensors one by one",
+    remedy="torch.optim.AdamW(..., fused=True)",
+)
+BLOCKING = Finding(
+    cause="sync",
+    share=None,
+    evidence="CUDA_LAUNCH_BLOCKING=1 waits for each kernel",
+    remedy="unsetting CUDA_LAUNCH_BLOCKING",
+)
+ITEMS = [
+    Checklist(
+        item="gc",
+        status=APPLIED,
+        before="automatic, thresholds 700/10/10",
+        after="every 100 steps, full every 1,000",
+    ),
+    Checklist(item="loaders", status="not applicable", before="not pinned", why="there is no accelerator to copy to"),
+    Checklist(
+        item="affinity", status="advised", before="CPUs 0-63", after="CPUs 0-15", why="the GPU is on NUMA node 0"
+    ),
+]
+WHOLE = {
+    "findings": (LOADER, OPTIMIZER, BLOCKING),
+    "lost_steps": 3,
+    "stage_seconds": {"data_time": 1.0, "forward_time": 1.0, "backward_time": 1.75, "gc_time": 0.0, "other_time": 0.75},
+    "other_seconds": {"generation": 0.5},
+    "model_flops": 72 * 10**12,
+    "hardware_flops": 9 * 10**13,
+    "peak_flops_per_second": 4e13,
+    "flops_source": "counted",
+    "flops_coverage": 1.0,
+    "flops_lower_bound": True,
+    "compared_steps": 18,
+    "compared_seconds": 4.5,
+    "straggler_seconds": {"data": 1.5},
+    "stragglers": ((1, "data", 1.5, 4),),
+    "slowdown": 1.5,
+    "backward_waiting": 0.25,
+    "stalls": 1,
+    "stall_seconds": 61.0,
+    "proofs": {"gc": "it saves 2.09 of 3.11 ms a step (67.1%; 99.9 % interval 1.63 to 2.27 ms, 16 pairs of turns)"},
+    "memory_gb": {"weights": 2.0, "gradients": 1.0, "activations": 5.0, "peak": 8.0},
+    "failure": "OSError: No space left on device",
+}
+
+
+def opening(_folder):
+    run = a_run(device="NVIDIA H200", timeline="device", world_size=8, attempt=2, step=40, from_env=("gc", "window"))
+    print(cards.opening(run, journal="out/perf_callbacks/rank0.jsonl", checklist=ITEMS, findings=[BLOCKING]))
+
+
+def closing(_folder):
+    print(cards.closing(a_summary(**WHOLE)))
+
+
+def healthy(_folder):
+    print(cards.closing(a_summary(findings=(), model_flops=None, wall_seconds={"startup": 0.5, "steps": 5.0})))
+
+
+def live(_folder):
+    print(cards.live(LOADER, 60.0))
+
+
+def check(_folder):
+    print(cards.check("NVIDIA H200", ITEMS, "Peak: 989.5 TFLOPS dense bfloat16 by the data sheet.", [BLOCKING]))
+
+
+def memory(folder):
+    main(["memory", str(write(folder, a_fit(0, world_size=2), a_fit(1, world_size=2)))])
+
+
+def compare(folder):
+    rng = random.Random(0)
+    for name, seconds in (("a", 0.25), ("b", 0.3)):
+        times = tuple([seconds * (1 + 0.02 * rng.random()) for _ in range(200)])
+        run = a_run(config={"gc": "sync" if name == "a" else "observe"})
+        write(
+            folder / name,
+            [
+                Entry(0.0, run),
+                Entry(1.0, steps(1, 200, step_time=times, samples=(4,) * 200, model_flops=(10**12,) * 200)),
+            ],
+        )
+    main(["compare", str(folder / "a"), str(folder / "b")])
+
+
+CARDS = {card.__name__: card for card in (opening, closing, healthy, live, check, memory, compare)}
+
+
+def on_terminal(monkeypatch, columns, show):
+    """Show a card on a terminal of so many columns, and return what it was sent."""
+    ours, terminal = os.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    with os.fdopen(terminal, "w", encoding="utf-8") as stdout:
+        assert stdout.isatty()
+        monkeypatch.setattr("sys.stdout", stdout)
+        show()
+        print(end="\0", flush=True)
+        text = b""
+        while not text.endswith(b"\0"):
+            text += os.read(ours, 65_536)
+    os.close(ours)
+    return text[:-1].decode().replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize("screen", ["80", "120", "piped", "NO_COLOR"])
+@pytest.mark.parametrize("card", CARDS)
+def test_a_card_is_the_same_text_wherever_it_is_shown(card, screen, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if screen == "NO_COLOR":
+        monkeypatch.setenv("NO_COLOR", "1")
+    if screen == "piped":
+        CARDS[card](tmp_path)
+        shown = capsys.readouterr().out
+    else:
+        columns = 120 if screen == "120" else 80
+        monkeypatch.setenv("COLUMNS", str(columns))
+        shown = on_terminal(monkeypatch, columns, lambda: CARDS[card](tmp_path))
+    snapshot = SNAPSHOTS / f"{card}.txt"
+    if os.environ.get("WRITE_CARDS"):  # after a change that is meant: look at the difference, and commit it
+        snapshot.write_text(shown, encoding="utf-8")
+    assert shown == snapshot.read_text(encoding="utf-8")
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "\x1b" not in shown
