@@ -77,6 +77,21 @@ def test_each_window_of_a_slow_rank_is_told_of_with_its_own_last_step():
     assert [one.step for one in told if one.cause == "host"] == [50, 100, 150]
 
 
+def test_the_steps_of_a_slow_rank_before_its_first_window_and_after_its_last_one_count_too():
+    slow = [(step, 1, "host", 0.2) for step in range(32, 169)]
+    told, stragglers = found(traces.windows(4, 250, seed=5, faults=slow))
+    assert [(one.step, one.steps) for one in told if one.cause == "host"] == [(50, 19), (100, 50), (150, 50), (168, 18)]
+    assert stragglers.causes["host"] == pytest.approx(0.2 * len(slow), rel=0.05)
+    assert stragglers.slow == []
+
+
+def test_a_rank_that_is_slow_in_half_of_a_window_is_told_of_by_its_usual_steps():
+    slow = [(step, 1, "data", 0.8) for step in range(206, 231)]
+    told, _ = found(traces.windows(2, 250, seed=5, faults=slow))
+    assert [one.step for one in told] == [*range(206, 231)]
+    assert [one.seconds_lost for one in told] == pytest.approx([0.8] * 25, rel=0.1)
+
+
 def test_ranks_are_compared_only_with_ranks_that_do_the_same_work():
     pipeline = {rank: {"pipeline": rank // 2, "data": rank % 2} for rank in range(4)}
     (first, signals), *_ = traces.windows(4, 50, faults=[(9, 3, "gc", 0.6)])

@@ -90,15 +90,16 @@ class Peers:
 
     def explain(self, place: int) -> dict[str, float]:
         """Return the part of a slow rank's lead over usual ranks that each cause explains, the largest first."""
-        others = [one for one in range(len(self.ranks)) if one != place]
-        others = others[:: max(1, len(others) // SAMPLE)]
-        more = {
-            cause: self.median(place, cause) - lower_median([self.median(one, cause) for one in others])
-            for cause in CAUSES
-        }
+        more = {cause: self.more(place, cause) for cause in CAUSES}
         found = {cause: seconds for cause, seconds in more.items() if seconds > 0}
         whole = sum(found.values())
         return {cause: found[cause] / whole for cause in sorted(found, key=lambda cause: -found[cause])}
+
+    def more(self, place: int, cause: str) -> float:
+        """Return the median seconds of a cause on one rank beyond those on a usual one of the others."""
+        others = [one for one in range(len(self.ranks)) if one != place]
+        others = others[:: max(1, len(others) // SAMPLE)]
+        return self.median(place, cause) - lower_median([self.median(one, cause) for one in others])
 
     def usual(self, cause: str) -> float:
         """Return the median seconds of a cause on a usual rank."""
@@ -123,7 +124,8 @@ class Peers:
                 column: Sequence[float] = [*map(_rest, signals[LOCAL], *parts)]
             else:
                 column = signals.get(cause, (0.0,) * len(signals[LOCAL]))
-            middle = median(known(column) if math.isnan(sum(column)) else column)
+            # the lower one: where a rank is slow in half of the steps, its usual ones are the others
+            middle = lower_median((known(column) if math.isnan(sum(column)) else column) or (0.0,))
             found = self._columns[place, cause] = column, middle
         return found
 

@@ -8,6 +8,8 @@ the job loses what this rank took beyond the others.
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
 
 from perf_callbacks.core.even_work import evened
 from perf_callbacks.core.peers import CAUSES, DEVICE, GC, LOCAL, STEAL, STEP, Compared, Peers, Signals, known, median
@@ -40,10 +42,10 @@ SLICE = 256
 
 SLOW_SHARE, SLOW_STEPS = 0.05, 0.6
 """A rank is slow in a window if it takes this part of a step longer than a usual rank, and is the slowest one in this
-part of the steps. It is a slow rank from the second window in a row on."""
+part of the steps."""
 
-LONG_STEPS = 30
-"""Steps of these windows before which a rank is not slow for long, however short windows are."""
+LONG_WINDOWS, LONG_STEPS = 2, 30
+"""Windows in a row, and steps of them, from which on a rank is slow for long."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,14 +63,64 @@ class SlowRank:
     """Part of this difference that each cause explains, the largest first."""
 
 
+class _Lead(NamedTuple):
+    """The slowest rank of a step in which no single fault was named."""
+
+    step: int
+    rank: int
+    late: float
+    """Seconds that it took beyond a usual rank."""
+    ahead: float
+    """Seconds that it took beyond the next one."""
+
+
 @dataclass(slots=True)
-class _Suspect:
-    """A rank that was slow in the last window."""
+class _Spell:
+    """Windows in a row in which one rank was slow."""
 
     rank: int
+    more: float = 0.0
+    """Seconds that a step takes it beyond a usual rank, in the newest window."""
+    causes: Mapping[str, float] = field(default_factory=dict)
     steps: int = 0
+    windows: int = 0
     untold: list[Straggler] = field(default_factory=list)
-    """Losses that are told if it is slow in the next window too."""
+    """Losses that are told once it is known to be slow for long."""
+
+    @property
+    def told(self) -> bool:
+        """Tell if it lasts for so long that it is told of."""
+        return self.windows >= LONG_WINDOWS and self.steps >= LONG_STEPS
+
+    def lose(self, leads: Sequence[_Lead]) -> None:
+        """Add what was lost in those of these steps in which the rank was the slowest."""
+        mine = [lead for lead in leads if lead.rank == self.rank]
+        lost = sum([min(lead.ahead, self.more) for lead in mine])
+        self.untold += [
+            Straggler(step=mine[-1].step, rank=self.rank, cause=cause, seconds_lost=lost * part, steps=len(mine))
+            for cause, part in self.causes.items()
+            if mine
+        ]
+
+    def begin(self, leads: Sequence[_Lead]) -> None:
+        """Add what was lost in the steps of the window before, from that on in which the rank became slow."""
+        self.lose(leads[len(leads) - self._slow_steps(leads[::-1]) :])
+
+    def end(self, leads: Sequence[_Lead]) -> None:
+        """Add what was lost in the steps of the window after, up to that in which the rank recovered."""
+        self.lose(leads[: self._slow_steps(leads)])
+
+    def _slow_steps(self, leads: Sequence[_Lead]) -> int:
+        """Return how many of the first steps are slow, if one place parts slow steps from usual ones."""
+        late = [lead.late if lead.rank == self.rank else 0.0 for lead in leads]
+        gains = [*accumulate([seconds - self.more / 2 for seconds in late], initial=0.0)]
+        return gains.index(max(gains))
+
+    def tell(self) -> list[Straggler]:
+        """Return the losses that were not told, if the rank was slow for long."""
+        told = self.untold if self.told else []
+        self.untold = [] if self.told else self.untold
+        return told
 
 
 class Stragglers:
@@ -165,7 +217,8 @@ class _Group:
 
     def __init__(self) -> None:
         self._noise: dict[str, deque[float]] = {}
-        self._suspect: _Suspect | None = None
+        self._spell: _Spell | None = None
+        self._leads: list[_Lead] = []  # of the last window
         self.slow: SlowRank | None = None
 
     def find(
@@ -179,7 +232,8 @@ class _Group:
 
     def skip(self) -> None:
         """Pass over a window in which these ranks weren't compared: who was slow before it is slow no more."""
-        self._suspect = self.slow = None
+        self._spell = self.slow = None
+        self._leads = []
 
     def _events(
         self, numbers: Sequence[int], peers: Peers, compared: Sequence[Compared], step_seconds: float
@@ -208,31 +262,44 @@ class _Group:
     def _persistent(
         self, numbers: Sequence[int], peers: Peers, compared: Sequence[Compared], step_seconds: float, named: set[int]
     ) -> list[Straggler]:
-        """Tell if one rank is slow for long: by how much, and by which causes."""
-        before, self._suspect, self.slow = self._suspect, None, None
-        slowest = Counter([one.slowest for one in compared])
-        place = max(slowest, key=lambda one: (slowest[one], -one), default=None)
-        if place is None or slowest[place] <= len(compared) * max(SLOW_STEPS, 1.5 / len(peers.ranks)):
-            return []
-        late = median([one.late if one.slowest == place else 0.0 for one in compared])
-        if late <= SLOW_SHARE * step_seconds:
-            return []
-        rank, last_step = peers.ranks[place], numbers[compared[-1].step]
-        suspect = before if before is not None and before.rank == rank else _Suspect(rank)
-        mine = [one for one in compared if one.slowest == place and numbers[one.step] not in named]
-        lost, causes = sum([one.ahead for one in mine]), peers.explain(place)
-        suspect.untold += [
-            Straggler(step=last_step, rank=rank, cause=cause, seconds_lost=lost * part, steps=len(mine))
-            for cause, part in causes.items()
-        ]
-        self._suspect, known = suspect, suspect.steps > 0
-        suspect.steps += len(compared)
-        if not known or suspect.steps < LONG_STEPS:
-            return []
-        share = late / step_seconds
-        self.slow = SlowRank(rank=rank, step=last_step, steps=suspect.steps, share=share, causes=causes)
-        told, suspect.untold = suspect.untold, []
+        """Tell if one rank is slow for long: by how much, and by which causes.
+
+        A rank becomes slow, and recovers, in the midst of a window. The slow part of that window counts too.
+        """
+        leads = [_Lead(numbers[one.step], peers.ranks[one.slowest], one.late, one.ahead) for one in compared]
+        leads = [lead for lead in leads if lead.step not in named]
+        before, self._leads = self._leads, leads
+        last, self._spell, self.slow = self._spell, None, None
+        place = _slowest(peers, compared)
+        more = 0.0 if place is None else peers.more(place, LOCAL)
+        rank = None if place is None or more <= SLOW_SHARE * step_seconds else peers.ranks[place]
+        told = []
+        if last is not None and last.rank != rank and last.told:
+            last.end(leads)
+            told = last.tell()
+            self._leads = [lead for lead in leads if lead.rank != last.rank]
+        if place is None or rank is None:
+            return told
+        spell = self._spell = last if last is not None and last.rank == rank else _Spell(rank)
+        spell.more, spell.causes = more, peers.explain(place)
+        if not spell.windows:
+            spell.begin(before)
+        spell.windows, spell.steps = spell.windows + 1, spell.steps + len(compared)
+        spell.lose(leads)
+        told += spell.tell()
+        if spell.told:
+            step, share = numbers[compared[-1].step], more / step_seconds
+            self.slow = SlowRank(rank=rank, step=step, steps=spell.steps, share=share, causes=spell.causes)
         return told
+
+
+def _slowest(peers: Peers, compared: Sequence[Compared]) -> int | None:
+    """Return the place of the rank that is the slowest one in most steps; None: there is none."""
+    counts = Counter([one.slowest for one in compared])
+    place = max(counts, key=lambda one: (counts[one], -one), default=None)
+    if place is None or counts[place] <= len(compared) * max(SLOW_STEPS, 1.5 / len(peers.ranks)):
+        return None
+    return place
 
 
 def _work(role: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
