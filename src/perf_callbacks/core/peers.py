@@ -23,6 +23,9 @@ SEEN = 8
 SAMPLE = 63
 """Ranks that stand for all of them where a median is wanted. At 4,096 ranks it moves by 2 % of the spread."""
 
+LEAST_PART = 0.1
+"""Part of a slow rank's lead that a cause explains at least. Less may be chance."""
+
 Signals = Mapping[str, Sequence[float]]
 
 
@@ -89,9 +92,10 @@ class Peers:
         return row[top[0]] - least
 
     def explain(self, place: int) -> dict[str, float]:
-        """Return the part of a slow rank's lead over usual ranks that each cause explains, the largest first."""
+        """Return the part of a slow rank's lead over usual ranks that each large cause explains, the largest first."""
         more = {cause: self.more(place, cause) for cause in CAUSES}
-        found = {cause: seconds for cause, seconds in more.items() if seconds > 0}
+        least = LEAST_PART * sum([seconds for seconds in more.values() if seconds > 0])
+        found = {cause: seconds for cause, seconds in more.items() if seconds > least}
         whole = sum(found.values())
         return {cause: found[cause] / whole for cause in sorted(found, key=lambda cause: -found[cause])}
 

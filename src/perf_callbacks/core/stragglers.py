@@ -81,46 +81,42 @@ class _Spell:
     rank: int
     more: float = 0.0
     """Seconds that a step takes it beyond a usual rank, in the newest window."""
+    usual: float = 0.0
+    """Seconds that it led by in a step, on an average, before it was slow: by chance, some rank is always the last."""
     causes: Mapping[str, float] = field(default_factory=dict)
     steps: int = 0
     windows: int = 0
-    untold: list[Straggler] = field(default_factory=list)
-    """Losses that are told once it is known to be slow for long."""
+    told: bool = False
+    """It has lasted for so long that it was told of."""
 
-    @property
-    def told(self) -> bool:
-        """Tell if it lasts for so long that it is told of."""
-        return self.windows >= LONG_WINDOWS and self.steps >= LONG_STEPS
+    def begin(self, leads: Sequence[_Lead]) -> list[Straggler]:
+        """Return what was lost in the steps of the windows before, from that on in which the rank became slow."""
+        place = len(leads) - self._slow_steps(leads[::-1])
+        self.usual = sum([lead.ahead for lead in leads[:place] if lead.rank == self.rank]) / max(1, place)
+        return self.lost(leads[place:])
 
-    def lose(self, leads: Sequence[_Lead]) -> None:
-        """Add what was lost in those of these steps in which the rank was the slowest."""
+    def end(self, leads: Sequence[_Lead]) -> list[Straggler]:
+        """Return what was lost in the steps of the window after, up to that in which the rank recovered."""
+        return self.lost(leads[: self._slow_steps(leads)])
+
+    def lost(self, leads: Sequence[_Lead]) -> list[Straggler]:
+        """Return what was lost in these steps: what the rank leads by in them, without what it led by before."""
         mine = [lead for lead in leads if lead.rank == self.rank]
-        lost = sum([min(lead.ahead, self.more) for lead in mine])
-        self.untold += [
+        lost = sum([lead.ahead for lead in mine]) - self.usual * len(leads)
+        return [
             Straggler(step=mine[-1].step, rank=self.rank, cause=cause, seconds_lost=lost * part, steps=len(mine))
             for cause, part in self.causes.items()
-            if mine
+            if lost > 0
         ]
 
-    def begin(self, leads: Sequence[_Lead]) -> None:
-        """Add what was lost in the steps of the window before, from that on in which the rank became slow."""
-        self.lose(leads[len(leads) - self._slow_steps(leads[::-1]) :])
-
-    def end(self, leads: Sequence[_Lead]) -> None:
-        """Add what was lost in the steps of the window after, up to that in which the rank recovered."""
-        self.lose(leads[: self._slow_steps(leads)])
-
     def _slow_steps(self, leads: Sequence[_Lead]) -> int:
-        """Return how many of the first steps are slow, if one place parts slow steps from usual ones."""
+        """Return how many of the first steps are slow, if one place parts slow steps from usual ones.
+
+        Two or three steps that are slow by chance are none.
+        """
         late = [lead.late if lead.rank == self.rank else 0.0 for lead in leads]
         gains = [*accumulate([seconds - self.more / 2 for seconds in late], initial=0.0)]
-        return gains.index(max(gains))
-
-    def tell(self) -> list[Straggler]:
-        """Return the losses that were not told, if the rank was slow for long."""
-        told = self.untold if self.told else []
-        self.untold = [] if self.told else self.untold
-        return told
+        return gains.index(max(gains)) if max(gains) > self.more else 0
 
 
 class Stragglers:
@@ -218,7 +214,7 @@ class _Group:
     def __init__(self) -> None:
         self._noise: dict[str, deque[float]] = {}
         self._spell: _Spell | None = None
-        self._leads: list[_Lead] = []  # of the last window
+        self._leads: list[_Lead] = []  # of the last windows, as far as they were not told of
         self.slow: SlowRank | None = None
 
     def find(
@@ -245,9 +241,9 @@ class _Group:
             noise.extend([min(one.late, one.gains[cause]) for one in compared])
             middle = median(noise)
             spread = median([abs(seconds - middle) for seconds in noise])
-            limits[cause] = max(middle + DEVIATIONS * spread, LEAST_SHARE * step_seconds, LEAST_SECONDS)
+            limits[cause] = max(LEAST_SHARE * step_seconds, LEAST_SECONDS)
             if cause not in EXACT:
-                limits[cause] += SHORTAGE * peers.usual(STEAL)
+                limits[cause] = max(limits[cause], middle + DEVIATIONS * spread) + SHORTAGE * peers.usual(STEAL)
         found = []
         for one in compared:
             left = one.gain
@@ -268,29 +264,32 @@ class _Group:
         """
         leads = [_Lead(numbers[one.step], peers.ranks[one.slowest], one.late, one.ahead) for one in compared]
         leads = [lead for lead in leads if lead.step not in named]
-        before, self._leads = self._leads, leads
-        last, self._spell, self.slow = self._spell, None, None
+        before, last = self._leads, self._spell
+        self._leads = [*before, *leads][-(LONG_WINDOWS + 1) * len(numbers) :]
+        self._spell = self.slow = None
         place = _slowest(peers, compared)
         more = 0.0 if place is None else peers.more(place, LOCAL)
         rank = None if place is None or more <= SLOW_SHARE * step_seconds else peers.ranks[place]
-        told = []
+        found = []
         if last is not None and last.rank != rank and last.told:
-            last.end(leads)
-            told = last.tell()
-            self._leads = [lead for lead in leads if lead.rank != last.rank]
+            found += last.end(leads)
+            self._forget(last.rank)
         if place is None or rank is None:
-            return told
+            return found
         spell = self._spell = last if last is not None and last.rank == rank else _Spell(rank)
         spell.more, spell.causes = more, peers.explain(place)
-        if not spell.windows:
-            spell.begin(before)
         spell.windows, spell.steps = spell.windows + 1, spell.steps + len(compared)
-        spell.lose(leads)
-        told += spell.tell()
-        if spell.told:
+        if spell.windows >= LONG_WINDOWS and spell.steps >= LONG_STEPS:
+            found += spell.lost(leads) if spell.told else spell.begin(before) + spell.lost(leads)
+            spell.told = True
+            self._forget(rank)
             step, share = numbers[compared[-1].step], more / step_seconds
             self.slow = SlowRank(rank=rank, step=step, steps=spell.steps, share=share, causes=spell.causes)
-        return told
+        return found
+
+    def _forget(self, rank: int) -> None:
+        """Forget the steps in which a rank was slow: they were told of."""
+        self._leads = [lead for lead in self._leads if lead.rank != rank]
 
 
 def _slowest(peers: Peers, compared: Sequence[Compared]) -> int | None:
