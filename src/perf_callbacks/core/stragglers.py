@@ -21,14 +21,15 @@ STAGES = frozenset({"pipeline", "pipe", "pp"})
 LEAST_SHARE, LEAST_SECONDS = 0.25, 0.003
 """Part of a median step, and seconds, that a step must lose before a rank is named."""
 
+EXACT = frozenset({GC, STEAL})
+"""Causes that are measured by themselves. Waiting for data holds some of their time too, so they come first."""
+
 DEVIATIONS = 8 * 1.4826
-"""Median deviations by which it must lose more than other steps. 1.4826 of them are a standard deviation."""
+"""Median deviations by which a step must lose more than others by the other causes. 1.4826 of them are a standard
+deviation."""
 
 MEMORY = 200
 """Steps whose losses are remembered to tell an unusual one."""
-
-EXACT = frozenset({GC, STEAL})
-"""Causes that are measured by themselves. Waiting for data holds some of their time too, so they come first."""
 
 SHORTAGE = 2.0
 """Times that the other causes must exceed a usual step's wait for a CPU: where CPUs are short, all times vary."""
@@ -235,15 +236,14 @@ class _Group:
         self, numbers: Sequence[int], peers: Peers, compared: Sequence[Compared], step_seconds: float
     ) -> list[Straggler]:
         """Name rank and cause of each step that lost unusually much."""
-        limits = {}
-        for cause in compared[0].gains if compared else ():
+        least = max(LEAST_SHARE * step_seconds, LEAST_SECONDS)
+        limits = dict.fromkeys(EXACT, least)
+        for cause in compared[0].gains.keys() - EXACT if compared else ():
             noise = self._noise.setdefault(cause, deque(maxlen=MEMORY))
             noise.extend([min(one.late, one.gains[cause]) for one in compared])
             middle = median(noise)
             spread = median([abs(seconds - middle) for seconds in noise])
-            limits[cause] = max(LEAST_SHARE * step_seconds, LEAST_SECONDS)
-            if cause not in EXACT:
-                limits[cause] = max(limits[cause], middle + DEVIATIONS * spread) + SHORTAGE * peers.usual(STEAL)
+            limits[cause] = max(least, middle + DEVIATIONS * spread) + SHORTAGE * peers.usual(STEAL)
         found = []
         for one in compared:
             left = one.gain
