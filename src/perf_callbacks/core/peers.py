@@ -55,11 +55,15 @@ class Peers:
     signals: Sequence[Signals]
     _columns: dict[tuple[int, str], tuple[Sequence[float], float]] = field(default_factory=dict)
 
+    @property
+    def _stride(self) -> int:
+        return max(1, len(self.ranks) // SAMPLE)
+
     def compare(self) -> Iterable[Compared | None]:
         """Compare the ranks step by step; None: too few ranks are known. Each step is a slice of the work."""
         alone = len(self.ranks) == 1
         usual = median(known(self.signals[0][LOCAL])) if alone else 0.0
-        stride = max(1, len(self.ranks) // SAMPLE)
+        stride = self._stride
         causes = [cause for cause in CAUSES if cause == HOST or any(cause in one for one in self.signals[::stride])]
         for step, row in enumerate(zip(*[one[LOCAL] for one in self.signals], strict=True)):
             places: Collection[int] = range(len(row))
@@ -91,6 +95,11 @@ class Peers:
             least = max(least, row[place] - excess)
         return row[top[0]] - least
 
+    def common(self, step: int, cause: str) -> float:
+        """Return the excess of a cause on a usual rank in that step: all collect in it, or wait for one disk."""
+        columns = [self._column(place, cause) for place in range(0, len(self.ranks), self._stride)]
+        return lower_median([max(0.0, column[step] - usual) for column, usual in columns])
+
     def explain(self, place: int) -> dict[str, float]:
         """Return the part of a slow rank's lead over usual ranks that each large cause explains, the largest first."""
         more = {cause: self.more(place, cause) for cause in CAUSES}
@@ -107,7 +116,7 @@ class Peers:
 
     def usual(self, cause: str) -> float:
         """Return the median seconds of a cause on a usual rank."""
-        places = range(0, len(self.ranks), max(1, len(self.ranks) // SAMPLE))
+        places = range(0, len(self.ranks), self._stride)
         return median([self.median(place, cause) for place in places])
 
     def median(self, place: int, cause: str) -> float:

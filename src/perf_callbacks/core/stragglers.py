@@ -249,6 +249,8 @@ class _Group:
             left = one.gain
             for cause in sorted(one.gains, key=lambda cause: (cause not in EXACT, -one.gains[cause])):
                 lost = min(one.gains[cause], left)
+                if min(lost, one.late) > limits[cause] and len(peers.ranks) > 1:
+                    lost -= min(lost, peers.common(one.step, cause))
                 if min(lost, one.late) > limits[cause]:
                     left -= lost
                     rank = peers.ranks[one.slowest]
