@@ -70,7 +70,7 @@ def window():
         for _ in numbers:
             for mark in marks:
                 now += 0.1
-                if mark is marks[5]:
+                if len(pairs) % (2 * len(marks)) == 10:  # the end of the backward
                     moments.append((now - 0.01, b"3277653508 136843134 389\n"))
                 pairs += [mark, now]
         return cpu(lambda: (times.read(pairs, numbers), of_gradients(steps, times.take(numbers))))

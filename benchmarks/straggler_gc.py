@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.journal import Straggler, read
+from perf_callbacks.journal import Gc, Straggler, read
 from perf_callbacks.loop import measure
 
 OBJECTS, STEPS, SLEEP = 500_000, 400, 0.02
@@ -70,9 +70,12 @@ def run(policy, ranks, seed):
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as directory:
         mp.spawn(train, (ranks, port, (policy, directory, seed)), ranks)
-        events = [entry.record for entry in read(Path(directory)) if isinstance(entry.record, Straggler)]
+        journals = Path(directory, "perf_callbacks")
+        records = [[entry.record for entry in read(journals / f"rank{rank}.jsonl")] for rank in range(ranks)]
         told = json.loads(Path(directory, "told").read_text(encoding="utf-8"))
-    return told, [event for event in events if event.cause == "gc"]
+    events = [one for one in records[0] if isinstance(one, Straggler) and one.cause == "gc"]
+    pauses = [(rank, one) for rank, found in enumerate(records) for one in found if isinstance(one, Gc)]
+    return told, events, pauses
 
 
 def main():
@@ -81,12 +84,12 @@ def main():
     arguments.add_argument("--rounds", type=int, default=3)
     given = arguments.parse_args()
     seconds = {"observe": [], "sync": []}
-    lost = []
+    lost, left = [], []
     print("| gc | seconds of steps | events named gc | seconds lost to gc | to other causes | slowdown |")
     print("|---|---|---|---|---|---|")
     for seed in range(given.rounds):
         for policy, found in seconds.items():
-            told, events = run(policy, given.ranks, seed)
+            told, events, pauses = run(policy, given.ranks, seed)
             found.append(told["seconds"])
             if policy == "observe":
                 lost.append(told["lost"].get("gc", 0.0))
@@ -96,6 +99,12 @@ def main():
                 f"| {told['slowdown']:.2f} |",
                 flush=True,
             )
+            if policy == "sync":
+                left += [(event, [one for one in pauses if abs(one[1].step - event.step) <= 1]) for event in events]
+    for event, pauses in left:
+        print(f"left with sync: step {event.step}, rank {event.rank}, {event.seconds_lost:.2f} s; collections there:")
+        for rank, one in pauses:
+            print(f"  rank {rank}, step {one.step}, generation {one.generation}, {one.seconds:.3f} s, by {one.ours}")
     saved = [slow - fast for slow, fast in zip(seconds["observe"], seconds["sync"], strict=True)]
     print(f"\nlost by the events: {statistics.median(lost):.2f} s; saved by gc=sync: {statistics.median(saved):.2f} s")
 

@@ -37,7 +37,7 @@ class Faults:
     def __init__(self, plan):
         self.plan, self.done = plan, 0
         self.mine = {step: (cause, seconds) for step, rank, cause, seconds in plan["faults"] if rank == plan["rank"]}
-        self.truth, self.delays, self.began = [], [], []
+        self.truth, self.delays, self.began, self.slept = [], [], [], 0.0
         self.kept = [[] for _ in range(plan["objects"])]
         self.file = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
         self.burners = []
@@ -89,7 +89,9 @@ class Faults:
         time.sleep(self.plan["step"])
         rank, first, last, share = self.plan["slow"]
         if rank == self.plan["rank"] and first <= self.done < last:
+            began = time.perf_counter()
             time.sleep(share * self.plan["step"])
+            self.slept += time.perf_counter() - began
         self.done += 1
 
 
@@ -193,6 +195,7 @@ def main(plan):
     told = {
         "truth": faults.truth,
         "delays": faults.delays,
+        "slept": faults.slept,
         "times": [end - begin for begin, end in pairwise(faults.began)],
         "seconds": time.perf_counter() - began,
         "losses": dict(summary.straggler_seconds),

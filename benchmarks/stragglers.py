@@ -6,7 +6,7 @@
 Each run holds every fault: collections, data stalls, slow code and stolen CPUs, each twice, and one rank that is slow
 for long. The steps mostly sleep, as if they waited for a device, so that 4 ranks fit onto 2 CPUs. If the scheduler
 itself says that a rank had no CPU, an event that says so is right: the machine is shared. For the same reason faults
-that took less than half a median step of their run are counted apart.
+that took less than half a median step of their run are counted apart; a stolen CPU, if the rank lacked it for less.
 
 Two other detectors, restated from their descriptions, read the journals of the same runs: NVRx compares medians of
 sections over ranks, and names a rank whose score is below 0.75; Megatron prints the slowest rank of each interval.
@@ -83,16 +83,19 @@ def job(plan, directory):
 
 
 def score(plan, told, directory):
-    """Compare what was found with what was done: pairs of cause and cause found, and counts."""
+    """Compare what was found with what was done: pairs of cause and cause found, right events, and seconds by cause.
+
+    The seconds are those of the faults that were done, and those of the events about them.
+    """
     events = [entry.record for entry in read(directory) if isinstance(entry.record, Straggler)]
     single = [event for event in events if event.steps == 1 and event.step <= plan["steps"]]
     truth = {(step, rank): (cause, seconds) for rank, one in enumerate(told) for step, cause, seconds in one["truth"]}
-    pairs, right = Counter(), 0
+    pairs, right, seconds_of = Counter(), 0, Counter()
     matched = set()
     usual = statistics.median(told[0]["times"])
     for (step, rank), (cause, seconds) in truth.items():
         near = range(step - NEAR, step + (BURST if cause == "steal" else NEAR) + 1)
-        if cause == "steal" and not _starved(near, rank, told):
+        if cause == "steal" and not _starved(near, rank, told, max(STEP, usual / 2)):
             continue
         if cause != "steal" and seconds < usual / 2:
             pairs["small", cause] += 1
@@ -102,37 +105,48 @@ def score(plan, told, directory):
         wrong = next((one for one in single if one.step in near and one.rank != rank), None)
         pairs[cause, best.cause if best else ("other rank" if wrong and wrong.cause != "steal" else "missed")] += 1
         matched |= {id(one) for one in found if one.cause == cause}
+        if cause != "steal":  # a CPU that is stolen for some steps is a loss in some of them
+            seconds_of["done", cause] += seconds
+            seconds_of["told", cause] += sum([one.seconds_lost for one in found])
     slow_rank, first, last, _ = plan["slow"]
+    seconds_of["done", "slow"] += told[slow_rank]["slept"]
     for event in single:
         slow = event.rank == slow_rank and first <= event.step <= last + 1 and event.cause == "host"
+        seconds_of["told", "slow"] += event.seconds_lost if slow and id(event) not in matched else 0.0
         if id(event) in matched or slow or _contended(event, told):
             right += 1
         else:
             pairs["none", event.cause] += 1
-    persistent = [event for event in events if event.steps > 1]
-    if slow_rank >= 0:
-        hit = [one for one in persistent if one.rank == slow_rank and first < one.step <= last + WINDOW]
-        causes = Counter()
-        for one in hit:
-            causes[one.cause] += one.seconds_lost
-        pairs["slow", max(causes, key=causes.__getitem__) if causes else "missed"] += 1
-    for event in persistent:
-        slow = event.rank == slow_rank and first < event.step <= last + WINDOW
-        if slow or event.cause == "steal":  # a rank without a CPU is slow, and the scheduler says so
+    slow_pairs, slow_right, lost = score_slow(plan, [event for event in events if event.steps > 1])
+    seconds_of["told", "slow"] += lost
+    return pairs + slow_pairs, right + slow_right, seconds_of
+
+
+def score_slow(plan, events):
+    """Compare the events about a rank that was slow for long with what was done: pairs, right events, seconds lost."""
+    slow_rank, first, last, _ = plan["slow"]
+    pairs, causes, right = Counter(), Counter(), 0
+    for event in events:
+        if event.rank == slow_rank and first < event.step <= last + WINDOW:
+            causes[event.cause] += event.seconds_lost
+            right += 1
+        elif event.cause == "steal":  # a rank without a CPU is slow, and the scheduler says so
             right += 1
         else:
             pairs["none", f"slow: {event.cause}"] += 1
-    return pairs, right
+    if slow_rank >= 0:
+        pairs["slow", max(causes, key=causes.__getitem__) if causes else "missed"] += 1
+    return pairs, right, sum(causes.values())
 
 
-def _starved(steps, rank, told):
-    """The scheduler says that the rank, and no other one, had no CPU for a good part of one of the steps."""
+def _starved(steps, rank, told, least):
+    """The scheduler says that the rank, and no other one, had no CPU for at least these seconds of one of the steps."""
     lost = [
         [max(0.0, delays[step] - delays[step - 1]) for step in steps if step < len(delays)]
         for delays in [one["delays"] for one in told]
     ]
     others = [max(column) for column in zip(*lost[:rank], *lost[rank + 1 :], strict=False)]
-    return any(mine - other > STEP for mine, other in zip(lost[rank], others, strict=False))
+    return any(mine - other > least for mine, other in zip(lost[rank], others, strict=False))
 
 
 def _contended(event, told):
@@ -197,15 +211,15 @@ def main():
     arguments.add_argument("--clean", action="store_true", help="also run without faults, and compare the losses")
     given = arguments.parse_args()
     cases = [*product([given.door] if given.door else DOORS, [given.ranks] if given.ranks else RANKS)]
-    pairs, right, peers = Counter(), 0, Counter()
+    pairs, right, peers, seconds = Counter(), 0, Counter(), Counter()
     for seed in range(given.first, given.first + given.seeds):
         door, world_size = cases[seed % len(cases)]
         plan = plan_of(seed, door, world_size)
         with tempfile.TemporaryDirectory() as folder:
             told = job(plan, Path(folder))
-            found, good = score(plan, told, Path(folder))
+            found, good, by_cause = score(plan, told, Path(folder))
             peers += others(plan, told, Path(folder))
-        pairs, right = pairs + found, right + good
+        pairs, right, seconds = pairs + found, right + good, seconds + by_cause
         wrong = {pair: count for pair, count in found.items() if pair[0] != pair[1] and pair != ("slow", "host")}
         pace = 1000 * statistics.median(told[0]["times"])
         print(f"seed {seed}: {door}, {world_size} ranks, {pace:.0f} ms per step", *wrong.items(), flush=True)
@@ -216,10 +230,10 @@ def main():
             more = told[0]["included"] - clean[0]["included"]
             print(f"  lost {lost:.2f} s by the events, {more:.2f} s more than without faults: {lost / more:.2f}")
             print(f"  slowdown {told[0]['slowdown']:.3f}, without faults {clean[0]['slowdown']:.3f}", flush=True)
-    show(pairs, right, peers)
+    show(pairs, right, peers, seconds)
 
 
-def show(pairs, right, peers):
+def show(pairs, right, peers, seconds):
     """Print the confusion matrix, recall and precision."""
     found = [*CAUSES, "other rank", "missed"]
     print("\n| fault | " + " | ".join(found) + " |\n|---" + "|---" * len(found) + "|")
@@ -234,6 +248,11 @@ def show(pairs, right, peers):
     print(
         f"precision: {right / max(1, right + sum(false.values())):.3f} of {right + sum(false.values())} events", false
     )
+    losses = [
+        f"{cause} {seconds['told', cause]:.2f} of {seconds['done', cause]:.2f} s"
+        for cause in ("gc", "data", "host", "slow")
+    ]
+    print("lost by the events, of the seconds that the faults took:", ", ".join(losses))
     small = {pair[1]: count for pair, count in pairs.items() if pair[0] == "small"}
     print("left out, because they took less than half a median step of a run on the busy machine:", small)
     for name, count in sorted(peers.items()):

@@ -55,6 +55,15 @@ def test_gradients_tell_the_local_time_of_the_steps_that_have_one():
     assert signals.of_gradients(columns(), [None, LocalTime(math.nan, 0.0, 0.0, math.nan)]) is None
 
 
+def test_a_rank_without_a_cpu_when_the_others_go_on_begins_late():
+    steps = Columns.joined([columns()] * 3)
+    woken_late, computed_late = LocalTime(3.25, 0.0, 1.5, 2.0), LocalTime(4.5, 0.0, 1.5, 2.0)
+    usual, unknown = LocalTime(3.0, 0.0, 0.0, 1.0), LocalTime(3.0, 0.0, math.nan, 1.0)
+    found = signals.of_gradients(steps, [usual, woken_late, usual, computed_late, usual, unknown])
+    assert found["local"] == [3.0, 3.25 + 1.25, 3.0, 4.5, 3.0, 3.0]
+    assert found["steal"][:4] == (0.0, 1.5, 0.0, 1.5)
+
+
 @pytest.mark.parametrize("device", [False, True])
 def test_a_journals_steps_are_local_as_a_whole(device):
     block = Steps(

@@ -1,5 +1,6 @@
 """Laws of the search for stragglers."""
 
+import pytest
 import traces
 from hypothesis import given, settings, strategies as st
 
@@ -90,3 +91,36 @@ def test_no_more_is_lost_than_the_steps_took(kwargs):
     assert all(one.seconds_lost >= 0 for one in told)
     assert sum(stragglers.causes.values()) <= stragglers.seconds
     assert stragglers.uneven_seconds <= stragglers.seconds
+
+
+SPELLS = st.fixed_dictionaries(
+    {
+        "cause": st.sampled_from(["data", "steal", "host"]),
+        "seconds": st.floats(0.2, 1),
+        "first": st.integers(21, 60),  # after a window in which ranks lead each other by chance
+        "steps": st.integers(57, 75),
+        "faults": st.lists(
+            st.tuples(st.integers(1, 140), st.sampled_from(["gc", "data", "steal", "host"]), st.floats(0.5, 3)),
+            max_size=5,
+        ),
+    }
+)
+
+
+@settings(max_examples=40)
+@given(
+    SPELLS,
+    st.fixed_dictionaries({"ranks": st.integers(2, 5), "seed": st.integers(0, 10**6), "noise": st.floats(0, 0.03)}),
+)
+def test_what_is_lost_is_what_the_steps_take_longer_wherever_a_rank_begins_and_stops_being_slow(spell, kwargs):
+    slow = dict.fromkeys(range(spell["first"], spell["first"] + spell["steps"]), (1, spell["cause"], spell["seconds"]))
+    hit = {**slow, **{step: (0, cause, seconds) for step, cause, seconds in spell["faults"]}}
+    stragglers, took = Stragglers(), 0.0
+    for _, signals in traces.windows(steps=140, length=20, **kwargs):
+        took -= sum(signals[0]["step"])
+    for first, signals in traces.windows(
+        steps=140, length=20, faults=[(step, *one) for step, one in hit.items()], **kwargs
+    ):
+        took += sum(signals[0]["step"])
+        stragglers.window(range(first, first + 20), signals)
+    assert sum(stragglers.causes.values()) == pytest.approx(took, rel=0.1)

@@ -146,6 +146,15 @@ def test_a_slow_rank_is_in_the_journal_once_per_window_with_its_last_step(tmp_pa
     assert [(one.step, one.rank) for one in records(tmp_path, Straggler)] == [(20, 1), (40, 1), (60, 1)]
 
 
+def test_the_last_window_is_compared_if_the_fit_ends_with_it(job, monkeypatch):
+    monkeypatch.setattr(stragglers, "LAST_SECONDS", 60.0)  # rank 0's patience, on a busy machine
+    ranks = job()
+    train(ranks, 2 * WINDOW, [(2 * WINDOW - 3, 1, "data", 2.0)])
+    for rank in reversed(ranks):
+        rank.recorder.close()
+    assert ranks[0].recorder.summary.straggler_seconds == {"data": 2.0}
+
+
 def test_where_nobody_tells_of_gradients_the_time_outside_of_backward_is_compared(job):
     ranks = job(timed=False)
     train(ranks, WINDOW, [(8, 1, "data", 2.0), (13, 0, "gc", 3.0)])

@@ -62,22 +62,25 @@ class LocalTimes:
     def read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
         """Read marks and their times, in pairs. As many steps end in them as there are numbers."""
         marks, times = [*self._marks, *pairs[::2]], [*self._times, *pairs[1::2]]
-        if Pause in {*map(type, marks)}:
+        length = len(self._last_marks)
+        alike = length > 0 and marks == self._last_marks * len(numbers)  # as a rule: a comparison in C
+        if not alike and Pause in {*map(type, marks)}:
             self._pauses.extend([mark for mark in marks if type(mark) is Pause and mark.here])
             kept = [type(mark) is not Pause for mark in marks]
             marks, times = [*compress(marks, kept)], [*compress(times, kept)]
         start = 0
         for number in numbers:
-            try:
-                stop = marks.index(END, start) + 1
-            except ValueError:
-                break
-            step = marks[start:stop]
-            if step != self._last_marks:
-                self._last_marks, self._last_shape = step, shape(step)
+            if not alike:
+                try:
+                    length = marks.index(END, start) + 1 - start
+                except ValueError:
+                    break
+                step = marks[start : start + length]
+                if step != self._last_marks:
+                    self._last_marks, self._last_shape = step, shape(step)
             ends = [times[start + place] for place in self._last_shape.backward_ends]
             self._steps[number] = self._step(ends, self._last_shape)
-            start = stop
+            start += length
         self._marks, self._times = marks[start:], times[start:]
         while len(self._steps) > MOST_STEPS:
             del self._steps[next(iter(self._steps))]

@@ -23,6 +23,9 @@ SEEN = 8
 SAMPLE = 63
 """Ranks that stand for all of them where a median is wanted. At 4,096 ranks it moves by 2 % of the spread."""
 
+LEAST_PART = 0.1
+"""Part of a slow rank's lead that a cause explains at least. Less may be chance."""
+
 Signals = Mapping[str, Sequence[float]]
 
 
@@ -52,11 +55,15 @@ class Peers:
     signals: Sequence[Signals]
     _columns: dict[tuple[int, str], tuple[Sequence[float], float]] = field(default_factory=dict)
 
+    @property
+    def _stride(self) -> int:
+        return max(1, len(self.ranks) // SAMPLE)
+
     def compare(self) -> Iterable[Compared | None]:
         """Compare the ranks step by step; None: too few ranks are known. Each step is a slice of the work."""
         alone = len(self.ranks) == 1
         usual = median(known(self.signals[0][LOCAL])) if alone else 0.0
-        stride = max(1, len(self.ranks) // SAMPLE)
+        stride = self._stride
         causes = [cause for cause in CAUSES if cause == HOST or any(cause in one for one in self.signals[::stride])]
         for step, row in enumerate(zip(*[one[LOCAL] for one in self.signals], strict=True)):
             places: Collection[int] = range(len(row))
@@ -88,21 +95,28 @@ class Peers:
             least = max(least, row[place] - excess)
         return row[top[0]] - least
 
+    def common(self, step: int, cause: str) -> float:
+        """Return the excess of a cause on a usual rank in that step: all collect in it, or wait for one disk."""
+        columns = [self._column(place, cause) for place in range(0, len(self.ranks), self._stride)]
+        return lower_median([max(0.0, column[step] - usual) for column, usual in columns])
+
     def explain(self, place: int) -> dict[str, float]:
-        """Return the part of a slow rank's lead over usual ranks that each cause explains, the largest first."""
-        others = [one for one in range(len(self.ranks)) if one != place]
-        others = others[:: max(1, len(others) // SAMPLE)]
-        more = {
-            cause: self.median(place, cause) - lower_median([self.median(one, cause) for one in others])
-            for cause in CAUSES
-        }
-        found = {cause: seconds for cause, seconds in more.items() if seconds > 0}
+        """Return the part of a slow rank's lead over usual ranks that each large cause explains, the largest first."""
+        more = {cause: self.more(place, cause) for cause in CAUSES}
+        least = LEAST_PART * sum([seconds for seconds in more.values() if seconds > 0])
+        found = {cause: seconds for cause, seconds in more.items() if seconds > least}
         whole = sum(found.values())
         return {cause: found[cause] / whole for cause in sorted(found, key=lambda cause: -found[cause])}
 
+    def more(self, place: int, cause: str) -> float:
+        """Return the median seconds of a cause on one rank beyond those on a usual one of the others."""
+        others = [one for one in range(len(self.ranks)) if one != place]
+        others = others[:: max(1, len(others) // SAMPLE)]
+        return self.median(place, cause) - lower_median([self.median(one, cause) for one in others])
+
     def usual(self, cause: str) -> float:
         """Return the median seconds of a cause on a usual rank."""
-        places = range(0, len(self.ranks), max(1, len(self.ranks) // SAMPLE))
+        places = range(0, len(self.ranks), self._stride)
         return median([self.median(place, cause) for place in places])
 
     def median(self, place: int, cause: str) -> float:
@@ -123,7 +137,8 @@ class Peers:
                 column: Sequence[float] = [*map(_rest, signals[LOCAL], *parts)]
             else:
                 column = signals.get(cause, (0.0,) * len(signals[LOCAL]))
-            middle = median(known(column) if math.isnan(sum(column)) else column)
+            # the lower one: where a rank is slow in half of the steps, its usual ones are the others
+            middle = lower_median((known(column) if math.isnan(sum(column)) else column) or (0.0,))
             found = self._columns[place, cause] = column, middle
         return found
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from perf_callbacks.core.local_times import LocalTime
-from perf_callbacks.core.peers import DATA, DEVICE, GC, LOCAL, STEAL, STEP, WORK
+from perf_callbacks.core.peers import DATA, DEVICE, GC, LOCAL, STEAL, STEP, WORK, known, median
 from perf_callbacks.core.records import Steps
 from perf_callbacks.core.stages import STAGES, Stage
 from perf_callbacks.core.steps import Columns
@@ -14,12 +14,13 @@ Signals = Mapping[str, Sequence[float | None]]
 
 def of_gradients(steps: Columns, times: Sequence[LocalTime | None]) -> Signals | None:
     """Return the signals of steps whose local time is known up to the last gradient; None: it is of no step."""
-    known = [time is not None and not math.isnan(time.local) for time in times]
-    if not any(known):
+    timed = [time is not None and not math.isnan(time.local) for time in times]
+    if not any(timed):
         return None
     unknown = LocalTime(*[math.nan] * 4)
     local, collected, steal, _ = zip(*[time or unknown for time in times], strict=True)
-    return _signals(steps, {LOCAL: local, GC: collected, DATA: _stage(steps, Stage.DATA), STEAL: steal})
+    signals = {LOCAL: _woken(local, steal), GC: collected, DATA: _stage(steps, Stage.DATA), STEAL: steal}
+    return _signals(steps, signals)
 
 
 def of_stages(steps: Columns, *, sharded: bool, device: bool, alone: bool) -> Signals:
@@ -62,6 +63,17 @@ def of_records(blocks: Sequence[Steps], *, device: bool) -> dict[str, list[float
     return {**found, WORK: sizes} if not all(map(math.isnan, sizes)) else found
 
 
+def _woken(local: Sequence[float], steal: Sequence[float]) -> Sequence[float]:
+    """Add to local times the wait for a CPU after the other ranks were done, which the scheduler counts in `steal`.
+
+    A rank whose local time is as usual, although it had no CPU for a while, had none when the ranks went on together:
+    it began late. Its own clock can't tell, as it noticed the end of the backward late, too.
+    """
+    usual, usual_steal = median(known(local)), median(known(steal))
+    late = [lost - usual_steal - max(0.0, own - usual) for own, lost in zip(local, steal, strict=True)]
+    return [own + max(0.0, more) if not math.isnan(more) else own for own, more in zip(local, late, strict=True)]
+
+
 def _stage(steps: Columns, stage: Stage) -> Sequence[float | None]:
     return steps.stages[stage]
 
@@ -70,8 +82,8 @@ def _signals(steps: Columns, signals: Signals) -> Signals:
     """Add what all signals need, and leave out steps that are in no row."""
     found = {STEP: steps.step_seconds, **signals}
     sizes = steps.tokens if None not in steps.tokens else steps.samples
-    known = [size for size in sizes if size is not None]
-    if known and len(known) == len(sizes) and min(known) < max(known):
+    told = [size for size in sizes if size is not None]
+    if told and len(told) == len(sizes) and min(told) < max(told):
         found[WORK] = sizes
     if any(steps.excluded):
         wanted = [reason is None for reason in steps.excluded]

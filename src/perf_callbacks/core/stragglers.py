@@ -8,6 +8,8 @@ the job loses what this rank took beyond the others.
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
 
 from perf_callbacks.core.even_work import evened
 from perf_callbacks.core.peers import CAUSES, DEVICE, GC, LOCAL, STEAL, STEP, Compared, Peers, Signals, known, median
@@ -19,14 +21,15 @@ STAGES = frozenset({"pipeline", "pipe", "pp"})
 LEAST_SHARE, LEAST_SECONDS = 0.25, 0.003
 """Part of a median step, and seconds, that a step must lose before a rank is named."""
 
+EXACT = frozenset({GC, STEAL})
+"""Causes that are measured by themselves. Waiting for data holds some of their time too, so they come first."""
+
 DEVIATIONS = 8 * 1.4826
-"""Median deviations by which it must lose more than other steps. 1.4826 of them are a standard deviation."""
+"""Median deviations by which a step must lose more than others by the other causes. 1.4826 of them are a standard
+deviation."""
 
 MEMORY = 200
 """Steps whose losses are remembered to tell an unusual one."""
-
-EXACT = frozenset({GC, STEAL})
-"""Causes that are measured by themselves. Waiting for data holds some of their time too, so they come first."""
 
 SHORTAGE = 2.0
 """Times that the other causes must exceed a usual step's wait for a CPU: where CPUs are short, all times vary."""
@@ -40,10 +43,10 @@ SLICE = 256
 
 SLOW_SHARE, SLOW_STEPS = 0.05, 0.6
 """A rank is slow in a window if it takes this part of a step longer than a usual rank, and is the slowest one in this
-part of the steps. It is a slow rank from the second window in a row on."""
+part of the steps."""
 
-LONG_STEPS = 30
-"""Steps of these windows before which a rank is not slow for long, however short windows are."""
+LONG_WINDOWS, LONG_STEPS = 2, 30
+"""Windows in a row, and steps of them, from which on a rank is slow for long."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,14 +64,60 @@ class SlowRank:
     """Part of this difference that each cause explains, the largest first."""
 
 
+class _Lead(NamedTuple):
+    """The slowest rank of a step in which no single fault was named."""
+
+    step: int
+    rank: int
+    late: float
+    """Seconds that it took beyond a usual rank."""
+    ahead: float
+    """Seconds that it took beyond the next one."""
+
+
 @dataclass(slots=True)
-class _Suspect:
-    """A rank that was slow in the last window."""
+class _Spell:
+    """Windows in a row in which one rank was slow."""
 
     rank: int
+    more: float = 0.0
+    """Seconds that a step takes it beyond a usual rank, in the newest window."""
+    usual: float = 0.0
+    """Seconds that it led by in a step, on an average, before it was slow: by chance, some rank is always the last."""
+    causes: Mapping[str, float] = field(default_factory=dict)
     steps: int = 0
-    untold: list[Straggler] = field(default_factory=list)
-    """Losses that are told if it is slow in the next window too."""
+    windows: int = 0
+    told: bool = False
+    """It has lasted for so long that it was told of."""
+
+    def begin(self, leads: Sequence[_Lead]) -> list[Straggler]:
+        """Return what was lost in the steps of the windows before, from that on in which the rank became slow."""
+        place = len(leads) - self._slow_steps(leads[::-1])
+        self.usual = sum([lead.ahead for lead in leads[:place] if lead.rank == self.rank]) / max(1, place)
+        return self.lost(leads[place:])
+
+    def end(self, leads: Sequence[_Lead]) -> list[Straggler]:
+        """Return what was lost in the steps of the window after, up to that in which the rank recovered."""
+        return self.lost(leads[: self._slow_steps(leads)])
+
+    def lost(self, leads: Sequence[_Lead]) -> list[Straggler]:
+        """Return what was lost in these steps: what the rank leads by in them, without what it led by before."""
+        mine = [lead for lead in leads if lead.rank == self.rank]
+        lost = sum([lead.ahead for lead in mine]) - self.usual * len(leads)
+        return [
+            Straggler(step=mine[-1].step, rank=self.rank, cause=cause, seconds_lost=lost * part, steps=len(mine))
+            for cause, part in self.causes.items()
+            if lost > 0
+        ]
+
+    def _slow_steps(self, leads: Sequence[_Lead]) -> int:
+        """Return how many of the first steps are slow, if one place parts slow steps from usual ones.
+
+        Two or three steps that are slow by chance are none.
+        """
+        late = [lead.late if lead.rank == self.rank else 0.0 for lead in leads]
+        gains = [*accumulate([seconds - self.more / 2 for seconds in late], initial=0.0)]
+        return gains.index(max(gains)) if max(gains) > self.more else 0
 
 
 class Stragglers:
@@ -165,7 +214,8 @@ class _Group:
 
     def __init__(self) -> None:
         self._noise: dict[str, deque[float]] = {}
-        self._suspect: _Suspect | None = None
+        self._spell: _Spell | None = None
+        self._leads: list[_Lead] = []  # of the last windows, as far as they were not told of
         self.slow: SlowRank | None = None
 
     def find(
@@ -179,26 +229,28 @@ class _Group:
 
     def skip(self) -> None:
         """Pass over a window in which these ranks weren't compared: who was slow before it is slow no more."""
-        self._suspect = self.slow = None
+        self._spell = self.slow = None
+        self._leads = []
 
     def _events(
         self, numbers: Sequence[int], peers: Peers, compared: Sequence[Compared], step_seconds: float
     ) -> list[Straggler]:
         """Name rank and cause of each step that lost unusually much."""
-        limits = {}
-        for cause in compared[0].gains if compared else ():
+        least = max(LEAST_SHARE * step_seconds, LEAST_SECONDS)
+        limits = dict.fromkeys(EXACT, least)
+        for cause in compared[0].gains.keys() - EXACT if compared else ():
             noise = self._noise.setdefault(cause, deque(maxlen=MEMORY))
             noise.extend([min(one.late, one.gains[cause]) for one in compared])
             middle = median(noise)
             spread = median([abs(seconds - middle) for seconds in noise])
-            limits[cause] = max(middle + DEVIATIONS * spread, LEAST_SHARE * step_seconds, LEAST_SECONDS)
-            if cause not in EXACT:
-                limits[cause] += SHORTAGE * peers.usual(STEAL)
+            limits[cause] = max(least, middle + DEVIATIONS * spread) + SHORTAGE * peers.usual(STEAL)
         found = []
         for one in compared:
             left = one.gain
             for cause in sorted(one.gains, key=lambda cause: (cause not in EXACT, -one.gains[cause])):
                 lost = min(one.gains[cause], left)
+                if min(lost, one.late) > limits[cause] and len(peers.ranks) > 1:
+                    lost -= min(lost, peers.common(one.step, cause))
                 if min(lost, one.late) > limits[cause]:
                     left -= lost
                     rank = peers.ranks[one.slowest]
@@ -208,31 +260,47 @@ class _Group:
     def _persistent(
         self, numbers: Sequence[int], peers: Peers, compared: Sequence[Compared], step_seconds: float, named: set[int]
     ) -> list[Straggler]:
-        """Tell if one rank is slow for long: by how much, and by which causes."""
-        before, self._suspect, self.slow = self._suspect, None, None
-        slowest = Counter([one.slowest for one in compared])
-        place = max(slowest, key=lambda one: (slowest[one], -one), default=None)
-        if place is None or slowest[place] <= len(compared) * max(SLOW_STEPS, 1.5 / len(peers.ranks)):
-            return []
-        late = median([one.late if one.slowest == place else 0.0 for one in compared])
-        if late <= SLOW_SHARE * step_seconds:
-            return []
-        rank, last_step = peers.ranks[place], numbers[compared[-1].step]
-        suspect = before if before is not None and before.rank == rank else _Suspect(rank)
-        mine = [one for one in compared if one.slowest == place and numbers[one.step] not in named]
-        lost, causes = sum([one.ahead for one in mine]), peers.explain(place)
-        suspect.untold += [
-            Straggler(step=last_step, rank=rank, cause=cause, seconds_lost=lost * part, steps=len(mine))
-            for cause, part in causes.items()
-        ]
-        self._suspect, known = suspect, suspect.steps > 0
-        suspect.steps += len(compared)
-        if not known or suspect.steps < LONG_STEPS:
-            return []
-        share = late / step_seconds
-        self.slow = SlowRank(rank=rank, step=last_step, steps=suspect.steps, share=share, causes=causes)
-        told, suspect.untold = suspect.untold, []
-        return told
+        """Tell if one rank is slow for long: by how much, and by which causes.
+
+        A rank becomes slow, and recovers, in the midst of a window. The slow part of that window counts too.
+        """
+        leads = [_Lead(numbers[one.step], peers.ranks[one.slowest], one.late, one.ahead) for one in compared]
+        leads = [lead for lead in leads if lead.step not in named]
+        before, last = self._leads, self._spell
+        self._leads = [*before, *leads][-(LONG_WINDOWS + 1) * len(numbers) :]
+        self._spell = self.slow = None
+        place = _slowest(peers, compared)
+        more = 0.0 if place is None else peers.more(place, LOCAL)
+        rank = None if place is None or more <= SLOW_SHARE * step_seconds else peers.ranks[place]
+        found = []
+        if last is not None and last.rank != rank and last.told:
+            found += last.end(leads)
+            self._forget(last.rank)
+        if place is None or rank is None:
+            return found
+        spell = self._spell = last if last is not None and last.rank == rank else _Spell(rank)
+        spell.more, spell.causes = more, peers.explain(place)
+        spell.windows, spell.steps = spell.windows + 1, spell.steps + len(compared)
+        if spell.windows >= LONG_WINDOWS and spell.steps >= LONG_STEPS:
+            found += spell.lost(leads) if spell.told else spell.begin(before) + spell.lost(leads)
+            spell.told = True
+            self._forget(rank)
+            step, share = numbers[compared[-1].step], more / step_seconds
+            self.slow = SlowRank(rank=rank, step=step, steps=spell.steps, share=share, causes=spell.causes)
+        return found
+
+    def _forget(self, rank: int) -> None:
+        """Forget the steps in which a rank was slow: they were told of."""
+        self._leads = [lead for lead in self._leads if lead.rank != rank]
+
+
+def _slowest(peers: Peers, compared: Sequence[Compared]) -> int | None:
+    """Return the place of the rank that is the slowest one in most steps; None: there is none."""
+    counts = Counter([one.slowest for one in compared])
+    place = max(counts, key=lambda one: (counts[one], -one), default=None)
+    if place is None or counts[place] <= len(compared) * max(SLOW_STEPS, 1.5 / len(peers.ranks)):
+        return None
+    return place
 
 
 def _work(role: Mapping[str, int]) -> tuple[tuple[str, int], ...]:

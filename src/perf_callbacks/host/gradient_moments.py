@@ -71,11 +71,11 @@ def _noter(
     note: Callable[[tuple[float, bytes]], object], clock: Callable[[], float], file: int | None
 ) -> Callable[[object], None]:
     """Make the hook. It holds neither the model nor us."""
-    read = os.pread
+    read, tracing = os.pread, torch.compiler.is_dynamo_compiling
     state = [file]
 
     def gradient_done(_parameter: object) -> None:
-        if torch.compiler.is_compiling():  # compiled autograd traces hooks: this one is then empty, also in a fullgraph
+        if tracing():  # compiled autograd traces hooks: this one is then empty, also in a fullgraph
             return
         try:
             note((clock(), b"" if state[0] is None else read(state[0], 64, 0)))

@@ -124,7 +124,8 @@ class RanksWatch(Observer):
         self._found = _Found(recorder, sharded=self._sharded)
         self._moments: GradientMoments | None = None
         self._local: LocalTimes | None = None
-        self._made, self._analysed = -1, -1
+        self._made, self._analysed = 0, 1
+        """First step of the newest window of this rank, and the first one after those that were analysed."""
         self._failed = False
         parameter = None if self._device or self._sharded else gradient_moments.last_parameter(model)
         if parameter is not None:
@@ -168,11 +169,13 @@ class RanksWatch(Observer):
             self._analysed = last
 
     def closed(self) -> None:
-        """Wait a moment for what the other ranks say of the last window."""
+        """Wait a moment for the last window of all ranks. Its steps may not have been read yet."""
         if self._recorder.run.rank == 0 and self._recorder.failure is None:
             deadline = time.monotonic() + LAST_SECONDS
-            while self._analysed < self._made and time.monotonic() < deadline:
+            self._recorder.engine.flush(self._recorder.clock())
+            while self._analysed <= self._made and time.monotonic() < deadline:
                 time.sleep(0.01)
+                self._recorder.engine.flush(self._recorder.clock())  # a device may tell of its last steps now
 
 
 class SingleWatch(Observer):
