@@ -252,3 +252,42 @@ def test_a_rank_that_is_deaf_for_a_while_costs_no_window(job, deaf, seconds):
     assert_true(job.facts(0)["taken"], 3)
     assert [job.errors(rank) for rank in range(3)] == [[]] * 3
     assert all(job.facts(rank)["longest_call"] < NO_WAIT for rank in range(3) if rank != deaf)
+
+
+def test_a_rank_that_is_deaf_beyond_the_deadline_is_missing_said_once_and_comes_back(job):
+    """Three times the deadline, as thirty seconds are of the real one."""
+    job.start(3, steps=700, deadline=2.0, step_seconds=0.02)
+    job.until(lambda: (job.facts(0)["step"] or 0) > 50)
+    job.signal(1, signal.SIGSTOP)
+    time.sleep(6)
+    job.signal(1, signal.SIGCONT)
+    job.until(lambda: all(job.facts(rank)["step"] == 700 for rank in range(3)))
+    job.until_done(0, 1, 2)
+    assert job.end(0, 1, 2) == [0, 0, 0]
+    taken = job.facts(0)["taken"]
+    numbers = [window["last_step"] // 10 - 1 for window in taken]
+    lacked = [window for window in taken if window["missing"]]
+    assert numbers == sorted({*numbers})
+    assert 0 < len(lacked) < len(taken)
+    assert {tuple(window["missing_ranks"]) for window in lacked} == {(1,)}
+    assert not taken[-1]["missing"]
+    (line,) = job.errors(0)
+    assert "nothing came from 1 of 3 ranks" in line
+    assert job.errors(1) + job.errors(2) == []
+    job.assert_nobody_waited(0, 2)
+
+
+def test_ranks_that_an_elastic_launcher_restarts_exchange_windows_of_their_own(tmp_path):
+    """Rank 1 dies in the first attempt, with its parts in the launcher's store."""
+    plan = Plan(directory=str(tmp_path), port=None, rank=-1, world_size=2, steps=60, wait=False, dies_at=35)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*launcher, "--max-restarts=1", "--monitor-interval=0.1", str(TESTS / "rank_process.py")]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, json.dumps(asdict(plan))], check=False, env=environ, timeout=110, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    facts = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    assert [(one["attempt"], one["failure"], one["latest"]) for one in facts] == [(1, None, whole(2, 5))] * 2
+    assert_true(facts[0]["taken"], 2)
+    assert "perf_callbacks" not in done.stderr.replace(str(TESTS), "")

@@ -18,10 +18,12 @@ LONGEST = 40_000
 """Most bytes of a note."""
 
 LARGEST = 1_000_000
-"""Most bytes of packed parts under one key."""
+"""Most bytes of packed parts under one key: some thirty parts of the longest windows that carry signals."""
 
 MOST_MADE = 1_000
 """Most keys that are made at once."""
+
+_NOBODY_WRITES = "?"
 
 SHARE = 0.75
 """Share of the files of a process that the connections of all ranks may take."""
@@ -115,6 +117,10 @@ class Board:
         """Read the notes under those of the keys that are there. Never waits."""
         there = self._there(keys)
         return dict(zip(there, [_text(note) for note in self._store.multi_get(there)], strict=True)) if there else {}
+
+    def peek(self, key: str) -> str:
+        """Read a note; "" if there is none. One request: `multi_get` waits for the keys first, which is a second."""
+        return _text(self._store.compare_set(key, _NOBODY_WRITES, _NOBODY_WRITES)).removeprefix(_NOBODY_WRITES)
 
     def _there(self, keys: Sequence[str]) -> list[str]:
         """Find the keys that are there. The store tells if all of some are, so halves of them are asked for."""
