@@ -70,15 +70,14 @@ class Bundle:
         """First step of the window, by the trainer's count."""
         return self.window * self.length + 1
 
-    def signals(self) -> Iterator[tuple[int, dict[str, "array[float]"]]]:
-        """Return the signals of each rank, by name."""
-        columns, length, at = self.columns, self.length, 0
-        for rank in self.ranks:
-            own = {}
-            for name in self.names:
-                own[name] = columns[at : at + length]
-                at += length
-            yield rank, own
+    def signals(self) -> dict[int, "RankSignals"]:
+        """Return the signals of each rank."""
+        places = {name: place * self.length for place, name in enumerate(self.names)}
+        size = len(self.names) * self.length
+        return {
+            rank: RankSignals(self.columns, self.length, places, number * size)
+            for number, rank in enumerate(self.ranks)
+        }
 
     def roles(self) -> dict[int, dict[str, int]]:
         """Return the coordinates of each rank, where they are known."""
@@ -86,6 +85,32 @@ class Bundle:
         starts = range(0, len(self.places), number) if number else ()
         places = [self.places[start : start + number] for start in starts]
         return {rank: dict(zip(self.axes, place, strict=True)) for rank, place in zip(self.ranks, places, strict=False)}
+
+
+class RankSignals(Mapping[str, "array[float]"]):
+    """Signals of one rank, by name. Each is cut out of its bundle when it is asked for: of most ranks one is."""
+
+    __slots__ = ("_columns", "_length", "_places", "_start")
+
+    def __init__(self, columns: "array[float]", length: int, places: Mapping[str, int], start: int) -> None:
+        self._columns, self._length, self._places, self._start = columns, length, places, start
+
+    def __getitem__(self, name: str) -> "array[float]":
+        """Cut out one signal."""
+        at = self._start + self._places[name]
+        return self._columns[at : at + self._length]
+
+    def __contains__(self, name: object) -> bool:
+        """Tell if there is such a signal, without cutting it out."""
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        """Go through the names."""
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        """Count the signals."""
+        return len(self._places)
 
 
 def bundled(bundles: Iterable[Bundle]) -> list[Bundle]:

@@ -53,14 +53,14 @@ def pack_bundle(bundle: Bundle, fit: bytes) -> bytes:
 
 def unpack_bundles(blob: bytes, fit: bytes) -> list[Bundle]:
     """Return the bundles of that fit in some bytes."""
-    bundles, at = [], 0
+    bundles, at, view = [], 0, memoryview(blob)
     while at + FRAME <= len(blob):
         magic, length, checksum = _FRAME.unpack_from(blob, at)
         start, at = at + FRAME, at + FRAME + length
         if magic != _MAGIC or at > len(blob):
             break
-        body = blob[start:at]
-        if crc32(body) == checksum and body.startswith(fit):
+        body = view[start:at]
+        if crc32(body) == checksum and body[: len(fit)] == fit:
             bundle = _bundle(body)
             if bundle is not None:
                 bundles.append(bundle)
@@ -72,19 +72,20 @@ def bundle_again(blob: bytes, fit: bytes) -> bytes:
     return b"".join([pack_bundle(one, fit) for one in bundled(unpack_bundles(blob, fit))])
 
 
-def _bundle(body: bytes) -> Bundle | None:
+def _bundle(body: memoryview) -> Bundle | None:
     """Build a bundle; None if its numbers can't be true. Rank 0 does this hundreds of times per window."""
     try:
         (
             _, window, length, world_size, parallel, steps, attempt, count, schema_size, asked_size, seconds, *amounts,
         ) = _HEADER.unpack_from(body)  # fmt: skip
         ranks_at = _HEADER.size + asked_size
-        names, asks, axes = _asked(body[_HEADER.size : ranks_at], schema_size)
+        names, asks, axes = _asked(bytes(body[_HEADER.size : ranks_at]), schema_size)
         places_at = ranks_at + 4 * count
         columns_at = places_at + 8 * count * len(axes)
-        ranks = array("I", body[ranks_at:places_at])
-        places = array("q", body[places_at:columns_at])
-        columns = array("f", body[columns_at:])
+        ranks, places, columns = array("I"), array("q"), array("f")
+        ranks.frombytes(body[ranks_at:places_at])
+        places.frombytes(body[places_at:columns_at])
+        columns.frombytes(body[columns_at:])
     except (struct.error, TypeError, ValueError, RecursionError):
         return None
     if not 0 < len(ranks) == count or [*ranks] != sorted({*ranks}) or ranks[-1] >= world_size:

@@ -13,17 +13,20 @@ from perf_callbacks.core.packed_parts import FRAME, unpack_bundles
 from perf_callbacks.core.records import Window
 from perf_callbacks.core.windows import GatheredWindow, Verdict, hold
 from perf_callbacks.ranks.node import GATHER_SECONDS, Folder, Node
-from perf_callbacks.ranks.rounds import MANY, SOON, Rounds, mark, note_of_window, patience, pause, slot, slots
+from perf_callbacks.ranks.rounds import MANY, Rounds, mark, note_of_window, patience, pause, slot, slots
 from perf_callbacks.ranks.store import Board
 
 SOON_OF_MANY = 1.0
 """Seconds until parts of more than `MANY` ranks are looked for: each look costs rank 0 milliseconds."""
 
+SELDOM_OF_MANY = 3.0
+"""Times as long as the wait so far is each further pause then: the next look comes after `GATHER_SECONDS`."""
+
 SLICE_SECONDS = 0.001
 """Seconds of work after which the training thread may have the GIL. A slice ends up to half a millisecond later."""
 
 SLICE = 128
-"""Ranks that are combined, or whose signals are freed, without a look at the clock."""
+"""Bundles that are combined without a look at the clock."""
 
 BREATH_SECONDS = 0.0002
 """Seconds between two slices. A sleep of 0 may take the GIL back before a waiting thread has woken up."""
@@ -38,8 +41,7 @@ OWN = -1
 """Source of rank 0's own part, which doesn't go through the store."""
 
 Analyse = Callable[[GatheredWindow], None]
-"""Analyses a window. Called in the side thread of rank 0, once per window, in order. In a job of many ranks, the
-signals are gone once it returns."""
+"""Analyses a window. Called in the side thread of rank 0, once per window, in order."""
 
 log = logging.getLogger("perf_callbacks")
 
@@ -116,11 +118,12 @@ class Leader(Rounds):
     def _read(self, board: Board, window: int, now: float) -> None:
         """Read the parts of a window that haven't come yet."""
         pending = self._pending[window]
-        soon = SOON if self._world_size <= MANY else SOON_OF_MANY
-        pending.look_at = min(now + pause(now - pending.since, soon), max(now, pending.deadline))
+        waited = now - pending.since
+        next_look = pause(waited) if self._world_size <= MANY else pause(SELDOM_OF_MANY * waited, SOON_OF_MANY)
+        pending.look_at = min(now + next_look, max(now, pending.deadline))
         missing = [rank for rank in range(self._world_size) if rank not in pending.ranks]
         sources = {self._sources[rank] for rank in missing}
-        if now - pending.since > GATHER_SECONDS:  # they may talk for themselves, or for a machine of another size
+        if waited > GATHER_SECONDS:  # they may talk for themselves, or for a machine of another size
             sources.update(missing)
         ordered = sorted(sources)
         size = 4 * len(pending.bundles[OWN][0].columns) * self._together
@@ -183,7 +186,7 @@ class Leader(Rounds):
             self.finished.append(self.latest)
 
     def _analyse(self, bundles: Sequence[Bundle], missing: tuple[int, ...]) -> None:
-        """Let a window be analysed, and free its signals: with thousands of ranks each takes milliseconds."""
+        """Let a window be analysed."""
         if self.analyse is None:
             return
         signals: dict[int, Mapping[str, array[float]]] = {}
@@ -200,10 +203,6 @@ class Leader(Rounds):
             log.warning(
                 "perf_callbacks: slow ranks are looked for no more, training goes on: %s", error, exc_info=error
             )
-        while self._world_size > MANY and signals:
-            for rank in [*signals][:SLICE]:
-                del signals[rank]
-            self._breathe()
 
     def _warn(self, bundle: Bundle, missing: Sequence[int]) -> None:
         """Say once that ranks are missing from a window."""
