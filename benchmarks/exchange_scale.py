@@ -218,17 +218,19 @@ def simulate(world_size: int, windows: int, seconds: float, *, direct: bool) -> 
     silent = {*range(world_size - 1, 0, -100)} if world_size >= 100 else {world_size - 1}
     written: dict[type, int] = {}
 
-    def counting(kind):
-        write = kind.write
+    def counting(kind, name):
+        write = getattr(kind, name)
 
-        def counted(self, key, note):
-            written[kind] = written.get(kind, 0) + (len(note) if key.startswith("part") else 0)
-            write(self, key, note)
+        def counted(self, *notes):
+            for key, note in dict([notes] if name == "write" else notes[0]).items():
+                written[kind] = written.get(kind, 0) + (len(note) if key.startswith("part") else 0)
+            write(self, *notes)
 
-        kind.write = counted
+        setattr(kind, name, counted)
         return write
 
-    writes = {kind: counting(kind) for kind in (board.Board, node.Folder)}
+    names = [(board.Board, "write"), (board.Board, "write_all"), (node.Folder, "write")]
+    writes = {one: counting(*one) for one in names}
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, __file__, "--rank-0", directory, "--sizes", str(world_size)]
         command += ["--direct"] if direct else []
@@ -257,8 +259,8 @@ def simulate(world_size: int, windows: int, seconds: float, *, direct: bool) -> 
         }
         for one in followers.ranks.values():
             one.leave(politely=False)
-    for kind, write in writes.items():
-        kind.write = write
+    for one, write in writes.items():
+        setattr(*one, write)
     return result
 
 

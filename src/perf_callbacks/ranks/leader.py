@@ -99,7 +99,8 @@ class Leader(Rounds):
             first = 1 if self._node is None else 0
             ranks = range(first, self._world_size) if self._mine.window is not None else ()
             kept = range(slots(self._world_size))
-            board.make(["window", *[slot(rank, window, self._world_size) for window in kept for rank in ranks]])
+            keys = ["window", *[slot(rank, window, self._world_size) for window in kept for rank in ranks]]
+            board.write_all(dict.fromkeys(keys, ""))
         if self.offers or not self._said:  # again with each window: a fit within this one may have had its own
             board.write("verdict", pack(self._mine))
             self._said = True

@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from hashlib import sha256
-from typing import Any
+from typing import Any, cast
 
 from perf_callbacks.core.bundles import Bundle
 from perf_callbacks.core.codec import pack, unpack
@@ -114,10 +114,7 @@ class Rounds:
         relay.tell({"window": window, "verdict": pack(verdict), "stall": self.stalls.said})
         if verdict.window is None:
             return None
-        for key, text in relay.stalls().items():
-            board.write(key, text)
-        for key, parts in relay.collect(mark(verdict.fit), now).items():
-            board.write(key, parts)
+        cast("Board", board).write_all({**relay.stalls(), **relay.collect(mark(verdict.fit), now)})
         return LOOK_SECONDS if relay.since is None else min(LOOK_SECONDS, pause(now - relay.since, SOON_HERE))
 
     def leave(self, *, politely: bool = True) -> None:
