@@ -7,10 +7,13 @@ ranks there are.
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from perf_callbacks.core.records import Window
 from perf_callbacks.core.steps import plus
 from perf_callbacks.core.windows import MOST_NAMED, Part
+
+Number = TypeVar("Number", int, float)
 
 MOST = 2**96
 """Amounts from here on are unknown: sums over all ranks of a job stay far below 128 bits."""
@@ -206,8 +209,8 @@ def _least(asks: Mapping[str, int], others: Mapping[str, int]) -> Mapping[str, i
     return {name: min(asks[name], others[name]) for name in sorted({*asks} & {*others})}
 
 
-def _joined(kind: str, arrays: Iterable["array[int] | array[float]"]) -> "array[int] | array[float]":
-    joined = array(kind)
+def _joined(kind: str, arrays: "Iterable[array[Number]]") -> "array[Number]":
+    joined: array[Number] = array(kind)
     for one in arrays:
         joined.extend(one)
     return joined
