@@ -7,7 +7,8 @@ Rank 0 is a process of its own, with a real TCPStore, the side thread of a fit, 
 signals. The other ranks are simulated in this process: each does the rounds of a real rank, with a real connection or
 files. One rank in a hundred (at least one) is silent from the start, so that every window goes on to its deadline.
 The training thread of rank 0 is idle, and automatic garbage collection is off, as in a fit with `gc="sync"`. The CPU of
-rank 0 is that of the whole process: side thread, and the server of the store.
+rank 0 is that of all other threads of the process: the side thread, and the server of the store. Signals are made ready
+for the analysis, which itself is left out.
 Figures are medians over the windows. Ranks that leave files come first, and only the first 256 of them look for the
 window again until it is there: this concerns no other machine, and this one can't do so for thousands.
 """
@@ -30,6 +31,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 from statistics import median
+from types import SimpleNamespace
 
 import torch.distributed as dist
 
@@ -104,7 +106,7 @@ def rank_0(world_size: int, directory: str, *, direct: bool) -> None:
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     gc.disable()
     before, opened, slices, read = memory(), descriptors(), Slices(), []
-    leader.time = type("Time", (), {"sleep": slices.sleep})
+    leader.time = SimpleNamespace(sleep=slices.sleep, perf_counter=time.perf_counter)
     exchange = Exchange(
         server, rank=0, world_size=world_size, window=LENGTH, run_id="run", stragglers=True,
         node=node_of(0, world_size, directory, direct=direct),
@@ -125,12 +127,14 @@ def rank_0(world_size: int, directory: str, *, direct: bool) -> None:
         return blobs
 
     exchange._rounds.step, board.Board.get = timed_step, counted_get
+    exchange.analyse(lambda _: None)  # signals are made for it
     exchange.start()
     print(server.port, flush=True)
     figures = []
     for line in sys.stdin:
         window = int(line)
-        figures.append((time.process_time(), in_thread[0], sum(read), slices.longest, memory(), descriptors()))
+        cpu = time.process_time() - time.thread_time()  # this thread does nothing but measure
+        figures.append((cpu, in_thread[0], sum(read), slices.longest, memory(), descriptors()))
         slices.longest = 0.0
         if window >= 0:
             exchange.offer(a_part(0, world_size, window, Random(0)))
@@ -201,29 +205,40 @@ class Followers:
         self.until(now + seconds)
 
 
+def wait_for(seconds: float, condition: Callable[[], bool]) -> bool:
+    """Wait until a condition holds, but no longer than that."""
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
+
+
 def simulate(world_size: int, windows: int, seconds: float, *, direct: bool) -> dict:
     """Run a job; the figures of rank 0, and of the followers."""
     silent = {*range(world_size - 1, 0, -100)} if world_size >= 100 else {world_size - 1}
     written: dict[type, int] = {}
 
-    def counting(kind):
-        write = kind.write
+    def counting(kind, name):
+        write = getattr(kind, name)
 
-        def counted(self, key, note):
-            written[kind] = written.get(kind, 0) + (len(note) if key.startswith("part") else 0)
-            write(self, key, note)
+        def counted(self, *notes):
+            for key, note in dict([notes] if name == "write" else notes[0]).items():
+                written[kind] = written.get(kind, 0) + (len(note) if key.startswith("part") else 0)
+            write(self, *notes)
 
-        kind.write = counted
+        setattr(kind, name, counted)
         return write
 
-    writes = {kind: counting(kind) for kind in (board.Board, node.Folder)}
+    names = [(board.Board, "write"), (board.Board, "write_all"), (node.Folder, "write")]
+    writes = {one: counting(*one) for one in names}
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, __file__, "--rank-0", directory, "--sizes", str(world_size)]
         command += ["--direct"] if direct else []
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         store = dist.TCPStore("127.0.0.1", int(process.stdout.readline()), is_master=False, wait_for_workers=False)
-        while not store.check(["perf_callbacks/verdict"]):
-            time.sleep(0.05)
+        if not wait_for(20.0, lambda: store.check(["perf_callbacks/verdict"])):
+            process.kill()
+            raise RuntimeError("rank 0 exchanges nothing")
         followers = Followers(store, world_size, silent, directory, direct=direct)
         followers.cpu = {False: 0.0, True: 0.0}
         for window in range(windows):
@@ -244,8 +259,8 @@ def simulate(world_size: int, windows: int, seconds: float, *, direct: bool) -> 
         }
         for one in followers.ranks.values():
             one.leave(politely=False)
-    for kind, write in writes.items():
-        kind.write = write
+    for one, write in writes.items():
+        setattr(*one, write)
     return result
 
 

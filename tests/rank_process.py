@@ -4,9 +4,10 @@ What it did is left in a file. It ends when it may: when a file says so.
 """
 
 import json
+import os
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from perf_callbacks.core.windows import Part
+from perf_callbacks.ranks import rounds
 from perf_callbacks.ranks.exchange import Exchange
 from perf_callbacks.ranks.store import default_store
 
@@ -23,7 +25,8 @@ class Plan:
     """What a rank is to do."""
 
     directory: str
-    port: int
+    port: int | None
+    """Port of the store. None: a launcher says so, and says the rank."""
     rank: int
     world_size: int
     steps: int = 100
@@ -34,6 +37,9 @@ class Plan:
     wait: bool = True
     closing: bool = True
     destroying: bool = True
+    dies_at: int | None = None
+    """Step of the first attempt at which rank 1 dies."""
+    deadline: float = rounds.DEADLINE_SECONDS
 
 
 def samples(rank, step):
@@ -90,7 +96,13 @@ def train(plan, timed, told):
             taken += [asdict(window) for window in timed("take")]
         longest = max(longest, time.perf_counter() - began)
         told(step=step, longest_step=longest)
+        if (plan.rank, step, attempt()) == (1, plan.dies_at, 0):
+            os._exit(1)
     return taken
+
+
+def attempt():
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def until(condition, seconds=60.0):
@@ -109,9 +121,9 @@ def main(plan):
         new.write_text(json.dumps(facts))
         new.replace(directory / f"rank{plan.rank}.json")
 
-    dist.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{plan.port}", rank=plan.rank, world_size=plan.world_size
-    )
+    rounds.DEADLINE_SECONDS = plan.deadline
+    method = "env://" if plan.port is None else f"tcp://127.0.0.1:{plan.port}"
+    dist.init_process_group("gloo", init_method=method, rank=plan.rank, world_size=plan.world_size)
     dist.barrier()
     exchange = timed = None
     if plan.exchanging:
@@ -137,6 +149,7 @@ def main(plan):
             taken=taken,
             latest=exchange.latest and asdict(exchange.latest),
             failure=exchange.failure,
+            attempt=attempt(),
         )
     told(done=True)
     if plan.wait:
@@ -150,4 +163,5 @@ def main(plan):
 
 
 if __name__ == "__main__":
-    main(Plan(**json.loads(sys.argv[1])))
+    plan = Plan(**json.loads(sys.argv[1]))
+    main(replace(plan, rank=int(os.environ["RANK"])) if plan.port is None else plan)

@@ -8,8 +8,11 @@ from zlib import crc32
 
 import pytest
 
-from perf_callbacks.core.packed_parts import pack_part, unpack_parts
+from perf_callbacks.core.bundles import MOST, Bundle
+from perf_callbacks.core.packed_parts import bundle_again, pack_bundle, unpack_bundles
+from perf_callbacks.core.window_parts import MOST_STEPS
 from perf_callbacks.core.windows import Part
+from perf_callbacks.ranks.store import LARGEST
 
 FIT, OTHER_FIT = bytes(range(16)), bytes(16)
 PART = Part(
@@ -30,12 +33,29 @@ PART = Part(
     attempt=2,
 )
 BARE = replace(PART, rank=1, seconds=0.0, samples=None, model_flops=None, asks={}, signals={}, role={})
-FRAME = 12
-"""Bytes before the body of a part: magic, length, checksum."""
+FRAME, HEADER = 12, 144
+"""Bytes before the body of a bundle: magic, length, checksum; and before the names in it."""
+
+
+def pack_part(part, fit):
+    return pack_bundle(Bundle.of(part), fit)
 
 
 def unpacked(blob, fit=FIT):
-    return list(unpack_parts(blob, fit))
+    """Unpack bundles of one part each."""
+    return [part_of(bundle) for bundle in unpack_bundles(blob, fit)]
+
+
+def part_of(bundle):
+    ((rank, signals),) = bundle.signals().items()
+    amounts = dict(
+        zip(("samples", "tokens", "useful_tokens", "model_flops", "hardware_flops"), bundle.amounts, strict=True)
+    )
+    same = {
+        name: getattr(bundle, name) for name in ("window", "length", "world_size", "data_parallel", "steps", "seconds")
+    }
+    role = bundle.roles().get(rank, {})
+    return Part(rank=rank, signals=signals, role=role, asks=bundle.asks, attempt=bundle.attempt, **same, **amounts)
 
 
 def test_parts_come_back_as_they_were_one_after_the_other():
@@ -100,11 +120,13 @@ def put(form, at, *values):
     [
         put("=I", 24, 0),  # length
         put("=I", 24, 51),
-        put("=I", 28, 2),  # rank
-        put("=I", 32, 0),  # world size
-        put("=I", 36, 0),  # data parallel
-        put("=I", 36, 3),
-        put("=I", 40, 51),  # steps
+        put("=I", 28, 0),  # world size
+        put("=I", 32, 0),  # data parallel
+        put("=I", 32, 3),
+        put("=I", 36, 51),  # steps
+        put("=I", 44, 0),  # number of ranks
+        put("=I", 44, 2),
+        put("=I", 44, 2**32 - 1),
         put("=I", 48, 1),  # bytes of the names
         put("=I", 48, 2**32 - 1),
         put("=I", 52, 1),  # and of what is asked for
@@ -112,19 +134,48 @@ def put(form, at, *values):
         put("=d", 56, math.nan),  # seconds
         put("=d", 56, math.inf),
         put("=d", 56, -1.0),
-        put("=q", 64, -2),  # samples
+        lambda body: struct.pack_into("=I", body, HEADER + struct.unpack_from("=I", body, 52)[0], 2),  # rank
         lambda body: body.extend(b"\x00" * 4),
         lambda body: body.extend(b"\x00"),
         lambda body: body.__delitem__(slice(-4, None)),
         lambda body: body.__delitem__(slice(64, None)),
-        lambda body: body.__setitem__(slice(120, 122), b"{["),
-        lambda body: body.__setitem__(slice(120, 122), b"\xff\xff"),
-        lambda body: body.__setitem__(slice(120, 130), b"[1, 2, 3] "),
+        lambda body: body.__setitem__(slice(HEADER, HEADER + 2), b"{["),
+        lambda body: body.__setitem__(slice(HEADER, HEADER + 2), b"\xff\xff"),
+        lambda body: body.__setitem__(slice(HEADER, HEADER + 10), b"[1, 2, 3] "),
     ],
 )
 def test_numbers_that_can_not_be_true_are_no_part(change):
     assert unpacked(forged(lambda body: None)) == [PART]
     assert unpacked(forged(change)) == []
+
+
+def test_ranks_out_of_order_or_twice_are_no_bundle():
+    ranks = [replace(PART, rank=rank) for rank in (0, 1)]
+    for wrong in (ranks[::-1], [ranks[0]] * 2):
+        assert unpack_bundles(bundle_again(b"".join([pack_part(part, FIT) for part in wrong]), FIT), FIT) == []
+
+
+def test_ranks_that_counted_alike_are_one_bundle_and_others_are_not():
+    parts = [replace(PART, rank=rank, world_size=8, seconds=12.0 + rank, samples=rank) for rank in range(4)]
+    parts[1:3] = replace(parts[1], steps=48), replace(parts[2], asks={"gc_interval": 40, "keep data": 1})
+    bundles = unpack_bundles(bundle_again(b"".join([pack_part(part, FIT) for part in parts]), FIT), FIT)
+    assert [([*one.ranks], one.steps, one.seconds, one.amounts[0], one.asks) for one in bundles] == [
+        ([0, 2, 3], 49, 15.0, 5, {"gc_interval": 40}),
+        ([1], 48, 13.0, 1, PART.asks),
+    ]
+    assert [rank for one in bundles for rank in one.signals()] == [0, 2, 3, 1]
+
+
+@pytest.mark.parametrize("amount", [-1, MOST, 2**128, 10**100])
+def test_an_amount_that_can_not_be_true_is_unknown(amount):
+    (bundle,) = unpack_bundles(pack_part(replace(PART, samples=2**63, useful_tokens=amount), FIT), FIT)
+    assert bundle.amounts[:3] == (2**63, PART.tokens, None)
+
+
+def test_the_longest_windows_that_carry_signals_fit_into_a_note_many_times():
+    signals = {name: array("f", [0.5] * MOST_STEPS) for name in "abcdefgh"}
+    asks = {f"keep item {item}": 1 for item in range(100)}
+    assert len(pack_part(replace(PART, length=MOST_STEPS, signals=signals, asks=asks), FIT)) < LARGEST / 25
 
 
 def test_values_that_nobody_can_ask_for_are_no_part():

@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 import pytest
+from combining import combine
 
 from perf_callbacks.core.codec import pack, unpack
 from perf_callbacks.core.records import Window
-from perf_callbacks.core.windows import NOTICE, Part, Verdict, combine, hold, rates
+from perf_callbacks.core.windows import NOTICE, Part, Verdict, hold, rates
 
 PART = Part(
     window=2,

@@ -3,12 +3,14 @@
 from array import array
 from dataclasses import replace
 
+from combining import combine
 from hypothesis import given, strategies as st
 
+from perf_callbacks.core.bundles import Bundle, Combination, bundled
 from perf_callbacks.core.codec import pack, unpack
-from perf_callbacks.core.packed_parts import pack_part, unpack_parts
+from perf_callbacks.core.packed_parts import bundle_again, pack_bundle, unpack_bundles
 from perf_callbacks.core.records import Window
-from perf_callbacks.core.windows import Combination, Part, Verdict, combine, rates
+from perf_callbacks.core.windows import Part, Verdict, rates
 
 COUNTS = st.integers(0, 2**40)
 MAYBE = st.none() | COUNTS
@@ -103,19 +105,33 @@ def parts_with_signals(draw):
 
 @given(parts_with_signals(), st.data())
 def test_parts_make_the_round_trip_and_torn_ones_are_nothing(part, data):
-    blob = pack_part(part, FIT)
-    assert list(unpack_parts(blob, FIT)) == [part]
-    assert list(unpack_parts(blob[: data.draw(st.integers(0, len(blob) - 1))], FIT)) == []
-    assert list(unpack_parts(blob + blob, bytes(16))) == []
+    bundle = Bundle.of(part)
+    blob = pack_bundle(bundle, FIT)
+    assert unpack_bundles(blob, FIT) == [bundle]
+    assert bundle.signals() == {part.rank: part.signals}
+    assert bundle.roles() == ({part.rank: part.role} if part.role else {})
+    assert unpack_bundles(blob[: data.draw(st.integers(0, len(blob) - 1))], FIT) == []
+    assert unpack_bundles(blob + blob, bytes(16)) == []
 
 
 @given(jobs(), st.integers(1, 7))
-def test_parts_may_be_combined_some_at_a_time(job, size):
+def test_parts_may_be_bundled_and_combined_some_at_a_time(job, size):
     parts, _ = job
     combination = Combination()
     for start in range(0, len(parts), size):
-        combination.add(parts[start : start + size])
+        combination.add(bundled([Bundle.of(part) for part in parts[start : start + size]]))
     assert combination.window() == combine(parts)
+
+
+@given(st.lists(parts_with_signals(), max_size=8, unique_by=lambda part: part.rank))
+def test_ranks_come_out_of_bundles_as_they_went_in(parts):
+    parts.sort(key=lambda part: part.rank)
+    blob = b"".join([pack_bundle(Bundle.of(part), FIT) for part in parts])
+    bundles = unpack_bundles(bundle_again(blob, FIT), FIT)
+    signals = {rank: own for one in bundles for rank, own in one.signals().items()}
+    assert signals == {part.rank: part.signals for part in parts}
+    roles = {rank: role for one in bundles for rank, role in one.roles().items()}
+    assert roles == {part.rank: part.role for part in parts if part.role}
 
 
 @given(jobs(), st.data())
@@ -129,9 +145,9 @@ def test_a_window_without_some_ranks_names_them_and_knows_no_amounts(job, data):
     assert not missing or [getattr(window, name) for name in AMOUNTS] == [None] * 3
 
 
-@given(st.binary() | st.binary().map(lambda body: pack_part(PART, FIT)[:12] + body))
+@given(st.binary() | st.binary().map(lambda body: pack_bundle(Bundle.of(PART), FIT)[:12] + body))
 def test_no_bytes_whatsoever_are_an_error(blob):
-    assert list(unpack_parts(blob, FIT)) == []
+    assert unpack_bundles(blob, FIT) == []
 
 
 @given(st.sampled_from([Window, Verdict]), st.text() | st.binary().map(lambda line: line.decode(errors="replace")))

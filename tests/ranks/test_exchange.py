@@ -3,6 +3,7 @@
 import gc
 import itertools
 import logging
+import math
 import os
 import socket
 import sys
@@ -11,15 +12,18 @@ import time
 import weakref
 from array import array
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 from exchange_job import LENGTH, Job
 
+from perf_callbacks.core.bundles import Bundle
 from perf_callbacks.core.codec import pack
 from perf_callbacks.core.config import PerfConfig
-from perf_callbacks.core.packed_parts import pack_part
+from perf_callbacks.core.packed_parts import pack_bundle
+from perf_callbacks.core.stragglers import Stragglers
 from perf_callbacks.core.windows import NOTICE, Verdict
 from perf_callbacks.host.place import Place
 from perf_callbacks.ranks import exchange as ranks, leader, rounds, store as board
@@ -257,7 +261,9 @@ def test_a_rank_can_not_speak_for_another(job):
     parts = [job.part(0, 1, samples=10**9), job.part(0, 2)]
     job.offer(0, 0, 1)
     job.step(1)
-    dist.PrefixStore("perf_callbacks", job.store).set("part0 2", b"".join([pack_part(part, fit) for part in parts]))
+    dist.PrefixStore("perf_callbacks", job.store).set(
+        "part0 2", b"".join([pack_bundle(Bundle.of(part), fit) for part in parts])
+    )
     job.step()
     assert job.latest == [job.whole(0), job.whole(0), None]
 
@@ -615,9 +621,8 @@ def test_each_window_is_analysed_once_with_the_parts_of_the_ranks(job):
         (1, LENGTH, ()),
         (LENGTH + 1, LENGTH, ()),
     ]
-    assert [part.signals for part in gathered[1].parts.values()] == [{"gc": COLUMN}] * 3
-    assert [part.role for part in gathered[1].parts.values()] == [{}, {}, {"data": 1, "tensor": 0}]
-    assert [part.first_step for part in gathered[1].parts.values()] == [LENGTH + 1] * 3
+    assert gathered[1].signals == {rank: {"gc": COLUMN} for rank in range(3)}
+    assert gathered[1].roles == {2: {"data": 1, "tensor": 0}}
 
 
 def test_an_error_in_the_analysis_ends_it_and_nothing_else(job, caplog):
@@ -650,7 +655,7 @@ def test_ranks_that_counted_different_steps_are_analysed_all_the_same(job):
     job.offer(0, 2, steps=3)
     job.step()
     job.step()
-    assert [sorted(window.parts) for window in gathered] == [[0, 1, 2]]
+    assert [sorted(window.signals) for window in gathered] == [[0, 1, 2]]
     assert job.latest == [None] * 3
 
 
@@ -673,6 +678,39 @@ def test_a_window_goes_without_a_rank_that_is_missing_at_the_deadline_and_says_s
     )
     job.through(3)
     assert job.latest == [job.whole(3)] * 3
+
+
+@pytest.mark.parametrize("there", [(0,), (0, 2)])
+def test_a_rank_that_is_heard_of_alone_is_compared_with_nobody(job, there):
+    gathered = []
+    job.ranks[0].analyse(gathered.append)
+    job.offer(0, *there, signals={"local": COLUMN})
+    job.step(*there)
+    job.now += rounds.DEADLINE_SECONDS
+    job.step(0)
+    assert [sorted(window.signals) for window in gathered] == [[*there] if len(there) > 1 else []]
+    assert Stragglers().window(range(1, LENGTH + 1), gathered[0].signals) == []
+
+
+def test_a_part_that_is_too_large_ends_the_exchange_of_its_rank_and_says_so(job, monkeypatch):
+    monkeypatch.setattr(rounds, "LARGEST", 100)
+    job.through(0)
+    assert [exchange.failure for exchange in job.ranks[1:]] == [
+        "ValueError: a window takes 172 bytes, and at most 100 can be sent"
+    ] * 2
+    assert job.ranks[0].failure is None
+
+
+@pytest.mark.parametrize("amount", [2**63, 2**200, -1, math.inf, math.nan])
+def test_useful_tokens_that_can_not_be_true_are_unknown(job, amount):
+    job.offer(0, 0, 2)
+    job.offer(0, 1, useful_tokens=amount)
+    job.step()
+    job.step()
+    assert [exchange.failure for exchange in job.ranks] == [None] * 3
+    (window,) = job.ranks[0].take()
+    assert window.useful_tokens == (2**63 + 14 if amount == 2**63 else None)
+    assert window.samples == job.whole(0).samples
 
 
 def test_long_steps_move_the_deadline(job):
@@ -736,9 +774,10 @@ def test_ranks_that_were_restarted_take_no_part_of_before_for_theirs():
     after.offer(1, 0)
     after.step(0)
     assert gathered == []
+    assert after.ranks[0]._rounds._pending[1].bundles[leader.OWN][0].attempt == 1
     after.offer(1, 1, 2)
     after.step(1, 2, 0)
-    assert {part.attempt for part in gathered[0].parts.values()} == {1}
+    assert sorted(gathered[0].signals) == [0, 1, 2]
     assert after.latest[0] == after.whole(1)
 
 
@@ -822,14 +861,15 @@ def test_thousands_of_parts_are_handled_in_slices_with_a_breath_in_between(monke
     job = Job(world_size=200)
     job.step()
     breaths = []
-    monkeypatch.setattr(leader.time, "sleep", breaths.append)
+    clock = itertools.count(step=leader.SLICE_SECONDS / 64)  # so much later at each look
+    monkeypatch.setattr(leader, "time", SimpleNamespace(sleep=breaths.append, perf_counter=lambda: next(clock)))
     job.offer(0)
     job.step()
     assert job.latest[0] is None  # many are never there at once
     job.now += leader.SOON_OF_MANY
     job.step()
     assert job.latest == [job.whole(0), *[None] * 199]
-    assert breaths == [leader.BREATH_SECONDS] * 5  # 200 parts are read, put together and freed, 128 at a time
+    assert breaths == [leader.BREATH_SECONDS] * 3  # 199 parts are read, 64 in each slice
     job.offer(1)
     job.step()
     assert job.latest == [job.whole(0)] * 200  # with the next part

@@ -252,3 +252,50 @@ def test_a_rank_that_is_deaf_for_a_while_costs_no_window(job, deaf, seconds):
     assert_true(job.facts(0)["taken"], 3)
     assert [job.errors(rank) for rank in range(3)] == [[]] * 3
     assert all(job.facts(rank)["longest_call"] < NO_WAIT for rank in range(3) if rank != deaf)
+
+
+def test_windows_go_without_a_rank_that_was_killed_and_rank_0_says_so_once(job):
+    job.start(3, steps=300, deadline=1.0)
+    job.until(lambda: job.facts(0)["step"] > 100)
+    job.signal(1, signal.SIGKILL)
+    job.until_done(0, 2)
+    assert job.end(0, 2) == [0, 0]
+    taken = job.facts(0)["taken"]
+    assert 0 < assert_true(taken, 3, gone=1) < len(taken)
+    assert taken[-1] == lacking(3, 29, 1)
+    (line,) = job.errors(0)
+    assert "nothing came from 1 of 3 ranks" in line
+    assert job.errors(2) == []
+    job.assert_nobody_waited(0, 2)
+
+
+def test_a_rank_that_is_deaf_beyond_the_deadline_costs_one_window_at_most(job):
+    """For three times the deadline, as thirty seconds are of the real one. The others wait for its next step."""
+    job.start(3, steps=200, lockstep=True, deadline=2.0)
+    job.until(lambda: job.facts(1)["step"] > 50)
+    job.signal(1, signal.SIGSTOP)
+    time.sleep(6)
+    job.signal(1, signal.SIGCONT)
+    job.until_done(0, 1, 2)
+    assert job.end(0, 1, 2) == [0, 0, 0]
+    taken = job.facts(0)["taken"]
+    assert assert_true(taken, 3, gone=1) >= len(taken) - 1
+    assert taken[-1] == whole(3, 19)
+    assert len(job.errors(0)) == sum(window["missing"] for window in taken)
+    assert job.errors(1) + job.errors(2) == []
+
+
+def test_ranks_that_an_elastic_launcher_restarts_exchange_windows_of_their_own(tmp_path):
+    """Rank 1 dies in the first attempt, with its parts in the launcher's store."""
+    plan = Plan(directory=str(tmp_path), port=None, rank=-1, world_size=2, steps=60, wait=False, dies_at=35)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*launcher, "--max-restarts=1", "--monitor-interval=0.1", str(TESTS / "rank_process.py")]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, json.dumps(asdict(plan))], check=False, env=environ, timeout=110, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    facts = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    assert [(one["attempt"], one["failure"], one["latest"]) for one in facts] == [(1, None, whole(2, 5))] * 2
+    assert_true(facts[0]["taken"], 2)
+    assert "perf_callbacks" not in done.stderr.replace(str(TESTS), "")

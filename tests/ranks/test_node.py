@@ -3,6 +3,7 @@
 import os
 import shutil
 import stat
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import torch
 import torch.distributed as dist
 from exchange_job import Job
 
+from perf_callbacks.core.bundles import Bundle
 from perf_callbacks.core.config import PerfConfig
-from perf_callbacks.core.packed_parts import pack_part
+from perf_callbacks.core.packed_parts import pack_bundle, unpack_bundles
 from perf_callbacks.core.stalls import ENDED, RUNNING, STALLED, Note
 from perf_callbacks.host.place import Place
 from perf_callbacks.ranks import exchange as ranks, node, rounds, store as board
@@ -86,7 +88,7 @@ def test_a_rank_without_a_part_is_missing_and_the_rest_of_its_machine_is_there(j
         job.step(*there)
         job.now += 4
     assert job.latest[0] == job.lacking(0, 2, 5)
-    assert [(sorted(window.parts), window.missing) for window in gathered] == [(there, (2, 5))]
+    assert [(sorted(window.signals), window.missing) for window in gathered] == [(there, (2, 5))]
     assert [exchange.latest for exchange in job.ranks if exchange is not job.ranks[2]][4] != job.whole(0)
 
 
@@ -149,7 +151,8 @@ def test_machines_may_have_different_numbers_of_ranks(tmp_path, monkeypatch, siz
 
 
 def test_parts_that_are_too_large_for_one_note_are_sent_in_several(job, monkeypatch):
-    size = len(pack_part(job.part(0, 1), bytes(16)))
+    fit = rounds.mark(job.ranks[0].verdict.fit)
+    size = len(pack_bundle(Bundle.of(job.part(0, 1)), fit))
     for module in (node, board):
         monkeypatch.setattr(module, "LARGEST", 2 * size + 1)
     for window in range(2):
@@ -158,8 +161,10 @@ def test_parts_that_are_too_large_for_one_note_are_sent_in_several(job, monkeypa
             job.step()
             job.now += 2
         assert job.latest[0] == job.whole(window)
-    sizes = [len(job.store.get(f"perf_callbacks/{rounds.slot(rank, 1, 8)}")) for rank in range(8)]
-    assert sizes == [size, 0, 2 * size, 0, 2 * size, 0, 2 * size, 0]
+    notes = [job.store.get(f"perf_callbacks/{rounds.slot(rank, 1, 8)}") for rank in range(8)]
+    ranks = [[*one.ranks] for note in notes for one in unpack_bundles(note, fit)]
+    assert ranks == [[1], [2, 3], [4, 5], [6, 7]]
+    assert [bool(note) for note in notes] == [True, False] * 4
 
 
 @pytest.mark.parametrize("order", [(3, 2, 1, 0), (0, 3, 1, 2)])
@@ -312,6 +317,21 @@ def test_each_attempt_of_a_job_has_a_directory_of_its_own_and_removes_the_one_be
         nodes(1)(0).directory.name,
         nodes(0, "29501")(0).directory.name,
     }
+
+
+def test_a_directory_that_was_left_a_day_ago_goes_with_the_next_job_of_this_user(tmp_path, monkeypatch):
+    monkeypatch.setattr(node.tempfile, "gettempdir", lambda: str(tmp_path))
+    mine, left, young = [
+        gathered(0, 8, (0, 8), many=4, job=(job, "29500")).directory for job in ("mine", "left", "new")
+    ]
+    others = tmp_path / f"{left.name.rpartition('-')[0]}-cache"
+    for directory in (left, young, others):
+        directory.mkdir(mode=0o700)
+        (directory / "verdict").touch()
+    for directory in (left, others):
+        os.utime(directory, (time.time() - 2 * node.LEFT_SECONDS,) * 2)
+    node.remove_earlier(mine)
+    assert sorted(tmp_path.iterdir()) == sorted([young, others])
 
 
 def test_notes_from_shortly_before_the_process_began_are_old_too(tmp_path, monkeypatch):

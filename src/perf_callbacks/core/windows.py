@@ -4,12 +4,11 @@ A window is `length` optimizer steps by the trainer's count. Ranks hand each oth
 """
 
 from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from perf_callbacks.core.records import Window
-from perf_callbacks.core.steps import plus
 
 NOTICE = 3
 """Windows between a request of a rank and the step from which it holds. By then, as a rule, all ranks know of it."""
@@ -18,9 +17,9 @@ MOST_NAMED = 64
 """Most missing ranks that a window names; all are counted."""
 
 
-@dataclass(kw_only=True, slots=True)  # a frozen one takes four times as long to build, and rank 0 builds thousands
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """Work of one rank in one window. Nothing changes it."""
+    """Work of one rank in one window."""
 
     window: int
     """Number of the window, from 0 on: optimizer steps `window * length + 1` to `(window + 1) * length`."""
@@ -59,13 +58,15 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatheredWindow:
-    """Parts of one window that had come by its deadline."""
+    """Signals of one window that had come by its deadline."""
 
     first_step: int
     steps: int
     """Number of steps of the window: the length of each signal."""
-    parts: Mapping[int, Part]
-    """Part of each rank, by rank."""
+    signals: Mapping[int, Mapping[str, "array[float]"]]
+    """Signals of each rank, by rank. Empty if fewer than two ranks were heard of: nothing can be compared."""
+    roles: Mapping[int, Mapping[str, int]]
+    """Coordinates of the ranks, where they are known."""
     missing: tuple[int, ...]
     """Ranks whose part didn't come, in order."""
 
@@ -85,76 +86,6 @@ class Verdict:
     """True: parts carry signals, and rank 0 analyses them."""
 
 
-class Combination:
-    """Parts of one window, combined some at a time: with thousands of ranks it takes milliseconds.
-
-    Amounts are exact: an amount is unknown if one rank is missing or doesn't know it, or if it isn't whole, because
-    ranks that share samples counted them differently.
-    """
-
-    def __init__(self) -> None:
-        self._common: set[tuple[int, int, int, int, int]] = set()
-        self._ranks: list[int] = []
-        self._seconds = 0.0
-        self._sums: list[int | None] = [0] * 5
-        self._asks: Mapping[str, int] | None = None
-
-    def add(self, parts: Collection[Part]) -> None:
-        """Add some parts."""
-        self._common |= {(part.window, part.length, part.world_size, part.data_parallel, part.steps) for part in parts}
-        self._ranks += [part.rank for part in parts]
-        self._seconds = max([self._seconds, *[part.seconds for part in parts]])
-        columns = zip(
-            *[(part.samples, part.tokens, part.useful_tokens, part.model_flops, part.hardware_flops) for part in parts],
-            strict=True,
-        )
-        self._sums = [plus(known, *column) for known, column in zip(self._sums, columns, strict=False)]
-        for part in parts:
-            if part.asks != self._asks:
-                self._asks = part.asks if self._asks is None else _least(self._asks, part.asks)
-
-    def window(self, missing: Sequence[int] = ()) -> Window | None:
-        """Return the window without some ranks, whose parts didn't come.
-
-        There is none if ranks disagree on their counting. They also disagree if they included different numbers of
-        steps, because their amounts then belong to no common time.
-        """
-        if len(self._common) != 1:
-            return None
-        ((window, length, world_size, data_parallel, steps),) = self._common
-        if steps == 0 or sorted([*self._ranks, *missing]) != list(range(world_size)):
-            return None
-        samples, tokens, useful_tokens, model_flops, hardware_flops = [None] * 5 if missing else self._sums
-
-        def total(amount: int | None) -> int | None:
-            whole, rest = (0, 1) if amount is None else divmod(amount * data_parallel, world_size)
-            return None if rest else whole
-
-        return Window(
-            first_step=window * length + 1,
-            last_step=(window + 1) * length,
-            steps=steps,
-            ranks=world_size,
-            missing=len(missing),
-            missing_ranks=tuple(missing[:MOST_NAMED]),
-            seconds=self._seconds,
-            samples=total(samples),
-            tokens=total(tokens),
-            useful_tokens=total(useful_tokens),
-            model_flops=model_flops,
-            hardware_flops=hardware_flops,
-            asks={} if missing or self._asks is None else dict(self._asks),
-        )
-
-
-def combine(parts: Collection[Part], missing: Sequence[int] = ()) -> Window | None:
-    """Combine one part of each rank that isn't missing, in any order, into one window, if there is one."""
-    combination = Combination()
-    if parts:
-        combination.add(parts)
-    return combination.window(missing)
-
-
 def hold(window: Window, before: Window | None, now: int | None = None) -> Window:
     """Return the window with the step from which its requests hold: some windows later, or as in the window before.
 
@@ -170,11 +101,6 @@ def hold(window: Window, before: Window | None, now: int | None = None) -> Windo
         known, step = said.get(name, (None, later))
         holds[name] = step if known == amount else later
     return replace(window, holds=holds)
-
-
-def _least(asks: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:
-    """Return the lesser of two values, by the names that both have."""
-    return {name: min(asks[name], others[name]) for name in sorted({*asks} & {*others})}
 
 
 def rates(window: Window) -> dict[str, float]:

@@ -2,36 +2,46 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from perf_callbacks.core.bundles import Bundle, Combination
 from perf_callbacks.core.codec import pack
-from perf_callbacks.core.packed_parts import FRAME, unpack_parts
+from perf_callbacks.core.packed_parts import FRAME, unpack_bundles
 from perf_callbacks.core.records import Window
-from perf_callbacks.core.windows import Combination, GatheredWindow, Part, Verdict, hold
+from perf_callbacks.core.windows import GatheredWindow, Verdict, hold
 from perf_callbacks.ranks.node import GATHER_SECONDS, Folder, Node
-from perf_callbacks.ranks.rounds import MANY, SOON, Rounds, mark, note_of_window, patience, pause, slot, slots
+from perf_callbacks.ranks.rounds import MANY, Rounds, mark, note_of_window, patience, pause, slot, slots
 from perf_callbacks.ranks.store import Board
 
 SOON_OF_MANY = 1.0
 """Seconds until parts of more than `MANY` ranks are looked for: each look costs rank 0 milliseconds."""
 
+SELDOM_OF_MANY = 3.0
+"""Times as long as the wait so far is each further pause then: the next look comes after `GATHER_SECONDS`."""
+
+SLICE_SECONDS = 0.001
+"""Seconds of work after which the training thread may have the GIL. A slice ends up to half a millisecond later."""
+
 SLICE = 128
-"""Parts that are handled at once: well under 2 ms. Then the training thread may have the GIL."""
+"""Bundles that are combined without a look at the clock."""
 
 BREATH_SECONDS = 0.0002
 """Seconds between two slices. A sleep of 0 may take the GIL back before a waiting thread has woken up."""
 
-MOST_READ = 32
-"""Most notes that are read at once."""
+MOST_READ, MOST_BYTES = 32, 400_000
+"""Most notes, and bytes of signals in them, that are read at once."""
 
 MOST_SHOWN = 8
 """Most missing ranks that the message names."""
 
+OWN = -1
+"""Source of rank 0's own part, which doesn't go through the store."""
+
 Analyse = Callable[[GatheredWindow], None]
-"""Analyses a window. Called in the side thread of rank 0, once per window, in order. In a job of many ranks, the parts
-are gone once it returns."""
+"""Analyses a window. Called in the side thread of rank 0, once per window, in order."""
 
 log = logging.getLogger("perf_callbacks")
 
@@ -43,9 +53,23 @@ class _Pending:
     since: float
     deadline: float
     look_at: float
-    parts: dict[int, Part]
+    bundles: dict[int, list[Bundle]] = field(default_factory=dict)
+    """Work of the ranks that were heard of, by source: the rank under whose key it lies."""
+    ranks: set[int] = field(default_factory=set)
+    """These ranks."""
     read: dict[int, tuple[int, bytes]] = field(default_factory=dict)
     """Length and first bytes of the last note of each source: where they are the same, nothing was added."""
+
+    def take(self, source: int, bundles: list[Bundle]) -> bool:
+        """Take the bundles of a source instead of those before, if they hold more ranks, and none of other sources."""
+        ranks = [rank for bundle in bundles for rank in bundle.ranks]
+        before = {rank for bundle in self.bundles.get(source, ()) for rank in bundle.ranks}
+        new = {*ranks} - before
+        if not new or len(ranks) != len(before) + len(new) or not self.ranks.isdisjoint(new):
+            return False
+        self.bundles[source] = bundles
+        self.ranks |= new
+        return True
 
 
 class Leader(Rounds):
@@ -59,28 +83,31 @@ class Leader(Rounds):
         self.analyse: Analyse | None = None
         """Analysis of the windows, if there is one. An error ends it, and not the exchange."""
         self._mark = mark(verdict.fit)
-        together = 1 if node is None else len(node.ranks)
-        self._sources = [rank - rank % together for rank in range(world_size)]
+        self._together = 1 if node is None else len(node.ranks)
+        self._sources = [rank - rank % self._together for rank in range(world_size)]
         """The rank under whose key each rank's part lies: as if all machines were like this one, until a part tells."""
         self._said = self._warned = False
-        self._handled = 0  # parts since the last breath
+        self._breathed = 0.0  # when the training thread last had the GIL
         self._pending: dict[int, _Pending] = {}
         self.agreed.set()
 
     def _round(self, board: Board | Folder, now: float) -> float | None:
         board = cast("Board", board)  # rank 0 is the first rank of its machine
+        self._breathed = time.perf_counter()
         if not self._said:
             # Reading keys that are all there is one call. Finding those that are there costs a call per silent rank.
             first = 1 if self._node is None else 0
             ranks = range(first, self._world_size) if self._mine.window is not None else ()
             kept = range(slots(self._world_size))
-            board.make(["window", *[slot(rank, window, self._world_size) for window in kept for rank in ranks]])
+            keys = ["window", *[slot(rank, window, self._world_size) for window in kept for rank in ranks]]
+            board.write_all(dict.fromkeys(keys, ""))
         if self.offers or not self._said:  # again with each window: a fit within this one may have had its own
             board.write("verdict", pack(self._mine))
             self._said = True
         for part in self._drained(self._mine.window or 0):
             deadline = now + patience(part)
-            self._pending[part.window] = _Pending(now, deadline, now + SOON_OF_MANY, {0: part})
+            pending = self._pending[part.window] = _Pending(now, deadline, now + SOON_OF_MANY)
+            pending.take(OWN, [Bundle.of(part)])
             if self._relay is not None:
                 self._relay.open(part.window, b"", now, deadline)
         for window in sorted(self._pending, reverse=True):  # a rank sends in order: what came late is found below
@@ -92,99 +119,107 @@ class Leader(Rounds):
     def _read(self, board: Board, window: int, now: float) -> None:
         """Read the parts of a window that haven't come yet."""
         pending = self._pending[window]
-        soon = SOON if self._world_size <= MANY else SOON_OF_MANY
-        pending.look_at = min(now + pause(now - pending.since, soon), max(now, pending.deadline))
-        missing = [rank for rank in range(self._world_size) if rank not in pending.parts]
+        waited = now - pending.since
+        next_look = pause(waited) if self._world_size <= MANY else pause(SELDOM_OF_MANY * waited, SOON_OF_MANY)
+        pending.look_at = min(now + next_look, max(now, pending.deadline))
+        missing = [rank for rank in range(self._world_size) if rank not in pending.ranks]
         sources = {self._sources[rank] for rank in missing}
-        if now - pending.since > GATHER_SECONDS:  # they may talk for themselves, or for a machine of another size
+        if waited > GATHER_SECONDS:  # they may talk for themselves, or for a machine of another size
             sources.update(missing)
         ordered = sorted(sources)
-        for start in range(0, len(ordered), MOST_READ):
-            some = ordered[start : start + MOST_READ]
+        size = 4 * len(pending.bundles[OWN][0].columns) * self._together
+        number = max(1, min(MOST_READ, MOST_BYTES // max(1, size)))
+        for start in range(0, len(ordered), number):
+            some = ordered[start : start + number]
             blobs = board.get([slot(rank, window, self._world_size) for rank in some])
             for source, blob in zip(some, blobs, strict=True):
                 seen = (len(blob), blob[:FRAME])  # with the checksum of the first part
                 if pending.read.get(source) == seen:
                     continue
                 pending.read[source] = seen
-                parts = unpack_parts(blob, self._mark)
-                self._breathe(len(parts))
-                for part in parts:
-                    known = (part.window, part.length) == (window, self._mine.window)
-                    if known and source <= part.rank < self._world_size:
-                        pending.parts.setdefault(part.rank, part)
-                        self._sources[part.rank] = source
+                bundles = [one for one in unpack_bundles(blob, self._mark) if self._possible(one, source, window)]
+                if pending.take(source, bundles):
+                    for rank in [rank for bundle in bundles for rank in bundle.ranks]:
+                        self._sources[rank] = source
+                self._breathe()
 
-    def _breathe(self, handled: int) -> None:
-        """Let other threads have the GIL after some parts. A job of few ranks has no use for it."""
-        self._handled += handled
-        if self._handled >= SLICE and self._world_size > MANY:
+    def _possible(self, bundle: Bundle, source: int, window: int) -> bool:
+        """Tell if a bundle may be of that source and window."""
+        known = (bundle.window, bundle.length) == (window, self._mine.window)
+        return known and source <= bundle.ranks[0] <= bundle.ranks[-1] < self._world_size
+
+    def _breathe(self) -> None:
+        """Let other threads have the GIL after a slice of work. A job of few ranks has no use for it."""
+        if self._world_size > MANY and time.perf_counter() - self._breathed > SLICE_SECONDS:
             time.sleep(BREATH_SECONDS)
-            self._handled = 0
+            self._breathed = time.perf_counter()
 
     def _close(self, board: Board, now: float) -> None:
         """Close windows that are complete, that are over their deadline, or whose parts are being overwritten."""
         windows = sorted(self._pending)
-        over = [window for window in windows if len(self._pending[window].parts) == self._world_size]
+        over = [window for window in windows if len(self._pending[window].ranks) == self._world_size]
         over += windows[: -slots(self._world_size)]
         late = [window for window in windows if now >= self._pending[window].deadline]
         closing = [window for window in windows if window <= max([*over, *late], default=-1)]
-        before, gathered = self.latest, []
+        before, closed = self.latest, []
         for window in closing:
-            parts = self._pending.pop(window).parts
-            missing = tuple([rank for rank in range(self._world_size) if rank not in parts])
-            self._combine(list(parts.values()), missing, windows[-1] + 1)
-            steps = parts[0].length
-            one = GatheredWindow(first_step=window * steps + 1, steps=steps, parts=parts, missing=missing)
-            gathered.append((one, parts))
+            pending = self._pending.pop(window)
+            bundles = [bundle for bundles in pending.bundles.values() for bundle in bundles]
+            missing = tuple([rank for rank in range(self._world_size) if rank not in pending.ranks])
+            closed.append((bundles, missing))
+            self._combine(bundles, missing, windows[-1] + 1)
             if missing and window in late:
-                self._warn(one)
+                self._warn(bundles[0], missing)
         if self.latest is not None and self.latest is not before:
             board.write("window", note_of_window(self._mine.fit, self.latest))
-        for one, parts in gathered:
-            self._analyse(one)
-            while self._world_size > MANY and parts:  # freeing thousands at once takes milliseconds too
-                for rank in [*parts][:SLICE]:
-                    del parts[rank]
-                self._breathe(SLICE)
+        for bundles, missing in closed:
+            self._analyse(bundles, missing)
 
-    def _combine(self, parts: Sequence[Part], missing: Sequence[int], windows: int) -> None:
-        """Put the parts of a window together. So many windows are over by now."""
+    def _combine(self, bundles: Sequence[Bundle], missing: Sequence[int], windows: int) -> None:
+        """Put the ranks of a window together. So many windows are over by now."""
         combination = Combination()
-        for start in range(0, len(parts), SLICE):
-            combination.add(parts[start : start + SLICE])
-            self._breathe(SLICE)
+        for start in range(0, len(bundles), SLICE):
+            combination.add(bundles[start : start + SLICE])
+            self._breathe()
         window: Window | None = combination.window(missing)
         if window is not None:
-            self.latest = hold(window, self.latest, windows * parts[0].length)
+            self.latest = hold(window, self.latest, windows * bundles[0].length)
             self.finished.append(self.latest)
 
-    def _analyse(self, window: GatheredWindow) -> None:
+    def _analyse(self, bundles: Sequence[Bundle], missing: tuple[int, ...]) -> None:
+        """Let a window be analysed."""
         if self.analyse is None:
             return
+        signals: dict[int, Mapping[str, array[float]]] = {}
+        roles: dict[int, Mapping[str, int]] = {}
+        for bundle in bundles if len(missing) < self._world_size - 1 else ():
+            signals.update(bundle.signals())
+            roles.update(bundle.roles())
+            self._breathe()
+        first, steps = bundles[0].first_step, bundles[0].length
         try:
-            self.analyse(window)
+            self.analyse(GatheredWindow(first_step=first, steps=steps, signals=signals, roles=roles, missing=missing))
         except Exception as error:
             self.analyse = None
             log.warning(
                 "perf_callbacks: slow ranks are looked for no more, training goes on: %s", error, exc_info=error
             )
 
-    def _warn(self, window: GatheredWindow) -> None:
-        """Say once that ranks are missing."""
+    def _warn(self, bundle: Bundle, missing: Sequence[int]) -> None:
+        """Say once that ranks are missing from a window."""
         if self._warned:
             return
         self._warned = True
-        shown = ", ".join(map(str, window.missing[:MOST_SHOWN]))
+        shown = ", ".join(map(str, missing[:MOST_SHOWN]))
         log.warning(
             "perf_callbacks: nothing came from %d of %d ranks for steps %d to %d (rank %s%s). "
             "Rates of the job are left out while ranks are missing.",
-            len(window.missing),
+            len(missing),
             self._world_size,
-            window.first_step,
-            window.first_step + window.steps - 1,
+            bundle.first_step,
+            bundle.first_step + bundle.length - 1,
             shown,
-            ", …" if len(window.missing) > MOST_SHOWN else "",
+            ", …" if len(missing) > MOST_SHOWN else "",
         )
 
     def _take_back(self, board: Board | Folder) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from perf_callbacks.core.packed_parts import unpack_parts
+from perf_callbacks.core.packed_parts import bundle_again, unpack_bundles
 from perf_callbacks.ranks.store import LARGEST
 
 GATHER_SECONDS = 3.0
@@ -28,6 +28,9 @@ CLOCK_SECONDS = 0.2
 
 LOOK_SECONDS = 2.0
 """Seconds between two looks for notes about stalls."""
+
+LEFT_SECONDS = 24 * 3600
+"""Seconds without a new note after which a directory was left by a job that ended without removing it."""
 
 TRIES = 4
 """Times that a note is written, if another rank removes the directory meanwhile."""
@@ -170,11 +173,18 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 def remove_earlier(directory: Path) -> None:
-    """Remove the directories of earlier attempts of a job, which were killed."""
-    job = directory.name.rpartition("-")[0]
-    for other in directory.parent.glob(f"{job}-[0-9]*") if job else ():
-        if other != directory:
-            shutil.rmtree(other, ignore_errors=True)
+    """Remove the directories of earlier attempts of a job, which were killed, and of jobs that left theirs long ago.
+
+    While a job runs, its ranks leave notes with each window. If one wrote none for a day, its ranks know all that was
+    written before, and make the directory again.
+    """
+    job, _, _ = directory.name.rpartition("-")
+    user, _, _ = job.rpartition("-")
+    for other in directory.parent.glob(f"{user}-*-[0-9]*") if user else ():
+        with suppress(OSError):
+            old = time.time() - other.stat().st_mtime > LEFT_SECONDS
+            if other != directory and (old or other.name.rpartition("-")[0] == job):
+                shutil.rmtree(other, ignore_errors=True)
 
 
 def process_began() -> float:
@@ -230,21 +240,24 @@ class Relay:
         for window, one in [*self._open.items()]:
             blobs = zip(self._others, self.folder.get([self._key(rank, window) for rank in self._others]), strict=True)
             found = {
-                rank: blob for rank, blob in blobs if [part.window for part in unpack_parts(blob, fit)] == [window]
+                rank: blob
+                for rank, blob in blobs
+                if [(part.window, [*part.ranks]) for part in unpack_bundles(blob, fit)] == [(window, [rank])]
             }
             complete = len(found) == len(self._others)
             if complete or (now - one.since >= GATHER_SECONDS and len(found) > one.sent):
-                notes |= self._joined(window, {self._ranks[0]: one.own, **found})
+                notes |= self._joined(window, {self._ranks[0]: one.own, **found}, fit)
                 one.sent = len(found)
             if complete or now >= one.deadline:
                 del self._open[window]
         return notes
 
-    def _joined(self, window: int, parts: Mapping[int, bytes]) -> dict[str, bytes]:
-        """Join parts into one note, or into several under the keys of other ranks if one would be too large."""
+    def _joined(self, window: int, parts: Mapping[int, bytes], fit: bytes) -> dict[str, bytes]:
+        """Bundle parts in one note, or in several under the keys of other ranks if one would be too large."""
         number = max(1, LARGEST // max(1, *[len(part) for part in parts.values()]))
         groups = [self._ranks[start : start + number] for start in range(0, len(self._ranks), number)]
-        return {self._key(some[0], window): b"".join([parts.get(rank, b"") for rank in some]) for some in groups}
+        notes = {self._key(some[0], window): b"".join([parts.get(rank, b"") for rank in some]) for some in groups}
+        return {key: bundle_again(note, fit) for key, note in notes.items()}
 
     @property
     def since(self) -> float | None:

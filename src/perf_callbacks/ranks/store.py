@@ -6,7 +6,7 @@ is unpickled.
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any
 
@@ -18,10 +18,12 @@ LONGEST = 40_000
 """Most bytes of a note."""
 
 LARGEST = 1_000_000
-"""Most bytes of packed parts under one key."""
+"""Most bytes of packed parts under one key: some thirty parts of the longest windows that carry signals."""
 
-MOST_MADE = 1_000
-"""Most keys that are made at once."""
+MOST_WRITTEN = 1_000
+"""Most keys that are written at once."""
+
+_NOBODY_WRITES = "?"
 
 SHARE = 0.75
 """Share of the files of a process that the connections of all ranks may take."""
@@ -81,15 +83,16 @@ class Board:
         """Write or overwrite a note."""
         self._store.set(key, note)
 
-    def make(self, keys: Sequence[str]) -> None:
-        """Write an empty note under each of some keys."""
+    def write_all(self, notes: Mapping[str, str | bytes]) -> None:
+        """Write or overwrite several notes, by key."""
         if self._store.has_extended_api():
-            for start in range(0, len(keys), MOST_MADE):  # the server takes 131,072 keys at once
-                some = list(keys[start : start + MOST_MADE])
-                self._store.multi_set(some, [""] * len(some))
+            keys = [*notes]
+            for start in range(0, len(keys), MOST_WRITTEN):  # the server takes 131,072 keys at once
+                some = keys[start : start + MOST_WRITTEN]
+                self._store.multi_set(some, [notes[key] for key in some])
         else:
-            for key in keys:
-                self._store.set(key, "")
+            for key, note in notes.items():
+                self._store.set(key, note)
 
     def get(self, keys: Sequence[str]) -> list[bytes]:
         """Read the bytes under some keys. All of them must be there: the store would wait for them."""
@@ -115,6 +118,10 @@ class Board:
         """Read the notes under those of the keys that are there. Never waits."""
         there = self._there(keys)
         return dict(zip(there, [_text(note) for note in self._store.multi_get(there)], strict=True)) if there else {}
+
+    def peek(self, key: str) -> str:
+        """Read a note; "" if there is none. One request: `multi_get` waits for the keys first, which is a second."""
+        return _text(self._store.compare_set(key, _NOBODY_WRITES, _NOBODY_WRITES)).removeprefix(_NOBODY_WRITES)
 
     def _there(self, keys: Sequence[str]) -> list[str]:
         """Find the keys that are there. The store tells if all of some are, so halves of them are asked for."""

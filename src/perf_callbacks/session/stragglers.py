@@ -162,9 +162,7 @@ class RanksWatch(Observer):
         """Compare the ranks of a window, in the thread of the exchange."""
         last = window.first_step + window.steps
         try:
-            ranks = {rank: part.signals for rank, part in window.parts.items()}
-            roles = {rank: part.role for rank, part in window.parts.items() if part.role}
-            self._found.analyse(range(window.first_step, last), ranks, roles)
+            self._found.analyse(range(window.first_step, last), window.signals, window.roles)
         finally:
             self._analysed = last
 
