@@ -19,7 +19,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.doors.late_callback import Meanwhile, first, move_to_front, settled
-from perf_callbacks.doors.transformers_watch import TransformersWatch, find_trainer
+from perf_callbacks.doors.transformers_watch import EVERY_STEP, TransformersWatch, find_trainer
 from perf_callbacks.host.failures import fails_open
 from perf_callbacks.host.place import Place, data_parallel
 from perf_callbacks.session.advising import Setup
@@ -54,7 +54,7 @@ class PerfCallback(Measures, TrainerCallback):
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies, and processes that are spawned, measure for themselves."""
-        return {name: value for name, value in self.__dict__.items() if name != "on_step_end"}
+        return {name: value for name, value in self.__dict__.items() if name not in EVERY_STEP}
 
     @_hook
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:

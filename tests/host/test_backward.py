@@ -183,11 +183,29 @@ def test_somebody_elses_wrapper_on_top_is_left_to_them_and_ours_passes_on(ours):
         assert (calls, loop.told) == (["theirs"], [])
         ours.join(loop)
         loss().backward()
-        assert loop.told == TOLD  # the wrapper beneath, which is ours too, hears nothing twice
+        assert loop.told == ["asked", "turns", "undecided"]  # once: the wrapper beneath is ours too
         ours.leave(loop)
         assert torch.autograd.backward is theirs
     finally:
         torch.autograd.backward = FOUND[0]
+
+
+def test_a_wrapper_beneath_ours_may_take_other_arguments(ours, monkeypatch):
+    inner, taken, weight = torch.autograd.backward, [], torch.ones(2, requires_grad=True)
+
+    def theirs(tensors, **options):
+        taken.append(options)
+        return inner(tensors, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.autograd, "backward", theirs)
+        loop = Loop()
+        ours.join(loop)
+        torch.autograd.backward(weight.sum(), create_graph=False)
+        ours.leave(loop)
+        assert torch.autograd.backward is theirs
+    assert (taken, weight.grad.tolist()) == ([{"create_graph": False}], [1.0, 1.0])
+    assert loop.told == ["asked", "turns", "undecided"]
 
 
 @pytest.mark.parametrize("end", ["join", "leave"])

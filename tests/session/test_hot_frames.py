@@ -26,6 +26,9 @@ BATCHES = {
     "of two sizes": {"input_ids": IDS, "labels": IDS[:, :3]},
 }
 
+RECOGNISED = {"pair", "text"}
+"""Batches that one tensor tells."""
+
 
 @pytest.fixture
 def recorder(tmp_path):
@@ -52,17 +55,18 @@ def frames(action):
     return names
 
 
-@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
-def test_a_batch_and_the_end_of_an_ordinary_step_take_three_frames(recorder, batch, monkeypatch):
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_batch_and_the_end_of_an_ordinary_step_take_two_frames(recorder, name, monkeypatch):
+    """A third one where a mask is counted, or all shapes are read."""
     monkeypatch.setattr("perf_callbacks.core.engine.FLUSH_SECONDS", float("inf"))
     taken = []
     for step in range(1, 3 * BLOCK + 1):
 
         def ordinary(step=step):
-            recorder.batch(batch)
+            recorder.batch(BATCHES[name])
             recorder.end_step(step)
 
         taken.append(frames(ordinary))
     # in one step of a block it is written, in one of five it is looked at the parameters: these steps are long
-    ordinary = {"batch": 1, "read": 1, "end_step": 1}
+    ordinary = {"batch": 1, "end_step": 1} | ({} if name in RECOGNISED else {"read": 1})
     assert taken[-BLOCK:].count(ordinary) >= BLOCK * 0.75

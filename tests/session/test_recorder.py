@@ -197,7 +197,7 @@ def test_a_failure_anywhere_is_said_once_and_everything_is_put_back(point, make,
 
 
 def test_a_failure_in_the_midst_of_a_long_step_is_said_once_too(make, owner, caplog, monkeypatch):
-    monkeypatch.setattr("perf_callbacks.session.recorder.SEVERAL", 1)
+    monkeypatch.setattr("perf_callbacks.core.engine.SEVERAL", 1)
     monkeypatch.setattr(Engine, "relieve", raising)
     recorder = make()
     for _ in range(2):

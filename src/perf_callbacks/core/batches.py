@@ -21,6 +21,9 @@ _MOST_NOTED = 256
 _READ_WHOLE = 64
 """Batches of which all shapes are read before one tensor may stand for the others; later it is one in as many."""
 
+UNREADABLE = (AttributeError, LookupError, TypeError, RuntimeError)
+"""Raised by a batch of another form than those seen before; `RuntimeError` by nested tensors, which have no shape."""
+
 _ROWS = {tuple, list}
 _shape = attrgetter("shape")
 
@@ -107,13 +110,18 @@ class BatchReader:
         """Told of a shape that was not seen before, or was forgotten, before the batch of these tensors is used."""
         self.several = False
         """Each batch holds one of each of several loaders: their samples add up."""
+        self.left = 0
+        """Batches that may be recognised by one tensor, the guide, until all shapes of one are read again."""
+        self.guide: Any = None
+        """Its key."""
+        self.guided: dict[tuple[Any, ...], Batch] = {}
+        """Batches without a mask, by type, number of tensors and shape of the guide. Whoever reads a batch in every
+        step looks here first, while batches are left, and counts those down: that saves a frame."""
         self._known: dict[tuple[Any, ...], _Known] = {}
         self._has_read = False
         self._array: Any = None  # the type of batches that are a tensor
-        self._guide: Any = None  # key of the tensor by whose shape batches are recognised
         self._guided = True  # until the shape of another one was seen to vary alone
         self._whole = 0  # batches of which all shapes were read
-        self._left = 0  # batches to be recognised by the guide until all shapes of one are read again
         self._ids: dict[tuple[str, ...], tuple[str, ...]] = {}  # of batches with these tensors, those of token ids
         self._noted: list[_Noted] | None = None
 
@@ -124,16 +132,15 @@ class BatchReader:
             rows = type(batch) in _ROWS
             if type(batch) is self._array:
                 key = (None, *batch.shape)
-            elif self._left:
-                self._left -= 1
-                shape = batch[self._guide].shape
-                key = (len(batch), shape) if rows else (*batch.keys(), shape)
+            elif self.left:
+                self.left -= 1
+                key = (type(batch), len(batch), batch[self.guide].shape)
             else:
                 key = tuple(map(_shape, batch)) if rows else (*batch.keys(), *map(_shape, batch.values()))
                 if self._guided:
                     self._trust()
             known, masks, full = self._known[key]
-        except (AttributeError, LookupError, TypeError, RuntimeError):  # the last one by nested tensors: they have none
+        except UNREADABLE:
             (known, masks, full), batch = self._look(batch, key)
         if not masks:
             return known
@@ -156,11 +163,12 @@ class BatchReader:
         """The next batch of this shape is news."""
         self.seen.pop(shape, None)
         self._known = {key: known for key, known in self._known.items() if known.batch.shape != shape}
+        self.guided.clear()
 
     def note(self) -> None:
         """Note where the tensors of the next batches lie, until `look_up` tells which of them were looked up."""
         self._noted = []
-        self._known.clear()
+        self._forget_all()
 
     def look_up(self, lookups: Iterable[Lookup]) -> bool:
         """Learn which tensors are token ids, by the embeddings looked up since `note`; whether that was news.
@@ -180,7 +188,7 @@ class BatchReader:
                     fresh[batch.names] = names
         if fresh:
             self._ids |= fresh
-            self._known.clear()
+            self._forget_all()
             self.seen = {shape: (self.with_tokens(batch), masks) for shape, (batch, masks) in self.seen.items()}
         return bool(fresh)
 
@@ -211,8 +219,8 @@ class BatchReader:
     def _trust(self) -> None:
         """All shapes of a batch were read: after enough of these, most batches are recognised by the guide alone."""
         self._whole += 1
-        if self._whole >= _READ_WHOLE and self._guide is not None:
-            self._left = _READ_WHOLE - self._whole % 7  # by uneven gaps, so as not to keep step with the batches
+        if self._whole >= _READ_WHOLE and self.guide is not None:
+            self.left = _READ_WHOLE - self._whole % 7  # by uneven gaps, so as not to keep step with the batches
 
     def _remember(self, key: tuple[Any, ...], batch: Any, known: _Known, found: Sequence[Leaf]) -> None:
         """Recognise batches like this one by `key` from now on, and by the guide if it tells the shapes of the others.
@@ -221,25 +229,31 @@ class BatchReader:
         masks, labels and positions do, and none was seen to vary alone.
         """
         if len(self._known) >= _MOST_SHAPES:
-            self._known.clear()
+            self._forget_all()
         self._known[key] = known
         if self._guided and not is_array(batch):
             by_guide = self._key_by_guide(batch, found)
             if by_guide is None or self._known.setdefault(by_guide, known).batch.shape != known.batch.shape:
-                self._guided, self._left = False, 0
-                self._known = {key: known}
+                self._guided, self.left = False, 0
+                self._forget_all()
+                self._known[key] = known
+            elif not known.masks:
+                self.guided[by_guide] = known.batch
+
+    def _forget_all(self) -> None:
+        self._known.clear()
+        self.guided.clear()
 
     def _key_by_guide(self, batch: Any, found: Sequence[Leaf]) -> tuple[Any, ...] | None:
-        rows = type(batch) in _ROWS
-        names = [*range(len(batch))] if rows else [*batch.keys()]
-        if self._guide is None:
-            self._guide = names[max(range(len(found)), key=lambda place: len(found[place].sizes))]
-        if self._guide not in names:
+        names = [*range(len(batch))] if type(batch) in _ROWS else [*batch.keys()]
+        if self.guide is None:
+            self.guide = names[max(range(len(found)), key=lambda place: len(found[place].sizes))]
+        if self.guide not in names:
             return None
-        guide = found[names.index(self._guide)]
+        guide = found[names.index(self.guide)]
         if not all([one.sizes == guide.sizes[: len(one.sizes)] for one in found]):
             return None
-        return (len(batch), guide.tensor.shape) if rows else (*names, guide.tensor.shape)
+        return type(batch), len(batch), guide.tensor.shape
 
     def _unread(self, batch: Any, found: Sequence[Leaf]) -> Batch:
         """A batch without a shape: a list of rows that nobody has put into tensors yet, or whatever else it is."""

@@ -77,7 +77,7 @@ def _column(values: tuple[Any, ...], write: Callable[[Any], str]) -> str:
     first = values[0]
     if first != values[-1] or values.count(first) < len(values):
         return write(values)
-    return "[" + ",".join(["null" if first is None else write((first,))[1:-1]] * len(values)) + "]"
+    return "[" + ((("null" if first is None else write((first,))[1:-1]) + ",") * len(values))[:-1] + "]"
 
 
 def _times(values: tuple[float | None, ...]) -> str:

@@ -111,6 +111,8 @@ class Engine:
         """Why the current step is in no row."""
         self.batches: list[Batch] = []
         """Micro-batches of the current step so far."""
+        self.crowded = SEVERAL
+        """As many of them call for `relieve`."""
         self._pending = Pending(self._work)
         self.ended = self._pending.ended
         parts = Parts(step=run.step, rank=run.rank, world_size=run.world_size, data_parallel=data_parallel)
@@ -155,13 +157,14 @@ class Engine:
         """A micro-batch goes into the current step."""
         if not self.aside:
             self.batches.append(batch)
-            if self.intake.overdue or not len(self.batches) % SEVERAL:
+            if len(self.batches) >= self.crowded:
                 self.relieve()
 
     def relieve(self) -> None:
         """Make room in the middle of a step that is long, or ask the device at last."""
         if len(self.batches) > MOST_BATCHES:
             self.batches = [Batch(*together(self.batches), ())]
+        self.crowded = len(self.batches) + SEVERAL
         if self.intake.overdue or len(self.tape.pairs) > MOST_MARKS:
             self.collect(show=False)
 
@@ -241,6 +244,8 @@ class Engine:
         """
         if now - self._flushed_at >= LATE_SECONDS:
             self.intake.write_early(self._emit)
+            if self.intake.overdue:
+                self.crowded = 0
 
     def tell_tokens(self, with_tokens: Callable[[Batch], Batch]) -> None:
         """Add the tokens of earlier steps: it is known now which tensor holds the ids."""
@@ -250,7 +255,7 @@ class Engine:
 
     def flush(self, now: float) -> None:
         """Hand out the finished steps."""
-        self._flushed_at, self.flush_at = now, now + FLUSH_SECONDS
+        self._flushed_at, self.flush_at, self.crowded = now, now + FLUSH_SECONDS, SEVERAL
         with self.intake.alone() as held:
             if not held:
                 return

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import compress
 from threading import RLock
 from typing import Any
 
@@ -132,8 +133,10 @@ class Intake:
         elif past.calls:
             finished = self._pending.finish(past)
             self._ledger.enter(finished)
-            times = zip(finished.step_seconds, finished.excluded, strict=True)
-            self._note_longest([time for time, reason in times if time and reason not in BEGINNING])
+            wanted: Sequence[Any] = finished.step_seconds
+            if any(finished.excluded):
+                wanted = [*compress(wanted, [reason not in BEGINNING for reason in finished.excluded])]
+            self._note_longest(wanted)
         self._unseen.append((finished, pauses))
 
     def _enter_rows(self, steps: list[Step]) -> None:

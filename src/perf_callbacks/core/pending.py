@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import chain, repeat
+from operator import is_
 from typing import Any
 
 from perf_callbacks.core.batches import Batch, nothing, together
@@ -47,8 +48,9 @@ class Pending:
         if any(past.pauses):
             paused = [float(sum(pauses)) for pauses in past.pauses]
             longest = [max(pauses, default=0.0) for pauses in past.pauses]
-        times = [*map(sum, zip(*past.stages, strict=True))]
-        return Columns(number, excluded, samples, tokens, useful_tokens, efforts, paused, longest, times, past.stages)
+        return Columns(
+            number, excluded, samples, tokens, useful_tokens, efforts, paused, longest, past.seconds, past.stages
+        )
 
     def wait(self, past: Past) -> None:
         """Let steps whose marks were read wait for the device. There are few of them, mostly one."""
@@ -122,7 +124,8 @@ class Pending:
 
 def _alike(steps: Sequence[list[Batch]]) -> bool:
     """Tell if all steps had the same batches. Batches are not compared: their numbers may be on a device."""
-    return len({*map(len, steps)}) == 1 and len({*map(id, chain(*steps))}) <= 1
+    every = [*chain.from_iterable(steps)]
+    return len({*map(len, steps)}) == 1 and all(map(is_, every, repeat(every and every[0])))
 
 
 def _timed(step: Step, seconds: tuple[float, ...] | None) -> Step:

@@ -181,7 +181,11 @@ class Totals:
         if not known:
             return
         seconds: Sequence[Any] = steps.step_seconds
-        model, hardware, ideal = zip(*known, strict=True)
+        if alike(steps.effort):
+            amounts = [[amount and amount * len(known)] for amount in known[0]]
+        else:
+            amounts = [*zip(*known, strict=True)]
+        model, hardware, ideal = amounts
         before = self.effort
         self.effort = Effort(
             sum(model, before.model_flops), sum(hardware, before.hardware_flops), sum_of(ideal, before.ideal_seconds)
@@ -233,6 +237,15 @@ def plus(*amounts: Any) -> Any:
     return None if any([amount is None for amount in amounts]) else sum(amounts)
 
 
+def alike(column: Sequence[Any]) -> bool:
+    """Tell if one or more values are the same.
+
+    >>> alike([1, 1]), alike([1, 2])
+    (True, False)
+    """
+    return column[0] == column[-1] and column.count(column[0]) == len(column)
+
+
 def sum_of(amounts: Sequence[Any], start: Any = 0) -> Any:
     """The sum of numbers that are not on a device, unknown where one of them is.
 
@@ -277,10 +290,15 @@ def record(steps: Columns, shown: Shown) -> Steps:
     stages: dict[str, Any] = {
         name: tuple(steps.stages[stage]) for stage, name in shown.stages([sum(stage) for stage in times])
     }
+    efforts = steps.effort
+    if alike(efforts):
+        flops = (efforts[0].model_flops,) * len(efforts) if efforts[0] else ()
+    else:
+        flops = tuple([effort and effort.model_flops for effort in efforts])
     return Steps(
         step=tuple(steps.number),
         step_time=tuple(steps.step_seconds),
-        model_flops=tuple([effort and effort.model_flops for effort in steps.effort]) if any(steps.effort) else (),
+        model_flops=flops,
         samples=tuple(steps.samples),
         tokens=tuple(steps.tokens),
         excluded=tuple(steps.excluded),

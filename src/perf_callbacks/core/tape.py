@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from operator import add, sub
 from typing import Any, NamedTuple
 
@@ -22,6 +21,8 @@ class Past(NamedTuple):
     """The collections in each step."""
     calls: list[Calls]
     """How often forward and backward ran."""
+    seconds: list[float]
+    """The sum of the stages of each step."""
 
     @property
     def rows(self) -> list[tuple[float, ...]]:
@@ -135,7 +136,7 @@ class Tape:
         written = self.pairs[:]
         del self.pairs[: len(written)]
         marks, times = written[::2], written[1::2]
-        done = Past([[] for _ in STAGES], [], [])
+        done = Past([[] for _ in STAGES], [], [], [])
         told: list[Told] = []
         for start, stop, width in _runs(marks):
             first = marks[start : start + width]
@@ -169,13 +170,19 @@ class Tape:
 
     def _alike(self, marks: list[Mark], times: list[float], done: Past) -> None:
         """Read steps of the same marks: column by column, which is faster than one by one."""
-        steps = len(times) // len(marks)
-        spans = [*map(sub, times, chain((self._last,), times))]
+        width, steps = len(marks), len(times) // len(marks)
         columns: list[list[float]] = [[]] * len(Stage)
-        for place, mark in enumerate(marks):
-            column = spans[place :: len(marks)]
-            owner = self._course.turn(mark)
+        owners = [self._course.turn(mark) for mark in marks]
+        begin = before = [self._last, *times[width - 1 : -1 : width]]
+        for place, owner in enumerate(owners):
+            if place + 1 < width and owner is owners[place + 1]:
+                continue
+            end = times[place::width]
+            column = [*map(sub, end, begin)]
             columns[owner] = [*map(add, columns[owner], column)] if columns[owner] else column
+            begin = end
+        seconds = [*map(sub, begin, before)]
+        done.seconds.extend(map(sub, seconds, columns[_ASIDE]) if columns[_ASIDE] else seconds)
         self._last = times[-1]
         for stage, column in zip(done.stages, columns, strict=False):
             stage.extend(column or [UNSEEN] * steps)
@@ -196,6 +203,7 @@ class Tape:
             if mark is END:
                 for stage, seconds in zip(done.stages, self._seconds, strict=False):
                     stage.append(seconds)
+                done.seconds.append(sum(self._seconds[: len(STAGES)]))
                 done.pauses.append(tuple(self._pauses))
                 done.calls.append(self._course.take_calls())
                 self._seconds = [UNSEEN] * len(Stage)

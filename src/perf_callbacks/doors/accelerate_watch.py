@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import is_grad_enabled, nn
 
-from perf_callbacks.core.batches import Batch
+from perf_callbacks.core.batches import UNREADABLE, Batch
 from perf_callbacks.core.marks import BACK, BEGIN
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.doors import methods
@@ -53,7 +53,7 @@ class AcceleratedWatch(LoopWatch):
         self._models = [model]
         self._trained: set[int] = set()  # models that were called in training
         self._decisive = self._models  # whose mode tells whether there is training: those trained, else all
-        self._read = recorder.reader.read
+        self._reader = recorder.reader
         self._pending: dict[int, deque[Batch]] = {}  # by loader
         self._doubtful = before  # the last batch that seemed to be for an evaluation, and its loader
         self._learned = False
@@ -152,10 +152,20 @@ class AcceleratedWatch(LoopWatch):
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
 
-    def fetched(self, loader: object, batch: object) -> None:
+    def fetched(self, loader: object, batch: Any) -> None:
         """Take a batch from a loader. It is read now: the loop may take it apart before it trains on it."""
         try:
-            found = self._read(batch)
+            reader = self._reader
+            found = None  # as `BatchReader.read`, without its frame
+            if reader.left:
+                try:
+                    found = reader.guided.get((type(batch), len(batch), batch[reader.guide].shape))
+                except UNREADABLE:
+                    found = None
+            if found is None:
+                found = reader.read(batch)
+            else:
+                reader.left -= 1
             if get_ident() != self.thread:
                 self.recorder.add(found)
                 return
@@ -168,9 +178,9 @@ class AcceleratedWatch(LoopWatch):
                 self._pending.clear()
             self._pending.setdefault(id(loader), deque(maxlen=MOST_PENDING)).append(found)
             self.tape.write((_OTHER, self.clock()))
-            for calls in self._calls:
-                if calls.model._compiled_call_impl is not calls.compiled:  # noqa: SLF001 torch has no other way to tell
-                    calls.again()
+            if self.uncalled or len(self._calls) > 1:
+                self._look_again()
+            self.uncalled = True
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
 
@@ -189,15 +199,20 @@ class AcceleratedWatch(LoopWatch):
 
     def backward(self, inner: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call the accelerator's backward, and mark it."""
-        if self.in_backward or get_ident() != self.thread:
+        if self.in_backward or get_ident() != self.thread or not self.recorder.active:
             return inner(*args, **kwargs)
         self.in_backward = True
         try:
             if self._doubtful is None:  # as in `_count`, without a frame of its own
                 self._learned = True
+                engine = self._engine
                 for waiting in self._pending.values():
-                    if waiting:
-                        self.recorder.add(waiting.pop())
+                    if waiting:  # as `Recorder.add`, without its frame
+                        found = waiting.pop()
+                        if not engine.aside:
+                            engine.batches.append(found)
+                if len(engine.batches) >= engine.crowded:
+                    engine.relieve()
             else:
                 self._count()
             if self.evaluating or self.late:

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from perf_callbacks.core.marks import BACK, BEGIN
+from perf_callbacks.core.marks import BACK, BEGIN, END
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.doors import methods
 from perf_callbacks.session.recorder import Recorder
@@ -80,11 +80,15 @@ class TrainerWatch:
         """See the optimizer's part of a step. Under manual optimization all of it happens inside `training_step`."""
         recorder, trainer, strategy = self.recorder, self._trainer, self._trainer.strategy
         precision, optimization = trainer.precision_plugin, self._loop.automatic_optimization
+        enclosed = self._automatic and _closure_is_enclosed(trainer)
         # The hooks of callbacks and module come between the backward and clipping; the optimizer goes on after them.
-        methods.stages(recorder, precision, "_after_closure", Stage.OTHER, then=Stage.OPTIMIZER)
-        methods.stages(recorder, precision, "_clip_gradients", Stage.OPTIMIZER)
+        if enclosed and getattr(precision._after_closure, "__qualname__", None) == "Precision._after_closure":  # noqa: SLF001
+            methods.turns(recorder, precision, "_clip_gradients", Stage.OPTIMIZER)  # what it does last
+        else:
+            methods.stages(recorder, precision, "_after_closure", Stage.OTHER, then=Stage.OPTIMIZER)
+            methods.stages(recorder, precision, "_clip_gradients", Stage.OPTIMIZER)
         if self._automatic:
-            if _closure_is_enclosed(trainer):
+            if enclosed:
                 methods.stages(recorder, optimization, "_optimizer_step", Stage.OPTIMIZER)
             else:
                 recorder.patches.method(optimization, "_optimizer_step", self._optimizer_step)
@@ -112,7 +116,8 @@ class TrainerWatch:
     def _end_batch(self, callback: Any, inner: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap what the trainer calls after each batch, those of a validation too."""
         recorder, trainer, loop, progress = self.recorder, self._trainer, self._loop, self._progress
-        fetches_itself, end_step, told = self._fetches_itself, recorder.end_step, self.steps
+        engine, observers, tape, clock = recorder.engine, recorder.observers, recorder.tape, recorder.clock
+        fetches_itself, told = self._fetches_itself, self.steps
 
         @functools.wraps(inner)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -122,13 +127,18 @@ class TrainerWatch:
                     recorder.batch(trainer.fit_loop._data_fetcher._batch)  # noqa: SLF001 as the trainer does
                 steps = progress.optimizer_steps if progress is not None else steps_done(trainer)
                 if steps != self.steps:
-                    self.steps = steps
-                    end_step(steps)
+                    self.steps, now = steps, clock()
+                    if steps < observers.due and now < engine.flush_at:  # as `Recorder.end_step`, without its frame
+                        engine.ended.append((steps, engine.excluded, engine.batches))
+                        tape.write((END, now))
+                        engine.step, engine.excluded, engine.batches = steps, None, []
+                    else:
+                        recorder.end_step(steps)
                 if steps != told:
                     told, every = steps, trainer.log_every_n_steps
                     # As the connector decides it for the loss, a moment later and at the same step.
-                    now = not every or (loop._batches_that_stepped + 1) % every == 0  # noqa: SLF001 what it goes by
-                    if now or trainer.should_stop or trainer.fast_dev_run:
+                    logs = not every or (loop._batches_that_stepped + 1) % every == 0  # noqa: SLF001 what it goes by
+                    if logs or trainer.should_stop or trainer.fast_dev_run:
                         callback.log_row(trainer, steps)
             except Exception as error:  # noqa: BLE001 an observer never ends the run
                 callback.fail(error)

@@ -76,9 +76,9 @@ class LoaderlessWatch(LoopWatch):
 
     def _end_step(self, *_: object) -> None:
         super()._end_step()
-        for calls in self._calls:
-            if calls.model._compiled_call_impl is not calls.compiled:  # noqa: SLF001 torch has no other way to tell
-                calls.again()
+        if self.uncalled:
+            self._look_again()
+        self.uncalled = True
 
     _end_step._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001 as the one it overrides
 

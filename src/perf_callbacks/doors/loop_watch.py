@@ -12,8 +12,8 @@ import torch
 from torch import is_grad_enabled, nn
 from torch._C._dynamo.eval_frame import set_eval_frame
 
-from perf_callbacks.core.batches import Batch
-from perf_callbacks.core.engine import SEVERAL
+from perf_callbacks.core.batches import UNREADABLE, Batch
+from perf_callbacks.core.marks import END
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.doors import methods
 from perf_callbacks.doors.model_calls import Inputs, ModelCalls
@@ -39,6 +39,7 @@ class LoopWatch(Loop):
         self.steps = recorder.run.step
         self.read: Callable[[Any], Batch] = recorder.reader.read
         """Reads a batch. An item of the checklist may replace it to see the first one."""
+        self._engine, self._observers = recorder.engine, recorder.observers
         self._model = model
         self._optimizer: Any = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
         self._calls: list[ModelCalls] = []
@@ -69,31 +70,44 @@ class LoopWatch(Loop):
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
 
-    def batches(self, loader: Iterable[B]) -> Iterator[B]:  # noqa: C901 each call is one more frame in each step
+    def batches(self, loader: Iterable[B]) -> Iterator[B]:  # noqa: C901, PLR0912 a call is a frame in each step
         """Iterate over a loader and measure its waits."""
         tape, clock, thread, recorder, engine = self.tape, self.clock, self.thread, self.recorder, self.recorder.engine
+        reader = recorder.reader
         try:
             self.turn(_DATA)
+            here = get_ident() == thread
             for batch in loader:
-                if recorder.active:
-                    try:
-                        found = self.read(batch)
-                        if not engine.aside:  # as `Recorder.batch`, without its frame
-                            engine.batches.append(found)
-                            if engine.intake.overdue or not len(engine.batches) % SEVERAL:
+                try:
+                    if recorder.active:
+                        found = None  # as `Recorder.batch`, without its frame
+                        if reader.left:
+                            try:
+                                found = reader.guided.get((type(batch), len(batch), batch[reader.guide].shape))
+                            except UNREADABLE:
+                                found = None
+                        if found is None:
+                            found = self.read(batch)
+                        else:
+                            reader.left -= 1
+                        if not engine.aside:
+                            batches = engine.batches
+                            batches.append(found)
+                            if len(batches) >= engine.crowded:
                                 engine.relieve()
-                        if get_ident() == thread:
+                        if here:
                             self.in_backward, self.optimizing = False, 0
                             tape.write((_OTHER, clock()))
-                            for calls in self._calls:
-                                if calls.model._compiled_call_impl is not calls.compiled:  # noqa: SLF001 nothing public
-                                    calls.again()
-                    except Exception as error:  # noqa: BLE001 an observer never ends the run
-                        self.fail(error)
+                            if self.uncalled or len(self._calls) > 1:
+                                self._look_again()
+                            self.uncalled = True
+                except Exception as error:  # noqa: BLE001 an observer never ends the run
+                    self.fail(error)
                 held = [batch]
                 del batch  # a batch on a device is freed when the loop lets go of it, not when the next one is there
                 yield held.pop()
-                if self.evaluating or self.late or get_ident() != thread:
+                here = get_ident() == thread
+                if self.evaluating or self.late or not here:
                     self.turn(_DATA)
                     continue
                 try:
@@ -136,6 +150,11 @@ class LoopWatch(Loop):
     def _watch_model(self, model: nn.Module, inputs: Inputs | None = None) -> None:
         self._calls.append(ModelCalls(self.recorder, self, model, self.call, inputs))
 
+    def _look_again(self) -> None:
+        """Find models that were compiled in place: their calls are seen in another way."""
+        for calls in self._calls:
+            calls.look()
+
     @property
     def called(self) -> bool:
         """A watched model was called."""
@@ -152,14 +171,24 @@ class LoopWatch(Loop):
             self.fail(error)
 
     def _end_step(self, *_: object) -> None:
-        self.optimizing = max(0, self.optimizing - 1)
-        if self.optimizing:  # a `step` that calls `super().step()` has the hooks of both
+        if self.optimizing > 1:  # a `step` that calls `super().step()` has the hooks of both
+            self.optimizing -= 1
             return
-        self.steps += 1
+        self.optimizing = 0
+        self.steps = step = self.steps + 1
+        try:
+            engine, now = self._engine, self.clock()
+            if step < self._observers.due and now < engine.flush_at:  # as `Recorder.end_step`, without its frame
+                engine.ended.append((step, engine.excluded, engine.batches))
+                self.tape.write((END, now))
+                engine.step, engine.excluded, engine.batches = step, None, []
+                return
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
         compiler = set_eval_frame(None)  # within a compiled call it would look at every frame of ours
         try:
             self.late = compiler is not None or self.in_backward or STANCE.ours is not None
-            self.recorder.end_step(self.steps, begins=not self.late)
+            self.recorder.end_step(step, begins=not self.late)
         finally:
             if compiler is not None:
                 set_eval_frame(compiler)

@@ -51,8 +51,8 @@ def stages(
     _replace(recorder, owner, name, make)
 
 
-def turns(recorder: Recorder, owner: Any, name: str, mark: Mark) -> None:
-    """Write a mark before each call of `owner.name`."""
+def turns(recorder: Recorder, owner: Any, name: str, mark: Mark, *, ends_fit: bool = False) -> None:
+    """Write a mark before each call of `owner.name`. With `ends_fit`, an exception ends the fit, as in `exits`."""
     tape, clock, fail = recorder.tape, recorder.clock, recorder.fail
 
     def make(inner: Callable[P, T]) -> Callable[P, T]:
@@ -62,7 +62,12 @@ def turns(recorder: Recorder, owner: Any, name: str, mark: Mark) -> None:
                 tape.write((mark, clock()))
             except Exception as error:  # noqa: BLE001 an observer never ends the run
                 fail(error)
-            return inner(*args, **kwargs)
+            try:
+                return inner(*args, **kwargs)
+            except BaseException as error:
+                if ends_fit:
+                    recorder.close(describe(error))
+                raise
 
         return call
 

@@ -4,10 +4,11 @@ import functools
 from collections.abc import Callable
 from contextlib import nullcontext
 from threading import get_ident
+from types import SimpleNamespace
 from typing import Any
 
 from torch import is_grad_enabled, nn
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.host.backward import Loop
@@ -37,9 +38,9 @@ class ModelCalls:
         self.model = model
         self._recorder = recorder
         self._hook = _Hook(loop, model, call, inputs)
-        self.compiled: object = None
+        self._compiled: object = None
         """The function that the module called at the last look, where it was compiled in place."""
-        hook = model.register_forward_pre_hook(self._hook, prepend=True, with_kwargs=inputs is not None)
+        hook = model.register_forward_pre_hook(self._hook.see, prepend=True, with_kwargs=inputs is not None)
         recorder.patches.add(hook.remove)
         self._watch(recorder)
 
@@ -48,28 +49,34 @@ class ModelCalls:
         """The model was called, in training or not."""
         return self._hook.seen
 
-    def again(self) -> None:
-        """Watch a model that was compiled in place since the last look."""
-        self._recorder.attempt(self._watch)
+    def look(self) -> None:
+        """Watch a model that was compiled in place since the last look. Nothing else tells of that."""
+        if self.model._compiled_call_impl is not self._compiled:  # noqa: SLF001 nothing public tells
+            self._recorder.attempt(self._watch)
 
     def _watch(self, recorder: Recorder) -> None:
         """Watch the compiled call too: a module that is compiled in place traces its hooks away."""
         recorder.patches.replace(self.model, "_compiled_call_impl", self._marking)
-        self.compiled = self.model._compiled_call_impl  # noqa: SLF001
+        self._compiled = self.model._compiled_call_impl  # noqa: SLF001
 
     def _marking(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        model, hook = self.model, self._hook
+        model, see = self.model, self._hook.see
 
         @functools.wraps(inner)
         def call(*args: Any, **kwargs: Any) -> Any:
-            hook(model, args, kwargs)
+            see(model, args, kwargs)
             return inner(*args, **kwargs)
 
         return call
 
 
 class _Hook:
-    """A forward pre-hook for one module. Copies of the module don't fire it, and pickling the module drops it."""
+    """A forward pre-hook for one module. Copies of the module don't fire it, and pickling the module drops it.
+
+    The hook is a bound method: a call of an object would take a detour through its class.
+    """
+
+    _model = 0
 
     def __init__(self, loop: Loop, model: nn.Module, call: Callable[[nn.Module], bool], inputs: Inputs | None) -> None:
         self._loop = loop
@@ -80,16 +87,18 @@ class _Hook:
         """Handles a call that may need more than a mark, and tells if it is a forward."""
         self._trained = False
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
-        if is_compiling() or id(module) != self._model:
+    def see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+        """Mark a call of the module."""
+        if is_dynamo_compiling() or id(module) != self._model:  # the compiler takes the first one for True
             return
         loop = self._loop
         if loop.in_backward or get_ident() != loop.thread:  # checkpointing runs the model again in the backward
             return
         try:
-            trains = module.training and is_grad_enabled()
-            if not (trains and self._trained) or loop.evaluating or loop.late:
-                self._trained, self.seen = trains, True
+            loop.uncalled = False
+            # Whoever was called in training once may change the mode: with gradients, it trains.
+            if loop.evaluating or loop.late or not (self._trained and is_grad_enabled()):
+                self._trained, self.seen = module.training and is_grad_enabled(), True
                 if not self._call(module):
                     return
             pairs = loop.tape.pairs
@@ -100,10 +109,9 @@ class _Hook:
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             loop.fail(error)
 
-    # A copy gets a function of the standard library that takes any arguments and does nothing.
+    def __deepcopy__(self, memo: object) -> "_Hook":
+        return _Hook.__new__(_Hook)  # is for no module
 
-    def __deepcopy__(self, memo: object) -> Callable[..., None]:
-        return nullcontext().__exit__
-
-    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
-        return getattr, (nullcontext(), "__exit__")
+    def __reduce__(self) -> tuple[object, ...]:
+        """Give a process that may not have this package an object of the standard library whose `see` does nothing."""
+        return SimpleNamespace, (), {"see": nullcontext().__exit__}

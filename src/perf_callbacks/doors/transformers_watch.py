@@ -7,11 +7,19 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from perf_callbacks.core.account import GENERATION, REWARDS
+from perf_callbacks.core.marks import END
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.doors import methods
 from perf_callbacks.session.recorder import Recorder
 
 T = TypeVar("T")
+
+EVERY_STEP = ("on_step_begin", "on_pre_optimizer_step", "on_optimizer_step", "on_substep_end", "on_step_end")
+"""Hooks that the handler calls in every step, and that have nothing to do while the trainer is watched."""
+
+_NOTHING: Any = (0).__init__  # type: ignore[misc]
+"""Takes any arguments and returns None, in C: numbers are made by `__new__`, and their `__init__` looks at nothing. A
+function of ours would put the ten arguments of each call into a dictionary."""
 
 TRL = {"_generate": GENERATION, "_calculate_rewards": REWARDS}
 """Methods of TRL's trainers for online reinforcement learning, and the parts of the stage `other` that they are."""
@@ -50,7 +58,7 @@ class TransformersWatch:
         methods.stages(recorder, accelerator, "backward", Stage.BACKWARD)
         methods.stages(recorder, accelerator, "clip_grad_norm_", Stage.OPTIMIZER, ends_fit=ends_fit)
         # The optimizer's step is followed by `on_optimizer_step`, and this by the scheduler and `zero_grad`.
-        methods.stages(recorder, trainer.optimizer, "step", Stage.OPTIMIZER, then=Stage.OPTIMIZER, ends_fit=ends_fit)
+        methods.turns(recorder, trainer.optimizer, "step", Stage.OPTIMIZER, ends_fit=ends_fit)
         if any(_overrides(callback, "on_optimizer_step", self._base) for callback in handler.callbacks):
             methods.stages(recorder, handler, "on_optimizer_step", Stage.OTHER, then=Stage.OPTIMIZER)
         self._end_steps(handler)
@@ -64,20 +72,30 @@ class TransformersWatch:
 
     def _end_steps(self, handler: Any) -> None:
         """End a step when the handler begins to tell callbacks of it, before any of them is told."""
-        end_step, callback, kind = self._recorder.end_step, self._callback, self._kind
+        recorder, callback, kind = self._recorder, self._callback, self._kind
+        engine, observers, tape, clock = recorder.engine, recorder.observers, recorder.tape, recorder.clock
 
         def make(inner: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(inner)
             def call(handler: Any, args: Any, state: Any, *rest: Any, **kwargs: Any) -> Any:
-                end_step(state.global_step)
+                try:
+                    step, now = state.global_step, clock()
+                    if step < observers.due and now < engine.flush_at:  # as `Recorder.end_step`, without its frame
+                        engine.ended.append((step, engine.excluded, engine.batches))
+                        tape.write((END, now))
+                        engine.step, engine.excluded, engine.batches = step, None, []
+                    else:
+                        recorder.end_step(step)
+                except Exception as error:  # noqa: BLE001 an observer never ends the run
+                    recorder.fail(error)
                 return inner(handler, args, state, *rest, **kwargs)
 
             return call
 
         self._recorder.patches.method(handler, "on_step_end", make)
-        if not _overrides(callback, "on_step_end", kind):  # that of its base class does nothing
-            nothing = self._base.on_step_end.__get__(callback)
-            self._recorder.patches.replace(callback, "on_step_end", lambda _: nothing)
+        for name in EVERY_STEP:
+            if hasattr(kind, name) and not _overrides(callback, name, kind):
+                self._recorder.patches.replace(callback, name, lambda _: _NOTHING)
 
     def _carry(self, recorder: Recorder) -> None:
         """Put our counters where the checkpoint takes them along. `ExportableState` would end a resumed run instead."""

@@ -29,6 +29,9 @@ _OURS = "_perf_callbacks"
 _CREATE_GRAPH = 4
 """Place of `create_graph` among the arguments of `torch.autograd.grad`."""
 
+_ARGUMENTS = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
+"""Those of `torch.autograd.backward`."""
+
 # Looking a member up in its class costs as much as recording it.
 _BACKWARD, _OPTIMIZER, _UNDECIDED = Stage.BACKWARD, Stage.OPTIMIZER, Stage.UNDECIDED
 
@@ -66,6 +69,8 @@ class Loop:
         self.late = False
         """The next step could not begin where the last one ended, and begins at the next call."""
         self.in_backward = False
+        self.uncalled = True
+        """No call of the model was seen since the last batch."""
         self.optimizing = 0
         """Optimizer steps under way, one within the other."""
 
@@ -178,13 +183,34 @@ class Backwards:
                 setattr(torch.autograd, name, current.__wrapped__)
 
     def _backward(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap `backward` with torch's own signature, since to unpack arguments costs a microsecond in each step.
+
+        Another wrapper beneath ours, or a torch to come, may take other arguments.
+        """
+        code = getattr(inner, "__code__", None)
+        if code is None or code.co_varnames[: code.co_argcount] != _ARGUMENTS or code.co_kwonlyargcount:
+
+            @functools.wraps(inner)
+            def other(*args: Any, **kwargs: Any) -> Any:
+                return self._in_several(inner, *args, **kwargs)
+
+            return _signed(other)
+
         @functools.wraps(inner)
-        def backward(*args: Any, **kwargs: Any) -> Any:
+        def backward(  # noqa: PLR0917 as torch has it
+            tensors: Any,
+            grad_tensors: Any = None,
+            retain_graph: bool | None = None,  # noqa: FBT001 as torch has it
+            create_graph: bool = False,  # noqa: FBT001, FBT002 as torch has it
+            grad_variables: Any = None,
+            inputs: Any = None,
+        ) -> Any:
             loop = self._only()
             if loop is not None and (loop.in_backward or get_ident() != loop.thread):
-                return inner(*args, **kwargs)
+                return inner(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
             if loop is None or loop.evaluating or loop.late or not loop.marks_backward:
-                return self._in_several(inner, *args, **kwargs)
+                arguments = tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs
+                return self._in_several(inner, *arguments)
             failed = False
             try:
                 loop.in_backward = True
@@ -193,7 +219,7 @@ class Backwards:
                 except Exception as error:  # noqa: BLE001 an observer never ends the run
                     failed = True
                     loop.fail(error)
-                return inner(*args, **kwargs)
+                return inner(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
             finally:
                 loop.in_backward = False
                 try:
