@@ -25,13 +25,15 @@ const section = (title, ...parts) => {
   if (shown.length) page.append(el("section", {}, title && el("h2", {}, title), ...shown));
 };
 
+// No line ends between a number and its unit.
+const joined = (text) => text.replace(/(\d) (?=(us|ms|s|B|kB|MB|GB)\b)/g, "$1\u00a0");
+
 function table(name, options = {}) {
   const found = data.tables[name];
   if (!found) return null;
   // a column that says nothing in any row is left out
   const filled = found.columns.map((_, place) => found.rows.some((row) => row[place])), shown = (cells) => cells.filter((_, place) => filled[place]);
   const columns = shown(found.columns);
-  const joined = (text) => text.replace(/(\d) (?=(us|ms|s|B|kB|MB|GB)\b)/g, "$1\u00a0");  // no line ends between a number and its unit
   const inside = (text, heading, kind) => (kind === "code" && text ? el("code", {}, text) : heading.endsWith("step") && data.steps && kind === "number" ? stepButton(text) : joined(text));
   const cell = (text, [heading, kind]) => el("td", { class: kind, "data-label": heading }, inside(text, heading, kind));
   const body = el("table", {},
@@ -99,7 +101,7 @@ page.append(
   el("p", { class: "details" }, `${data.title.details} · started ${data.title.started} · `, el("span", { class: "mono" }, data.title.run)),
   ...(data.notes.length ? [el("ul", { class: "notes" }, ...data.notes.map((note) => el("li", {}, note)))] : []),
   el("dl", { class: "tiles" }, ...(data.figures || []).map((one) => el("div", {},
-    el("dt", {}, one.name), el("dd", { class: "value" }, one.value), el("dd", { class: "note" }, one.note)))));
+    el("dt", {}, one.name), el("dd", { class: "value" }, one.value), el("dd", { class: "note" }, joined(one.note))))));
 
 section(null, table("findings", { class: "findings wordy" }), table("stragglers", { class: "wordy" }), table("stalls", { class: "wordy" }));
 
