@@ -129,6 +129,7 @@ class Leader(Rounds):
         ordered = sorted(sources)
         size = 4 * len(pending.bundles[OWN][0].columns) * self._together
         number = max(1, min(MOST_READ, MOST_BYTES // max(1, size)))
+        self._breathe()
         for start in range(0, len(ordered), number):
             some = ordered[start : start + number]
             blobs = board.get([slot(rank, window, self._world_size) for rank in some])
@@ -167,6 +168,7 @@ class Leader(Rounds):
             bundles = [bundle for bundles in pending.bundles.values() for bundle in bundles]
             missing = tuple([rank for rank in range(self._world_size) if rank not in pending.ranks])
             closed.append((bundles, missing))
+            self._breathe()
             self._combine(bundles, missing, windows[-1] + 1)
             if missing and window in late:
                 self._warn(bundles[0], missing)
@@ -182,6 +184,7 @@ class Leader(Rounds):
             combination.add(bundles[start : start + SLICE])
             self._breathe()
         window: Window | None = combination.window(missing)
+        self._breathe()
         if window is not None:
             self.latest = hold(window, self.latest, windows * bundles[0].length)
             self.finished.append(self.latest)
