@@ -113,6 +113,8 @@ class Engine:
         """Micro-batches of the current step so far."""
         self.crowded = SEVERAL
         """As many of them call for `relieve`."""
+        self.ordinary = True
+        """A batch may go straight into `batches`: no span is open, no device is to be asked, and the fit goes on."""
         self._pending = Pending(self._work)
         self.ended = self._pending.ended
         parts = Parts(step=run.step, rank=run.rank, world_size=run.world_size, data_parallel=data_parallel)
@@ -130,7 +132,7 @@ class Engine:
         )
         """Takes over the steps that are finished."""
         self._sharing = Sharing(ranks, parts, self._ledger, emit, self._observers, alone=run.world_size == 1)
-        self.flush_at = self._flushed_at = 0.0
+        self.flush_at = 0.0
         """The time from which on the end of a step hands them out in any case."""
         self._due = 0
         """The step at whose end they are handed out again: a block is full, or a window is complete."""
@@ -143,7 +145,7 @@ class Engine:
 
     def start(self, now: float) -> None:
         """Training begins. The step that follows is in no row."""
-        self._began = self.account.began = self._flushed_at = now
+        self._began = self.account.began = now
         self.flush_at = now + FLUSH_SECONDS
         self._looks.begin(self.step, now)
         self.tape.begin(now)
@@ -157,7 +159,7 @@ class Engine:
         """A micro-batch goes into the current step."""
         if not self.aside:
             self.batches.append(batch)
-            if len(self.batches) >= self.crowded:
+            if len(self.batches) >= self.crowded or self.intake.overdue:
                 self.relieve()
 
     def relieve(self) -> None:
@@ -165,6 +167,7 @@ class Engine:
         if len(self.batches) > MOST_BATCHES:
             self.batches = [Batch(*together(self.batches), ())]
         self.crowded = len(self.batches) + SEVERAL
+        self.ordinary = not self.aside
         if self.intake.overdue or len(self.tape.pairs) > MOST_MARKS:
             self.collect(show=False)
 
@@ -191,6 +194,7 @@ class Engine:
             self.tape.write((BEGIN[Stage.ASIDE], now))
             self.tape.ignore()
         self.aside.append((kind, now))
+        self.ordinary = False
         self.plan()
         self.excluded = self.excluded or kind
         self.flush(now)  # in here it is part of no step
@@ -202,6 +206,7 @@ class Engine:
         kind, start = self.aside.pop()
         if self.aside:
             return
+        self.ordinary = True
         self.plan()
         self.tape.listen()
         self.tape.write((BACK, now))
@@ -242,10 +247,10 @@ class Engine:
 
         A step may take minutes, and the process may be killed in it.
         """
-        if now - self._flushed_at >= LATE_SECONDS:
+        if now >= self.flush_at + LATE_SECONDS - FLUSH_SECONDS:
             self.intake.write_early(self._emit)
             if self.intake.overdue:
-                self.crowded = 0
+                self.ordinary = False
 
     def tell_tokens(self, with_tokens: Callable[[Batch], Batch]) -> None:
         """Add the tokens of earlier steps: it is known now which tensor holds the ids."""
@@ -255,7 +260,7 @@ class Engine:
 
     def flush(self, now: float) -> None:
         """Hand out the finished steps."""
-        self._flushed_at, self.flush_at, self.crowded = now, now + FLUSH_SECONDS, SEVERAL
+        self.flush_at, self.crowded = now + FLUSH_SECONDS, SEVERAL
         with self.intake.alone() as held:
             if not held:
                 return
@@ -349,6 +354,7 @@ class Engine:
         """Training is over. Steps that the device still owes are lost."""
         while self.aside:
             self.end_span(now)
+        self.ordinary = False
         with self.intake.alone():
             self.intake.collect()
             self.intake.lose_outstanding()

@@ -1,7 +1,7 @@
 """Steps, one by one, in columns and added up."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, compress
 from typing import Any, NamedTuple
@@ -181,10 +181,9 @@ class Totals:
         if not known:
             return
         seconds: Sequence[Any] = steps.step_seconds
+        amounts: Iterable[Any] = zip(*known, strict=True)
         if alike(steps.effort):
             amounts = [[amount and amount * len(known)] for amount in known[0]]
-        else:
-            amounts = [*zip(*known, strict=True)]
         model, hardware, ideal = amounts
         before = self.effort
         self.effort = Effort(
@@ -290,7 +289,7 @@ def record(steps: Columns, shown: Shown) -> Steps:
     stages: dict[str, Any] = {
         name: tuple(steps.stages[stage]) for stage, name in shown.stages([sum(stage) for stage in times])
     }
-    efforts = steps.effort
+    efforts: Sequence[Any] = steps.effort
     if alike(efforts):
         flops = (efforts[0].model_flops,) * len(efforts) if efforts[0] else ()
     else:

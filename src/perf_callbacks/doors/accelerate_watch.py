@@ -164,6 +164,7 @@ class AcceleratedWatch(LoopWatch):
                     found = None
             if found is None:
                 found = reader.read(batch)
+                self._look_again()
             else:
                 reader.left -= 1
             if get_ident() != self.thread:
@@ -178,9 +179,6 @@ class AcceleratedWatch(LoopWatch):
                 self._pending.clear()
             self._pending.setdefault(id(loader), deque(maxlen=MOST_PENDING)).append(found)
             self.tape.write((_OTHER, self.clock()))
-            if self.uncalled or len(self._calls) > 1:
-                self._look_again()
-            self.uncalled = True
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
 

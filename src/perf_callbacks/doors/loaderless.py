@@ -76,9 +76,7 @@ class LoaderlessWatch(LoopWatch):
 
     def _end_step(self, *_: object) -> None:
         super()._end_step()
-        if self.uncalled:
-            self._look_again()
-        self.uncalled = True
+        self._look_again()
 
     _end_step._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001 as the one it overrides
 

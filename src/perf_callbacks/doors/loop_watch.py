@@ -39,7 +39,7 @@ class LoopWatch(Loop):
         self.steps = recorder.run.step
         self.read: Callable[[Any], Batch] = recorder.reader.read
         """Reads a batch. An item of the checklist may replace it to see the first one."""
-        self._engine, self._observers = recorder.engine, recorder.observers
+        self._engine, self._observers, self._append = recorder.engine, recorder.observers, recorder.engine.ended.append
         self._model = model
         self._optimizer: Any = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
         self._calls: list[ModelCalls] = []
@@ -70,37 +70,35 @@ class LoopWatch(Loop):
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
 
-    def batches(self, loader: Iterable[B]) -> Iterator[B]:  # noqa: C901, PLR0912 a call is a frame in each step
+    def batches(self, loader: Iterable[B]) -> Iterator[B]:  # noqa: C901 a call is a frame in each step
         """Iterate over a loader and measure its waits."""
         tape, clock, thread, recorder, engine = self.tape, self.clock, self.thread, self.recorder, self.recorder.engine
-        reader = recorder.reader
+        reader, data, other = recorder.reader, _DATA, _OTHER
         try:
-            self.turn(_DATA)
+            self.turn(data)
             here = get_ident() == thread
+            batch: Any  # as far as we are concerned
             for batch in loader:
                 try:
-                    if recorder.active:
-                        found = None  # as `Recorder.batch`, without its frame
-                        if reader.left:
-                            try:
-                                found = reader.guided.get((type(batch), len(batch), batch[reader.guide].shape))
-                            except UNREADABLE:
-                                found = None
-                        if found is None:
-                            found = self.read(batch)
-                        else:
-                            reader.left -= 1
-                        if not engine.aside:
-                            batches = engine.batches
-                            batches.append(found)
-                            if len(batches) >= engine.crowded:
-                                engine.relieve()
+                    found = None
+                    if engine.ordinary and reader.left:  # as `Recorder.batch`, without its frame
+                        try:
+                            found = reader.guided.get((type(batch), len(batch), batch[reader.guide].shape))
+                        except UNREADABLE:
+                            found = None
+                    if found is not None:
+                        reader.left -= 1
+                        engine.batches.append(found)
+                    elif recorder.active:
+                        engine.batch(self.read(batch))
                         if here:
-                            self.in_backward, self.optimizing = False, 0
-                            tape.write((_OTHER, clock()))
-                            if self.uncalled or len(self._calls) > 1:
-                                self._look_again()
-                            self.uncalled = True
+                            self._look_again()
+                    if here:
+                        self.in_backward, self.optimizing = (
+                            False,
+                            0,
+                        )  # a step that raised has told of its beginning alone
+                        tape.write((other, clock()))
                 except Exception as error:  # noqa: BLE001 an observer never ends the run
                     self.fail(error)
                 held = [batch]
@@ -108,10 +106,10 @@ class LoopWatch(Loop):
                 yield held.pop()
                 here = get_ident() == thread
                 if self.evaluating or self.late or not here:
-                    self.turn(_DATA)
+                    self.turn(data)
                     continue
                 try:
-                    tape.write((_DATA, clock()))
+                    tape.write((data, clock()))
                 except Exception as error:  # noqa: BLE001 as above
                     self.fail(error)
             self.turn(_OTHER)
@@ -153,7 +151,8 @@ class LoopWatch(Loop):
     def _look_again(self) -> None:
         """Find models that were compiled in place: their calls are seen in another way."""
         for calls in self._calls:
-            calls.look()
+            if calls.model._compiled_call_impl is not calls.compiled:  # noqa: SLF001 nothing public tells
+                calls.again()
 
     @property
     def called(self) -> bool:
@@ -179,7 +178,7 @@ class LoopWatch(Loop):
         try:
             engine, now = self._engine, self.clock()
             if step < self._observers.due and now < engine.flush_at:  # as `Recorder.end_step`, without its frame
-                engine.ended.append((step, engine.excluded, engine.batches))
+                self._append((step, engine.excluded, engine.batches))
                 self.tape.write((END, now))
                 engine.step, engine.excluded, engine.batches = step, None, []
                 return

@@ -38,7 +38,7 @@ class ModelCalls:
         self.model = model
         self._recorder = recorder
         self._hook = _Hook(loop, model, call, inputs)
-        self._compiled: object = None
+        self.compiled: object = None
         """The function that the module called at the last look, where it was compiled in place."""
         hook = model.register_forward_pre_hook(self._hook.see, prepend=True, with_kwargs=inputs is not None)
         recorder.patches.add(hook.remove)
@@ -49,15 +49,14 @@ class ModelCalls:
         """The model was called, in training or not."""
         return self._hook.seen
 
-    def look(self) -> None:
-        """Watch a model that was compiled in place since the last look. Nothing else tells of that."""
-        if self.model._compiled_call_impl is not self._compiled:  # noqa: SLF001 nothing public tells
-            self._recorder.attempt(self._watch)
+    def again(self) -> None:
+        """Watch a model that was compiled in place since the last look."""
+        self._recorder.attempt(self._watch)
 
     def _watch(self, recorder: Recorder) -> None:
         """Watch the compiled call too: a module that is compiled in place traces its hooks away."""
         recorder.patches.replace(self.model, "_compiled_call_impl", self._marking)
-        self._compiled = self.model._compiled_call_impl  # noqa: SLF001
+        self.compiled = self.model._compiled_call_impl  # noqa: SLF001
 
     def _marking(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         model, see = self.model, self._hook.see
@@ -95,7 +94,6 @@ class _Hook:
         if loop.in_backward or get_ident() != loop.thread:  # checkpointing runs the model again in the backward
             return
         try:
-            loop.uncalled = False
             # Whoever was called in training once may change the mode: with gradients, it trains.
             if loop.evaluating or loop.late or not (self._trained and is_grad_enabled()):
                 self._trained, self.seen = module.training and is_grad_enabled(), True

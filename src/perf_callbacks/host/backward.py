@@ -69,8 +69,6 @@ class Loop:
         self.late = False
         """The next step could not begin where the last one ended, and begins at the next call."""
         self.in_backward = False
-        self.uncalled = True
-        """No call of the model was seen since the last batch."""
         self.optimizing = 0
         """Optimizer steps under way, one within the other."""
 

@@ -144,19 +144,19 @@ class Recorder:
         try:
             reader, engine = self.reader, self.engine
             found = None
-            if reader.left:
+            if engine.ordinary and reader.left:
                 try:
                     found = reader.guided.get((type(batch), len(batch), batch[reader.guide].shape))
                 except UNREADABLE:
                     found = None
-            if found is None:
-                found = reader.read(batch)
-            else:
+            if found is not None:
                 reader.left -= 1
+                engine.batches.append(found)
+                return
+            found = reader.read(batch)
             if not engine.aside:  # as `Engine.batch`, without its frame
-                batches = engine.batches
-                batches.append(found)
-                if len(batches) >= engine.crowded:
+                engine.batches.append(found)
+                if len(engine.batches) >= engine.crowded or engine.intake.overdue:
                     engine.relieve()
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
