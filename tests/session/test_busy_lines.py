@@ -15,10 +15,11 @@ STEPS = 8
 
 
 def look():
-    """Let the watchdog look once, while this thread waits."""
+    """Let the watchdog look once, while this thread waits for longer than it takes to hand a batch over."""
     thread = threading.Thread(target=WATCHDOG.tick)
     thread.start()
     thread.join()
+    threading.Event().wait(0.003)
 
 
 def nothing():
