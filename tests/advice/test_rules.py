@@ -112,6 +112,22 @@ def test_python_work_between_the_stages():
     assert found("host", of=summary(other=0.002)) is None
 
 
+def test_the_line_that_keeps_the_steps_busy_is_named():
+    lines = {"host_line": "train.py:3 `score`", "data_line": "data.py:7 `parse`", "collect_line": "train.py:9 `main`"}
+    gc = {"gc_seconds": 100.0, "gc_collections": (0, 0, 9)}
+    facts = Facts(**lines, workers=0)
+    assert found("host", facts, summary(other=1.0)).evidence.endswith(
+        " took 50% of the run, mostly at train.py:3 `score`"
+    )
+    assert found("data", facts, summary(data=1.0)).evidence.endswith(": num_workers=0, mostly at data.py:7 `parse`")
+    assert found("gc", facts, summary(gc=gc)).remedy == "removing calls of gc.collect(), first at train.py:9 `main`"
+
+
+def test_the_line_that_waits_for_workers_is_not_the_one_that_is_slow():
+    evidence = found("data", Facts(workers=1, data_line="train.py:3 `main`"), summary(data=1.0)).evidence
+    assert evidence.endswith(": num_workers=1")
+
+
 @pytest.mark.parametrize(
     ("facts", "evidence", "remedy"),
     [

@@ -50,11 +50,20 @@ def test_a_collection_that_was_asked_for_is_told_by_generation(pauses, generatio
     assert pauses == [(generation, False, True)]
 
 
-@pytest.mark.usefixtures("observer")
-def test_a_collection_that_nobody_asked_for_is_automatic(pauses):
+def test_the_line_that_asks_for_a_collection_is_named(observer):
+    for _ in range(2):
+        gc.collect()
+    (line,) = observer.calls
+    assert line.startswith("test_gc_observer.py:")
+    assert line.endswith(" `test_the_line_that_asks_for_a_collection_is_named`")
+    assert observer.calls[line] > 0
+
+
+def test_a_collection_that_nobody_asked_for_is_automatic(pauses, observer):
     gc.set_threshold(50)
     held = [[] for _ in range(1000)]
     gc.set_threshold(1_000_000)
+    assert observer.calls == {}
     assert len(pauses) > 5
     assert {(automatic, here) for _, automatic, here in pauses} == {(True, True)}
     assert len(held) == 1000

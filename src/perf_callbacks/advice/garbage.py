@@ -19,6 +19,7 @@ def garbage(_machine: Machine, facts: Facts, measured: Measured | None) -> Findi
         if not (summary.gc_collections or (0,))[-1]:  # `gc.collect()` is a full one: these came before the schedule
             return None
         remedy = "removing calls of gc.collect()"
+        remedy += f", first at {facts.collect_line}" if facts.collect_line else ""
     else:
         remedy = 'PerfConfig(gc="sync")'
     return finding("gc", seconds / measured.seconds, evidence, remedy)

@@ -16,6 +16,7 @@ def host(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding 
         f"Python code outside of forward, backward and optimizer (callbacks, metrics, logging) took "
         f"{measured.share(idle):.0%} of the run"
     )
+    evidence += f", mostly at {facts.host_line}" if facts.host_line else ""
     remedy = "running it every 50 steps, or after training"
     return finding("host", measured.share(idle), evidence, remedy)
 

@@ -45,6 +45,7 @@ def data(machine: Machine, facts: Facts, measured: Measured | None) -> Finding |
         return None
     took = f"Waiting for data took {measured.share(wait):.0%} of the run"
     took += f": num_workers={workers}" if facts.workers is not None else ""
+    took += f", mostly at {facts.data_line}" if facts.data_line and not workers else ""
     cpus = machine.cpus or 1
     load = step * workers if workers else wait
     wanted = min(MOST_WORKERS, cpus, math.ceil(HEADROOM * load / busy) if busy > 0 else cpus)

@@ -8,6 +8,10 @@ from collections.abc import Callable, Mapping
 
 from perf_callbacks.core.marks import Pause
 from perf_callbacks.host.collector import COLLECTOR
+from perf_callbacks.host.stacks import calling_line
+
+MOST_CALLS = 64
+"""Lines that call `gc.collect()` and are told apart."""
 
 
 class GcObserver:
@@ -20,6 +24,9 @@ class GcObserver:
     def __init__(self, report: Callable[[Pause], object], clock: Callable[[], float] = time.perf_counter) -> None:
         self._report = report
         self._clock = clock
+        self.calls: dict[str, float] = {}
+        """Seconds of the collections that the program asked for, by the line that did."""
+        self._line: str | None = None
         self._start: float | None = None
         self._automatic = False
         self._ours: str | None = None
@@ -41,10 +48,13 @@ class GcObserver:
             threshold = gc.get_threshold()[0]
             self._automatic = threshold != 0 and gc.isenabled() and gc.get_count()[0] > threshold
             self._ours = COLLECTOR.reason
+            self._line = None if self._automatic or self._ours is not None else calling_line()
             self._start = self._clock()
         elif self._start is not None and os.getpid() == self._process:
             seconds = self._clock() - self._start
             here = threading.get_ident() == self._thread
+            if self._line is not None and (self._line in self.calls or len(self.calls) < MOST_CALLS):
+                self.calls[self._line] = self.calls.get(self._line, 0.0) + seconds
             collected, automatic = info["collected"], self._automatic
             self._report(Pause(info["generation"], self._start, seconds, collected, automatic, here, self._ours))
             self._start = None

@@ -16,6 +16,8 @@ _OURS = str(Path(__file__).parents[1])
 _INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _BACKWARD = "torch.autograd"
 _COLLECTIVES = ("torch.distributed", "torch.nn.parallel.distributed", _BACKWARD)
+_LOOPS = ("accelerate.", "lightning.", "pytorch_lightning.", "torch.utils.data.", "transformers.", "trl.")
+"""Frameworks that run a loop of their own. A line of the program that calls one of them is not busy itself."""
 _DEBUGGERS = ("bdb", "pdb", "pydevd", "_pydevd_bundle", "debugpy")
 
 
@@ -51,6 +53,29 @@ def of_thread(thread: int) -> Stack | None:
         f"{_line(own)}, in {_line(inner)}" if apart else _line(own),
         _module(inner).startswith(_COLLECTIVES),
     )
+
+
+def busy_line(thread: int) -> str | None:
+    """Return the innermost line of the program that a thread is in. None: a framework is at work there by itself."""
+    return _busy(sys._current_frames().get(thread))  # noqa: SLF001 the one way to it
+
+
+def calling_line() -> str | None:
+    """Return the innermost line of the program that called the caller of this function."""
+    return _busy(sys._getframe(2))  # noqa: SLF001 no stack is made
+
+
+def _busy(frame: FrameType | None) -> str | None:
+    called = ""
+    for _ in range(DEEPEST):
+        if frame is None:
+            break
+        if _is_own(frame.f_code.co_filename) and not frame.f_code.co_filename.startswith(_OURS):
+            return None if f"{called}.".startswith(_LOOPS) else _line(frame)
+        if not frame.f_code.co_filename.startswith(_OURS):
+            called = _module(frame)
+        frame = frame.f_back
+    return None
 
 
 def _person(modules: list[str]) -> bool:

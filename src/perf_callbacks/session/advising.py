@@ -17,10 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 from perf_callbacks.advice import table
 from perf_callbacks.advice.facts import Facts
 from perf_callbacks.core.records import Finding, Summary
-from perf_callbacks.core.shaped_work import ShapedWork
 from perf_callbacks.host import cpu_time, environment
 from perf_callbacks.host.environment import Environment
 from perf_callbacks.host.failures import describe
+from perf_callbacks.session.busy_lines import BusyLines
 from perf_callbacks.session.epoch_waits import EpochWaits
 from perf_callbacks.session.recorder import Recorder, log
 
@@ -53,13 +53,18 @@ def begin(recorder: Recorder, model: nn.Module | None, setup: Callable[[], Setup
         facts = replace(facts, gc=recorder.config.gc, memory=recorder.engine.memory)
         machine = environment.read(accelerator=_accelerator(recorder.device))
         since = _Since(machine.cpus)
-        waits, work = EpochWaits(recorder), recorder.work
+        waits, lines, work = EpochWaits(recorder), BusyLines(recorder), recorder.work
     except Exception as error:  # noqa: BLE001 models and loaders may be anything
         log.info("perf_callbacks gives no advice: %s.", describe(error))
         return ()
     if facts.workers and not facts.persistent:
         recorder.observe(waits)
-    advise = recorder.engine.advise = functools.partial(_advise, machine, lambda: _now(facts, work, since, waits))
+    recorder.observe(lines)
+
+    def now() -> Facts:
+        return replace(facts, work=work.counted, **since.facts(), **waits.facts(), **lines.facts())
+
+    advise = recorder.engine.advise = functools.partial(_advise, machine, now)
     return advise(None)
 
 
@@ -203,11 +208,6 @@ def _inner(outer: Any) -> Any:
         ):
             return _inner(inner)
     return outer
-
-
-def _now(facts: Facts, work: ShapedWork, since: _Since, waits: EpochWaits) -> Facts:
-    """Add the facts that change while the fit lasts."""
-    return replace(facts, work=work.counted, **since.facts(), **waits.facts())
 
 
 def _advise(machine: Environment, facts: Callable[[], Facts], summary: Summary | None) -> tuple[Finding, ...]:

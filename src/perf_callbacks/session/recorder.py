@@ -251,6 +251,11 @@ class Recorder:
         return self.ranks is not None and (verdict is None or verdict.window is not None)
 
     @property
+    def collect_calls(self) -> dict[str, float]:
+        """Seconds of the collections that the program asked for, by the line that did."""
+        return self._observer.calls
+
+    @property
     def batches(self) -> list[Batch]:
         """Batches of the current step so far."""
         return self.engine.batches
