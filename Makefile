@@ -1,7 +1,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-INSTALL := install --quiet --disable-pip-version-check
+# Modules are compiled when they are first imported: most of an installation never is.
+INSTALL := install --quiet --disable-pip-version-check --no-compile
 # A file is tested in one process, so that what its tests share is made once.
 PARALLEL ?= -n logical --maxprocesses 4 --dist loadfile
 TRANSFORMERS := tests/doors -k '(transformers or trainer or trl) and not lightning' \

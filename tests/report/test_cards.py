@@ -41,6 +41,7 @@ def summary(**changes):
 
 FULL = """\
 perf_callbacks: 120 steps, 100 measured (20 excluded): 20.0 ms per step
+  a measured step:
   data               0    0.0%
   forward      5.00 ms   25.0%
   backward     12.5 ms   62.5%
@@ -113,6 +114,7 @@ def test_the_closing_table_leaves_out_what_is_unknown():
 def test_the_closing_table_of_nothing_to_speak_of(steps, count):
     expected = f"""\
 perf_callbacks: {count}, none measured
+  a measured step:
   data               —       —
   forward            —       —
   no garbage collection ran"""
@@ -152,7 +154,7 @@ perf_callbacks: No single cause stands out: forward, backward and optimizer
     checkpoints): 20.0 ms per step
   100 s in all: startup 500 ms (0.5%), first step 250 ms (0.2%),
     FLOP counting 125 ms (0.1%), steps 60.0 s (60.0%),
-    evaluation 30.0 s (30.0%), checkpoint 4.00 s (4.0%), other 5.12 s (5.1%)
+    evaluation 30.0 s (30.0%), checkpoint 4.00 s (4.0%), elsewhere 5.12 s (5.1%)
 """
     closing = cards.closing(summary(wall_seconds=ACCOUNT))
     assert closing.startswith(expected)

@@ -36,7 +36,12 @@ _JOINED = "\N{NO-BREAK SPACE}"
 _UNIT = re.compile(r"(?<=\d) (?=(?:us|ms|s|B|kB|MB|GB|TFLOPS|x)\b)")
 """The space between a number and its unit, where no line is broken."""
 
-_PARTS = {"first_step": "first step", "flop_counting": "FLOP counting", "own_work": "own work"}
+_PARTS = {
+    "first_step": "first step",
+    "flop_counting": "FLOP counting",
+    "own_work": "own work",
+    "other": "elsewhere",  # the stage `other` is part of a step
+}
 """Parts of the wall time whose names in text differ from those in the summary."""
 
 _EXCLUDING = {
@@ -247,6 +252,8 @@ def _lines(opening: str, parts: Iterable[str]) -> Iterable[str]:
 
 
 def _stages(summary: Summary) -> Iterable[str]:
+    if summary.stage_seconds:
+        yield "a measured step:"
     for name, seconds in summary.stage_seconds.items():
         share = seconds / summary.included_seconds if summary.included_seconds else None
         step = seconds / summary.included_steps if summary.included_steps else None
@@ -309,6 +316,8 @@ def _pauses(summary: Summary) -> str:
         f"{_count(count, 'garbage collection')} (young/middle/full {by_generation}) "
         f"took {duration(summary.gc_seconds)}, the longest {duration(summary.gc_longest)}"
     )
+    if summary.stage_seconds.get("gc_time") == 0:
+        told += ", none in a measured step"
     parts = [told if count else "no garbage collection ran"]
     if summary.gc_scheduled_seconds:
         parts.append(f"{duration(summary.gc_scheduled_seconds)} of it scheduled by the checklist")
@@ -330,7 +339,7 @@ def _stalls(summary: Summary) -> str:
 def _memory(summary: Summary) -> Iterable[str]:
     """Render the parts of memory that are known."""
     parts = [f"{name} {size(gb)}" for name, gb in summary.memory_gb.items() if gb]
-    return _lines("memory: ", parts) if parts else ()
+    return _lines("memory, each part at its largest: ", parts) if parts else ()
 
 
 def _count(number: int, noun: str) -> str:

@@ -150,7 +150,9 @@ def uncounted(count: Flops, summary: Summary | None) -> Table | None:
     if not rows:
         note = f"Nothing was left out of the count. {covered}{low}".strip()
         return Table("Uncounted work", columns, [], note)
-    return Table("Uncounted work, copies and reads", columns, rows[:MOST_ROWS], f"{covered}{low}".strip())
+    return Table(
+        "Uncounted work, unknown figures, copies and reads", columns, rows[:MOST_ROWS], f"{covered}{low}".strip()
+    )
 
 
 def phases(count: Flops) -> Table | None:
@@ -179,7 +181,11 @@ def checklist(fit: Fit) -> Table | None:
         for name, item in last.items()
     ]
     columns = [("item", TEXT), ("status", TEXT), ("state", TEXT), ("why", TEXT), ("what it won", TEXT)]
-    note = "What an item won is known where it was tried: checklist=prove." if not any(row[-1] for row in rows) else ""
+    note = (
+        'PerfConfig(checklist="prove") tries the items and tells what each of them wins.'
+        if not any(row[-1] for row in rows)
+        else ""
+    )
     return Table("Startup checklist", columns, rows, note) if rows else None
 
 
@@ -228,9 +234,13 @@ def stragglers(summary: Summary) -> Table | None:
             f"A step takes {rate(summary.slowdown)} times as long as with ranks that are all as fast as usual."
         )
     if summary.backward_waiting is not None:
-        parts.append(f"At most {summary.backward_waiting:.0%} of this rank's backward is waiting for other ranks.")
+        parts.append(f"At most {summary.backward_waiting:.0%} of rank 0's backward is waiting for other ranks.")
     columns = [("rank", NUMBER), ("cause", TEXT), ("cost", NUMBER), ("steps", NUMBER), ("try", TEXT)]
-    return Table("Stragglers", columns, rows[:MOST_ROWS], " ".join(parts)) if rows else None
+    return (
+        Table("Stragglers" if several else "Steps that took unusually long", columns, rows[:MOST_ROWS], " ".join(parts))
+        if rows
+        else None
+    )
 
 
 def stalls(fit: Fit) -> Table | None:
