@@ -36,12 +36,7 @@ _JOINED = "\N{NO-BREAK SPACE}"
 _UNIT = re.compile(r"(?<=\d) (?=(?:us|ms|s|B|kB|MB|GB|TFLOPS|x)\b)")
 """The space between a number and its unit, where no line is broken."""
 
-_PARTS = {
-    "first_step": "first step",
-    "flop_counting": "FLOP counting",
-    "own_work": "own work",
-    "other": "elsewhere",  # the stage `other` is part of a step
-}
+_PARTS = {"first_step": "first step", "flop_counting": "FLOP counting", "own_work": "own work", "other": "elsewhere"}
 """Parts of the wall time whose names in text differ from those in the summary."""
 
 _EXCLUDING = {
