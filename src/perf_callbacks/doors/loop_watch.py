@@ -94,10 +94,8 @@ class LoopWatch(Loop):
                         if here:
                             self._look_again()
                     if here:
-                        self.in_backward, self.optimizing = (
-                            False,
-                            0,
-                        )  # a step that raised has told of its beginning alone
+                        # A backward or a step that raised has told of its beginning alone.
+                        self.in_backward, self.optimizing = False, 0
                         tape.write((other, clock()))
                 except Exception as error:  # noqa: BLE001 an observer never ends the run
                     self.fail(error)
