@@ -456,7 +456,7 @@ def test_a_person_sees_a_line_at_the_start_and_a_table_at_the_end(tmp_path, caps
     assert first.endswith(f"journal {tmp_path / 'perf_callbacks' / 'rank0.jsonl'}")
     assert [collector.split()[:2], loaders.split()[:3]] == [["gc", "applied"], ["loaders", "not", "applicable"]]
     assert affinity.split()[:3] == ["affinity", "not", "applicable"]
-    assert table[0].startswith("perf_callbacks: 4 steps, 2 measured (2 excluded): ")
+    assert table[0].startswith("perf_callbacks: 4 steps, 2 measured (without first step, FLOP counts): ")
     (run,) = records(tmp_path, Run)
     assert (run.door, run.device, run.rank, run.world_size, run.step) == ("accelerate", "cpu", 0, 1, 0)
     assert "accelerate" in run.versions

@@ -91,7 +91,7 @@ def test_windows_make_the_round_trip_and_their_rates_are_numbers(job):
 def parts_with_signals(draw):
     """Parts of short windows that carry signals and all else."""
     part, length = draw(PARTS), draw(st.integers(50, 60))
-    column = st.lists(st.floats(0, width=32), min_size=length, max_size=length).map(lambda times: array("f", times))
+    column = st.randoms(use_true_random=True).map(lambda chance: array("f", [chance.random() for _ in range(length)]))
     return replace(
         part,
         length=length,
