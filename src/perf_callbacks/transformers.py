@@ -87,7 +87,7 @@ class PerfCallback(Measures, TrainerCallback):
     @_hook
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self._session.recorder is not None:
-            self._session.recorder.leave(exhausted=True)
+            self._session.recorder.observers.epoch_ended()
 
     @_hook
     def on_log(

@@ -48,13 +48,15 @@ class Facts:
     epoch_wait_seconds: float = 0.0
     """Seconds that their first batches were waited for, as a mean over all steps of the fit."""
     epoch_wait_in_rows: float = 0.0
-    """As many of these seconds as are in measured steps, as a mean over all steps too."""
+    """As many of these seconds as are in measured steps, as a mean over all steps of the fit too."""
     data_line: str | None = None
-    """Line of the program that was busy in most looks at a wait for data; None: no line stands out."""
+    """Line of the program that was busy in at least half of the looks at a wait for data; None: there is none."""
     host_line: str | None = None
     """The same, of the time outside of data, forward, backward and optimizer."""
     collect_line: str | None = None
-    """Line of the program whose calls of `gc.collect()` took longest."""
+    """Line of the program whose calls of `gc.collect()` took longest; None: they come from elsewhere."""
+    collect_seconds: float = 0.0
+    """Seconds of all such calls."""
     attention: str | None = None
     """Implementation of attention, as the model's configuration names it."""
     sdpa: bool = False

@@ -15,11 +15,11 @@ def garbage(_machine: Machine, facts: Facts, measured: Measured | None) -> Findi
     evidence = f"Garbage collection took {seconds / measured.seconds:.0%} of the run ({count:,} collections)"
     if scheduled > seconds / 2:
         remedy = "breaking reference cycles: gc.set_debug(gc.DEBUG_SAVEALL) shows which objects are in gc.garbage"
-    elif facts.gc == "sync":
-        if not (summary.gc_collections or (0,))[-1]:  # `gc.collect()` is a full one: these came before the schedule
-            return None
+    elif facts.collect_seconds > seconds / 2:
         remedy = "removing calls of gc.collect()"
         remedy += f", first at {facts.collect_line}" if facts.collect_line else ""
+    elif facts.gc == "sync":
+        return None  # these came before the schedule
     else:
         remedy = 'PerfConfig(gc="sync")'
     return finding("gc", seconds / measured.seconds, evidence, remedy)

@@ -38,7 +38,9 @@ def data(machine: Machine, facts: Facts, measured: Measured | None) -> Finding |
     if measured is None or not measured.known:
         return None
     step, wait = measured.step_seconds, measured.stage("data")
-    restarts = min(wait, facts.epoch_wait_in_rows)  # which have a rule of their own
+    summary = measured.summary
+    # Waits for workers that start have a rule of their own.
+    restarts = min(wait, facts.epoch_wait_in_rows * summary.steps / max(1, summary.included_steps))
     step, wait = step - restarts, wait - restarts
     busy, workers = step - wait, facts.workers or 0
     if wait <= HAND_OVER_SECONDS or (workers and wait < STARVED * step):

@@ -29,7 +29,9 @@ def too_few(machine: Machine, facts: Facts, measured: Measured | None) -> Findin
         return None
     uses = "1 thread" if facts.threads == 1 else f"{facts.threads} threads"
     evidence = f"Operations use {uses}, and {idle:.0f} of {_cpus(cpus)} were idle"
-    return finding("host", None, evidence, f"OMP_NUM_THREADS={facts.threads + int(idle)}, if the operations are large")
+    return finding(
+        "host", None, evidence, f"OMP_NUM_THREADS={min(cpus, facts.threads + int(idle))}, if the operations are large"
+    )
 
 
 def _cpus(number: int) -> str:

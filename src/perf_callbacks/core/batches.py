@@ -24,7 +24,9 @@ _READ_WHOLE = 64
 UNREADABLE = (AttributeError, LookupError, TypeError, RuntimeError)
 """Raised by a batch of another form than those seen before; `RuntimeError` by nested tensors, which have no shape."""
 
-_ROWS = {tuple, list}
+ROWS = frozenset({tuple, list})
+"""Types of batches whose tensors have numbers, not names."""
+
 _shape = attrgetter("shape")
 
 
@@ -115,8 +117,9 @@ class BatchReader:
         self.guide: Any = None
         """Its key."""
         self.guided: dict[tuple[Any, ...], Batch] = {}
-        """Batches without a mask, by type, number of tensors and shape of the guide. Whoever reads a batch in every
-        step looks here first, while batches are left, and counts those down: that saves a frame."""
+        """Batches without a mask, by names or number of tensors and the shape of the guide. Whoever reads a batch in
+        every step looks here first, while batches are left, and counts those down: that saves a frame. The guide is
+        asked for by `get`: a `defaultdict` would make one."""
         self._known: dict[tuple[Any, ...], _Known] = {}
         self._has_read = False
         self._array: Any = None  # the type of batches that are a tensor
@@ -129,12 +132,12 @@ class BatchReader:
         """Samples, tokens and shape of a batch."""
         key: tuple[Any, ...] | None = None
         try:
-            rows = type(batch) in _ROWS
+            rows = type(batch) in ROWS
             if type(batch) is self._array:
                 key = (None, *batch.shape)
             elif self.left:
                 self.left -= 1
-                key = (type(batch), len(batch), batch[self.guide].shape)
+                key = (len(batch), batch[self.guide].shape) if rows else (*batch.keys(), batch.get(self.guide).shape)
             else:
                 key = tuple(map(_shape, batch)) if rows else (*batch.keys(), *map(_shape, batch.values()))
                 if self._guided:
@@ -245,7 +248,8 @@ class BatchReader:
         self.guided.clear()
 
     def _key_by_guide(self, batch: Any, found: Sequence[Leaf]) -> tuple[Any, ...] | None:
-        names = [*range(len(batch))] if type(batch) in _ROWS else [*batch.keys()]
+        rows = type(batch) in ROWS
+        names = [*range(len(batch))] if rows else [*batch.keys()]
         if self.guide is None:
             self.guide = names[max(range(len(found)), key=lambda place: len(found[place].sizes))]
         if self.guide not in names:
@@ -253,7 +257,7 @@ class BatchReader:
         guide = found[names.index(self.guide)]
         if not all([one.sizes == guide.sizes[: len(one.sizes)] for one in found]):
             return None
-        return type(batch), len(batch), guide.tensor.shape
+        return (len(batch), guide.tensor.shape) if rows else (*names, guide.tensor.shape)
 
     def _unread(self, batch: Any, found: Sequence[Leaf]) -> Batch:
         """A batch without a shape: a list of rows that nobody has put into tensors yet, or whatever else it is."""
@@ -314,7 +318,7 @@ def _address(tensor: Any) -> int | None:
 
 def _plain(batch: Any, found: Sequence[Leaf]) -> bool:
     """Tell if a batch is a tensor, or nothing but tensors by name or number."""
-    inside = (batch,) if is_array(batch) else batch if type(batch) in _ROWS else batch.values()
+    inside = (batch,) if is_array(batch) else batch if type(batch) in ROWS else batch.values()
     return len(found) == len(inside) and all(map(is_array, inside)) and all([one.whole for one in found])
 
 

@@ -42,6 +42,9 @@ class Observer:
     def loader_left(self, *, exhausted: bool) -> None:
         """The loop leaves its loader, in the middle of a step or not: training may be over, and nobody may say so."""
 
+    def epoch_ended(self) -> None:
+        """A trainer has come to the end of an epoch. Of a loop, `loader_left` tells it."""
+
     def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
         """Steps were measured, some time after their end. Their collections are told of before."""
 
@@ -52,7 +55,16 @@ class Observer:
         """The fit is over: put everything back. Twice is once."""
 
 
-EVENTS = ("step_ended", "step_began", "span_began", "span_ended", "loader_left", "steps_measured", "agreed")
+EVENTS = (
+    "step_ended",
+    "step_began",
+    "span_began",
+    "span_ended",
+    "loader_left",
+    "epoch_ended",
+    "steps_measured",
+    "agreed",
+)
 
 
 class Observers:
@@ -126,6 +138,11 @@ class Observers:
         """Tell that the loop leaves its loader."""
         for observer in self._of["loader_left"]:
             observer.loader_left(exhausted=exhausted)
+
+    def epoch_ended(self) -> None:
+        """Tell that an epoch is over."""
+        for observer in self._of["epoch_ended"]:
+            observer.epoch_ended()
 
     def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
         """Tell of measured steps those that want to see them."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import is_grad_enabled, nn
 
-from perf_callbacks.core.batches import UNREADABLE, Batch
+from perf_callbacks.core.batches import ROWS, UNREADABLE, Batch
 from perf_callbacks.core.marks import BACK, BEGIN
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.doors import methods
@@ -159,14 +159,18 @@ class AcceleratedWatch(LoopWatch):
             found = None  # as `BatchReader.read`, without its frame
             if reader.left:
                 try:
-                    found = reader.guided.get((type(batch), len(batch), batch[reader.guide].shape))
+                    guide, rows = reader.guide, type(batch) in ROWS
+                    key = (len(batch), batch[guide].shape) if rows else (*batch.keys(), batch.get(guide).shape)
+                    found = reader.guided.get(key)
                 except UNREADABLE:
                     found = None
             if found is None:
                 found = reader.read(batch)
-                self._look_again()
             else:
                 reader.left -= 1
+            for calls in self._calls:
+                if calls.model._compiled_call_impl is not calls.compiled:  # noqa: SLF001 torch has no other way to tell
+                    calls.again()
             if get_ident() != self.thread:
                 self.recorder.add(found)
                 return

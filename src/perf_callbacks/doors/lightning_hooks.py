@@ -111,7 +111,7 @@ class LightningHooks(Measures):
     @fails_open
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         if self._watch is not None:
-            self._watch.recorder.leave(exhausted=True)
+            self._watch.recorder.observers.epoch_ended()
 
     @fails_open
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:

@@ -76,7 +76,9 @@ class LoaderlessWatch(LoopWatch):
 
     def _end_step(self, *_: object) -> None:
         super()._end_step()
-        self._look_again()
+        for calls in self._calls:
+            if calls.model._compiled_call_impl is not calls.compiled:  # noqa: SLF001 nothing public
+                calls.again()
 
     _end_step._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001 as the one it overrides
 

@@ -12,7 +12,7 @@ import torch
 from torch import is_grad_enabled, nn
 from torch._C._dynamo.eval_frame import set_eval_frame
 
-from perf_callbacks.core.batches import UNREADABLE, Batch
+from perf_callbacks.core.batches import ROWS, UNREADABLE, Batch
 from perf_callbacks.core.marks import END
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.doors import methods
@@ -83,7 +83,9 @@ class LoopWatch(Loop):
                     found = None
                     if engine.ordinary and reader.left:  # as `Recorder.batch`, without its frame
                         try:
-                            found = reader.guided.get((type(batch), len(batch), batch[reader.guide].shape))
+                            guide, rows = reader.guide, type(batch) in ROWS
+                            key = (len(batch), batch[guide].shape) if rows else (*batch.keys(), batch.get(guide).shape)
+                            found = reader.guided.get(key)
                         except UNREADABLE:
                             found = None
                     if found is not None:
@@ -91,9 +93,10 @@ class LoopWatch(Loop):
                         engine.batches.append(found)
                     elif recorder.active:
                         engine.batch(self.read(batch))
-                        if here:
-                            self._look_again()
                     if here:
+                        for calls in self._calls:
+                            if calls.model._compiled_call_impl is not calls.compiled:  # noqa: SLF001 nothing public
+                                calls.again()
                         # A backward or a step that raised has told of its beginning alone.
                         self.in_backward, self.optimizing = False, 0
                         tape.write((other, clock()))
@@ -145,12 +148,6 @@ class LoopWatch(Loop):
 
     def _watch_model(self, model: nn.Module, inputs: Inputs | None = None) -> None:
         self._calls.append(ModelCalls(self.recorder, self, model, self.call, inputs))
-
-    def _look_again(self) -> None:
-        """Find models that were compiled in place: their calls are seen in another way."""
-        for calls in self._calls:
-            if calls.model._compiled_call_impl is not calls.compiled:  # noqa: SLF001 nothing public tells
-                calls.again()
 
     @property
     def called(self) -> bool:

@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from inspect import CO_VARARGS, CO_VARKEYWORDS
 from threading import get_ident
 from typing import Any, Protocol
 
@@ -31,6 +32,9 @@ _CREATE_GRAPH = 4
 
 _ARGUMENTS = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
 """Those of `torch.autograd.backward`."""
+
+_DEFAULTS = (None, None, False, None, None)
+"""Their values, of all but the first."""
 
 # Looking a member up in its class costs as much as recording it.
 _BACKWARD, _OPTIMIZER, _UNDECIDED = Stage.BACKWARD, Stage.OPTIMIZER, Stage.UNDECIDED
@@ -186,7 +190,9 @@ class Backwards:
         Another wrapper beneath ours, or a torch to come, may take other arguments.
         """
         code = getattr(inner, "__code__", None)
-        if code is None or code.co_varnames[: code.co_argcount] != _ARGUMENTS or code.co_kwonlyargcount:
+        names = None if code is None or code.co_kwonlyargcount else code.co_varnames[: code.co_argcount]
+        open_ended = code is None or code.co_flags & (CO_VARARGS | CO_VARKEYWORDS)
+        if names != _ARGUMENTS or open_ended or inner.__defaults__ != _DEFAULTS:
 
             @functools.wraps(inner)
             def other(*args: Any, **kwargs: Any) -> Any:

@@ -25,7 +25,7 @@ class GcObserver:
         self._report = report
         self._clock = clock
         self.calls: dict[str, float] = {}
-        """Seconds of the collections that the program asked for, by the line that did."""
+        """Seconds of the collections that were asked for, by the line of the program; empty: a framework asked."""
         self._line: str | None = None
         self._start: float | None = None
         self._automatic = False
@@ -48,7 +48,7 @@ class GcObserver:
             threshold = gc.get_threshold()[0]
             self._automatic = threshold != 0 and gc.isenabled() and gc.get_count()[0] > threshold
             self._ours = COLLECTOR.reason
-            self._line = None if self._automatic or self._ours is not None else calling_line()
+            self._line = None if self._automatic or self._ours is not None else calling_line() or ""
             self._start = self._clock()
         elif self._start is not None and os.getpid() == self._process:
             seconds = self._clock() - self._start

@@ -88,7 +88,7 @@ def read(model: nn.Module | None, setup: Setup, *, door: str, device: torch.devi
     return Facts(
         door=door,
         workers=min([loader.num_workers for loader in loaders], default=None),
-        persistent=all([getattr(loader, "persistent_workers", False) for loader in loaders]),
+        persistent=all([_persists(loader) for loader in loaders]),
         attention=getattr(config, "_attn_implementation", None),
         sdpa=bool(getattr(_inner(model), "_supports_sdpa", False))
         and not any([getattr(config, name, None) for name in EAGER]),
@@ -111,6 +111,11 @@ def read(model: nn.Module | None, setup: Setup, *, door: str, device: torch.devi
         uncached="PYTORCH_NO_CUDA_MEMORY_CACHING" in os.environ,
         expandable="expandable_segments:True" in allocator,
     )
+
+
+def _persists(loader: Any) -> bool:
+    """Tell if workers that persist would win nothing: they do, or an iterable data set begins anew for each epoch."""
+    return loader.persistent_workers or isinstance(loader.dataset, torch.utils.data.IterableDataset)
 
 
 def _accelerator(device: torch.device) -> str | None:

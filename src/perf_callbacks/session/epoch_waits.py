@@ -28,7 +28,11 @@ class EpochWaits(Observer):
     def loader_left(self, *, exhausted: bool) -> None:
         """Note the end of an epoch."""
         if exhausted:
-            self._last.add(self._recorder.step)
+            self.epoch_ended()
+
+    def epoch_ended(self) -> None:
+        """Note the end of an epoch."""
+        self._last.add(self._recorder.step)
 
     def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:  # noqa: ARG002 waits alone matter
         """Look for the first steps of epochs."""

@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from perf_callbacks.core.batches import UNREADABLE, Batch, BatchReader, Lookup
+from perf_callbacks.core.batches import ROWS, UNREADABLE, Batch, BatchReader, Lookup
 from perf_callbacks.core.engine import Engine
 from perf_callbacks.core.marks import END, Mark, Pause
 from perf_callbacks.core.observer import Observer, Observers
@@ -109,6 +109,7 @@ class Recorder:
         self.tape, self.clock = self.engine.tape, clock
         """For whoever turns to a stage in every step: to write a mark and the time costs least."""
         self._observer = GcObserver(_weakly(self.on_collection), clock)
+        self.collect_calls = self._observer.calls
         self._at_exit = functools.partial(_at_exit, weakref.ref(self))
         self.active = True
         self.going = functools.partial(_progress, weakref.ref(self))
@@ -146,7 +147,9 @@ class Recorder:
             found = None
             if engine.ordinary and reader.left:
                 try:
-                    found = reader.guided.get((type(batch), len(batch), batch[reader.guide].shape))
+                    guide, rows = reader.guide, type(batch) in ROWS
+                    key = (len(batch), batch[guide].shape) if rows else (*batch.keys(), batch.get(guide).shape)
+                    found = reader.guided.get(key)
                 except UNREADABLE:
                     found = None
             if found is not None:
@@ -249,11 +252,6 @@ class Recorder:
         """Ranks tell each other what they did, or may yet."""
         verdict = self.ranks.verdict if self.ranks is not None else None
         return self.ranks is not None and (verdict is None or verdict.window is not None)
-
-    @property
-    def collect_calls(self) -> dict[str, float]:
-        """Seconds of the collections that the program asked for, by the line that did."""
-        return self._observer.calls
 
     @property
     def batches(self) -> list[Batch]:
