@@ -115,7 +115,7 @@ def test_python_work_between_the_stages():
 def test_the_line_that_keeps_the_steps_busy_is_named():
     lines = {"host_line": "train.py:3 `score`", "data_line": "data.py:7 `parse`", "collect_line": "train.py:9 `main`"}
     gc = {"gc_seconds": 100.0, "gc_collections": (0, 0, 9)}
-    facts = Facts(**lines, workers=0)
+    facts = Facts(**lines, collect_seconds=60.0, workers=0)
     assert found("host", facts, summary(other=1.0)).evidence.endswith(
         " took 50% of the run, mostly at train.py:3 `score`"
     )
@@ -263,20 +263,22 @@ def test_an_accelerator_updates_many_tensors_at_once():
 
 
 @pytest.mark.parametrize(
-    ("setting", "scheduled", "remedy"),
+    ("setting", "asked", "scheduled", "remedy"),
     [
-        ("sync", 0.0, "removing calls of gc.collect()"),
-        ("observe", 0.0, 'PerfConfig(gc="sync")'),
+        ("sync", 60.0, 0.0, "removing calls of gc.collect()"),
+        ("observe", 60.0, 0.0, "removing calls of gc.collect()"),
+        ("observe", 40.0, 0.0, 'PerfConfig(gc="sync")'),
         (
             "sync",
+            60.0,
             90.0,
             "breaking reference cycles: gc.set_debug(gc.DEBUG_SAVEALL) shows which objects are in gc.garbage",
         ),
     ],
 )
-def test_garbage_is_collected_for_long(setting, scheduled, remedy):
+def test_garbage_is_collected_for_long(setting, asked, scheduled, remedy):
     gc = {"gc_seconds": 100.0, "gc_scheduled_seconds": scheduled, "gc_collections": (7, 1, 2)}
-    finding = found("gc", Facts(gc=setting), summary(gc=gc, forward=1.3))
+    finding = found("gc", Facts(gc=setting, collect_seconds=asked), summary(gc=gc, forward=1.3))
     assert (finding.share, finding.remedy) == (0.5, remedy)
     assert finding.evidence == "Garbage collection took 50% of the run (10 collections)"
 
@@ -284,6 +286,13 @@ def test_garbage_is_collected_for_long(setting, scheduled, remedy):
 def test_young_collections_before_the_schedule_are_nobodys_calls():
     gc = {"gc_seconds": 100.0, "gc_collections": (7, 1, 0)}
     assert found("gc", of=summary(gc=gc)) is None
+
+
+def test_waits_for_workers_that_start_are_advised_once():
+    most = replace(summary(data=1.0), steps=200)  # of which 100 are measured
+    facts = replace(EPOCHS, epoch_wait_seconds=0.5, epoch_wait_in_rows=0.5)
+    assert found("data", facts, most).remedy == "DataLoader(num_workers=2, persistent_workers=True)"
+    assert len([one for one in table.findings(machine(), facts, most) if one.cause == "data"]) == 1
 
 
 @pytest.mark.parametrize("seconds", [None, 0.0, 0.5])

@@ -1,6 +1,6 @@
 """How much is in a batch, whatever its form."""
 
-from collections import UserDict
+from collections import UserDict, defaultdict
 
 import pytest
 import torch
@@ -124,6 +124,24 @@ def test_batches_of_several_forms_are_told_apart():
     first = [reader.read(batch) for batch in forms]
     for _ in range(200):
         assert [reader.read(batch) for batch in forms] == first
+
+
+def test_tensors_of_other_names_are_another_batch():
+    """However many batches were recognised by one tensor before."""
+    reader = BatchReader()
+    masked = {"input_ids": IDS, "attention_mask": torch.ones(4, 8, dtype=torch.long), "labels": IDS}
+    placed = {"input_ids": IDS, "position_ids": IDS, "labels": IDS}
+    for _ in range(100):
+        assert [reader.read(batch).useful_tokens for batch in (masked, placed)] == [32, None]
+
+
+def test_a_batch_that_makes_what_it_lacks_is_left_as_it_is():
+    reader = BatchReader()
+    for _ in range(100):
+        reader.read(defaultdict(list, x=torch.ones(2, 8)))
+    batch = defaultdict(list, y=torch.ones(2, 8))
+    assert dict(reader.read(batch).shape) == {"y": (2, 8)}
+    assert [*batch] == ["y"]
 
 
 def test_no_tensor_is_read_for_its_shape():

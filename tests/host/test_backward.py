@@ -208,6 +208,23 @@ def test_a_wrapper_beneath_ours_may_take_other_arguments(ours, monkeypatch):
     assert loop.told == ["asked", "turns", "undecided"]
 
 
+def test_a_wrapper_beneath_ours_may_have_other_defaults_and_more_arguments(ours, monkeypatch):
+    inner, hints, loss = torch.autograd.backward, [], torch.ones(2, requires_grad=True).sin().sum()
+
+    def theirs(tensors, grad_tensors=None, retain_graph=True, **more):  # noqa: FBT002 as they have it
+        hints.append(more)
+        return inner(tensors, grad_tensors, retain_graph)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.autograd, "backward", theirs)
+        loop = Loop()
+        ours.join(loop)
+        torch.autograd.backward(loss)
+        torch.autograd.backward(loss, hint=1)  # the graph is still there
+        ours.leave(loop)
+    assert hints == [{}, {"hint": 1}]
+
+
 @pytest.mark.parametrize("end", ["join", "leave"])
 def test_an_interrupt_in_the_midst_is_made_good_by_the_watchdog(ours, monkeypatch, end):
     loop = Loop()

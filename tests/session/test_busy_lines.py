@@ -77,6 +77,20 @@ def test_the_samples_of_a_slow_data_set():
     assert "mostly" not in evidence(summary, "host")
 
 
+def test_what_runs_before_the_first_batch_or_after_the_last_is_part_of_no_step():
+    steps = []
+
+    def in_the_last_step():
+        steps.append(None)
+        if len(steps) == STEPS:
+            for _ in range(5):
+                look()
+
+    summary = train(after_step=in_the_last_step)
+    assert len(steps) == STEPS
+    assert "mostly" not in evidence(summary, "host")
+
+
 @pytest.mark.parametrize("looks", [1, 2])
 def test_a_few_looks_name_no_line(looks):
     left = [look] * looks
