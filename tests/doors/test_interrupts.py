@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import through
 from collector import automatic
+from transformers import Trainer
 
 import perf_callbacks
 
@@ -56,6 +57,8 @@ def traced(way, directory, interrupt):
 
 @pytest.mark.parametrize("way", [way for way in through.DOORS if way != "pytorch_lightning"])
 def test_an_interrupt_leaves_nothing_behind(tmp_path, way):
+    if way == "transformers" and not hasattr(Trainer, "_finalize_training"):
+        pytest.skip("transformers 4 has lines in which nobody hears of an interrupt: see docs/limits.md")
     counting, found = Interrupt(), [*gc.callbacks]
     traced(way, tmp_path, counting)
     drawn = random.Random(way)
