@@ -58,7 +58,9 @@ def traced(way, directory, interrupt):
 @pytest.mark.parametrize("way", [way for way in through.DOORS if way != "pytorch_lightning"])
 def test_an_interrupt_leaves_nothing_behind(tmp_path, way):
     if way == "transformers" and not hasattr(Trainer, "_finalize_training"):
-        pytest.skip("transformers 4 has lines in which nobody hears of an interrupt: see docs/limits.md")
+        pytest.skip(
+            "transformers 4 tells no callback of an interrupt between two watched calls: docs/limits.md names it"
+        )
     counting, found = Interrupt(), [*gc.callbacks]
     traced(way, tmp_path, counting)
     drawn = random.Random(way)

@@ -199,7 +199,9 @@ def test_a_directory_that_is_open_to_other_users_ends_the_exchange(nodes, tmp_pa
     ] * 4
 
 
-@pytest.mark.skipif(not hasattr(os, "getuid"), reason="there are no user numbers")
+@pytest.mark.skipif(
+    not hasattr(os, "getuid"), reason="Windows has no user numbers, by which a directory of the same user is known"
+)
 def test_a_directory_of_somebody_else_ends_the_exchange(nodes, tmp_path, monkeypatch):
     (tmp_path / "node0").mkdir(mode=0o700)
     monkeypatch.setattr(node.os, "getuid", lambda: (tmp_path / "node0").stat().st_uid + 1)

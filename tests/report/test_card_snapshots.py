@@ -14,7 +14,9 @@ from perf_callbacks.core.codec import Entry
 from perf_callbacks.core.records import APPLIED, Checklist, Finding
 from perf_callbacks.report import cards
 
-fcntl, termios = pytest.importorskip("fcntl"), pytest.importorskip("termios")
+NO_TERMINALS = "Windows has no pseudo-terminals, which give a card its width"
+fcntl = pytest.importorskip("fcntl", reason=NO_TERMINALS)
+termios = pytest.importorskip("termios", reason=NO_TERMINALS)
 
 SNAPSHOTS = Path(__file__).with_name("cards")
 

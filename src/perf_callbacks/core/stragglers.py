@@ -88,7 +88,7 @@ class _Spell:
     steps: int = 0
     windows: int = 0
     told: bool = False
-    """It has lasted for so long that it was told of."""
+    """True once the spell has lasted for so long that it was told of."""
 
     def begin(self, leads: Sequence[_Lead]) -> list[Straggler]:
         """Return what was lost in the steps of the windows before, from that on in which the rank became slow."""

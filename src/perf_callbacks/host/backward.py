@@ -31,10 +31,10 @@ _CREATE_GRAPH = 4
 """Place of `create_graph` among the arguments of `torch.autograd.grad`."""
 
 _ARGUMENTS = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
-"""Those of `torch.autograd.backward`."""
+"""Names of the arguments of `torch.autograd.backward`."""
 
 _DEFAULTS = (None, None, False, None, None)
-"""Their values, of all but the first."""
+"""Default values of these arguments, of all but the first."""
 
 # Looking a member up in its class costs as much as recording it.
 _BACKWARD, _OPTIMIZER, _UNDECIDED = Stage.BACKWARD, Stage.OPTIMIZER, Stage.UNDECIDED
