@@ -155,6 +155,16 @@ def test_the_last_window_is_compared_if_the_fit_ends_with_it(job, monkeypatch):
     assert ranks[0].recorder.summary.straggler_seconds == {"data": 2.0}
 
 
+def test_all_that_was_changed_is_put_back_before_rank_0_waits_for_the_others(job):
+    """Else it keeps the collector, while the fit has visibly ended, and the watchdog takes it for an abandoned one."""
+    recorder, order = job()[0].recorder, []
+    wait = recorder.wait
+    recorder.patches.add(lambda: order.append("put back"))
+    recorder.wait = lambda: (order.append("waits"), wait())
+    recorder.close()
+    assert order == ["put back", "waits"]
+
+
 def test_where_nobody_tells_of_gradients_the_time_outside_of_backward_is_compared(job):
     ranks = job(timed=False)
     train(ranks, WINDOW, [(8, 1, "data", 2.0), (13, 0, "gc", 3.0)])

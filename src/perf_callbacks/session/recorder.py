@@ -86,6 +86,8 @@ class Recorder:
         """Follows what the operations of the next counted step make, as `FlopCounter.made`."""
         self.observers = Observers()
         """All that hears of the steps and spans of this fit."""
+        self.wait: Callable[[], object] = lambda: None
+        """Waits, at the end, for what other ranks have to tell: all that was changed is put back by then."""
         self.proofs: dict[str, str] = {}
         """Items of the checklist that were tried, each with the latest finding."""
         self.engine = Engine(
@@ -358,6 +360,7 @@ class Recorder:
 
     def _finish(self) -> None:
         self._drain()
+        self.wait()
         self._summary = self.engine.stop(self.clock(), self.failure, self.proofs)
 
     def on_collection(self, pause: Pause) -> None:

@@ -136,6 +136,7 @@ class RanksWatch(Observer):
         ranks.signals = self._signals
         recorder.engine.stragglers = self._found.fields
         ranks.analyse(self._analyse)
+        recorder.wait = self._wait
 
     def _signals(self, steps: Columns) -> signals.Signals:
         """Make the signals of a window. An error ends the signals, not the measuring."""
@@ -166,7 +167,7 @@ class RanksWatch(Observer):
         finally:
             self._analysed = last
 
-    def closed(self) -> None:
+    def _wait(self) -> None:
         """Wait a moment for the last window of all ranks. Its steps may not have been read yet."""
         if self._recorder.run.rank == 0 and self._recorder.failure is None:
             deadline = time.monotonic() + LAST_SECONDS
