@@ -13,6 +13,8 @@ import torch
 from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from perf_callbacks.host.collector import COLLECTOR
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for subprocesses; threads that spin for a shared core cost minutes
 torch.set_num_threads(1)
@@ -56,6 +58,7 @@ def _process_as_found(request: pytest.FixtureRequest) -> Iterator[None]:
     before = _process()
     yield
     assert _process() == before
+    COLLECTOR._watched.clear()  # a fit that was left open is forgotten at once: else it is collected in a later test
 
 
 @pytest.fixture(autouse=True)

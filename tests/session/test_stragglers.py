@@ -232,6 +232,18 @@ def test_a_file_of_the_scheduler_that_was_closed_harms_no_backward(job, monkeypa
     assert compared(ranks[0], WINDOW - 2).stragglers[0][:2] == (1, "data")
 
 
+def test_the_time_without_a_cpu_is_read_once_in_short_steps_and_in_each_long_one(monkeypatch):
+    lines = iter([b"0 1 0", b"0 2 0", b"0 3 0", b"0 4 0"])
+    monkeypatch.setattr(gradient_moments.os, "pread", lambda *_: next(lines))
+    clock, weight = FakeClock(), nn.Parameter(torch.ones(()))
+    moments = gradient_moments.GradientMoments(weight, clock)
+    for seconds in (0.001, 0.003, 0.002, 0.004, 0.02, 0.02):
+        clock.sleep(seconds)
+        (2 * weight).backward()
+    moments.close()
+    assert [line[2:3] for _, line in moments.noted] == [b"1", b"1", b"2", b"2", b"3", b"4"]
+
+
 @pytest.mark.parametrize("cause", ["data", "gc", "host"])
 def test_slow_steps_of_a_single_process_are_explained(tmp_path, cause):
     rank = Rank(tmp_path, 0, world_size=1)

@@ -4,6 +4,7 @@ torch tells of it by a hook on a parameter. The parameter that a model names fir
 its gradient last.
 """
 
+import math
 import os
 import threading
 from collections import deque
@@ -16,6 +17,10 @@ from torch.nn.parameter import is_lazy
 
 MOST_MOMENTS = 4096
 """Moments that are kept until they are read."""
+
+APART_SECONDS = 0.005
+"""Least time between two looks at the time without a CPU. One costs 6 us, and a wait that matters is longer than this:
+it is seen in its own step."""
 
 
 class GradientMoments:
@@ -72,15 +77,19 @@ def _noter(
 ) -> Callable[[object], None]:
     """Make the hook. It holds neither the model nor us."""
     read, tracing = os.pread, torch.compiler.is_dynamo_compiling
-    state = [file]
+    line, due = b"", -math.inf
 
     def gradient_done(_parameter: object) -> None:
+        nonlocal file, line, due
         if tracing():  # compiled autograd traces hooks: this one is then empty, also in a fullgraph
             return
         try:
-            note((clock(), b"" if state[0] is None else read(state[0], 64, 0)))
+            now = clock()
+            if file is not None and now >= due:
+                line, due = read(file, 64, 0), now + APART_SECONDS
+            note((now, line))
         except Exception:  # noqa: BLE001 the file was closed, or the thread has ended: an observer never ends the run
-            state[0] = None
+            file, line = None, b""
 
     return gradient_done
 
