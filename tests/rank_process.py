@@ -37,6 +37,7 @@ class Plan:
     wait: bool = True
     closing: bool = True
     destroying: bool = True
+    dies_at: int | None = None
     """Step of the first attempt at which rank 1 dies."""
     deadline: float = rounds.DEADLINE_SECONDS
 
@@ -84,6 +85,8 @@ def train(plan, timed, told):
     """Go through the steps; what was taken for the journal."""
     taken, longest = [], 0.0
     for step in range(1, plan.steps + 1):
+        if (plan.rank, step, attempt()) == (1, plan.dies_at, 0):
+            os._exit(1)
         began = time.perf_counter()
         time.sleep(plan.step_seconds)
         if plan.lockstep:
@@ -151,6 +154,8 @@ def main(plan):
     told(done=True)
     if plan.wait:
         until((directory / f"end{plan.rank}").exists)
+    if plan.port is None:
+        dist.barrier()  # rank 0 may hold the store
     if exchange is not None:
         if plan.closing:
             timed("close")

@@ -283,3 +283,19 @@ def test_a_rank_that_is_deaf_beyond_the_deadline_costs_one_window_at_most(job):
     assert taken[-1] == whole(3, 19)
     assert len(job.errors(0)) == sum(window["missing"] for window in taken)
     assert job.errors(1) + job.errors(2) == []
+
+
+def test_ranks_that_an_elastic_launcher_restarts_exchange_windows_of_their_own(tmp_path):
+    """Rank 1 dies in the first attempt. The launcher has a store per attempt: gloo needs it, see docs/ranks.md."""
+    plan = Plan(directory=str(tmp_path), port=None, rank=-1, world_size=2, steps=60, wait=False, dies_at=35)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*launcher, "--max-restarts=1", "--monitor-interval=0.1", str(TESTS / "rank_process.py")]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    done = subprocess.run(
+        [*command, json.dumps(asdict(plan))], check=False, env=environ, timeout=110, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    facts = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    assert [(one["attempt"], one["failure"], one["latest"]) for one in facts] == [(1, None, whole(2, 5))] * 2
+    assert_true(facts[0]["taken"], 2)
+    assert "perf_callbacks" not in done.stderr.replace(str(TESTS), "")
