@@ -1,4 +1,4 @@
-"""Stand-ins for the clock, for an accelerator and for a fit, driven by hand."""
+"""Stand-ins for the clock, for an accelerator and for a fit, driven by hand, and findings of a verdict."""
 
 from collections import deque
 from dataclasses import asdict
@@ -6,7 +6,7 @@ from dataclasses import asdict
 from perf_callbacks.core.batches import Batch
 from perf_callbacks.core.engine import Engine
 from perf_callbacks.core.marks import Pause
-from perf_callbacks.core.records import Run, Steps
+from perf_callbacks.core.records import Finding, Run, Steps
 from perf_callbacks.core.stages import Stage
 
 
@@ -148,3 +148,23 @@ class Fit:
         self.engine.flush(self.now)
         blocks = [{name: column for name, column in asdict(block).items() if column} for block in self.of(Steps)]
         return [dict(zip(block, step, strict=True)) for block in blocks for step in zip(*block.values(), strict=True)]
+
+
+LOADER = Finding(
+    cause="data",
+    share=0.45,
+    evidence="Waiting for data took 46% of the run: num_workers=0",
+    remedy="DataLoader(num_workers=2)",
+)
+OPTIMIZER = Finding(
+    cause="optimizer",
+    share=0.03,
+    evidence="The optimizer took 5% of the run: AdamW updates 430 tensors one by one",
+    remedy="torch.optim.AdamW(..., fused=True)",
+)
+BLOCKING = Finding(
+    cause="sync",
+    share=None,
+    evidence="CUDA_LAUNCH_BLOCKING=1 waits for each kernel",
+    remedy="unsetting CUDA_LAUNCH_BLOCKING",
+)

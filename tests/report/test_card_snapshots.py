@@ -3,15 +3,16 @@
 import os
 import random
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes import a_run
+from fakes import BLOCKING, LOADER, OPTIMIZER, a_run
 from journals import a_fit, a_summary, steps, write
 
 from perf_callbacks.commands import main
 from perf_callbacks.core.codec import Entry
-from perf_callbacks.core.records import APPLIED, Checklist, Finding
+from perf_callbacks.core.records import APPLIED, Checklist
 from perf_callbacks.report import cards
 
 NO_TERMINALS = "Windows has no pseudo-terminals, which give a card its width"
@@ -20,24 +21,7 @@ termios = pytest.importorskip("termios", reason=NO_TERMINALS)
 
 SNAPSHOTS = Path(__file__).with_name("cards")
 
-LOADER = Finding(
-    cause="data",
-    share=0.25,
-    evidence="Waiting for data took 25% of the run: num_workers=0",
-    remedy="DataLoader(num_workers=2)",
-)
-OPTIMIZER = Finding(
-    cause="optimizer",
-    share=0.03,
-    evidence="The optimizer took 5% of the run: AdamW updates 430 tensors one by one",
-    remedy="torch.optim.AdamW(..., fused=True)",
-)
-BLOCKING = Finding(
-    cause="sync",
-    share=None,
-    evidence="CUDA_LAUNCH_BLOCKING=1 waits for each kernel",
-    remedy="unsetting CUDA_LAUNCH_BLOCKING",
-)
+SLOW = replace(LOADER, share=0.25, evidence="Waiting for data took 25% of the run: num_workers=0")
 ITEMS = [
     Checklist(
         item="gc",
@@ -51,7 +35,7 @@ ITEMS = [
     ),
 ]
 WHOLE = {
-    "findings": (LOADER, OPTIMIZER, BLOCKING),
+    "findings": (SLOW, OPTIMIZER, BLOCKING),
     "lost_steps": 3,
     "stage_seconds": {"data_time": 1.0, "forward_time": 1.0, "backward_time": 1.75, "gc_time": 0.0, "other_time": 0.75},
     "other_seconds": {"generation": 0.5},
@@ -89,7 +73,7 @@ def healthy(_folder):
 
 
 def live(_folder):
-    print(cards.live(LOADER, 60.0))
+    print(cards.live(SLOW, 60.0))
 
 
 def check(_folder):

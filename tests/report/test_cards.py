@@ -1,10 +1,10 @@
 """What a person reads, compared whole."""
 
 import pytest
-from fakes import a_run
+from fakes import BLOCKING, LOADER, OPTIMIZER, a_run
 from tiny import unwrapped
 
-from perf_callbacks.core.records import APPLIED, Checklist, Finding, Summary
+from perf_callbacks.core.records import APPLIED, Checklist, Summary
 from perf_callbacks.report import cards
 
 
@@ -159,26 +159,6 @@ perf_callbacks: No single cause stands out: forward, backward and optimizer
     closing = cards.closing(summary(wall_seconds=ACCOUNT))
     assert closing.startswith(expected)
     assert "outside of steps" not in closing
-
-
-LOADER = Finding(
-    cause="data",
-    share=0.45,
-    evidence="Waiting for data took 46% of the run: num_workers=0",
-    remedy="DataLoader(num_workers=2)",
-)
-OPTIMIZER = Finding(
-    cause="optimizer",
-    share=0.03,
-    evidence="The optimizer took 5% of the run: AdamW updates 430 tensors one by one",
-    remedy="torch.optim.AdamW(..., fused=True)",
-)
-BLOCKING = Finding(
-    cause="sync",
-    share=None,
-    evidence="CUDA_LAUNCH_BLOCKING=1 waits for each kernel",
-    remedy="unsetting CUDA_LAUNCH_BLOCKING",
-)
 
 
 def test_the_closing_table_opens_with_the_verdict():

@@ -25,6 +25,15 @@ def stages(
     With `ends_fit`, an exception ends the fit, as in `exits`.
     """
     begin, end = (BEGIN[stage], BACK) if then is None else (stage, then)
+    _marked(recorder, owner, name, begin, end, ends_fit=ends_fit)
+
+
+def turns(recorder: Recorder, owner: Any, name: str, mark: Mark, *, ends_fit: bool = False) -> None:
+    """Write a mark before each call of `owner.name`. With `ends_fit`, an exception ends the fit, as in `exits`."""
+    _marked(recorder, owner, name, mark, None, ends_fit=ends_fit)
+
+
+def _marked(recorder: Recorder, owner: Any, name: str, begin: Mark, end: Mark | None, *, ends_fit: bool) -> None:
     tape, clock, fail = recorder.tape, recorder.clock, recorder.fail
 
     def make(inner: Callable[P, T]) -> Callable[P, T]:
@@ -41,33 +50,11 @@ def stages(
                     recorder.close(describe(error))
                 raise
             finally:
-                try:
-                    tape.write((end, clock()))
-                except Exception as error:  # noqa: BLE001 as above
-                    fail(error)
-
-        return call
-
-    _replace(recorder, owner, name, make)
-
-
-def turns(recorder: Recorder, owner: Any, name: str, mark: Mark, *, ends_fit: bool = False) -> None:
-    """Write a mark before each call of `owner.name`. With `ends_fit`, an exception ends the fit, as in `exits`."""
-    tape, clock, fail = recorder.tape, recorder.clock, recorder.fail
-
-    def make(inner: Callable[P, T]) -> Callable[P, T]:
-        @functools.wraps(inner)
-        def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            try:
-                tape.write((mark, clock()))
-            except Exception as error:  # noqa: BLE001 an observer never ends the run
-                fail(error)
-            try:
-                return inner(*args, **kwargs)
-            except BaseException as error:
-                if ends_fit:
-                    recorder.close(describe(error))
-                raise
+                if end is not None:
+                    try:
+                        tape.write((end, clock()))
+                    except Exception as error:  # noqa: BLE001 as above
+                        fail(error)
 
         return call
 

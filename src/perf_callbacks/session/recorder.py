@@ -86,8 +86,7 @@ class Recorder:
         """Follows what the operations of the next counted step make, as `FlopCounter.made`."""
         self.observers = Observers()
         """All that hears of the steps and spans of this fit."""
-        self.wait: Callable[[], object] = lambda: None
-        """Waits, at the end, for what other ranks have to tell: all that was changed is put back by then."""
+        self.wait: Callable[[], object] = lambda: None  # for what other ranks tell at the end, when all is put back
         self.proofs: dict[str, str] = {}
         """Items of the checklist that were tried, each with the latest finding."""
         self.engine = Engine(
