@@ -224,6 +224,7 @@ class Engine:
         self.batches = []
         if self._device is not None:
             self.collect()  # its events are needed again
+            self.ordinary = True  # a late write has asked for this
         if step >= self._due or now > self.flush_at:
             self.flush(now)
         elif step >= self._look_at:
