@@ -114,6 +114,7 @@ class Leader(Rounds):
             if self._world_size <= MANY or now >= self._pending[window].look_at:
                 self._read(board, window, now)
         self._close(board, now)
+        self._breathe(after=0.0)  # files of this machine are next
         return min([min(one.look_at, one.deadline) - now for one in self._pending.values()], default=None)
 
     def _read(self, board: Board, window: int, now: float) -> None:
@@ -149,9 +150,9 @@ class Leader(Rounds):
         known = (bundle.window, bundle.length) == (window, self._mine.window)
         return known and source <= bundle.ranks[0] <= bundle.ranks[-1] < self._world_size
 
-    def _breathe(self) -> None:
+    def _breathe(self, after: float = SLICE_SECONDS) -> None:
         """Let other threads have the GIL after a slice of work. A job of few ranks has no use for it."""
-        if self._world_size > MANY and time.perf_counter() - self._breathed > SLICE_SECONDS:
+        if self._world_size > MANY and time.perf_counter() - self._breathed > after:
             time.sleep(BREATH_SECONDS)
             self._breathed = time.perf_counter()
 
@@ -166,6 +167,7 @@ class Leader(Rounds):
         for window in closing:
             pending = self._pending.pop(window)
             bundles = [bundle for bundles in pending.bundles.values() for bundle in bundles]
+            pending.bundles.clear()
             missing = tuple([rank for rank in range(self._world_size) if rank not in pending.ranks])
             closed.append((bundles, missing))
             self._breathe()
@@ -176,6 +178,7 @@ class Leader(Rounds):
             board.write("window", note_of_window(self._mine.fit, self.latest))
         for bundles, missing in closed:
             self._analyse(bundles, missing)
+            self._free(bundles)
 
     def _combine(self, bundles: Sequence[Bundle], missing: Sequence[int], windows: int) -> None:
         """Put the ranks of a window together. So many windows are over by now."""
@@ -207,6 +210,15 @@ class Leader(Rounds):
             log.warning(
                 "perf_callbacks: slow ranks are looked for no more, training goes on: %s", error, exc_info=error
             )
+        held = [*signals.values()]
+        del signals
+        self._free(held)
+
+    def _free(self, held: list[Any]) -> None:
+        """Empty a list in slices: to free what thousands of ranks sent takes milliseconds."""
+        while held:
+            del held[-SLICE:]
+            self._breathe()
 
     def _warn(self, bundle: Bundle, missing: Sequence[int]) -> None:
         """Say once that ranks are missing from a window."""
