@@ -107,6 +107,17 @@ def test_steps_may_be_read_at_any_moment():
     assert [one.local for one in fit.of_steps()[1:]] == [3.5] * 3
 
 
+def test_the_time_without_a_cpu_of_several_steps_is_spread_over_them_by_their_length():
+    """The scheduler's count is not read in each of many short steps."""
+    fit, line = Trained(), b""
+    for seconds, read in ((1.0, True), (1.0, False), (1.0, False), (2.0, True), (1.0, True)):
+        fit.back(seconds, delay=250_000_000)
+        line = fit.moments[-1][1] if read else line
+        fit.moments[-1] = fit.now, line
+        fit.end_step()
+    assert [step.steal for step in fit.of_steps()[1:]] == [0.1875, 0.1875, 0.375, 0.25]
+
+
 @pytest.mark.parametrize("line", [b"", b"12", b"a b c"])
 def test_without_the_schedulers_word_the_time_without_a_cpu_is_unknown(line):
     fit = Trained()

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -287,15 +288,24 @@ def test_a_rank_that_is_deaf_beyond_the_deadline_costs_one_window_at_most(job):
 
 def test_ranks_that_an_elastic_launcher_restarts_exchange_windows_of_their_own(tmp_path):
     """Rank 1 dies in the first attempt. The launcher has a store per attempt: gloo needs it, see docs/ranks.md."""
-    plan = Plan(directory=str(tmp_path), port=None, rank=-1, world_size=2, steps=60, wait=False, dies_at=35)
+    chosen = {"rank": -1, "world_size": 2, "steps": 60, "wait": False, "dies_at": 35, "deadline": 60.0}
+    plan = Plan(directory=str(tmp_path), port=None, **chosen)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [*launcher, "--max-restarts=1", "--monitor-interval=0.1", str(TESTS / "rank_process.py")]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    done = subprocess.run(
-        [*command, json.dumps(asdict(plan))], check=False, env=environ, timeout=110, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    with (tmp_path / "errors").open("w") as errors:
+        launched = subprocess.Popen(
+            [*command, json.dumps(asdict(plan))], env=environ, stdout=errors, stderr=errors, start_new_session=True
+        )
+        try:
+            code = launched.wait(2 * PROMPT)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(launched.pid, signal.SIGKILL)  # the ranks too
+            launched.wait()
+    said = (tmp_path / "errors").read_text()
+    assert code == 0, said
     facts = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     assert [(one["attempt"], one["failure"], one["latest"]) for one in facts] == [(1, None, whole(2, 5))] * 2
     assert_true(facts[0]["taken"], 2)
-    assert "perf_callbacks" not in done.stderr.replace(str(TESTS), "")
+    assert "perf_callbacks" not in said.replace(str(TESTS), "")

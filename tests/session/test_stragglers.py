@@ -1,7 +1,11 @@
 """Two ranks in one process, whose steps take as long as they are told: from the tape to summary, rows and journal."""
 
+import gc
 import logging
+import os
 import time
+import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,7 +17,7 @@ from torch._dynamo import compiled_autograd
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.core.marks import Pause
-from perf_callbacks.core.records import Straggler
+from perf_callbacks.core.records import Steps, Straggler, Summary
 from perf_callbacks.core.settings import resolve
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.host import gradient_moments
@@ -155,14 +159,38 @@ def test_the_last_window_is_compared_if_the_fit_ends_with_it(job, monkeypatch):
     assert ranks[0].recorder.summary.straggler_seconds == {"data": 2.0}
 
 
-def test_all_that_was_changed_is_put_back_before_rank_0_waits_for_the_others(job):
+def test_all_that_was_changed_is_put_back_before_rank_0_waits_for_the_others(job, monkeypatch):
     """Else it keeps the collector, while the fit has visibly ended, and the watchdog takes it for an abandoned one."""
-    recorder, order = job()[0].recorder, []
-    wait = recorder.wait
-    recorder.patches.add(lambda: order.append("put back"))
-    recorder.wait = lambda: (order.append("waits"), wait())
+    ranks = job()
+    train(ranks, WINDOW)  # rank 1's part of the window is not there yet
+    recorder, weight, seen = ranks[0].recorder, ranks[0].model.weight, []
+    recorder.patches._undo.insert(0, lambda: seen.append("put back"))  # the last of all to be undone
+    monkeypatch.setattr(stragglers.time, "sleep", lambda _: seen.append(len(_hooks(weight))))
     recorder.close()
-    assert order == ["put back", "waits"]
+    assert seen[0] == "put back"
+    assert not any(seen[1:])
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_an_error_while_rank_0_waits_costs_neither_steps_nor_summary(tmp_path, job, error):
+    ranks = job()
+    train(ranks, WINDOW)
+    recorder = ranks[0].recorder
+
+    def fail():
+        raise error
+
+    recorder.wait = fail
+    with nullcontext() if error is ValueError else pytest.raises(error):
+        recorder.close()
+    assert recorder.summary.steps == WINDOW
+    assert records(tmp_path, Steps)
+    assert len(records(tmp_path, Summary)) == 1
+
+
+def test_a_fit_of_rank_0_that_was_left_open_is_freed(job):
+    held = weakref.ref(job().pop(0).recorder)
+    until(lambda: gc.collect() is None or held() is None)
 
 
 def test_where_nobody_tells_of_gradients_the_time_outside_of_backward_is_compared(job):
@@ -235,9 +263,10 @@ def test_a_file_of_the_scheduler_that_was_closed_harms_no_backward(job, monkeypa
 def test_the_time_without_a_cpu_is_read_once_in_short_steps_and_in_each_long_one(monkeypatch):
     lines = iter([b"0 1 0", b"0 2 0", b"0 3 0", b"0 4 0"])
     monkeypatch.setattr(gradient_moments.os, "pread", lambda *_: next(lines))
+    monkeypatch.setattr(gradient_moments, "_schedstat", lambda: os.open(os.devnull, os.O_RDONLY))
     clock, weight = FakeClock(), nn.Parameter(torch.ones(()))
     moments = gradient_moments.GradientMoments(weight, clock)
-    for seconds in (0.001, 0.003, 0.002, 0.004, 0.02, 0.02):
+    for seconds in (0.001, 0.001, 0.0025, 0.001, 0.02, 0.02):
         clock.sleep(seconds)
         (2 * weight).backward()
     moments.close()

@@ -45,7 +45,8 @@ class Shape(NamedTuple):
 class LocalTimes:
     """Reads the marks of the tape, as they are about to be read, and the moments at which gradients were done.
 
-    A moment is a time and a line of `/proc/<pid>/schedstat`, whose second number is the nanoseconds without a CPU.
+    A moment is a time and a line of `/proc/<pid>/schedstat`, whose second number is the nanoseconds without a CPU. In
+    short steps the line is not read each time, and the last one stands there.
     """
 
     def __init__(self, moments: "deque[tuple[float, bytes]]") -> None:
@@ -58,6 +59,8 @@ class LocalTimes:
         self._last_shape = Shape((), aside=False, aside_after=False)
         self._released = self._delay = math.nan
         """End of the last backward, and the seconds without a CPU up to the last gradient."""
+        self._line = b""
+        self._unread: list[int] = []  # steps since the line was read
 
     def read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
         """Read marks and their times, in pairs. As many steps end in them as there are numbers."""
@@ -79,7 +82,7 @@ class LocalTimes:
                 if step != self._last_marks:
                     self._last_marks, self._last_shape = step, shape(step)
             ends = [times[start + place] for place in self._last_shape.backward_ends]
-            self._steps[number] = self._step(ends, self._last_shape)
+            self._step(number, ends, self._last_shape)
             start += length
         self._marks, self._times = marks[start:], times[start:]
         while len(self._steps) > MOST_STEPS:
@@ -89,7 +92,7 @@ class LocalTimes:
         """Take the times of some steps; None for one that was not read."""
         return [self._steps.pop(number, None) for number in numbers]
 
-    def _step(self, ends: Sequence[float], shape: Shape) -> LocalTime:
+    def _step(self, number: int, ends: Sequence[float], shape: Shape) -> None:
         waited, moment, line, before = 0.0, math.nan, b"", 0.0
         for end in ends:
             moment, before = math.nan, waited
@@ -98,11 +101,25 @@ class LocalTimes:
             waited += end - moment
         delay = _delay(line)
         local = math.nan if shape.aside else moment - self._released - before
-        found = LocalTime(local, self._collected(moment), delay - self._delay, waited)
+        self._steps[number] = LocalTime(local, self._collected(moment), delay - self._delay, waited)
         self._released, self._delay = (ends[-1] if ends else math.nan), delay
         if shape.aside_after:
             self._released = math.nan
-        return found
+        self._unread.append(number)
+        if line is not self._line:  # it was read
+            self._line, unread, self._unread = line, self._unread, []
+            if len(unread) > 1:
+                self._spread(unread)
+
+    def _spread(self, numbers: Sequence[int]) -> None:
+        """Spread the time without a CPU that was read in the last of some steps over all of them, by their length."""
+        steal = self._steps[numbers[-1]].steal
+        found = {number: self._steps[number] for number in numbers if number in self._steps}
+        lengths = [max(0.0, one.local) for one in found.values()]  # 0, where it is unknown
+        whole = sum(lengths)
+        if whole > 0:
+            for (number, one), length in zip(found.items(), lengths, strict=True):
+                self._steps[number] = one._replace(steal=steal * length / whole)
 
     def _collected(self, until: float) -> float:
         """Return the seconds of the collections since the last backward."""

@@ -15,12 +15,13 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from perf_callbacks.core.stragglers import LEAST_SECONDS
+
 MOST_MOMENTS = 4096
 """Moments that are kept until they are read."""
 
-APART_SECONDS = 0.005
-"""Least time between two looks at the time without a CPU. One costs 6 us, and a wait that matters is longer than this:
-it is seen in its own step."""
+APART_SECONDS = LEAST_SECONDS
+"""Least time between two looks at the time without a CPU, as one costs 6 us. A loss that is told is no shorter."""
 
 
 class GradientMoments:

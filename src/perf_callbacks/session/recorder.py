@@ -109,7 +109,7 @@ class Recorder:
         self.reader = BatchReader(self.work.unknowns)
         self.tape, self.clock = self.engine.tape, clock
         """For whoever turns to a stage in every step: to write a mark and the time costs least."""
-        self._observer = GcObserver(_weakly(self.on_collection), clock)
+        self._observer = GcObserver(weakly(self.on_collection), clock)
         self.collect_calls = self._observer.calls
         self._at_exit = functools.partial(_at_exit, weakref.ref(self))
         self.active = True
@@ -348,7 +348,7 @@ class Recorder:
             steps.callback(self.tape.ignore)
             if self.ranks is not None:
                 steps.callback(self._asked, self.ranks.close)
-            for step in (self._journal.close, self._finish, self._observer.remove, self.patches.restore):
+            for step in (self._journal.close, self._finish, self.wait, self._observer.remove, self.patches.restore):
                 steps.callback(self._asked, step)
         self._abandon.detach()  # after an interrupt it stays, and does the rest when we are freed
 
@@ -359,7 +359,6 @@ class Recorder:
 
     def _finish(self) -> None:
         self._drain()
-        self.wait()
         self._summary = self.engine.stop(self.clock(), self.failure, self.proofs)
 
     def on_collection(self, pause: Pause) -> None:
@@ -372,8 +371,8 @@ class Recorder:
             self._observer.remove()
 
 
-def _weakly(method: Callable[P, object]) -> Callable[P, None]:
-    """A method, called as long as somebody else holds on to whose it is."""
+def weakly(method: Callable[P, object]) -> Callable[P, None]:
+    """Make a call of a method that goes on as long as somebody else holds on to whose it is."""
     reference = weakref.WeakMethod(method)
 
     def call(*args: P.args, **kwargs: P.kwargs) -> None:

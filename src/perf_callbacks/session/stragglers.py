@@ -25,7 +25,7 @@ from perf_callbacks.host.gradient_moments import GradientMoments
 from perf_callbacks.host.meshes import coordinates
 from perf_callbacks.host.watchdog import WATCHDOG
 from perf_callbacks.ranks.exchange import Exchange
-from perf_callbacks.session.recorder import Recorder, log
+from perf_callbacks.session.recorder import Recorder, log, weakly
 
 LAST_SECONDS = 0.5
 """Seconds that the end of a fit may wait on rank 0 for the other ranks' part of the last window."""
@@ -135,7 +135,7 @@ class RanksWatch(Observer):
             recorder.engine.intake.listen = self._local.read
         ranks.signals = self._signals
         recorder.engine.stragglers = self._found.fields
-        ranks.analyse(self._analyse)
+        ranks.analyse(weakly(self._analyse))  # its thread must not keep an abandoned fit alive
         recorder.wait = self._wait
 
     def _signals(self, steps: Columns) -> signals.Signals:
