@@ -298,6 +298,22 @@ class FailingStore:
         return call
 
 
+def test_rank_0_that_was_stopped_beyond_the_deadline_hears_of_the_others_a_moment_later():
+    """The store stops with the process that serves it: what the others write is there only after rank 0 has looked."""
+    job = Job()
+    job.step()
+    job.offer(0)
+    job.step(0)
+    job.now += 2 * rounds.DEADLINE_SECONDS
+    (pause,) = job.step(0)
+    assert job.latest[0] is None
+    assert pause == pytest.approx(leader.LATE_SECONDS)
+    job.step(1, 2)
+    job.now += pause
+    job.step(0)
+    assert job.latest[0] == job.whole(0)
+
+
 @pytest.fixture
 def failing(monkeypatch):
     """Rank `which` of a job has a store that fails at its n-th call."""
@@ -335,8 +351,9 @@ def test_a_store_that_fails_ends_the_exchange_and_nothing_else(failing, which, c
     if which == 0:
         assert job.latest == latest
     else:
-        job.now += rounds.DEADLINE_SECONDS
-        job.step(0)
+        for seconds in (rounds.DEADLINE_SECONDS, leader.LATE_SECONDS):
+            job.now += seconds
+            job.step(0)
         assert job.latest[:2] == [job.lacking(3, 1), latest[1]]
     assert job.step(which) == [None]
     before = stores[which].calls

@@ -34,6 +34,10 @@ BREATH_SECONDS = 0.0002
 MOST_READ, MOST_BYTES = 32, 400_000
 """Most notes, and bytes of signals in them, that are read at once."""
 
+LATE_SECONDS = 1.0
+"""Seconds after a deadline from which on this process must have been stopped, and with it the store that it serves.
+What the others tried to write meanwhile gets a moment to come in."""
+
 MOST_SHOWN = 8
 """Most missing ranks that the message names."""
 
@@ -57,6 +61,8 @@ class _Pending:
     """Work of the ranks that were heard of, by source: the rank under whose key it lies."""
     ranks: set[int] = field(default_factory=set)
     """These ranks."""
+    prolonged: bool = False
+    """True: the deadline was moved, since this process did nothing when it came."""
     read: dict[int, tuple[int, bytes]] = field(default_factory=dict)
     """Length and first bytes of the last note of each source: where they are the same, nothing was added."""
 
@@ -110,6 +116,9 @@ class Leader(Rounds):
             pending.take(OWN, [Bundle.of(part)])
             if self._relay is not None:
                 self._relay.open(part.window, b"", now, deadline)
+        for pending in self._pending.values():
+            if now > pending.deadline + LATE_SECONDS and not pending.prolonged:
+                pending.deadline, pending.prolonged = now + LATE_SECONDS, True
         for window in sorted(self._pending, reverse=True):  # a rank sends in order: what came late is found below
             if self._world_size <= MANY or now >= self._pending[window].look_at:
                 self._read(board, window, now)
