@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 BLOCK = 256
 """Steps of a turn: what the journal takes at once."""
 
-SETTLE = 96
-"""Steps at the start of a turn that don't count: switching costs, and a fit counts FLOPs until its step 85."""
+SETTLE = 320
+"""Steps at the start of a turn that don't count: switching costs, and a fit counts FLOPs until its step 304, and then
+in one step of 1,009."""
 
 TURN = SETTLE + BLOCK
 
