@@ -118,6 +118,24 @@ def test_the_time_without_a_cpu_of_several_steps_is_spread_over_them_by_their_le
     assert [step.steal for step in fit.of_steps()[1:]] == [0.1875, 0.1875, 0.375, 0.25]
 
 
+def test_steps_of_which_the_scheduler_says_nothing_are_not_kept_and_spoil_no_others():
+    fit, line = Trained(), b""
+    for read in (True, False, None, False, True):  # None: it says nothing
+        fit.back(1.0, delay=250_000_000)
+        line = fit.moments[-1][1] if read else line
+        fit.moments[-1] = fit.now, b"" if read is None else line
+        fit.end_step()
+    steal = [step.steal for step in fit.of_steps()]
+    assert math.isnan(steal[2])
+    assert [steal[1], *steal[3:]] == [0.0, 0.5, 0.5]
+    for _ in range(5):
+        fit.back(1.0)
+        fit.moments[-1] = fit.now, b""
+        fit.end_step()
+    fit.of_steps()
+    assert fit.times._unread == []
+
+
 @pytest.mark.parametrize("line", [b"", b"12", b"a b c"])
 def test_without_the_schedulers_word_the_time_without_a_cpu_is_unknown(line):
     fit = Trained()

@@ -105,11 +105,14 @@ class LocalTimes:
         self._released, self._delay = (ends[-1] if ends else math.nan), delay
         if shape.aside_after:
             self._released = math.nan
-        self._unread.append(number)
-        if line is not self._line:  # it was read
-            self._line, unread, self._unread = line, self._unread, []
-            if len(unread) > 1:
-                self._spread(unread)
+        if not line:  # nobody says
+            self._unread.clear()
+        elif line is self._line:
+            self._unread.append(number)
+        else:
+            unread, self._line, self._unread = self._unread, line, []
+            if unread:
+                self._spread([*unread, number])
 
     def _spread(self, numbers: Sequence[int]) -> None:
         """Spread the time without a CPU that was read in the last of some steps over all of them, by their length."""
@@ -117,7 +120,7 @@ class LocalTimes:
         found = {number: self._steps[number] for number in numbers if number in self._steps}
         lengths = [max(0.0, one.local) for one in found.values()]  # 0, where it is unknown
         whole = sum(lengths)
-        if whole > 0:
+        if whole > 0 and steal > 0:
             for (number, one), length in zip(found.items(), lengths, strict=True):
                 self._steps[number] = one._replace(steal=steal * length / whole)
 
