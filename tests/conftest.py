@@ -4,6 +4,7 @@ import atexit
 import gc
 import os
 import shutil
+import signal
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -18,6 +19,9 @@ from perf_callbacks.host.collector import COLLECTOR
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for subprocesses; threads that spin for a shared core cost minutes
 torch.set_num_threads(1)
+
+# A shell in which the suite runs in the background has interrupts ignored, and processes inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A peak that is measured is kept for all tests of this run, and for no other.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="perf_callbacks-tests-")
