@@ -1,7 +1,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Modules are compiled when they are first imported: most of an installation never is.
+# Modules are compiled when they are first imported: most of an installation never is. Images of containers tend to
+# forbid Python to keep what it has compiled, and then each process of a test compiles torch anew, for ten seconds.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL := install --quiet --disable-pip-version-check --no-compile
 # A file is tested in one process, so that what its tests share is made once.
 PARALLEL ?= -n logical --maxprocesses 4 --dist loadfile
@@ -9,7 +11,7 @@ TRANSFORMERS := tests/doors -k '(transformers or trainer or trl) and not lightni
 	--ignore tests/doors/test_ranks.py --ignore tests/doors/test_agreement.py
 LOWEST := $(addprefix tests/doors/test_,contract.py transformers.py lightning.py accelerate.py) -m 'not slow'
 
-.PHONY: help demo test test-all lint bench clean
+.PHONY: help demo test test-all lint lint-style lint-mypy lint-pyright bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -44,12 +46,19 @@ test-all: $(VENV)/ready .venv-transformers4/ready .venv-lowest/ready  ## the slo
 	.venv-lowest/bin/python -m pytest $(PARALLEL) $(LOWEST)
 
 lint: $(VENV)/ready  ## format, lint, types, import directions
+	$(MAKE) --jobs 2 lint-style lint-mypy lint-pyright
+
+lint-style:
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+
+lint-mypy:
 	$(BIN)/mypy
 	$(BIN)/mypy tests/typing/public.py
+
+lint-pyright:
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/lint-imports
 
 bench: $(VENV)/ready  ## what measuring costs, per step
 	$(BIN)/python benchmarks/overhead.py

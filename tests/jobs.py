@@ -1,23 +1,24 @@
 """Jobs of several ranks, each a process of its own that trains through a door; see `door_process`."""
 
 import json
-import os
 import re
-import socket
-import subprocess
-import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from door_process import Plan
+from forked import start
+from launching import free_port, rank_environ
 from tiny import records
 
-import perf_callbacks
 from perf_callbacks.core.records import Summary, Window
 
-TESTS = Path(__file__).parent
-PATHS = os.pathsep.join([str(Path(perf_callbacks.__file__).parents[1]), str(TESTS)])
+IMPORTS = {
+    "loop": ("torch._dynamo", "door_process", "perf_callbacks.loop"),
+    "accelerate": ("torch._dynamo", "door_process", "accelerated", "perf_callbacks.accelerate"),
+    "transformers": ("torch._dynamo", "door_process", "tiny", "perf_callbacks.transformers"),
+    "lightning": ("torch._dynamo", "door_process", "perf_callbacks.lightning"),
+}
 WINDOW = 5
 AGREE = 5.0
 PROMPT = 60.0
@@ -40,9 +41,7 @@ class Job:
     """Of some ranks: what they are told otherwise."""
 
     def __enter__(self):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self.directory.mkdir(exist_ok=True)
         self.plans = [
             Plan(
@@ -59,23 +58,19 @@ class Job:
 
     def _start(self, plan, port):
         environ = {
-            **os.environ,
-            "PYTHONPATH": PATHS,
-            "OMP_NUM_THREADS": "1",
             "ACCELERATE_USE_CPU": "true",
             "PERF_CALLBACKS_WINDOW": str(WINDOW),
-            "RANK": str(plan.rank),
-            "LOCAL_RANK": str(plan.rank),
-            "NODE_RANK": "0",
-            "WORLD_SIZE": str(plan.world_size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}),
+            **rank_environ(plan.rank, plan.world_size, port),
             **self.environ.get(plan.rank, {}),
         }
-        command = [sys.executable, str(TESTS / "door_process.py"), json.dumps(asdict(plan))]
-        with (self.directory / f"rank{plan.rank}.err").open("w") as errors:
-            return subprocess.Popen(command, cwd=self.directory, env=environ, stdout=subprocess.DEVNULL, stderr=errors)
+        return start(
+            "door_process.py",
+            json.dumps(asdict(plan)),
+            imports=IMPORTS[self.door],
+            environ=environ,
+            output=self.directory / f"rank{plan.rank}.out",
+            errors=self.directory / f"rank{plan.rank}.err",
+        )
 
     def __exit__(self, *_):
         for process in self.processes:

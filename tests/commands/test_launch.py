@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from launching import free_port
 
 from perf_callbacks.commands import main
 from perf_callbacks.commands.launch import RUN
@@ -229,10 +229,7 @@ def start(here):
 def test_two_ranks_get_the_settings_of_the_section(start, here):
     config = {"distributed_type": "MULTI_GPU", "num_processes": 2, "use_cpu": True}
     Path("acc.yaml").write_text(yaml.safe_dump(config) + SECTION)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = start("--main_process_port", str(port), "train.py", "a b")
+    process = start("--main_process_port", str(free_port()), "train.py", "a b")
     printed, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert sorted(printed.splitlines()) == [f"{rank} ['a b'] observe 20 window,gc,output_dir" for rank in (0, 1)]

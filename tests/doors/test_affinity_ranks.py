@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import PATHS, Job
+from jobs import Job
+from launching import program_environ
 from tiny import records
 from topologies import Topology
 
@@ -103,7 +104,7 @@ print(json.dumps(facts))
 def run(tmp_path, *command, **environ):
     done = subprocess.run(
         [*command, sys.executable, "-c", PROGRAM, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": PATHS, **environ},
+        env=program_environ(**environ),
         stdout=subprocess.PIPE,
         text=True,
         check=True,

@@ -1,22 +1,17 @@
 """Two ranks that train together: each counts what it does, and what all of them do is the sum."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from counted import counts, known
+from forked import start
+from launching import free_port, rank_environ
 from tiny import steps
 
-import perf_callbacks
 from perf_callbacks.core.records import Window
 from perf_callbacks.host.journal_file import read
 
 pytestmark = [pytest.mark.slow]
-TESTS = Path(__file__).parents[1]
 RANKS = (0, 1)
 WINDOW = 5
 
@@ -36,37 +31,27 @@ def job(tmp_path_factory):
 
 
 def train(directory, kind):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environ = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(Path(perf_callbacks.__file__).parents[1]), str(TESTS)]),
-        "PERF_CALLBACKS_WINDOW": str(WINDOW),
-        "OMP_NUM_THREADS": "1",
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}),
-    }
-    command = [sys.executable, str(TESTS / "counted_rank.py"), str(directory), kind]
+    port = free_port()
+    outputs = [directory / f"output{rank}" for rank in RANKS]
     ranks = [
-        subprocess.Popen(
-            command,
-            env={**environ, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+        start(
+            "counted_rank.py",
+            str(directory),
+            kind,
+            imports=("torch._dynamo", "counted_rank"),
+            environ={"PERF_CALLBACKS_WINDOW": str(WINDOW), **rank_environ(rank, 2, port)},
+            output=output,
+            errors=output,
         )
-        for rank in RANKS
+        for rank, output in zip(RANKS, outputs, strict=True)
     ]
     try:
-        said = [rank.communicate(timeout=280)[0] for rank in ranks]
+        status = [rank.wait(280) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-            rank.wait()
-    assert [rank.returncode for rank in ranks] == [0, 0], said
+    said = [output.read_text() for output in outputs]
+    assert status == [0, 0], said
     assert not [text for text in said if "stopped measuring" in text], said
 
 

@@ -1,12 +1,8 @@
 """Two ranks of a Lightning trainer: each measures itself, rank 0 logs."""
 
-import os
-import signal
-import subprocess
-import sys
-
 import pytest
 import sparks
+from launching import python
 from tiny import records, steps
 
 from perf_callbacks.core.records import Row, Run, Summary
@@ -51,26 +47,6 @@ if __name__ == "__main__":
     sys.stdout.flush()
     os._exit(0)  # gloo's threads at times abort the interpreter's own way out
 """
-
-
-def python(*arguments):
-    """Another interpreter, which ends before its test does, its children included."""
-    inherited = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, *map(str, arguments)],
-        env=os.environ | inherited,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=280)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-    return process.returncode, output
 
 
 LAUNCHERS = {

@@ -1,15 +1,12 @@
 """A model that two ranks share: they go through the same samples, which count once."""
 
-import os
-import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from launching import free_port, program_environ, rank_environ
 from tiny import records
 
-import perf_callbacks
 from perf_callbacks.core.records import Window
 
 RANK = """
@@ -44,14 +41,12 @@ dist.destroy_process_group()
 @pytest.mark.slow
 @pytest.mark.parametrize(("names", "per_step"), [("tp", 4), ("", None)], ids=["named", "ambiguous"])
 def test_samples_of_ranks_that_share_a_model_count_once(tmp_path, names, per_step):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    environ |= {"PYTHONPATH": str(Path(perf_callbacks.__file__).parents[1])}
+    port = free_port()
     ranks = [
-        subprocess.Popen([sys.executable, "-c", RANK, str(tmp_path), names], env=os.environ | environ | {"RANK": rank})
-        for rank in "01"
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(tmp_path), names], env=program_environ(**rank_environ(rank, 2, port))
+        )
+        for rank in range(2)
     ]
     try:
         assert [rank.wait(120) for rank in ranks] == [0, 0]

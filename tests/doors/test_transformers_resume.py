@@ -1,13 +1,11 @@
 """What goes on from one attempt to the next, with real checkpoints."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 
 import pytest
 import tiny
+from launching import python
 from transformers import Trainer, TrainerCallback
 
 from perf_callbacks.core.codec import attempts
@@ -126,26 +124,6 @@ def test_a_torn_line_costs_only_itself(tmp_path):
     fit(tmp_path, PerfCallback(), until=6)
     assert [(run.attempt, run.step) for run in opened(tmp_path)] == [(1, 0), (2, 4)]
     assert [step["step"] for step in tiny.steps(tmp_path)] == [5, 6]
-
-
-def python(*arguments, **environment):
-    """Another interpreter, which gets a minute and no more, its children included."""
-    inherited = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, *map(str, arguments)],
-        env=os.environ | inherited | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=280)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-    return process.returncode, output
 
 
 KILLED = """

@@ -3,26 +3,22 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
+from forked import start
+from launching import TESTS, free_port, program_environ
 from rank_process import Plan, samples
-
-import perf_callbacks
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="processes can't be stopped on this system"),
 ]
 
-TESTS = Path(__file__).parents[1]
-PATHS = [str(Path(perf_callbacks.__file__).parents[1]), str(TESTS)]
 PROMPT = 60.0
 """Seconds within which a process that may end has ended, on a busy machine."""
 NO_WAIT = 4.0
@@ -37,16 +33,13 @@ class Processes:
         self.processes = []
 
     def start(self, world_size, *changes, **plan):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS), "OMP_NUM_THREADS": "1"}
+        port = free_port()
         for rank in range(world_size):
             own = dict(changes).get(rank, {})
             chosen = Plan(directory=str(self.directory), port=port, rank=rank, world_size=world_size, **{**plan, **own})
-            with (self.directory / f"rank{rank}.err").open("w") as errors:
-                command = [sys.executable, str(TESTS / "rank_process.py"), json.dumps(asdict(chosen))]
-                self.processes.append(subprocess.Popen(command, env=environ, stdout=errors, stderr=errors))
+            errors = self.directory / f"rank{rank}.err"
+            options = {"imports": ("rank_process",), "environ": {}, "output": errors, "errors": errors}
+            self.processes.append(start("rank_process.py", json.dumps(asdict(chosen)), **options))
         self.until(lambda: all(self.facts(rank).get("step") for rank in range(world_size)))
 
     def facts(self, rank):
@@ -292,7 +285,7 @@ def test_ranks_that_an_elastic_launcher_restarts_exchange_windows_of_their_own(t
     plan = Plan(directory=str(tmp_path), port=None, **chosen)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [*launcher, "--max-restarts=1", "--monitor-interval=0.1", str(TESTS / "rank_process.py")]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    environ = program_environ(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
     with (tmp_path / "errors").open("w") as errors:
         launched = subprocess.Popen(
             [*command, json.dumps(asdict(plan))], env=environ, stdout=errors, stderr=errors, start_new_session=True
