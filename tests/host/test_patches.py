@@ -1,5 +1,7 @@
 """What is changed is put back as found."""
 
+import itertools
+
 import pytest
 
 from perf_callbacks.host.patches import Patches
@@ -50,6 +52,17 @@ def test_changes_on_changes_are_undone_last_first():
     assert owner.method() == ["method", *["wrapped"] * 3]
     patches.restore()
     assert vars(owner) == {}
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
+def test_fits_that_overlap_leave_all_as_found_in_whatever_order_they_end(order):
+    owner, fits = Base(), [Patches() for _ in range(3)]
+    for patches in fits:
+        patches.replace(owner, "method", wrapped)
+    for place, ends in enumerate(order, 1):
+        fits[ends].restore()
+        assert owner.method()[0] == "method"
+        assert bool(vars(owner)) == (place < len(order))
 
 
 def test_what_somebody_put_on_top_of_ours_is_left_to_them():

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import weakref
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
@@ -9,12 +10,38 @@ from typing import Any
 _ABSENT = object()
 
 
-class Patches:
-    """Changes that are undone in reverse order.
+class Replacement:
+    """An attribute that was replaced, until it is put back.
 
-    If other code replaced an attribute on top of ours, its replacement stays. Ours beneath it still works, since every
-    replacement passes its call on.
+    If other code replaced it on top of ours, its replacement stays. Ours beneath it still works, since every
+    replacement passes its call on. If another fit of ours did, that fit puts back what was there before both.
     """
+
+    def __init__(self, owner: Any, name: str, after: object) -> None:
+        self._owner, self._name, self._after = owner, name, after
+        self.before = vars(owner).get(name, _ABSENT)
+        setattr(owner, name, after)
+        _REPLACEMENTS.append(weakref.ref(self, _REPLACEMENTS.remove))
+
+    def put_back(self) -> None:
+        """Undo the replacement."""
+        owner, name = self._owner, self._name
+        if vars(owner).get(name, _ABSENT) is not self._after:
+            for later in [reference() for reference in _REPLACEMENTS[:]]:
+                if later is not None and later.before is self._after:
+                    later.before = self.before
+        elif self.before is _ABSENT:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, self.before)
+
+
+_REPLACEMENTS: list[weakref.ref[Replacement]] = []
+"""All that may yet be put back, by the fits of all threads."""
+
+
+class Patches:
+    """Changes that are undone in reverse order."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], object]] = []
@@ -28,10 +55,7 @@ class Patches:
         current = getattr(owner, name, None)
         if current is None:
             return
-        before = vars(owner).get(name, _ABSENT)
-        after = make(current)
-        setattr(owner, name, after)
-        self.add(functools.partial(_put_back, owner, name, before, after))
+        self.add(Replacement(owner, name, make(current)).put_back)
 
     def method(self, owner: Any, name: str, make: Callable[[Any], Callable[..., object]]) -> None:
         """Replace a method by `make(its function)`: torch's schedulers need `optimizer.step.__func__`.
@@ -65,12 +89,3 @@ def _unbound(current: Any, owner: Any) -> Callable[..., object]:
 
     del call.__wrapped__  # its signature has no `self` to remove
     return call
-
-
-def _put_back(owner: Any, name: str, before: object, after: object) -> None:
-    if vars(owner).get(name, _ABSENT) is not after:
-        return
-    if before is _ABSENT:
-        delattr(owner, name)
-    else:
-        setattr(owner, name, before)
