@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from jobs import PATHS
+from launching import PATHS
 from tiny import unwrapped
 
 from perf_callbacks.checklist.gc_item import Garbage
