@@ -40,7 +40,8 @@ demo: $(VENV)/demo-ready  ## a real small training run on this machine, with liv
 test: $(VENV)/ready  ## what a contributor runs
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow' $(COVERAGE)
 
-test-all: $(VENV)/ready .venv-transformers4/ready .venv-lowest/ready  ## the slow tests too, the wheel, and older frameworks
+test-all: $(VENV)/ready  ## the slow tests too, the wheel, and older frameworks
+	$(MAKE) --jobs 2 .venv-transformers4/ready .venv-lowest/ready
 	$(BIN)/python -m pytest $(PARALLEL) -m slow
 	.venv-transformers4/bin/python -m pytest $(PARALLEL) $(TRANSFORMERS)
 	.venv-lowest/bin/python -m pytest $(PARALLEL) $(LOWEST)
