@@ -4,13 +4,11 @@ import copy
 import functools
 import gc
 import inspect
-import os
 import pickle
-import signal
-import subprocess
 import sys
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +16,7 @@ from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard
 from accelerate.utils import DataLoaderConfiguration
 from accelerated import an_accelerator, evaluate, prepared, rows_of_tokens, train
+from launching import python
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny import Tokens, llama, records, steps, unwrapped
 from torch import nn
@@ -541,27 +540,13 @@ accelerator.end_training()
 
 
 @pytest.mark.slow
-def test_each_of_two_ranks_has_a_journal_and_the_first_logs(tmp_path):
-    (tmp_path / "train.py").write_text(RANK)
-    environ = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    if sys.platform == "linux":
-        environ |= {"GLOO_SOCKET_IFNAME": "lo"}
-    launcher = subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "train.py"],
-        cwd=tmp_path,
-        env=environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        printed, _ = launcher.communicate(timeout=280)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(launcher.pid, signal.SIGKILL)
-        launcher.wait()
-    assert launcher.returncode == 0, printed
+def test_each_of_two_ranks_has_a_journal_and_the_first_logs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(RANK)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2]
+    local = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+    status, printed = python(*torchrun, "train.py", ACCELERATE_USE_CPU="true", **local)
+    assert status == 0, printed
     # 13 batches between two ranks: the shorter one gets rows of the first batch once more
     rows = [line.split() for line in printed.splitlines() if line[:2].strip().isdigit()]
     assert [row[0] for row in rows] == ["2", "4", "6", "7"]
