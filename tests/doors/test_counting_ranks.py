@@ -50,6 +50,7 @@ def train(directory, kind):
     finally:
         for rank in ranks:
             rank.kill()
+            rank.wait()
     said = [output.read_text() for output in outputs]
     assert status == [0, 0], said
     assert not [text for text in said if "stopped measuring" in text], said

@@ -53,6 +53,7 @@ def test_samples_of_ranks_that_share_a_model_count_once(tmp_path, names, per_ste
     finally:
         for rank in ranks:
             rank.kill()
+            rank.wait()
     windows = records(tmp_path, Window)
     assert windows
     assert {window.samples and window.samples / window.steps for window in windows} == {per_step}
