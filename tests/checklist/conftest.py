@@ -15,4 +15,4 @@ def _frozen_as_found():
 @pytest.fixture(autouse=True)
 def looks_are_never_too_often(monkeypatch):
     """The steps of these tests follow each other faster than any training's."""
-    monkeypatch.setattr("perf_callbacks.checklist.growth.OFTEN_SECONDS", 0)
+    monkeypatch.setattr("perf_callbacks.checklist.growth.LOOK_SECONDS", 0)

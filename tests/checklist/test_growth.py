@@ -184,13 +184,35 @@ def test_who_collects_by_itself_has_no_interval_to_agree_on(fake, begin):
     assert go(upkeep, fake, 300, first=111) == []
 
 
-def test_short_steps_are_looked_at_more_rarely(monkeypatch):
-    monkeypatch.setattr(growth, "OFTEN_SECONDS", 0.02)
-    now = iter([0.0, 0.1, 0.11, 0.2])
-    monkeypatch.setattr(growth.time, "perf_counter", lambda: next(now))
-    looks = growth.Growth(dict, 1, lambda _: 0)
-    found = []
-    for step in range(4):
-        looks.relieve(step)
-        found.append(looks.too_often)
-    assert found == [False, False, True, False]
+@pytest.mark.parametrize(
+    ("seconds", "looks"),
+    [
+        (0.001, [3, 4, 6, 10, 18, 34, 66, 100, 198, 200]),  # as rarely as it collects
+        (0.01, [3, 4, 6, 10, 18, 34, 59, 84, 100, 125, 150, 175, 200]),
+        (1.0, [3, 4, 6, 10, *range(18, 99, 10), 100, *range(110, 201, 10)]),
+    ],
+)
+def test_short_steps_are_looked_at_more_rarely(fake, begin, monkeypatch, seconds, looks):
+    monkeypatch.setattr(growth, "LOOK_SECONDS", 0.25)
+    now = 0.0
+    monkeypatch.setattr(growth.time, "perf_counter", lambda: now)
+    upkeep, found = begin(gc_interval=100), []
+    for step in range(1, 201):
+        now += seconds
+        if step >= upkeep.due:
+            upkeep.step_ended(step)
+            found.append(step)
+    assert found == [2, *looks]
+
+
+def test_looks_become_frequent_again_when_steps_become_longer(fake, begin, monkeypatch):
+    monkeypatch.setattr(growth, "LOOK_SECONDS", 0.25)
+    now = 0.0
+    monkeypatch.setattr(growth.time, "perf_counter", lambda: now)
+    upkeep, found = begin(gc_interval=100), []
+    for step in range(1, 331):
+        now += 0.001 if step <= 120 else 1.0
+        if step >= upkeep.due:
+            upkeep.step_ended(step)
+            found.append(step)
+    assert [step for step in found if step > 100] == [198, 200, *range(210, 331, 10)]

@@ -190,6 +190,7 @@ def test_a_fit_that_is_measured_has_its_checklist_until_it_closes(monkeypatch):
     assert [row.item for row in rows] == ["gc", "loaders", "affinity"]
     assert recorder.observers.due == 2
     recorder.observers.step_ended(2)
+    recorder.observers.step_began()
     assert (fake.automatic, recorder.observers.due) == (False, 3)
     assert recorder.marks == []
     recorder.observers.step_ended(1000)
@@ -212,6 +213,7 @@ def test_an_item_is_tried_where_all_can_find_out_together_what_it_buys(monkeypat
     assert (journal, recorder.observers.due) == (list(rows), 102)
     assert rows[0].why == "done and left in turns of 32 steps until step 1,126, to prove what it buys"
     recorder.observers.step_ended(102)
+    recorder.observers.step_began()
     assert (fake.automatic, recorder.observers.due) == (True, 134)
     recorder.observers.step_ended(134)
     assert not fake.automatic

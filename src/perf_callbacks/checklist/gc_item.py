@@ -310,7 +310,7 @@ class Collecting(Applied):
 
     def _look_again(self, step: int) -> None:
         """Check again: garbage that grows fast shows soon after the beginning. Short steps are checked more rarely."""
-        apart = max(1, self._interval // 2) if self._growth.too_often else self._apart
+        apart = max(self._apart, self._growth.patience(step))
         self._due = step + min(apart, max(1, step - self._first), self._interval - step % self._interval)
 
     def _tell_of(self, relief: Relief) -> None:

@@ -18,8 +18,8 @@ LEAST_GROWTH = 256_000_000
 """…if it is at least as many bytes."""
 
 
-OFTEN_SECONDS = 0.02
-"""Looks that are closer together than this are too many."""
+LOOK_SECONDS = 0.25
+"""Looks are at least this far apart, once a fit is under way: closer ones cost more than they can tell."""
 
 
 class Relief(NamedTuple):
@@ -36,9 +36,7 @@ class Growth:
     def __init__(self, memory: Callable[[], Mapping[str, int]], young: int, collect: Callable[[int], int]) -> None:
         self._memory, self._young, self._collect = memory, young, collect
         self._base: Mapping[str, int] = {}
-        self._looked_at = -math.inf
-        self.too_often = False
-        """The last two looks followed each other so closely that they cost more than they can tell."""
+        self._looked_at = 0, -math.inf
 
     def begin(self) -> None:
         """Take the memory in use now as the normal amount."""
@@ -46,8 +44,6 @@ class Growth:
 
     def relieve(self, step: int) -> Relief | None:
         """Collect after a step if necessary. None: it was not."""
-        now = time.perf_counter()
-        self.too_often, self._looked_at = now - self._looked_at < OFTEN_SECONDS, now
         young = gc.get_count()[0]
         if young > MOST_YOUNG:
             return Relief(f"{young:,} new objects after step {step}", 2 * self._collect(self._young) > young)
@@ -60,6 +56,11 @@ class Growth:
         helped = any(used[kind] - after.get(kind, 0) > (used[kind] - self._base[kind]) / 2 for kind in grown)
         self._base = {**self._base, **{kind: after[kind] for kind in grown if kind in after}}
         return Relief(f"{grown[0]} memory {used[grown[0]] / 1e6:,.0f} MB after step {step}", helped)
+
+    def patience(self, step: int) -> int:
+        """Return how many steps may pass until the next look, going by the steps since the last call."""
+        (before, then), self._looked_at = self._looked_at, (step, time.perf_counter())
+        return math.ceil(LOOK_SECONDS * (step - before) / max(self._looked_at[1] - then, 1e-9))
 
 
 def _grown(before: int, now: int) -> bool:

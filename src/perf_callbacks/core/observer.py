@@ -110,11 +110,10 @@ class Observers:
         return {name: least for observer in self._all for name, least in observer.asks.items()}
 
     def step_ended(self, step: int) -> None:
-        """Tell those that are due that a step is about to end."""
+        """Tell those that are due that a step is about to end. Who is due next is found out when the next one begins."""
         for observer in self._of["step_ended"]:
             if step >= observer.due:
                 observer.step_ended(step)
-        self.look_ahead()
 
     def step_began(self) -> None:
         """Tell that the next step has begun."""
