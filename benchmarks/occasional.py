@@ -27,38 +27,53 @@ from network import ROWS_EVERY, Classifier, Rows
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.core.engine import Engine
+from perf_callbacks.core.observer import Observers
 
 DOORS = ("loop", "transformers", "lightning")
 
 
-def timed(found, owner, name, told):
-    """Time each call of a method."""
-    inner = getattr(owner, name)
+class Stopwatch:
+    """Seconds of each piece of work, by its kind, without the pieces of other kinds within it."""
 
-    @functools.wraps(inner)
-    def call(*args, **kwargs):
-        start = time.perf_counter()
-        try:
-            return inner(*args, **kwargs)
-        finally:
-            found[told].append(time.perf_counter() - start)
+    def __init__(self):
+        self.found = defaultdict(list)
+        self._within = [0.0]
+        self._began = []
 
-    setattr(owner, name, call)
+    def start(self):
+        self._within.append(0.0)
+        self._began.append(time.perf_counter())
 
+    def stop(self, kind):
+        seconds = time.perf_counter() - self._began.pop()
+        self.found[kind].append(seconds - self._within.pop())
+        self._within[-1] += seconds
 
-def collections(found):
-    """Time each garbage collection that isn't automatic."""
-    began = 0.0
+    def calls(self, owner, name, kind):
+        """Time each call of a method."""
+        inner = getattr(owner, name)
 
-    def heard(phase, info):
-        nonlocal began
-        if phase == "start":
-            began = time.perf_counter()
-        elif not gc.get_threshold()[0]:
-            kind = "a full collection" if info["generation"] == 2 else "a young collection"
-            found[kind].append(time.perf_counter() - began)
+        @functools.wraps(inner)
+        def call(*args, **kwargs):
+            self.start()
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                self.stop(kind)
 
-    gc.callbacks.append(heard)
+        setattr(owner, name, call)
+
+    def collections(self):
+        """Time each garbage collection that isn't automatic."""
+
+        def heard(phase, info):
+            if not gc.get_threshold()[0]:
+                if phase == "start":
+                    self.start()
+                else:
+                    self.stop("a full collection" if info["generation"] == 2 else "a young collection")
+
+        gc.callbacks.append(heard)
 
 
 def loop(steps, config):
@@ -104,16 +119,18 @@ def lightning(steps, config):
 
 def measured(door, steps):
     """Seconds of each piece of work, by its kind."""
-    found = defaultdict(list)
-    timed(found, Engine, "flush", "256 steps, or those of a second")
-    timed(found, Engine, "row", "a row")
+    watch = Stopwatch()
+    watch.calls(Engine, "flush", "256 steps, or those of a second")
+    watch.calls(Engine, "row", "a row")
+    watch.calls(Observers, "step_ended", "other work at the end of a step")
+    watch.calls(Observers, "step_began", "work at the beginning of one")
     if door == "lightning":
         loggers = importlib.import_module("lightning.pytorch.loggers")
-        timed(found, loggers.CSVLogger, "log_metrics", "a row in Lightning's CSVLogger")
-    collections(found)
+        watch.calls(loggers.CSVLogger, "log_metrics", "a row in Lightning's CSVLogger")
+    watch.collections()
     with tempfile.TemporaryDirectory() as directory:
         globals()[door](steps, PerfConfig(output_dir=directory))
-    return found
+    return watch.found
 
 
 def main():

@@ -5,7 +5,7 @@ from perf_callbacks.core.shaped_work import ShapedWork
 LOOK_STEPS = 50
 """A count is used for no more steps than this without a look…"""
 
-LOOK_SECONDS = 0.05
+LOOK_SECONDS = 0.25
 """…and for about as long as this, where that is fewer steps…"""
 
 LEAST_STEPS = 5

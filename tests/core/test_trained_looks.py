@@ -1,0 +1,26 @@
+"""How often it is looked which parameters are trained."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from perf_callbacks.core.trained_looks import TrainedLooks
+
+
+@pytest.mark.parametrize(
+    ("seconds", "apart"), [(1e-4, 50), (0.004, 50), (0.01, 25), (0.02, 12), (0.05, 5), (1.0, 5), (0.0, 50)]
+)
+def test_looks_are_a_quarter_of_a_second_apart_but_neither_frequent_nor_rare_in_steps(seconds, apart):
+    looked = []
+    looks = TrainedLooks(SimpleNamespace(look=looked.append, unsure=False))
+    looks.begin(100, 7.0)
+    assert looks.after(100) == 105
+    assert not looks.look(105, 7.0 + 5 * seconds)
+    assert looks.after(105) == 105 + apart
+    assert looked == [105]
+
+
+def test_what_changed_is_told():
+    looks = TrainedLooks(SimpleNamespace(look=lambda step: None, unsure=True))
+    looks.begin(0, 0.0)
+    assert looks.look(5, 1.0)
