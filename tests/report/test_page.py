@@ -68,6 +68,21 @@ def test_each_chart_has_a_text_and_columns_of_one_length():
     assert [chart["title"] for chart in found["use"]] == ["Load", "Memory"]
 
 
+@pytest.mark.parametrize(
+    ("peak", "text", "shares"),
+    [
+        (4000.0, "MFU) 40.0%, computed again 10.0%, unused 50.0%.", [0.4, 0.1, 0.5]),
+        (1000.0, "MFU) 160.0%, computed again 40.0%, unused 0.0%.", [0.8, 0.2, 0.0]),  # of a peak that is too low
+    ],
+)
+def test_the_peak_is_divided_into_what_was_used_and_what_was_not(peak, text, shares):
+    found = content(
+        [Entry(0.0, record) for record in (a_run(), COUNT, steps(1, 20), a_summary(peak_flops_per_second=peak))]
+    )
+    assert found["peak"]["text"].partition("(")[2] == text
+    assert [part["share"] for part in found["peak"]["parts"]] == shares
+
+
 def test_what_happened_is_marked_in_lanes():
     restarted = [*a_fit(0, summary=False), *a_fit(0, attempt=2, step=15)]
     found = content(restarted)["marks"]
