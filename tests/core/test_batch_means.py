@@ -1,5 +1,6 @@
 """Intervals for steps that depend on each other: how often they hold the truth."""
 
+import itertools
 import math
 import random
 
@@ -75,6 +76,18 @@ def test_a_slow_phase_of_the_machine_changes_no_quick_step():
     found = change(quick(times), quick(slowed))
     assert found.low <= 0 <= found.high
     assert abs(found.change) < 0.01
+
+
+@pytest.mark.parametrize("length", [120, 125, 640])
+def test_the_error_of_a_quick_step_is_the_jackknifes(length):
+    times, ends = a_run(3, length=length), [length * number // 6 for number in range(7)]
+    kept = [sorted(times[:start] + times[stop:]) for start, stop in itertools.pairwise(ends)]
+    logs = [math.log(one[int(0.05 * len(one))]) for one in kept]
+    mean = sum(logs) / 6
+    found = quick(times)
+    assert found.value == sorted(times)[int(0.05 * length)]
+    assert found.error == pytest.approx(math.sqrt(5 / 6 * sum([(log - mean) ** 2 for log in logs])))
+    assert (found.error > 0, found.batches) == (True, 6)
 
 
 @pytest.mark.parametrize("times", [[], [1.0] * 119, [0.0] * 200])
