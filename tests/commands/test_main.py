@@ -1,0 +1,42 @@
+"""The command line itself, whichever command it names."""
+
+import pytest
+
+from perf_callbacks.commands import COMMANDS, main
+from perf_callbacks.version import __version__
+
+
+def exits(capsys, *words):
+    """The exit status, and what was printed."""
+    try:
+        status = main(words)
+    except SystemExit as ended:
+        status = ended.code
+    printed = capsys.readouterr()
+    return status, printed.out, printed.err
+
+
+def test_the_version(capsys):
+    assert exits(capsys, "--version") == (0, f"perf_callbacks {__version__}\n", "")
+
+
+def test_the_help_tells_of_each_command(capsys):
+    status, told, complaint = exits(capsys, "--help")
+    lines = told.split("commands:")[1].split("\n    ")
+    assert (status, complaint) == (0, "")
+    assert {line.split()[0] for line in lines[1:] if line[0] != " "} == {command.NAME for command in COMMANDS}
+    assert all(" ".join(command.SUMMARY.split()) in " ".join(told.split()) for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.NAME)
+def test_each_command_has_a_help_that_says_what_it_does(capsys, command):
+    status, told, complaint = exits(capsys, command.NAME, "--help")
+    assert (status, complaint) == (0, "")
+    assert " ".join(command.SUMMARY.split()) in " ".join(told.split())
+
+
+@pytest.mark.parametrize("words", [(), ("nothing",), ("statu",), ("--vers",)])
+def test_what_is_no_command_is_refused(capsys, words):
+    status, told, complaint = exits(capsys, *words)
+    assert (status, told) == (2, "")
+    assert complaint.startswith("usage: perf-callbacks ")
