@@ -451,3 +451,15 @@ def test_a_job_without_the_directory_of_its_machine_goes_on(nodes, tmp_path):
     job.offer(0)
     job.end()
     assert (tmp_path / "node0").read_text() == "a file"
+
+
+def test_rank_0_of_many_passes_on_soon_what_its_machine_did(tmp_path):
+    """Its own looks at the store may wait longer."""
+    job = Job(world_size=rounds.MANY + 8, nodes=lambda rank: Node(range(8), rank, tmp_path) if rank < 8 else None)
+    job.step(0)
+    job.offer(0, 0)
+    found = []
+    for now in (0.0, 0.25, 0.75, 1.5, 3.0):
+        job.now = 1000.0 + now
+        found += job.step(0)
+    assert found == [0.5, 0.5, 0.25, 1.5, node.LOOK_SECONDS]

@@ -83,6 +83,18 @@ def test_the_peak_is_divided_into_what_was_used_and_what_was_not(peak, text, sha
     assert [part["share"] for part in found["peak"]["parts"]] == shares
 
 
+def test_the_wall_time_is_divided_however_short_it_was():
+    def account(**seconds):
+        return content([Entry(0.0, record) for record in (a_run(), steps(1, 2), a_summary(wall_seconds=seconds))])[
+            "account"
+        ]
+
+    found = account(startup=0.1, first_step=0.0, steps=0.3)
+    assert found["text"] == "400 ms in all, on rank 0: startup 100 ms, steps 300 ms."
+    assert [part["share"] for part in found["parts"]] == [0.25, 0.75]
+    assert account() is account(steps=0.0) is None
+
+
 def test_what_happened_is_marked_in_lanes():
     restarted = [*a_fit(0, summary=False), *a_fit(0, attempt=2, step=15)]
     found = content(restarted)["marks"]
