@@ -231,3 +231,13 @@ def test_marking_a_stage_again_takes_no_event():
 def test_a_device_without_a_clock_of_its_own_has_no_timeline(kind):
     assert device.timeline(torch.device(kind)) is None
     assert device.name(torch.device(kind)) == kind
+
+
+def test_the_longest_step_so_far_is_as_the_stream_saw_it_and_not_one_at_the_beginning(fit):
+    for seconds, reason in ((9.0, "first"), (0.5, None), (2.0, None), (1.0, None)):
+        if reason:
+            fit.engine.exclude(reason)
+        fit.step(forward=seconds)
+    assert (fit.engine.collect(), fit.engine.intake.longest_step) == (False, 0.0)
+    fit.stream.run()
+    assert (fit.engine.collect(), fit.engine.intake.longest_step) == (True, 2.0)
