@@ -363,3 +363,40 @@ def test_a_sort_of_work_that_only_some_shapes_have_is_not_scaled():
 )
 def test_the_extent_of_a_batch_is_that_of_its_token_ids_or_of_its_first_tensor(shape, expected):
     assert extent(shape) == expected
+
+
+def other_calls(shaped):
+    assert shaped.of([ids(2, 8)], Calls(2, 1)) is None
+
+
+def other_shape(shaped):
+    assert shaped.of([images(2)], Calls(1, 1)) is None
+
+
+def unread(shaped):
+    assert shaped.of([()], Calls(1, 1)) is None
+
+
+def other_parameters(shaped):
+    trained = [(True,)]
+    shaped.trained = lambda: trained[0]
+    shaped.look(4)
+    trained[0] = (False,)
+    shaped.look(5)
+    assert shaped.of([ids(2, 8)], Calls(1, 1), 5) is None
+
+
+@pytest.mark.parametrize(
+    ("unknown", "cause"),
+    [
+        (other_calls, "the model runs forward and backward in ways that were not counted"),
+        (other_shape, "batches of 1 shape have a size that was not counted and doesn't scale"),
+        (unread, "the shapes of its batches can't be read"),
+        (other_parameters, "in some steps other parameters were trained than before"),
+    ],
+)
+def test_it_is_told_why_a_step_is_not_known(unknown, cause):
+    shaped = learned(transformer, ids, (2, 8))
+    shaped.wanted = True
+    unknown(shaped)
+    assert shaped.summary(4, 3, {})["flops_unknown"] == f"known for 3 of 4 steps: {cause}"

@@ -54,6 +54,8 @@ class Unknowns:
         cause = max(self._causes, key=self._causes.__getitem__, default=_LATER)
         if cause != _SHAPES:
             return cause
+        if len(self._shapes) == 1:
+            return "batches of 1 shape have a size that was not counted and doesn't scale"
         more = "or more " if len(self._shapes) == _MOST else ""
         return f"batches of {len(self._shapes):,} {more}shapes have sizes that were not counted and don't scale"
 
