@@ -4,9 +4,10 @@ Within one process and one training run, variants take turns of 576 steps, of wh
 counted in a few steps before these, and later in one of 1,009. Variants are nothing again (the A/A control), an empty
 callback, ours, others, and nothing before and after each of them. A block's figures are its quiet step (the 10th
 percentile by the clock, which other work on the machine disturbs least), and its mean step in CPU time, in which what
-is done every 256 steps is seen too; both are compared with the mean of the blocks of nothing around it. Printed are
-medians of the differences with 95 % bootstrap intervals. Each block of ours is a fit of its own, begun and ended
-outside of what is timed.
+is done every 256 steps is seen too; both are compared with the mean of the blocks of nothing around it. Blocks with a
+full garbage collection are left out, whoever asked for it (`occasional.py` tells what ours takes). Printed are medians
+of the differences with 95 % bootstrap intervals. Each block of ours is a fit of its own, begun and ended outside of
+what is timed.
 
 Others take part where they are installed (see `peers.py`), each door in a process of its own. Lightning's
 ThroughputMonitor always does, and Megatron's timers, re-stated here: three of them, started and stopped around forward,

@@ -1,5 +1,6 @@
 """Variants that take turns within one process: what each adds to a step, with an interval."""
 
+import gc
 import itertools
 import random
 import statistics
@@ -22,19 +23,25 @@ class Turns:
     """Told of the end of every step, it times blocks of them and switches from one variant to the next.
 
     A variant is what switches it on and what switches it off. The first one is what the others are compared with: it
-    has its turn before and after each of them.
+    has its turn before and after each of them. Turns in which garbage is collected fully are left out, whoever asked
+    for that: it takes as long as a hundred steps.
     """
 
     def __init__(self, variants: Mapping[str, tuple[Switch, Switch]], cycles: int) -> None:
         self.variants = variants
         self.base, *self.others = variants
-        self.blocks: list[tuple[str, tuple[float, float]]] = []
+        self.blocks: list[tuple[str, tuple[float, float] | None]] = []
         self.cycle = [name for other in self.others for name in (self.base, other)]
         self.cycles = cycles
         self._order = itertools.cycle(self.cycle)
         self._now = next(self._order)
         self._times: list[float] = []
         self._cpu = 0.0
+        self._collected = False
+        gc.callbacks.append(self._hear)
+
+    def _hear(self, _phase: str, info: dict[str, int]) -> None:
+        self._collected |= info["generation"] == 2
 
     @property
     def steps(self) -> int:
@@ -45,11 +52,11 @@ class Turns:
         """A step is done."""
         self._times.append(time.perf_counter())
         if len(self._times) == SETTLE:
-            self._cpu = time.process_time()
+            self._collected, self._cpu = False, time.process_time()
         elif len(self._times) == TURN:
             cpu = (time.process_time() - self._cpu) / BLOCK
             steps = [end - start for start, end in itertools.pairwise(self._times[SETTLE - 1 :])]
-            self.blocks.append((self._now, (sorted(steps)[len(steps) // 10], cpu)))
+            self.blocks.append((self._now, None if self._collected else (sorted(steps)[len(steps) // 10], cpu)))
             self.switch()
 
     def switch(self) -> None:
@@ -65,13 +72,13 @@ class Turns:
         return [
             ours[column] - (before[column] + after[column]) / 2
             for (_, before), (name, ours), (_, after) in zip(blocks, blocks[1:], blocks[2:], strict=False)
-            if name == other
+            if name == other and before and ours and after
         ]
 
     def report(self, door: str) -> None:
         """Print what each variant added: to a quiet step by the clock, and to the mean step in CPU time."""
         blocks = self.blocks[len(self.cycle) :]
-        base = statistics.median([quiet for name, (quiet, _) in blocks if name == self.base]) * 1e6
+        base = statistics.median([times[0] for name, times in blocks if name == self.base and times]) * 1e6
         print(f"\n{door}: a step with {self.base} takes {base:.0f} us; {self.cycles} cycles")
         print(f"  {'':<24}{'quiet step':>12}  95 % interval      {'mean CPU':>9}  95 % interval")
         for other in self.others:
