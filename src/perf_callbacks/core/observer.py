@@ -110,7 +110,7 @@ class Observers:
         return {name: least for observer in self._all for name, least in observer.asks.items()}
 
     def step_ended(self, step: int) -> None:
-        """Tell those that are due that a step is about to end. Who is due next is found out when the next one begins."""
+        """Tell those that are due that a step is about to end. When the next one begins, it is planned who is due."""
         for observer in self._of["step_ended"]:
             if step >= observer.due:
                 observer.step_ended(step)
