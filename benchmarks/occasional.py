@@ -5,7 +5,8 @@
 Each line is a kind of work: how often it was done, its 10th percentile and its median in microseconds, and what it
 comes to for each step of the run. Of two kinds one within the other, each has its own time only. The end of a step in
 which something is due includes looks at memory and at trained parameters, and the beginning and end of a FLOP count.
-The loops are those of `overhead.py`, with a row every 50 steps. Collections are those by the schedule of the callback.
+The loops are those of `overhead.py`, with a row every 50 steps. Collections are automatic, or those
+by the schedule of the callback.
 """
 
 import argparse
@@ -65,14 +66,14 @@ class Stopwatch:
         setattr(owner, name, call)
 
     def collections(self):
-        """Time each garbage collection that isn't automatic."""
+        """Time each garbage collection, automatic ones apart."""
 
         def heard(phase, info):
-            if not gc.get_threshold()[0]:
-                if phase == "start":
-                    self.start()
-                else:
-                    self.stop("a full collection" if info["generation"] == 2 else "a young collection")
+            if phase == "start":
+                self.start()
+            else:
+                kind = "a full collection" if info["generation"] == 2 else "a young collection"
+                self.stop(f"{kind}, automatic" if gc.get_threshold()[0] else kind)
 
         gc.callbacks.append(heard)
 

@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import math
 import random
 import statistics
 import time
@@ -85,8 +86,9 @@ class Turns:
             figures = []
             for column in (0, 1):
                 differences = [seconds * 1e6 for seconds in self.differences(other, column)]
-                figures += [statistics.median(differences), *interval(differences)]
-            print("  {:<24}{:>12.1f}  [{:.1f}, {:.1f}]{:>14.1f}  [{:.1f}, {:.1f}]".format(other, *figures))
+                figures += [statistics.median(differences), *interval(differences)] if differences else [math.nan] * 3
+            left = "" if len(differences) == self.cycles else f"  of {len(differences)} cycles"
+            print("  {:<24}{:>12.1f}  [{:.1f}, {:.1f}]{:>14.1f}  [{:.1f}, {:.1f}]{}".format(other, *figures, left))
 
 
 def interval(differences: list[float]) -> tuple[float, float]:

@@ -184,35 +184,37 @@ def test_who_collects_by_itself_has_no_interval_to_agree_on(fake, begin):
     assert go(upkeep, fake, 300, first=111) == []
 
 
+@pytest.fixture
+def looks(begin, monkeypatch):
+    """The steps after which it is looked, if each step takes as long as told."""
+    monkeypatch.setattr(growth, "LOOK_SECONDS", 0.25)
+
+    def at(steps, seconds):
+        now, looked = 0.0, []
+        monkeypatch.setattr(growth.time, "perf_counter", lambda: now)
+        upkeep = begin(gc_interval=100, memory=lambda: looked.append(step) or {})
+        for step in range(1, steps + 1):
+            now += seconds(step)
+            if step >= upkeep.due:
+                upkeep.step_ended(step)
+        assert looked.pop(0) == 2  # what is normal
+        return looked
+
+    return at
+
+
 @pytest.mark.parametrize(
-    ("seconds", "looks"),
+    ("seconds", "expected"),
     [
-        (0.001, [3, 4, 6, 10, 18, 34, 66, 100, 198, 200]),  # as rarely as it collects
-        (0.01, [3, 4, 6, 10, 18, 34, 59, 84, 100, 125, 150, 175, 200]),
+        (1 / 1024, [3, 4, 6, 10, 18, 34, 66, 100, 198, *range(200, 901, 100)]),  # with each collection
+        (1 / 128, [3, 4, 6, 10, 18, 34, 66, 98, 100, 132, 164, 196, 200]),
         (1.0, [3, 4, 6, 10, *range(18, 99, 10), 100, *range(110, 201, 10)]),
     ],
 )
-def test_short_steps_are_looked_at_more_rarely(fake, begin, monkeypatch, seconds, looks):
-    monkeypatch.setattr(growth, "LOOK_SECONDS", 0.25)
-    now = 0.0
-    monkeypatch.setattr(growth.time, "perf_counter", lambda: now)
-    upkeep, found = begin(gc_interval=100), []
-    for step in range(1, 201):
-        now += seconds
-        if step >= upkeep.due:
-            upkeep.step_ended(step)
-            found.append(step)
-    assert found == [2, *looks]
+def test_short_steps_are_looked_at_more_rarely(fake, looks, seconds, expected):
+    assert looks(expected[-1], lambda _: seconds) == expected
 
 
-def test_looks_become_frequent_again_when_steps_become_longer(fake, begin, monkeypatch):
-    monkeypatch.setattr(growth, "LOOK_SECONDS", 0.25)
-    now = 0.0
-    monkeypatch.setattr(growth.time, "perf_counter", lambda: now)
-    upkeep, found = begin(gc_interval=100), []
-    for step in range(1, 331):
-        now += 0.001 if step <= 120 else 1.0
-        if step >= upkeep.due:
-            upkeep.step_ended(step)
-            found.append(step)
-    assert [step for step in found if step > 100] == [198, 200, *range(210, 331, 10)]
+def test_looks_become_frequent_again_when_steps_become_longer(fake, looks):
+    found = looks(330, lambda step: 1 / 1024 if step <= 120 else 1.0)
+    assert [step for step in found if step > 100] == [198, *range(200, 331, 10)]

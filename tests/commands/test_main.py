@@ -6,6 +6,12 @@ from perf_callbacks.commands import COMMANDS, main
 from perf_callbacks.version import __version__
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    """A terminal in which no line is broken."""
+    monkeypatch.setenv("COLUMNS", "400")
+
+
 def exits(capsys, *words):
     """The exit status, and what was printed."""
     try:
@@ -22,17 +28,16 @@ def test_the_version(capsys):
 
 def test_the_help_tells_of_each_command(capsys):
     status, told, complaint = exits(capsys, "--help")
-    lines = told.split("commands:")[1].split("\n    ")
+    listed = [line.split(maxsplit=1) for line in told.split("COMMAND\n")[-1].splitlines()]
     assert (status, complaint) == (0, "")
-    assert {line.split()[0] for line in lines[1:] if line[0] != " "} == {command.NAME for command in COMMANDS}
-    assert all(" ".join(command.SUMMARY.split()) in " ".join(told.split()) for command in COMMANDS)
+    assert listed == [[command.NAME, command.SUMMARY] for command in COMMANDS]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.NAME)
 def test_each_command_has_a_help_that_says_what_it_does(capsys, command):
     status, told, complaint = exits(capsys, command.NAME, "--help")
     assert (status, complaint) == (0, "")
-    assert " ".join(command.SUMMARY.split()) in " ".join(told.split())
+    assert command.SUMMARY in told
 
 
 @pytest.mark.parametrize("words", [(), ("nothing",), ("statu",), ("--vers",)])

@@ -273,11 +273,9 @@ class Collecting(Applied):
         if self._agreed is not None and step >= self._agreed[1]:
             (self._interval, _), self._agreed = self._agreed, None
             self._say(APPLIED, f"every {self._interval:,} steps from step {step} on: some rank needs it")
-        if generation is None:
-            self._look(step)
-        else:
+        if generation is not None:
             self._collect(generation, step)
-            self._look_again(step)
+        self._look(step)
         if self._agreed is not None:
             self._due = min(self._due, self._agreed[1])
 
