@@ -5,8 +5,7 @@
 Each line is a kind of work: how often it was done, its 10th percentile and its median in microseconds, and what it
 comes to for each step of the run. Of two kinds one within the other, each has its own time only. The end of a step in
 which something is due includes looks at memory and at trained parameters, and the beginning and end of a FLOP count.
-The loops are those of `overhead.py`, with a row every 50 steps. Collections are automatic, or those
-by the schedule of the callback.
+The loops are those of `overhead.py`, with a row every 50 steps. Collections are those by the schedule of the callback.
 """
 
 import argparse
@@ -48,8 +47,10 @@ class Stopwatch:
 
     def stop(self, kind):
         seconds = time.perf_counter() - self._began.pop()
-        self.found[kind].append(seconds - self._within.pop())
+        own = seconds - self._within.pop()
         self._within[-1] += seconds
+        if kind is not None:
+            self.found[kind].append(own)
 
     def calls(self, owner, name, kind):
         """Time each call of a method."""
@@ -66,14 +67,14 @@ class Stopwatch:
         setattr(owner, name, call)
 
     def collections(self):
-        """Time each garbage collection, automatic ones apart."""
+        """Time each garbage collection. Automatic ones, of the imports mostly, are not told."""
 
         def heard(phase, info):
             if phase == "start":
                 self.start()
             else:
                 kind = "a full collection" if info["generation"] == 2 else "a young collection"
-                self.stop(f"{kind}, automatic" if gc.get_threshold()[0] else kind)
+                self.stop(None if gc.get_threshold()[0] else kind)
 
         gc.callbacks.append(heard)
 
