@@ -19,7 +19,7 @@ LEAST_GROWTH = 256_000_000
 
 
 LOOK_SECONDS = 0.25
-"""Looks are at least this far apart, once a fit is under way: closer ones cost more than they can tell."""
+"""Looks between scheduled collections are at least this far apart, the first ones aside: closer ones cost too much."""
 
 
 class Relief(NamedTuple):
