@@ -9,12 +9,19 @@ INSTALL := install --quiet --disable-pip-version-check --no-compile
 PARALLEL ?= -n logical --maxprocesses 4 --dist loadfile
 TRANSFORMERS := tests/doors -k '(transformers or trainer or trl) and not lightning' \
 	--ignore tests/doors/test_ranks.py --ignore tests/doors/test_agreement.py
+# The tests of what needs no torch, for the Pythons that are declared. Files that import a framework are skipped.
+PYTHONS ?= 3.10 3.12 3.13
+BARE := tests/core tests/report tests/advice tests/properties tests/host tests/commands tests/test_journal.py \
+	tests/test_autoload.py tests/test_run.py --ignore tests/commands/test_launch.py --ignore tests/commands/test_autoload.py \
+	--deselect 'tests/test_run.py::test_a_program_without_a_trainer_is_told_of_it_once' \
+	--deselect tests/test_autoload.py::test_a_switch_without_effect_is_told_once_at_the_end \
+	--deselect tests/host/test_cpu_facts.py::test_the_installed_nvml_has_the_names_of_the_faked_one
 LOWEST := $(addprefix tests/doors/test_,contract.py transformers.py lightning.py accelerate.py) -m 'not slow'
 
-.PHONY: help demo test test-all lint lint-style lint-mypy lint-pyright bench clean
+.PHONY: help demo test test-all test-pythons lint lint-style lint-mypy lint-pyright bench clean
 
 help:  ## this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -45,6 +52,20 @@ test-all: $(VENV)/ready  ## the slow tests too, the wheel, and older frameworks
 	$(BIN)/python -m pytest $(PARALLEL) -m slow
 	.venv-transformers4/bin/python -m pytest $(PARALLEL) $(TRANSFORMERS)
 	.venv-lowest/bin/python -m pytest $(PARALLEL) $(LOWEST)
+	$(MAKE) test-pythons
+
+test-pythons:  ## what needs no torch, with each declared Python that this machine has
+	@for version in $(PYTHONS); do \
+		python=$$(command -v python$$version || ls -d $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$$version.*/bin/python 2>/dev/null | head -1); \
+		if ! "$$python" -c '' 2>/dev/null; then \
+			python=$$(ls -d $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$$version.*/bin/python 2>/dev/null | head -1); \
+		fi; \
+		if [ -z "$$python" ]; then echo "Python $$version is not on this machine: not tested"; continue; fi; \
+		echo "Python $$version"; \
+		[ -x .venv-$$version/bin/pytest ] || { "$$python" -m venv .venv-$$version && .venv-$$version/bin/pip $(INSTALL) \
+			attrs hypothesis pytest pytest-timeout pytest-xdist pyyaml typing-extensions; } || exit 1; \
+		PYTHONPATH=src .venv-$$version/bin/python -m pytest --confcutdir tests $(PARALLEL) -m 'not slow' $(BARE) || exit 1; \
+	done
 
 lint: $(VENV)/ready  ## format, lint, types, import directions
 	$(MAKE) --jobs 2 lint-style lint-mypy lint-pyright
@@ -65,4 +86,4 @@ bench: $(VENV)/ready  ## what measuring costs, per step
 	$(BIN)/python benchmarks/overhead.py
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) .venv-transformers4 .venv-lowest out
+	rm -rf $(VENV) .venv-transformers4 .venv-lowest $(PYTHONS:%=.venv-%) out

@@ -2,11 +2,13 @@
 
     python benchmarks/guests.py lightning path/to/tests_pytorch loops trainer/optimization
     python benchmarks/guests.py accelerate path/to/tests test_data_loader.py
+    python benchmarks/guests.py transformers path/to/trl/tests test_sft_trainer.py
 
 Every test runs twice: once with a callback that does nothing, once with a PerfCallback. The outcomes that differ and
 the time of the tests that pass both ways are printed: CPU time of the calls, which a busy machine does not lengthen.
-Tests that assert exact log calls, exact progress-bar metrics or
-exact checkpoint keys are expected to differ.
+`transformers` is for all projects whose trainers are subclasses of its `Trainer`. `--guests none` or `--guests ours`
+runs one half; the next call compares both halves. Tests that assert exact log calls, exact progress-bar metrics or
+exact callback lists are expected to differ.
 """
 
 import argparse
@@ -51,6 +53,20 @@ def pytest_configure() -> None:
             made(self, *args, callbacks=[*given, kind()], **kwargs)
 
         Trainer.__init__ = init
+    elif framework == "transformers":
+        from transformers import Trainer, TrainerCallback
+
+        from perf_callbacks.transformers import PerfCallback
+
+        kind = TrainerCallback if guest == "none" else PerfCallback
+        made = Trainer.__init__
+
+        @functools.wraps(made)
+        def init(self, *args, **kwargs):
+            made(self, *args, **kwargs)
+            self.add_callback(kind())
+
+        Trainer.__init__ = init
     elif guest == "ours":
         from accelerate import Accelerator
 
@@ -85,32 +101,39 @@ def outcomes(path: Path) -> dict[str, tuple[str, float]]:
     return found
 
 
-def run(guest: str, given: argparse.Namespace) -> dict[str, tuple[str, float]]:
+def run(guest: str, given: argparse.Namespace) -> None:
     """Run the tests with one guest."""
     framework, tests = given.framework, given.tests.absolute()
     report = given.out.absolute() / f"{framework}-{guest}.xml"
     options = ["-p", "guests", "-p", "no:randomly", "-p", "no:cacheprovider", "-q", f"--junitxml={report}"]
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path[1:], str(tests.parent)])
+    options += [*given.options, f"--timeout={given.limit}"]
     subprocess.run(
-        [sys.executable, "-m", "pytest", *options, f"--timeout={given.limit}", *given.which],
+        [sys.executable, "-m", "pytest", *options, *given.which],
         cwd=tests,
         env=os.environ | {GUEST: f"{guest} {framework}", "PYTHONPATH": paths},
         check=False,
     )
-    return outcomes(report)
 
 
 def main() -> None:
     """Compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("framework", choices=["lightning", "accelerate"])
+    parser.add_argument("framework", choices=["lightning", "accelerate", "transformers"])
     parser.add_argument("tests", type=Path)
     parser.add_argument("which", nargs="*")
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--limit", type=int, default=60, help="seconds per test")
+    parser.add_argument("--guests", nargs="*", choices=["none", "ours"], default=["none", "ours"])
+    parser.add_argument("--options", type=str.split, default=[], help="more options for pytest, as one argument")
     given = parser.parse_intermixed_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    without, with_ours = run("none", given), run("ours", given)
+    for guest in given.guests:
+        run(guest, given)
+    found = [given.out.absolute() / f"{given.framework}-{guest}.xml" for guest in ("none", "ours")]
+    if not all(path.exists() for path in found):
+        return
+    without, with_ours = map(outcomes, found)
     both = [name for name, (how, _) in without.items() if how == with_ours.get(name, ("absent", 0.0))[0] == "passed"]
     seconds = [sum(each[name][1] for name in both) for each in (without, with_ours)]
     ratio = seconds[1] / max(seconds[0], 1e-9)

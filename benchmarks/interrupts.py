@@ -2,14 +2,20 @@
 
     python benchmarks/interrupts.py                        # 100 moments, in turn through four ways
     python benchmarks/interrupts.py --moments 40 --seed 7 --ways loop accelerate
+    python benchmarks/interrupts.py --raising --moments 600
+    PERF_CALLBACKS=0 python benchmarks/interrupts.py --raising --moments 600
 
 Each fit gets a KeyboardInterrupt from a timer, which is caught, and all that belongs to the fit is dropped. Within ten
 seconds the collector, hooks, modes, threads and open files have to be as they were before. What is not is printed,
 with what a garbage collection sees to.
+
+With `--raising`, the handler of the signal raises an ordinary exception instead, as a program does that wants to be
+preempted. It is lost if the handler ran and the fit ended without it. `PERF_CALLBACKS=0` is the control.
 """
 
 import argparse
 import contextlib
+import functools
 import gc
 import io
 import logging
@@ -20,6 +26,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -113,6 +120,58 @@ def run(way: Callable[[Path], object], after: float | None) -> tuple[str | None,
     return raised, time.perf_counter() - began
 
 
+class PreemptError(Exception):
+    """Raised by the handler."""
+
+
+def lengths(ways: dict[str, Callable[[Path], object]]) -> dict[str, float]:
+    """Measure undisturbed fits, in a process that need not go through all that was ever imported to collect garbage."""
+    for way in ways.values():
+        run(way, None)  # lazy imports, a measured peak
+    gc.collect()
+    gc.freeze()
+    return {name: min([run(way, None)[1] for _ in range(3)]) for name, way in ways.items()}
+
+
+def raising(moments: int, seed: int, chosen: list[str] | None) -> None:
+    """Raise within fits, and count the exceptions that are lost."""
+    import through
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    places: list[list[str]] = []
+
+    def handle(_signum: int, frame: Any) -> None:
+        stack = traceback.extract_stack(frame)[-4:]
+        places.append([f"{Path(one.filename).name}:{one.lineno} {one.name}" for one in reversed(stack)])
+        raise PreemptError
+
+    def fit(name: str, directory: Path) -> None:
+        for kind in (AcceleratorState, GradientState, PartialState):
+            kind._reset_state()  # noqa: SLF001 there is no public way
+        through.DOORS[name](directory, lambda _: None, steps=STEPS)
+
+    signal.signal(signal.SIGALRM, handle)
+    sys.unraisablehook = lambda _: None
+    names = chosen or ["loop", "accelerate", "transformers", "lightning"]
+    ways = {name: functools.partial(fit, name) for name in names}
+    drawn, sent, lost = random.Random(seed), Counter[str](), Counter[str]()
+    seconds = lengths(ways)
+    for number in range(moments):
+        name = names[number % len(names)]
+        places.clear()
+        raised, _ = run(ways[name], drawn.uniform(0, 0.9 * seconds[name]))
+        if places:
+            sent[name] += 1
+            if raised != PreemptError.__name__:
+                lost[name] += 1
+                print(f"{number}: {name}: ended with {raised}; raised at {' < '.join(places[0])}", flush=True)
+        if number % 20 == 0:
+            gc.collect()
+    for name in names:
+        print(f"{name:14} {sent[name]:4} raised, {lost[name]} lost")
+    print(f"{'all':14} {sent.total():4} raised, {lost.total()} lost")
+
+
 def different(before: dict[str, object]) -> dict[str, str]:
     """Tell what is not as it was."""
     return {name: f"{before[name]} -> {value}" for name, value in state().items() if value != before[name]}
@@ -135,10 +194,14 @@ def main() -> None:
     parser.add_argument("--moments", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ways", nargs="*")
+    parser.add_argument("--raising", action="store_true")
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    if given.raising:
+        raising(given.moments, given.seed, given.ways)
+        return
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     chosen = {name: way for name, way in ways().items() if not given.ways or name in given.ways}
     drawn, leaks, hit = random.Random(given.seed), Counter[str](), Counter[str]()

@@ -31,7 +31,7 @@ def train(rank, store):
             optimizer.step()
             optimizer.zero_grad()
         rates = {name: f"{rate:,.0f}" for name, rate in perf.row().items() if "samples" in name}
-        print(f"{rank=}", rates, f"of which {perf.summary.stage_seconds['data_time']:.1f} s waiting for data")
+        print(f"{rank=}", rates, f"waited for data: {perf.summary.stage_seconds['data_time']:.1f} s")
     distributed.destroy_process_group()
 
 

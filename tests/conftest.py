@@ -10,15 +10,20 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-import torch
-from torch.nn.modules import module as modules
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from perf_callbacks.host.collector import COLLECTOR
 
+try:
+    import torch
+    from torch.nn.modules import module as modules
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+except ImportError:  # `make test-pythons`
+    torch = None
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for subprocesses; threads that spin for a shared core cost minutes
-torch.set_num_threads(1)
+if torch is not None:
+    torch.set_num_threads(1)
 
 # A shell in which the suite runs in the background has interrupts ignored, and processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -39,15 +44,19 @@ def pytest_runtest_setup() -> None:
 
 
 def _process() -> dict[str, object]:
-    return {
+    found = {
         "gc enabled": gc.isenabled(),
         "gc thresholds": gc.get_threshold(),
         "gc callbacks": list(gc.callbacks),
+        "affinity": os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None,
+        "threads": {thread.name for thread in threading.enumerate() if not thread.daemon},
+    }
+    if torch is None:
+        return found
+    return found | {
         "dispatch modes": len(_get_current_dispatch_mode_stack()),
         "backward": (torch.autograd.backward, torch.autograd.grad),
         "module hooks": [*modules._global_forward_pre_hooks, *modules._global_forward_hooks],
-        "affinity": os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None,
-        "threads": {thread.name for thread in threading.enumerate() if not thread.daemon},
     }
 
 
@@ -70,3 +79,23 @@ def _process_as_found(request: pytest.FixtureRequest) -> Iterator[None]:
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("PERF_CALLBACKS")]:
         monkeypatch.delenv(name)
+
+
+if torch is None:  # other Pythons have no framework: what needs one is skipped there
+    NEEDED = {"accelerate", "lightning", "numpy", "torch", "transformers"}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call() -> Iterator[None]:
+        try:
+            return (yield)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] in NEEDED:
+                pytest.skip(f"needs {error.name}")
+            raise
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+        report = yield
+        if report.outcome == "failed" and any(f"No module named '{name}" in str(report.longrepr) for name in NEEDED):
+            report.outcome, report.longrepr = "skipped", (str(collector.path), 0, "Skipped: it needs a framework")
+        return report

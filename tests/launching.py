@@ -38,10 +38,11 @@ def rank_environ(rank, world_size, port):
     }
 
 
-def python(*arguments, **environ):
+def python(*arguments, cwd=None, **environ):
     """Another interpreter, which ends before its test does, its children included; its status and what it said."""
     process = subprocess.Popen(
         [sys.executable, *map(str, arguments)],
+        cwd=cwd,
         env=program_environ(**environ),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -160,3 +160,28 @@ def test_an_armed_accelerate_reads_a_config_with_our_section(tmp_path, monkeypat
     autoload._arm_accelerate_config(SimpleNamespace(BaseConfig=Config))
     assert Config.from_yaml_file(yaml_file=str(path)).num_processes == 1
     assert (os.environ["PERF_CALLBACKS_GC"], os.environ["PERF_CALLBACKS_WINDOW"]) == ("off", "7")
+
+
+IMPORTS = "from perf_callbacks.loop import measure"
+MAKES = "import torch; m = torch.nn.Linear(2, 1); measure(model=m, optimizer=torch.optim.SGD(m.parameters()))"
+SWITCHED = {
+    "imported and not used": (IMPORTS, {"PERF_CALLBACKS": "1"}, 1),
+    "used": (f"{IMPORTS}; {MAKES}", {"PERF_CALLBACKS": "1"}, 0),
+    "armed": (f"from perf_callbacks import autoload; autoload.arm(); {IMPORTS}", {"PERF_CALLBACKS": "1"}, 0),
+    "not set": (IMPORTS, {}, 0),
+    "off": (IMPORTS, {"PERF_CALLBACKS": "0"}, 0),
+    "another rank": (IMPORTS, {"PERF_CALLBACKS": "1", "RANK": "1"}, 0),
+    "only settings": ("from perf_callbacks import PerfConfig", {"PERF_CALLBACKS": "1"}, 0),
+    "only journals read": ("from perf_callbacks import journal", {"PERF_CALLBACKS": "1"}, 0),
+    "a program that fails": (f"{IMPORTS}; 1 / 0", {"PERF_CALLBACKS": "1"}, 0),
+}
+
+
+@pytest.mark.parametrize(("program", "variables", "times"), SWITCHED.values(), ids=SWITCHED)
+def test_a_switch_without_effect_is_told_once_at_the_end(program, variables, times):
+    environ = {name: value for name, value in os.environ.items() if name not in {"PERF_CALLBACKS", "RANK"}}
+    environ |= {"PYTHONPATH": str(SOURCE), **variables}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=120)
+    assert done.stderr.count("PERF_CALLBACKS=1 had no effect: nothing arms this program") == times, done.stderr
+    assert done.returncode == (1 if "/" in program else 0)

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from perf_callbacks import autoload, commands, run
 
 SOURCE = str(Path(perf_callbacks.__file__).parents[1])
 RUN = ("-m", "perf_callbacks.run")
+
+MAIN = "from perf_callbacks import run; sys.exit(run.main(sys.argv[1:]))"
 
 TELLING = """
 import os, sys
@@ -104,6 +107,62 @@ def test_a_command_is_found_on_the_path_and_its_python_processes_are_armed(tmp_p
     looking = "import sys; print([type(finder).__module__ for finder in sys.meta_path][0])"
     path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
     assert launched(tmp_path, *RUN, "trainit", looking, PATH=path) == (0, "perf_callbacks.autoload\n", "")
+
+
+def test_a_command_beside_the_interpreter_is_found(monkeypatch, tmp_path):
+    (tmp_path / "trainit").write_text("")
+    (tmp_path / "trainit").chmod(0o755)
+    monkeypatch.setattr(run, "BESIDE", str(tmp_path))
+    assert run.find(["trainit", "sft"]) == [str(tmp_path / "trainit"), "sft"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a shell of POSIX")
+@pytest.mark.parametrize(
+    ("target", "flags"),
+    [("trainit", ()), ("train.py", ("-I",)), ("killed.py", ()), ("train.py --help", ()), ("fine.py", ())],
+)
+def test_no_file_is_left_in_the_temporary_directory(tmp_path, target, flags):
+    (tmp_path / "trainit").write_text("#!/bin/sh\ntrue\n")
+    (tmp_path / "trainit").chmod(0o755)
+    (tmp_path / "train.py").write_text("print('trained')")
+    (tmp_path / "killed.py").write_text("import os; os._exit(0)")
+    (tmp_path / "fine.py").touch()
+    left = tmp_path / "left"
+    left.mkdir()
+    path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
+    words = [sys.executable, *flags, "-c", f"import sys; sys.path.insert(0, {SOURCE!r}); {MAIN}", *target.split()]
+    for _ in range(2):
+        environ = {**os.environ, "PYTHONPATH": SOURCE, "TMPDIR": str(left), "PATH": path}
+        done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+        assert done.returncode == 0
+    assert len([*left.iterdir()]) == (target == "killed.py")  # of the last one alone
+    assert (autoload.NOTHING_MEASURED in done.stderr) is (target == "fine.py")
+
+
+@pytest.mark.parametrize(
+    ("flag", "told"), [("-I", "-I"), ("-E", "-E"), ("-uS", "-uS"), ("-B", None), ("-WIgnore", None), ("-X", None)]
+)
+def test_an_interpreter_that_takes_no_path_is_told_of(monkeypatch, capsys, flag, told):
+    words = [sys.executable, flag, *(["IES"] if flag == "-X" else []), "-m", "json.tool"]
+    monkeypatch.setattr(run, "find", lambda _: words)
+    monkeypatch.setattr(run, "WINDOWS", False)
+
+    def become(_path, _words, environ):
+        Path(environ[autoload.RUN].partition(":")[2] or "none").unlink(missing_ok=True)
+        raise SystemExit
+
+    monkeypatch.setattr(run.os, "execve", become)
+    with pytest.raises(SystemExit):
+        run.main(["-m", "json.tool"])
+    sentence = f"perf-callbacks run: python {told} doesn't import sitecustomize: nothing is measured.\n"
+    assert capsys.readouterr().err == (sentence if told else "")
+
+
+def test_an_interpreter_has_several_names(tmp_path):
+    (tmp_path / "python").symlink_to(sys.executable)
+    command = [str(tmp_path / "python"), "-I", "train.py"]
+    assert run._isolating(command) == "-I"
+    assert run._reports(command, command)
 
 
 def test_switched_off_nothing_is_armed(tmp_path):
@@ -204,6 +263,14 @@ def test_the_environment_of_the_program():
     assert int(process) == os.getpid()
     path = os.pathsep.join([str(run.SITE), "/a", "", "/b"])  # an empty entry is the working directory
     assert made == {"PYTHONPATH": path, "HOME": "/home", "PERF_CALLBACKS": "1"}
+
+
+def test_without_a_temporary_directory_the_program_runs(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nothing"))
+    assert run.environment({})[autoload.RUN] == f"{os.getpid()}:"
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", list)
+    assert run.environment({})[autoload.RUN] == f"{os.getpid()}:"
 
 
 def test_a_run_within_a_run_says_nothing_by_itself():

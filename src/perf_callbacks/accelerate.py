@@ -10,25 +10,29 @@ model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import accelerate  # type: ignore[import-untyped]
 from accelerate import Accelerator
 
 from perf_callbacks.checklist.item import Batches
-from perf_callbacks.core.config import ConfigError, PerfConfig
+from perf_callbacks.core.config import ConfigError, PerfConfig, kind
 from perf_callbacks.core.records import Summary
 from perf_callbacks.doors.accelerate_fits import Fits
 from perf_callbacks.doors.accelerate_methods import install, take_over
 from perf_callbacks.host.failures import describe
 from perf_callbacks.host.place import Place, data_parallel
-from perf_callbacks.session.session import Session
+from perf_callbacks.session.session import Session, checked
 
 __all__ = ["Attachment", "attach"]
 
 
 def attach(
-    accelerator: Accelerator, config: PerfConfig | None = None, *, resume: Mapping[str, Any] | None = None
+    accelerator: Accelerator,
+    config: PerfConfig | None = None,
+    *,
+    resume: Mapping[str, Any] | None = None,
+    **strays: NoReturn,
 ) -> "Attachment":
     """Measure the loop that is run with this accelerator; nothing else in it changes.
 
@@ -53,10 +57,13 @@ def attach(
         accelerator: Whose loop to measure. Attached to before, the newcomer takes over.
         config: What to measure; the environment overrules it.
         resume: `state()` as it was saved, where checkpoints are not left to `save_state`.
+        strays: Nothing; settings go into `config`.
     """
     if isinstance(accelerator, type) or not hasattr(accelerator, "prepare"):
-        got = getattr(accelerator, "__name__", type(accelerator).__name__)
-        raise ConfigError(f"accelerator: got {got}, wanted an accelerate.Accelerator, as Accelerator() makes it.")
+        raise ConfigError(
+            f"accelerator: got {kind(accelerator)}, wanted an accelerate.Accelerator, as Accelerator() makes it."
+        )
+    checked(config, strays, "attach(accelerator, PerfConfig({}))")
     return Attachment(accelerator, config, resume)
 
 

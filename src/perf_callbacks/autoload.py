@@ -106,11 +106,19 @@ def _safely(act: Callable[..., Any], *arguments: object) -> Any:
     try:
         return act(*arguments)
     except Exception as error:  # noqa: BLE001 an observer never ends the run
+        _let_pass(error)
         complaint = f"perf_callbacks is off: {error}"
         if complaint not in _complaints:
             _complaints.add(complaint)
             _say(complaint)
         return None
+
+
+def _let_pass(error: Exception) -> None:
+    """Raise what a signal handler of the program raised. It is imported when there is an error."""
+    from perf_callbacks.core.foreign_errors import let_pass  # noqa: PLC0415 as above
+
+    let_pass(error)
 
 
 _complaints: set[str] = set()
@@ -119,8 +127,8 @@ _complaints: set[str] = set()
 def _say(sentence: str) -> None:
     try:
         print(sentence, file=sys.stderr, flush=True)  # noqa: T201 loggers of the program may not be set up
-    except Exception:  # noqa: BLE001, S110 a program may have closed it
-        pass
+    except Exception as error:  # noqa: BLE001 a program may have closed it
+        _let_pass(error)
 
 
 def _arm_transformers(trainer: ModuleType) -> None:
@@ -221,13 +229,16 @@ def _lightning_callbacks(integration: str) -> list[Any]:
     return [import_module(f"perf_callbacks.{integration}").ArmedCallback()]
 
 
-def _found_a_trainer(_session: ModuleType) -> None:
+def _found_a_trainer(session: ModuleType) -> None:
     """Note that the program measures something, in whichever of its processes."""
+    import atexit  # noqa: PLC0415 the session has imported it
+
+    atexit.unregister(session.say_no_effect)  # this process is armed
     _, _, path = os.environ.get(RUN, "").partition(":")
     try:
         os.unlink(path)
-    except OSError:  # another process was first, or there is no such file
-        pass
+    except OSError as error:  # another process was first, or there is no such file
+        _let_pass(error)
 
 
 def _expect_a_trainer() -> None:

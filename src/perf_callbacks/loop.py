@@ -13,7 +13,7 @@ with measure(model=model, optimizer=optimizer, loader=loader) as perf:
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Any, Generic
+from typing import Any, Generic, NoReturn
 
 import torch
 from torch import nn
@@ -23,13 +23,13 @@ from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.config import ConfigError, PerfConfig
 from perf_callbacks.core.records import Summary
 from perf_callbacks.doors.loaderless import LoaderlessWatch
-from perf_callbacks.doors.loop_usage import NO_WITH, LoopUsage, check
+from perf_callbacks.doors.loop_usage import LOOP, NO_WITH, LoopUsage, check
 from perf_callbacks.doors.loop_watch import LoopWatch, MeasuredLoader
 from perf_callbacks.host.failures import describe
 from perf_callbacks.host.place import of_loop
 from perf_callbacks.session.advising import Setup
 from perf_callbacks.session.recorder import Recorder, log
-from perf_callbacks.session.session import Session
+from perf_callbacks.session.session import Session, checked
 
 __all__ = ["Measurement", "measure"]
 
@@ -44,6 +44,7 @@ def measure(
     config: PerfConfig | None = None,
     resume: Mapping[str, Any] | None = None,
     data_parallel: int | None = None,
+    **strays: NoReturn,
 ) -> "Measurement[B]":
     """Measure the loop in the `with` block: a step ends where `optimizer.step()` does.
 
@@ -70,7 +71,9 @@ def measure(
         data_parallel: How many groups of ranks have samples of their own: with tensor, pipeline or context parallelism,
             fewer than there are ranks. None: as the device meshes of the model's parameters say; where their names
             don't, rates of the whole job are unknown.
+        strays: Nothing; settings go into `config`.
     """
+    checked(config, strays, "measure(..., config=PerfConfig({}))")
     check(model, optimizer, loader)
     if data_parallel is not None and not (type(data_parallel) is int and data_parallel > 0):
         raise ConfigError(f"data_parallel: got {data_parallel!r}, wanted a number of ranks above 0.")
@@ -106,7 +109,7 @@ class Measurement(Generic[B]):
             try:
                 place = of_loop(self._model, self._carried, self._data_parallel)
                 watch = self._session.begin(place, self._watching, self._model, self._batches, setup=self._setup)
-                watch.recorder.observe(LoopUsage(watch, has_loader=self._loader is not None))
+                watch.recorder.observe(LoopUsage(watch, LOOP, has_loader=self._loader is not None))
             except Exception as error:  # noqa: BLE001 an observer never ends the run
                 self._session.fail(error)
         return self
@@ -117,6 +120,10 @@ class Measurement(Generic[B]):
         self._session.end(None if error is None else describe(error))
         if error is None:
             self._session.show_summary()
+
+    def __iter__(self) -> NoReturn:
+        """Refuse to be taken for the loader."""
+        raise TypeError("the measurement is no loader: iterate over perf.loader, not over perf.")
 
     @property
     def loader(self) -> "MeasuredLoader[B]":

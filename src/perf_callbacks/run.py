@@ -17,7 +17,8 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from perf_callbacks.autoload import RUN, SWITCH, program_ended
-from perf_callbacks.core.config import ConfigError
+from perf_callbacks.core.config import ConfigError, printable
+from perf_callbacks.core.foreign_errors import suppress
 from perf_callbacks.host import config_file
 
 SITE = Path(__file__).parent / "site"
@@ -25,6 +26,13 @@ SITE = Path(__file__).parent / "site"
 
 USAGE = "usage: perf-callbacks run [-m] TARGET [ARGS ...]"
 WINDOWS = os.name == "nt"
+BESIDE = os.path.dirname(sys.executable)  # noqa: PTH120 a symbolic link to Python stands in the right directory
+"""The directory of this Python, where its packages install their commands."""
+
+HELP = frozenset({"-h", "--help", "--version"})
+UNMEASURED = "perf_callbacks-run-"
+"""Begin of the name of a file that exists until the program measures something; its process follows."""
+
 PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz", ".zip")
 
 
@@ -34,9 +42,13 @@ def main(words: Sequence[str]) -> int:
         command = find(words)
         armed = config_file.in_force(None, os.environ).config.enabled
     except (LookupError, ConfigError) as error:
-        print(f"perf-callbacks run: {error.args[0]}", file=sys.stderr)  # noqa: T201 the answer of a command
+        print(f"perf-callbacks run: {printable(error.args[0])}", file=sys.stderr)  # noqa: T201 the answer of a command
         return 2
-    environ = environment(os.environ) if armed else dict(os.environ)
+    flag = _isolating(command)
+    if armed and flag is not None:
+        print(f"perf-callbacks run: python {flag} doesn't import sitecustomize: nothing is measured.", file=sys.stderr)  # noqa: T201 as above
+    reports = flag is None and _reports(words, command)
+    environ = environment(os.environ, reports=reports) if armed else dict(os.environ)
     sys.stdout.flush()
     if not WINDOWS:
         os.execve(command[0], command, environ)  # noqa: S606 the program that the user named
@@ -61,7 +73,7 @@ def find(words: Sequence[str]) -> list[str]:
     target = Path(words[0])
     if (target.is_file() and target.suffix in PYTHON_FILES) or (target / "__main__.py").is_file():
         return [*python, *words]
-    command = shutil.which(words[0])  # a command before a file of its name, as in a shell
+    command = shutil.which(words[0]) or shutil.which(words[0], path=BESIDE)  # before a file of its name, as in a shell
     if command is not None:
         return [command, *words[1:]]
     if target.is_file():
@@ -93,22 +105,79 @@ def interpreter_flags(words: Sequence[str]) -> list[str]:
     return flags
 
 
-def environment(environ: "os._Environ[str] | dict[str, str]") -> dict[str, str]:
-    """Return an environment in which Python processes arm themselves when they start."""
+def _reports(words: Sequence[str], command: Sequence[str]) -> bool:
+    """Tell if the process says at its end that nothing was measured: a Python program that was asked for a run."""
+    if HELP & {*words}:
+        return False
+    if WINDOWS or _is_this_python(command[0]):
+        return True
+    try:
+        with Path(command[0]).open("rb") as file:  # a script of `pip install` names its Python there
+            first = file.readline(1000)
+            return first.startswith(b"#!") and b"python" in first + file.readline(1000)
+    except OSError:
+        return False
+
+
+def _is_this_python(command: str) -> bool:
+    """Tell if a command is this interpreter, under any of its names."""
+    return os.path.realpath(command) == os.path.realpath(sys.executable)
+
+
+def _isolating(command: Sequence[str]) -> str | None:
+    """Return the flag that keeps an interpreter from reading our `sitecustomize.py`; None if there is none."""
+    flags = interpreter_flags(command) if _is_this_python(command[0]) else ()
+    return next((one for one in flags if re.fullmatch("-[^XW]*[IES].*", one)), None)
+
+
+def environment(environ: "os._Environ[str] | dict[str, str]", *, reports: bool = True) -> dict[str, str]:
+    """Return an environment in which Python processes arm themselves when they start.
+
+    Args:
+        environ: The environment so far.
+        reports: The program says at its end if nothing was measured.
+    """
     found = environ.get("PYTHONPATH")  # an empty entry in it is the working directory
     others = [path for path in found.split(os.pathsep) if path != str(SITE)] if found else []
     return {
         **environ,
         SWITCH: environ.get(SWITCH, "").strip() or "1",
         "PYTHONPATH": os.pathsep.join([str(SITE), *others]),
-        RUN: environ.get(RUN) or f"{os.getpid()}:{_unmeasured()}",  # a run within a run says nothing by itself
+        # a run within a run says nothing by itself
+        RUN: environ.get(RUN) or f"{os.getpid()}:{_unmeasured() if reports else ''}",
     }
 
 
 def _unmeasured() -> str:
-    """Make a file that exists until the program measures something."""
-    with tempfile.NamedTemporaryFile(prefix="perf_callbacks-run-", delete=False) as file:
-        return file.name
+    """Make a file that exists until the program measures something, and remove those of killed programs.
+
+    Empty: no directory for temporary files can be written to.
+    """
+    try:
+        directory = Path(tempfile.gettempdir())
+    except OSError:
+        return ""
+    for left in directory.glob(f"{UNMEASURED}*"):
+        process = left.name.removeprefix(UNMEASURED).partition("-")[0]
+        with suppress(OSError):
+            if not WINDOWS and process.isdecimal() and not _runs(int(process)):
+                left.unlink()
+    try:
+        with tempfile.NamedTemporaryFile(prefix=f"{UNMEASURED}{os.getpid()}-", delete=False) as file:
+            return file.name
+    except OSError:
+        return ""
+
+
+def _runs(process: int) -> bool:
+    """Tell if there is such a process."""
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # of another user
+        return True
+    return True
 
 
 def _has_module(name: str) -> bool:

@@ -19,7 +19,14 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.doors.late_callback import Meanwhile, first, move_to_front, settled
-from perf_callbacks.doors.transformers_watch import EVERY_STEP, TransformersWatch, find_trainer
+from perf_callbacks.doors.transformers_watch import (
+    EVERY_STEP,
+    TransformersWatch,
+    checkpoint_name,
+    find_trainer,
+    resumed_from,
+)
+from perf_callbacks.host import saved_counters
 from perf_callbacks.host.failures import fails_open
 from perf_callbacks.host.place import Place, data_parallel
 from perf_callbacks.session.advising import Setup
@@ -29,7 +36,7 @@ from perf_callbacks.session.session import Measures, Session
 __all__ = ["PerfCallback"]
 
 STATE_KEY = "perf_callbacks"
-"""Where our counters stand in `TrainerState.stateful_callbacks`, and so in `trainer_state.json`."""
+"""Key under which 0.1 kept our counters in `TrainerState.stateful_callbacks`, and so in `trainer_state.json`."""
 
 _hook: Callable[[Callable[..., None]], Callable[..., None]] = fails_open
 """A hook of ours never ends the run."""
@@ -38,9 +45,10 @@ _hook: Callable[[Callable[..., None]], Callable[..., None]] = fails_open
 class PerfCallback(Measures, TrainerCallback):
     """Measures what each optimizer step does with its time, and logs it beside the loss.
 
-    Metrics named `perf/*` join every training row: in `state.log_history`, `trainer_state.json`, on the console, and
-    with whatever `report_to` names. A row covers the steps since the row before it, without the first step and without
-    those in which an evaluation or a checkpoint fell; the last line of a run (`train_runtime`) covers all of them.
+    Metrics named `perf/*` join every training row: in `state.log_history`, `trainer_state.json`, and the loggers that
+    `report_to` names; the console shows five of them. A row covers the steps since the row before it, without the first
+    step and without those in which an evaluation or a checkpoint fell; the last line of a run (`train_runtime`) has the
+    averages over all of them, `perf/run/*`.
 
     While `train` runs, methods of the trainer, its accelerator and its optimizer are replaced on these objects to see
     the stages. They are put back when `train` ends, however it ends. Of two in one trainer only one measures.
@@ -136,9 +144,7 @@ class PerfCallback(Measures, TrainerCallback):
         self._blind = trainer is None
         self._session.begin(
             _place(args, state, trainer),
-            functools.partial(
-                TransformersWatch, trainer, self, state_key=STATE_KEY, kind=PerfCallback, base=TrainerCallback
-            ),
+            functools.partial(TransformersWatch, trainer, self, kind=PerfCallback, base=TrainerCallback),
             None if trainer is None else trainer.model,
             lambda _: _batches(args, state, trainer),
             setup=lambda: _setup(args, trainer),
@@ -169,8 +175,6 @@ class _Afterwards(TrainerCallback):
 
 
 def _place(args: TrainingArguments, state: TrainerState, trainer: Trainer | None) -> Place:
-    saved: Any = state.stateful_callbacks
-    carried = saved.get(STATE_KEY, {}) if state.global_step and isinstance(saved, dict) else {}
     return Place(
         door="transformers",
         directory=Path(args.output_dir or "."),
@@ -181,9 +185,19 @@ def _place(args: TrainingArguments, state: TrainerState, trainer: Trainer | None
         data_parallel=data_parallel(trainer.accelerator) if trainer is not None else None,
         step=state.global_step,
         versions={"transformers": transformers.__version__, "accelerate": accelerate.__version__},
-        carried=carried.get("attributes"),
+        carried=_carried(args, state, trainer),
         staged=trainer is not None,
     )
+
+
+def _carried(args: TrainingArguments, state: TrainerState, trainer: Trainer | None) -> dict[str, Any] | None:
+    """Read the counters of the checkpoint that the trainer resumes from, and leave none in the trainer's state."""
+    kept: Any = state.stateful_callbacks
+    old = kept.pop(STATE_KEY, None) if isinstance(kept, dict) else None
+    if not state.global_step:
+        return None
+    directory = resumed_from(trainer) or Path(args.output_dir or ".", checkpoint_name(state))
+    return saved_counters.read(directory, 0) or (old or {}).get("attributes")
 
 
 def _setup(args: TrainingArguments, trainer: Trainer | None) -> Setup:

@@ -191,7 +191,7 @@ def looks(begin, monkeypatch):
 
     def at(steps, seconds):
         now, looked = 0.0, []
-        monkeypatch.setattr(growth.time, "perf_counter", lambda: now)
+        monkeypatch.setattr(growth, "perf_counter", lambda: now)
         upkeep = begin(gc_interval=100, memory=lambda: looked.append(step) or {})
         for step in range(1, steps + 1):
             now += seconds(step)

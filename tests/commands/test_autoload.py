@@ -10,6 +10,7 @@ import pytest
 
 import perf_callbacks
 from perf_callbacks.commands import autoload as command, main, status
+from perf_callbacks.host import accelerate_config
 
 SOURCE = str(Path(perf_callbacks.__file__).parents[1])
 ARMED = "import sys; print('perf_callbacks.autoload' in sys.modules, 'perf_callbacks' in sys.modules)"
@@ -108,6 +109,40 @@ def test_a_switch_without_effect(told):
     said = told(trees=False, PERF_CALLBACKS="1")
     assert said.count("not measured: no entry point; install perf_callbacks again\n") == 2
     assert "PERF_CALLBACKS=1 has no effect here.\n" in said
+
+
+def test_the_section_of_accelerates_config_is_shown(told, tmp_path):
+    (tmp_path / "accelerate").mkdir()
+    file = tmp_path / "accelerate/default_config.yaml"
+    for text, shown in [
+        ("perf_callbacks:\n  window: 20\n", f"accelerate's config:\n  window=20 ({file}, line 2)\n"),
+        ("perf_callbacks:\n  windwo: 20\n", "can't be read: "),
+        ("a: 1\n", None),
+    ]:
+        file.write_text(text)
+        said = told(HF_HOME=str(tmp_path))
+        assert shown is None or shown in said
+        assert ("accelerate's config" in said) is (shown is not None)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the home directories of POSIX")
+def test_without_a_home_directory_there_is_no_section(monkeypatch):
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    assert accelerate_config.default_path({}) is None
+    assert [*status._section(None)] == []
+
+
+@pytest.mark.parametrize(
+    "environ", [{}, {"XDG_CACHE_HOME": "/cache"}, {"HF_HOME": "/home", "XDG_CACHE_HOME": "/cache"}]
+)
+def test_the_default_config_is_where_accelerate_has_it(environ):
+    bare = {name: value for name, value in os.environ.items() if name not in {"HF_HOME", "XDG_CACHE_HOME"}}
+    look = "from accelerate.commands.config import config_args; print(config_args.default_config_file)"
+    done = subprocess.run(
+        [sys.executable, "-c", look], env=bare | environ, capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout == f"{accelerate_config.default_path(environ)}\n"
 
 
 def test_switched_off(told):

@@ -3,8 +3,10 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 from launching import PATHS
@@ -37,6 +39,12 @@ def accelerator(monkeypatch):
     monkeypatch.setattr(environment, "read", lambda **known: dataclasses.replace(read(**known), accelerator="cuda"))
 
 
+def test_a_switch_without_effect_has_a_line(check, monkeypatch):
+    monkeypatch.setattr(metadata, "entry_points", lambda **_: ())
+    assert "has no effect" not in check()[1]
+    assert "PERF_CALLBACKS=1 has no effect here. `perf-callbacks status` says why." in check(**{"": "1"})[1]
+
+
 def test_every_item_has_its_line_and_says_why(check):
     status, printed = check(_PEAK_TFLOPS="989.5")
     _, setting, first, *lines = unwrapped(printed).splitlines()
@@ -47,7 +55,7 @@ def test_every_item_has_its_line_and_says_why(check):
     assert [line.split()[0] for line in items] == [item.slug for item in ITEMS]
     assert items[0].split(None, 1)[1].startswith("to be applied   automatic, thresholds ")
     assert items[0].endswith("no collection falls into the midst of a step, and all ranks collect at the same one")
-    assert peak == "MFU would be of a peak in TFLOPS: 989.5 in any number format (peak_tflops=989.5)"
+    assert peak == "MFU would be of a peak of 989.5 TFLOPS in any number format (peak_tflops=989.5)"
     assert table[0].split() == ["rank", "GPU", "NUMA", "CPUs", "in", "a", "training", "threads", "affinity"]
     assert [line.split()[0] for line in table[1:]] == ["0"]
 
@@ -90,13 +98,21 @@ def test_a_cpu_is_measured_as_in_a_training(check):
     assert status == 0
     assert peak["measured"]
     assert peak["tflops"]["float32"] > 0
-    assert "\nMFU would be of a peak measured on cpu with 1 thread" in check()[1]
+    assert re.search(
+        r"\nMFU would be of a peak of [\d.,]+ [MGT]FLOPS in float32 \(measured on cpu with 1 thread",
+        unwrapped(check()[1]),
+    )
+
+
+def test_every_line_fits_into_80_columns(check):
+    _, printed = check()
+    assert max(map(len, printed.splitlines())) <= 80
 
 
 def test_a_device_without_a_peak_is_something_left_to_do(check):
     status, printed = check(_MEASURE_PEAK="off")
     assert status == 1
-    assert "\nThere would be no MFU: No dense peak is known for 'cpu': set peak_tflops to " in printed
+    assert "There would be no MFU: No dense peak is known for 'cpu': set peak_tflops" in printed
     assert json.loads(check("--json")[1])["peak"] is None
 
 

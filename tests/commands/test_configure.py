@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from perf_callbacks.commands import main
+from perf_callbacks.commands import configure, main
 from perf_callbacks.core.config import rules
 from perf_callbacks.core.settings import NOT_BUILT
 
@@ -57,13 +57,23 @@ def test_fields_are_set_and_shown(path, config):
     assert path.read_text() == TEXT.replace("20  # steps\n", "7  # steps\n  gc: 'off'\n  output_dir: out put\n")
 
 
-def test_the_first_field_comes_with_a_warning(path, config):
+def test_a_warning_comes_before_the_section(path, config, monkeypatch):
     path.write_text("a: 1\n")
-    assert config("window=7")[1].splitlines() == [
-        "perf_callbacks in acc.yaml: window=7",
-        "From now on accelerate refuses this file: start training with perf-callbacks launch.",
-    ]
+    printed, save = [], configure.accelerate_config.save
+    monkeypatch.setattr("builtins.print", lambda text, **_: printed.append(text))
+    monkeypatch.setattr(configure.accelerate_config, "save", lambda *words: (printed.append("saved"), save(*words)))
+    assert config("window=7")[0] == 0
+    assert printed == [configure.REFUSED, "saved", "perf_callbacks in acc.yaml: window=7"]
     assert path.read_text() == "a: 1\nperf_callbacks:\n  window: 7\n"
+
+
+@pytest.mark.parametrize("words", [["window=7"], []])
+@pytest.mark.parametrize("answer", ["", "no", "y", "Yes"])
+def test_on_a_terminal_the_first_section_is_asked_for(path, config, answers, words, answer):
+    path.write_text("a: 1\n")
+    answers(Write=[answer], window=["7"])
+    assert config(*words)[0] == 0
+    assert ("window: 7" in path.read_text()) is (answer in {"y", "Yes"})
 
 
 def test_fields_are_removed(path, config):

@@ -150,10 +150,11 @@ def test_tokens_per_second_do_as_well_as_the_step_time(calculate):
 
 
 def test_the_peak_may_be_a_device_and_a_dtype(calculate):
-    words = f"{KORTHIKANTI_175B} --device NVIDIA-A100-SXM4-80GB"
+    slow = f"{KORTHIKANTI_175B} --step-time 60"
+    words = f"{slow} --device NVIDIA-A100-SXM4-80GB"
     half, tf32 = calculate(words), calculate(f"{words} --dtype tf32")
     assert 2 * half["matmul"]["mfu"] == pytest.approx(tf32["matmul"]["mfu"])
-    assert half == calculate(f"{KORTHIKANTI_175B} --peak-tflops bf16=312,fp32=19.5")
+    assert half == calculate(f"{slow} --peak-tflops bf16=312,fp32=19.5")
 
 
 def test_adapters_cost_forward_and_the_gradients_of_inputs(calculate):
@@ -227,6 +228,19 @@ def test_a_width_of_the_mlp_alone_leaves_a_config_what_it_is(capsys, tmp_path):
         (f"{GPT3} --heads 7", "heads: got 7, wanted a divisor of hidden, 12288, or head_dim."),
         (f"{GPT3} --experts 8", "active_experts: got 0, wanted 1 to 8 of the experts."),
         (f"{GPT3} --experts 8 --active-experts 9", "active_experts: got 9, wanted 1 to 8 of the experts."),
+        (f"{GPT3} --params nan", "params: got nan, wanted a number above 0."),
+        (f"{GPT3} --params inf", "params: got inf, wanted a number from 1e-09 to 1e+18."),
+        (f"{GPT3} --layers 1{'0' * 400}", "layers: got 1e+18 or more, wanted a smaller whole number."),
+        (f"{GPT3} --batch 1 --step-time 1e-320", "step_time: got 1e-320, wanted a number from 1e-09 to 1e+18."),
+        (
+            f"{GPT3} --dtype int3",
+            "dtype: got 'int3', wanted one of bf16, fp16, half, tf32, fp32, fp64, fp8.",
+        ),
+        (
+            f"{GPT3} --batch 1 --step-time 1e-3 --peak-tflops 312",
+            "MFU: got 6900 by the lowest convention, wanted at most 1: check time, GPUs and peak.",
+        ),
+        (f"{GPT3} --peak-tflops 1e308", "peak_tflops: got '1e308', wanted TFLOPS above 0 such as 989.5."),
         (f"{GPT3} --peak-tflops 0", "peak_tflops: got '0', wanted TFLOPS above 0 such as 989.5."),
         ("a.json --config b.json --seq 1", "CONFIG: got two of them, wanted one."),
     ],
@@ -243,6 +257,19 @@ def test_what_makes_no_sense_is_refused_in_words(say, words, sentence):
         ("[]", "wanted a config.json, got list."),
         ("{", "wanted a config.json, got Expecting"),
         (json.dumps(CONFIG | {"hidden_size": "wide"}), "hidden_size: got 'wide', wanted a whole number."),
+        (
+            json.dumps(CONFIG | {"tie_word_embeddings": "false"}),
+            "tie_word_embeddings: got 'false', wanted true or false.",
+        ),
+        (
+            json.dumps(CONFIG | {"architectures": ["LlamaForJoy"]}),
+            "architectures: got ['LlamaForJoy'], wanted a name that ends in ForCausalLM, ",
+        ),
+        (json.dumps(CONFIG | {"architectures": 7}), "architectures: got 7, wanted a name that ends in ForCausalLM, "),
+        (
+            '{"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, "vocab_size": 9, "n_positions": "many"}',
+            "n_positions: got 'many', wanted a whole number.",
+        ),
     ],
 )
 def test_a_config_that_makes_no_sense_is_refused_in_words(say, tmp_path, content, sentence):

@@ -1,8 +1,12 @@
 """The command line itself, whichever command it names."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
-from perf_callbacks.commands import COMMANDS, main
+from perf_callbacks.commands import COMMANDS, PIPE_CLOSED, main
 from perf_callbacks.version import __version__
 
 
@@ -45,3 +49,20 @@ def test_what_is_no_command_is_refused(capsys, words):
     status, told, complaint = exits(capsys, *words)
     assert (status, told) == (2, "")
     assert complaint.startswith("usage: perf-callbacks ")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pipes are other ones there")
+@pytest.mark.parametrize("words", [["--help"], ["status"], ["flops", "--params", "1e9", "--seq", "1"]])
+def test_a_reader_that_has_left_is_no_error(words):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "perf_callbacks", *words],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        timeout=120,
+        check=False,
+    )
+    os.close(writer)
+    assert done.returncode in {0, PIPE_CLOSED}  # argparse forgives a pipe that is closed
+    assert done.stderr == b""

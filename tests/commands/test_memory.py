@@ -35,7 +35,7 @@ def told(capsys, *words):
 
 
 def test_parts_and_a_leak_are_shown_for_each_rank(tmp_path, capsys):
-    growing = [Use(step=10 * place, resident_gb=3.0 + place / 36) for place in range(36)]
+    growing = [Use(step=10 * place, resident_gb=3.0 + place / 18, anonymous_gb=2.0 + place / 36) for place in range(36)]
     journal(tmp_path, [PARTS, *growing])
     journal(tmp_path, [Memory(step=2, device="cpu", weights_gb=0.001), *growing[:2]], rank=1)
     assert told(capsys, tmp_path) == (
@@ -48,8 +48,9 @@ def test_parts_and_a_leak_are_shown_for_each_rank(tmp_path, capsys):
         "  context         500 MB\n"
         "  peak           10.0 GB\n"
         "  activations and temporary memory: the tensors that the counted step made\n"
-        "  host memory: 3.00 GB at first, 3.97 GB at last\n"
-        "  slope +10.000 GB per hour, 2.78 MB per step: a leak, it doesn't level off\n"
+        "  host memory: 3.00 GB at first, 4.94 GB at last, slope +20.000 GB per hour\n"
+        "  without pages of files +10.000 GB per hour, 2.78 MB per step: a leak, it\n"
+        "    doesn't level off\n"
         "rank 1, step 2, on cpu\n"
         "  weights        1.00 MB\n"
         "  gradients            —\n"
@@ -58,19 +59,29 @@ def test_parts_and_a_leak_are_shown_for_each_rank(tmp_path, capsys):
         "  temporary            —\n"
         "  peak                 —\n"
         "  activations and temporary memory are unknown: no step was counted\n"
-        "  host memory: 3.00 GB at first, 3.03 GB at last\n"
+        "  host memory: 3.00 GB at first, 3.06 GB at last\n"
         "  too few `use` records for a slope: with one in 10 s it takes three minutes\n"
     )
 
 
 def test_a_clean_run_has_no_leak(tmp_path, capsys):
-    journal(tmp_path, [Use(step=place, resident_gb=3.0) for place in range(40)])
+    journal(tmp_path, [Use(step=place, resident_gb=3.0, anonymous_gb=2.0) for place in range(40)])
     assert told(capsys, tmp_path) == (
         "rank 0: no `memory` record: the fit ended before its third step, or a version\n"
         "    without them wrote it\n"
-        "  host memory: 3.00 GB at first, 3.00 GB at last\n"
-        "  slope +0.000 GB per hour: no leak\n"
+        "  host memory: 3.00 GB at first, 3.00 GB at last, slope +0.000 GB per hour\n"
+        "  without pages of files +0.000 GB per hour: no leak\n"
     )
+
+
+@pytest.mark.parametrize(("anonymous", "leak"), [(2.0, False), (None, None)])
+def test_pages_of_files_are_no_leak(tmp_path, capsys, anonymous, leak):
+    uses = [Use(step=place, resident_gb=3.0 + place / 36, anonymous_gb=anonymous) for place in range(36)]
+    journal(tmp_path, uses)
+    found = json.loads(told(capsys, tmp_path, "--json"))[0]
+    assert found["leak"] is leak
+    assert found["resident_gb_per_hour"] == pytest.approx(10.0)
+    assert ("leaks unknown" in told(capsys, tmp_path)) is (leak is None)
 
 
 def test_json(tmp_path, capsys):
@@ -92,7 +103,8 @@ def test_json(tmp_path, capsys):
             },
             "resident_gb": None,
             "resident_gb_per_hour": None,
-            "leak": False,
+            "anonymous_gb_per_hour": None,
+            "leak": None,
         }
     ]
 
@@ -131,7 +143,7 @@ def test_sizes_that_no_run_can_have_are_left_out(tmp_path, capsys):
     uses = [Use(step=place, resident_gb=place * 3e306) for place in range(1, 50)]
     journal(tmp_path, [Memory(step=2, device="cpu", weights_gb=-1.0, activations_gb=1e308, peak_gb=2.0), *uses])
     found = json.loads(told(capsys, tmp_path, "--json"))[0]
-    assert (found["gb"], found["resident_gb"], found["leak"]) == ({"peak": 2.0}, None, False)
+    assert (found["gb"], found["resident_gb"], found["leak"]) == ({"peak": 2.0}, None, None)
     assert "host memory" not in told(capsys, tmp_path)
 
 

@@ -69,7 +69,7 @@ def test_a_last_wave_that_is_nearly_empty(shapes):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--tokens", "0"], "--tokens: got 0, wanted a whole number from 1 on."),
+        (["--tokens", "0"], "--tokens: got 0, wanted a whole number from 1 to 1e+18."),
         (["--multiprocessors", "108"], "--tokens: is missing, wanted the tokens that the multiprocessors work on."),
     ],
 )

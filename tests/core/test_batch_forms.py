@@ -24,6 +24,10 @@ def t(*sizes):
     return torch.ones(*sizes)
 
 
+def i(*sizes):
+    return torch.ones(*sizes, dtype=torch.long)
+
+
 def read(batch, **options):
     reader = BatchReader()
     for name, value in options.items():
@@ -102,7 +106,7 @@ def test_a_mask_of_numbers_says_nothing_in_numpy_either():
         (X.numpy(), 4, (("", (4, 3)),)),
         ((X.numpy(), Y.numpy()), 4, (("[0]", (4, 3)), ("[1]", (4,)))),
         (BaseModelOutput(last_hidden_state=X), 4, (("last_hidden_state", (4, 3)),)),
-        ({"a": [X, {"y": Y}], "n": 3}, 4, (("a[0]", (4, 3)), ("a[1].y", (4,)))),
+        ({"a": [X, {"y": Y}], "n": 3}, 4, (("a[0]", (4, 3)), ("a[1].y", (4,)), ("n = 3", ()))),
         ([Named(X, Y), Y], 4, (("[0].input_ids", (4, 3)), ("[0].labels", (4,)), ("[1]", (4,)))),
         ({"rows": ["a", "b"], "x": X}, 4, (("x", (4, 3)),)),
     ],
@@ -191,9 +195,10 @@ def test_packed_sequences_have_rows_and_steps(enforce_sorted):
         pytest.param({"pixel_values": t(2, 3, 8, 8), "pixel_mask": t(2, 8, 8),
                       "labels": [{"boxes": t(n, 4), "class_labels": t(n), "image_id": t(1), "area": t(n), "size": t(2)}
                                  for n in (5, 5)]}, 2, id="DETR"),
-        pytest.param(([t(3, 8, 9), t(3, 7, 6)], [{"boxes": t(5, 4)}, {"boxes": t(5, 4)}]), None, id="rows or columns"),
-        pytest.param([{"x": t(16, 3), "y": t(16)}, {"x": t(16, 3)}], 16, id="default_collate of two mappings"),
-        pytest.param([[t(16, 3), t(16)], [t(16, 3), t(16)]], 16, id="default_collate of two pairs"),
+        pytest.param(([t(3, 8, 9), t(3, 7, 6)], [{"boxes": t(5, 4)}, {"boxes": t(5, 4)}]), 2,
+                     id="detection, as many objects in each image"),
+        pytest.param([{"x": t(16, 3), "y": t(16)}, {"x": t(16, 3)}], None, id="two mappings, paired or not"),
+        pytest.param([[t(16, 3), t(16)], [t(16, 3), t(16)]], None, id="two pairs: paired, or of two loaders"),
         pytest.param((t(50, 4, 7), t(4)), None, id="time-major"),
         pytest.param((t(50, 4, 7), t(50, 4, 7), t(4)), None, id="time-major, sequences in and out"),
         pytest.param((t(50, 4, 7), t(4), t(4)), 4, id="time-major, and most agree"),
@@ -205,7 +210,10 @@ def test_packed_sequences_have_rows_and_steps(enforce_sorted):
         pytest.param({"labeled": {"x": t(8, 3), "y": t(8)}, "unlabeled": {"x": t(56, 3)}}, None, id="half supervised"),
         pytest.param({"inputs": {"x": t(4, 3), "weights": t(10)}, "y": t(4)}, None, id="half of the parts"),
         pytest.param({"batch": {"x": t(4, 3), "y": t(4), "weights": t(10)}}, 4, id="a batch in a batch"),
-        pytest.param([{"x": t(3), "y": t(1)}, {"x": t(5), "y": t(1)}], None, id="rows that hold tensors"),
+        pytest.param({"z": i(30), "pos": t(30, 3), "batch": i(30), "y": t(4)}, 4, id="atoms of molecules"),
+        pytest.param({"z": i(30), "pos": t(30, 3), "batch": i(30)}, None, id="atoms without a value per molecule"),
+        pytest.param({"coord": t(99, 3), "feat": t(99, 6), "segment": i(99), "offset": i(4)}, 4, id="point clouds"),
+        pytest.param({"batch": i(8), "label": i(8)}, None, id="all of it might be indices"),
         pytest.param([t(5), t(7), t(3)], None, id="rows or columns of all lengths"),
         pytest.param({"pixel_values": t(900, 12), "image_grid_thw": t(3, 3), "input_ids": IDS, "labels": IDS}, 4,
                      id="image patches beside token ids"),
@@ -222,6 +230,87 @@ def test_samples_are_what_the_tensors_agree_on_or_unknown(batch, samples):
     assert read(batch).shape != ()
 
 
+def many(count, make):
+    return [make(place) for place in range(count)]
+
+
+def ids(*sizes):
+    return torch.ones(*sizes, dtype=torch.long)
+
+
+TEXT = {"input_ids": ids(4, 8), "attention_mask": ids(4, 8)}
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [
+        # Samples that nobody put together: lists of mappings, tuples, objects.
+        pytest.param(many(8, lambda _: {"array": t(160)}), 8, id="waves"),
+        pytest.param([{"array": t(160)}], 1, id="a wave"),
+        pytest.param(many(8, lambda n: {"array": t(160 + n), "sampling_rate": 16000}), 8, id="waves of all lengths"),
+        pytest.param(many(8, lambda _: {"image": t(3, 32, 32)}), 8, id="images"),
+        pytest.param(many(8, lambda _: {"image": t(1, 28, 28), "label": 3}), 8, id="images with labels"),
+        pytest.param(many(8, lambda _: (t(3, 32, 32), t(32, 32))), 8, id="images with masks"),
+        pytest.param(many(8, lambda _: [t(3, 32, 32), t(1, 32, 32)]), None, id="a grid of images"),
+        pytest.param(many(8, lambda _: (t(3, 32, 32), t(3, 64, 64))), None, id="small and large images"),
+        pytest.param(many(4, lambda _: (t(160), 16000, "a")), 4, id="wave, rate, text"),
+        pytest.param(many(4, lambda _: (t(1, 160), 16000, "a")), 4, id="torchaudio"),
+        pytest.param(many(3, lambda _: (t(16), torch.tensor(1.0))), 3, id="features and a number"),
+        pytest.param(many(3, lambda _: (torch.tensor(0.5), torch.tensor(1.0))), None, id="a grid of numbers"),
+        pytest.param(many(3, lambda n: (t(16 + n, 3), ids(2))), 3, id="sequences to sequences"),
+        pytest.param(many(2, lambda n: {"input_ids": ids(7 + n), "labels": ids(7 + n)}), 2, id="texts"),
+        pytest.param(many(8, lambda _: {"input_ids": ids(64), "attention_mask": ids(64)}), 8, id="padded texts"),
+        pytest.param(many(2, lambda _: {"input_ids": ids(64), "pixel_values": t(3, 32, 32)}), 2, id="texts, images"),
+        pytest.param(many(2, lambda _: {"input_ids": ids(64), "position_ids": ids(64)}), None, id="lists of packed"),
+        pytest.param(many(2, lambda n: {"image": t(3, 32, 32), "boxes": t(n + 1, 4), "height": 9}), 2, id="Detectron2"),
+        pytest.param(many(5, lambda n: Data(x=t(9 + n, 3), edge_index=t(2, 30), y=t(1))), 5, id="a list of graphs"),
+        pytest.param(many(2, lambda _: Data(x=t(9, 3), batch=t(9), ptr=t(4))), None, id="a list of batches of graphs"),
+        pytest.param(many(3, lambda _: Fields(ids(9), ids(9))), 3, id="samples that are objects"),
+        pytest.param([{"array": t(160)}, {"array": t(120), "text": "a"}], None, id="samples of two forms"),
+        # Tensors in lists: columns, or samples.
+        pytest.param(many(4, lambda _: ids(8)), None, id="four texts, or four columns"),
+        pytest.param([ids(16), ids(16), t(16)], 16, id="users, items, ratings"),
+        pytest.param([ids(16, 8), ids(16, 8)], 16, id="inputs and labels"),
+        pytest.param([t(16, 3), t(16, 3)], 16, id="inputs and targets"),
+        pytest.param([t(16, 3, 32, 32), t(16, 3, 32, 32)], 16, id="two views"),
+        pytest.param((t(16, 3), t(16, 3), t(16, 3)), 16, id="triplets"),
+        pytest.param([t(16, 3)], 16, id="TensorDataset of one"),
+        pytest.param([t(16, 3), t(16, 2), ids(16)], 16, id="TensorDataset of three"),
+        pytest.param(many(8, lambda _: t(3, 32, 32)), None, id="eight images, or eight columns"),
+        pytest.param(many(8, lambda n: t(3, 30 + n, 32)), None, id="eight images of all sizes"),
+        pytest.param([t(5, 3), t(5, 3), t(7, 3)], None, id="clouds of points, most as large"),
+        pytest.param((t(5, 3), t(5, 3), t(7, 3)), None, id="clouds of points in a tuple"),
+        pytest.param([t(8, 3), t(16, 3)], None, id="two loaders, or two samples"),
+        # Columns of samples.
+        pytest.param({"audio": many(8, lambda _: t(160))}, None, id="a column of waves"),
+        pytest.param({"audio": many(8, lambda _: t(160)), "text": ["a"] * 8}, 8, id="waves and texts by column"),
+        pytest.param({"audio": many(8, lambda _: t(160)), "labels": ids(8)}, 8, id="a column of waves, and labels"),
+        pytest.param({"pixel_values": many(8, lambda _: t(3, 32, 32)), "labels": ids(8)}, 8, id="a column of images"),
+        pytest.param((tuple(many(8, lambda _: t(3, 32, 32))), (3,) * 8), 8, id="zip(*batch)"),
+        pytest.param((tuple(many(8, lambda _: t(3, 32, 32))), tuple(many(8, torch.tensor))), 8, id="zip, of tensors"),
+        pytest.param((many(8, lambda _: t(3, 32, 32)), many(8, lambda _: t(32, 32))), 8, id="zip, images and masks"),
+        pytest.param((t(2, 3, 8, 8), many(2, lambda _: {"boxes": t(2, 4), "labels": t(2)})), 2, id="detection, alike"),
+        pytest.param(([TEXT, TEXT], t(4)), 4, id="sentence pairs as a list of columns"),
+        # Batches in a batch: of several loaders, of several micro-batches, or in several roles.
+        pytest.param([TEXT, TEXT], None, id="a list of micro-batches of texts"),
+        pytest.param((TEXT, TEXT), None, id="two batches of texts, paired or not"),
+        pytest.param({"query": TEXT, "passage": TEXT}, 4, id="queries and passages"),
+        pytest.param([TEXT], 4, id="a batch in a list"),
+        pytest.param(([t(8, 3), t(8)], [t(16, 3), t(16)]), None, id="zip of two loaders"),
+        pytest.param({"a": [t(8, 3), t(8)], "b": [t(8, 3), t(8)]}, None, id="a loader each, of one size"),
+        pytest.param(({"x": t(8, 3)}, {"y": t(8)}), 8, id="inputs and targets as mappings"),
+        pytest.param({"inputs": {"x": t(8, 3)}, "targets": {"y": t(8)}}, 8, id="inputs and targets by name"),
+        pytest.param([{"x": t(50, 4, 7), "y": t(4)}, {"x": t(50, 4, 7), "y": t(4)}], None, id="two time-major batches"),
+        pytest.param(({"x": t(8, 3), "y": t(8)}, 0, 0), 8, id="a batch with its number"),
+        pytest.param(([t(8, 3), t(8, 3)], 0, 0), 8, id="a pair with its number"),
+        pytest.param({"input_ids": ids(1, 50), "labels": ids(1, 50), "cu_seq_lens_q": ids(5)}, None, id="packed"),
+        pytest.param({"input_ids": ids(2, 50), "position_ids": ids(2, 50)}, 2, id="rows with positions"),
+    ],
+)  # fmt: skip
+def test_a_list_of_samples_has_as_many_as_it_is_long_and_ambiguous_lists_are_unknown(batch, samples):
+    assert read(batch).samples == samples
+
+
 @pytest.mark.parametrize(
     ("batch", "samples", "tokens"),
     [
@@ -235,6 +324,21 @@ def test_samples_are_what_the_tensors_agree_on_or_unknown(batch, samples):
 def test_samples_of_several_loaders_add_up(batch, samples, tokens):
     found = read(batch, several=True)
     assert (found.samples, found.tokens) == (samples, tokens)
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [
+        ((i(35, 20), i(35, 20)), None),
+        ((t(35, 20, 8), i(35, 20)), None),
+        ((i(20, 20), i(20, 20)), 20),
+        ((i(35, 20), i(35)), 35),
+        ((t(4, 3, 8, 8),), 4),
+        ({"input_ids": i(4, 9), "labels": i(4, 9)}, 4),
+    ],
+)
+def test_sequences_alone_have_no_samples_where_time_may_come_first(batch, samples):
+    assert read(batch, time_first=True).samples == samples
 
 
 def looked_up(reader, batches, *indices, rows=50):
@@ -299,3 +403,43 @@ def test_batches_with_token_ids_by_name_have_said_it():
     reader, other = BatchReader(), IDS.clone()
     assert not looked_up(reader, [{"input_ids": IDS, "other": other}], other)
     assert reader.read({"input_ids": IDS[:, :2], "other": other}).tokens == 8
+
+
+def learned(batch, *tables):
+    """Tokens of a batch whose tensors were looked up in tables, given as (rows, tensor)."""
+    reader = BatchReader()
+    reader.note()
+    reader.read(batch)
+    reader.look_up([Lookup(n, rows, one.data_ptr(), one.numel()) for n, (rows, one) in enumerate(tables)])
+    return reader.read(batch).tokens
+
+
+def test_a_number_for_each_sample_is_no_token_however_large_its_table():
+    users, items, labels, column = ids(4), ids(4, 8), ids(4), ids(4, 1)
+    assert learned((users, items, labels), (1000, users), (50, items)) == 32
+    assert learned((users, items.clone(), labels), (1000, users.clone()), (50, items)) == 32
+    assert learned((t(4, 3, 8, 8), labels), (1000, labels)) is None
+    assert learned((t(4, 3, 8, 8), column), (1000, column)) is None
+    assert learned([users, labels], (1000, users)) is None
+
+
+@pytest.mark.parametrize("clone", [lambda x: x, torch.clone], ids=["itself", "copied"])
+def test_a_tensor_that_is_in_a_batch_twice_is_counted_once(clone):
+    x = ids(4, 8)
+    assert learned((x, x), (50, clone(x))) == 32
+    assert learned({"x": x, "labels": x, "y": ids(4)}, (50, clone(x))) == 32
+
+
+def test_sequences_of_two_lengths_in_two_tables_are_ambiguous():
+    source, target, segments = ids(4, 8), ids(4, 6), ids(4, 8)
+    assert learned((source, target), (1000, source), (900, target)) is None
+    assert learned((source, target), (1000, source.clone()), (900, target.clone())) is None
+    assert learned((source, segments), (1000, source), (2, segments)) == 32
+
+
+def test_sequences_in_one_table_add_up():
+    reader, source, target = BatchReader(), ids(4, 8), ids(4, 6)
+    reader.note()
+    reader.read((source, target))
+    reader.look_up([Lookup(1, 50, one.data_ptr(), one.numel()) for one in (source, target)])
+    assert reader.read((source, target)).tokens == 56

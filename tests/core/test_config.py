@@ -24,9 +24,9 @@ FIELDS = {
     "measure_peak": (["auto", "on", "off"], ["always", True], "one of auto, on, off"),
     "checklist": (["on", "prove", "off"], ["apply", False], "one of on, prove, off"),
     "skip": (
-        ["", "gc", "gc, affinity,tf32-matmul"],
-        [None, "gc;affinity", ["gc"]],
-        "checklist items separated by commas",
+        ["", "gc", "gc, affinity,", " loaders "],
+        [None, "gc;affinity", ["gc"], "gcc", "gc affinity", "gcaffinity", "tf32"],
+        "checklist items separated by commas: gc, loaders, affinity",
     ),
     "gc": (["sync", "freeze", "observe", "off"], ["sinc", "SYNC", False], "one of sync, freeze, observe, off"),
     "gc_interval": ([1, 100], [0, -1, 1.5, "100", True, None], COUNT),
@@ -38,12 +38,14 @@ FIELDS = {
     "loaders": (["apply", "advise", "off"], ["on", None], "one of apply, advise, off"),
     "exchange": (["on", "off"], [True, "auto"], "one of on, off"),
     "stragglers": (["on", "off"], [True, "auto"], "one of on, off"),
-    "window": ([1, 50], [0, 2.0, "50", False], COUNT),
+    "window": ([1, 50, 10**18 - 1], [0, 2.0, "50", False], COUNT),
     "stall_after": (
         ["auto", "off", "120", "0.5"],
         ["never", "0", "-1", "", 0, True, None],
         'auto, off, or seconds above 0 such as "120"',
     ),
+    "metrics": (["main", "all"], ["off", None], "one of main, all"),
+    "console": (["main", "all", "off"], ["none", False], "one of main, all, off"),
     "journal": ([True, False], ["true", 0], FLAG),
     "report": ([True, False], ["html", None], FLAG),
     "output_dir": ([None, "out", "/somewhere/else"], [1, b"out"], TEXT),
@@ -135,3 +137,17 @@ def test_training_arguments_take_their_words_first_and_leave_the_rest(tmp_path):
     (config,) = HfArgumentParser(PerfConfig).parse_args_into_dataclasses(rest)
     assert (arguments.output_dir, arguments.max_steps) == (str(tmp_path), 3)
     assert config == PerfConfig(gc="observe", report=True)
+
+
+@pytest.mark.parametrize("name", ["window", "peak_tflops", "stall_after"])
+def test_a_number_too_long_to_be_written_is_refused_in_words(name):
+    with pytest.raises(ConfigError, match=f"^{name}: got a number of 19 digits or more, wanted ") as error:
+        PerfConfig(**{name: 10**5000})
+    assert len(str(error.value)) < 200
+
+
+def test_a_sentence_shows_no_control_character_and_no_long_value():
+    assert str(ConfigError("a\x1b[2J\n")) == "a\\x1b[2J\\n"
+    with pytest.raises(ConfigError) as error:
+        PerfConfig(gc="x" * 5000)
+    assert len(str(error.value)) < 400

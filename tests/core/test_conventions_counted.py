@@ -38,12 +38,13 @@ OWN = {
 BATCH, SEQ = 2, 24
 
 
-def built(kind, directory):
+def built(kind, directory, auto=transformers.AutoModelForCausalLM, **more):
     """A tiny model with random weights, and the config.json that it would be saved with."""
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(kind, **OWN.get(kind, SMALL))
+    config = transformers.AutoConfig.for_model(kind, **(OWN.get(kind, SMALL) | more))
     options = {"experts_implementation": "eager"} if kind == "mixtral" else {}
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", **options)
+    model = auto.from_config(config, attn_implementation="eager", **options)
+    model.config.architectures = [type(model).__name__]  # as in a saved model
     model.config.save_pretrained(directory)
     return model, json.loads((directory / "config.json").read_text())
 
@@ -61,6 +62,34 @@ def test_matmul_is_what_is_counted(kind, tmp_path):
     model, config = built(kind, tmp_path)
     flops = step_flops(Architecture(**dimensions(config)), BATCH, SEQ)
     assert flops.model == pytest.approx(counted(model), rel=0.001)
+
+
+HEADS = {
+    "classes of sequences": (transformers.AutoModelForSequenceClassification, {"num_labels": 7}, {"labels": (BATCH,)}),
+    "two classes": (transformers.AutoModelForSequenceClassification, {}, {"labels": (BATCH,)}),
+    "classes of tokens": (transformers.AutoModelForTokenClassification, {"num_labels": 5}, {"labels": (BATCH, SEQ)}),
+    "ends of an answer": (
+        transformers.AutoModelForQuestionAnswering,
+        {},
+        {"start_positions": (BATCH,), "end_positions": (BATCH,)},
+    ),
+    "no head": (transformers.AutoModel, {}, {}),
+}
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen2"])
+def test_a_head_without_a_vocabulary_counts_as_wide_as_it_is(kind, head, tmp_path):
+    auto, more, targets = HEADS[head]
+    model, config = built(kind, tmp_path, auto, pad_token_id=0, **more)
+    ids = torch.randint(3, 96, (BATCH, SEQ))
+    with FlopCounterMode(display=False) as counter:
+        labels = {name: torch.ones(size, dtype=torch.long) for name, size in targets.items()}
+        found = model(input_ids=ids, use_cache=False, **labels)
+        (found.loss if targets else found.last_hidden_state.sum()).backward()
+    shape = Architecture(**dimensions(config))
+    assert step_flops(shape, BATCH, SEQ).model == pytest.approx(counter.get_total_flops(), rel=0.001)
+    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters() if parameter.ndim > 1)
 
 
 @pytest.mark.parametrize("kind", FAMILIES)

@@ -287,7 +287,7 @@ def test_a_row_begins_where_the_last_one_ended():
         fit.step(forward=seconds)
         rows.append(fit.engine.row(fit.number)["perf/step_time"])
     assert rows == [1, 2, 4]
-    assert fit.engine.whole(4)["perf/step_time"] == pytest.approx(7 / 3, rel=1e-5)  # six figures
+    assert fit.engine.whole(4)["perf/run/step_time"] == pytest.approx(7 / 3, rel=1e-5)  # six figures
 
 
 @pytest.mark.parametrize("log", ["row", "whole"])

@@ -1,4 +1,4 @@
-"""Slopes and leaks: series of resident memory, one point in ten seconds."""
+"""Slopes and leaks: series of memory, one point in ten seconds."""
 
 import math
 import random
@@ -50,7 +50,7 @@ def test_without_steps_the_pace_per_step_is_unknown():
 
 def test_a_few_points_far_off_change_nothing():
     line = points(lambda share: 4.0 + share)
-    line[30] = line[30]._replace(resident_gb=40.0)
+    line[30] = line[30]._replace(gb=40.0)
     assert slope(line) == pytest.approx(6.0, rel=0.01)
 
 

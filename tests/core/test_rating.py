@@ -47,17 +47,33 @@ def test_where_a_format_has_no_peak_there_is_no_mixed_ratio_and_the_others_stand
     assert (metrics["mfu"], metrics["mfu_mixed"]) == (0.2, None)
 
 
+MEASURED = "training ran faster than the measured peak"
+STATED = "training ran faster than the stated peak of 4e-09 TFLOPS in bfloat16"
+
+
 @pytest.mark.parametrize(
     ("peaks", "seconds", "refuted"),
     [
-        (Peaks({"bfloat16": 4_000.0}, "x", measured=True), 4.0, True),
-        (Peaks({"bfloat16": 4_000.0}, "x", measured=True), 4.5, False),
-        (Peaks({"bfloat16": 4_000.0}, "a data sheet"), 4.0, False),
-        (Peaks({"float32": 4_000.0}, "x", measured=True), 4.0, False),
-        (None, 4.0, False),
+        (Peaks({"bfloat16": 4_000.0}, "x", measured=True), 4.0, MEASURED),
+        (Peaks({"bfloat16": 4_000.0}, "x", measured=True), 4.5, None),
+        (Peaks({"bfloat16": 4_000.0}, "a data sheet"), 4.0, STATED),
+        (Peaks({"bfloat16": 4_000.0}, "a data sheet"), 4.5, None),
+        (Peaks({"float32": 4_000.0}, "x", measured=True), 4.0, None),
+        (None, 4.0, None),
     ],
 )
-def test_only_a_measured_peak_is_refuted_by_what_was_done(peaks, seconds, refuted):
+def test_a_peak_is_refuted_by_steps_that_did_more(peaks, seconds, refuted):
     rating = rated(peaks)
-    assert rating.refuted(Effort(8_000, 17_000, None), seconds) is refuted
+    assert rating.refuted(Effort(8_000, 17_000, None), seconds) == refuted
     assert rating.without_peak() == Rating(dtype="bfloat16", coverage=1.0, lower_bound=False)
+
+
+@pytest.mark.parametrize(
+    ("counts", "share"),
+    [([1_700] * 2, 0.9), ([1_700, 3_400], None), ([1_700, 3_400] * 2, None), ([0] * 2, None), ([0, 1_700], None)],
+)
+def test_the_unmasked_share_is_known_while_all_counts_agree(counts, share):
+    rating = None
+    for masked in counts:
+        rating = rate(WORK, coverage=1.0, lower_bound=False, masked_flops=masked, before=rating)
+    assert rating.unmasked_share == share

@@ -23,7 +23,7 @@ PER_DEVICE = {
     "perf/useful_tokens_per_second_per_device": 12.0,
 }
 OVER_ALL = {"perf/samples_per_second": 2.0, "perf/tokens_per_second": 16.0, "perf/useful_tokens_per_second": 12.0}
-EVERYTHING = TIMES | PAUSES | PER_DEVICE | OVER_ALL | {"perf/gc_time": 0.0}
+EVERYTHING = TIMES | PAUSES | OVER_ALL | {"perf/gc_time": 0.0}
 
 
 def without(*parts):
@@ -43,12 +43,16 @@ def test_of_several_processes_one_knows_only_its_own_rates():
     assert row_of(run=a_run(world_size=2)) == TIMES | PAUSES | PER_DEVICE | {"perf/gc_time": 0.0}
 
 
+def test_one_device_has_no_rate_twice():
+    assert not [key for key in row_of() if "per_device" in key]
+
+
 def test_devices_of_one_process_share_its_rates():
     assert row_of(devices=2) == EVERYTHING | {name: value / 2 for name, value in PER_DEVICE.items()}
 
 
 def test_stages_that_are_not_seen_are_left_out():
-    assert row_of(staged=False) == {"perf/step_time": 2.0} | PAUSES | PER_DEVICE | OVER_ALL
+    assert row_of(staged=False) == {"perf/step_time": 2.0} | PAUSES | OVER_ALL
 
 
 def test_collections_that_are_not_timed_are_left_out():

@@ -22,6 +22,8 @@ FROM_ENV = {
     "stragglers": ("off", "off", "0"),
     "window": (" 7 ", 7, "1.5"),
     "stall_after": ("120", "120", "soon"),
+    "metrics": ("main", "main", "off"),
+    "console": ("off", "off", "0"),
     "journal": ("No", False, "2"),
     "report": ("yes", True, "html"),
     "output_dir": ("elsewhere", "elsewhere", None),

@@ -278,6 +278,13 @@ def test_equal_batches_of_which_counts_differ_by_more_than_a_hundredth_are_unkno
     assert (shaped.of([ids(2, 8)]) is None) is varies
 
 
+def test_batches_of_which_only_some_have_products_are_unknown():
+    shaped = ShapedWork()
+    shaped.learn([ids(2, 8)], [Work({LINEAR: 1000})], Calls(1, 0), step=2)
+    shaped.learn([ids(2, 8)], [Work()], Calls(1, 0), step=10)
+    assert shaped.unknowns.varies == "the work of equal batches varies (some have none; counts at steps 2 and 10)"
+
+
 def test_a_family_has_the_same_tensors():
     shaped = learned(transformer, ids, (2, 8), (5, 16), (3, 4))
     assert shaped.of([ids(2, 9)]) is not None
@@ -369,6 +376,13 @@ def other_calls(shaped):
     assert shaped.of([ids(2, 8)], Calls(2, 1)) is None
 
 
+def uneven_calls(shaped):
+    shaped.learn([ids(2, 8)] * 2, [Work({LINEAR: 300})], Calls(2, 1))
+    assert shaped.of([ids(2, 8)] * 2, Calls(2, 1)).model_flops == 300
+    shaped.learn([ids(2, 8), images(2)], [Work({LINEAR: 400})], Calls(2, 1))
+    assert shaped.of([ids(2, 8), images(2)], Calls(2, 1)) is None
+
+
 def other_shape(shaped):
     assert shaped.of([images(2)], Calls(1, 1)) is None
 
@@ -390,6 +404,7 @@ def other_parameters(shaped):
     ("unknown", "cause"),
     [
         (other_calls, "the model runs forward and backward in ways that were not counted"),
+        (uneven_calls, "batches differ in shape and in their calls of the model"),
         (other_shape, "batches of 1 shape have a size that was not counted and doesn't scale"),
         (unread, "the shapes of its batches can't be read"),
         (other_parameters, "in some steps other parameters were trained than before"),

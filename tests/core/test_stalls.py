@@ -66,6 +66,16 @@ def test_the_first_three_steps_may_take_ten_times_as_long():
     assert [second for second, _ in ticks(Patience("60", 0, 0.0), 700, step=0)] == [600]
 
 
+def test_a_stall_is_told_with_all_seconds_also_those_in_which_no_thread_could_look():
+    patience = a_patience("5")
+    assert ticks(patience, 4) == []
+    assert patience.tick(8.0, 10, None) == "began"
+    assert patience.without_step == 8.0
+    patience.tick(15.0, 10, None)
+    assert patience.tick(15.5, 11, None) == "over"
+    assert patience.lost == 15.5
+
+
 @pytest.mark.parametrize("gap", [10.0, 3600.0, 10**6])
 def test_a_stopped_process_a_debugger_and_a_suspended_laptop_are_no_stall(gap):
     patience = a_patience("5")

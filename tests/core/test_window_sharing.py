@@ -171,3 +171,17 @@ def test_where_nothing_is_exchanged_any_more_nothing_is_agreed_on():
     ranks.latest, ranks.window = WINDOW, None
     steps(fit, 2 * WATCHED_BLOCK)
     assert asking.heard == []
+
+
+def test_the_row_of_a_whole_fit_has_no_rates_of_the_last_window():
+    """The window covers other steps than the rates per device beside it."""
+    ranks = FakeRanks(window=4)
+    fit = Fit(a_run(world_size=2), ranks=ranks)
+    for seconds in (1, 1, 1, 1, 9, 9):
+        fit.feed(8)
+        fit.step(forward=seconds)
+    ranks.latest = replace(WINDOW, seconds=3.0, samples=48)
+    row, whole = fit.engine.row(fit.number), fit.engine.whole(fit.number)
+    assert row["perf/samples_per_second"] == 16.0
+    assert row["perf/samples_per_second_per_device"] == whole["perf/run/samples_per_second_per_device"]
+    assert "perf/run/samples_per_second" not in whole

@@ -224,6 +224,17 @@ def side_by_side(accelerator, model, optimizer, training, validation):
     return [5, 4]
 
 
+def side_by_side_and_ahead(accelerator, model, optimizer, training, validation):
+    pairs = zip(training, validation, strict=False)
+    pair = next(pairs)
+    while pair is not None:
+        following = next(pairs, None)
+        accelerator.backward(model(**pair[0]).loss + model(**pair[1]).loss)
+        optimizer.step()
+        pair = following
+    return [5, 4]
+
+
 def evaluating_before_the_step(accelerator, model, optimizer, training, validation):
     for batch in training:
         evaluate(model, validation)
@@ -268,6 +279,7 @@ LOOPS = [
     taking_apart,
     two_backwards,
     side_by_side,
+    side_by_side_and_ahead,
     evaluating_before_the_step,
     evaluating_on_the_same_loader,
     always_in_evaluation_mode,
@@ -557,7 +569,7 @@ def test_each_of_two_ranks_has_a_journal_and_the_first_logs(tmp_path, monkeypatc
         (run,) = records(tmp_path, Run, rank=rank)
         assert (run.rank, run.world_size) == (rank, 2)
         assert [step["samples"] for step in steps(tmp_path, rank=rank)] == [4, 4, 4, 2]
-        assert (tmp_path / "checkpoint" / f"perf_callbacks_{rank}.json").is_file()
+        assert (tmp_path / "checkpoint" / ("perf_callbacks.1.json" if rank else "perf_callbacks.json")).is_file()
 
 
 def records_or_nothing(directory):

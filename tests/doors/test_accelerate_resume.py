@@ -85,7 +85,7 @@ def test_a_checkpoint_written_with_us_is_loaded_without_us(tmp_path, custom):
 def test_checkpoints_that_accelerate_names_itself_carry_the_counters_too(tmp_path):
     configuration = ProjectConfiguration(project_dir=str(tmp_path), automatic_checkpoint_naming=True, total_limit=2)
     fit(tmp_path, save=None, project_config=configuration)
-    assert (tmp_path / "checkpoints" / "checkpoint_0" / "perf_callbacks_0.json").is_file()
+    assert (tmp_path / "checkpoints" / "checkpoint_0" / "perf_callbacks.json").is_file()
     accelerator = an_accelerator(tmp_path, project_config=configuration)
     perf = attach(accelerator)
     mine = prepared(accelerator, rows_of_tokens(8))
@@ -101,7 +101,7 @@ def test_checkpoints_that_accelerate_names_itself_carry_the_counters_too(tmp_pat
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"step": "x", "rank": 0, "attempt": 1}'])
 def test_counters_that_make_no_sense_count_as_none(tmp_path, content, caplog):
     fit(tmp_path)
-    (tmp_path / "checkpoint" / "perf_callbacks_0.json").write_text(content)
+    (tmp_path / "checkpoint" / "perf_callbacks.json").write_text(content)
     perf = fit(tmp_path, load="checkpoint")
     assert (perf.summary.steps, totals(perf)) == (4, (None, None))
     assert not caplog.records

@@ -1,15 +1,20 @@
 """Only training work is counted: what else runs in the counted step is not the model's."""
 
+from types import SimpleNamespace
+
 import pytest
 import sparks
 import tiny
 import torch
+from accelerate import Accelerator
 from counted import counts, ids, known, left_behind, truth
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback
 
 from perf_callbacks import PerfConfig
+from perf_callbacks.accelerate import attach
 from perf_callbacks.loop import measure
 from perf_callbacks.transformers import PerfCallback
 
@@ -75,6 +80,11 @@ def a_sample(fit):
     fit.model.train()
 
 
+@torch.no_grad()
+def a_pass_in_training_mode(fit):
+    fit.model(torch.ones(100, WIDTH))
+
+
 @pytest.mark.parametrize(
     "places",
     [
@@ -82,8 +92,9 @@ def a_sample(fit):
         {"first": its_weights, "last": its_weights, "backwards": its_weights},
         {"first": their_norm, "forwards": their_norm, "backwards": their_norm, "last": their_norm},
         {"last": a_sample},
+        {"last": a_pass_in_training_mode},
     ],
-    ids=["logging", "weights", "norms", "sampling"],
+    ids=["logging", "weights", "norms", "sampling", "sampling in training mode"],
 )
 def test_what_a_loop_does_besides_is_not_the_models(tmp_path, places):
     before = left_behind()
@@ -93,6 +104,94 @@ def test_what_a_loop_does_besides_is_not_the_models(tmp_path, places):
     assert (counts(tmp_path)[0].lower_bound, counts(tmp_path)[0].uncounted) == (False, {})
     assert {*known(tmp_path)[2:]} == {STEP}
     assert left_behind() == before
+
+
+@pytest.mark.parametrize(("place", "lower_bound"), [("first", True), ("forwards", False), ("last", False)])
+def test_a_teacher_before_the_model_makes_a_lower_bound(tmp_path, place, lower_bound):
+    teacher = layer().requires_grad_(requires_grad=False).eval()
+
+    @torch.no_grad()
+    def teach(_):
+        teacher(torch.ones(ROWS, WIDTH))
+
+    Fit(tmp_path, **{place: teach})
+    (record,) = counts(tmp_path)
+    assert record.lower_bound is lower_bound
+    assert record.model_flops == STEP + PRODUCT * (place == "forwards")
+    assert [*record.uncounted] == ["Linear, without gradients"] * lower_bound
+
+
+@pytest.mark.parametrize("sampling", [False, True])
+def test_passes_in_training_mode_between_the_steps_of_accelerate_are_not_counted(tmp_path, sampling):
+    accelerator = Accelerator(cpu=True)
+    perf = attach(accelerator, PerfConfig(output_dir=str(tmp_path), gc="off"))
+    model = layer()
+    loader = DataLoader(torch.ones(8 * ROWS, WIDTH), ROWS)
+    model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), loader)
+    for batch in loader:
+        accelerator.backward(model(batch).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        if sampling:
+            a_pass_in_training_mode(SimpleNamespace(model=model))
+    perf.close()
+    assert {*known(tmp_path)[2:]} == {STEP}
+    assert not counts(tmp_path)[0].lower_bound
+
+
+def test_a_generator_that_runs_again_for_its_critic_makes_a_lower_bound(tmp_path):
+    """No batch is fetched between its pass without gradients and the critic's backward."""
+    critic = nn.Linear(WIDTH, 2)
+
+    def train_critic(fit):
+        with torch.no_grad():
+            fake = fit.model(torch.ones(ROWS, WIDTH))
+        critic(fake).sum().backward()
+
+    Fit(tmp_path, last=train_critic)
+    (record,) = counts(tmp_path)
+    assert (record.lower_bound, [*record.uncounted]) == (True, ["Linear, without gradients"])
+
+
+@pytest.mark.parametrize("loader", [True, False])
+def test_a_model_that_is_checkpointed_as_a_whole_with_reentry_runs_its_forward(tmp_path, loader):
+    model = layer()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    config = PerfConfig(output_dir=str(tmp_path), gc="off")
+    with measure(model=model, optimizer=optimizer, loader=batches() if loader else None, config=config) as perf:
+        for batch in perf.loader if loader else batches():
+            x = batch.clone().requires_grad_()
+            checkpoint(model, x, use_reentrant=True).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    (record,) = counts(tmp_path)
+    assert (record.model_flops, record.hardware_flops, record.lower_bound) == (3 * PRODUCT, 4 * PRODUCT, False)
+
+
+def test_a_learned_filter_outside_of_any_module_is_counted(tmp_path):
+    stem = nn.Parameter(torch.eye(WIDTH))
+
+    def loss(batch):
+        (stem @ stem).sum()  # no backward goes through this one
+        return fit.model(batch @ stem).square().mean()
+
+    fit = SimpleNamespace(model=layer())
+    Fit(tmp_path, model=fit.model, loss=loss)
+    assert {*known(tmp_path)[2:]} == {5 * PRODUCT}
+
+
+@pytest.mark.parametrize("sampling", [False, True])
+def test_a_loop_without_a_loader_that_samples_has_a_lower_bound(tmp_path, sampling):
+    model = layer()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with measure(model=model, optimizer=optimizer, config=PerfConfig(output_dir=str(tmp_path), gc="off")):
+        for _ in range(4):
+            with torch.no_grad():
+                Pair().a(torch.ones(ROWS, WIDTH)) if sampling else their_norm(SimpleNamespace(model=model))
+            model(torch.ones(ROWS, WIDTH)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert [record.lower_bound for record in counts(tmp_path)] == [sampling]
 
 
 class Pair(nn.Module):

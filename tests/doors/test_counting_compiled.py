@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import Trainer
 
 from perf_callbacks import PerfConfig
+from perf_callbacks.loop import measure
 from perf_callbacks.transformers import PerfCallback
 
 pytestmark = [  # what Dynamo says; the second of masks as transformers 4 makes them
@@ -239,3 +240,24 @@ def test_a_module_of_lightning_that_is_compiled(tmp_path, how):
     true = truth(plain, torch.ones(4, 4))
     assert [(record.model_flops, record.compiled) for record in counts(tmp_path / "count")] == [(true, True)]
     assert known(tmp_path / "count")[1:] == [true] * 4
+
+
+@pytest.mark.filterwarnings("ignore:Using .torch.compile.module.. when there are global hooks")
+def test_a_model_that_is_compiled_in_the_midst_of_a_fit_stays_compiled(tmp_path):
+    model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 1))
+    optimizer, graphs = torch.optim.SGD(model.parameters(), lr=1e-3), []
+
+    def backend(graph, _inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    run, config = model, PerfConfig(output_dir=str(tmp_path), gc="off")
+    with measure(model=model, optimizer=optimizer, loader=[torch.ones(4, 16)] * 12, config=config) as perf:
+        for step, x in enumerate(perf.loader):
+            if step == 4:
+                run = torch.compile(model, backend=backend, fullgraph=True)
+            run(x).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert perf.summary.steps == 12
+    assert 1 <= len(graphs) <= 2

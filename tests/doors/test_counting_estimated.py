@@ -7,11 +7,13 @@ import pytest
 import tiny
 import torch
 from counted import ANGLES, bits, counts, excluded, gpt2, ids, known, left_behind, loop, mamba, truth
+from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.core.records import Row, Summary
 from perf_callbacks.core.shaped_work import COPY
+from perf_callbacks.flops import offline
 from perf_callbacks.flops.count_window import CountWindow
 from perf_callbacks.flops.counter import FlopCounter
 from perf_callbacks.transformers import PerfCallback
@@ -109,12 +111,34 @@ class Plain(nn.Module):
 
 
 @pytest.mark.usefixtures("never_eager")
-def test_a_model_that_can_not_be_repeated_has_a_closed_form(tmp_path):
-    loop(tmp_path, Plain(), [ids(2, 8)] * 4, flops="estimate")
+def test_a_known_decoder_that_can_not_be_repeated_has_a_closed_form_marked_as_a_lower_bound(tmp_path, monkeypatch):
+    monkeypatch.setattr(offline, "_emptied", None)
+    loop(tmp_path, tiny.llama(), [ids(2, 8)] * 4, flops="estimate")
     (record,) = counts(tmp_path)
-    assert (record.source, record.coverage, record.lower_bound) == ("closed form", None, False)
-    assert record.model_flops == truth(Plain(), ids(2, 8)) == 6 * (8 * 16 + 16 * 64) * 2 * 8
+    assert (record.source, record.coverage, record.lower_bound) == ("closed form", None, True)
+    weights, attention = 2 * (4 * 16 * 16 + 3 * 16 * 32 + 16 * 64) * 2 * 8, 4 * 2 * 8**2 * 16
+    assert record.model_flops == 3 * (weights + attention) <= truth(tiny.llama(), ids(2, 8))
     assert known(tmp_path) == [record.model_flops] * 4
+    (summary,) = tiny.records(tmp_path, Summary)
+    assert summary.flops_lower_bound
+
+
+@pytest.mark.usefixtures("never_eager")
+def test_of_a_model_that_nobody_knows_nothing_is_said_and_the_table_says_why(tmp_path):
+    loop(tmp_path, Plain(), [ids(2, 8)] * 4, flops="estimate")
+    assert counts(tmp_path) == []
+    (summary,) = tiny.records(tmp_path, Summary)
+    assert summary.flops_unknown == "a fake-tensor copy of the model can't be run, and there is no closed form for it"
+
+
+@pytest.mark.filterwarnings("ignore")  # PEFT's, about its use of transformers
+@pytest.mark.usefixtures("never_eager")
+@pytest.mark.parametrize("saved", [None, ["lm_head"]])
+def test_adapters_are_counted_offline(tmp_path, saved):
+    model = get_peft_model(tiny.llama(), LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=saved))
+    loop(tmp_path, model, [ids(2, 8)] * 4, flops="estimate")
+    (record,) = counts(tmp_path)
+    assert (record.source, record.model_flops) == (COPY, truth(model, ids(2, 8)))
 
 
 @pytest.mark.usefixtures("never_eager")
@@ -131,7 +155,7 @@ def test_attention_that_is_compiled_by_itself_does_not_run_eagerly(tmp_path):
     model = Plain()
     model.config = SimpleNamespace(_attn_implementation="flex_attention")
     loop(tmp_path, model, [ids(2, 8)] * 4)
-    assert [record.source for record in counts(tmp_path)] == ["closed form"]
+    assert counts(tmp_path) == []  # nor is there a closed form
 
 
 def test_an_estimate_changes_no_bit(tmp_path):
@@ -174,4 +198,4 @@ def test_keys_are_left_out_as_long_as_nothing_is_known(tmp_path):
     (record,) = counts(tmp_path)
     assert (record.source, record.model_flops) == (COPY, truth(tiny.llama(), ids(4, 16)))
     rows = [row for row in trainer.state.log_history if "perf/step_time" in row]
-    assert all({"perf/tflops", "perf/hardware_tflops", "perf/flops_coverage"} <= row.keys() for row in rows)
+    assert all({"perf/tflops", "perf/hardware_tflops"} <= row.keys() for row in rows)

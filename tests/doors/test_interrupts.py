@@ -1,4 +1,4 @@
-"""A KeyboardInterrupt on any line of ours, from the beginning of a fit until its fourth step, leaves nothing behind.
+"""An interrupt on any line of ours, from the start of a fit until its fourth step, ends it and leaves nothing behind.
 
 `benchmarks/interrupts.py` tries many more moments, by a signal. The process is compared by the fixtures of all tests.
 """
@@ -6,6 +6,7 @@
 import contextlib
 import gc
 import random
+import signal
 import sys
 from pathlib import Path
 
@@ -23,23 +24,40 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
+PACKAGE = str(Path(perf_callbacks.__file__).parent)
 PARTS = ("doors", "session", "loop.py", "transformers.py", "accelerate.py", "lightning.py")
-WHERE = tuple(str(Path(perf_callbacks.__file__).parent / part) for part in PARTS)
+WHERE = tuple(str(Path(PACKAGE, part)) for part in PARTS)
 STEPS = 4
 
 
 class Interrupt:
-    """Counts lines of ours that run, and raises at one of them."""
+    """Counts lines of ours that run, and raises at one of them, or gets a signal there."""
 
-    def __init__(self, at=None):
-        self.at, self.lines = at, 0
+    def __init__(self, at=None, where=WHERE, signal_number=None):
+        self.at, self.where, self.signal_number, self.lines = at, where, signal_number, 0
 
     def __call__(self, frame, event, _argument):
         if event == "line":
             self.lines += 1
             if self.lines == self.at:
-                raise KeyboardInterrupt
-        return self if frame.f_code.co_filename.startswith(WHERE) else None
+                if self.signal_number is None:
+                    raise KeyboardInterrupt
+                signal.raise_signal(self.signal_number)
+        return self if frame.f_code.co_filename.startswith(self.where) else None
+
+
+class PreemptError(Exception):
+    """Raised by the program's handler of a signal."""
+
+
+@pytest.fixture
+def preempted():
+    def handle(_signum, _frame):
+        raise PreemptError
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    yield signal.SIGUSR1
+    signal.signal(signal.SIGUSR1, before)
 
 
 def traced(way, directory, interrupt):
@@ -55,7 +73,10 @@ def traced(way, directory, interrupt):
         sys.settrace(before)
 
 
-@pytest.mark.parametrize("way", [way for way in through.DOORS if way != "pytorch_lightning"])
+WAYS = [way for way in through.DOORS if way != "pytorch_lightning"]
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_an_interrupt_leaves_nothing_behind(tmp_path, way):
     if way == "transformers" and not hasattr(Trainer, "_finalize_training"):
         pytest.skip(
@@ -68,4 +89,20 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path, way):
         with contextlib.suppress(KeyboardInterrupt, SystemExit):  # another run may have fewer lines
             traced(way, tmp_path, Interrupt(at))
         gc.collect()
+        assert (at, automatic(), gc.callbacks) == (at, True, found)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_error_of_a_signal_handler_ends_the_fit(tmp_path, way, preempted):
+    counting, found = Interrupt(where=PACKAGE), [*gc.callbacks]
+    traced(way, tmp_path, counting)
+    drawn = random.Random(way)
+    for at in sorted(drawn.sample(range(1, counting.lines), 4)):
+        sent = Interrupt(at, PACKAGE, preempted)
+        try:
+            traced(way, tmp_path, sent)
+        except PreemptError:
+            sent.at = None
+        gc.collect()
+        assert sent.at is None or sent.lines < at  # another run may have fewer lines
         assert (at, automatic(), gc.callbacks) == (at, True, found)

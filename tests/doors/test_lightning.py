@@ -73,7 +73,9 @@ def test_rows_stand_at_the_step_of_the_loss_in_every_logger(tmp_path, of, case):
     assert sparks.points(tmp_path, "perf/step_time") == expected
     assert sparks.points(tmp_path, "loss") == losses
     assert ours.summary.steps == ours.summary.step == 6
-    assert [row.step for row in records(tmp_path, Row)] == [number + 1 for number in expected]
+    assert [row.step for row in records(tmp_path, Row)] == [*[number + 1 for number in expected], 6]
+    assert sparks.points(tmp_path, "perf/run/step_time") == [5]
+    assert [line["step"] for line in sparks.logged(tmp_path) if "perf/run/step_time" in line] == [5]
 
 
 @pytest.mark.parametrize("module", ["Automatic", "Manual"])
@@ -137,13 +139,43 @@ def test_the_opening_record_says_where_it_ran(tmp_path, of, capsys):
     assert output.count("step time, stages and throughput on cpu") == output.count("6 steps, 4 measured") == 1
 
 
-def test_the_progress_bar_has_the_step_time_and_no_logger_has_it_twice(tmp_path, capsys):
-    logger = sparks.tree().CSVLogger(tmp_path)
-    bar = sparks.tree().callbacks.TQDMProgressBar()
-    _, trainer = fit(tmp_path, "Automatic", bar, logger=logger, enable_progress_bar=True)
-    assert trainer.progress_bar_metrics["perf/step_time"] > 0
-    assert "perf/step_time=" in capsys.readouterr().out
+@BOTH
+@pytest.mark.parametrize("bar", ["TQDMProgressBar", "RichProgressBar"])
+def test_a_progress_bar_shows_step_time_and_mfu_in_three_figures(tmp_path, monkeypatch, capsys, of, bar):
+    if bar == "RichProgressBar":
+        pytest.importorskip("rich")
+    monkeypatch.setenv("COLUMNS", "1000")
+    logger = sparks.tree(of).CSVLogger(tmp_path)
+    bars = getattr(sparks.tree(of).callbacks, bar)()
+    _, trainer = fit(tmp_path, "Automatic", bars, of=of, logger=logger, enable_progress_bar=True)
+    shown = {name: value for name, value in trainer.progress_bar_metrics.items() if name.startswith("perf/")}
+    assert shown.keys() == {"perf/step_time", "perf/mfu"}
+    output = capsys.readouterr().out
+    for name, value in shown.items():
+        figures = f"{float(value):.3g}"
+        assert f"{value:.3f}" == str(value) == figures  # rich asks for .3f
+        shown_as = figures.replace("e-0", "e-") if bar == "TQDMProgressBar" else figures
+        assert f"{name}{'=' if bar == 'TQDMProgressBar' else ': '}{shown_as}" in output
     assert rows_and_losses(tmp_path)[0] == [2, 3, 4, 5]
+
+
+@BOTH
+@pytest.mark.parametrize("console", ["off", "all"])
+def test_a_progress_bar_shows_nothing_or_all_of_a_row_if_asked(tmp_path, monkeypatch, of, console):
+    monkeypatch.setenv("PERF_CALLBACKS_CONSOLE", console)
+    _, trainer = fit(tmp_path, of=of, logger=sparks.tree(of).CSVLogger(tmp_path))
+    shown = {name for name in trainer.progress_bar_metrics if name.startswith("perf/")}
+    rows = [{name for name in line if name.startswith("perf/")} for line in sparks.logged(tmp_path)]
+    row = next(row for row in reversed(rows) if "perf/step_time" in row)
+    assert shown == (row if console == "all" else set())
+
+
+def test_the_loggers_get_the_main_metrics_alone_if_asked(tmp_path, monkeypatch):
+    monkeypatch.setenv("PERF_CALLBACKS_METRICS", "main")
+    fit(tmp_path, logger=sparks.tree().CSVLogger(tmp_path))
+    keys = {key for line in sparks.logged(tmp_path) for key in line if key.startswith("perf/")}
+    five = {"step_time", "data_time", "samples_per_second", "tflops", "mfu"}
+    assert keys == {f"perf/{kind}{name}" for kind in ("", "run/") for name in five}
 
 
 @BOTH

@@ -306,7 +306,8 @@ def used(monkeypatch, readings, cpus=4):
 
 def test_load_and_reads_are_those_since_the_last_record(tmp_path, ticks, monkeypatch):
     readings = [
-        Processes(cpu_seconds=5.0 + 20 * place, resident_bytes=10**9, read_bytes=10**6 * place) for place in range(9)
+        Processes(cpu_seconds=5.0 + 20 * place, resident_bytes=10**9, anonymous_bytes=None, read_bytes=10**6 * place)
+        for place in range(9)
     ]
     used(monkeypatch, readings)
     DOORS["loop"](tmp_path, lambda _: ticks.pass_seconds(10))
@@ -379,42 +380,49 @@ def test_memory_of_an_allocator_is_in_each_row(tmp_path, monkeypatch):
 
 
 class Leaky:
-    """Resident memory by the minute."""
+    """Memory by the minute: resident, and its anonymous part."""
 
-    def __init__(self, grows_by):
-        self.minute, self.grows_by = -1, grows_by
+    def __init__(self, grows_by, anonymous_by):
+        self.minute, self.grows_by, self.anonymous_by = -1, grows_by, anonymous_by
 
     def __call__(self):
         self.minute += 1
         size = 10**9 + self.minute * self.grows_by
-        return Processes(cpu_seconds=0.0, resident_bytes=size, read_bytes=None)
+        own = None if self.anonymous_by is None else 10**9 + self.minute * self.anonymous_by
+        return Processes(cpu_seconds=0.0, resident_bytes=size, anonymous_bytes=own, read_bytes=None)
 
 
-@pytest.mark.parametrize("grows_by", [0, 10**7])
-def test_a_leak_is_a_finding_and_a_clean_run_has_none(tmp_path, ticks, monkeypatch, grows_by):
-    monkeypatch.setattr(memory.processes, "read", Leaky(grows_by))
+@pytest.mark.parametrize(("grows_by", "anonymous_by"), [(0, 0), (10**7, 10**7), (10**7, 0), (10**7, None)])
+def test_a_leak_is_a_finding_and_a_clean_run_has_none(tmp_path, ticks, monkeypatch, grows_by, anonymous_by):
+    monkeypatch.setattr(memory.processes, "read", Leaky(grows_by, anonymous_by))
     model = a_model()
     summary = train(
         tmp_path, model, sgd(model), torch.ones(2, WIDTH), steps=30, after_step=lambda _: ticks.pass_seconds(10)
     )
     assert summary.resident_gb_per_hour == pytest.approx(grows_by / GB * 360)
     found = [finding for finding in summary.findings if finding.cause == "memory"]
-    assert len(found) == (grows_by > 0)
+    assert len(found) == bool(anonymous_by)
     for finding in found:
-        assert finding.evidence.startswith("Host memory grew by 3.6 GB per hour (10 MB per step), from 1.1 to 1.2 GB")
+        assert finding.evidence.startswith(
+            "Host memory without pages of files grew by 3.6 GB per hour (10 MB per step), from 1.1 to 1.2 GB"
+        )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("leaks", [False, True])
-def test_a_leak_of_real_memory_is_found(tmp_path, ticks, leaks):
-    model, kept = a_model(), []
+@pytest.mark.parametrize("grows", [None, "heap", "file"])
+def test_a_leak_of_real_memory_is_found(tmp_path, ticks, grows):
+    model, kept, leaks = a_model(), [], grows == "heap"
+    (tmp_path / "data").write_bytes(bytes(40 * 12_000_000))
+    data = torch.from_file(str(tmp_path / "data"), shared=True, size=40 * 3_000_000)
 
-    def after_step(_):
+    def after_step(step):
         if leaks:
             kept.append(torch.ones(3_000_000))
+        elif grows == "file":
+            data[: (step + 1) * 3_000_000].sum()
         ticks.pass_seconds(10)
 
     summary = train(tmp_path, model, sgd(model), torch.ones(2, WIDTH), steps=40, after_step=after_step)
     assert bool([finding for finding in summary.findings if finding.cause == "memory"]) is leaks
-    if leaks:
+    if grows:
         assert summary.resident_gb_per_hour == pytest.approx(0.012 * 360, rel=0.1)

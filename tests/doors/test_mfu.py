@@ -4,13 +4,14 @@ import logging
 
 import pytest
 import torch
-from tiny import records, unwrapped
+from counted import ids, loop
+from tiny import llama, records, unwrapped
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.core.peaks import Peaks
-from perf_callbacks.core.records import Flops, Row
+from perf_callbacks.core.records import Flops, Row, Summary
 from perf_callbacks.flops.counter import FlopCounter
 from perf_callbacks.loop import measure
 from perf_callbacks.session import counting
@@ -53,7 +54,7 @@ def test_a_model_in_two_formats_is_rated_by_the_heavier_one_and_by_both(tmp_path
     (counted,) = records(tmp_path, Flops)
     assert counted.by_dtype == {"bfloat16": 2 * PRODUCT, "float32": 3 * PRODUCT}
     seconds = summary.included_seconds / summary.included_steps
-    assert row["perf/peak_tflops"] == 0.1
+    assert records(tmp_path, Row)[-1].metrics["perf/peak_tflops"] == 0.1
     assert row["perf/mfu"] == row["perf/hfu"] == pytest.approx(5 * PRODUCT / seconds / 0.1e12, rel=1e-4)
     ideal = 2 * PRODUCT / 0.4e12 + 3 * PRODUCT / 0.1e12
     assert row["perf/mfu_mixed"] == pytest.approx(ideal / seconds, rel=1e-4)
@@ -117,9 +118,13 @@ class Lazily:
             yield torch.ones(ROWS, WIDTH)
 
 
-def test_more_than_a_measured_peak_withdraws_it_and_says_so_once(tmp_path, monkeypatch, caplog):
+@pytest.mark.parametrize(
+    ("measured", "called"),
+    [(True, "the measured peak"), (False, "the stated peak of 1e-12 TFLOPS in float32")],
+)
+def test_more_than_a_peak_withdraws_it_and_says_so_once(tmp_path, monkeypatch, caplog, measured, called):
     forgotten = []
-    monkeypatch.setattr(counting, "find", lambda *_: Peaks({"float32": 1.0}, "measured badly", measured=True))
+    monkeypatch.setattr(counting, "find", lambda *_: Peaks({"float32": 1.0}, "whatever", measured=measured))
     monkeypatch.setattr(counting, "forget", forgotten.append)
     model = TwoFormats()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -132,9 +137,9 @@ def test_more_than_a_measured_peak_withdraws_it_and_says_so_once(tmp_path, monke
             optimizer.zero_grad()
             perf.row()
     assert [record.getMessage() for record in caplog.records] == [
-        "perf_callbacks: training ran faster than the measured peak; MFU and HFU are left out from now on."
+        f"perf_callbacks: training ran faster than {called}; MFU and HFU are left out from now on."
     ]
-    assert forgotten == [torch.device("cpu")]
+    assert forgotten == [torch.device("cpu")] * measured
     assert all("perf/tflops" in row.metrics and "perf/mfu" not in row.metrics for row in records(tmp_path, Row))
     assert (perf.summary.mfu, perf.summary.hfu, perf.summary.peak_source) == (None, None, None)
     assert perf.summary.model_flops > 0
@@ -156,3 +161,19 @@ def test_a_measured_peak_is_called_so_where_a_person_sees_it(tmp_path, capsys):
     assert summary.peak_source.startswith("measured on cpu with 1 thread")
     said = unwrapped(capsys.readouterr().out)
     assert f"MFU {summary.mfu:.1%}, HFU {summary.hfu:.1%} of measured peak" in said
+
+
+@pytest.mark.parametrize("lengths", [(16,), (16, 12)], ids=str)
+def test_hfu_without_the_masked_half_is_known_while_all_steps_have_the_same_part_of_it(tmp_path, lengths):
+    loader = [ids(2, length) for length in lengths * 8]
+    loop(tmp_path, llama(), loader, peak_tflops="1")
+    (summary,) = records(tmp_path, Summary)
+    record = records(tmp_path, Flops)[0]
+    pairs = 2 * 2 * 8 * sum(range(lengths[-1]))  # batch, heads, width of a head
+    assert record.masked_flops == 2 * (2 + 5) * pairs  # the second step is counted
+    assert summary.hfu > 0
+    if len(lengths) > 1:
+        assert (summary.hfu_causal, summary.unmasked_share) == (None, None)
+    else:
+        unmasked = 1 - record.masked_flops / record.hardware_flops
+        assert summary.hfu_causal == pytest.approx(summary.hfu * unmasked)

@@ -113,7 +113,7 @@ def test_what_ranks_get_is_uneven(job):
 
 def test_rows_of_rank_0_say_what_all_ranks_did_in_a_window_once_there_is_one(job):
     assert job.rows
-    told = ["perf/samples_per_second" in row for row in job.rows]
+    told = ["perf/samples_per_second" in row for row in job.rows if "train_runtime" not in row]
     assert sum(told) >= 3
     assert told == sorted(told), "once known, always there"
     for row in [row for row in job.rows if "perf/samples_per_second" in row]:
@@ -125,6 +125,18 @@ def test_rows_of_rank_0_say_what_all_ranks_did_in_a_window_once_there_is_one(job
         ), row
     for row in job.rows:
         assert {f"perf/{amount}_per_second_per_device" for amount in AMOUNTS} <= row.keys()
+
+
+def test_the_row_of_a_whole_run_has_the_rates_of_all_its_steps(job):
+    whole = [row for row in job.facts(0)["rows"] if "train_runtime" in row]
+    assert len(whole) == (job.door == "transformers")
+    for row in whole:
+        included = [step for step in steps(job.directory, rank=0) if step["excluded"] is None]
+        seconds = sum(step["step_time"] for step in included)
+        for amount in ("samples", "tokens"):
+            rate = sum(step[amount] for step in included) / seconds
+            assert row[f"perf/run/{amount}_per_second_per_device"] == pytest.approx(rate, rel=1e-4)
+        assert not {f"perf/run/{amount}_per_second" for amount in AMOUNTS} & row.keys()
 
 
 def test_lightnings_ranks_each_go_through_their_own_samples(job):

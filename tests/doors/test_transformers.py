@@ -7,8 +7,6 @@ import pytest
 import tiny
 import torch
 from transformers import (
-    PrinterCallback,
-    ProgressCallback,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
     T5Config,
@@ -19,6 +17,7 @@ from transformers.integrations import TensorBoardCallback
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.core.records import Row, Run, Span, Summary
+from perf_callbacks.host import terminal
 from perf_callbacks.transformers import PerfCallback
 
 STAGES = ("data", "forward", "backward", "optimizer", "gc", "other")
@@ -26,21 +25,11 @@ AMOUNTS = ("samples", "tokens", "useful_tokens")
 KEYS = {
     *(f"perf/{name}" for name in ("step_time", "gc_pause", "gc_loss")),
     *(f"perf/{stage}_time" for stage in STAGES),
-    *(f"perf/{amount}_per_second{per}" for amount in AMOUNTS for per in ("", "_per_device")),
-    *(
-        f"perf/{name}"
-        for name in (
-            "tflops",
-            "hardware_tflops",
-            "flops_coverage",
-            "flops_known",
-            "mfu",
-            "hfu",
-            "mfu_mixed",
-            "peak_tflops",
-        )
-    ),
+    *(f"perf/{amount}_per_second" for amount in AMOUNTS),
+    *(f"perf/{name}" for name in ("tflops", "hardware_tflops", "mfu", "hfu")),
 }
+RUN = {key.replace("perf/", "perf/run/") for key in KEYS}
+CONSTANTS = {f"perf/{name}" for name in ("flops_coverage", "flops_known", "mfu_mixed", "peak_tflops")}
 INTERRUPTIONS = {"eval_strategy": "steps", "eval_steps": 3, "save_strategy": "steps", "save_steps": 4}
 
 
@@ -74,7 +63,7 @@ def test_every_training_row_has_all_metrics_and_no_evaluation_row_has_any(tmp_pa
     assert [perf(row).keys() for row in training] == [set(), KEYS, KEYS]  # of two steps, one is the first, one counted
     assert [perf(row) for row in evaluations] == [{}] * 2
     assert [perf(row) for row in whole] == [perf(output.metrics)]
-    assert perf(output.metrics).keys() == KEYS
+    assert perf(output.metrics).keys() == RUN
     assert {type(value) for row in (*training, *whole) for value in perf(row).values()} <= {int, float}
 
 
@@ -84,15 +73,6 @@ def test_the_saved_state_of_the_trainer_holds_the_metrics(tmp_path, late):
     saved = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())["log_history"]
     assert [perf(row) for row in saved] == [perf(row) for row in trainer.state.log_history[: len(saved)]]
     assert [perf(row).keys() for row in saved if "loss" in row] == [set(), KEYS]
-
-
-@either_way
-@pytest.mark.parametrize(("disable_tqdm", "console"), [(True, PrinterCallback), (False, ProgressCallback)])
-def test_the_console_shows_the_metrics(tmp_path, capsys, late, disable_tqdm, console):
-    _, trainer, _ = fit(tmp_path, late=late, disable_tqdm=disable_tqdm)
-    assert any(isinstance(callback, console) for callback in trainer.callback_handler.callbacks)
-    lines = [line for line in capsys.readouterr().out.splitlines() if "'loss'" in line or "'train_runtime'" in line]
-    assert [sum(f"'{key}'" in line for key in KEYS) for line in lines] == [0, *[len(KEYS)] * 3]
 
 
 @either_way
@@ -106,8 +86,8 @@ def test_tensorboard_gets_the_metrics_at_the_step_of_the_loss(tmp_path, late):
     )
     (events,) = tmp_path.rglob("events.out.tfevents.*")
     written = EventAccumulator(str(events)).Reload()
-    assert {name for name in written.Tags()["scalars"] if "perf/" in name} == {f"train/{key}" for key in KEYS}
-    for key in KEYS:
+    assert {name for name in written.Tags()["scalars"] if "perf/" in name} == {f"train/{key}" for key in KEYS | RUN}
+    for key in KEYS | RUN:
         steps, values = zip(*[(row["step"], row[key]) for row in trainer.state.log_history if key in row], strict=True)
         events = written.Scalars(f"train/{key}")
         assert tuple(event.step for event in events) == steps
@@ -125,14 +105,18 @@ def test_a_row_covers_the_undisturbed_steps_since_the_row_before_it(tmp_path):
 
 def test_the_last_line_covers_the_whole_run(tmp_path):
     ours, _, output = fit(tmp_path)
-    assert output.metrics["perf/step_time"] == pytest.approx(ours.summary.step_time, rel=1e-5)
+    assert output.metrics["perf/run/step_time"] == pytest.approx(ours.summary.step_time, rel=1e-5)
     assert (ours.summary.steps, ours.summary.included_steps, ours.summary.failure) == (6, 2, None)
 
 
 def test_the_journal_holds_what_was_logged(tmp_path):
     ours, trainer, _ = fit(tmp_path)
     logged = [(row["step"], perf(row)) for row in trainer.state.log_history if perf(row)]
-    assert [(row.step, row.metrics) for row in tiny.records(tmp_path, Row)] == logged
+    journal = [(row.step, row.metrics) for row in tiny.records(tmp_path, Row)]
+    assert [step for step, _ in journal] == [step for step, _ in logged]
+    for (_, metrics), (_, row) in zip(journal[:-1], logged[:-1], strict=True):
+        assert row.items() <= metrics.items()
+        assert metrics.keys() - row.keys() == CONSTANTS
     assert [(span.kind, span.step) for span in tiny.records(tmp_path, Span)] == [
         ("evaluation", 3),
         ("checkpoint", 4),
@@ -150,7 +134,7 @@ def test_a_sequence_to_sequence_trainer_logs_them_too(tmp_path):
     )
     arguments = tiny.training_arguments(tmp_path, kind=Seq2SeqTrainingArguments, max_steps=3)
     trainer = tiny.trainer(arguments, PerfCallback(), kind=Seq2SeqTrainer, model=model)
-    assert perf(trainer.train().metrics).keys() == KEYS
+    assert perf(trainer.train().metrics).keys() == RUN
     assert [step["tokens"] for step in tiny.steps(tmp_path)] == [64] * 3
 
 
@@ -208,9 +192,11 @@ def test_samples_and_tokens_are_those_that_the_model_saw(tmp_path, rows, argumen
 def test_rates_are_amounts_over_step_time_and_those_without_a_mask_say_nothing_of_useful_tokens(tmp_path):
     arguments = tiny.training_arguments(tmp_path, gradient_accumulation_steps=2, max_steps=4)
     metrics = tiny.trainer(arguments, PerfCallback(), train_dataset=tiny.Tokens(32, mask=False)).train().metrics
-    per_step = {amount: metrics[f"perf/{amount}_per_second"] * metrics["perf/step_time"] for amount in AMOUNTS[:2]}
+    per_step = {
+        amount: metrics[f"perf/run/{amount}_per_second"] * metrics["perf/run/step_time"] for amount in AMOUNTS[:2]
+    }
     assert per_step == pytest.approx({"samples": 8, "tokens": 128}, rel=1e-4)
-    assert perf(metrics).keys() == {key for key in KEYS if "useful" not in key}
+    assert perf(metrics).keys() == {key for key in RUN if "useful" not in key}
 
 
 @pytest.mark.parametrize("switch", ["environment", "configuration"])
@@ -231,7 +217,7 @@ def test_turned_off_nothing_happens(tmp_path, monkeypatch, capsys, switch):
 
 def test_without_a_journal_the_metrics_are_logged_all_the_same(tmp_path):
     trainer = tiny.trainer(tiny.training_arguments(tmp_path), PerfCallback(PerfConfig(journal=False)))
-    assert perf(trainer.train().metrics).keys() == KEYS
+    assert perf(trainer.train().metrics).keys() == RUN
     assert not (tmp_path / "perf_callbacks").exists()
 
 
@@ -260,7 +246,7 @@ def test_a_run_that_is_shorter_than_its_logging_still_says_what_it_knows(tmp_pat
     ours = PerfCallback()
     arguments = tiny.training_arguments(tmp_path, max_steps=steps, logging_steps=logging_steps)
     metrics = tiny.trainer(arguments, ours).train().metrics
-    assert perf(metrics).keys() == (KEYS if measured else set())
+    assert perf(metrics).keys() == (RUN if measured else set())
     assert (ours.summary.steps, ours.summary.included_steps) == (steps, max(steps - 2, 0))
     assert [step["excluded"] for step in tiny.steps(tmp_path)] == ["first", "counted", None, None][:steps]
 
@@ -279,7 +265,7 @@ def test_the_try_that_fits_into_memory_is_the_one_that_is_measured(tmp_path):
     metrics = trainer.train().metrics
     size = tried[-1]
     assert tried[0] == 4 > size
-    assert perf(metrics).keys() == KEYS
+    assert perf(metrics).keys() == RUN
     assert [step["samples"] for step in tiny.steps(tmp_path)] == [size] * 5
     assert [row.failure for row in tiny.records(tmp_path, Summary, attempt=0)] == ["RuntimeError: CUDA out of memory."]
     assert (ours.summary.steps, ours.summary.total_samples, ours.summary.failure) == (5, 5 * size, None)
@@ -303,3 +289,11 @@ def test_one_line_opens_and_one_table_closes(tmp_path, capsys):
     assert len(ours) == 2
     assert str(Path("perf_callbacks") / "rank0.jsonl") in ours[0]
     assert "6 steps, 4 measured" in ours[1]
+    assert [line.split(",")[0] for line in printed if line.startswith("  checklist: ")] == ["  checklist: gc applied"]
+
+
+def test_cards_are_no_wider_than_the_terminal(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(terminal, "columns", lambda: 48)
+    tiny.trainer(tiny.training_arguments(tmp_path), PerfCallback(PerfConfig(journal=False))).train()
+    lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("{")]
+    assert 40 < max(map(len, lines)) <= 48

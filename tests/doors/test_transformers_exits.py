@@ -134,7 +134,7 @@ def test_after_an_exception_everything_is_as_before_and_the_next_fit_is_measured
     bomb.armed = False
     metrics = trainer.train().metrics
     assert belongings(trainer) == before.belongings
-    assert "perf/step_time" in metrics
+    assert "perf/run/step_time" in metrics
     assert (ours.summary.steps, ours.summary.failure) == (4, None)
 
 
@@ -145,7 +145,7 @@ def test_what_nobody_tells_us_of_is_put_back_by_the_next_fit(tmp_path):
     with pytest.raises(RuntimeError, match="no more"):
         trainer.train()
     bomb.armed = False
-    assert "perf/step_time" in trainer.train().metrics
+    assert "perf/run/step_time" in trainer.train().metrics
     assert belongings(trainer) == before.belongings
     (summary,) = tiny.records(tmp_path, Summary, attempt=0)
     assert summary.failure == ("RuntimeError: no more" if TOLD else "another fit began")

@@ -117,6 +117,49 @@ def test_the_same_trainer_resumes_as_another_one_would(tmp_path):
     assert totals(tmp_path) == [(16, 256), (48, 768)]
 
 
+def state_of(checkpoint):
+    """What the trainer saved about itself, without our values and those of the clock."""
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
+    for line in state["log_history"]:
+        for name in [name for name in line if name.startswith("perf/")]:
+            del line[name]
+    return state
+
+
+@pytest.mark.filterwarnings("ignore:mtime may not be reliable")  # transformers 4, of checkpoints made within a second
+@RESTORING
+def test_a_resumed_run_ends_in_the_trainer_state_of_one_that_never_stopped(tmp_path, restoring):
+    arguments = {"max_steps": 8, "save_total_limit": 2, "save_steps": 4}
+    fit(tmp_path / "whole", PerfCallback(), until=8, resume=False, **arguments)
+    fit(tmp_path / "parts", PerfCallback(), until=4, resume=False, **arguments)
+    fit(tmp_path / "parts", PerfCallback(), until=8, restore_callback_states_from_checkpoint=restoring, **arguments)
+    whole, parts = [state_of(tmp_path / name / "checkpoint-8") for name in ("whole", "parts")]
+    assert whole == parts
+    assert "perf_callbacks" not in parts["stateful_callbacks"]
+    assert [run.attempt for run in opened(tmp_path / "parts")] == [1, 2]
+
+
+def test_counters_in_the_trainer_state_of_an_older_checkpoint_are_read_and_dropped(tmp_path):
+    fit(tmp_path, None, until=4, resume=False)
+    path = tmp_path / "checkpoint-4" / "trainer_state.json"
+    older, counters = json.loads(path.read_text()), {"run_id": "r", "attempt": 1, "rank": 0, "step": 4}
+    attributes = {**counters, "samples": 16, "tokens": 256}
+    older["stateful_callbacks"]["perf_callbacks"] = {"args": {}, "attributes": attributes}
+    path.write_text(json.dumps(older))
+    fit(tmp_path, PerfCallback(), until=8)
+    assert [(run.run_id, run.attempt) for run in opened(tmp_path)] == [("r", 2)]
+    assert totals(tmp_path) == [(32, 512)]
+    assert "perf_callbacks" not in state_of(tmp_path / "checkpoint-8")["stateful_callbacks"]
+
+
+def test_a_checkpoint_of_the_model_alone_has_counters(tmp_path):
+    fit(tmp_path, PerfCallback(), until=4, resume=False, save_only_model=True)
+    trainer = fit(tmp_path, PerfCallback(), until=6, save_only_model=True)
+    trainer.save_model(str(tmp_path / "model"))
+    assert [(run.attempt, run.step) for run in opened(tmp_path)] == [(1, 0), (2, 4)]
+    assert not (tmp_path / "model" / "perf_callbacks.json").exists()
+
+
 def test_a_torn_line_costs_only_itself(tmp_path):
     fit(tmp_path, PerfCallback(), until=4, resume=False)
     with (tmp_path / "perf_callbacks" / "rank0.jsonl").open("a") as journal:

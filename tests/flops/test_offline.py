@@ -63,7 +63,7 @@ def test_it_needs_no_memory_for_numbers():
     with torch.device("meta"):
         model = llama(hidden_size=8192, intermediate_size=65536, num_hidden_layers=4, use_cache=False)
     work = offline.count(model, Example.of({name: value.to("meta") for name, value in ids(2, 8).items()})).work()
-    assert work.model_flops == pytest.approx(closed_form(model, 2, 8).model_flops, rel=1e-3)
+    assert work.model_flops == pytest.approx(closed_form(model, Example.of(ids(2, 8))).model_flops, rel=1e-3)
 
 
 @pytest.mark.parametrize("wrap", [nn.Identity, nn.DataParallel, lambda model: torch.compile(model, backend="eager")])
@@ -97,15 +97,101 @@ def test_what_can_not_be_repeated_raises_and_leaves_nothing(model, batch):
 def test_the_closed_form_of_a_llama_is_what_is_counted(options, tied):
     model = llama(tie_word_embeddings=tied, **options)
     true = counted(model, ids(3, 8)).work()
-    found = closed_form(model, 3, 8)
+    found = closed_form(model, Example.of(ids(3, 8)))
     rotary = true.model_flops - found.model_flops  # written as a product
     assert 0 <= rotary < 0.01 * true.model_flops
 
 
-def test_the_closed_form_of_what_says_nothing_of_its_attention_is_that_of_its_weights():
-    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2).requires_grad_(requires_grad=False))
-    work = closed_form(model, 3, 5)
-    assert work.by_phase == {"forward": 2 * 48 * 15, "backward": 2 * (48 + 32) * 15}
+class Twice(nn.Module):
+    """Somebody's own attention, which runs another block twice."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args, **kwargs):
+        self.inner(*args, **kwargs)
+        return self.inner(*args, **kwargs)
+
+
+def with_own_attention():
+    model = llama()
+    model.model.layers[0].self_attn = Twice(model.model.layers[0].self_attn)
+    return model
+
+
+def pooled():
+    from transformers import LlamaForSequenceClassification
+
+    return LlamaForSequenceClassification(llama().config)
+
+
+def repeated():
+    model = llama()
+    model.model.forward = lambda *_args, **_kwargs: None  # of whoever runs the layers six times
+    return model
+
+
+def partly_frozen():
+    model = llama()
+    model.model.embed_tokens.requires_grad_(requires_grad=False)
+    return model
+
+
+def adapted(kind="LoraConfig", **options):
+    import peft
+
+    usual = {"r": 2, "target_modules": ["q_proj", "v_proj"]} if kind == "LoraConfig" else {}
+    return peft.get_peft_model(llama(), getattr(peft, kind)(task_type="CAUSAL_LM", **(usual | options)))
+
+
+UNVOUCHED = {
+    "own model": lambda: nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)),
+    "own attention": with_own_attention,
+    "pooled head": pooled,
+    "own forward": repeated,
+    "partly frozen": partly_frozen,
+    "adapters": adapted,
+    "unknown family": mamba,
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # PEFT's, about its use of transformers
+@pytest.mark.parametrize("kind", UNVOUCHED)
+def test_what_a_closed_form_might_count_too_high_has_none(kind):
+    assert closed_form(UNVOUCHED[kind](), Example.of(ids(3, 8))) is None
+
+
+@pytest.mark.parametrize("more", [{"position_ids": torch.ones(3, 8)}, {"attention_mask": torch.ones(3, 8)}])
+def test_rows_that_attention_may_take_apart_have_no_closed_form(more):
+    model = llama()
+    model.config._attn_implementation = "flash_attention_2"
+    assert closed_form(model, Example.of(ids(3, 8))) is not None
+    assert closed_form(model, Example.of(ids(3, 8, **more))) is None
+
+
+ADAPTERS = {
+    "LoRA": {},
+    "LoRA with a trained head": {"modules_to_save": ["lm_head"]},
+    "prompt tuning": {"kind": "PromptTuningConfig", "num_virtual_tokens": 4},
+    "IA3": {"kind": "IA3Config", "target_modules": ["k_proj", "down_proj"], "feedforward_modules": ["down_proj"]},
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # PEFT's, about its use of transformers
+@pytest.mark.parametrize(
+    ("kind", "checkpointing"),
+    [(kind, on) for kind in ADAPTERS for on in (False, True) if not (on and "prompt" in kind)],
+)
+def test_models_with_adapters_are_counted_as_they_are(kind, checkpointing):
+    model = adapted(**ADAPTERS[kind]).train()
+    if checkpointing:
+        model.enable_input_require_grads()
+        model.get_base_model().gradient_checkpointing_enable({"use_reentrant": False})
+    batch = ids(3, 8) if kind != "prompt tuning" else ids(3, 8, attention_mask=torch.ones(3, 8, dtype=torch.long))
+    found = offline.count(model, Example.of(batch))
+    assert found.work() == counted(model, batch).work()
+    assert (found.errors, found.observed.unknown) == ({}, {})
 
 
 def test_an_example_holds_no_numbers():
@@ -129,7 +215,7 @@ def mixtral(**config):
 def test_a_closed_form_counts_the_experts_that_a_token_goes_to(active):
     model = mixtral(num_experts_per_tok=active)
     true = counted(model, ids(3, 8)).work()
-    found = closed_form(model, 3, 8)
+    found = closed_form(model, Example.of(ids(3, 8)))
     rotary = true.model_flops - found.model_flops
     assert 0 <= rotary < 0.01 * true.model_flops
 
@@ -142,11 +228,11 @@ def test_shared_experts_count_in_full():
     experts = {"num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 8}
     model = Qwen2MoeForCausalLM(Qwen2MoeConfig(**small, **heads, **experts, shared_expert_intermediate_size=24))
     true = counted(model, ids(3, 8)).work()
-    rotary = true.model_flops - closed_form(model, 3, 8).model_flops
+    rotary = true.model_flops - closed_form(model, Example.of(ids(3, 8))).model_flops
     assert 0 <= rotary < 0.01 * true.model_flops
 
 
 def test_experts_of_which_the_configuration_tells_nothing_have_no_closed_form():
     model = mixtral()
     model.config = None
-    assert closed_form(model, 3, 8) is None
+    assert closed_form(model, Example.of(ids(3, 8))) is None

@@ -277,3 +277,24 @@ def test_gradients_of_each_sample_are_counted_and_no_trouble():
     assert counter.work().by_phase == {"forward": first + second, "backward": first + 2 * second}
     assert (dict(counter.errors), dict(counter.observed.unknown)) == ({}, {})
     assert counter.weights.coverage() == 1.0
+
+
+SCORES = 2 * B * 2 * M * M * 8
+# what is called, and how much of its forward and backward falls on pairs that a causal mask hides
+CAUSAL = {
+    "causal": ({"is_causal": True}, M, (2 + 5) * SCORES, (2 + 5) * 2 * B * 2 * 8 * sum(range(M))),
+    "without a mask": ({}, M, 0, 0),
+    "a mask as a tensor": ({"attn_mask": torch.ones(M, M).tril().bool()}, M, 0, 0),
+    "more keys than queries": ({"is_causal": True}, M + 1, (2 + 5) * SCORES * (M + 1) // M, 0),
+    "taken apart": ({"is_causal": True, "dropout_p": 0.1}, M, 0, 0),
+}
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_masked_flops_are_those_of_pairs_that_a_kernel_was_told_to_skip(name):
+    options, keys, causal, masked = CAUSAL[name]
+    query, key, value = random(B, 2, M, 8), random(B, 2, keys, 8), random(B, 2, keys, 8)
+    with FlopCounter() as counter:
+        functional.scaled_dot_product_attention(query, key, value, **options).square().sum().backward()
+    assert (counter.observed.causal_flops, counter.observed.masked_flops) == (causal, masked)
+    assert counter.work().hardware_flops == (2 + (4 if "dropout_p" in options else 5)) * SCORES * keys // M

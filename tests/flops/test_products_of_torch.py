@@ -84,7 +84,6 @@ def test_no_exception_is_one_that_is_counted_or_marks_a_lower_bound():
     [
         lambda: torch.linalg.solve(torch.eye(3), torch.ones(3, 1)),
         lambda: torch.cdist(torch.ones(30, 3), torch.ones(30, 3)),
-        lambda: torch.sparse.mm(torch.eye(3).to_sparse(), torch.ones(3, 2)),
         lambda: torch.ops.aten._weight_int8pack_mm(
             torch.ones(4, 32), torch.ones(8, 32, dtype=torch.int8), torch.ones(8)
         ),

@@ -29,9 +29,9 @@ class Loop(backward.Loop):
         tape.write = lambda pair: self.told.append(pair[0].name.lower())
         super().__init__(tape, float, self.told.append)
 
-    def begins_backward(self):
+    def begins_backward(self, root=None):
         self.told.append("asked")
-        return super().begins_backward()
+        return super().begins_backward(root)
 
     def turn(self, stage):
         self.told.append("turns")

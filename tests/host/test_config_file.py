@@ -68,6 +68,18 @@ def test_the_kill_switch_reads_no_file():
 REFUSED = {
     "unknown field": ("# ours\nwindwo: 20\n", "perf.yaml, line 2: there is no field 'windwo'; did you mean window?"),
     "wrong type": ("window: 1.5\n", "perf.yaml, line 1: window: got '1.5', wanted a whole number from 1 on."),
+    "a number of 5,000 digits": (
+        "window: " + 5000 * "1",
+        f"perf.yaml, line 1: window: got '{199 * '1'}…, wanted a whole number from 1 on.",
+    ),
+    "an item of the checklist that is none": (
+        "skip: gcc",
+        "perf.yaml, line 1: skip: got 'gcc', wanted checklist items separated by commas: gc, loaders, affinity.",
+    ),
+    "a control character in a value": (
+        'gc: "\\e[2J"',
+        "perf.yaml, line 1: gc: got '\\x1b[2J', wanted one of sync, freeze, observe, off.",
+    ),
     "wrong choice": ("gc: now", "perf.yaml, line 1: gc: got 'now', wanted one of sync, freeze, observe, off."),
     "a list": ("gc: off\nskip: [gc]\n", "perf.yaml, line 2: got a sequence, wanted a single value."),
     "a mapping": ("gc:\n  interval: 5\n", "perf.yaml, line 1: got a mapping, wanted a single value."),

@@ -1,8 +1,10 @@
 """Collections, observed: each one, by whom and where."""
 
+import functools
 import gc
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -10,8 +12,10 @@ import threading
 from pathlib import Path
 
 import pytest
+from late_signals import PreemptError, Trips
 
 import perf_callbacks
+from perf_callbacks.host.collector import COLLECTOR
 from perf_callbacks.host.gc_observer import GcObserver
 
 PATHS = [str(Path(perf_callbacks.__file__).parents[1]), str(Path(__file__).parents[1])]
@@ -122,6 +126,27 @@ def test_installing_twice_is_once_and_removing_leaves_all_as_found(pauses):
         one.remove()
     assert gc.callbacks == [*found, print]
     gc.callbacks.remove(print)
+
+
+def test_a_signal_during_a_collection_of_ours_is_not_lost(pauses, observer):
+    def handle(_signum, _frame):
+        raise PreemptError
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    lease, trip = COLLECTOR.lease(), functools.partial(getattr, Trips())
+    found = [*gc.callbacks]
+    # Callbacks of others, as Hypothesis has one, would get the signal in place of ours.
+    gc.callbacks[:] = [trip, observer._on_gc]
+    try:
+        with pytest.raises(PreemptError):
+            lease.collect(2)
+        assert gc.callbacks == [trip, observer._on_gc]
+    finally:
+        gc.callbacks[:] = found
+        signal.signal(signal.SIGUSR1, before)
+    assert pauses == []
+    lease.collect_now(1, "scheduled")
+    assert (pauses, pauses.last[1] > 0) == ([(1, False, True)], True)
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import threading
+import tracemalloc
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from fakes import FakeClock, a_run
 
 from perf_callbacks.core.codec import Entry, attempts
 from perf_callbacks.core.records import Checklist, Gc, Row, Span, Steps
-from perf_callbacks.host.journal_file import FileJournal, NullJournal, read
+from perf_callbacks.host.journal_file import LONGEST_LINE, FileJournal, NullJournal, read
 
 ROW, SPAN = Row(step=1, metrics={"perf/step_time": 0.5}), Span(kind="evaluation", step=1, start=0.0, seconds=1.0)
 RARE = [a_run(), Checklist(item="gc", status="applied")]
@@ -204,6 +205,63 @@ def assert_gone(journal, path, complaints, reason):
     journal.close()
     assert journal.path is None
     assert complaints == [f"no journal at {path}: {reason}. Training and metrics go on without it."]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="links and pipes of POSIX")
+@pytest.mark.parametrize(
+    ("obstacle", "reason"),
+    [
+        (lambda path: path.symlink_to(path.with_name("secret")), "it is a symbolic link"),
+        (lambda path: path.symlink_to(path.with_name("nothing")), "it is a symbolic link"),
+        (os.mkfifo, "it is no regular file"),
+    ],
+)
+def test_a_link_or_a_pipe_in_place_of_the_journal_is_not_written_to(path, make, complaints, obstacle, reason):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    secret = path.with_name("secret")
+    secret.write_text("secret")
+    obstacle(path)
+    journal = make()
+    for _ in range(2):
+        journal.write(a_run())
+    journal.close()
+    assert complaints == [f"no journal at {path}: {reason}. Training and metrics go on without it."]
+    assert secret.read_text() == "secret"
+    assert not path.with_name("nothing").exists()
+
+
+def test_holes_in_a_journal_cost_no_memory(path, make):
+    journal = make()
+    journal.write(a_run())
+    journal.close()
+    whole = path.read_bytes()
+    with path.open("ab") as file:
+        file.truncate(len(whole) + 20 * LONGEST_LINE)
+        file.write(b"\n" + whole)
+    tracemalloc.start()
+    found = list(read(path))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [entry.record for entry in found] == [a_run()] * 2
+    assert peak < 4 * LONGEST_LINE
+
+
+def test_a_line_without_its_end_is_read(path, make):
+    journal = make()
+    journal.write(a_run())
+    journal.close()
+    path.write_bytes(path.read_bytes().rstrip())
+    assert len(list(read(path))) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes of POSIX")
+def test_a_pipe_named_as_a_journal_is_passed_over(path, make):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(path)
+    with pytest.raises(FileNotFoundError, match="no journal in"):
+        list(read(path.parent))
+    with pytest.raises(OSError, match="it is no regular file"):
+        read(path)
 
 
 def test_a_full_journal_thins_its_steps_and_short_pauses_and_keeps_the_rest(path, make):

@@ -106,6 +106,39 @@ def test_the_thread_ends_as_soon_as_the_last_is_said_to_have_ended(monkeypatch):
     dog.stop()
 
 
+def test_the_thread_has_ended_when_the_last_fit_does_also_in_the_midst_of_a_tick(monkeypatch):
+    monkeypatch.setattr(watchdog, "PERIOD_SECONDS", 3600.0)
+    monkeypatch.setattr(watchdog, "HURRY_SECONDS", 60.0)
+    dog, going, begun = Watchdog(), [True], threading.Event()
+    waiting = [threading.Event(), threading.Event()]  # each tick lasts until the end of the fit waits for it
+    ticks, waits = iter(waiting), iter(waiting)
+
+    class Fit:
+        def tick(self, _now):
+            answer = going[0]
+            begun.set()
+            next(ticks).wait(60)
+            return answer
+
+    class Ticks(threading.Event):
+        def wait(self, timeout=None):
+            next(waits).set()
+            return super().wait(timeout)
+
+    fit = Fit()
+    dog.watch(fit)
+    dog._ticked = Ticks()
+    thread = dog._thread
+    dog._wake.set()
+    assert begun.wait(60)
+    going[0] = False
+    dog.hurry()
+    alive = thread.is_alive()
+    waiting[1].set()
+    dog.stop()
+    assert not alive
+
+
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked on this system")
 def test_a_forked_child_watches_nothing_and_may_begin_anew():

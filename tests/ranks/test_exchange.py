@@ -12,7 +12,6 @@ import time
 import weakref
 from array import array
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -440,13 +439,11 @@ def test_threads_exchange_windows_and_end(caplog, monkeypatch):
     for window in range(3):
         job.offer(window)
         threads.until(lambda window=window: job.latest == [job.whole(window)] * 3)
-    waits = []
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "join", lambda *_: waits.append("for a thread"))
-        for exchange in job.ranks:
-            exchange.close()
-            exchange.close()
-    assert waits == []
+    monkeypatch.setattr(ranks, "CLOSE_SECONDS", 60.0)  # a busy machine may take long
+    for exchange in job.ranks:
+        exchange.close()
+        exchange.close()
+    assert not [one.name for one in threading.enumerate() if one.name == "perf_callbacks ranks"]
     threads.end()
     assert not ranks._running
     assert dist.PrefixStore("perf_callbacks", job.store).get("verdict") == b""
@@ -501,6 +498,30 @@ def test_nobody_waits_for_a_verdict_once_the_exchange_is_over():
     unstarted.close()
     unstarted.start()
     assert unstarted.agree(20) is None
+
+
+def test_a_handler_of_logs_may_close_the_exchange_in_its_own_thread(monkeypatch):
+    job = Job()
+    monkeypatch.setattr(job.ranks[1]._rounds, "step", lambda _: setattr(job.ranks[1]._rounds, "failure", "no"))
+    errors, done = [], threading.Event()
+
+    class Closing(logging.Handler):
+        def emit(self, _):
+            try:
+                job.ranks[1].close()
+            except RuntimeError as error:
+                errors.append(error)
+            done.set()
+
+    handler = Closing()
+    ranks.log.addHandler(handler)
+    try:
+        job.ranks[1].start()
+        assert done.wait(20)
+    finally:
+        ranks.log.removeHandler(handler)
+        job.end()
+    assert errors == []
 
 
 def test_an_exchange_that_was_forgotten_ends_by_itself():
@@ -879,7 +900,8 @@ def test_thousands_of_parts_are_handled_in_slices_with_a_breath_in_between(monke
     job.step()
     breaths = []
     clock = itertools.count(step=leader.SLICE_SECONDS / 64)  # so much later at each look
-    monkeypatch.setattr(leader, "time", SimpleNamespace(sleep=breaths.append, perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(leader, "sleep", breaths.append)
+    monkeypatch.setattr(leader, "perf_counter", lambda: next(clock))
     job.offer(0)
     job.step()
     assert job.latest[0] is None  # many are never there at once

@@ -17,7 +17,7 @@ from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.packed_parts import pack_bundle, unpack_bundles
 from perf_callbacks.core.stalls import ENDED, RUNNING, STALLED, Note
 from perf_callbacks.host.place import Place
-from perf_callbacks.ranks import exchange as ranks, node, rounds, store as board
+from perf_callbacks.ranks import exchange as ranks, node, private_directory, rounds, store as board
 from perf_callbacks.ranks.node import Folder, Node, gathered
 
 PER_NODE = 4
@@ -221,6 +221,54 @@ def test_a_link_in_place_of_the_directory_ends_the_exchange(nodes, tmp_path):
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
+def test_a_directory_that_was_swapped_is_neither_read_nor_written(job, tmp_path):
+    job.through(0)
+    (tmp_path / "node4").rename(tmp_path / "moved")
+    shutil.copytree(tmp_path / "moved", tmp_path / "node4")
+    (tmp_path / "node4").chmod(0o777)
+    (tmp_path / "node4" / "verdict").write_text("forged")
+    before = files_of(tmp_path / "node4")
+    folder = job.ranks[5]._rounds._board
+    assert folder.read("verdict") == folder.read("window") == []
+    assert folder.get(["verdict"]) == [b""]
+    job.offer(1)
+    job.step()
+    assert "is open to other users (mode 777)" in job.ranks[5].failure
+    assert (files_of(tmp_path / "node4"), (tmp_path / "node4" / "verdict").read_text()) == (before, "forged")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need rights there")
+def test_a_note_is_not_written_through_a_link(tmp_path):
+    folder, secret = Folder(tmp_path / "notes"), tmp_path / "secret"
+    secret.write_text("secret")
+    secret.chmod(0o600)
+    (tmp_path / "notes" / f"key.{os.getpid()}").symlink_to(secret)
+    with pytest.raises(OSError, match="symbolic links"):
+        folder.write("key", "note")
+    (tmp_path / "notes" / "other").symlink_to(secret)
+    assert folder.read("other") == []
+    assert secret.read_text() == "secret"
+
+
+def test_a_directory_of_other_files_is_not_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(node.tempfile, "gettempdir", lambda: str(tmp_path))
+    mine, left = [gathered(0, 8, (0, 8), many=4, job=(job, "1")).directory for job in ("mine", "left")]
+    left.mkdir(mode=0o700)
+    (left / "thesis.tex").touch()
+    os.utime(left, (time.time() - 2 * node.LEFT_SECONDS,) * 2)
+    node.remove_earlier(mine)
+    assert files_of(left) == ["thesis.tex"]
+
+
+def test_without_directories_that_can_be_held_paths_are_used(tmp_path, monkeypatch):
+    monkeypatch.setattr(private_directory, "HOLDS", False)
+    folder = Folder(tmp_path / "notes")
+    folder.write("verdict", "note")
+    assert folder.read("verdict") == ["note"]
+    folder.leave(talks=True)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_nobody_else_may_read_the_notes(job, tmp_path):
     assert stat.S_IMODE((tmp_path / "node0").stat().st_mode) == 0o700
 
@@ -276,15 +324,15 @@ def test_the_end_of_a_fit_removes_no_notes_of_the_next_one_in_the_same_process(t
 
 
 def test_a_note_is_written_though_the_directory_vanishes_before_it_has_its_name(tmp_path, monkeypatch):
-    folder, replace_file, calls = Folder(tmp_path / "notes"), Path.replace, []
+    folder, replace_file, calls = Folder(tmp_path / "notes"), os.replace, []
 
-    def vanishes(self, target):
-        calls.append(target)
+    def vanishes(*names, **directories):
+        calls.append(names)
         if len(calls) == 1:
             shutil.rmtree(tmp_path / "notes")
-        return replace_file(self, target)
+        return replace_file(*names, **directories)
 
-    monkeypatch.setattr(Path, "replace", vanishes)
+    monkeypatch.setattr(os, "replace", vanishes)
     folder.write("key", "note")
     assert folder.read("key") == ["note"]
 
@@ -347,7 +395,7 @@ def test_notes_from_shortly_before_the_process_began_are_old_too(tmp_path, monke
 
 
 def test_the_time_at_which_a_process_began_is_unknown_on_some_systems(monkeypatch):
-    monkeypatch.delattr(node.time, "CLOCK_BOOTTIME", raising=False)
+    monkeypatch.delattr(time, "CLOCK_BOOTTIME", raising=False)
     assert node.process_began() == 0
 
 

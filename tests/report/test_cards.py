@@ -8,6 +8,10 @@ from perf_callbacks.core.records import APPLIED, Checklist, Summary
 from perf_callbacks.report import cards
 
 
+def test_the_path_of_a_journal_shows_no_control_character():
+    assert "journal a\\x1b[2Jb" in cards.opening(a_run(), journal="a\x1b[2Jb")
+
+
 def summary(**changes):
     usual = {
         "run_id": "a1",
@@ -82,6 +86,7 @@ WORKED = {
     "flops_seconds": 2.0,
     "flops_dtype": "float32",
     "flops_source": "counted",
+    "flops_checked_step": 115,
     "peak_flops_per_second": 1e12,
     "peak_measured": True,
     "peak_source": "measured on cpu, while others had the CPU",
@@ -107,7 +112,34 @@ def test_the_closing_table_names_parts_of_other():
 
 def test_the_closing_table_leaves_out_what_is_unknown():
     expected = "perf_callbacks: 120 steps, 100 measured (20 excluded): 20.0 ms per step"
-    assert cards.closing(summary(**UNKNOWN)) == expected
+    assert cards.closing(summary(**UNKNOWN)) == expected + UNKNOWN_AMOUNTS
+
+
+UNKNOWN_AMOUNTS = """
+  samples/s unknown: some batches don't show how many samples they hold
+  tokens/s unknown: no `input_ids`; embeddings are seen where FLOPs are counted"""
+
+
+def test_the_closing_table_says_why_flops_are_a_lower_bound():
+    low = WORKED | {"flops_lower_bound": True}
+    reasons = {
+        "part of the step was not counted": {"flops_coverage": 1.0},
+        "3.0% of the weights were in no counted product": {"flops_coverage": 0.97},
+        "no formula for a, b, c and 1 more": {"flops_coverage": 1.0, "flops_uncounted": ("a", "b", "c", "d")},
+        "no formula for a; 50.0% of the weights were in no counted product": {
+            "flops_coverage": 0.5,
+            "flops_uncounted": ("a",),
+        },
+    }
+    for reason, fields in reasons.items():
+        assert f"\n  ≥: {reason}\n" in cards.closing(summary(**low | fields)) + "\n"
+
+
+def test_the_closing_table_has_units_that_can_be_read():
+    small = {"model_flops": 11_300, "hardware_flops": 11_300, "flops_seconds": 1.0, "peak_flops_per_second": 33.3e6}
+    closing = cards.closing(summary(**WORKED | small))
+    assert "11.3 kFLOPS of the model, 11.3 kFLOPS including recomputation" in closing
+    assert "MFU 0.034%, HFU 0.034% of measured peak 33.3 MFLOPS" in unwrapped(closing)
 
 
 @pytest.mark.parametrize(("steps", "count"), [(0, "0 steps"), (1, "1 step"), (2, "2 steps")])
@@ -125,7 +157,7 @@ def test_the_closing_table_counts_the_steps_without_a_time():
     expected = """\
 perf_callbacks: 120 steps, 100 measured (20 excluded), 3 without a time:
   20.0 ms per step"""
-    assert cards.closing(summary(**UNKNOWN, lost_steps=3)) == expected
+    assert cards.closing(summary(**UNKNOWN, lost_steps=3)) == expected + UNKNOWN_AMOUNTS
 
 
 def test_the_closing_table_says_why_measuring_stopped():
@@ -152,7 +184,7 @@ perf_callbacks: No single cause stands out: forward, backward and optimizer
   took 60% of the run.
   120 steps, 100 measured (without first step, FLOP counts, evaluations,
     checkpoints): 20.0 ms per step
-  100 s in all: startup 500 ms (0.5%), first step 250 ms (0.2%),
+  100 s since measuring began: startup 500 ms (0.5%), first step 250 ms (0.2%),
     FLOP counting 125 ms (0.1%), steps 60.0 s (60.0%),
     evaluation 30.0 s (30.0%), checkpoint 4.00 s (4.0%), elsewhere 5.12 s (5.1%)
 """
@@ -171,7 +203,7 @@ perf_callbacks: Waiting for data took 46% of the run: num_workers=0; try
     CUDA_LAUNCH_BLOCKING
   120 steps, 100 measured (without first step, FLOP counts, evaluations,
     checkpoints): 20.0 ms per step
-  100 s in all: """
+  100 s since measuring began: """
     closing = cards.closing(summary(wall_seconds=ACCOUNT, findings=(LOADER, OPTIMIZER, BLOCKING)))
     assert closing.startswith(expected)
 

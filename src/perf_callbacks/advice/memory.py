@@ -30,7 +30,7 @@ def uncached(machine: Machine, facts: Facts, _measured: Measured | None) -> Find
 def _leak(found: Leak, available: int | None) -> Finding | None:
     per_step = "" if found.gb_per_step is None else f" ({found.gb_per_step * GB / MB:.2g} MB per step)"
     evidence = (
-        f"Host memory grew by {found.gb_per_hour:.1f} GB per hour{per_step}, "
+        f"Host memory without pages of files grew by {found.gb_per_hour:.1f} GB per hour{per_step}, "
         f"from {found.before_gb:.1f} to {found.after_gb:.1f} GB, and didn't level off"
     )
     if available is not None:

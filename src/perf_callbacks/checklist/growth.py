@@ -2,10 +2,10 @@
 
 import gc
 import math
-import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from perf_callbacks.host.clock import perf_counter
 from perf_callbacks.host.collector import FULL
 
 MOST_YOUNG = 500_000
@@ -59,7 +59,7 @@ class Growth:
 
     def patience(self, step: int) -> int:
         """Return how many steps may pass until the next look, going by the steps since the last call."""
-        (before, then), self._looked_at = self._looked_at, (step, time.perf_counter())
+        (before, then), self._looked_at = self._looked_at, (step, perf_counter())
         return math.ceil(LOOK_SECONDS * (step - before) / max(self._looked_at[1] - then, 1e-9))
 
 

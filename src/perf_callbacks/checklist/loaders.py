@@ -7,7 +7,6 @@ to. The number and order of batches don't change.
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from perf_callbacks.checklist.item import ADVISED, ALREADY, NOT_APPLICABLE, SKIPPED, Applied, Fit
 from perf_callbacks.core.config import PerfConfig
+from perf_callbacks.core.foreign_errors import let_pass, suppress
 from perf_callbacks.core.records import APPLIED, Checklist
 from perf_callbacks.core.steps import NEVER
 from perf_callbacks.host.environment import Environment
@@ -209,7 +209,8 @@ def _seeing(first: First, inner: Callable[..., Any]) -> Callable[..., Any]:
         if first.kind is None:
             try:
                 first.see(batch)
-            except Exception:  # noqa: BLE001 a batch may be anything
+            except Exception as error:  # noqa: BLE001 a batch may be anything
+                let_pass(error)
                 first.kind = type(batch).__name__
         return inner(batch, *args, **kwargs)
 
@@ -224,7 +225,8 @@ def _copying(first: First, copies: Copies, inner: Callable[..., Any]) -> Callabl
         try:
             first.see(batch)
             pinned = copies.go_on and not args and next(_tensors(batch)).is_pinned()
-        except Exception:  # noqa: BLE001 a batch may be anything, and have no tensor at all
+        except Exception as error:  # noqa: BLE001 a batch may be anything, and have no tensor at all
+            let_pass(error)
             pinned = False
         return inner(batch, device, *args, **(kwargs | {"non_blocking": True} if pinned else kwargs))
 

@@ -1,6 +1,7 @@
 """`perf-callbacks`: one file per command."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import Protocol
@@ -20,6 +21,7 @@ from perf_callbacks.commands import (
     trace,
 )
 from perf_callbacks.core.config import ConfigError
+from perf_callbacks.core.foreign_errors import suppress
 from perf_callbacks.version import __version__
 
 
@@ -54,8 +56,25 @@ COMMANDS: tuple[Command, ...] = (
 )
 
 
+PIPE_CLOSED = 141
+"""Exit status of a command whose reader has left, as in `perf-callbacks status | head -1`."""
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command that the command line names."""
+    try:
+        try:
+            return _run(words)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except BrokenPipeError:
+        with suppress(OSError, ValueError):  # else Python complains about what is left to write when it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1 if sys.stdout is None else sys.stdout.fileno())
+        return PIPE_CLOSED
+
+
+def _run(words: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="perf-callbacks", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"perf_callbacks {__version__}")
     choices = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from perf_callbacks.commands import status
 from perf_callbacks.core.cpu_sets import choose, ranges
 from perf_callbacks.core.peaks import TERA, WHATEVER, Peaks, advice
 from perf_callbacks.core.records import Checklist
-from perf_callbacks.host import config_file
+from perf_callbacks.host import config_file, terminal
 from perf_callbacks.report import bindings_table, cards
 from perf_callbacks.report.bindings_table import Binding
+from perf_callbacks.report.units import speed
 
 if TYPE_CHECKING:
     from perf_callbacks.host.environment import Environment
@@ -75,8 +77,10 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         if settings.origins:
             print(cards.from_outside(values, settings.origins))
-        card = cards.check(name, rows, _said(peak, off or advice(name)), findings)
-        print("\n".join([card, *settings.remarks, bindings_table.render(bindings)]))
+        card = cards.check(name, rows, _said(peak, off or advice(name)), findings, terminal.columns())
+        without = status.no_effect()
+        remarks = [*settings.remarks, *([] if without is None else [f"{without} `perf-callbacks status` says why."])]
+        print("\n".join([card, *remarks, bindings_table.render(bindings)]))
     statuses = {row.status for row in rows} | {one.status for one in bindings if isinstance(one, Binding)}
     return LEFT_TO_DO if (peak is None and not off) or findings or statuses & startup.LEFT_TO_DO else 0
 
@@ -131,7 +135,7 @@ def _peak(peak: Peaks | None) -> dict[str, object] | None:
 def _said(peak: Peaks | None, without: str) -> str:
     if peak is None:
         return f"There would be no MFU: {without}"
-    if peak.measured:
-        return f"MFU would be of a peak {peak.source}"
-    rates = ", ".join(f"{flops / TERA:g} in {_NAMES.get(dtype, dtype)}" for dtype, flops in peak.by_dtype.items())
-    return f"MFU would be of a peak in TFLOPS: {rates} ({peak.source})"
+    figures = None if peak.measured else 6
+    source = peak.source.rpartition(": ")[0] if peak.measured else peak.source  # what was measured has its rates there
+    rates = [f"{speed(flops, figures)} in {_NAMES.get(dtype, dtype)}" for dtype, flops in peak.by_dtype.items()]
+    return f"MFU would be of a peak of {', '.join(rates)} ({source})"

@@ -3,10 +3,11 @@
 import argparse
 import json
 import math
-from contextlib import suppress
 
 from perf_callbacks.commands import journals
 from perf_callbacks.core.config import ConfigError
+from perf_callbacks.core.foreign_errors import suppress
+from perf_callbacks.host import terminal
 from perf_callbacks.report import comparison, comparison_text
 
 NAME: str = "compare"
@@ -46,7 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.format == "json":
         print(json.dumps(comparison_text.values(found, share), indent=2))
     else:
-        print((comparison_text.markdown if arguments.format == "markdown" else comparison_text.text)(found))
+        markdown = arguments.format == "markdown"
+        print(comparison_text.markdown(found) if markdown else comparison_text.text(found, terminal.columns()))
     return UNKNOWN if found.decided_by is None else REGRESSION if found.regression else 0
 
 

@@ -12,7 +12,9 @@ from perf_callbacks.host.accelerate_config import AccelerateConfig
 NAME: str = "config"
 SUMMARY: str = "write settings into accelerate's config, for perf-callbacks launch"
 
-REFUSED = "From now on accelerate refuses this file: start training with perf-callbacks launch."
+REFUSED = """\
+With this section, `accelerate launch` and the other commands of accelerate refuse the file: start training with
+perf-callbacks launch. Or leave the file as it is, and keep the settings in one that PERF_CALLBACKS_CONFIG names."""
 
 INTERRUPTED = 130
 """Exit status of a shell's command after Ctrl-C."""
@@ -33,16 +35,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Edit the file and show its section."""
     config = accelerate_config.load(arguments.config_file or default_file())
-    if arguments.assignments or arguments.unset:
-        values = parse([_assignment(text) for text in arguments.assignments])
-    elif sys.stdin is not None and sys.stdin.isatty():
-        try:
-            values = _ask(config)
-        except (KeyboardInterrupt, EOFError):
-            print("\nNothing was written.")
-            return INTERRUPTED
-    else:
+    given = bool(arguments.assignments or arguments.unset)
+    values = parse([_assignment(text) for text in arguments.assignments])
+    asking = sys.stdin is not None and sys.stdin.isatty()
+    if not (given or asking):
         raise ConfigError("there is no terminal to ask on: give FIELD=VALUE, such as window=20.")
+    try:
+        if config.key is None and (values or not given):
+            print(REFUSED)
+            if asking and input("Write the section? [y/N] ").strip().lower() not in {"y", "yes"}:
+                print("Nothing was written.")
+                return 0
+        if not given:
+            values = _ask(config)
+    except (KeyboardInterrupt, EOFError):
+        print("\nNothing was written.")
+        return INTERRUPTED
     text = accelerate_config.edited(config, values, {*arguments.unset} - {*values})
     if text != config.text:
         accelerate_config.save(config.path, text)
@@ -50,8 +58,6 @@ def run(arguments: argparse.Namespace) -> int:
     shown = {entry.name: entry.text for entry in entries} | values
     fields = ", ".join(f"{name}={value}" for name, value in shown.items())
     print(f"{accelerate_config.KEY} in {config.path}: {fields or 'nothing'}")
-    if config.key is None and values:
-        print(REFUSED)
     return 0
 
 

@@ -3,14 +3,15 @@
 import argparse
 import json
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from perf_callbacks.core import peaks
-from perf_callbacks.core.architecture import Architecture, dimensions
+from perf_callbacks.core.architecture import LARGEST, Architecture, dimensions
 from perf_callbacks.core.config import ConfigError
-from perf_callbacks.core.conventions import Job, Work, compare
+from perf_callbacks.core.conventions import Job, Result, Work, compare
 from perf_callbacks.report import convention_table as report
 
 NAME: str = "flops"
@@ -28,6 +29,9 @@ _MODEL: dict[str, tuple[type, str]] = {
     "params": (float, "all parameters, such as 52e9; else the matrices are added up"),
     "vocab": (int, "tokens in the vocabulary"),
 }
+
+LEAST = 1e-9
+"""Least time of a step in seconds, or rate."""
 
 _RUN: dict[str, tuple[type, str]] = {
     "batch": (int, "sequences in an optimizer step, over all GPUs"),
@@ -74,6 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     results = compare(model, work, job)
     if all(result.model_flops_per_step is None for result in results.values()):
         raise ConfigError("got too little of the model, wanted --params, or --layers, --hidden and --vocab, or CONFIG.")
+    _check_shares(results.values())
     if arguments.json:
         print(json.dumps({"conventions": {name: asdict(result) for name, result in results.items()}}, indent=2))
     else:
@@ -88,6 +93,7 @@ def _model(arguments: argparse.Namespace) -> Architecture:
     found: dict[str, Any] = {} if path is None else dimensions(read_config(Path(path)))
     flags = {name.replace("-", "_"): getattr(arguments, name.replace("-", "_")) for name in _MODEL}
     found |= {name: value for name, value in flags.items() if value is not None}
+    _check(params=arguments.params)
     if arguments.params is not None:
         found["params"] = round(arguments.params)
     if arguments.ffn is not None and path is None:
@@ -129,8 +135,19 @@ def _work(arguments: argparse.Namespace) -> Work:
 
 def _check(**values: float | None) -> None:
     for name, value in values.items():
-        if value is not None and not 0 < value < float("inf"):
+        if value is not None and not value > 0:
             raise ConfigError(f"{name}: got {value}, wanted a number above 0.")
+        if value is not None and not LEAST <= value <= LARGEST:
+            raise ConfigError(f"{name}: got {value}, wanted a number from {LEAST:g} to {LARGEST:g}.")
+
+
+def _check_shares(results: Iterable[Result]) -> None:
+    """Refuse a run that is faster than its GPUs, by every convention: some count work that kernels skip."""
+    least = min([result.mfu for result in results if result.mfu is not None], default=0.0)
+    if least > 1:
+        raise ConfigError(
+            f"MFU: got {least:.4g} by the lowest convention, wanted at most 1: check time, GPUs and peak."
+        )
 
 
 def _peak(arguments: argparse.Namespace) -> peaks.Peaks | None:
@@ -149,7 +166,8 @@ def _job(arguments: argparse.Namespace, work: Work, peak: peaks.Peaks | None) ->
     seconds, rate = arguments.step_time, arguments.tokens_per_second_per_gpu
     if rate is not None:
         seconds = work.tokens / (rate * gpus)
-    flops_per_second = None if peak is None else peak.peak_flops_per_second(arguments.dtype)
+    dtype = peaks.number_format(arguments.dtype, "dtype")
+    flops_per_second = None if peak is None else peak.peak_flops_per_second(dtype)
     if peak is not None and flops_per_second is None:
         print(f"No dense peak in {arguments.dtype} is known, by {peak.source}: there is no MFU.", file=sys.stderr)
     return Job(gpus=gpus, step_seconds=seconds, peak_flops_per_second=flops_per_second)

@@ -5,6 +5,7 @@ import json
 
 from perf_callbacks.commands import journals
 from perf_callbacks.core.config import ConfigError
+from perf_callbacks.host import terminal
 from perf_callbacks.report import memory_table
 
 NAME: str = "memory"
@@ -28,7 +29,9 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             text = json.dumps([memory_table.facts(fit) for fit in fits], indent=2, allow_nan=False)
         else:
-            text = "\n".join([*map(memory_table.render, fits), *memory_table.missing(fits)])
+            columns = terminal.columns()
+            tables = [memory_table.render(fit, columns) for fit in fits]
+            text = "\n".join([*tables, *memory_table.missing(fits)])
     except (ArithmeticError, ValueError):
         raise ConfigError(f"{arguments.directory}: the journal holds values that no run can have") from None
     print(text)

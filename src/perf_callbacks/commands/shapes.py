@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from perf_callbacks.commands.flops import read_config
-from perf_callbacks.core.architecture import Architecture, dimensions
+from perf_callbacks.core.architecture import LARGEST, Architecture, dimensions
 from perf_callbacks.core.config import ConfigError
 from perf_callbacks.core.model_shapes import products, sizes
 from perf_callbacks.core.product_shapes import uneven
@@ -31,8 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the sizes."""
     for name in ("tokens", "multiprocessors"):
         value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"--{name}: got {value}, wanted a whole number from 1 on.")
+        if value is not None and not 1 <= value <= LARGEST:
+            raise ConfigError(f"--{name}: got {value:.4g}, wanted a whole number from 1 to {LARGEST:g}.")
     if arguments.multiprocessors is not None and arguments.tokens is None:
         raise ConfigError("--tokens: is missing, wanted the tokens that the multiprocessors work on.")
     model = Architecture(**dimensions(read_config(Path(arguments.path))))

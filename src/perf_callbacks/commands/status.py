@@ -5,10 +5,13 @@ import os
 import sys
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 
 from perf_callbacks import autoload
 from perf_callbacks.commands import autoload as command
-from perf_callbacks.host import config_file
+from perf_callbacks.core.config import ConfigError, printable
+from perf_callbacks.core.settings import parse
+from perf_callbacks.host import accelerate_config, config_file
 
 NAME: str = "status"
 SUMMARY: str = "which programs are measured here without a change to them, by what, and why not"
@@ -34,18 +37,43 @@ def run(arguments: argparse.Namespace) -> int:  # noqa: ARG001 it has none
     print(f"{autoload.SWITCH} is not set." if value is None else f"{autoload.SWITCH}={value} is set.")
     print(f"{command.state()}\n")
     if settings.config.enabled:
-        rows = [*_rows()]
+        rows, without = [*_rows()], no_effect()
         width = max(len(name) for name, _ in rows) + 2
         for name, said in rows:
             print(f"{name:<{width}}{said}")
-        if autoload.asked() and not any(said.startswith("measured") for _, said in rows):
-            print(f"\n{autoload.SWITCH}={value} has no effect here.")
+        if without is not None:
+            print(f"\n{without}")
         print(f"\n{ADVICE}")
     else:
         print("Nothing is measured: it is switched off.")
-    values = [f"  {name}={getattr(settings.config, name)} ({origin})" for name, origin in settings.origins.items()]
+    values = [
+        printable(f"  {name}={getattr(settings.config, name)} ({origin})") for name, origin in settings.origins.items()
+    ]
     print("\n".join(["", f"Settings from outside: {'' if values else 'none.'}".rstrip(), *values, *settings.remarks]))
+    print("\n".join(_section(accelerate_config.default_path(os.environ))))
     return 0
+
+
+def no_effect() -> str | None:
+    """Return a sentence if PERF_CALLBACKS=1 is set and measures no program that is started here."""
+    if not autoload.asked() or any(said.startswith("measured") for _, said in _rows()):
+        return None
+    return f"{autoload.SWITCH}={os.environ[autoload.SWITCH]} has no effect here."
+
+
+def _section(path: Path | None) -> Iterator[str]:
+    """Show the settings in accelerate's default config."""
+    try:
+        if path is None or not (_installed("accelerate") and path.is_file()):
+            return
+        entries = accelerate_config.load(path).entries
+        parse(entries)
+    except (ConfigError, OSError) as error:
+        yield f"\nThe section {accelerate_config.KEY} of accelerate's config can't be read: {error}"
+        return
+    if entries:
+        yield "\nSettings for perf-callbacks launch, and wherever an armed program reads accelerate's config:"
+    yield from (printable(f"  {entry.name}={entry.text} ({entry.where})") for entry in entries)
 
 
 def _rows() -> Iterator[tuple[str, str]]:

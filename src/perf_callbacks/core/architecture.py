@@ -1,10 +1,14 @@
 """Dimensions of a transformer, as the calculator needs them."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from perf_callbacks.core.config import ConfigError
+
+LARGEST = 10**18
+"""Largest dimension, and largest number of a run: what is computed from them fits into a float."""
 
 
 class MissingError(LookupError):
@@ -39,6 +43,8 @@ class Architecture:
     vocab: int | None = None
     tied: bool = False
     """True: the output head is the transposed embedding."""
+    outputs: int | None = None
+    """Width of the output head; 0: there is none. None: the vocabulary."""
     positions: int = 0
     """Number of learned position embeddings."""
     params: int | None = None
@@ -46,9 +52,13 @@ class Architecture:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value, least = getattr(self, field.name), 0 if field.default == 0 else 1
-            if value is not None and not isinstance(value, bool) and value < least:
+            value, least = getattr(self, field.name), 0 if field.default == 0 or field.name == "outputs" else 1
+            if value is None or isinstance(value, bool):
+                continue
+            if value < least:
                 raise ConfigError(f"{field.name}: got {value!r}, wanted a whole number from {least} on.")
+            if value > LARGEST:
+                raise ConfigError(f"{field.name}: got {float(LARGEST):g} or more, wanted a smaller whole number.")
         if not 0 <= self.active_experts <= self.experts or (self.experts and not self.active_experts):
             raise ConfigError(f"active_experts: got {self.active_experts}, wanted 1 to {self.experts} of the experts.")
         if self.heads and self.heads % (self.kv_heads or 1):
@@ -79,12 +89,17 @@ class Architecture:
         return known(self.vocab, "vocab") * self.width
 
     @property
+    def head(self) -> int:
+        """Elements of the output head."""
+        return self.embedding if self.outputs is None else self.outputs * self.width
+
+    @property
     def parameters(self) -> int:
         """All parameters: as given, or the sum of all matrices. The sum lacks biases and norms, commonly 0.1 %."""
         if self.params is not None:
             return self.params
         stack = known(self.layers, "layers") * self.layer_matrices + self.idle_parameters
-        return stack + self.embedding * (1 if self.tied else 2) + self.positions * self.width
+        return stack + self.embedding + (0 if self.tied else self.head) + self.positions * self.width
 
     @property
     def width(self) -> int:
@@ -177,10 +192,34 @@ def dimensions(config: Mapping[str, Any]) -> dict[str, Any]:
         own = next((ours for ours, spellings in _NAMES.items() if name in spellings), name)
         if found.get(own) is None:
             raise ConfigError(f"{name}: is missing in config.json, wanted a whole number.")
-    found |= {"gated": family.gated, "tied": config.get("tie_word_embeddings", family.tied)}
+    outputs, tied = _outputs(config), config.get("tie_word_embeddings", family.tied)
+    if not isinstance(tied, bool):
+        raise ConfigError(f"tie_word_embeddings: got {tied!r}, wanted true or false.")
+    found |= {"gated": family.gated, "tied": tied and outputs is None, "outputs": outputs}
     if family.positions:
-        found["positions"] = config.get(family.positions)
+        found["positions"] = _first(config, (family.positions,))
     return {name: value for name, value in found.items() if value is not None}
+
+
+_HEADS = ("ForCausalLM", "LMHeadModel", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+
+
+def _outputs(config: Mapping[str, Any]) -> int | None:
+    """Return the width of the output head, by the model's class. None: the vocabulary, or no class is named."""
+    names = config.get("architectures")
+    if not names:
+        return None
+    name = names[0] if isinstance(names, list) and isinstance(names[0], str) else ""
+    if name.endswith(_HEADS[:2]):
+        return None
+    if name.endswith(_HEADS[2:4]):
+        labels = config.get("id2label")
+        return _first(config, ("num_labels",)) or (len(labels) if isinstance(labels, dict) else 2)
+    if name.endswith(_HEADS[4]):
+        return 2  # the first and the last token of the answer
+    if re.fullmatch(r"(?!.*DoubleHeads)\w+Model", name):
+        return 0
+    raise ConfigError(f"architectures: got {names!r}, wanted a name that ends in {', '.join(_HEADS)} or Model.")
 
 
 def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:

@@ -6,12 +6,11 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from perf_callbacks.core.batch_tensors import Leaf, is_array, leaves
+from perf_callbacks.core.foreign_errors import let_pass
+from perf_callbacks.core.plain_values import PlainValues, ShapeKey, tensors
 from perf_callbacks.core.sample_counts import matching, samples
 from perf_callbacks.core.steps import plus
 from perf_callbacks.core.unknown_reasons import Unknowns
-
-ShapeKey = tuple[tuple[str, tuple[int, ...]], ...]
-"""Names and shapes of the tensors in a batch."""
 
 _MOST_SHAPES = 1024
 
@@ -72,7 +71,7 @@ class _Noted(NamedTuple):
     names: tuple[str, ...]
     """All tensors of the batch."""
     integers: tuple[tuple[str, int | None, int], ...]
-    """Name, address and elements of each tensor of integers."""
+    """Name, address and elements of each tensor of integers that has more than one for each sample."""
 
 
 def together(batches: Sequence[Batch]) -> tuple[int | None, int | None, Any]:
@@ -104,14 +103,17 @@ class BatchReader:
     Batch(samples=2, tokens=None, useful_tokens=None, shape=())
     """
 
-    def __init__(self, unknowns: Unknowns | None = None) -> None:
+    def __init__(self, unknowns: Unknowns | None = None, plain: PlainValues | None = None) -> None:
         self._unknowns = unknowns or Unknowns()
+        self._plain = plain or PlainValues()
         self.seen: dict[ShapeKey, tuple[Batch, tuple[str, ...]]] = {}
         """For each shape its batch, and the names of its masks."""
         self.news: Callable[[ShapeKey, Mapping[str, Any]], object] | None = None
         """Told of a shape that was not seen before, or was forgotten, before the batch of these tensors is used."""
         self.several = False
         """Each batch holds one of each of several loaders: their samples add up."""
+        self.time_first = False
+        """The model takes sequences whose first dimension is time."""
         self.left = 0
         """Batches that may be recognised by one tensor, the guide, until all shapes of one are read again."""
         self.guide: Any = None
@@ -143,7 +145,8 @@ class BatchReader:
                 if self._guided:
                     self._trust()
             known, masks, full = self._known[key]
-        except UNREADABLE:
+        except UNREADABLE as error:
+            let_pass(error)
             (known, masks, full), batch = self._look(batch, key)
         if not masks:
             return known
@@ -176,17 +179,16 @@ class BatchReader:
     def look_up(self, lookups: Iterable[Lookup]) -> bool:
         """Learn which tensors are token ids, by the embeddings looked up since `note`; whether that was news.
 
-        The largest vocabulary is that of the tokens. Batches with the same tensors, of whatever size, have theirs in
-        the same place; batches with `input_ids` have said it themselves.
+        The largest vocabulary is that of the tokens, unless another one was looked up with sequences of other lengths.
+        A number for each sample, such as a user or a class, is no token. Batches with the same tensors, of whatever
+        size, have theirs in the same place; batches with `input_ids` have said it themselves.
         """
         noted, self._noted = self._noted or [], None
         every = {*lookups}
-        largest = max(every, key=lambda one: one.rows, default=None)
-        indices = {(one.address, one.elements) for one in every if largest and one.table == largest.table}
         fresh: dict[tuple[str, ...], tuple[str, ...]] = {}
         for batch in noted:
             if batch.names not in self._ids and not matching(batch.names, "input_ids"):
-                names = _looked_up(batch, indices, len(noted))
+                names = _looked_up(batch, every, len(noted))
                 if names:
                     fresh[batch.names] = names
         if fresh:
@@ -267,15 +269,18 @@ class BatchReader:
             return Batch(len(batch), None, None, ())
         named = matching([one.name for one in found], "input_ids")
         tokens = sum(prod(one.sizes) for one in found if one.name in named) if named else None
-        return Batch(samples(batch, several=self.several) if found else None, tokens, None, ())
+        return Batch(
+            samples(batch, several=self.several, time_first=self.time_first) if found else None, tokens, None, ()
+        )
 
     def _learn(self, batch: Any, found: Sequence[Leaf]) -> tuple[Batch, tuple[str, ...]]:
         shape: ShapeKey = tuple([(one.name, one.sizes) for one in found])
         shape += tuple([(f"{one.name}.lengths", one.lengths) for one in found if one.lengths])
+        shape += self._plain.entries(batch)
         if shape not in self.seen:
             if len(self.seen) == _MOST_SHAPES:
                 del self.seen[next(iter(self.seen))]
-            rows = samples(batch, several=self.several)
+            rows = samples(batch, several=self.several, time_first=self.time_first)
             self.seen[shape] = Batch(rows, self._tokens(shape), None, shape), _masks(found)
             if self.news is not None:
                 self.news(shape, {one.name: one.tensor for one in found if one.whole and hasattr(one.tensor, "device")})
@@ -283,23 +288,32 @@ class BatchReader:
 
     def _tokens(self, shape: ShapeKey) -> int | None:
         sizes = dict(shape)
-        ids = matching([*sizes], "input_ids") or self._ids.get(tuple(sizes), ())
+        ids = matching([*sizes], "input_ids") or self._ids.get(tensors(shape), ())
         return sum(prod(sizes[name]) for name in ids) if ids else None
 
     def _note(self, seen: Batch, found: Sequence[Leaf]) -> None:
         if self._noted is not None and len(self._noted) < _MOST_NOTED:
             rows = seen.samples
-            integers = [one for one in found if "int" in str(one.tensor.dtype) and one.sizes != (rows,)]  # no labels
+            integers = [one for one in found if "int" in str(one.tensor.dtype) and _has_several(one, rows)]
             names = [one.name for one in found] + [f"{one.name}.lengths" for one in found if not one.whole]
             places = tuple((one.name, _address(one.tensor), prod(one.sizes)) for one in integers)
             self._noted.append(_Noted(tuple(names), places))
 
 
-def _looked_up(batch: _Noted, indices: set[tuple[int, int]], batches: int) -> tuple[str, ...]:
+def _has_several(one: Leaf, rows: int | None) -> bool:
+    """Tell if a tensor has more than one element for each sample. A column of labels or users has one."""
+    return prod(one.sizes) != rows and (rows is not None or len(one.sizes) > 1 or not one.whole)
+
+
+def _looked_up(batch: _Noted, lookups: set[Lookup], batches: int) -> tuple[str, ...]:
     """The tensors of a batch that were looked up: by where they lie, or if they were copied since, by their size."""
-    there = tuple(name for name, address, elements in batch.integers if (address, elements) in indices)
+    places = {(address, size): name for name, address, size in reversed(batch.integers)}  # each tensor once
+    there = [one for one in lookups if (one.address, one.elements) in places]
     if there:
-        return there
+        found = {(one.address, one.elements) for one in _of_tokens(there)}
+        return tuple(name for place, name in places.items() if place in found)
+    sizes = {size for *_, size in batch.integers}
+    indices = {(one.address, one.elements) for one in _of_tokens([one for one in lookups if one.elements in sizes])}
     alike = [name for name, _, size in batch.integers if size in {elements for _, elements in indices}]
     if len({size for name, _, size in batch.integers if name in alike}) != 1:
         return ()
@@ -308,11 +322,20 @@ def _looked_up(batch: _Noted, indices: set[tuple[int, int]], batches: int) -> tu
     return tuple(alike) if len(alike) * batches == len(indices) else ()
 
 
+def _of_tokens(lookups: Sequence[Lookup]) -> list[Lookup]:
+    """Return the lookups in the largest table; none if other tables were looked up with more or fewer elements."""
+    largest = max(lookups, key=lambda one: one.rows, default=None)
+    tokens = [one for one in lookups if largest is not None and one.table == largest.table]
+    sizes = {one.elements for one in tokens}
+    return tokens if sizes.issuperset([one.elements for one in lookups]) else []
+
+
 def _address(tensor: Any) -> int | None:
     """Address of a tensor; None if it has no values."""
     try:
         return int(tensor.data_ptr())
-    except (AttributeError, RuntimeError):
+    except (AttributeError, RuntimeError) as error:
+        let_pass(error)
         return None
 
 

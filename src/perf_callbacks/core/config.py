@@ -8,6 +8,27 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 class ConfigError(ValueError):
     """A setting is not legal. The message says what, got, wanted."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
+
+
+def printable(text: str) -> str:
+    r"""Escape what is no printable character: a terminal obeys some of them.
+
+    >>> print(printable("PERF_CALLBACKS_" + chr(27) + "[2J"))
+    PERF_CALLBACKS_\x1b[2J
+    """
+    return "".join([one if one.isprintable() else one.encode("unicode_escape").decode() for one in text])
+
+
+def kind(value: object) -> str:
+    """Return a noun for a value of the wrong type.
+
+    >>> kind({}), kind(dict)
+    ('a dict', 'the class dict')
+    """
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PerfConfig:
@@ -56,6 +77,11 @@ class PerfConfig:
     stall_after: str = "auto"
     """Seconds without a step after which a stall is reported, such as "120", or "off". auto: 60 seconds, or 20 median
     steps if that is more. Evaluations, checkpoints and the first three steps may take ten times as long."""
+    metrics: Literal["main", "all"] = "all"
+    """Metrics that loggers get: the five of the console, or all."""
+    console: Literal["main", "all", "off"] = "main"
+    """Metrics that the framework's console and progress bar show: step time, data time, tokens or samples per second,
+    TFLOPS and MFU; all that loggers get; or none."""
     journal: bool = True
     """Write `<output_dir>/perf_callbacks/rank<k>.jsonl`."""
     report: bool = False
@@ -79,13 +105,26 @@ class PerfConfig:
     def __post_init__(self) -> None:
         for name in ("peak_tflops", "stall_after"):
             value: Any = getattr(self, name)
-            if type(value) in {int, float}:  # an annotation that says so is refused by transformers' argument parser
+            if type(value) in {int, float} and not is_huge(
+                value
+            ):  # an annotation that says so is refused by transformers' argument parser
                 text = format(value, ".15g")
                 object.__setattr__(self, name, text if rules()[name].allows(text) else value)
         for name, rule in rules().items():
             value = getattr(self, name)
             if not rule.allows(value):
-                raise ConfigError(f"{name}: got {value!r}, wanted {rule.wanted}.")
+                raise ConfigError(f"{name}: got {shown(value)}, wanted {rule.wanted}.")
+
+
+def shown(value: object) -> str:
+    """Render a value for a sentence, cut if it is long."""
+    text = f"a number of {MOST_DIGITS + 1} digits or more" if is_huge(value) else repr(value)
+    return text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "…"
+
+
+def is_huge(value: object) -> bool:
+    """Tell if a value is a whole number too long to be written."""
+    return isinstance(value, int) and abs(value) >= 10**MOST_DIGITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +142,7 @@ class Rule:
         if self.kind == "flag":
             return isinstance(value, bool)
         if self.kind == "count":
-            return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+            return isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 10**MOST_DIGITS
         if value is None:
             return self.optional
         if not isinstance(value, str):
@@ -118,17 +157,27 @@ class Rule:
         if self.kind == "flag":
             return FLAGS.get(word.lower(), word)
         if self.kind == "count":
-            return int(word) if word.isdecimal() else word
+            return int(word) if word.isdecimal() and len(word) <= MOST_DIGITS else word
         if self.optional and word.lower() in {"", "none"}:
             return None
         return word
 
+
+MOST_SHOWN = 200
+"""Characters of a value that a sentence shows."""
+
+MOST_DIGITS = 18
+"""Digits of a whole number: Python reads no more than 4,300, and a clock or a file knows fewer still."""
+
+ITEMS = ("gc", "loaders", "affinity")
+"""Slugs of the checklist's items."""
 
 FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 """Spellings of true and false in the environment."""
 
 _NUMBER = r"(?=[\d.]*[1-9])\d+(\.\d+)?"
 _DTYPE = "(bf16|fp16|half|tf32|fp32|fp64|fp8|bfloat16|float(8|16|32|64)|tfloat32)"
+_ITEMS = r" *({0})?( *, *({0})?)* *".format("|".join(ITEMS))
 _PATTERNS = {
     "peak_tflops": (
         rf"{_NUMBER}|{_DTYPE}={_NUMBER}(,{_DTYPE}={_NUMBER})*",
@@ -136,7 +185,7 @@ _PATTERNS = {
     ),
     "stall_after": (rf"auto|off|{_NUMBER}", 'auto, off, or seconds above 0 such as "120"'),
     "profile": (r"off|\d+:[1-9]\d*", '"off", or first step and number of steps such as "20:3"'),
-    "skip": (r"[\w, -]*", "checklist items separated by commas"),
+    "skip": (_ITEMS, f"checklist items separated by commas: {', '.join(ITEMS)}"),
 }
 
 

@@ -71,7 +71,7 @@ class StepFlops:
 def _matmul(model: Architecture, work: Work) -> Forward:
     layers = 2 * known(model.layers, "layers") * model.layer_matrices
     attention = (4 if work.causal == "full" else 2) * known(model.layers, "layers") * work.seq * model.attention_width
-    return Forward(layers * work.tokens, 2 * model.embedding * work.tokens, attention * work.tokens)
+    return Forward(layers * work.tokens, 2 * model.head * work.tokens, attention * work.tokens)
 
 
 def _parameters(model: Architecture, work: Work) -> Forward:
@@ -101,7 +101,7 @@ def _foundry(model: Architecture, work: Work) -> Forward:
 
 def _megatron(model: Architecture, work: Work) -> Forward:
     layers, width = known(model.layers, "layers"), model.width
-    head = 2 * model.embedding
+    head = 2 * model.head
     return Forward(
         24 * layers * width**2 * work.tokens, head * work.tokens, 4 * layers * work.seq * width * work.tokens
     )

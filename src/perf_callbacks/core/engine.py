@@ -23,6 +23,7 @@ from perf_callbacks.core.pending import Pending
 from perf_callbacks.core.protocols import DeviceTimeline, Ranks
 from perf_callbacks.core.records import Amounts, Finding, Gc, Record, Row, Run, Span, Summary
 from perf_callbacks.core.shaped_work import ShapedWork
+from perf_callbacks.core.shown_metrics import of_run
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.core.steps import (
     BLOCK,
@@ -285,7 +286,7 @@ class Engine:
         return reasons(left_out) if {*left_out} - {*BEGINNING, COUNTED, RECOUNTED} else None
 
     def whole(self, step: int) -> dict[str, float]:
-        """Metrics of all included steps, for the line in which a trainer sums up a run."""
+        """Metrics of all included steps, `perf/run/…`, for the line in which a trainer sums up a run."""
         with self.intake.alone():
             self.intake.collect()
             return self._logged(step, self._ledger.included(), "whole")
@@ -293,10 +294,13 @@ class Engine:
     def _logged(self, step: int, totals: Totals, kind: str) -> dict[str, float]:
         self._work.judge(totals.effort, totals.effort_seconds)
         rating = None if self._work.varies else self._work.rating
-        metrics = ratios.metrics(totals, self._shown, self._sharing.latest, rating)
+        # The last window is as recent as a row, and says nothing of a whole fit: its rates are left out there.
+        window = self._sharing.latest if kind == "row" else None
+        metrics = ratios.metrics(totals, self._shown, window, rating)
         if metrics:
             metrics |= self.stragglers(kind)
             metrics |= self.memory.row()
+            metrics = of_run(metrics) if kind == "whole" else metrics
             self._emit(Row(step=step, metrics=metrics))
         return metrics
 
@@ -324,6 +328,7 @@ class Engine:
         with self.intake.alone():
             total, (steps, done, lost) = self.amounts(), self._all()
             included = self._ledger.included()
+        self._work.judge(included.effort, included.effort_seconds)
         summary = Summary(
             run_id=self._run.run_id,
             attempt=self._run.attempt,

@@ -17,6 +17,8 @@ class Use:
     """Share of the CPUs that the rank may use, from 0 to 1."""
     resident_gb: float | None = None
     """Host memory in use."""
+    anonymous_gb: float | None = None
+    """The part of it that is no page of a file and no shared memory: leaks are looked for in it."""
     read_mb: float | None = None
     """Data read from disks since the record before; what the page cache holds is not read from a disk."""
     gpu_utilization: float | None = None

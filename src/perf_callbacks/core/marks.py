@@ -52,7 +52,7 @@ Mark = Stage | Begin | Back | End
 
 # Looking a member up in its class costs more than most of what is done here.
 _OPTIMIZER, _OTHER, _UNDECIDED = Stage.OPTIMIZER, Stage.OTHER, Stage.UNDECIDED
-_FORWARD, _BACKWARD = Stage.FORWARD, Stage.BACKWARD
+_FORWARD, _BACKWARD, _DATA = Stage.FORWARD, Stage.BACKWARD, Stage.DATA
 
 
 class Calls(NamedTuple):
@@ -68,12 +68,22 @@ class Calls(NamedTuple):
 class Course:
     """Follows marks: what the time between two of them belongs to."""
 
-    __slots__ = ("_backwards", "_forwards", "before", "stage")
+    __slots__ = ("_backwards", "_forwards", "before", "earlier", "fetches", "stage")
 
     def __init__(self) -> None:
         self.stage = _OTHER
         self.before: list[Stage] = []
+        self.earlier = Calls(0, 0)
+        """Calls of the step before somebody began to follow it."""
         self._forwards = self._backwards = 0
+        self.fetches = 0
+        """Waits for data so far."""
+
+    def resume(self, course: "Course") -> None:
+        """Go on where another one is."""
+        self.stage, self.before = course.stage, [*course.before]
+        self._forwards, self._backwards = course.calls
+        self.fetches = course.fetches
 
     @property
     def calls(self) -> Calls:
@@ -103,6 +113,7 @@ class Course:
             if self.stage is not until:
                 self._forwards += self.stage is _FORWARD
                 self._backwards += self.stage is _BACKWARD
+                self.fetches += self.stage is _DATA
         if until is _UNDECIDED:  # what follows a backward shows what the time since belongs to
             return _OPTIMIZER if self.stage is _OPTIMIZER else _OTHER
         return until

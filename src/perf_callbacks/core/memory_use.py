@@ -1,8 +1,9 @@
-"""Memory of a fit: its parts, the slope of resident memory, and whether that is a leak."""
+"""Memory of a fit: its parts, the slope of resident memory, and leaks of anonymous memory."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
+from math import isfinite
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
@@ -34,24 +35,24 @@ LEAST_RISE = 0.05
 
 
 class Point(NamedTuple):
-    """Resident memory at some moment."""
+    """Memory in use at some moment, all of it or its anonymous part."""
 
     seconds: float
     step: int
-    resident_gb: float
+    gb: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Leak:
-    """Growth of resident memory that doesn't level off."""
+    """Growth of anonymous memory that doesn't level off."""
 
     gb_per_hour: float
     gb_per_step: float | None
     """None: no step ended meanwhile."""
     before_gb: float
-    """Least resident memory in the first part of the run after warm-up."""
+    """Least anonymous memory in the first part of the run after warm-up."""
     after_gb: float
-    """Least resident memory in the last part."""
+    """Least anonymous memory in the last part."""
 
 
 class Allocator(NamedTuple):
@@ -155,22 +156,28 @@ def after_warm_up(points: Sequence[Point]) -> Sequence[Point]:
 
 
 def slope(points: Sequence[Point]) -> float | None:
-    """Return the GB per hour by which resident memory grows: the median slope of all pairs (Theil and Sen).
+    """Return the GB per hour by which memory grows: the median slope of all pairs (Theil and Sen).
 
-    A few points far off, such as those in an evaluation, change little.
+    A few points far off, such as those in an evaluation, change little. Raises `OverflowError` for points that no run
+    can have.
     """
     warm = after_warm_up(points)
     slopes = [
-        (second.resident_gb - first.resident_gb) / (second.seconds - first.seconds)
+        (second.gb - first.gb) / (second.seconds - first.seconds)
         for place, first in enumerate(warm)
         for second in warm[place + 1 :]
         if second.seconds > first.seconds
     ]
-    return median(slopes) * HOUR_SECONDS if slopes else None
+    if not slopes:
+        return None
+    per_hour = median(slopes) * HOUR_SECONDS
+    if not isfinite(per_hour):
+        raise OverflowError(per_hour)
+    return per_hour
 
 
 def leak(points: Sequence[Point]) -> Leak | None:
-    """Return the leak that these points show; None if they show none.
+    """Return the leak that these points of anonymous memory show; None if they show none.
 
     The least memory in each quarter of the run after warm-up must grow from one to the next, by about the same. That of
     a single jump, of a saw-tooth and of growth that levels off doesn't.
@@ -179,7 +186,7 @@ def leak(points: Sequence[Point]) -> Leak | None:
     if not warm:
         return None
     cuts = [len(warm) * number // GROUPS for number in range(GROUPS + 1)]
-    levels = [min([point.resident_gb for point in warm[start:stop]]) for start, stop in pairwise(cuts)]
+    levels = [min([point.gb for point in warm[start:stop]]) for start, stop in pairwise(cuts)]
     rises = [second - first for first, second in pairwise(levels)]
     if min(rises) < STEADY * fmean(rises) or levels[-1] - levels[0] < LEAST_RISE * levels[0] or min(rises) <= 0:
         return None

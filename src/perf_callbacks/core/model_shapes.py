@@ -25,8 +25,9 @@ def sizes(model: Architecture, tokens: int | None = None) -> list[Size]:
     [('width', 768, 768), ('MLP', 3072, 3072), ('vocabulary', 50257, 50304), ('head', 64, 64)]
     """
     weights: Counter[tuple[int, ...]] = Counter()
-    for shape, number in _weights(model):
+    for shape, number in _multiplied(model):
         weights[shape] += number
+    weights[known(model.vocab, "vocab"), model.width] += model.outputs is not None or not model.tied
     chosen = {"width": model.width, "MLP": _ffn(model), "vocabulary": known(model.vocab, "vocab")}
     found = [Size(name, size, better(size), padded(weights, size, better(size))) for name, size in chosen.items()]
     if model.heads:
@@ -39,7 +40,7 @@ def products(model: Architecture, tokens: int) -> list[tuple[str, str, str, int]
     """Return the products of a forward with the weights, as in a `flops` record."""
     return [
         ("aten::mm", f"[{tokens}, {columns}] x [{columns}, {rows}]", "bfloat16", 2 * tokens * rows * columns * number)
-        for (rows, columns), number in _weights(model)
+        for (rows, columns), number in _multiplied(model)
     ]
 
 
@@ -47,11 +48,12 @@ def _ffn(model: Architecture) -> int:
     return model.ffn or 4 * model.width
 
 
-def _weights(model: Architecture) -> Iterator[tuple[tuple[int, int], int]]:
-    """List the shapes of weights: rows for the output, columns for the input, and how many there are."""
+def _multiplied(model: Architecture) -> Iterator[tuple[tuple[int, int], int]]:
+    """List the shapes of weights in products: rows for the output, columns for the input, and how many there are."""
     layers, experts = known(model.layers, "layers"), model.experts or 1
     width, ffn = model.width, _ffn(model)
     yield (ffn, width), layers * experts * (2 if model.gated else 1)
     yield (width, ffn), layers * experts
     yield (model.attention_width, width), layers
-    yield (known(model.vocab, "vocab"), width), 1 if model.tied else 2
+    if model.outputs != 0:
+        yield (known(model.vocab, "vocab") if model.outputs is None else model.outputs, width), 1

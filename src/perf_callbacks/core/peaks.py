@@ -141,16 +141,21 @@ fp8; did you mean bf16?
     by_dtype: dict[str, float] = {}
     for part in text.split(","):
         dtype, _, number = part.rpartition("=")
-        by_dtype[_dtype(dtype) if dtype else WHATEVER] = _positive(number) * TERA
+        by_dtype[number_format(dtype, "peak_tflops") if dtype else WHATEVER] = _positive(number) * TERA
     return Peaks(by_dtype, f"peak_tflops={text}")
 
 
-def _dtype(word: str) -> str:
+def number_format(word: str, field: str) -> str:
+    """Return a dtype's name in the tables. Raises `ConfigError`, with the name of the field, if there is no such dtype.
+
+    >>> number_format("tf32", "dtype")
+    'tfloat32'
+    """
     dtype = canonical(word)
     if dtype not in DTYPES.values():
         nearest = difflib.get_close_matches(word, DTYPES, n=1)
         question = f"; did you mean {nearest[0]}?" if nearest else "."
-        raise ConfigError(f"peak_tflops: got {word!r}, wanted one of {', '.join(DTYPES)}{question}")
+        raise ConfigError(f"{field}: got {word!r}, wanted one of {', '.join(DTYPES)}{question}")
     return dtype
 
 
@@ -159,7 +164,7 @@ def _positive(text: str) -> float:
         number = float(text)
     except ValueError:
         number = 0.0
-    if not 0 < number < float("inf"):
+    if not 0 < number * TERA < float("inf"):
         raise ConfigError(f"peak_tflops: got {text!r}, wanted TFLOPS above 0 such as 989.5.")
     return number
 

@@ -13,6 +13,7 @@ from perf_callbacks.core.shaped_work import ShapedWork
 from perf_callbacks.core.steps import Columns, Step, plus
 from perf_callbacks.core.tape import Past
 from perf_callbacks.core.trained_looks import LOOK_STEPS
+from perf_callbacks.core.unknown_reasons import NO_BATCH
 from perf_callbacks.core.work import Effort
 
 
@@ -36,10 +37,11 @@ class Pending:
         number, excluded, batches = zip(*ended, strict=True)
         self._work.look(number[-1])
         alike = _alike(batches)
-        if alike:
-            samples, tokens, useful_tokens = [(amount,) * len(number) for amount in self._through(batches[0])]
+        if alike and batches[0]:
+            amounts = self._through(batches[0], past.calls[0])
+            samples, tokens, useful_tokens = [(amount,) * len(number) for amount in amounts]
         else:
-            samples, tokens, useful_tokens = zip(*map(self._through, batches), strict=True)
+            samples, tokens, useful_tokens = zip(*map(self._through, batches, past.calls), strict=True)
         if None in tokens and (self._with_tokens is not None or len(self._untold) < MOST_UNTOLD):
             tokens = tuple(map(self._find_tokens, number, batches, tokens))
         efforts = self._efforts(number, batches, past.calls, alike=alike)
@@ -61,7 +63,7 @@ class Pending:
         for pauses, calls in zip(past.pauses, past.calls, strict=True):
             number, excluded, batches = self.ended.popleft()
             effort = self._effort(number, batches, calls)
-            samples, tokens, useful_tokens = self._through(batches)
+            samples, tokens, useful_tokens = self._through(batches, calls)
             if tokens is None:
                 tokens = self._find_tokens(number, batches)
             paused = (sum(pauses), max(pauses)) if pauses else (0.0, 0.0)
@@ -76,10 +78,10 @@ class Pending:
         """Steps by what can be told of them without changing anything. Called in another thread than training."""
         ended = [self.ended[place] for place in range(len(past.calls))]
         steps, last = [], self._batch
-        for (number, excluded, batches), seconds in zip(ended, past.rows, strict=True):
+        for (number, excluded, batches), seconds, calls in zip(ended, past.rows, past.calls, strict=True):
             last = batches[0] if batches else last
             known = [plus(*[batch[place] for batch in batches]) for place in (0, 1)]  # no number that is on a device
-            samples, tokens = known if batches else nothing(last)[:2]
+            samples, tokens = known if batches else _without(last, calls)[:2]
             steps.append(Step(number, excluded, samples, tokens, None, None, 0.0, 0.0, seconds))
         return Columns.of(steps) if steps else None
 
@@ -92,10 +94,10 @@ class Pending:
         self.passed = deque([step._replace(tokens=tokens.pop(step.number, step.tokens)) for step in self.passed])
         return tokens
 
-    def _through(self, batches: list[Batch]) -> tuple[int | None, int | None, Any]:
-        """Amounts of a step. Without a batch: nothing, of what batches have told so far."""
+    def _through(self, batches: list[Batch], calls: Calls) -> tuple[int | None, int | None, Any]:
+        """Return the amounts of a step."""
         if not batches:
-            return nothing(self._batch)
+            return _without(self._batch, calls)
         self._batch = batches[0]
         return together(batches)
 
@@ -119,13 +121,21 @@ class Pending:
         return [first, *map(self._effort, numbers[1:], batches[1:], calls[1:])]
 
     def _effort(self, number: int, batches: list[Batch], calls: Calls) -> Effort | None:
-        return self._work.of([batch.shape for batch in batches], calls, number) if batches else None
+        if not batches:
+            self._work.unknowns.note(NO_BATCH)
+            return None
+        return self._work.of([batch.shape for batch in batches], calls, number)
 
 
 def _alike(steps: Sequence[list[Batch]]) -> bool:
     """Tell if all steps had the same batches. Batches are not compared: their numbers may be on a device."""
     every = [*chain.from_iterable(steps)]
     return len({*map(len, steps)}) == 1 and all(map(is_, every, repeat(every and every[0])))
+
+
+def _without(last: Batch, calls: Calls) -> tuple[int | None, int | None, Any]:
+    """Return the amounts of a step without a new batch: nothing, or unknown if it trained on an earlier one."""
+    return (None, None, None) if calls.backwards else nothing(last)
 
 
 def _timed(step: Step, seconds: tuple[float, ...] | None) -> Step:

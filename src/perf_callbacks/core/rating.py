@@ -1,6 +1,6 @@
 """The peak that the work of steps is compared with, and the coverage of its count."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,11 @@ class Rating:
     observed."""
     lower_bound: bool
     """True: the step has more FLOPs than were counted."""
+    uncounted: tuple[str, ...] = ()
+    """Operations of the last count that have no formula."""
     peaks: Peaks | None = None
+    unmasked_share: float | None = None
+    """Share of the executed FLOPs that is not masked attention, equal in all counts. None: unknown."""
 
     @property
     def peak_flops_per_second(self) -> float | None:
@@ -51,26 +55,46 @@ class Rating:
         return {
             "flops_coverage": self.coverage,
             "flops_lower_bound": self.lower_bound,
+            "flops_uncounted": self.uncounted,
             "flops_dtype": self.dtype,
+            "unmasked_share": self.unmasked_share,
             "peak_flops_per_second": self.peak_flops_per_second,
             "peak_source": None if self.peaks is None else self.peaks.source,
             "peak_measured": self.peaks is not None and self.peaks.measured,
         }
 
-    def refuted(self, effort: Effort, seconds: float) -> bool:
-        """Tell if the work exceeds a measured peak."""
+    def refuted(self, effort: Effort, seconds: float) -> str | None:
+        """Say that the work exceeds the peak; None: it doesn't, or there is no peak."""
         peak = self.peak_flops_per_second
-        measured = self.peaks is not None and self.peaks.measured
-        return measured and peak is not None and effort.hardware_flops > peak * seconds
+        if self.peaks is None or peak is None or effort.hardware_flops <= peak * seconds:
+            return None
+        if self.peaks.measured:
+            return "training ran faster than the measured peak"
+        return f"training ran faster than the stated peak of {peak / TERA:g} TFLOPS in {self.dtype}"
 
     def without_peak(self) -> "Rating":
         """Return the rating without a peak."""
         return replace(self, peaks=None)
 
 
-def rate(work: Work, *, coverage: float | None, lower_bound: bool, peaks: Peaks | None = None) -> Rating:
-    """Rate a count."""
+def rate(
+    work: Work,
+    *,
+    coverage: float | None,
+    lower_bound: bool,
+    peaks: Peaks | None = None,
+    uncounted: Iterable[str] = (),
+    masked_flops: int = 0,
+    before: Rating | None = None,
+) -> Rating:
+    """Rate a count, in a fit that was rated so before."""
     by_dtype = work.by_dtype
+    unmasked = 1 - masked_flops / work.hardware_flops if masked_flops else None
     return Rating(
-        dtype=max(by_dtype, key=lambda dtype: by_dtype[dtype]), coverage=coverage, lower_bound=lower_bound, peaks=peaks
+        dtype=max(by_dtype, key=lambda dtype: by_dtype[dtype]),
+        coverage=coverage,
+        lower_bound=lower_bound,
+        peaks=peaks,
+        uncounted=tuple(sorted(uncounted)),
+        unmasked_share=unmasked if before is None or before.unmasked_share == unmasked else None,
     )

@@ -15,8 +15,8 @@ def metrics(
     """Compute the metrics of some steps. Unknown metrics are left out; no steps have no metrics.
 
     Rates over all devices are those of the same steps if one process sees all devices, else those of the last complete
-    window of all ranks. Rates per device are those of the steps, on this rank. FLOPs per second are those of the steps
-    whose FLOPs are known.
+    window of all ranks. Rates per device are those of the steps, on this rank; one
+    device alone has none. FLOPs per second are those of the steps whose FLOPs are known.
     """
     seconds = totals.step_seconds
     if not totals.steps or seconds <= 0:
@@ -27,9 +27,8 @@ def metrics(
     for name, amount in amounts.items():
         rate = None if amount is None else amount / seconds
         values[f"{name}_per_second"] = rate if shown.processes == 1 else None
-        values[f"{name}_per_second_per_device"] = (
-            None if rate is None or shown.devices is None else rate / shown.devices
-        )
+        if rate is not None and shown.devices is not None and (shown.processes, shown.devices) != (1, 1):
+            values[f"{name}_per_second_per_device"] = rate / shown.devices
     if shown.processes > 1 and window is not None:
         values |= windows.rates(window)
     if rating is not None and totals.effort_seconds > 0:

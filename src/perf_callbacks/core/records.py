@@ -169,6 +169,9 @@ class Flops:
     """FLOPs of operations on sharded tensors as if one rank did them all; None if there are none."""
     causal_flops: int = 0
     """FLOPs of fused attention with a causal mask, in full. A kernel that skips the mask does about half of them."""
+    masked_flops: int = 0
+    """Part of `causal_flops` that falls on masked pairs of query and key, where torch's kernel was told of the mask and
+    there are as many queries as keys."""
     over_six_n: float | None = None
     """Model FLOPs divided by six per token and multiplied weight. None if there are no tokens."""
     products: tuple[tuple[str, str, str, int], ...] = ()
@@ -271,6 +274,8 @@ class Summary:
     """Number of included steps whose FLOPs are known."""
     flops_source: str | None = None
     """Sources of the FLOPs: "counted", "scaled", "fake-tensor copy", "closed form", or several of these."""
+    flops_checked_step: int | None = None
+    """Last step whose work was found equal to that of an earlier one. None: FLOPs rest on one count of each work."""
     flops_unknown: str | None = None
     """Reason that FLOPs are known of fewer steps than are included. None: all are known, or FLOPs are off."""
     mfu_unknown: str | None = None
@@ -278,6 +283,11 @@ class Summary:
     flops_coverage: float | None = None
     """Coverage of the last count, as in `Flops`, like `flops_lower_bound`."""
     flops_lower_bound: bool = False
+    flops_uncounted: tuple[str, ...] = ()
+    """Operations of the last count that have no formula."""
+    unmasked_share: float | None = None
+    """Share of the executed FLOPs that is not masked attention, as in `Flops.masked_flops`. None: no kernel was told of
+    a causal mask, or counts differ."""
     flops_dtype: str | None = None
     """Number format that carries most FLOPs. The peak is that of one device in this format."""
     peak_flops_per_second: float | None = None
@@ -334,6 +344,11 @@ class Summary:
     def hfu(self) -> float | None:
         """Executed FLOPs per second divided by the peak, from 0 to 1."""
         return self._of_peak(self.hardware_flops)
+
+    @property
+    def hfu_causal(self) -> float | None:
+        """HFU without the masked part of causal attention, which kernels skip. None as in `unmasked_share`."""
+        return None if self.hfu is None or self.unmasked_share is None else self.hfu * self.unmasked_share
 
     def _of_peak(self, flops: int | None) -> float | None:
         if flops is None or not self.flops_seconds or not self.peak_flops_per_second:

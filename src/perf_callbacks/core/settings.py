@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from perf_callbacks.core.config import FLAGS, ConfigError, PerfConfig, rules
+from perf_callbacks.core.config import FLAGS, ConfigError, PerfConfig, printable, rules, shown
 
 SWITCH = "PERF_CALLBACKS"
 PREFIX = "PERF_CALLBACKS_"
@@ -84,7 +84,7 @@ def switched_off(environ: Mapping[str, str]) -> bool:
     """Tell if `PERF_CALLBACKS=0` turns everything off."""
     switch = environ.get(SWITCH, "").strip().lower()
     if switch and switch not in FLAGS:
-        raise ConfigError(f"{SWITCH}: got {environ[SWITCH]!r}, wanted 0 or 1.")
+        raise ConfigError(f"{SWITCH}: got {shown(environ[SWITCH])}, wanted 0 or 1.")
     return bool(switch) and not FLAGS[switch]
 
 
@@ -114,7 +114,7 @@ def _value(name: str, text: str, where: str) -> object:
     rule = rules()[name]
     value = rule.parse(text)
     if not rule.allows(value):
-        raise ConfigError(f"{where}: got {text!r}, wanted {rule.wanted}.")
+        raise ConfigError(f"{where}: got {shown(text)}, wanted {rule.wanted}.")
     return value
 
 
@@ -126,7 +126,7 @@ def _strangers(environ: Mapping[str, str]) -> tuple[str, ...]:
     known = [*map(variable, rules()), FILE, SECTION, SWITCH]
     similar = [name for name in environ if name.startswith(PREFIX) or _LIKE.match(name)]
     names = sorted(name for name in similar if name not in known)
-    return tuple(f"{name} means nothing here{_question(name, known)}" for name in names)
+    return tuple(f"{printable(name)} means nothing here{_question(name, known)}" for name in names)
 
 
 def _question(name: str, known: list[str]) -> str:

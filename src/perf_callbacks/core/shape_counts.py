@@ -2,9 +2,10 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple, TypeVar
 
-from perf_callbacks.core.batches import ShapeKey
+from perf_callbacks.core.plain_values import ShapeKey
 from perf_callbacks.core.scaling import Scaling, Size
 from perf_callbacks.core.work import Work
 
@@ -46,7 +47,8 @@ class Learned(NamedTuple):
     """Comparison of a count with the work that was known before."""
 
     contradicts: float
-    """Ratio of the larger to the smaller of the new and the known count. 1: nothing was known, or it is equal."""
+    """Ratio of the larger to the smaller of the new and the known count. 1: nothing was known, or it is equal.
+    Infinite: one of them has no products."""
     since: int
     """Step of the earlier count; 0: it was scaled."""
 
@@ -149,7 +151,7 @@ def _compared(before: Count | None, now: Count) -> Learned:
         return Learned(1.0, 0)
     old, new = before.work, now.work
     pairs = [(old.model_flops, new.model_flops), (old.hardware_flops, new.hardware_flops)]
-    ratio = max([max(pair) / min(pair) if min(pair) else 1.0 for pair in pairs])
+    ratio = max([max(pair) / min(pair) if min(pair) else inf if max(pair) else 1.0 for pair in pairs])
     return Learned(ratio, before.step if ratio > 1 + SAME else 0)
 
 

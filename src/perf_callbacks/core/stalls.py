@@ -42,11 +42,11 @@ class Patience:
         """Seconds of waiting that make a stall in an ordinary step."""
         self._first_step = first_step
         self._seen: tuple[int, object] = (first_step, None)
-        self._now = now
+        self._now = self._began = now
         self._step_seconds = 0.0
         self._durations: deque[float] = deque(maxlen=KEPT_STEPS)
         self.waited = 0.0
-        """Seconds since a step ended, or an evaluation or a checkpoint began or ended."""
+        """Seconds since a step ended, or an evaluation or a checkpoint began or ended, in which the process ran."""
         self.lost = 0.0
         """Duration of the last stall."""
         self.stalled = False
@@ -55,6 +55,11 @@ class Patience:
     def step(self) -> int:
         """Number of the last step that was seen to end."""
         return self._seen[0]
+
+    @property
+    def without_step(self) -> float:
+        """All seconds since a step ended, also those in which the process did not run, or this thread could not."""
+        return self._now - self._began
 
     def limit(self, *, longer: bool) -> float:
         """Seconds of waiting that make a stall, now."""
@@ -90,8 +95,8 @@ class Patience:
     def end(self) -> Change | None:
         """End a stall, if there is one, and begin to wait anew."""
         was, self.stalled = self.stalled, False
-        self.lost = self.waited if was else self.lost
-        self.waited = 0.0
+        self.lost = self.without_step if was else self.lost
+        self.waited, self._began = 0.0, self._now
         return "over" if was else None
 
 

@@ -104,11 +104,13 @@ class Tape:
     def follow(self) -> Course:
         """The course so far, which turns with each mark that is written from now on. It costs, so it is for a step."""
         follower = Course()
-        follower.stage, follower.before = self._course.stage, [*self._course.before]
+        follower.resume(self._course)
         for mark in self.pairs[::2]:
             if type(mark) is not Pause:
                 follower.turn(mark)
-        follower.take_calls()
+            if mark is END:
+                follower.take_calls()
+        follower.earlier = follower.take_calls()
         self._follower = follower
         if self._listening:
             self.listen()

@@ -9,7 +9,10 @@ LOOK_SECONDS = 0.25
 """…and for about as long as this, where that is fewer steps…"""
 
 LEAST_STEPS = 5
-"""…but no fewer than these."""
+"""…but no fewer than these…"""
+
+CLOSE_STEPS = 2 * LOOK_STEPS
+"""…and each of so many steps after a change: parameters that are trained in turns may change back between two looks."""
 
 
 class TrainedLooks:
@@ -26,7 +29,8 @@ class TrainedLooks:
 
     def after(self, step: int) -> int:
         """Return the step after which to look again, if it was looked after this one."""
-        return step + self._every
+        changed = self._work.changed
+        return step + (1 if changed is not None and step < changed + CLOSE_STEPS else self._every)
 
     def look(self, step: int, now: float) -> bool:
         """Look, and find out how long steps are. True: parameters were frozen or unfrozen in the meantime."""

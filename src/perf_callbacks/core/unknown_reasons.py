@@ -69,8 +69,29 @@ def reasons(excluded: Mapping[str, int]) -> str:
     return ", ".join([f"{steps:,} {reason}" for reason, steps in sorted(excluded.items(), key=lambda one: -one[1])])
 
 
+def checked(source: str, checked_step: int | None, step: int) -> str:
+    """Tell with the sources of FLOPs if the work of equal batches may have varied unnoticed.
+
+    >>> checked("counted", None, 4), checked("counted, scaled", 304, 700), checked("counted", 690, 700)
+    ('counted once', 'counted, scaled (last checked at step 304)', 'counted')
+    """
+    if checked_step is None:
+        return "counted once" if source == "counted" else source
+    late = step - checked_step > UNCHECKED_STEPS
+    return f"{source} (last checked at step {checked_step:,})" if late else source
+
+
+UNCHECKED_STEPS = 100
+"""If more steps than this have ended since the last check of equal work, a card says so."""
+
 UNREAD = "the shapes of its batches can't be read"
 """Cause for `note`: the batch can't be read."""
+
+NO_BATCH = "no new batch was trained on in these steps"
+"""Cause for `note`: the step trained on an earlier batch again, or on none."""
+
+UNEVEN = "batches differ in shape and in their calls of the model"
+"""Cause for `note`: some batches of the step had no backward, say, and it isn't known which."""
 
 _SHAPES = "shapes"
 _LATER = "no step was counted before them"

@@ -5,7 +5,6 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -13,7 +12,9 @@ import torch
 
 from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.batches import Batch, BatchReader
+from perf_callbacks.core.foreign_errors import suppress
 from perf_callbacks.doors.accelerate_watch import AcceleratedWatch
+from perf_callbacks.doors.loop_usage import ACCELERATE, LoopUsage
 from perf_callbacks.doors.prepared import Prepared, Told
 from perf_callbacks.host import saved_counters
 from perf_callbacks.host.failures import fails_open
@@ -112,10 +113,12 @@ class Fits:
         place = by_meshes(self._place(self._accelerator(), self._carried), models[0])
         self._shown = False
         setup = Setup(optimizers=tuple(optimizers), loaders=self._prepared.loaders[:1])
-        self._session.begin(
+        watch = self._session.begin(
             place, self._watching, models[0], lambda _: self._batches(self._prepared.loaders), setup=lambda: setup
         )
-        if self.armed:
+        if not self.armed:
+            watch.recorder.observe(LoopUsage(watch, ACCELERATE, has_loader=bool(self._prepared.loaders)))
+        else:
             atexit.unregister(self._at_exit)
             atexit.register(self._at_exit)  # to be called before the recorder's own, which would call the fit cut short
 
@@ -175,9 +178,11 @@ class Fits:
 
     def fail(self, error: Exception) -> None:
         """Say once that something of ours went wrong, stop measuring, undo every change."""
-        self._session.fail(error)
-        with suppress(Exception):  # it has been said that something is wrong
-            self._detach()
+        try:
+            self._session.fail(error)
+        finally:
+            with suppress(Exception):  # it has been said that something is wrong
+                self._detach()
 
     def _end(self, failure: str | None = None) -> None:
         self._session.end(failure)

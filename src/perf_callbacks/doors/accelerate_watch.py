@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-from collections import deque
 from collections.abc import Callable, Iterable
 from threading import get_ident
 from typing import Any, TypeVar
@@ -11,11 +10,15 @@ import torch
 from torch import is_grad_enabled, nn
 
 from perf_callbacks.core.batches import ROWS, UNREADABLE, Batch
+from perf_callbacks.core.foreign_errors import let_pass
 from perf_callbacks.core.marks import BACK, BEGIN
 from perf_callbacks.core.stages import Stage
+from perf_callbacks.core.waiting_batches import UNKNOWN, Waiting, identify, same, take
 from perf_callbacks.doors import methods
 from perf_callbacks.doors.loop_watch import LoopWatch
 from perf_callbacks.doors.subclasses import put_on, watched
+from perf_callbacks.flops.phases import in_function
+from perf_callbacks.host.graphs import FIRST, Start, next_start, reached
 from perf_callbacks.session.recorder import Recorder
 
 T = TypeVar("T")
@@ -54,7 +57,10 @@ class AcceleratedWatch(LoopWatch):
         self._trained: set[int] = set()  # models that were called in training
         self._decisive = self._models  # whose mode tells whether there is training: those trained, else all
         self._reader = recorder.reader
-        self._pending: dict[int, deque[Batch]] = {}  # by loader
+        self._pending: dict[int, list[Waiting]] = {}  # by loader: batches that no model was called with, as far as seen
+        self._taken: dict[int, list[tuple[Start, Batch]]] = {}  # by loader: those that one was called with, and starts
+        self._start = FIRST  # of the batch that was fetched last, if a model is called with it
+        self._ahead = False  # batches that wait were fetched before the model's call with an earlier one
         self._doubtful = before  # the last batch that seemed to be for an evaluation, and its loader
         self._learned = False
         self._always: set[int] = set()  # loaders that models in evaluation mode are trained from
@@ -129,11 +135,16 @@ class AcceleratedWatch(LoopWatch):
         if self.evaluating:
             self._doubtful = self._doubtful if gradients else None
             return False
+        if model.training and not (gradients or self.spans) and self._samples():
+            return False
         # A teacher is in evaluation mode while its student trains.
         if gradients or self.spans or model.training or (id(model) not in self._trained and self.training):
             return True
         self.evaluate()
         return False
+
+    def _samples(self) -> bool:
+        return self._learned and not in_function()
 
     def fetch(self, loader: object) -> None:
         """Mark that the loop asks a loader for a batch."""
@@ -152,7 +163,7 @@ class AcceleratedWatch(LoopWatch):
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
 
-    def fetched(self, loader: object, batch: Any) -> None:
+    def fetched(self, loader: object, batch: Any) -> None:  # noqa: C901, PLR0912 a call is a frame in each step
         """Take a batch from a loader. It is read now: the loop may take it apart before it trains on it."""
         try:
             reader = self._reader
@@ -162,7 +173,8 @@ class AcceleratedWatch(LoopWatch):
                     guide, rows = reader.guide, type(batch) in ROWS
                     key = (len(batch), batch[guide].shape) if rows else (*batch.keys(), batch.get(guide).shape)
                     found = reader.guided.get(key)
-                except UNREADABLE:
+                except UNREADABLE as error:
+                    let_pass(error)
                     found = None
             if found is None:
                 found = reader.read(batch)
@@ -178,10 +190,18 @@ class AcceleratedWatch(LoopWatch):
             if self.evaluating:
                 self._doubtful = id(loader), found
                 return
-            if self._learned:  # what was not trained on by now was skipped
+            if self._learned:  # what was not trained on by now was skipped, or fetched early
                 self._learned = False
-                self._pending.clear()
-            self._pending.setdefault(id(loader), deque(maxlen=MOST_PENDING)).append(found)
+                self._taken.clear()
+                if not self._ahead:
+                    self._pending.clear()
+                self._ahead = False
+            waiting = self._pending.setdefault(id(loader), [])
+            if waiting or len(self._pending) > 1:
+                self._wait_beside(id(loader), batch, found)
+            else:
+                waiting.append((found, ()))
+            self.ran = False
             self.tape.write((_OTHER, self.clock()))
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
@@ -205,18 +225,18 @@ class AcceleratedWatch(LoopWatch):
             return inner(*args, **kwargs)
         self.in_backward = True
         try:
-            if self._doubtful is None:  # as in `_count`, without a frame of its own
+            if self._doubtful is None and not (self.several or self._taken):  # as in `_count`, without its frame
                 self._learned = True
-                engine = self._engine
+                engine = self.engine
                 for waiting in self._pending.values():
                     if waiting:  # as `Recorder.add`, without its frame
-                        found = waiting.pop()
+                        found, _ = waiting.pop()
                         if not engine.aside:
                             engine.batches.append(found)
                 if len(engine.batches) >= engine.crowded:
                     engine.relieve()
             else:
-                self._count()
+                self._count([one for one in (*args, *kwargs.values()) if hasattr(one, "grad_fn")])
             if self.evaluating or self.late:
                 self.turn(_BACKWARD)
             else:
@@ -232,22 +252,61 @@ class AcceleratedWatch(LoopWatch):
             except Exception as error:  # noqa: BLE001 as above
                 self.fail(error)
 
-    def begins_backward(self) -> bool:
+    def begins_backward(self, root: object = None) -> bool:
         """Begin a backward that the accelerator was not asked for."""
         if not self.in_backward and get_ident() == self.thread:
             try:
-                self._count()
+                self._count(root)
             except Exception as error:  # noqa: BLE001 an observer never ends the run
                 self.fail(error)
-        return super().begins_backward()
+        return super().begins_backward(root)
 
-    def _count(self) -> None:
-        """Count what a backward trains on: of each loader, the last batch that was fetched."""
+    def _wait_beside(self, loader: int, batch: object, found: Batch) -> None:
+        """Let a batch wait beside others, unless the model was called with the last one of its loader."""
+        waiting = self._pending[loader]
+        if self.ran and waiting:
+            taken = self._taken.setdefault(loader, [])
+            taken.append((self._start, waiting.pop()[0]))
+            self._start, self._ahead = next_start(len(taken)), True
+        waiting.append((found, identify(batch)))
+        del waiting[:-MOST_PENDING]
+        self.several = self.several or len(waiting) > 1
+
+    def takes(self, arguments: object) -> None:
+        """Find what a model is called with among several batches that wait."""
+        self.ran = False
+        tensors = identify(arguments)
+        if same(tensors, self._last_call):
+            return
+        self._last_call = tensors
+        for loader, waiting in self._pending.items():
+            taken = self._taken.get(loader, [])
+            if len(waiting) > 1 or (waiting and taken):
+                found, newest = take(waiting, arguments, again=bool(taken), alone=len(self._pending) == 1)
+                if found:
+                    start = next_start(len(taken)) if taken else FIRST
+                    self._taken[loader] = taken + [(start, one) for one in found]
+                    self._ahead = not newest
+
+    def _count(self, root: object) -> None:
+        """Count what a backward trains on: of each loader, what the model was called with, or the last batch."""
         self._learned, counted = True, False
-        for waiting in self._pending.values():
-            if waiting:
-                self.recorder.add(waiting.pop())
-                counted = True
+        for loader, waiting in self._pending.items():
+            taken = self._taken.pop(loader, [])
+            if len(waiting) > 1 and not taken:  # no watched call tells which of them it is
+                self._ahead = True
+                taken.append((self._start, UNKNOWN))
+            elif waiting and (self.ran or not taken):
+                taken.append((self._start, waiting.pop()[0]))
+            starts = reached(root, [start for start, _ in taken]) if len(taken) > 1 else {start for start, _ in taken}
+            for start, found in taken:
+                if start in starts:
+                    self.recorder.add(found)
+                    counted = True
+            if len(starts) < len({start for start, _ in taken}):  # another backward may learn from them
+                self._taken[loader] = [one for one in taken if one[0] not in starts]
+        self._last_call, self._start, self.ran = (), FIRST, False
+        self.several = any([len(waiting) > 1 for waiting in self._pending.values()])
         if self._doubtful is not None and not counted:
             self._always.add(self._doubtful[0])
             self.recorder.add(self._doubtful[1])

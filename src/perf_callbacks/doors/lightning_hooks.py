@@ -3,16 +3,19 @@
 import functools
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from time import perf_counter
 from typing import Any, ClassVar, NoReturn
 
 from tqdm import tqdm
 
 from perf_callbacks.checklist.item import Batches
 from perf_callbacks.core.config import PerfConfig
+from perf_callbacks.core.foreign_errors import let_pass
+from perf_callbacks.core.shown_metrics import bar
 from perf_callbacks.doors.late_callback import Meanwhile, first, settled
 from perf_callbacks.doors.lightning_watch import TrainerWatch, steps_done
+from perf_callbacks.host.clock import perf_counter
 from perf_callbacks.host.failures import describe, fails_open
 from perf_callbacks.host.place import Place
 from perf_callbacks.session import startup
@@ -21,7 +24,10 @@ from perf_callbacks.session.recorder import Recorder, log
 from perf_callbacks.session.session import Measures, Session
 
 STATE_KEY = "perf_callbacks"
-"""Where our counters stand in a checkpoint. Among those of the callbacks, two of us could not be told apart."""
+"""Key of our counters in a checkpoint. Among the states of callbacks, two of ours could not be told apart.
+
+A file beside the checkpoint would be listed with it, and stay behind when the checkpoint is moved.
+"""
 
 EVERY_BATCH = (
     "on_train_batch_start",
@@ -32,6 +38,9 @@ EVERY_BATCH = (
     "on_train_batch_end",
 )
 """Hooks that the trainer calls for every batch, and that have nothing to do."""
+
+LARGE = 100.0
+"""Numbers from here on are shown without a point."""
 
 
 class LightningHooks(Measures):
@@ -57,9 +66,11 @@ class LightningHooks(Measures):
     def fail(self, error: Exception) -> None:
         """Say once that something of ours went wrong, stop measuring, undo every change, that of `setup` too."""
         prepared, self._startup = self._startup, None
-        super().fail(error)
-        if prepared is not None:
-            prepared.closed()
+        try:
+            super().fail(error)
+        finally:
+            if prepared is not None:
+                prepared.closed()
 
     @fails_open
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -117,8 +128,12 @@ class LightningHooks(Measures):
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         if self._watch is None:
             return
+        averages = self._watch.recorder.whole(self._watch.recorder.step)
         self._close()
         self._session.show_summary()
+        if averages:
+            last = trainer.fit_loop.epoch_loop._batches_that_stepped - 1  # noqa: SLF001 the step of the last loss
+            _log(trainer, averages, last)
 
     @fails_open
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
@@ -148,18 +163,18 @@ class LightningHooks(Measures):
         self._startup = startup.prepare(self._session.settings, strategy.root_device, ways, local_ranks)
 
     def log_row(self, trainer: Any, step: int) -> None:
-        """Log what was measured since the last row, if the trainer is about to log the loss."""
-        # It takes a while to say so.
+        """Log the metrics of the steps since the last row, if the trainer is about to log the loss."""
         recorder = self._session.recorder
         if recorder is None or not (trainer._logger_connector.should_update_logs or trainer.fast_dev_run):  # noqa: SLF001
             return
         row = recorder.row(step)
         if not row:
             return
-        logged = trainer.fit_loop.epoch_loop._batches_that_stepped  # noqa: SLF001 the step of the loss
-        for logger in trainer.loggers:
-            logger.log_metrics(metrics=dict(row), step=logged)  # by name, as the trainer does
-        trainer.progress_bar_metrics["perf/step_time"] = row["perf/step_time"]
+        _log(trainer, row, trainer.fit_loop.epoch_loop._batches_that_stepped)  # noqa: SLF001 the step of the loss
+        shown = trainer.progress_bar_metrics
+        for name in recorder.logged.names.intersection(shown):  # an MFU that is unknown by now
+            del shown[name]
+        shown.update({name: Figure(value) for name, value in bar(row, recorder.config.console).items()})
 
     def _keep_quiet(self, recorder: Recorder) -> None:
         """See the end of a batch without a hook, and be called for no batch: an empty hook costs a profiler's context.
@@ -206,6 +221,21 @@ class LightningHooks(Measures):
         )
 
 
+class Figure(float):
+    """A number that a progress bar shows with three figures, whatever format it asks for: rich asks for ".3f"."""
+
+    def __format__(self, _spec: str) -> str:
+        return f"{float(self):.0f}" if abs(self) >= LARGE else f"{float(self):.3g}"
+
+    def __str__(self) -> str:
+        return format(self)
+
+
+def _log(trainer: Any, metrics: Mapping[str, float], step: int) -> None:
+    for logger in trainer.loggers:
+        logger.log_metrics(metrics=dict(metrics), step=step)  # by name, as the trainer does
+
+
 class _Afterwards:
     """Comes last in one `on_train_start`."""
 
@@ -232,7 +262,8 @@ def _directory(trainer: Any) -> Path:
         for name in ("log_dir", "save_dir"):
             try:
                 found = getattr(logger, name, None)
-            except Exception:  # noqa: BLE001, S112 a logger of the user's own may answer as it likes
+            except Exception as error:  # noqa: BLE001 a logger of the user's own may answer as it likes
+                let_pass(error)
                 continue
             if isinstance(found, str | os.PathLike) and str(found) and "://" not in str(found):
                 return Path(found)
@@ -249,6 +280,7 @@ def _data_parallel(trainer: Any) -> int | None:
     """Count the groups of ranks that have samples of their own, by the sampler of their loaders."""
     try:
         replicas = trainer.strategy.distributed_sampler_kwargs["num_replicas"]
-    except Exception:  # noqa: BLE001 a single process has none, and a strategy of the user's own may answer as it likes
+    except Exception as error:  # noqa: BLE001 a single process has none, and a strategy of the user's own may answer as it likes
+        let_pass(error)
         return None
     return replicas if type(replicas) is int and 0 < replicas <= trainer.world_size else None

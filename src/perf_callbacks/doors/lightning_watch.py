@@ -6,6 +6,7 @@ from typing import Any
 
 from perf_callbacks.core.marks import BACK, BEGIN, END
 from perf_callbacks.core.stages import Stage
+from perf_callbacks.core.waiting_batches import untrained
 from perf_callbacks.doors import methods
 from perf_callbacks.session.recorder import Recorder
 
@@ -37,6 +38,8 @@ class TrainerWatch:
         self._progress = loop.automatic_optimization.optim_progress if self._automatic else None
         self._fetches_itself = hasattr(getattr(trainer.fit_loop, "_data_fetcher", None), "iterator_wrapper")
         """`training_step` takes a `dataloader_iter`."""
+        self._skipped = False
+        """The last `training_step` returned None."""
 
     def install(self) -> None:
         """Begin to watch. The recorder undoes all of it when it closes."""
@@ -125,6 +128,8 @@ class TrainerWatch:
             try:
                 if fetches_itself and trainer.training:
                     recorder.batch(trainer.fit_loop._data_fetcher._batch)  # noqa: SLF001 as the trainer does
+                    if self._skipped and engine.batches:
+                        engine.batches[-1] = untrained(engine.batches[-1])
                 steps = progress.optimizer_steps if progress is not None else steps_done(trainer)
                 if steps != self.steps:
                     self.steps, now = steps, clock()
@@ -167,6 +172,7 @@ class TrainerWatch:
         recorder, fetches_itself, progress = self.recorder, self._fetches_itself, self._loop.batch_progress.total
         tape, clock, fail, take = recorder.tape, recorder.clock, recorder.fail, recorder.batch
         taken: int | None = None
+        automatic, engine = self._automatic, recorder.engine
 
         @functools.wraps(inner)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -178,10 +184,16 @@ class TrainerWatch:
                 tape.write((Stage.FORWARD, clock()))
             except Exception as error:  # noqa: BLE001 an observer never ends the run
                 fail(error)
+            output: Any = ...
             try:
-                return inner(*args, **kwargs)
+                output = inner(*args, **kwargs)
+                return output
             finally:
                 try:
+                    if automatic:  # without an output, the trainer calls no backward
+                        self._skipped = output is None
+                        if self._skipped and engine.batches and not fetches_itself:
+                            engine.batches[-1] = untrained(engine.batches[-1])
                     tape.write((Stage.OTHER, clock()))
                 except Exception as error:  # noqa: BLE001 as above
                     fail(error)

@@ -13,12 +13,25 @@ from torch import is_grad_enabled, nn
 from torch._C._dynamo.eval_frame import set_eval_frame
 
 from perf_callbacks.core.batches import ROWS, UNREADABLE, Batch
+from perf_callbacks.core.foreign_errors import let_pass
 from perf_callbacks.core.marks import END
 from perf_callbacks.core.stages import Stage
+from perf_callbacks.core.waiting_batches import (
+    MOST_WAITING,
+    UNKNOWN,
+    Tensors,
+    identify,
+    same,
+    take,
+    untrained,
+    versions,
+)
 from perf_callbacks.doors import methods
 from perf_callbacks.doors.model_calls import Inputs, ModelCalls
+from perf_callbacks.flops.phases import in_function
 from perf_callbacks.flops.stance import STANCE, in_compiled_call
 from perf_callbacks.host.backward import BACKWARDS, Loop
+from perf_callbacks.host.graphs import FIRST, next_start, reached
 from perf_callbacks.session.recorder import Recorder
 
 B = TypeVar("B")
@@ -39,12 +52,18 @@ class LoopWatch(Loop):
         self.steps = recorder.run.step
         self.read: Callable[[Any], Batch] = recorder.reader.read
         """Reads a batch. An item of the checklist may replace it to see the first one."""
-        self._engine, self._observers, self._append = recorder.engine, recorder.observers, recorder.engine.ended.append
+        self._observers, self._append = recorder.observers, recorder.engine.ended.append
         self._model = model
         self._optimizer: Any = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
         self._calls: list[ModelCalls] = []
         self._inputs: Inputs | None = None
         """Told of the arguments of the model, where there is no loader to read batches from."""
+        self.engine = recorder.engine
+        self._took_newest = False
+        """The model was called with the batch that was fetched last, while others waited."""
+        self._last_call: Tensors = ()
+        self._last_written: tuple[int, ...] = ()
+        """The tensors that it was last called with then."""
 
     def install(self) -> None:
         """Begin to watch. Closing the recorder removes all hooks and wrappers."""
@@ -70,10 +89,10 @@ class LoopWatch(Loop):
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
 
-    def batches(self, loader: Iterable[B]) -> Iterator[B]:  # noqa: C901 a call is a frame in each step
+    def batches(self, loader: Iterable[B]) -> Iterator[B]:  # noqa: C901, PLR0912, PLR0915 a call is a frame in each step
         """Iterate over a loader and measure its waits."""
         tape, clock, thread, recorder, engine = self.tape, self.clock, self.thread, self.recorder, self.recorder.engine
-        reader, data, other = recorder.reader, _DATA, _OTHER
+        reader, waiting, data, other = recorder.reader, self.waiting, _DATA, _OTHER
         try:
             self.turn(data)
             here = get_ident() == thread
@@ -86,13 +105,20 @@ class LoopWatch(Loop):
                             guide, rows = reader.guide, type(batch) in ROWS
                             key = (len(batch), batch[guide].shape) if rows else (*batch.keys(), batch.get(guide).shape)
                             found = reader.guided.get(key)
-                        except UNREADABLE:
+                        except UNREADABLE as error:
+                            let_pass(error)
                             found = None
                     if found is not None:
                         reader.left -= 1
-                        engine.batches.append(found)
-                    elif recorder.active:
-                        engine.batch(self.read(batch))
+                    elif recorder.active and not engine.aside:
+                        found = self.read(batch)
+                        if engine.intake.overdue or len(engine.batches) >= engine.crowded:
+                            engine.relieve()
+                    if found is not None:
+                        if waiting:
+                            self._wait(batch, found)
+                        else:
+                            waiting.append((found, ()))
                     if here:
                         for calls in self._calls:
                             if calls.model._compiled_call_impl is not calls.compiled:  # noqa: SLF001 nothing public
@@ -134,11 +160,21 @@ class LoopWatch(Loop):
     def call(self, model: nn.Module) -> bool:
         """Handle a call of a model that may need more than a mark. True: it is a forward."""
         self._begin_late()
-        if not (model.training or is_grad_enabled() or self.spans):
-            self.evaluate()
-            return False
+        if not (is_grad_enabled() or self.spans):
+            if not model.training:
+                self.evaluate()
+                return False
+            if self._samples():
+                return False
         self._end_evaluation()
         return True
+
+    def _samples(self) -> bool:
+        """Tell if a call in training mode without gradients trains nothing: no batch was fetched since the last step.
+
+        A loop that never had a backward trains without gradients.
+        """
+        return self.backed and not (self.waiting or self.engine.batches) and not in_function()
 
     def evaluate(self) -> None:
         """Begin an evaluation, unless one goes on."""
@@ -148,6 +184,64 @@ class LoopWatch(Loop):
 
     def _watch_model(self, model: nn.Module, inputs: Inputs | None = None) -> None:
         self._calls.append(ModelCalls(self.recorder, self, model, self.call, inputs))
+
+    def _wait(self, batch: Any, found: Batch) -> None:
+        """Let a batch wait beside others. If the newest of them was trained on, the loop has dropped the others.
+
+        A thread that fetches batches for the loop only adds to them.
+        """
+        self.waiting.append((found, identify(batch)))
+        self.several = True
+        if get_ident() == self.thread:
+            del self.waiting[: -1 if self._took_newest else -MOST_WAITING]
+            self._took_newest = False
+
+    def takes(self, arguments: object) -> None:
+        """Add what a model is called with to the step, out of several batches that wait, unless it was added before."""
+        tensors = identify(arguments)
+        written, before = versions(tensors), self._last_written
+        waits = any([same(tensors, others) for _, others in self.waiting])
+        if not waits and written == before and same(tensors, self._last_call):
+            return
+        self._last_call, self._last_written = tensors, written
+        taken, newest = take(self.waiting, arguments, again=bool(self.starts))
+        self.several = bool(self.waiting)
+        self._took_newest = self.several and (self._took_newest or newest)
+        self.engine.batches += taken
+        self.starts += [next_start(len(self.starts)) if self.starts else FIRST] * len(taken)
+
+    def backpropagates(self, root: object) -> None:
+        """Begin a backward. Of several batches, those are trained on whose graphs the loss reaches."""
+        starts = self.starts[:]
+        super().backpropagates(root)
+        if len(starts) > len(self.engine.batches):
+            self._merged()
+        elif len(starts) > 1:
+            found = reached(root, starts)
+            batches = self.engine.batches[-len(starts) :]
+            others = [place for place, start in enumerate(starts) if start not in found]
+            trained = [batch for place, batch in enumerate(batches) if place not in others]
+            self.engine.batches[-len(starts) :] = trained + [batches[place] for place in others]
+            self.starts += [starts[place] for place in others]  # another backward may learn from them
+
+    def _settle(self) -> None:
+        """See what became of the batches of a step that ends: no backward learned from those that are left."""
+        if self.starts and self.backed and len(self.starts) > len(self.engine.batches):
+            self._merged()
+        elif self.starts and self.backed:
+            batches, left = self.engine.batches, slice(-len(self.starts), None)
+            batches[left] = map(untrained, batches[left])
+            self.starts.clear()
+        if not self.engine.batches:  # the loop trains, and not by calls that are watched
+            trained = self.waiting[:]
+            del self.waiting[: len(trained)]
+            self.several = False
+            self.engine.batches += [batch for batch, _ in trained]
+
+    def _merged(self) -> None:
+        """Forget the amounts of a step of so many batches that they were put together before a backward."""
+        self.engine.batches[:] = [UNKNOWN]
+        self.starts.clear()
 
     @property
     def called(self) -> bool:
@@ -171,7 +265,9 @@ class LoopWatch(Loop):
         self.optimizing = 0
         self.steps = step = self.steps + 1
         try:
-            engine, now = self._engine, self.clock()
+            if self.starts or (self.waiting and not self.engine.batches):
+                self._settle()
+            engine, now = self.engine, self.clock()
             if step < self._observers.due and now < engine.flush_at:  # as `Recorder.end_step`, without its frame
                 self._append((step, engine.excluded, engine.batches))
                 self.tape.write((END, now))

@@ -86,9 +86,18 @@ def batches(recorder: Recorder, owner: Any, name: str, *, argument: int, ends_fi
 
 
 def spans(
-    recorder: Recorder, owner: Any, name: str, kind: str, *, first: Callable[[Recorder], object] | None = None
+    recorder: Recorder,
+    owner: Any,
+    name: str,
+    kind: str,
+    *,
+    first: Callable[[Recorder], object] | None = None,
+    after: Callable[[object], object] | None = None,
 ) -> None:
-    """Count the time in `owner.name` to no step. `first` is called before the span begins."""
+    """Count the time in `owner.name` to no step.
+
+    `first` is called before the span begins, and `after` with the first argument of a call that has succeeded.
+    """
 
     def make(inner: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(inner)
@@ -97,13 +106,21 @@ def spans(
                 recorder.attempt(first)
             recorder.begin_span(kind)
             try:
-                return inner(*args, **kwargs)
+                result = inner(*args, **kwargs)
+                if after is not None:
+                    given: list[object] = [*args[1:], *kwargs.values(), None]
+                    recorder.attempt(functools.partial(_tell, after, given[0]))
+                return result
             finally:
                 recorder.end_span()
 
         return call
 
     recorder.patches.method(owner, name, make)
+
+
+def _tell(after: Callable[[object], object], given: object, _recorder: Recorder) -> None:
+    after(given)
 
 
 def others(recorder: Recorder, owner: Any, name: str, part: str) -> None:

@@ -12,6 +12,7 @@ from torch.compiler import is_dynamo_compiling
 
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.host.backward import Loop
+from perf_callbacks.host.graphs import FIRST, next_start
 from perf_callbacks.session.recorder import Recorder
 
 Inputs = Callable[[tuple[Any, ...], dict[str, Any]], object]
@@ -40,7 +41,7 @@ class ModelCalls:
         self._hook = _Hook(loop, model, call, inputs)
         self.compiled: object = None
         """The function that the module called at the last look, where it was compiled in place."""
-        hook = model.register_forward_pre_hook(self._hook.see, prepend=True, with_kwargs=inputs is not None)
+        hook = model.register_forward_pre_hook(self._hook.see, prepend=True, with_kwargs=True)
         recorder.patches.add(hook.remove)
         self._watch(recorder)
 
@@ -86,7 +87,9 @@ class _Hook:
         """Handles a call that may need more than a mark, and tells if it is a forward."""
         self._trained = False
 
-    def see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+    def see(  # noqa: C901 a call is a frame in each step
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    ) -> None:
         """Mark a call of the module."""
         if is_dynamo_compiling() or id(module) != self._model:  # the compiler takes the first one for True
             return
@@ -102,6 +105,13 @@ class _Hook:
             pairs = loop.tape.pairs
             if not pairs or pairs[-2] is not _FORWARD:  # a model may be called a million times before a step ends
                 loop.tape.write((_FORWARD, loop.clock()))
+            if not loop.spans:
+                loop.ran = True
+                if loop.several:
+                    loop.takes((args, kwargs))
+                elif loop.waiting:
+                    loop.starts.append(next_start(len(loop.starts)) if loop.starts else FIRST)
+                    loop.engine.batches.append(loop.waiting.pop(0)[0])
             if self._inputs is not None:
                 self._inputs(args, kwargs or {})
         except Exception as error:  # noqa: BLE001 an observer never ends the run

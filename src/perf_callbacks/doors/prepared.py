@@ -2,13 +2,13 @@
 
 import weakref
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from perf_callbacks.core.foreign_errors import suppress
 from perf_callbacks.doors.subclasses import put_on, watched
 from perf_callbacks.host.patches import Patches
 

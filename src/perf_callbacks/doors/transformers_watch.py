@@ -1,15 +1,19 @@
 """The calls of a Hugging Face trainer and its parts that tell of stages and steps."""
 
 import functools
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
 from perf_callbacks.core.account import GENERATION, REWARDS
 from perf_callbacks.core.marks import END
+from perf_callbacks.core.shown_metrics import hidden
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.doors import methods
+from perf_callbacks.host import saved_counters
 from perf_callbacks.session.recorder import Recorder
 
 T = TypeVar("T")
@@ -24,6 +28,9 @@ function of ours would put the ten arguments of each call into a dictionary."""
 TRL = {"_generate": GENERATION, "_calculate_rewards": REWARDS}
 """Methods of TRL's trainers for online reinforcement learning, and the parts of the stage `other` that they are."""
 
+CONSOLES = {"PrinterCallback", "ProgressCallback", "NotebookProgressCallback", "RichProgressCallback"}
+"""Callbacks of transformers and TRL that show the logs on a console, by name: the third one imports IPython."""
+
 
 class TransformersWatch:
     """Tells a recorder what a trainer does. Without a trainer in sight there is nothing to watch.
@@ -32,16 +39,13 @@ class TransformersWatch:
         trainer: The trainer that trains; None where it was not found.
         callback: The callback that measures.
         recorder: Hears of stages, batches, steps and spans.
-        state_key: Where the counters stand in `TrainerState.stateful_callbacks`.
         kind: The class of the callback: it does nothing at the end of a step, unless a subclass does.
         base: The framework's own class of callbacks, whose hooks do nothing.
     """
 
-    def __init__(
-        self, trainer: Any, callback: Any, recorder: Recorder, *, state_key: str, kind: Any, base: Any
-    ) -> None:
+    def __init__(self, trainer: Any, callback: Any, recorder: Recorder, *, kind: Any, base: Any) -> None:
         self._trainer, self._callback, self._recorder = trainer, callback, recorder
-        self._state_key, self._kind, self._base = state_key, kind, base
+        self._kind, self._base = kind, base
 
     def install(self) -> None:
         """Watch the stages. All micro-batches of a step are fetched before `on_step_begin`."""
@@ -53,8 +57,13 @@ class TransformersWatch:
         for owner, name in _outermost(trainer):
             methods.exits(recorder, owner, name, last=name == "_finalize_training")
         methods.stages(recorder, trainer, "get_batch_samples", Stage.DATA, ends_fit=ends_fit)
-        methods.batches(recorder, trainer, "training_step", argument=2, ends_fit=ends_fit)
         methods.stages(recorder, trainer, "compute_loss", Stage.FORWARD)
+        if _slices(trainer):
+            if ends_fit:
+                methods.exits(recorder, trainer, "training_step")
+            methods.batches(recorder, trainer, "compute_loss", argument=2)
+        else:
+            methods.batches(recorder, trainer, "training_step", argument=2, ends_fit=ends_fit)
         methods.stages(recorder, accelerator, "backward", Stage.BACKWARD)
         methods.stages(recorder, accelerator, "clip_grad_norm_", Stage.OPTIMIZER, ends_fit=ends_fit)
         # The optimizer's step is followed by `on_optimizer_step`, and this by the scheduler and `zero_grad`.
@@ -62,13 +71,17 @@ class TransformersWatch:
         if any(_overrides(callback, "on_optimizer_step", self._base) for callback in handler.callbacks):
             methods.stages(recorder, handler, "on_optimizer_step", Stage.OTHER, then=Stage.OPTIMIZER)
         self._end_steps(handler)
+        for console in [one for one in handler.callbacks if CONSOLES & {kind.__name__ for kind in type(one).__mro__}]:
+            recorder.patches.method(
+                console, "on_log", functools.partial(_shown, recorder.config.console, recorder.logged.names)
+            )
         for name, part in TRL.items():
             if hasattr(trainer, name):
                 methods.others(recorder, trainer, name, part)
         for name in ("evaluate", "predict"):
             methods.spans(recorder, trainer, name, "evaluation")
-        methods.spans(recorder, trainer, "save_model", "checkpoint")
-        methods.spans(recorder, trainer, "_save_checkpoint", "checkpoint", first=self._carry)
+        methods.spans(recorder, trainer, "save_model", "checkpoint", after=self._carry)
+        methods.spans(recorder, trainer, "_save_checkpoint", "checkpoint")
 
     def _end_steps(self, handler: Any) -> None:
         """End a step when the handler begins to tell callbacks of it, before any of them is told."""
@@ -97,11 +110,37 @@ class TransformersWatch:
             if hasattr(kind, name) and not _overrides(callback, name, kind):
                 self._recorder.patches.replace(callback, name, lambda _: _NOTHING)
 
-    def _carry(self, recorder: Recorder) -> None:
-        """Put our counters where the checkpoint takes them along. `ExportableState` would end a resumed run instead."""
-        saved: Any = self._trainer.state.stateful_callbacks
-        if isinstance(saved, dict):
-            saved[self._state_key] = {"args": {}, "attributes": recorder.state}
+    def _carry(self, directory: object) -> None:
+        """Put our counters into the directory of a checkpoint: the trainer saves the model first."""
+        if isinstance(directory, str | os.PathLike) and self._recorder.run.rank == 0:
+            path = Path(directory)
+            if path.name == checkpoint_name(self._trainer.state) and path.is_dir():
+                saved_counters.write(path, 0, self._recorder.state)
+
+
+def _shown(console: str, ours: set[str], inner: Callable[..., T]) -> Callable[..., T]:
+    """Take the metrics that a console leaves out away while it shows the logs, which may be changed meanwhile."""
+
+    @functools.wraps(inner)
+    def call(owner: Any, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> T:
+        kept = {name: logs.pop(name) for name in hidden([name for name in logs or () if name in ours], console)}
+        try:
+            return inner(owner, args, state, control, logs=logs, **kwargs)
+        finally:
+            if kept:
+                logs.update(kept)
+
+    return call
+
+
+def _slices(trainer: object) -> bool:
+    """Tell if the trainer prepares its inputs itself, as TRL's online trainers do.
+
+    Their loader yields the prompts of several micro-batches at once. The model trains on the part that `compute_loss`
+    gets.
+    """
+    owner = next((kind for kind in type(trainer).__mro__ if "_prepare_inputs" in vars(kind)), None)
+    return owner is not None and not owner.__module__.startswith("transformers.")
 
 
 def _overrides(callback: object, hook: str, kind: Any) -> bool:
@@ -131,3 +170,19 @@ def find_trainer(callback: object, kind: type[T]) -> T | None:
             return candidate
         frame = frame.f_back
     return None
+
+
+def resumed_from(trainer: object) -> Path | None:
+    """Find the checkpoint that a trainer resumes from: its methods pass it on, and it keeps it nowhere."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 as above
+    while frame is not None:
+        found = frame.f_locals.get("resume_from_checkpoint")
+        if isinstance(found, str | os.PathLike) and frame.f_locals.get("self") is trainer:
+            return Path(found)
+        frame = frame.f_back
+    return None
+
+
+def checkpoint_name(state: Any) -> str:
+    """Return the name that the trainer gives a checkpoint."""
+    return f"checkpoint-{state.global_step}"

@@ -7,15 +7,22 @@ from typing import Any
 import torch
 
 
-class Allocation:
-    """One storage that the step made."""
+class Allocation(weakref.ref[Any]):
+    """One storage that the step made, held weakly.
 
-    __slots__ = ("backward", "born", "freed", "kept", "saved", "size")
+    Its callback is a function in C: Python swallows what is raised in a callback of a weak reference, and a signal
+    handler may raise in any function of ours.
+    """
 
-    def __init__(self, size: int, born: int, *, backward: bool) -> None:
-        self.size, self.born, self.backward = size, born, backward
-        self.freed: int | None = None
-        self.saved = self.kept = False
+    __slots__ = ("backward", "born", "freed", "kept", "key", "saved", "size")
+
+    size: int
+    key: int
+    born: int
+    freed: int | None
+    backward: bool
+    saved: bool
+    kept: bool
 
 
 class Allocations:
@@ -26,10 +33,12 @@ class Allocations:
 
     def __init__(self, device: str) -> None:
         self._device = device
-        self._time = self._backward = 0
+        self._backward = 0
         self._broken = False
         self._all: list[Allocation] = []
-        self._alive: dict[int, tuple[Allocation, weakref.ref[Any]]] = {}
+        self._alive: dict[int, Allocation] = {}
+        self._events: list[Allocation | None] = []  # None where a storage is made, and each that is freed
+        self._seen = 0  # events that were taken in
         self.activation_bytes = 0
         """Largest sum of what a forward made and had not freed when a backward began."""
         self.kept_bytes = 0
@@ -62,27 +71,41 @@ class Allocations:
 
     def keep(self, storages: Iterable[int]) -> None:
         """Take these storages, by their identity, for gradients or optimizer state, which are measured otherwise."""
+        self._take_in()
         for key in storages:
             if key in self._alive:
-                one = self._alive[key][0]
+                one = self._alive[key]
                 self.kept_bytes += 0 if one.kept else one.size
                 one.kept = True
 
     def temporary_bytes(self) -> int:
         """Return the largest sum, at any moment, of all that is neither activation nor kept."""
+        self._take_in()
         return _peak([one for one in self._all if not (one.saved or one.kept)])
 
     def peak_bytes(self) -> int:
         """Return the largest sum, at any moment, of all that the step made."""
+        self._take_in()
         return _peak(self._all)
 
     def end(self) -> None:
         """Follow no storage any more."""
+        self._take_in()
         self._alive.clear()
+
+    def _take_in(self) -> None:
+        """Take in which storages were freed, and when: the time is the place among all events."""
+        while self._seen < len(self._events):
+            one, self._seen = self._events[self._seen], self._seen + 1
+            if one is not None:
+                one.freed = self._seen
+                if self._alive.get(one.key) is one:
+                    del self._alive[one.key]
 
     def _turn(self) -> None:
         """A backward begins: what the forward made and is alive is an activation."""
-        saved = [one for one, _ in self._alive.values() if not one.backward]
+        self._take_in()
+        saved = [one for one in self._alive.values() if not one.backward]
         for one in saved:
             one.saved = True
         self.activation_bytes = max(self.activation_bytes, sum([one.size for one in saved]))
@@ -95,19 +118,15 @@ class Allocations:
             return
         storage = out.untyped_storage()
         key = storage._cdata  # noqa: SLF001 as above
+        self._take_in()
         if key in self._alive:
             return
-        self._time += 1
-        one = Allocation(storage.nbytes(), self._time, backward=backward)
-        alive = self._alive
-
-        def free(_: object) -> None:
-            alive.pop(key, None)
-            self._time += 1
-            one.freed = self._time
-
+        self._events.append(None)
+        one = Allocation(storage, self._events.append)
+        one.size, one.key, one.born, one.freed = storage.nbytes(), key, len(self._events), None
+        one.backward, one.saved, one.kept = backward, False, False
         self._all.append(one)
-        alive[key] = one, weakref.ref(storage, free)
+        self._alive[key] = one
 
 
 def _peak(allocations: Iterable[Allocation]) -> int:

@@ -1,12 +1,13 @@
 """A counted stretch of training: the counter is entered and left during the run, without a `with` block."""
 
 import math
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from threading import current_thread
 from weakref import finalize
 
 import torch
 
+from perf_callbacks.core.foreign_errors import suppress
 from perf_callbacks.flops.counter import FlopCounter
 from perf_callbacks.flops.phases import in_backward
 from perf_callbacks.flops.stance import STANCE, in_compiled_call

@@ -14,12 +14,14 @@ from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.hooks import RemovableHandle
 
+from perf_callbacks.core.foreign_errors import let_pass, of_handler
 from perf_callbacks.core.work import Cell, Kind, Work
 from perf_callbacks.flops import formulas
 from perf_callbacks.flops.coverage import Weights
 from perf_callbacks.flops.formulas import Formula
 from perf_callbacks.flops.observed import Observed
-from perf_callbacks.flops.phases import in_backward, phase
+from perf_callbacks.flops.phases import in_backward, node, phase
+from perf_callbacks.flops.repeats import Repeats
 from perf_callbacks.flops.stance import in_compiled_call
 
 
@@ -66,6 +68,9 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         """Called with each counted operation, its result, and the number of the backward that it is in, or 0."""
         self.errors: Counter[str] = Counter()
         """Errors in the counter itself, by operation."""
+        self._repeats = Repeats()
+        self._apart: dict[int, Counter[Cell]] = {}
+        """Products that are no training work unless a backward goes through their nodes, by these nodes' numbers."""
         self._aside: tuple[int, int] | None = None  # the thread that was left, and the size of its stack
         self._broken = False
         self._forwards: list[int] = []  # ids of begun modules: a counter that stays on a stack must keep no model
@@ -162,9 +167,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         kwargs = kwargs or {}
         self.operations += 1
         if self.inert or not self._books():
-            if func is _READS_VALUE and not self.inert:
-                self._note_value()
-            return func(*args, **kwargs)
+            return self._pass_on(func, types, args, kwargs)
         if types and _wrapped(types):  # it takes itself apart, into operations that come back here
             self._count_whole(func, args, kwargs)
             return NotImplemented
@@ -178,8 +181,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             if out is not NotImplemented:
                 return out
         backward = in_backward()
-        if backward and backward not in self._begun:
-            self._await_end(backward)
+        if backward:
+            self._enter_backward(func, backward)
         try:
             out = func(*args, **kwargs)
         except BaseException:
@@ -189,12 +192,39 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             self._count(func, args, kwargs, out)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self._err(func, error)
-        self._follow(func, out, backward)
+        self._follow(func, args, out, backward)
         return out
 
-    def _follow(self, func: Any, out: Any, backward: int) -> None:
-        """Tell who follows the memory of the step. An error there takes nothing from the count."""
+    def _pass_on(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operation that is no training work, unless a backward goes through it later."""
+        if func is _READS_VALUE and not self.inert:
+            self._note_value()
+        out = func(*args, **kwargs)
+        if torch.is_grad_enabled() and not (self.inert or in_backward() or _wrapped(types)):
+            try:
+                operands = [*_tensors(args)]
+                formula = self._formula(func) if any(one.requires_grad for one in operands) else None
+                if formula is not None and (factor := _per_real_product(operands)):
+                    cell = Cell("forward", _dtype(operands, formula.kind), formula.kind)
+                    self._apart[node()] = Counter({cell: factor * formula.flops(*args, **kwargs, out_val=out)})
+            except Exception as error:  # noqa: BLE001 an observer never ends the run
+                self._err(func, error)
+        return out
+
+    def _enter_backward(self, func: Any, backward: int) -> None:
+        """Take an operation in a backward. What it goes through is training work."""
+        if backward not in self._begun:
+            self._await_end(backward)
+        if self._apart:
+            try:
+                self.passes[-1] += self._apart.pop(node(), Counter())
+            except Exception as error:  # noqa: BLE001 as above
+                self._err(func, error)
+
+    def _follow(self, func: Any, args: Any, out: Any, backward: int) -> None:
+        """Follow the gradients and the memory of the step. An error there takes nothing from the count."""
         try:
+            self._repeats.follow(func, args, out)
             self.made(func, out, backward)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self._err(func, error)
@@ -214,6 +244,9 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             return False
 
     def _err(self, func: Any, error: Exception) -> None:
+        """Note an error of ours. What a signal handler raised ends the count of the step, and reaches the program."""
+        self._broken |= of_handler(error) is not None
+        let_pass(error)
         self.errors[f"{func}: {type(error).__name__}"] += 1
 
     def _begins(self, module: torch.nn.Module, _args: object) -> None:
@@ -243,6 +276,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         try:
             Variable._execution_engine.queue_callback(lambda: self._end(backward))  # noqa: SLF001 as DDP does
         except Exception as error:  # noqa: BLE001 an observer never ends the run
+            let_pass(error)
             self._begun.discard(backward)
             self._err("backward", error)
 
@@ -292,6 +326,10 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         if not weighty and kind == "matmul" and _batched(operands):
             kind = "attention"
         cell = Cell(phase(operands), _dtype(operands, kind), kind)
+        if cell.phase == "forward":
+            self._repeats.multiplied(operands)
+        elif cell.phase == "backward" and self._repeats.repeated(operands):
+            cell = cell._replace(phase="recompute")
         return cell, self._turn(cell)
 
     def _turn(self, cell: Cell) -> Counter[Cell]:

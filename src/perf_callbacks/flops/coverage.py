@@ -11,6 +11,8 @@ from torch import nn
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from perf_callbacks.flops.sparse import values
+
 _MATRIX = 2
 """Fewest dimensions of a weight that is multiplied as a matrix."""
 
@@ -46,7 +48,7 @@ class Weights:
             if owner is None:
                 continue
             for parameter in owner._parameters.values():  # noqa: SLF001 as above
-                weight = None if parameter is None else _unwrapped(parameter)
+                weight = None if parameter is None else unwrapped(parameter)
                 if weight is not None and weight.dim() >= _MATRIX:
                     shard = getattr(weight, "_local_tensor", None)
                     self._sharded = self._sharded or shard is not None
@@ -54,6 +56,7 @@ class Weights:
                     self._add(weight if shard is None else shard, optional=optional)
 
     def _add(self, tensor: Any, *, optional: bool) -> None:
+        tensor = values(tensor)
         storage = tensor.untyped_storage()
         start, elements = tensor.storage_offset(), tensor.numel()
         place = storage._cdata, start, elements  # noqa: SLF001 the key of a storage
@@ -70,6 +73,7 @@ class Weights:
 
     def behind(self, tensor: torch.Tensor) -> "list[_Weight]":
         """Return the weights that a tensor is, views, or was made of."""
+        tensor = values(tensor)
         there = self._of.get(tensor.untyped_storage()._cdata)  # noqa: SLF001 as above
         if there is None or len(there) == 1:
             return there or []
@@ -91,6 +95,7 @@ class Weights:
 
     def _remember(self, operand: torch.Tensor) -> None:
         """Remember the weights of a module that is sharded as a whole, which exist only while it runs."""
+        operand = values(operand)
         storage = operand.untyped_storage()
         self._held.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call] # as below
         self._strangers.add((storage._cdata, int(operand.storage_offset()), operand.numel()))  # noqa: SLF001 as above
@@ -100,7 +105,7 @@ class Weights:
         of = self._of
         tensors = [one for one in operands if isinstance(one, torch.Tensor) and one.is_floating_point()]
         for tensor in tensors:  # most operations have nothing to do with weights, and must cost little
-            if tensor.untyped_storage()._cdata in of:  # noqa: SLF001 as above
+            if values(tensor).untyped_storage()._cdata in of:  # noqa: SLF001 as above
                 self._passed(called, tensors, out, pointwise=pointwise)
                 return
 
@@ -110,8 +115,9 @@ class Weights:
             return
         moves = called in _MOVES
         if all(behind) and called != "aten::embedding":
-            if isinstance(out, torch.Tensor) and out.untyped_storage()._cdata not in self._of:  # noqa: SLF001 as above
-                self._hold(out.untyped_storage(), [weight.whole() for weights in behind for weight in weights])
+            storage = values(out).untyped_storage() if isinstance(out, torch.Tensor) else None
+            if storage is not None and storage._cdata not in self._of:  # noqa: SLF001 as above
+                self._hold(storage, [weight.whole() for weights in behind for weight in weights])
         elif pointwise or moves:
             for weights in behind:
                 for weight in weights:
@@ -132,7 +138,7 @@ class Weights:
         return sum(weight.elements for weight in self._weights.values() if weight.multiplied)
 
 
-def _unwrapped(weight: Any) -> Any:
+def unwrapped(weight: Any) -> Any:
     """Return the tensor behind those of `torch.func.vmap` and `grad`, which have no storage."""
     while is_functorch_wrapped_tensor(weight):
         weight = get_unwrapped(weight)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from torch.utils import flop_counter
 
 from perf_callbacks.core.work import Kind
+from perf_callbacks.flops import sparse
 
 Flops = Callable[..., int]
 
@@ -67,7 +68,9 @@ _registered: dict[str, Formula] = {}
 
 
 def _product(a: Any, b: Any, *_: Any, **__: Any) -> int:
-    """Count a product of [..., m, k] x [..., k, n], [m, k] x [k], or [k] x [k]."""
+    """Count a product of [..., m, k] x [..., k, n], [m, k] x [k], or [k] x [k], any of them sparse."""
+    if sparse.is_sparse(a) or sparse.is_sparse(b):
+        return sparse.product(a, b)
     return int(2 * a.numel() * (b.shape[-1] if b.dim() > 1 else 1))
 
 
@@ -93,6 +96,15 @@ def _any_product(a: Any, b: Any, *_: Any, **__: Any) -> int:
 
 def _any_product_backward(_grad: Any, a: Any, b: Any, wanted: Any, **_: Any) -> int:
     return int(_any_product(a, b) * sum(wanted))
+
+
+def _sampled_product(sampled: Any, a: Any, _b: Any, *_: Any, **__: Any) -> int:
+    """Count a product of which only the places of a sparse matrix are computed."""
+    return int(2 * sparse.values(sampled).numel() * a.shape[-1])
+
+
+def _reduced_product_backward(a: Any, grad: Any, _other: Any, _reduce: Any, _places: Any, wanted: Any, **_: Any) -> int:
+    return int(sparse.product(a, grad) * sum(wanted))
 
 
 def _outer(_added: Any, a: Any, b: Any, *_: Any, **__: Any) -> int:
@@ -222,6 +234,11 @@ _OURS: dict[str, Formula] = {
     "aten::_scaled_grouped_mm": Formula(_grouped),
     "aten::_scaled_grouped_mm_v2": Formula(_grouped),
     "transformers::grouped_mm_fallback": Formula(_grouped),
+    "aten::_sparse_addmm": Formula(_added_product),
+    "aten::_sparse_sparse_matmul": Formula(_product),
+    "aten::_sparse_mm_reduce_impl": Formula(_product),
+    "aten::_sparse_mm_reduce_impl_backward": Formula(_reduced_product_backward),
+    "aten::sparse_sampled_addmm": Formula(_sampled_product),
     "aten::_trilinear": Formula(_trilinear),
     "aten::_scaled_dot_product_flash_attention_for_cpu": _attention(),
     "aten::_scaled_dot_product_fused_attention_overrideable": _attention(),

@@ -4,7 +4,6 @@ import os
 import re
 import sys
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 
 from perf_callbacks.core.batches import Lookup
+from perf_callbacks.core.foreign_errors import suppress
 from perf_callbacks.flops.coverage import Weights
 from perf_callbacks.flops.formulas import name
 from perf_callbacks.flops.phases import in_backward
@@ -109,6 +109,8 @@ class Observed:
         """FLOPs by operation, shapes and number format."""
         self.causal_flops = 0
         """FLOPs of fused attention with a causal mask."""
+        self.masked_flops = 0
+        """Part of these that falls on masked pairs of query and key, as far as torch's own kernels tell."""
         self.copies: Counter[tuple[str, str]] = Counter()
         """Bytes by operation and shape."""
         self.reads: Counter[str] = Counter()
@@ -126,6 +128,7 @@ class Observed:
         sort = self._sorts.get(id(func)) or self._look(func)
         if sort.causal is not None and _causal(sort.causal, *call):
             self.causal_flops += flops
+            self.masked_flops += _masked(sort.called, operands, flops)
         shapes = " x ".join([_shape(operand) for operand in operands if operand.dim() > 1])
         self._note(self.products, (sort.called, shapes, dtype), flops)
 
@@ -208,6 +211,18 @@ def _causal(argument: tuple[int, str, bool], args: Any, kwargs: Any) -> bool:
     """Tell if an operation was called with a causal mask."""
     place, called, default = argument
     return bool(args[place] if place < len(args) else kwargs.get(called, default))
+
+
+def _masked(called: str, operands: list[torch.Tensor], flops: int) -> int:
+    """Return the FLOPs of the pairs that a causal mask hides: each query of S sees itself and the keys before it.
+
+    With other numbers of keys, kernels align the mask differently, and in other packages than torch rows may be packed.
+    """
+    query, key = operands[1:3] if called.endswith("_backward") else operands[:2]
+    if not called.startswith("aten::_scaled_dot_product_") or query.is_nested or query.shape[-2] != key.shape[-2]:
+        return 0
+    length = int(query.shape[-2])
+    return flops * (length - 1) // (2 * length)
 
 
 def _shape(tensor: torch.Tensor) -> str:

@@ -1,7 +1,7 @@
 """FLOPs without running a step: for a model that must not run eagerly, or when the user asks for it.
 
-They are counted on a fake-tensor copy of the model. If that fails, they are derived in closed form from the sizes of
-the weights.
+They are counted on a fake-tensor copy of the model. If that fails, and the model is a decoder of transformers that is
+known and unchanged, they are derived in closed form from the sizes of the weights.
 """
 
 import copy
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from perf_callbacks.core.architecture import FAMILIES
 from perf_callbacks.core.work import Cell, Work
 from perf_callbacks.flops.counter import FlopCounter
 
@@ -38,10 +39,10 @@ def count(model: nn.Module, example: Example) -> FlopCounter:
     The model and its contents are not touched: a copy is called, whose tensors have shapes but no values.
     """
     model = innermost(model)
-    accepted = inspect.signature(type(model).forward).parameters
+    accepted = inspect.signature(type(_base(model)).forward).parameters
     if not hasattr(model, "config") or not set(example.tensors) <= set(accepted):
         raise TypeError("only a model that is called with its batch, as those of transformers are, can be repeated")
-    mode, counter = FakeTensorMode(), FlopCounter()
+    mode, counter = FakeTensorMode(allow_non_fake_inputs=True), FlopCounter()  # tensors that are no buffers
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(torch.enable_grad())
@@ -56,31 +57,30 @@ def count(model: nn.Module, example: Example) -> FlopCounter:
     return counter
 
 
-def closed_form(model: nn.Module, rows: int, length: int) -> Work | None:
-    """Derive a forward and a backward from the sizes of the weights; None if these aren't enough.
+def closed_form(model: nn.Module, example: Example) -> Work | None:
+    """Derive a forward and a backward from the sizes of the weights: a lower bound. None: it might be too high.
 
-    Per token and weight: two FLOPs for the forward, two for the gradients of its inputs, two for its own gradient if it
-    is trained; and attention over the whole length, if the configuration gives its width. With experts, those that
-    process a token count, and those that all tokens share. Recomputation is not included.
+    Per token and weight: two FLOPs for the forward, two for the gradients of its inputs, two for its own gradient; and
+    attention over the whole length. With experts, those that process a token count, and those that all tokens share.
+    Recomputation and angles of positions are not included.
     """
     model = innermost(model)
     share = _active_share(model)
-    if share is None:
+    if share is None or not _vouched(model, example):
         return None
+    rows, length = example.tensors["input_ids"][0]
     embeddings = {id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding)}
-    used = trained = Fraction()
+    used = Fraction()
     dtype = None
     for name, one in model.named_parameters():
         if one.dim() < _MATRIX or id(one) in embeddings:
             continue
         active = one.numel() * (share if _EXPERT & {*name.split(".")} else 1)
         used += active
-        trained += active if one.requires_grad else 0
         dtype = dtype or str(one.dtype).removeprefix("torch.")
     head = getattr(model, "get_output_embeddings", lambda: None)()
     if head is not None and id(head.weight) in embeddings:  # tied: rows of it are picked, and it is multiplied too
         used += head.weight.numel()
-        trained += head.weight.numel() if head.weight.requires_grad else 0
         dtype = dtype or str(head.weight.dtype).removeprefix("torch.")
     attention = 4 * _width(model) * rows * length**2
     dtype = dtype or "float32"
@@ -88,11 +88,47 @@ def closed_form(model: nn.Module, rows: int, length: int) -> Work | None:
     return Work(
         {
             Cell("forward", dtype, "matmul"): int(2 * used * tokens),
-            Cell("backward", dtype, "matmul"): int(2 * (used + trained) * tokens),
+            Cell("backward", dtype, "matmul"): int(4 * used * tokens),
             Cell("forward", dtype, "attention"): attention,
             Cell("backward", dtype, "attention"): 2 * attention,
         }
     )
+
+
+_VOUCHED = {*FAMILIES, "qwen2_moe"}
+"""Values of `model_type` of the decoders whose closed form was compared with a count."""
+
+_INPUTS = {"input_ids", "attention_mask", "labels"}
+
+_MASKED_IN_FULL = {"eager", "sdpa", "flex_attention"}
+"""Attention that is counted in full where a mask hides padding. Others leave the padding out."""
+
+
+def _vouched(model: nn.Module, example: Example) -> bool:
+    """Tell if nothing can make a closed form too high: a known decoder, as transformers made it, trained as a whole.
+
+    A head of its own may see fewer tokens, a layer may be skipped, an adapter has other gradients, and the layers below
+    the first trained one have none.
+    """
+    config: Any = getattr(model, "config", None)
+    attention = getattr(config, "_attn_implementation", None)
+    return (
+        getattr(config, "model_type", None) in _VOUCHED
+        and type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
+        and all(type(one).__module__.partition(".")[0] in {"torch", "transformers"} for one in model.modules())
+        and all(_own_forward(one) for one in model.modules())
+        and all(parameter.requires_grad for parameter in model.parameters())
+        and "input_ids" in example.tensors
+        and {*example.tensors} <= _INPUTS
+        and len(example.tensors["input_ids"][0]) == _MATRIX
+        and ("attention_mask" not in example.tensors or attention in _MASKED_IN_FULL)
+    )
+
+
+def _own_forward(module: nn.Module) -> bool:
+    """Tell if a module runs the forward of its class. Accelerate wraps it, and keeps it under another name."""
+    forward = getattr(module, "_original_forward", vars(module).get("forward"))
+    return forward is None or getattr(forward, "__func__", None) is type(module).forward
 
 
 _EXPERT = {"experts", "expert"}
@@ -135,10 +171,18 @@ def _emptied(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
         for hooks in _HOOKS:  # hooks of the user must not be called again
             getattr(module, hooks).clear()
         module._compiled_call_impl = None  # noqa: SLF001 as it was before `compile`
+    if getattr(_base(model), "_require_grads_hook", None) is not None:  # for checkpointing of adapters
+        _base(copied).enable_input_require_grads()  # type: ignore[operator] # a method of transformers
     return copied
 
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def _base(model: nn.Module) -> nn.Module:
+    """Return the model that PEFT has put adapters into, whose arguments the whole takes too."""
+    base: Any = getattr(model, "get_base_model", None)
+    return model if base is None else base()
 
 
 def innermost(model: nn.Module) -> nn.Module:

@@ -11,6 +11,7 @@ from types import CodeType, FrameType
 from typing import Any, Literal
 
 import torch
+from torch.autograd.function import FunctionCtx
 
 from perf_callbacks.core.work import Phase
 
@@ -48,6 +49,27 @@ def phase(operands: Iterable[torch.Tensor] = ()) -> Phase:
 def in_backward() -> int:
     """Return the number of the backward that autograd runs in this thread, from 1 on; 0: none."""
     return torch._C._current_graph_task_id() + 1  # noqa: SLF001 there is no public name
+
+
+def node() -> int:
+    """Return the number of the node of autograd's graph that runs or, if there is no backward, that was made last."""
+    running: Any = torch._C._current_autograd_node()  # noqa: SLF001 there are no public names
+    made: Any = torch.autograd._get_sequence_nr  # type: ignore[attr-defined] # noqa: SLF001 as above
+    return int(made() - 1 if running is None else running._sequence_nr())  # noqa: SLF001 as above
+
+
+def in_function() -> bool:
+    """Tell if the caller runs in the forward of a `torch.autograd.Function`, as under reentrant checkpointing.
+
+    Gradients are disabled there, whatever becomes of the result.
+    """
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 the only way to the caller
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "forward" and isinstance(frame.f_locals.get("".join(code.co_varnames[:1])), FunctionCtx):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _innermost() -> _Place | None:

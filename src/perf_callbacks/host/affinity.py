@@ -7,12 +7,12 @@ while any fit is bound; the last one to end restores them, of threads born since
 
 import os
 import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from perf_callbacks.core.cpu_sets import Cpus
+from perf_callbacks.core.foreign_errors import let_pass, suppress
 
 MOMENT_SECONDS = 0.5
 """Seconds that the end of a fit may wait for another thread that is binding or restoring."""
@@ -61,7 +61,8 @@ class LinuxThreads:
         main = os.getpid()
         try:
             others = [int(path.name) for path in TASKS.iterdir() if int(path.name) != main]
-        except OSError:  # no /proc: threads that exist already can't be found
+        except OSError as error:  # no /proc: threads that exist already can't be found
+            let_pass(error)
             others = []
         return [main, *others]
 
@@ -167,6 +168,7 @@ class Affinity:
         try:
             self._threads.set(thread, self._target)
         except OSError as error:  # as a rule, the thread has ended
+            let_pass(error)
             if self._mask(thread) is not None and thread == self._threads.all()[0]:
                 refused.append(error)
             return False
@@ -176,7 +178,8 @@ class Affinity:
         """Return the mask of a thread; None if it has ended."""
         try:
             return self._threads.get(thread)
-        except OSError:
+        except OSError as error:
+            let_pass(error)
             return None
 
     def _hear_of_forks(self) -> None:

@@ -10,7 +10,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from inspect import CO_VARARGS, CO_VARKEYWORDS
 from threading import get_ident
 from typing import Any, Protocol
@@ -18,9 +17,12 @@ from typing import Any, Protocol
 import torch
 from torch._guards import TracingContext
 
+from perf_callbacks.core.foreign_errors import suppress
 from perf_callbacks.core.marks import ONE_MORE_FORWARD, Mark
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.core.tape import Tape
+from perf_callbacks.core.waiting_batches import Waiting
+from perf_callbacks.host.graphs import Start
 from perf_callbacks.host.watchdog import WATCHDOG
 
 _OURS = "_perf_callbacks"
@@ -43,7 +45,7 @@ _BACKWARD, _OPTIMIZER, _UNDECIDED = Stage.BACKWARD, Stage.OPTIMIZER, Stage.UNDEC
 class Listener(Protocol):
     """A fit that hears of gradients. Its methods raise nothing."""
 
-    def begins_gradients(self) -> bool:
+    def begins_gradients(self, root: object = None) -> bool:
         """Take a call of `torch.autograd.grad` that builds no graph for a backward. False: its end is not told."""
         ...
 
@@ -75,27 +77,48 @@ class Loop:
         self.in_backward = False
         self.optimizing = 0
         """Optimizer steps under way, one within the other."""
+        self.waiting: list[Waiting] = []
+        """Batches that were fetched, and that no model was called with yet."""
+        self.several = False
+        """Two or more batches waited at once, and one still does."""
+        self.starts: list[Start] = []
+        """For each batch that a model was called with and no backward learned from: the start of that call."""
+        self.ran = False
+        """A model was called in training since the last batch was fetched."""
+        self.backed = False
+        """There was a backward."""
+        self.engine: Any = None
+        """The engine whose step a batch is added to, where batches wait."""
 
     def turn(self, stage: Stage) -> None:
         """Turn to a stage of training, whatever went on before. Raises nothing."""
         raise NotImplementedError
 
-    def begins_backward(self) -> bool:
+    def begins_backward(self, root: object = None) -> bool:
         """Begin a backward. False: it is in another thread, or within a backward, as in reentrant checkpointing."""
         if self.in_backward or get_ident() != self.thread:
             return False
         self.in_backward = True
+        self.backpropagates(root)
         self.turn(_BACKWARD)
         return True
+
+    def takes(self, arguments: object) -> None:
+        """Take what a model is called with out of several batches that wait."""
+
+    def backpropagates(self, root: object) -> None:  # noqa: ARG002 others need the loss
+        """Note that a backward begins at a loss, for the batches that the model was called with since the last one."""
+        self.backed = True
+        self.starts.clear()
 
     def ends_backward(self) -> None:
         """End a backward."""
         self.in_backward = False
         self._mark(_OPTIMIZER if self.optimizing else _UNDECIDED)
 
-    def begins_gradients(self) -> bool:
+    def begins_gradients(self, root: object = None) -> bool:
         """Take a call of `torch.autograd.grad` for a backward, but not in an evaluation."""
-        return not self.evaluating and self.begins_backward()
+        return not self.evaluating and self.begins_backward(root)
 
     def builds_graph(self) -> None:
         """Take a gradient that is part of the loss for one more turn to the forward, which takes no time.
@@ -219,6 +242,11 @@ class Backwards:
             try:
                 loop.in_backward = True
                 try:
+                    if len(loop.starts) > 1:
+                        loop.backpropagates(tensors)
+                    else:
+                        loop.backed = True  # as it does, without its frame
+                        loop.starts.clear()
                     loop.tape.write((_BACKWARD, loop.clock()))
                 except Exception as error:  # noqa: BLE001 an observer never ends the run
                     failed = True
@@ -237,16 +265,16 @@ class Backwards:
     def _in_several(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the backward of several loops, or of one that is not simply training."""
         heard: list[Loop] = []
-        for reference in self._listeners:
-            loop = reference()
-            if isinstance(loop, Loop) and not loop.in_backward and get_ident() == loop.thread:
-                try:
-                    begun = loop.begins_backward()
-                except Exception as error:  # noqa: BLE001 an observer never ends the run
-                    loop.fail(error)
-                else:
-                    heard += [loop] * begun
         try:
+            for reference in self._listeners:
+                loop = reference()
+                if isinstance(loop, Loop) and not loop.in_backward and get_ident() == loop.thread:
+                    try:
+                        begun = loop.begins_backward(args[0] if args else kwargs.get("tensors"))
+                    except Exception as error:  # noqa: BLE001 an observer never ends the run
+                        loop.fail(error)
+                    else:
+                        heard += [loop] * begun
             return inner(*args, **kwargs)
         finally:
             for loop in heard:
@@ -263,8 +291,10 @@ class Backwards:
                 for listener in listeners:
                     listener.builds_graph()
                 return inner(*args, **kwargs)
-            heard = [one for one in listeners if one.begins_gradients()]
+            heard: list[Listener] = []
             try:
+                for listener in listeners:
+                    heard += [listener] * listener.begins_gradients(args[0] if args else kwargs.get("outputs"))
                 return inner(*args, **kwargs)
             finally:
                 for listener in heard:

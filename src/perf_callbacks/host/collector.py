@@ -14,8 +14,10 @@ import os
 import sysconfig
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Protocol
 
+from perf_callbacks.core.foreign_errors import suppress
 from perf_callbacks.core.records import SCHEDULED
 from perf_callbacks.host.watchdog import WATCHDOG
 
@@ -39,6 +41,15 @@ MOMENT_SECONDS = 0.5
 
 _FREEZING = object()
 """Placeholder for a freeze that was interrupted."""
+
+
+class Observer(Protocol):
+    """Times collections by a callback of the collector."""
+
+    def timing(self, generation: int) -> AbstractContextManager[Callable[[int], object]]:
+        """Time a collection without the callback. What is given is to be called with the number of objects found."""
+        ...
+
 
 Progress = Callable[[], tuple[int, float] | None]
 """Number of steps that a fit has done, and the seconds of its longest one. None: the fit no longer exists."""
@@ -105,9 +116,19 @@ class Lease:
         return found
 
     def collect_now(self, generation: int, why: str = SCHEDULED) -> int:
-        """Collect, independent of other fits. Return the number of garbage objects."""
-        with self._owner.collecting(why):
-            return gc.collect(generation)
+        """Collect, independent of other fits. Return the number of garbage objects.
+
+        The observers' callbacks are taken out meanwhile. Python handles a signal that comes during a collection in the
+        first Python function that runs after it, and swallows what a handler raises in a callback of the collector. So
+        observers time the collection from here, where an exception gets through.
+        """
+        observers = [*self._owner.observers]
+        with self._owner.collecting(why), ExitStack() as timed:
+            ended = [timed.enter_context(observer.timing(generation)) for observer in observers]
+            found = gc.collect(generation)
+            for end in ended:
+                end(found)
+            return found
 
     def _behind(self, generation: int) -> bool:
         owner = self._owner
@@ -166,6 +187,8 @@ class Collector:
         """Number of collections by the schedule of any fit so far, and of the full ones among them."""
         self.reason: str | None = None
         """Why a fit is collecting at this moment. None: whoever collects, it is no fit."""
+        self.observers: list[Observer] = []
+        """Observers of collections that have a callback in `gc.callbacks`."""
 
     def lease(self, progress: Progress | None = None) -> Lease:
         """Make a claim for a fit; it changes nothing yet."""

@@ -3,9 +3,10 @@
 import os
 import threading
 from collections.abc import Collection
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
+
+from perf_callbacks.core.foreign_errors import suppress
 
 NANO = 1e-9
 
@@ -37,6 +38,8 @@ def read(thread: int | None = None, root: Path = Path("/")) -> CpuTime | None:
 def idle(cpus: Collection[int], root: Path = Path("/")) -> float | None:
     """Return the seconds in which nothing ran on these CPUs, added up. None: the system doesn't tell."""
     found = []
+    if not hasattr(os, "sysconf"):  # Windows
+        return None
     with suppress(OSError, ValueError, IndexError):
         for line in (root / "proc/stat").read_text(encoding="ascii").splitlines():
             name, *ticks = line.split()

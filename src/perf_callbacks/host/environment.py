@@ -3,12 +3,12 @@
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from perf_callbacks.core.cpu_sets import CpuFacts
+from perf_callbacks.core.foreign_errors import let_pass, suppress
 from perf_callbacks.host import cpu_facts, topology
 from perf_callbacks.host.collector import COLLECTOR, generational
 from perf_callbacks.host.failures import describe
@@ -71,6 +71,7 @@ def read(
             sources=cpu_facts.Sources(root=root),
         )
     except Exception as error:  # noqa: BLE001 other items of the checklist don't need them
+        let_pass(error)
         unknown = describe(error)
     return Environment(
         python=sys.version_info[:2],
@@ -91,7 +92,7 @@ def read(
 
 def cpus_allowed() -> frozenset[int]:
     """Return the CPUs that the process may run on; none where the system doesn't tell."""
-    return frozenset(os.sched_getaffinity(0)) if sys.platform == "linux" else frozenset()
+    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
 
 
 def _cpus(ranks: int, root: Path) -> int | None:

@@ -1,8 +1,30 @@
 """Keep errors of the callback away from training: a decorator for methods, and an error in one line."""
 
 import functools
+import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+from perf_callbacks.core.config import printable
+
+
+def _escape(record: logging.LogRecord) -> bool:
+    """Escape control characters: names and paths in a message may come from anywhere."""
+    args = record.args
+    if isinstance(args, tuple):  # a line end in one of them would begin a line of its own
+        record.args = tuple([printable(str(one)) if isinstance(one, str | Path | Exception) else one for one in args])
+    record.msg, record.args = _by_line(record.getMessage()), None
+    if record.exc_info:
+        record.exc_text = _by_line(logging.Formatter().formatException(record.exc_info))
+    return True
+
+
+def _by_line(text: str) -> str:
+    return "\n".join(map(printable, text.split("\n")))
+
+
+logging.getLogger("perf_callbacks").addFilter(_escape)
 
 P = ParamSpec("P")
 T = TypeVar("T")

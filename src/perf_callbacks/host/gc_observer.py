@@ -3,10 +3,11 @@
 import gc
 import os
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 from perf_callbacks.core.marks import Pause
+from perf_callbacks.host.clock import perf_counter
 from perf_callbacks.host.collector import COLLECTOR
 from perf_callbacks.host.stacks import calling_line
 
@@ -21,7 +22,7 @@ class GcObserver:
     that very moment passes for automatic.
     """
 
-    def __init__(self, report: Callable[[Pause], object], clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, report: Callable[[Pause], object], clock: Callable[[], float] = perf_counter) -> None:
         self._report = report
         self._clock = clock
         self.calls: dict[str, float] = {}
@@ -37,11 +38,34 @@ class GcObserver:
         """Begin to observe. Twice is once."""
         if self._on_gc not in gc.callbacks:
             gc.callbacks.append(self._on_gc)
+        if self not in COLLECTOR.observers:
+            COLLECTOR.observers.append(self)
 
     def remove(self) -> None:
         """Observe no longer."""
+        if self in COLLECTOR.observers:
+            COLLECTOR.observers.remove(self)
         if self._on_gc in gc.callbacks:
             gc.callbacks.remove(self._on_gc)
+
+    @contextmanager
+    def timing(self, generation: int) -> Iterator[Callable[[int], None]]:
+        """Time a collection of a fit from outside, with the callback out of the way."""
+        place = gc.callbacks.index(self._on_gc) if self._on_gc in gc.callbacks else None
+        start, reason = self._clock(), COLLECTOR.reason
+
+        def ended(found: int) -> None:
+            seconds = self._clock() - start
+            here = threading.get_ident() == self._thread
+            self._report(Pause(generation, start, seconds, found, False, here, reason))
+
+        try:
+            if place is not None:
+                del gc.callbacks[place]
+            yield ended
+        finally:
+            if place is not None and self in COLLECTOR.observers and self._on_gc not in gc.callbacks:
+                gc.callbacks.insert(place, self._on_gc)
 
     def _on_gc(self, phase: str, info: Mapping[str, int]) -> None:
         if phase == "start":

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from perf_callbacks.core.foreign_errors import let_pass
 from perf_callbacks.core.stragglers import LEAST_SECONDS
 
 MOST_MOMENTS = 4096
@@ -77,7 +78,7 @@ def _noter(
     note: Callable[[tuple[float, bytes]], object], clock: Callable[[], float], file: int | None
 ) -> Callable[[object], None]:
     """Make the hook. It holds neither the model nor us."""
-    read, tracing = os.pread, torch.compiler.is_dynamo_compiling
+    read, tracing = getattr(os, "pread", None), torch.compiler.is_dynamo_compiling  # Windows has no `pread`
     line, due = b"", -math.inf
 
     def gradient_done(_parameter: object) -> None:
@@ -86,10 +87,11 @@ def _noter(
             return
         try:
             now = clock()
-            if file is not None and now >= due:
+            if file is not None and read is not None and now >= due:
                 line, due = read(file, 64, 0), now + APART_SECONDS
             note((now, line))
-        except Exception:  # noqa: BLE001 the file was closed, or the thread has ended: an observer never ends the run
+        except Exception as error:  # noqa: BLE001 the file was closed, or the thread has ended: an observer never ends the run
+            let_pass(error)
             file, line = None, b""
 
     return gradient_done
@@ -99,5 +101,6 @@ def _schedstat() -> int | None:
     """Open the file in which Linux counts the nanoseconds that this thread was ready to run and had no CPU."""
     try:
         return os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-    except (OSError, AttributeError):  # another system, or a sandbox without it
+    except (OSError, AttributeError) as error:  # another system, or a sandbox without it
+        let_pass(error)
         return None

@@ -1,21 +1,23 @@
 """The journal on disk: one file per rank, appended to, a line per record."""
 
+import errno
 import os
 import re
+import stat
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from io import FileIO
 from itertools import chain
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from perf_callbacks.core.codec import Entry, encode, entries
+from perf_callbacks.core.foreign_errors import let_pass, suppress
 from perf_callbacks.core.machine_records import Memory
 from perf_callbacks.core.records import Checklist, Flops, Gc, Record, Run, Stall, Steps, Summary
+from perf_callbacks.host.clock import perf_counter
 from perf_callbacks.host.file_locks import lock, unlock
 
 AT_ONCE = (Run, Checklist, Flops, Summary, Stall, Memory)
@@ -45,7 +47,13 @@ MOST_WRITERS = 1000
 FOLDER = "perf_callbacks"
 """The folder of the journals in an output directory."""
 
-_NAME = re.compile(r"rank(\d+)(?:\.(\d+))?\.jsonl")
+_NAME = re.compile(r"rank(\d{1,9})(?:\.(\d{1,9}))?\.jsonl")
+
+
+LONGEST_LINE = 4_000_000
+"""Bytes of a line beyond which it is no record: a file with holes has lines of any length."""
+
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 
 class Journal(Protocol):
@@ -86,6 +94,17 @@ class _File(FileIO):
         self.close()
 
 
+def _opened(path: Path) -> _File:
+    """Open a regular file to append to. A link could lead to any file of the user, and a pipe could wait for ever."""
+    if not _NO_LINK and path.is_symlink():  # Windows
+        raise OSError(errno.ELOOP, "it is a symbolic link")
+    file = _File(path, "a+", opener=lambda name, flags: os.open(name, flags | _NO_LINK, 0o666))
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError("it is no regular file")
+    return file
+
+
 class FileJournal:
     """Appends to a file. A failure there is told once and ends the journal, not the run.
 
@@ -105,7 +124,7 @@ class FileJournal:
         max_bytes: int,
         complain: Callable[[str], None],
         began: float,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.path: Path | None = path
         self._wanted = path
@@ -186,6 +205,7 @@ class FileJournal:
                 elif not self._closing:
                     return False
         except OSError as error:
+            let_pass(error)
             self._give_up(error)
         finally:
             self._writer = None
@@ -200,7 +220,7 @@ class FileJournal:
         for number in range(1, MOST_WRITERS):
             name = wanted.name if number == 1 else f"{wanted.stem}.{number}{wanted.suffix}"
             where = first.with_name(name)
-            file = _File(where, "a+")
+            file = _opened(where)
             if lock(file.fileno()):
                 break
             file.close()
@@ -231,7 +251,8 @@ class FileJournal:
             os.stat(self._where)  # noqa: PTH116 it is not a Path
         except (FileNotFoundError, NotADirectoryError):
             return True
-        except OSError:  # a disk that does not say so now may say it later
+        except OSError as error:  # a disk that does not say so now may say it later
+            let_pass(error)
             return False
         return self._file is not None and os.fstat(self._file.fileno()).st_nlink == 0
 
@@ -262,7 +283,8 @@ class FileJournal:
         return not (isinstance(record, Gc) and record.seconds < LONG_PAUSE)
 
     def _give_up(self, error: OSError) -> None:
-        self._complain(f"no journal at {self.path}: {error.strerror or error}. Training and metrics go on without it.")
+        reason = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror or error
+        self._complain(f"no journal at {self.path}: {reason}. Training and metrics go on without it.")
         self.path = None
         self._let_go()
 
@@ -306,16 +328,30 @@ def read(path: Path | str) -> Iterator[Entry]:
 def files(path: Path) -> list[Path]:
     """The journals in an output directory or its `perf_callbacks`, rank by rank; a file is its own."""
     if not path.is_dir():
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise OSError(f"{path}: it is no regular file")
         return [path]
     found = {
         journal: _NAME.fullmatch(journal.name) for inner in (path, path / FOLDER) for journal in inner.glob("rank*")
     }
-    named = [(int(match[1]), int(match[2] or 1), journal) for journal, match in found.items() if match]
+    named = [
+        (int(match[1]), int(match[2] or 1), journal) for journal, match in found.items() if match and journal.is_file()
+    ]
     if not named:
         raise FileNotFoundError(f"no journal in {path}: a run writes {FOLDER}/rank<k>.jsonl into its output directory")
     return [journal for _, _, journal in sorted(named)]
 
 
 def _entries(path: Path) -> Iterator[Entry]:
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        yield from entries(lines)
+    with path.open("rb", buffering=1_000_000) as file:
+        yield from entries(_lines(file))
+
+
+def _lines(file: BinaryIO) -> Iterator[str]:
+    """Yield the lines of a file, without those that are too long."""
+    whole = True
+    while line := file.readline(LONGEST_LINE):
+        ends = line.endswith(b"\n")
+        if whole and (ends or len(line) < LONGEST_LINE):
+            yield line.decode(errors="replace")
+        whole = ends

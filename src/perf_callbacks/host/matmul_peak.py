@@ -6,13 +6,15 @@ two seconds at most. Nothing is changed: threads and precision are those of the 
 host waits for the device meanwhile.
 """
 
-import time
 from bisect import insort
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from itertools import cycle
 
 import torch
+
+from perf_callbacks.core.foreign_errors import let_pass
+from perf_callbacks.host.clock import perf_counter, process_time
 
 SECONDS = 0.9
 """Seconds for all dtypes together."""
@@ -119,8 +121,8 @@ def measure(
     *,
     seconds: float = SECONDS,
     most_seconds: float = MOST_SECONDS,
-    clock: Callable[[], float] = time.perf_counter,
-    cpu_clock: Callable[[], float] = time.process_time,
+    clock: Callable[[], float] = perf_counter,
+    cpu_clock: Callable[[], float] = process_time,
     make: Callable[[torch.device, torch.dtype], Matmuls] = Matmuls,
 ) -> dict[str, Measured]:
     """Measure the best rate of each dtype. Unnamed dtypes and those it can't multiply are left out."""
@@ -137,7 +139,8 @@ def measure(
                     most_seconds=most_seconds / len(wanted),
                     clock=clock,
                 )
-            except RuntimeError:  # not built for this dtype, or not enough memory for it
+            except RuntimeError as error:  # not built for this dtype, or not enough memory for it
+                let_pass(error)
                 continue
             share = (cpu_clock() - used) / (best.seconds * threads) if device.type == "cpu" else None
             found[name] = Measured(dtype=name, threads=threads, cpu_share=share, **asdict(best))

@@ -6,10 +6,10 @@ reads nothing.
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from perf_callbacks.core.foreign_errors import let_pass, suppress
 from perf_callbacks.host.failures import describe
 
 
@@ -72,7 +72,8 @@ class Monitor:
             import pynvml  # noqa: PLC0415 as in `inventory`
 
             pynvml.nvmlInit()
-        except Exception:  # noqa: BLE001 as in `inventory`
+        except Exception as error:  # noqa: BLE001 as in `inventory`
+            let_pass(error)
             return
         self._nvml = pynvml
         for prefix in ("GPU-", "MIG-"):
@@ -120,10 +121,12 @@ def inventory() -> Inventory:
 
         pynvml.nvmlInit()
     except Exception as error:  # noqa: BLE001 no package, no library, no driver, or versions that don't match
+        let_pass(error)
         return Inventory(missing=describe(error))
     try:
         return Inventory(gpus=_gpus(pynvml))
     except Exception as error:  # noqa: BLE001 as above
+        let_pass(error)
         return Inventory(missing=describe(error))
     finally:
         pynvml.nvmlShutdown()  # NVML counts who uses it

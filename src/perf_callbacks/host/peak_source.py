@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import platform
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,9 +16,11 @@ import torch
 
 from perf_callbacks.core import peaks
 from perf_callbacks.core.config import PerfConfig
+from perf_callbacks.core.foreign_errors import let_pass
 from perf_callbacks.core.peaks import DISTURBED, TERA, Peaks, canonical
 from perf_callbacks.core.type_checks import forms_of
 from perf_callbacks.host import device as devices, matmul_peak
+from perf_callbacks.host.clock import unix_time
 from perf_callbacks.host.matmul_peak import Measured
 
 FRESH_SECONDS = 86400.0
@@ -74,7 +75,8 @@ def conditions(device: torch.device) -> Conditions:
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
+    except OSError as error:
+        let_pass(error)
         return platform.processor()
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
@@ -83,7 +85,8 @@ def cache_directory() -> Path:
     """The directory of measured peaks: `perf_callbacks` in the user's cache directory."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perf_callbacks"
-    except RuntimeError:  # nobody's process: nothing is kept
+    except RuntimeError as error:  # nobody's process: nothing is kept
+        let_pass(error)
         return Path(os.devnull) / "perf_callbacks"
 
 
@@ -98,13 +101,14 @@ class Cache:
     def read(self, *, fresh: bool) -> dict[str, Measured]:
         """The peaks in the file; with `fresh` only if it is not older than a day. Anything odd is nothing."""
         try:
-            if fresh and time.time() - self.path.stat().st_mtime > FRESH_SECONDS:
+            if fresh and unix_time() - self.path.stat().st_mtime > FRESH_SECONDS:
                 return {}
             content = json.loads(self.path.read_text(encoding="utf-8"))
             if content["conditions"] != asdict(self._where):
                 return {}
             kept = {str(name): Measured(**found) for name, found in content["measured"].items()}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            let_pass(error)
             return {}
         return {name: found for name, found in kept.items() if _sound(found)}
 
@@ -116,14 +120,16 @@ class Cache:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             unfinished.write_text(json.dumps(content, indent=2), encoding="utf-8")
             unfinished.replace(self.path)
-        except OSError:
+        except OSError as error:
+            let_pass(error)
             return
 
     def forget(self) -> None:
         """Remove the file: a peak in it turned out to be wrong."""
         try:
             self.path.unlink(missing_ok=True)
-        except OSError:
+        except OSError as error:
+            let_pass(error)
             return
 
 

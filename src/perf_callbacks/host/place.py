@@ -1,7 +1,6 @@
 """Place of a fit (directory, device, rank), and the record that opens it."""
 
 import platform
-import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -13,6 +12,7 @@ import torch
 from perf_callbacks.core.records import Amounts, Run
 from perf_callbacks.core.settings import Settings
 from perf_callbacks.host import device, meshes
+from perf_callbacks.host.clock import unix_time
 from perf_callbacks.version import __version__
 
 
@@ -66,7 +66,7 @@ def opening(settings: Settings, place: Place, timeline: str) -> Run:
         config=asdict(settings.config),
         from_env=settings.from_env,
         from_file=settings.from_file,
-        started_unix=time.time(),
+        started_unix=unix_time(),
     )
 
 

@@ -3,10 +3,10 @@
 Each file may be missing: on other systems, in sandboxes, and for CPUs that are offline.
 """
 
-from contextlib import suppress
 from pathlib import Path
 
 from perf_callbacks.core.cpu_sets import Cpus, Machine, parse
+from perf_callbacks.core.foreign_errors import suppress
 
 NODES = "sys/devices/system/node"
 CPUS = "sys/devices/system/cpu"

@@ -9,10 +9,12 @@ import atexit
 import logging
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from typing import Protocol
+
+from perf_callbacks.core.foreign_errors import let_pass
+from perf_callbacks.host.clock import monotonic
 
 PERIOD_SECONDS = 1.0
 """Seconds between two ticks."""
@@ -20,8 +22,8 @@ PERIOD_SECONDS = 1.0
 EXIT_SECONDS = 1.0
 """Seconds that the end of the interpreter may wait for a running tick."""
 
-HURRY_SECONDS = 0.1
-"""Seconds that the end of a fit may wait for a tick and for the end of the thread."""
+HURRY_SECONDS = 2.0
+"""Seconds that the end of a fit may wait for the thread, which ends at once unless the machine is very busy."""
 
 log = logging.getLogger("perf_callbacks")
 
@@ -37,7 +39,7 @@ class Watched(Protocol):
 class Watchdog:
     """Ticks for all watched objects, on a daemon thread that lives only while there are some."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, *, threaded: bool = True) -> None:
+    def __init__(self, clock: Callable[[], float] = monotonic, *, threaded: bool = True) -> None:
         self._clock = clock
         self._threaded = threaded
         self._reset()
@@ -78,6 +80,7 @@ class Watchdog:
             try:
                 more = watched is not None and watched.tick(now)
             except Exception as error:
+                let_pass(error)
                 log.debug("perf_callbacks: a tick failed.", exc_info=error)
                 more = False
             del watched  # this thread must not keep an object alive by having looked at it last
@@ -92,10 +95,14 @@ class Watchdog:
         thread = self._thread
         if thread is None or thread is threading.current_thread():
             return
-        self._ticked.clear()
-        self._wake.set()
-        if self._ticked.wait(HURRY_SECONDS) and self._thread is not thread:
-            thread.join(HURRY_SECONDS)
+        for _ in range(2):  # a tick that was under way when it was asked for has seen nothing of the end
+            self._ticked.clear()
+            self._wake.set()
+            if not self._ticked.wait(HURRY_SECONDS):
+                return
+            if self._thread is not thread:
+                thread.join(HURRY_SECONDS)
+                return
 
     def stop(self) -> None:
         """End the thread: at exit it must not return to an interpreter that is shutting down."""

@@ -9,16 +9,17 @@ import logging
 import os
 import queue
 import threading
-import time
 import uuid
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from perf_callbacks.core.config import PerfConfig
+from perf_callbacks.core.foreign_errors import let_pass
 from perf_callbacks.core.records import Window
 from perf_callbacks.core.window_parts import Signals
 from perf_callbacks.core.windows import Part, Verdict
+from perf_callbacks.host.clock import monotonic, sleep
 from perf_callbacks.host.cpu_facts import local_ranks
 from perf_callbacks.host.place import Place
 from perf_callbacks.ranks import store as store_room
@@ -29,6 +30,9 @@ from perf_callbacks.ranks.stalls import StallNotes
 
 AGREE_SECONDS = 5.0
 """Seconds that the start of a fit may wait for rank 0."""
+
+CLOSE_SECONDS = 2.0
+"""Seconds that the end of a fit may wait for the thread: it ends at once, unless the store does not answer."""
 
 EXIT_SECONDS = 1.0
 """Seconds that the end of the interpreter may wait for a call that the store does not answer."""
@@ -64,6 +68,7 @@ def meet(place: Place, config: PerfConfig, run_id: str) -> "Exchange | None":
         )
         exchange.start()
     except Exception as error:  # noqa: BLE001 an observer never ends the run
+        let_pass(error)
         log.warning("perf_callbacks: ranks exchange nothing, training goes on: %s", error)
         return None
     return exchange
@@ -88,7 +93,7 @@ class Exchange:
         stragglers: bool = False,
         attempt: int | None = None,
         node: Node | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         verdict = Verdict(
             fit=uuid.uuid4().hex, run_id=run_id, window=window, directory=directory, stragglers=stragglers
@@ -192,8 +197,9 @@ class Exchange:
         return [finished.popleft() for _ in range(len(finished))]
 
     def close(self) -> None:
-        """Stop the exchange and release the store, soon. A second call does nothing. Waits for nothing."""
+        """Stop the exchange and release the store. Waits for its thread, at most `CLOSE_SECONDS`."""
         self._talk.end()
+        self._talk.wait(CLOSE_SECONDS)
 
 
 class _Talk:
@@ -222,6 +228,7 @@ class _Talk:
         try:
             self._thread.start()
         except RuntimeError as error:  # no thread available
+            let_pass(error)
             self._rounds.failure = str(error)
             self._finish()
 
@@ -242,8 +249,9 @@ class _Talk:
 
     def wait(self, timeout: float) -> None:
         """Wait for the end of the thread."""
-        if self._thread is not None and self.here:
-            self._thread.join(max(0.0, timeout))
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread() and self.here and thread.is_alive():
+            thread.join(max(0.0, timeout))
 
     def _run(self) -> None:
         while not self._ending and self._rounds.failure is None:
@@ -260,7 +268,7 @@ class _Talk:
         except queue.Empty:
             return
         if not self._ending:
-            time.sleep(min(SOON, max(0.0, began + SOON - self._clock())))
+            sleep(min(SOON, max(0.0, began + SOON - self._clock())))
         while not self._ending and not self._calls.empty():
             self._calls.get()
 
@@ -297,9 +305,9 @@ def _at_exit() -> None:
     talks = list(_running)
     for talk in talks:
         talk.end(politely=False)
-    deadline = time.monotonic() + EXIT_SECONDS
+    deadline = monotonic() + EXIT_SECONDS
     for talk in talks:
-        talk.wait(deadline - time.monotonic())
+        talk.wait(deadline - monotonic())
 
 
 atexit.register(_at_exit)

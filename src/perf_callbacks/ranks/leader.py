@@ -1,7 +1,6 @@
 """Rank 0's side of the exchange: settings for all ranks, and windows put together from the parts of all ranks."""
 
 import logging
-import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,9 +8,11 @@ from typing import Any, cast
 
 from perf_callbacks.core.bundles import Bundle, Combination
 from perf_callbacks.core.codec import pack
+from perf_callbacks.core.foreign_errors import let_pass
 from perf_callbacks.core.packed_parts import FRAME, unpack_bundles
 from perf_callbacks.core.records import Window
 from perf_callbacks.core.windows import GatheredWindow, Verdict, hold
+from perf_callbacks.host.clock import perf_counter, sleep
 from perf_callbacks.ranks.node import GATHER_SECONDS, Folder, Node
 from perf_callbacks.ranks.rounds import MANY, Rounds, mark, note_of_window, patience, pause, slot, slots
 from perf_callbacks.ranks.store import Board
@@ -99,7 +100,7 @@ class Leader(Rounds):
 
     def _round(self, board: Board | Folder, now: float) -> float | None:
         board = cast("Board", board)  # rank 0 is the first rank of its machine
-        self._breathed = time.perf_counter()
+        self._breathed = perf_counter()
         if not self._said:
             # Reading keys that are all there is one call. Finding those that are there costs a call per silent rank.
             first = 1 if self._node is None else 0
@@ -161,9 +162,9 @@ class Leader(Rounds):
 
     def _breathe(self, after: float = SLICE_SECONDS) -> None:
         """Let other threads have the GIL after a slice of work. A job of few ranks has no use for it."""
-        if self._world_size > MANY and time.perf_counter() - self._breathed > after:
-            time.sleep(BREATH_SECONDS)
-            self._breathed = time.perf_counter()
+        if self._world_size > MANY and perf_counter() - self._breathed > after:
+            sleep(BREATH_SECONDS)
+            self._breathed = perf_counter()
 
     def _close(self, board: Board, now: float) -> None:
         """Close windows that are complete, that are over their deadline, or whose parts are being overwritten."""
@@ -215,6 +216,7 @@ class Leader(Rounds):
         try:
             self.analyse(GatheredWindow(first_step=first, steps=steps, signals=signals, roles=roles, missing=missing))
         except Exception as error:
+            let_pass(error)
             self.analyse = None
             log.warning(
                 "perf_callbacks: slow ranks are looked for no more, training goes on: %s", error, exc_info=error

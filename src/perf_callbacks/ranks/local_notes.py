@@ -9,6 +9,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from perf_callbacks.core.foreign_errors import let_pass
+
 c10d: Any = dist  # torch documents it without exporting it to type checkers
 
 PATIENCE_SECONDS = 20.0
@@ -36,5 +38,6 @@ def hand_in(note: str, local: tuple[int, int], environ: Mapping[str, str]) -> li
 def _note(store: Any, key: str) -> str | None:
     try:
         return bytes(store.get(key)).decode()
-    except RuntimeError:  # it didn't come in time
+    except RuntimeError as error:  # it didn't come in time
+        let_pass(error)
         return None

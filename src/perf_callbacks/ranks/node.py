@@ -6,18 +6,17 @@ connection per machine, and not one per rank.
 """
 
 import os
-import shutil
-import stat
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from perf_callbacks.core.foreign_errors import let_pass, suppress
 from perf_callbacks.core.packed_parts import bundle_again, unpack_bundles
+from perf_callbacks.host.clock import seconds_since_boot, unix_time
+from perf_callbacks.ranks.private_directory import PrivateDirectory
 from perf_callbacks.ranks.store import LARGEST
 
 GATHER_SECONDS = 3.0
@@ -84,65 +83,46 @@ class Folder:
     """Notes by key, as files that only this user may read or write. As with the store, reading never waits."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self._directory = PrivateDirectory(directory)
         self._began = process_began() - CLOCK_SECONDS
         self._written: dict[str, tuple[int, int]] = {}
-        self._make()
-
-    def _make(self) -> None:
-        """Make the directory. If somebody else has made it, what lies there is not from this job."""
-        with suppress(FileExistsError):
-            self._directory.mkdir(mode=0o700)
-        try:
-            found = self._directory.lstat()
-        except FileNotFoundError:  # the last rank of an earlier fit has just removed it
-            return
-        if not stat.S_ISDIR(found.st_mode):
-            raise PermissionError(f"{self._directory} is not a directory; remove it")
-        if hasattr(os, "getuid") and found.st_uid != os.getuid():
-            raise PermissionError(f"the directory {self._directory} belongs to somebody else")
-        if hasattr(os, "getuid") and found.st_mode & 0o077:
-            mode = stat.S_IMODE(found.st_mode)
-            raise PermissionError(f"the directory {self._directory} is open to other users (mode {mode:o}); remove it")
+        self._directory.make()
 
     def write(self, key: str, note: str | bytes) -> None:
         """Write or overwrite a note."""
-        new = self._directory / f"{key}.{os.getpid()}"
+        new = f"{key}.{os.getpid()}"
         data = note.encode() if isinstance(note, str) else note
         with _changing:
             for left in reversed(range(TRIES)):
                 try:
-                    new.write_bytes(data)
-                    self._written[key] = _identity(new)
-                    new.replace(self._directory / key)
+                    self._directory.find()
+                    self._written[key] = self._directory.write(new, data)
+                    self._directory.rename(new, key)
                     break
                 except FileNotFoundError:  # another rank has ended, and removed the directory
                     if not left:
                         raise
-                    self._make()
+                    self._directory.make()
 
     def read(self, *keys: str) -> list[str]:
         """Read the notes under some keys, in order; none of them while one is missing."""
-        try:
-            return [self._bytes(key).decode(errors="replace") for key in keys]
-        except OSError:
-            return []
+        with _changing:
+            try:
+                self._directory.find()
+                return [self._directory.read(key, since=self._began).decode(errors="replace") for key in keys]
+            except OSError as error:
+                let_pass(error)
+                return []
 
     def get(self, keys: Sequence[str]) -> list[bytes]:
         """Read the bytes under some keys; none where nothing is."""
-        notes = []
-        for key in keys:
-            try:
-                notes.append(self._bytes(key))
-            except OSError:
-                notes.append(b"")
-        return notes
-
-    def _bytes(self, key: str) -> bytes:
-        path = self._directory / key
-        if path.stat().st_mtime < self._began:  # a job that was killed has left it, and had the same address
-            raise FileNotFoundError(key)
-        return path.read_bytes()
+        notes = dict.fromkeys(keys, b"")
+        with _changing, suppress(OSError):
+            self._directory.find()
+            for key in keys:
+                with suppress(OSError):
+                    notes[key] = self._directory.read(key, since=self._began)
+        return [notes[key] for key in keys]
 
     def leave(self, *, talks: bool = False) -> None:
         """Remove notes that nobody reads any more.
@@ -150,26 +130,21 @@ class Folder:
         The rank that talks removes the directory, unless the settings in it are those of the next fit, which other
         ranks may have heard. The others leave their notes to it, and remove them only if it has left before.
         """
-        with _changing:  # the next fit of the rank that talks announces its settings before or afterwards
+        with _changing, suppress(OSError):  # the next fit of the rank that talks announces its settings before or after
+            self._directory.find()
             if talks and self._own("verdict"):
-                shutil.rmtree(self._directory, ignore_errors=True)
+                self._directory.remove()
             elif talks or not self.read("verdict"):
-                for key in [key for key in self._written if self._own(key)]:
-                    (self._directory / key).unlink(missing_ok=True)
-                with suppress(OSError):  # there are notes of other ranks
-                    self._directory.rmdir()
+                self._directory.remove([key for key in self._written if self._own(key)])
+        self._directory.close()
 
     def _own(self, key: str) -> bool:
         """Return True if a note is the one that was written here, and not by another fit of this process."""
         try:
-            return self._written.get(key) == _identity(self._directory / key)
-        except OSError:
+            return self._written.get(key) == self._directory.identity(key)
+        except OSError as error:
+            let_pass(error)
             return False
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_ino, found.st_mtime_ns
 
 
 def remove_earlier(directory: Path) -> None:
@@ -182,9 +157,11 @@ def remove_earlier(directory: Path) -> None:
     user, _, _ = job.rpartition("-")
     for other in directory.parent.glob(f"{user}-*-[0-9]*") if user else ():
         with suppress(OSError):
-            old = time.time() - other.stat().st_mtime > LEFT_SECONDS
+            old = unix_time() - other.stat().st_mtime > LEFT_SECONDS
             if other != directory and (old or other.name.rpartition("-")[0] == job):
-                shutil.rmtree(other, ignore_errors=True)
+                earlier = PrivateDirectory(other)
+                earlier.find()
+                earlier.remove()
 
 
 def process_began() -> float:
@@ -194,8 +171,9 @@ def process_began() -> float:
     """
     try:
         ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
-        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, AttributeError):  # not on Linux
+        return unix_time() - seconds_since_boot() + ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, AttributeError) as error:  # not on Linux
+        let_pass(error)
         return 0.0
 
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from perf_callbacks.core.bundles import Bundle
 from perf_callbacks.core.codec import pack, unpack
+from perf_callbacks.core.foreign_errors import let_pass
 from perf_callbacks.core.packed_parts import pack_bundle
 from perf_callbacks.core.records import Window
 from perf_callbacks.core.windows import Part, Verdict
@@ -88,6 +89,7 @@ class Rounds:
             pauses = [soon, self._round(board, now), self._pass_on(board, now)]
             return min([pause for pause in pauses if pause is not None], default=None)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
+            let_pass(error)
             self.failure = f"{type(error).__name__}: {error}".partition("\n")[0]
             return None
 
@@ -125,8 +127,8 @@ class Rounds:
                     self.stalls.leave(self._board, self.verdict.fit)
                 self._take_back(self._board)
             self._leave_node()
-        except Exception:  # noqa: BLE001, S110 the store may be gone
-            pass
+        except Exception as error:  # noqa: BLE001 the store may be gone
+            let_pass(error)
         finally:
             self._board = self._relay = None
             self._store = None
@@ -227,7 +229,8 @@ def _settled(amount: Any) -> int | None:
     """Return a number that a device may still be computing, after waiting for it."""
     try:
         return None if amount is None else int(amount)
-    except Exception:  # noqa: BLE001 a device may raise anything
+    except Exception as error:  # noqa: BLE001 a device may raise anything
+        let_pass(error)
         return None
 
 

@@ -5,10 +5,14 @@ is unpickled.
 """
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any
+
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
 
 import torch.distributed as dist
 
@@ -60,12 +64,8 @@ def address(store: Any) -> tuple[str, str] | None:
 
 def open_files_allowed() -> int | None:
     """Return the number of files that this process may have open; None if it is unlimited or unknown."""
-    if sys.platform == "win32":
-        return None
-    import resource  # noqa: PLC0415 not on Windows
-
-    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return None if allowed == resource.RLIM_INFINITY else allowed
+    allowed = None if resource is None else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return None if resource is None or allowed == resource.RLIM_INFINITY else allowed
 
 
 class Board:

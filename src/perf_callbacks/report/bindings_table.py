@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perf_callbacks.report.cards import DASH
+from perf_callbacks.report.units import DASH
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,24 +1,24 @@
-"""Text for a person: some lines when training starts, a short table when it ends, both 80 columns wide."""
+"""Text for a person: some lines when training starts, a short table when it ends, at most 80 columns wide."""
 
-import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from textwrap import wrap
 
 from perf_callbacks.core import straggler_text
-from perf_callbacks.core.peaks import DISTURBED, TERA
+from perf_callbacks.core.config import printable
+from perf_callbacks.core.peaks import DISTURBED
 from perf_callbacks.core.records import APPLIED, TRIED, Checklist, Finding, Run, Summary
+from perf_callbacks.core.unknown_reasons import checked
+from perf_callbacks.report.layout import COLUMNS, INDENT, card, joined, wrapped
+from perf_callbacks.report.units import DASH, duration, percent, rate, size, speed
 
-DASH = "—"
 OURS = "perf_callbacks: "
-WIDTH = 78
-"""Characters of a line, without the two that indent it."""
-
 WORTH_SAYING = 0.05
 """Least share of the run for which a finding is the verdict."""
 
-LONGEST = 60
-"""Characters of a value from a journal that are shown."""
+ENOUGH_COVERED = 0.98
+"""Share of the weights under which FLOPs are a lower bound."""
+
+MOST_NAMES = 3
+"""Operations without a formula that are named."""
 
 MOST_ADVICE = 3
 """Findings at the start, where nobody knows yet what they are worth."""
@@ -30,11 +30,6 @@ MOST = 0.99
 
 MOSTLY = 0.8
 """Share of the run in forward, backward and optimizer from which on there is nothing to win."""
-
-_JOINED = "\N{NO-BREAK SPACE}"
-
-_UNIT = re.compile(r"(?<=\d) (?=(?:us|ms|s|B|kB|MB|GB|TFLOPS|x)\b)")
-"""The space between a number and its unit, where no line is broken."""
 
 _PARTS = {"first_step": "first step", "flop_counting": "FLOP counting", "own_work": "own work", "other": "elsewhere"}
 """Parts of the wall time whose names in text differ from those in the summary."""
@@ -57,6 +52,7 @@ def opening(
     staged: bool = True,
     checklist: Sequence[Checklist] = (),
     findings: Sequence[Finding] = (),
+    columns: int = COLUMNS,
 ) -> str:
     """Render the lines at the start: what is measured, the checklist, and advice that needs no run.
 
@@ -76,11 +72,11 @@ def opening(
         f"attempt {run.attempt} from step {run.step}" if run.attempt > 1 else "",
         "set by environment: " + ", ".join(run.from_env) if run.from_env else "",
         *_files(run.from_file),
-        f"journal {journal}" if journal else "no journal",
+        f"journal {printable(str(journal))}" if journal else "no journal",
     ]
     version = run.versions.get("perf_callbacks", "")
-    first = _lines(f"perf_callbacks {version}: {measured} ({TIMELINES[run.timeline]}), ", filter(None, parts))
-    return "\n  ".join([*first, *_items(checklist), *_advice(findings[:MOST_ADVICE])])
+    first = f"perf_callbacks {version}: {measured} ({TIMELINES[run.timeline]}), {joined(filter(None, parts))}"
+    return card([first, *_items(checklist), *_advice(findings[:MOST_ADVICE])], columns)
 
 
 def _files(origins: Mapping[str, str]) -> Iterable[str]:
@@ -102,7 +98,13 @@ def from_outside(values: Mapping[str, object], origins: Mapping[str, str]) -> st
     return "\n  ".join(["Set from outside", *lines])
 
 
-def check(device: str, checklist: Sequence[Checklist], peak: str, findings: Sequence[Finding] = ()) -> str:
+def check(
+    device: str,
+    checklist: Sequence[Checklist],
+    peak: str,
+    findings: Sequence[Finding] = (),
+    columns: int = COLUMNS,
+) -> str:
     """Render the checklist and the advice for a machine on which no training runs yet.
 
     >>> print(check("cpu", [Checklist(item="gc", status="skipped", before="automatic", why="gc=observe")], "No peak."))
@@ -112,7 +114,8 @@ def check(device: str, checklist: Sequence[Checklist], peak: str, findings: Sequ
     """
     items = [*_items(checklist)] or ["no checklist: it is turned off"]
     items += _advice(findings)
-    return "\n  ".join([f"A training on {device} would begin with", *items]) + f"\n{peak}"
+    begin = card([f"A training on {device} would begin with", *items], columns)
+    return "\n".join([begin, *wrapped(peak, indent="    ", width=columns - INDENT)])
 
 
 def _items(rows: Sequence[Checklist]) -> Iterable[str]:
@@ -123,36 +126,36 @@ def _items(rows: Sequence[Checklist]) -> Iterable[str]:
     for row in rows:
         change = " -> ".join(part for part in (row.before, row.after) if part)
         told = "; ".join(part for part in (change, None if row.status == APPLIED else row.why) if part)
-        yield from wrapped(f"{row.item:<{widths[0]}}  {row.status:<{widths[1]}}  {told}".rstrip())
+        yield f"{row.item:<{widths[0]}}  {row.status:<{widths[1]}}  {told}".rstrip()
 
 
 def _advice(findings: Sequence[Finding]) -> Iterator[str]:
     """Render advice that needs no run."""
     for found in findings:
-        yield from wrapped(f"advice: {found.evidence}; try {found.remedy}")
+        yield f"advice: {found.evidence}; try {found.remedy}"
 
 
-def closing(summary: Summary) -> str:
+def closing(summary: Summary, checklist: Sequence[Checklist] = (), columns: int = COLUMNS) -> str:
     """Render the table at the end."""
     parts = [
         *_verdict(summary),
         _headline(summary),
         *_account(summary),
         *_stages(summary),
-        _throughput(summary),
+        *_throughput(summary),
         *_work(summary),
         _spans(summary),
         _pauses(summary),
+        *_applied(checklist),
         *_proofs(summary),
-        *[line for text in straggler_text.lines(summary) for line in wrapped(text)],
+        *straggler_text.lines(summary),
         _stalls(summary),
         *_memory(summary),
     ]
     if summary.failure:
         parts.append(f"measuring stopped early: {summary.failure}")
     first, *others = filter(None, parts)
-    lines = [line.lstrip() for line in wrapped(first, initial=" " * len(OURS), indent="")]
-    return OURS + "\n  ".join([*lines, *[line for part in others for line in wrapped(part)]])
+    return card([OURS + first, *others], columns, indent="")
 
 
 def verdict(summary: Summary) -> str:
@@ -174,18 +177,7 @@ def _verdict(summary: Summary) -> Iterable[str]:
         yield f"also: {other.evidence}; try {other.remedy}{gain}"
 
 
-def wrapped(text: str, *, initial: str = "", indent: str = "  ") -> list[str]:
-    """Break a text within the width. What a person may copy, and lines of an account, stay whole."""
-    if len(initial + text) <= WIDTH:
-        return [initial + text.replace(_JOINED, " ")]
-    text = _UNIT.sub(_JOINED, text)
-    lines = wrap(
-        text, WIDTH, initial_indent=initial, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
-    )
-    return [line.replace(_JOINED, " ") for line in lines]
-
-
-def live(found: Finding, seconds: float) -> str:
+def live(found: Finding, seconds: float, columns: int = COLUMNS) -> str:
     """Render a finding about the last seconds, while training goes on.
 
     >>> print(live(Finding(cause="data", share=0.2, evidence="Waiting for data took 25% of the run: num_workers=0",
@@ -194,7 +186,7 @@ def live(found: Finding, seconds: float) -> str:
       DataLoader(num_workers=2). Up to 1.2x faster.
     """
     sentence = _change(found).replace("of the run", f"of the last {seconds:.0f} s")
-    return "\n  ".join([line.strip() for line in wrapped(OURS + sentence, indent="")])
+    return card([OURS + sentence], columns, indent="")
 
 
 def _change(found: Finding) -> str:
@@ -227,7 +219,10 @@ def _headline(summary: Summary) -> str:
 
 
 def _account(summary: Summary) -> Iterable[str]:
-    """Render the parts of the wall time. Parts that took nothing are left out, and so is an account of nothing."""
+    """Render the parts of the wall time. Parts that took nothing are left out, and so is an account of nothing.
+
+    What a trainer does before its first hook is unknown, so it is not part of the account.
+    """
     wall = sum(summary.wall_seconds.values())
     if wall <= 0:
         return
@@ -237,13 +232,7 @@ def _account(summary: Summary) -> Iterable[str]:
         for name, seconds in summary.wall_seconds.items()
         if shares[name] != "0.0%"
     ]
-    yield from _lines(f"{duration(wall)} in all: ", parts)
-
-
-def _lines(opening: str, parts: Iterable[str]) -> Iterable[str]:
-    """Render a list within the width, broken between its parts only."""
-    whole = ", ".join(part.replace(" ", _JOINED) for part in parts)
-    return wrapped(opening + whole)
+    yield f"{duration(wall)} since measuring began: {joined(parts)}"
 
 
 def _stages(summary: Summary) -> Iterable[str]:
@@ -259,7 +248,8 @@ def _stages(summary: Summary) -> Iterable[str]:
         yield f"  {part:<10}{mean:>8}{seconds / summary.included_seconds:>8.1%}"
 
 
-def _throughput(summary: Summary) -> str:
+def _throughput(summary: Summary) -> Iterable[str]:
+    """Render the rates, and the reasons for which one is missing."""
     seconds = summary.included_seconds
     amounts = {
         "samples/s": summary.included_samples,
@@ -268,7 +258,14 @@ def _throughput(summary: Summary) -> str:
     }
     known = {name: amount for name, amount in amounts.items() if amount and seconds}
     rates = "   ".join(f"{rate(amount / seconds)} {name}" for name, amount in known.items())
-    return f"this process: {rates}" if rates else ""
+    if rates:
+        yield f"this process: {rates}"
+    if seconds and summary.included_samples is None:
+        yield "samples/s unknown: some batches don't show how many samples they hold"
+    if seconds and summary.included_tokens is None:
+        unseen = "; embeddings are seen where FLOPs are counted"
+        seen = ", and no embedding that looks tokens up"
+        yield f"tokens/s unknown: no `input_ids`{unseen if summary.flops_source is None else seen}"
 
 
 def _work(summary: Summary) -> Iterable[str]:
@@ -277,22 +274,36 @@ def _work(summary: Summary) -> Iterable[str]:
         if summary.flops_unknown is not None:
             yield f"TFLOPS and MFU unknown: {summary.flops_unknown}"
         return
-    model, hardware = (flops / summary.flops_seconds / TERA for flops in (summary.model_flops, summary.hardware_flops))
-    parts = [f"{at_least}{rate(model)} TFLOPS of the model, {at_least}{rate(hardware)} including recomputation"]
+    model, hardware = [speed(flops / summary.flops_seconds) for flops in (summary.model_flops, summary.hardware_flops)]
+    parts = [f"{at_least}{model} of the model, {at_least}{hardware} including recomputation"]
     if summary.flops_source is not None:
-        parts.append(summary.flops_source)
+        parts.append(checked(summary.flops_source, summary.flops_checked_step, summary.step))
     if summary.flops_coverage is not None:
         parts.append(f"{summary.flops_coverage:.1%} of the weights covered")
     yield ", ".join(parts)
+    if summary.flops_lower_bound:
+        yield f"≥: {'; '.join(_uncounted(summary))}"
     if summary.mfu is not None and summary.hfu is not None and summary.peak_flops_per_second is not None:
         kind = "measured peak" if summary.peak_measured else "peak"
         low = "; others had the CPU then, so it is too low" if DISTURBED in (summary.peak_source or "") else ""
-        peak = f"{kind} {rate(summary.peak_flops_per_second / TERA)} TFLOPS ({summary.flops_dtype}{low})"
-        yield f"MFU {at_least}{summary.mfu:.1%}, HFU {at_least}{summary.hfu:.1%} of {peak}"
+        peak = f"{kind} {speed(summary.peak_flops_per_second)} ({summary.flops_dtype}{low})"
+        yield f"MFU {at_least}{percent(summary.mfu)}, HFU {at_least}{percent(summary.hfu)} of {peak}"
     elif summary.mfu_unknown is not None:
         yield f"MFU unknown: {summary.mfu_unknown}"
     if summary.flops_unknown is not None:
         yield f"FLOPs {summary.flops_unknown}"
+
+
+def _uncounted(summary: Summary) -> Iterable[str]:
+    """Say why FLOPs are a lower bound."""
+    names, coverage = summary.flops_uncounted, summary.flops_coverage
+    if names:
+        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        yield f"no formula for {', '.join(names[:MOST_NAMES])}{more}"
+    if coverage is not None and coverage < ENOUGH_COVERED:
+        yield f"{percent(1 - coverage)} of the weights were in no counted product"
+    elif not names:
+        yield "part of the step was not counted"
 
 
 def _spans(summary: Summary) -> str:
@@ -321,6 +332,13 @@ def _pauses(summary: Summary) -> str:
     return "; ".join(parts)
 
 
+def _applied(checklist: Sequence[Checklist]) -> Iterable[str]:
+    """Render the checklist in short, without the items on trial, which `_proofs` tells of."""
+    parts = [f"{row.item} {row.status}" for row in checklist if row.status != TRIED]
+    if parts:
+        yield f"checklist: {joined(parts)}"
+
+
 def _proofs(summary: Summary) -> Iterable[str]:
     for item, told in summary.proofs.items():
         yield f"{item}: {'still on trial when the fit ended' if told == TRIED else told}"
@@ -334,66 +352,8 @@ def _stalls(summary: Summary) -> str:
 def _memory(summary: Summary) -> Iterable[str]:
     """Render the parts of memory that are known."""
     parts = [f"{name} {size(gb)}" for name, gb in summary.memory_gb.items() if gb]
-    return _lines("memory, each part at its largest: ", parts) if parts else ()
+    return [f"memory, each part at its largest: {joined(parts)}"] if parts else ()
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
-def rate(value: float) -> str:
-    """Format a rate with at least three figures.
-
-    >>> rate(13760.4), rate(3.14159)
-    ('13,760', '3.14')
-    """
-    before_point = math.floor(math.log10(value)) + 1 if value > 0 else 1
-    return f"{value:,.{max(0, 3 - before_point)}f}"
-
-
-def size(gb: float) -> str:
-    """Format an amount of memory with three figures.
-
-    >>> size(12.345), size(0.00629), size(4e-9)
-    ('12.3 GB', '6.29 MB', '4 B')
-    """
-    for unit, part in (("GB", 1.0), ("MB", 1e-3), ("kB", 1e-6)):
-        if abs(gb) >= part:
-            return f"{rate(gb / part)} {unit}"
-    return f"{gb * 1e9:.0f} B"
-
-
-def clean(value: object, longest: int = LONGEST) -> str:
-    """Render a value from a journal: no control characters, not too long.
-
-    >>> clean(None), clean("a" + chr(27) + "b"), clean(32.0)
-    ('—', 'a?b', '32')
-    """
-    shown = DASH if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-    shown = "".join([letter if letter.isprintable() else "?" for letter in shown])
-    return shown if len(shown) <= longest else shown[: longest - 1] + "…"
-
-
-def listed(ranks: Sequence[int]) -> str:
-    """List ranks, the first ten of them.
-
-    >>> listed([1, 3]), listed(range(11))
-    ('1, 3', '0, 1, 2, 3, 4, 5, 6, 7, 8, 9, …')
-    """
-    return ", ".join(map(str, ranks[:10])) + (", …" if len(ranks) > 10 else "")  # noqa: PLR2004
-
-
-def duration(seconds: float | None) -> str:
-    """Format a duration with three figures.
-
-    >>> duration(0.01234), duration(75.3), duration(None)
-    ('12.3 ms', '75.3 s', '—')
-    """
-    if seconds is None:
-        return DASH
-    if seconds == 0:
-        return "0"
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{rate(seconds / size)} {unit}"
-    return f"{seconds * 1e6:.0f} us"

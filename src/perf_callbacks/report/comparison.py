@@ -13,6 +13,7 @@ from perf_callbacks.core.memory_use import known
 from perf_callbacks.core.peaks import TERA
 from perf_callbacks.core.records import Checklist, Run, Steps, Summary
 from perf_callbacks.report.history import missing, possible
+from perf_callbacks.report.units import speed
 
 WORSE, BETTER, SAME, UNDECIDED = "worse", "better", "same", "undecided"
 
@@ -266,7 +267,7 @@ CONVENTIONS = {
 
 
 def _said(value: object) -> str:
-    return f"{value / TERA:.4g} TFLOPS" if isinstance(value, float) else str(value)
+    return speed(value, 4) if isinstance(value, float) else str(value)
 
 
 def _differences(a: Side, b: Side) -> Iterable[tuple[str, tuple[Any, Any]]]:

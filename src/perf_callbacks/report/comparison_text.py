@@ -4,8 +4,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from perf_callbacks.core.batch_means import Change
-from perf_callbacks.report.cards import DASH, LONGEST, clean, duration, listed, rate, size, wrapped
+from perf_callbacks.core.peaks import TERA
 from perf_callbacks.report.comparison import BETTER, SAME, UNDECIDED, WORSE, Comparison, Metric
+from perf_callbacks.report.layout import COLUMNS, INDENT, LONGEST, clean, listed, wrapped
+from perf_callbacks.report.units import DASH, duration, rate, size, speed
 
 SENTENCES = {
     WORSE: "B is slower",
@@ -29,18 +31,18 @@ def verdict(comparison: Comparison) -> str:
     return f"{SENTENCES[metric.verdict]}: {told}"
 
 
-def text(comparison: Comparison) -> str:
+def text(comparison: Comparison, columns: int = COLUMNS) -> str:
     """Render a comparison for a terminal."""
     rows = [HEADERS, *map(_row, comparison.metrics)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
-        f"{verdict(comparison)}.",
+        *wrapped(f"{verdict(comparison)}.", width=columns),
         f"A: {comparison.steps[0]:,} measured steps, B: {comparison.steps[1]:,}",
         *_missing(comparison),
         *["  " + "  ".join(_placed(row, widths)).rstrip() for row in rows],
     ]
     for name, reason in comparison.not_compared.items():
-        lines += wrapped(f"no verdict on {name}: {clean(reason, SENTENCE)}")
+        lines += wrapped(f"no verdict on {name}: {clean(reason, SENTENCE)}", width=min(columns, COLUMNS - INDENT))
     if comparison.differences:
         lines.append("differences")
         lines += [f"  {clean(name)}: {clean(a)} -> {clean(b)}" for name, (a, b) in comparison.differences.items()]
@@ -119,6 +121,8 @@ def _shown(name: str, value: float | None) -> str:
         return duration(value)
     if name.endswith("_gb"):
         return size(value)
+    if name == "tflops":
+        return speed(value * TERA)
     return f"{100 * value:.3g}%" if name in {"mfu", "hfu"} else rate(value)
 
 

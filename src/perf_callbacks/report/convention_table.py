@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from perf_callbacks.core.architecture import Architecture
 from perf_callbacks.core.conventions import CLOSE, Job, Result, Work, differences, share
 from perf_callbacks.core.peaks import TERA
-from perf_callbacks.report.cards import DASH, duration
+from perf_callbacks.report.units import DASH, duration, percent, speed
 
 OURS = "matmul"
 _COLUMNS = ("model FLOPs", "hardware FLOPs", "model TFLOPS/GPU", "hardware TFLOPS/GPU", "MFU", "HFU")
@@ -24,6 +24,7 @@ def _model(model: Architecture) -> str:
         _some(model.heads, "heads") + ("" if model.kv_heads is None else f" and {model.kv_heads} of keys and values"),
         f"{model.active_experts} of {model.experts} experts" if model.experts else "",
         _some(model.vocab, "tokens in the vocabulary"),
+        _some(model.outputs, "outputs instead of the vocabulary"),
         _some(model.params, "parameters"),
     ]
     return "model: " + ", ".join(part for part in parts if part)
@@ -41,7 +42,7 @@ def _run(work: Work, job: Job, peak: str | None) -> str:
         f"{work.recompute} recomputation" if work.recompute != "none" else "",
         "gradients for adapters alone" if work.trainable == "lora" else "",
         "half of attention for matmul" if work.causal == "half" else "",
-        "" if job.peak_flops_per_second is None else f"peak {job.peak_flops_per_second / TERA:g} TFLOPS ({peak})",
+        "" if job.peak_flops_per_second is None else f"peak {speed(job.peak_flops_per_second, 6)} ({peak})",
     ]
     return "run: " + ", ".join(part for part in parts if part)
 
@@ -87,8 +88,11 @@ def _flops(value: int | None) -> str:
 
 
 def _number(value: float | None) -> str:
-    return DASH if value is None else f"{value:.1f}"
+    """Format TFLOPS; few of them with a unit of their own."""
+    if value is None:
+        return DASH
+    return f"{value:.1f}" if value >= 1 or not value else speed(value * TERA)
 
 
 def _percent(value: float | None) -> str:
-    return DASH if value is None else f"{value:.1%}"
+    return DASH if value is None else percent(value)

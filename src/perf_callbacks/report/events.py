@@ -6,9 +6,9 @@ from typing import Any
 
 from perf_callbacks.core.records import Straggler
 from perf_callbacks.core.straggler_text import NAMES
-from perf_callbacks.report.cards import duration
 from perf_callbacks.report.history import Fit
 from perf_callbacks.report.tables import distinct_stalls
+from perf_callbacks.report.units import duration
 
 PAUSES = 300
 """Garbage collections that are marked, at most: the longest."""

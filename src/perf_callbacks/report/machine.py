@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from perf_callbacks.core.machine_records import Memory, Use
-from perf_callbacks.report.cards import size
 from perf_callbacks.report.history import MEMORY_KEYS, Fit
 from perf_callbacks.report.series import rounded, short
 from perf_callbacks.report.tables import memory_parts
+from perf_callbacks.report.units import size
 
 FEWEST = 3
 """Points of a line, at least."""

@@ -4,11 +4,12 @@ from collections.abc import Iterable, Sequence
 
 from perf_callbacks.core.codec import Entry
 from perf_callbacks.core.machine_records import Memory, Use
-from perf_callbacks.core.memory_use import Leak, Point, known, leak, slope
+from perf_callbacks.core.memory_use import Point, known, leak, slope
 from perf_callbacks.core.records import Run
-from perf_callbacks.report.cards import DASH, clean, listed, size, wrapped
 from perf_callbacks.report.comparison import absent
 from perf_callbacks.report.history import possible
+from perf_callbacks.report.layout import COLUMNS, card, clean, listed
+from perf_callbacks.report.units import DASH, size
 
 SOURCES = {
     "operations": "activations and temporary memory: the tensors that the counted step made",
@@ -19,30 +20,31 @@ SOURCES = {
 
 def facts(fit: Sequence[Entry]) -> dict[str, object]:
     """Return what the records of a fit tell about memory, for JSON."""
-    run, parts, points = fit[0].record, _parts(fit), _points(fit)
-    found = leak(points)
+    run, parts, points = fit[0].record, _parts(fit), _points(fit, "resident_gb")
+    anonymous = _points(fit, "anonymous_gb")
     return {
         "rank": run.rank if isinstance(run, Run) else None,
         "step": None if parts is None else parts.step,
         "device": None if parts is None else parts.device,
         "source": None if parts is None else parts.source,
         "gb": {} if parts is None else _sizes(parts),
-        "resident_gb": points[-1].resident_gb if points else None,
+        "resident_gb": points[-1].gb if points else None,
         "resident_gb_per_hour": slope(points),
-        "leak": found is not None,
+        "anonymous_gb_per_hour": slope(anonymous),
+        "leak": None if slope(anonymous) is None else leak(anonymous) is not None,
     }
 
 
-def render(fit: Sequence[Entry]) -> str:
+def render(fit: Sequence[Entry], columns: int = COLUMNS) -> str:
     """Render the memory of one rank's fit."""
-    run, parts, points = fit[0].record, _parts(fit), _points(fit)
+    run, parts = fit[0].record, _parts(fit)
     rank = f"rank {run.rank}" if isinstance(run, Run) else "rank unknown"
     if parts is None:
         lines = [f"{rank}: no `memory` record: the fit ended before its third step, or a version without them wrote it"]
     else:
         lines = [f"{rank}, step {parts.step}, on {clean(parts.device)}", *_table(parts)]
-    lines += _resident(points, leak(points))
-    return "\n  ".join([part for line in lines for part in wrapped(line)])
+    lines += _host(_points(fit, "resident_gb"), _points(fit, "anonymous_gb"))
+    return card(lines, columns)
 
 
 def missing(fits: Sequence[Sequence[Entry]]) -> Iterable[str]:
@@ -63,18 +65,21 @@ def _table(parts: Memory) -> Iterable[str]:
     yield SOURCES.get(parts.source, "")
 
 
-def _resident(points: Sequence[Point], found: Leak | None) -> Iterable[str]:
+def _host(points: Sequence[Point], anonymous: Sequence[Point]) -> Iterable[str]:
     if not points:
         return
-    yield f"host memory: {size(points[0].resident_gb)} at first, {size(points[-1].resident_gb)} at last"
-    growth = slope(points)
+    growth, own, found = slope(points), slope(anonymous), leak(anonymous)
+    pace = "" if growth is None else f", slope {growth:+.3f} GB per hour"
+    yield f"host memory: {size(points[0].gb)} at first, {size(points[-1].gb)} at last{pace}"
     if growth is None:
         yield "too few `use` records for a slope: with one in 10 s it takes three minutes"
+    elif own is None:
+        yield "leaks unknown: the system, or an older version, didn't tell anonymous memory from pages of files"
     elif found is None:
-        yield f"slope {growth:+.3f} GB per hour: no leak"
+        yield f"without pages of files {own:+.3f} GB per hour: no leak"
     else:
         step = "" if found.gb_per_step is None else f", {size(found.gb_per_step)} per step"
-        yield f"slope {growth:+.3f} GB per hour{step}: a leak, it doesn't level off"
+        yield f"without pages of files {own:+.3f} GB per hour{step}: a leak, it doesn't level off"
 
 
 def _parts(fit: Sequence[Entry]) -> Memory | None:
@@ -86,8 +91,10 @@ def _sizes(parts: Memory) -> dict[str, float]:
     return {name: gb for name, gb in known(parts).items() if possible(gb)}
 
 
-def _points(fit: Sequence[Entry]) -> list[Point]:
-    """Return the resident memory at each `use` record."""
-    uses = [(entry.t, entry.record) for entry in fit if isinstance(entry.record, Use)]
-    known_uses = [(t, use.step, use.resident_gb) for t, use in uses if use.resident_gb is not None]
+def _points(fit: Sequence[Entry], field: str) -> list[Point]:
+    """Return a field of the `use` records, where it is known."""
+    uses = [
+        (entry.t, entry.record.step, getattr(entry.record, field)) for entry in fit if isinstance(entry.record, Use)
+    ]
+    known_uses = [use for use in uses if use[2] is not None]
     return [Point(t, step, gb) for t, step, gb in known_uses if possible(gb)]

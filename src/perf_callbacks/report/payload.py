@@ -8,9 +8,10 @@ from perf_callbacks.core.machine_records import Memory
 from perf_callbacks.core.peaks import TERA
 from perf_callbacks.core.records import Flops, Summary, Window
 from perf_callbacks.report import machine, tables
-from perf_callbacks.report.cards import TIMELINES, duration, listed, rate, verdict
+from perf_callbacks.report.cards import TIMELINES, verdict
 from perf_callbacks.report.events import marks
 from perf_callbacks.report.history import Fit
+from perf_callbacks.report.layout import listed
 from perf_callbacks.report.series import (
     OWN,
     Axis,
@@ -28,6 +29,7 @@ from perf_callbacks.report.series import (
     worst,
 )
 from perf_callbacks.report.tables import Table
+from perf_callbacks.report.units import duration, percent, rate, speed
 
 
 def payload(fits: Sequence[Fit], number: int = 0, within: range | None = None) -> dict[str, Any]:
@@ -148,10 +150,11 @@ def _figures(fit: Fit, drawn: StepSeries, peak: float | None) -> list[dict[str, 
         if peak:
             kind = "measured peak" if summary is not None and summary.peak_measured else "peak"
             dtype = "" if summary is None or summary.flops_dtype is None else f", {summary.flops_dtype}"
-            note = f"of the {kind}, {rate(peak / TERA)} TFLOPS{dtype}"
+            note = f"of the {kind}, {speed(peak)}{dtype}"
             note += "; at least, some work is uncounted" if low else ""
-            figures.append(("MFU", f"{low}{done / peak:.1%}", note))
-        figures.append(("TFLOPS", f"{low}{rate(done / TERA)}", "model FLOPs per second and rank"))
+            figures.append(("MFU", f"{low}{percent(done / peak)}", note))
+        number, unit = speed(done).split()
+        figures.append((unit, f"{low}{number}", "model FLOPs per second and rank"))
     figures += _rates(fit)
     if summary is not None and summary.gc_seconds is not None and summary.gc_collections is not None:
         longest = duration(summary.gc_longest)
@@ -232,7 +235,7 @@ def _rate(fit: Fit, drawn: StepSeries, peak: float | None) -> dict[str, Any] | N
         for mean, ratio in zip(band["mean"], ratios, strict=True)
     ]
     mean = drawn.flops / drawn.flops_seconds / (peak or TERA)
-    said = f"{mean:.1%}" if peak else f"{rate(mean)} TFLOPS"
+    said = percent(mean) if peak else speed(mean * TERA)
     text = f"{'MFU' if peak else 'Model TFLOPS'} over the steps: {said} on average."
     return {"unit": "share" if peak else "TFLOPS", **band, "executed": short(executed), "text": text}
 
@@ -270,11 +273,11 @@ def _of_peak(fit: Fit, drawn: StepSeries, peak: float | None) -> dict[str, Any] 
         return None
     mfu = drawn.flops / drawn.flops_seconds / peak
     extra = max(0.0, mfu * (count.hardware_flops / count.model_flops - 1))
-    parts = [("model FLOPs (MFU)", mfu, f"{mfu:.1%}")]
+    parts = [("model FLOPs (MFU)", mfu, percent(mfu))]
     if extra:
-        parts.append(("computed again", extra, f"{extra:.1%}"))
+        parts.append(("computed again", extra, percent(extra)))
     parts.append(("unused", max(0.0, 1 - mfu - extra), f"{max(0.0, 1 - mfu - extra):.1%}"))
-    return machine.bar(f"HFU {mfu + extra:.1%} of {rate(peak / TERA)} TFLOPS", parts, max(1.0, mfu + extra))
+    return machine.bar(f"HFU {percent(mfu + extra)} of {speed(peak)}", parts, max(1.0, mfu + extra))
 
 
 def _heat(found: Heat) -> dict[str, Any] | None:

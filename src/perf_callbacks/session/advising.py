@@ -3,10 +3,8 @@
 import functools
 import os
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,8 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from perf_callbacks.advice import table
 from perf_callbacks.advice.facts import Facts
+from perf_callbacks.core.foreign_errors import let_pass, suppress
 from perf_callbacks.core.records import Finding, Summary
 from perf_callbacks.host import cpu_time, environment
+from perf_callbacks.host.clock import perf_counter
 from perf_callbacks.host.environment import Environment
 from perf_callbacks.host.failures import describe
 from perf_callbacks.session.busy_lines import BusyLines
@@ -55,6 +55,7 @@ def begin(recorder: Recorder, model: nn.Module | None, setup: Callable[[], Setup
         since = _Since(machine.cpus)
         waits, lines, work = EpochWaits(recorder), BusyLines(recorder), recorder.work
     except Exception as error:  # noqa: BLE001 models and loaders may be anything
+        let_pass(error)
         log.info("perf_callbacks gives no advice: %s.", describe(error))
         return ()
     if facts.workers and not facts.persistent:
@@ -129,13 +130,13 @@ class _Since:
         self._own = cpus
         self._thread = threading.get_native_id()
         self._cpus = environment.cpus_allowed()
-        self._began, self._time = time.perf_counter(), cpu_time.read(self._thread)
+        self._began, self._time = perf_counter(), cpu_time.read(self._thread)
         self._idle = cpu_time.idle(self._cpus)
 
     def facts(self) -> dict[str, Any]:
         """Return the facts that change while the fit lasts."""
         now, before = cpu_time.read(self._thread), self._time
-        seconds = time.perf_counter() - self._began
+        seconds = perf_counter() - self._began
         if now is None or before is None or now.ran <= before.ran:
             return {}
         ran, queued = now.since(before)
@@ -219,5 +220,6 @@ def _advise(machine: Environment, facts: Callable[[], Facts], summary: Summary |
     try:
         return table.findings(machine, facts(), summary)
     except Exception as error:  # noqa: BLE001 a summary without advice is still one
+        let_pass(error)
         log.warning("perf_callbacks gives no advice: %s.", describe(error), exc_info=error)
         return ()

@@ -1,6 +1,7 @@
 """Tell which operations of a counted step are training work: those in its forward, backward and optimizer."""
 
 import sys
+from collections import Counter
 from types import FrameType
 
 from torch import is_grad_enabled, nn
@@ -9,7 +10,8 @@ from perf_callbacks.core.marks import Course
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.flops.phases import in_backward
 
-_FORWARD, _TRAINING = Stage.FORWARD, (Stage.FORWARD, Stage.BACKWARD, Stage.OPTIMIZER)
+_FORWARD, _BACKWARD = Stage.FORWARD, Stage.BACKWARD
+_TRAINING = (Stage.FORWARD, Stage.BACKWARD, Stage.OPTIMIZER)
 _NEVER = (Stage.DATA, Stage.ASIDE)
 _BETWEEN = (Stage.OTHER, Stage.UNDECIDED)
 
@@ -26,18 +28,53 @@ class Booking:
         self.course = course
         """Follows the marks of the step."""
         self._announced = announced
+        self.unannounced = False
+        """A backward ran that the trainer did not announce."""
+        self.apart: Counter[str] = Counter()
+        """Operations in modules that ran without gradients outside of a forward: of a teacher, perhaps.
+
+        Without a backward before the next batch is fetched, they were no training work.
+        """
+        self._waiting: Counter[str] = Counter()
+        """Such operations of which no backward has followed yet."""
+        self._fetches = 0
+        self._weighty: dict[int, bool] = {}
 
     def __call__(self) -> bool:
         """Tell whether the operation that is being dispatched is training work."""
         stage = self.course.stage
         if stage in _TRAINING:
+            if self._waiting and stage is _BACKWARD:
+                self._add_apart()
             return self._announced or stage is not _FORWARD or is_grad_enabled() or _calling() is not None
-        if self._announced or stage in _NEVER:
+        if stage in _NEVER:
             return False
         if in_backward():
-            return True
-        module = _calling() if is_grad_enabled() else None
-        return module is not None and module.training
+            self.unannounced = self._announced
+            return not self._announced
+        if self._announced:
+            return False
+        module = _calling()
+        if module is None or is_grad_enabled():
+            return module is not None and module.training
+        if sys._getframe(2).f_code.co_name == "__torch_dispatch__":  # noqa: SLF001 not of a module that only begins
+            self._add_apart(follows=False)
+            self._waiting[type(module).__name__] += self._has_weights(module)
+        return False
+
+    def _add_apart(self, *, follows: bool = True) -> None:
+        """Take what ran apart for a part of the backward that follows, unless a batch was fetched between them."""
+        fetches, self._fetches = self._fetches, self.course.fetches
+        if fetches != self._fetches:
+            self._waiting.clear()
+        elif follows:
+            self.apart += self._waiting
+            self._waiting.clear()
+
+    def _has_weights(self, module: nn.Module) -> bool:
+        if id(module) not in self._weighty:
+            self._weighty[id(module)] = any(one.dim() > 1 for one in module.parameters())
+        return self._weighty[id(module)]
 
     def between(self) -> bool:
         """Tell whether the thread is between the stages of a step."""

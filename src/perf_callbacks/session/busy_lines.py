@@ -2,9 +2,9 @@
 
 import threading
 from collections import Counter
-from contextlib import suppress
 from typing import Any
 
+from perf_callbacks.core.foreign_errors import suppress
 from perf_callbacks.core.observer import Observer
 from perf_callbacks.core.stages import Stage
 from perf_callbacks.host import stacks

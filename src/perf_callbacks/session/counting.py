@@ -1,7 +1,7 @@
 """Counting FLOPs in a fit: the second optimizer step, and whatever later has a shape that tells nothing by itself."""
 
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from operator import attrgetter
 from threading import get_ident
@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from perf_callbacks.core.batches import ShapeKey
+from perf_callbacks.core.foreign_errors import let_pass, suppress
 from perf_callbacks.core.marks import ONE_MORE_FORWARD, Calls
 from perf_callbacks.core.observer import Observer
 from perf_callbacks.core.peaks import Peaks, advice
+from perf_callbacks.core.plain_values import ShapeKey
 from perf_callbacks.core.rating import rate
 from perf_callbacks.core.records import Flops
 from perf_callbacks.core.shape_counts import extent
@@ -32,6 +33,7 @@ from perf_callbacks.host.peak_source import find, forget
 from perf_callbacks.host.watchdog import WATCHDOG
 from perf_callbacks.session.booking import Booking
 from perf_callbacks.session.flops_record import counted, estimated
+from perf_callbacks.session.outline import Looks
 from perf_callbacks.session.recorder import Recorder, log
 
 FREE_COUNTS = 4
@@ -110,6 +112,8 @@ class Counting(Observer):
         """Batches of shapes whose work is not known yet."""
         recorder.work.unknowns.counting = "the fit ended before a step was counted"
 
+        self._looks = Looks(recorder)
+
     def trained(self) -> tuple[bool, ...]:
         """Which parameters require gradients."""
         return tuple(map(_trains, self._parameters))
@@ -122,16 +126,19 @@ class Counting(Observer):
     @property
     def due(self) -> int:
         """The next step while one is being counted."""
-        return 0 if self._window is not None or self._left else self._first + self._next_after
+        busy = self._window is not None or self._left or self._looks.going
+        return 0 if busy else self._first + self._next_after
 
     def step_ended(self, step: int) -> None:
         """An optimizer step is over."""
         self._steps = step - self._first
         window = self._window
         if window is not None:
+            there = window.counter.pushed
             self._shut(window)
             self._window = None
-            self._put_down(window.counter, step)
+            self._put_down(window.counter, step, whole=there and not window.counter.inert)
+        self._looks.end(step)
 
     def step_began(self) -> None:
         """The next one has begun."""
@@ -142,8 +149,8 @@ class Counting(Observer):
         self._steps = self._recorder.step - self._first
         if self._steps < self._next_after:
             return
-        if self._recorder.work.refuted:
-            self._look_at_peak()
+        if self._recorder.work.refuted is not None:
+            self._look_at_peak(self._recorder.work.refuted)
         if self._recorder.work.varies:
             pass
         elif not self._live or not self._eager():
@@ -152,18 +159,19 @@ class Counting(Observer):
             self._open()
         elif self._examples and self._affordable():
             self._await()
+        if self._live and (self._done or self._window is not None) and not self._spans:
+            self._looks.begin(self._steps, self._booking if self._window is not None else None, self._announced)
         self._next_after = self._next()
 
     def loader_left(self, *, exhausted: bool) -> None:
         """Keep nothing on the thread of a loop that leaves its loader early: only there it could be taken back."""
+        self._looks.drop()
         if self._window is not None and not exhausted:
             self._window.step_aside()
 
-    def begins_backward(self) -> bool:
+    def begins_gradients(self, root: object = None) -> bool:  # noqa: ARG002 as a listener has it
         """Backwards are told of by the trainer."""
         return False
-
-    begins_gradients = begins_backward
 
     def ends_backward(self) -> None:
         """None was heard to begin."""
@@ -176,6 +184,7 @@ class Counting(Observer):
 
     def span_began(self, kind: str, step: int) -> None:  # noqa: ARG002 all spans are alike
         """Evaluation or the like begins: it is not counted."""
+        self._looks.drop()
         self._spans += 1
         if self._window is not None:
             self._window.close()
@@ -206,6 +215,7 @@ class Counting(Observer):
         work.look()
         work.trained, work.news = None, None
         self._recorder.reader.news = self._model = None
+        self._looks.drop()
         self._recorder.tape.unfollow()
         self._parameters = []
         with ExitStack() as windows:  # an interrupt in one of them must not keep the others open
@@ -224,7 +234,7 @@ class Counting(Observer):
         if self._recorder.work.varies:  # and nothing is told any more
             return NEVER
         owed = 0 if self._counts < FREE_COUNTS else self._counts * STEPS_PER_COUNT + 1
-        again = self._recount() - 1 if self._live else NEVER
+        again = min(self._recount() - 1, self._looks.after) if self._live else NEVER
         return min(again, self._way(), owed if self._examples else NEVER)
 
     def _recount(self) -> int:
@@ -240,7 +250,7 @@ class Counting(Observer):
         work, step = self._recorder.work, self._recorder.step
         if not self._done or not (work.fresh or work.missing):
             return NEVER
-        if not self._affordable(FREE_COUNTS + FREE_WAYS):
+        if not self._affordable(FREE_COUNTS + FREE_WAYS if work.rating is not None else FREE_COUNTS):
             return max(self._steps + 1, self._counts * STEPS_PER_COUNT + 1)
         if work.fresh:
             return self._steps
@@ -275,6 +285,7 @@ class Counting(Observer):
         self._examples.clear()
 
     def _open(self) -> None:
+        self._looks.drop()
         self._await()
         self._before = len(self._recorder.batches)
         self._recorder.reader.note()
@@ -298,40 +309,65 @@ class Counting(Observer):
         for one in self._left:
             one.close()
 
-    def _put_down(self, counter: FlopCounter, step: int) -> None:
-        """A step without a loss, or one that was skipped, tells nothing: the next one may.
+    def _put_down(self, counter: FlopCounter, step: int, *, whole: bool) -> None:
+        """Learn from a counted step. A step in which something raised, and training went on, tells nothing.
 
-        Nor does one in which something raised, and training went on with another batch; nor one in which the trainer
-        announced no forward: in the next one, calls of modules count too.
+        Nor does a step that had begun before it could be counted, as in a loop that calls nothing that is watched.
+        A step without products tells nothing before another one had some, and neither does a step whose calls the
+        trainer did not announce: from then on, backwards and calls of modules count wherever they are. A step without
+        a backward is not the last to be counted.
         """
         self._recorder.look_up(counter.observed.lookups)
         total, batches = counter.work(), self._recorder.batches[self._before :]
         calls = self._booking.course.calls if self._booking is not None else Calls(1, 1)
         work = self._recorder.work
-        unannounced = self._announced and not calls.forwards
-        if unannounced:
+        unannounced = self._announced and self._is_unannounced(calls)
+        if unannounced and work.rating is None:
             self._announced = False
-        if unannounced or not total.model_flops or (counter.interrupted and len(batches) > 1):
+        part = self._booking is not None and any(self._booking.course.earlier) and not self._before
+        none = not total.model_flops and (calls.backwards or not whole or work.rating is None)
+        if part or unannounced or none or not batches or (counter.interrupted and len(batches) > 1):
+            if not batches or (none and calls.backwards and work.rating is None):
+                self._counts += FREE_COUNTS // 2 - 1  # after two like it, steps get their times
             self._done = self._done or not self._affordable()
-            work.unknowns.counting = work.unknowns.counting and _why_not(counter)
+            if not part:
+                work.unknowns.counting = work.unknowns.counting and _why_not(counter, total)
             return
-        self._done = True
+        self._done = self._done or "backward" in total.by_phase or not self._affordable()
         if self._model is not None:
             self._parameters = list(self._model.parameters())
-            work.look()
+            work.look(step)
         passes = [Work(cells) for cells in counter.passes]
         work.learn([batch.shape for batch in batches], passes, calls, step=step)
+        if not total.model_flops:
+            return
         work.unknowns.counting = None
+        apart = self._booking.apart if self._booking is not None else {}
+        counter.observed.unknown.update({f"{name}, without gradients": calls for name, calls in apart.items() if calls})
         self._examples = {shape: example for shape, example in self._examples.items() if not work.knows(shape)}
         tokens = plus(*[self._recorder.reader.with_tokens(batch).tokens for batch in batches])
         self._conclude(counted(counter, step, tokens, whole_step=not self._before), total)
+
+    def _is_unannounced(self, calls: Calls) -> bool:
+        """Tell if the step may have had calls that the trainer did not announce."""
+        if self._booking is not None and self._booking.unannounced and not calls.backwards:
+            return True
+        return not calls.forwards and self._recorder.work.rating is None
 
     def _conclude(self, record: Flops, total: Work) -> None:
         self._recorder.write(record)
         work = self._recorder.work
         work.counted = record
         peaks = work.rating.peaks if work.rating is not None else self._peaks(total)
-        rating = rate(total, coverage=record.coverage, lower_bound=record.lower_bound, peaks=peaks)
+        rating = rate(
+            total,
+            coverage=record.coverage,
+            lower_bound=record.lower_bound,
+            peaks=peaks,
+            uncounted=record.uncounted,
+            masked_flops=record.masked_flops,
+            before=work.rating,
+        )
         work.rate(rating)
         if peaks is not None and rating.peak_flops_per_second is None:
             work.unknowns.peak = f"no peak is known for {rating.dtype} ({peaks.source})"
@@ -346,11 +382,12 @@ class Counting(Observer):
                 log.warning("perf_callbacks: %s", advice(recorder.run.device))
         return found
 
-    def _look_at_peak(self) -> None:
-        """A peak that was measured, and is lower than what was done since, is to be measured anew the next time."""
-        self._recorder.work.refuted = False
-        log.warning("perf_callbacks: training ran faster than the measured peak; MFU and HFU are left out from now on.")
-        forget(self._recorder.device)
+    def _look_at_peak(self, refuted: Peaks) -> None:
+        """Log that training ran faster than the peak. A measured peak is measured anew the next time."""
+        self._recorder.work.refuted = None
+        log.warning("perf_callbacks: %s; MFU and HFU are left out from now on.", self._recorder.work.unknowns.peak)
+        if refuted.measured:
+            forget(self._recorder.device)
 
     def _work_out(self) -> None:
         """The FLOPs of one shape that is not known, without running it: the last resort is a closed form."""
@@ -378,13 +415,11 @@ class Counting(Observer):
             record = counted(counter, self._recorder.step, rows * length, source=COPY)
             total = counter.work()
         except Exception as error:  # noqa: BLE001 models may do in their forward what they like
+            let_pass(error)
             log.info("perf_callbacks could not count on empty tensors: %s.", describe(error))
             work.unknowns.counting = "a fake-tensor copy of the model can't be run, and there is no closed form for it"
-            if "input_ids" not in example.tensors:
-                return
-            found = offline.closed_form(model, rows, length)
+            found = offline.closed_form(model, example)
             if found is None:
-                work.unknowns.counting = "nothing tells how many of its experts a token goes to"
                 return
             total, record = found, estimated(found, self._recorder.step)
         if not total.model_flops:
@@ -394,7 +429,9 @@ class Counting(Observer):
         self._conclude(record, total)
 
 
-def _why_not(counter: FlopCounter) -> str:
+def _why_not(counter: FlopCounter, total: Work) -> str:
     if counter.interrupted:
         return "something raised in the step that was counted"
+    if total.model_flops:
+        return "no new batch was trained on in the steps that were counted"
     return "no products were seen in the forward and backward of the steps that were counted"

@@ -37,6 +37,7 @@ def counted(
         compiled=anything_compiled(),
         logical_flops=sum(counter.logical.values()) or None,
         causal_flops=observed.causal_flops,
+        masked_flops=observed.masked_flops,
         over_six_n=total.model_flops / six_n if six_n else None,
         products=tuple((*what, flops) for what, flops in observed.products.most_common(_HEAVIEST)),
         copies=tuple((*what, size) for what, size in observed.copies.most_common(_HEAVIEST)),
@@ -48,7 +49,7 @@ def counted(
 
 
 def estimated(work: Work, step: int) -> Flops:
-    """Make the record of a closed form: it sees no kernel, so it can't say what it lacks."""
+    """Make the record of a closed form: it sees no kernel, and lacks what follows from no weight."""
     return Flops(
         step=step,
         model_flops=work.model_flops,
@@ -58,5 +59,5 @@ def estimated(work: Work, step: int) -> Flops:
         source=CLOSED_FORM,
         coverage=None,
         uncounted={},
-        lower_bound=False,
+        lower_bound=True,
     )

@@ -4,9 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from operator import sub
 
+from perf_callbacks.core.foreign_errors import let_pass
 from perf_callbacks.core.observer import Observer
 from perf_callbacks.core.records import Summary
 from perf_callbacks.core.steps import NEVER
+from perf_callbacks.host import terminal
 from perf_callbacks.host.failures import describe
 from perf_callbacks.report import cards
 from perf_callbacks.session.recorder import Recorder, log
@@ -48,6 +50,7 @@ class LiveAdvice(Observer):
             try:
                 self._look(now)
             except Exception as error:  # noqa: BLE001 measuring doesn't depend on it
+                let_pass(error)
                 log.warning("perf_callbacks gives no more advice before the end: %s.", describe(error))
                 self._due = NEVER
                 return
@@ -69,7 +72,7 @@ class LiveAdvice(Observer):
         if now - self._told_at >= QUIET_SECONDS:
             self._told.add(worst.cause)
             self._told_at = now
-            self._show(cards.live(worst, seconds))
+            self._show(cards.live(worst, seconds, terminal.columns()))
 
 
 def between(before: Summary, after: Summary) -> Summary:

@@ -2,7 +2,6 @@
 
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from perf_callbacks.core.foreign_errors import let_pass, suppress
 from perf_callbacks.core.machine_records import Memory, Use
 from perf_callbacks.core.memory_use import GB, MB, Point, Series, leak, slope
 from perf_callbacks.core.observer import Observer
@@ -35,6 +35,7 @@ def begin(recorder: Recorder, model: nn.Module | None, setup: Callable[[], Setup
     try:
         watch.optimizers = tuple(map(weakref.ref, setup().optimizers))
     except Exception as error:  # noqa: BLE001 an integration's objects may be anything
+        let_pass(error)
         log.info("perf_callbacks can't measure the state of optimizers: %s.", describe(error))
     with suppress(RuntimeError):  # no thread to be had
         WATCHDOG.watch(watch)
@@ -56,7 +57,7 @@ class MemoryWatch(Observer):
         self._tries = 0
         self._measuring: StepMemory | None = None
         self._unwritten: Memory | None = None
-        self._series = Series()
+        self._resident, self._anonymous = Series(), Series()
         self._began: float | None = None
         self._next = 0.0
         self._noted: tuple[float, processes.Processes] | None = None
@@ -81,6 +82,7 @@ class MemoryWatch(Observer):
             self._measuring.begin()
             self._recorder.made = self._measuring.allocations.made
         except Exception as error:  # noqa: BLE001 models may be anything, and the rest is measured all the same
+            let_pass(error)
             self._give_up(error)
 
     def step_ended(self, step: int) -> None:
@@ -99,6 +101,7 @@ class MemoryWatch(Observer):
                 if self._uuid is None:
                     self._write(None)
         except Exception as error:  # noqa: BLE001 as above
+            let_pass(error)
             self._give_up(error)
         self._let_go()
         if self._tries == TRIES:
@@ -138,8 +141,11 @@ class MemoryWatch(Observer):
             if self._noted is not None:
                 load, read_mb = _between(self._noted, (now, found))
             self._noted = now, found
-            self._series.add(Point(seconds, step, found.resident_bytes / GB))
-            memory.gb_per_hour, memory.leak = slope(self._series.points), leak(self._series.points)
+            self._resident.add(Point(seconds, step, found.resident_bytes / GB))
+            memory.gb_per_hour = slope(self._resident.points)
+            if found.anonymous_bytes is not None:
+                self._anonymous.add(Point(seconds, step, found.anonymous_bytes / GB))
+                memory.leak = leak(self._anonymous.points)
         if gpu.utilization is not None and step > self._first:
             memory.saw_gpu(gpu.utilization)
         if self._unwritten is not None:
@@ -148,6 +154,7 @@ class MemoryWatch(Observer):
             step=step,
             cpu_load=load,
             resident_gb=None if found is None else found.resident_bytes / GB,
+            anonymous_gb=None if found is None or found.anonymous_bytes is None else found.anonymous_bytes / GB,
             read_mb=read_mb,
             gpu_utilization=gpu.utilization,
             gpu_memory_gb=None if gpu.memory_bytes is None else gpu.memory_bytes / GB,
@@ -202,5 +209,6 @@ def _uuid(place: torch.device) -> str | None:
         return None
     try:
         return str(torch.cuda.get_device_properties(place).uuid)
-    except (RuntimeError, AttributeError):  # an older torch
+    except (RuntimeError, AttributeError) as error:  # an older torch
+        let_pass(error)
         return None

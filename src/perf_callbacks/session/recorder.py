@@ -8,27 +8,30 @@ import atexit
 import dataclasses
 import functools
 import logging
-import time
 import weakref
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from perf_callbacks.core.batches import ROWS, UNREADABLE, Batch, BatchReader, Lookup
 from perf_callbacks.core.engine import Engine
+from perf_callbacks.core.foreign_errors import let_pass, of_handler, suppress
 from perf_callbacks.core.marks import END, Mark, Pause
 from perf_callbacks.core.observer import Observer, Observers
 from perf_callbacks.core.records import Amounts, Record, Summary
 from perf_callbacks.core.settings import Settings
 from perf_callbacks.core.shaped_work import ShapedWork
+from perf_callbacks.core.shown_metrics import Logged
 from perf_callbacks.host import device, meshes
+from perf_callbacks.host.clock import perf_counter, sleep
 from perf_callbacks.host.collector import COLLECTOR
 from perf_callbacks.host.failures import describe, fails_open
 from perf_callbacks.host.gc_observer import GcObserver
 from perf_callbacks.host.journal_file import FOLDER, FileJournal, Journal, NullJournal
 from perf_callbacks.host.patches import Patches
 from perf_callbacks.host.place import Place, earlier, opening
+from perf_callbacks.host.swallowed import SWALLOWED
 from perf_callbacks.host.watchdog import WATCHDOG
 from perf_callbacks.ranks import exchange
 from perf_callbacks.session.late_writer import LateWriter
@@ -48,7 +51,7 @@ T = TypeVar("T")
 class Recorder:
     """Measures one fit from `__init__` until `close`."""
 
-    def __init__(self, settings: Settings, place: Place, *, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, settings: Settings, place: Place, *, clock: Callable[[], float] = perf_counter) -> None:
         config = settings.config
         self.patches = Patches()
         self.failure: str | None = None
@@ -56,7 +59,7 @@ class Recorder:
         """Something of ours went wrong, at the very end too."""
         self._summary: Summary | None = None
         self._explained, self._empty_rows = False, 0  # why rows are empty
-        self._late: Exception | None = None
+        self._late: BaseException | None = None
         timeline = device.timeline(place.device)
         self.run = opening(settings, place, "host" if timeline is None else "device")
         self.ranks = exchange.meet(place, config, self.run.run_id)
@@ -78,6 +81,7 @@ class Recorder:
                 clock=clock,
             )
         self.device, self.config = place.device, config
+        self.logged = Logged(config.metrics)
         self.hearing: list[Callable[[Record], object]] = []
         """Called with each record after it was written, in whichever thread wrote it."""
         self.work = ShapedWork()
@@ -106,10 +110,10 @@ class Recorder:
         self._late_writer = LateWriter(self.engine, self._journal, clock)
         if place.ambiguous is not None and place.rank == 0:
             log.warning("perf_callbacks: rates of the whole job are unknown: %s; %s.", place.ambiguous, meshes.ADVICE)
-        self.reader = BatchReader(self.work.unknowns)
+        self.reader = BatchReader(self.work.unknowns, self.work.plain)
         self.tape, self.clock = self.engine.tape, clock
         """For whoever turns to a stage in every step: to write a mark and the time costs least."""
-        self._observer = GcObserver(weakly(self.on_collection), clock)
+        self._observer, self._swallowed = GcObserver(weakly(self.on_collection), clock), weakly(self.on_swallowed)
         self.collect_calls = self._observer.calls
         self._at_exit = functools.partial(_at_exit, weakref.ref(self))
         self.active = True
@@ -117,13 +121,14 @@ class Recorder:
         """How far the fit has come, as `progress`; None once the recorder was freed or closed. Keeps nothing alive."""
         self._forgotten = COLLECTOR.look_after(self.going)
         # Whatever else holds on to us must not: where no exit was seen, the trainer would never be freed.
-        self._abandon = weakref.finalize(self, _abandon, self._observer, self._journal)
+        self._abandon = weakref.finalize(self, _abandon, self._observer, self._journal, self._swallowed)
         atexit.register(self._at_exit)
         self._begin(began)
 
     def _begin(self, began: float) -> None:
         try:
             self.engine.start(began)
+            SWALLOWED.join(self._swallowed)
             if self.config.journal:
                 with suppress(RuntimeError):  # no thread to be had: steps are written when one ends
                     WATCHDOG.watch(self._late_writer)
@@ -151,7 +156,8 @@ class Recorder:
                     guide, rows = reader.guide, type(batch) in ROWS
                     key = (len(batch), batch[guide].shape) if rows else (*batch.keys(), batch.get(guide).shape)
                     found = reader.guided.get(key)
-                except UNREADABLE:
+                except UNREADABLE as error:
+                    let_pass(error)
                     found = None
             if found is not None:
                 reader.left -= 1
@@ -194,7 +200,9 @@ class Recorder:
         if not self.active:
             return
         if self._late is not None:
-            raise self._late
+            late, self._late = self._late, None
+            self.fail(late)
+            return
         self.observers.step_ended(step)
         self.engine.end_step(step, self.clock())
         if begins:
@@ -270,7 +278,7 @@ class Recorder:
 
     @fails_open
     def row(self, step: int) -> dict[str, float]:
-        """Metrics since the last row."""
+        """Metrics since the last row, as loggers get them."""
         metrics = self.engine.row(step)
         reasons = None if metrics else self.engine.why_empty
         self._empty_rows = 0 if metrics else self._empty_rows + (reasons is not None)
@@ -279,13 +287,13 @@ class Recorder:
             log.warning(
                 "perf_callbacks: no metrics at step %s: all steps since the last row are excluded (%s).", step, reasons
             )
-        return metrics
+        return self.logged.row(metrics)
 
     @fails_open
     def whole(self, step: int) -> dict[str, float]:
-        """Metrics of the fit. It is over: the device's last events are worth a moment's wait."""
+        """Metrics of the fit, `perf/run/…`. It is over: the device's last events are worth a moment's wait."""
         self._drain()
-        return self.engine.whole(step)
+        return self.logged.run(self.engine.whole(step))
 
     @fails_open
     def attempt(self, action: Callable[["Recorder"], object]) -> None:
@@ -323,12 +331,23 @@ class Recorder:
         """Where the journal is; None where there is none."""
         return self._journal.path
 
-    def fail(self, error: Exception) -> None:
-        """Something of ours went wrong: say so once, stop measuring, put everything back."""
-        if not self.failed:
+    def fail(self, error: BaseException) -> None:
+        """Something of ours went wrong: say so once, stop measuring, put everything back.
+
+        What a signal handler raised is raised again then: a guard of ours is the wrong place for it to end.
+        """
+        foreign = of_handler(error) if isinstance(error, Exception) else error
+        if foreign is not None:  # what it interrupted may be half done
+            log.warning("perf_callbacks stopped measuring: a signal handler raised %s within it.", describe(error))
+            self.failed = True
+        elif not self.failed:
             self.failed = True
             log.warning("perf_callbacks stopped measuring, training goes on: %s.", describe(error), exc_info=error)
-        self.close(describe(error))
+        try:
+            self.close(describe(error))
+        finally:
+            if foreign is not None:
+                raise foreign
 
     def close(self, failure: str | None = None) -> None:
         """Stop measuring and put back what was changed. Twice is once."""
@@ -344,6 +363,7 @@ class Recorder:
         self._late_writer.ended = True
         atexit.unregister(self._at_exit)
         with ExitStack() as steps:  # an interrupt in one of them must not keep the rest from being done
+            steps.callback(SWALLOWED.leave, self._swallowed)
             steps.callback(WATCHDOG.hurry)
             steps.callback(self.tape.ignore)
             if self.ranks is not None:
@@ -355,7 +375,7 @@ class Recorder:
     def _drain(self) -> None:
         deadline = self.clock() + DRAIN_SECONDS
         while not self.engine.collect() and self.clock() < deadline:
-            time.sleep(0.001)
+            sleep(0.001)
 
     def _finish(self) -> None:
         self._drain()
@@ -369,6 +389,11 @@ class Recorder:
             self._late = error
             self.observers.hurry()
             self._observer.remove()
+
+    def on_swallowed(self, error: BaseException) -> None:
+        """A signal handler raised within a callback of ours, which nobody can catch: it is raised when a step ends."""
+        self._late = error
+        self.observers.hurry()
 
 
 def weakly(method: Callable[P, object]) -> Callable[P, None]:
@@ -394,6 +419,7 @@ def _at_exit(reference: "weakref.ref[Recorder]") -> None:
         recorder.close("the interpreter exited")
 
 
-def _abandon(observer: GcObserver, journal: Journal) -> None:
+def _abandon(observer: GcObserver, journal: Journal, swallowed: Callable[..., None]) -> None:
+    SWALLOWED.leave(swallowed)
     observer.remove()
     journal.close()

@@ -1,16 +1,16 @@
 """Journals read, and what is made of them written: the report of a fit."""
 
 import os
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from perf_callbacks.core.config import ConfigError
+from perf_callbacks.host.clock import perf_counter
 from perf_callbacks.host.journal_file import FOLDER, files, read
-from perf_callbacks.report.cards import duration
 from perf_callbacks.report.history import Fit, gather
 from perf_callbacks.report.page import render
 from perf_callbacks.report.payload import payload
+from perf_callbacks.report.units import duration
 
 NAME = "report.html"
 
@@ -65,7 +65,7 @@ def write(found: list[Fit], number: int, path: Path, within: range | None = None
     write_parts(path, [render(payload(found, number, within))])
 
 
-def make(journal: Path, run_id: str, clock: Callable[[], float] = time.perf_counter) -> str:
+def make(journal: Path, run_id: str, clock: Callable[[], float] = perf_counter) -> str:
     """Write the report of the fit that has just ended, beside its journal, and return the line that says so."""
     began = clock()
     found = fits(journal.parent)

@@ -1,6 +1,9 @@
 """Begin, show and end the fits of one integration, in the same order for all integrations."""
 
+import atexit
+import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -8,10 +11,12 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from torch import nn
 
 from perf_callbacks.checklist.item import Batches
-from perf_callbacks.core.config import ConfigError, PerfConfig, rules
+from perf_callbacks.core.config import FLAGS, ConfigError, PerfConfig, kind, rules
+from perf_callbacks.core.foreign_errors import let_pass
 from perf_callbacks.core.observer import Observer
-from perf_callbacks.core.records import Finding, Summary
-from perf_callbacks.host import config_file
+from perf_callbacks.core.records import Checklist, Finding, Summary
+from perf_callbacks.core.settings import SWITCH
+from perf_callbacks.host import config_file, terminal
 from perf_callbacks.host.failures import describe
 from perf_callbacks.host.place import Place
 from perf_callbacks.report import cards
@@ -26,6 +31,13 @@ OBSERVERS: tuple[Callable[[Recorder, nn.Module | None], Observer | None], ...] =
     stragglers.begin,
 )
 """Makers of what hears of every fit. A new feature is one class and one line here; None: it has nothing to do."""
+
+
+NO_EFFECT = (
+    f"perf_callbacks: {SWITCH}=1 had no effect: nothing arms this program, and it makes no callback of its own. "
+    "Start it with `perf-callbacks run`, or run `perf-callbacks autoload enable` once; "
+    "`perf-callbacks status` says what is measured."
+)
 
 
 class Watch(Protocol):
@@ -43,18 +55,24 @@ def no_batches(_watch: object) -> Batches:
     return Batches()
 
 
-def checked(config: object, strays: Mapping[str, object]) -> PerfConfig | None:
-    """Return the configuration that an integration was given, or say how a callback is given one."""
+def checked(
+    config: object, strays: Mapping[str, object], call: str = "PerfCallback(PerfConfig({}))"
+) -> PerfConfig | None:
+    """Return the configuration that an integration was given.
+
+    Args:
+        config: The argument `config`. Raises `ConfigError` for all but a `PerfConfig` and None.
+        strays: Keyword arguments that the integration doesn't have. The error says where a setting goes.
+        call: The call of the integration, with a place for settings.
+    """
     fields = [name for name in strays if name in rules()]
     if fields:
-        example = f"{fields[0]}={strays[fields[0]]!r}"
-        raise ConfigError(f"{fields[0]}: settings go into a PerfConfig: PerfCallback(PerfConfig({example})).")
+        example = call.format(f"{fields[0]}={strays[fields[0]]!r}")
+        raise ConfigError(f"{fields[0]}: settings go into a PerfConfig: {example}.")
     if strays:
-        raise TypeError(f"PerfCallback() got an unexpected keyword argument {next(iter(strays))!r}")
+        raise TypeError(f"{call.partition('(')[0]}() got an unexpected keyword argument {next(iter(strays))!r}")
     if config is not None and not isinstance(config, PerfConfig):
-        raise ConfigError(
-            f'config: got a {type(config).__name__}, wanted a PerfConfig, such as PerfConfig(gc="observe").'
-        )
+        raise ConfigError(f'config: got {kind(config)}, wanted a PerfConfig, such as PerfConfig(gc="observe").')
     return config
 
 
@@ -68,12 +86,14 @@ class Session:
         *,
         strays: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
+        atexit.unregister(say_no_effect)
         self.settings = config_file.in_force(checked(config, strays), os.environ)
         self.enabled = self.settings.config.enabled
         """False: turned off by the configuration, or by a failure of ours."""
         self.recorder: Recorder | None = None
         """The recorder of the current fit, or of the last one. None before the first."""
         self._show = show
+        self._checklist: Sequence[Checklist] = ()
         for remark in self.settings.remarks:
             log.warning("perf_callbacks: %s", remark)
 
@@ -119,10 +139,12 @@ class Session:
         self.recorder = None
         recorder = self.recorder = Recorder(self.settings, place)
         try:
+            recorder.reader.time_first = model is not None and any(map(_takes_time_first, model.modules()))
             watching = watch(recorder)
             recorder.engine.account.before_seconds = before_seconds
             findings: Sequence[Finding] = ()
             rows = startup.start(recorder, self.settings, place.device, batches(watching), earlier)
+            self._checklist = rows
             if recorder.active:
                 watching.install()
                 recorder.observe(memory_watch.begin(recorder, model, setup))  # before the count, which it follows
@@ -136,7 +158,14 @@ class Session:
             if recorder.active and place.rank == 0:
                 journal = recorder.journal_path
                 self._show(
-                    cards.opening(recorder.run, journal=journal, staged=place.staged, checklist=rows, findings=findings)
+                    cards.opening(
+                        recorder.run,
+                        journal=journal,
+                        staged=place.staged,
+                        checklist=rows,
+                        findings=findings,
+                        columns=terminal.columns(),
+                    )
                 )
             recorder.attempt(lambda begun: begun.engine.account.started(begun.clock()))
         except BaseException as error:  # an interrupt too: nobody ends a fit that did not begin
@@ -157,7 +186,7 @@ class Session:
         try:
             summary = recorder.summary
             if summary is not None:
-                self._show(cards.closing(summary))
+                self._show(cards.closing(summary, self._checklist, terminal.columns()))
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             recorder.fail(error)
         self._report(recorder)
@@ -172,6 +201,7 @@ class Session:
             else:
                 self._show(report_file.make(recorder.journal_path, recorder.run.run_id))
         except Exception as error:  # noqa: BLE001 training is over and well without it
+            let_pass(error)
             log.warning("perf_callbacks: no report: %s", describe(error), exc_info=error)
 
     def fail(self, error: Exception) -> None:
@@ -180,10 +210,26 @@ class Session:
         if self.recorder is not None:
             self.recorder.fail(error)
         else:
+            let_pass(error)
             log.warning("perf_callbacks could not begin, training goes on: %s.", describe(error), exc_info=error)
 
 
-class Measures:
+def _takes_time_first(module: nn.Module) -> bool:
+    """Tell if a module takes sequences whose first dimension is time."""
+    return isinstance(module, nn.RNNBase) and not module.batch_first
+
+
+class _Hinting(type):
+    """The type of our callbacks. A trainer may get the class instead of an instance, and the wrong class at that."""
+
+    elsewhere: str
+
+    def __getattr__(cls, name: str) -> Any:
+        """Say which framework the class is for, as its instances do."""
+        raise AttributeError(_lacking(cls, name))
+
+
+class Measures(metaclass=_Hinting):
     """A framework's callback with a session: what it shows of it, and how it fails."""
 
     _session: Session
@@ -194,8 +240,7 @@ class Measures:
 
     def __getattr__(self, name: str) -> Any:
         """Say which framework the callback is for, where another one asks for a hook that it lacks."""
-        hint = f": for {self.elsewhere}" if name.startswith("on_") or name in {"setup", "state_key"} else ""
-        raise AttributeError(f"{type(self).__module__}.{type(self).__name__} has no attribute {name!r}{hint}")
+        raise AttributeError(_lacking(type(self), name))
 
     @property
     def enabled(self) -> bool:
@@ -216,3 +261,19 @@ class Measures:
     def fail(self, error: Exception) -> None:
         """Say once that something of ours went wrong, stop measuring, undo every change."""
         self._session.fail(error)
+
+
+def _lacking(callback: _Hinting, name: str) -> str:
+    hint = f": for {callback.elsewhere}" if name.startswith("on_") or name in {"setup", "state_key"} else ""
+    return f"{callback.__module__}.{callback.__name__} has no attribute {name!r}{hint}"
+
+
+def say_no_effect(process: int) -> None:
+    """Log that PERF_CALLBACKS=1 had no effect, unless the program has failed: the line would look like the cause."""
+    if process == os.getpid() and not hasattr(sys, "last_value"):  # a fork inherits what is registered
+        log.warning(NO_EFFECT)
+
+
+_SWITCHED_ON = FLAGS.get(os.environ.get(SWITCH, "").strip().lower(), False)
+if _SWITCHED_ON and os.environ.get("RANK", "0") == "0" and multiprocessing.parent_process() is None:  # not in a worker
+    atexit.register(say_no_effect, os.getpid())  # until an integration makes a session, or the process is armed

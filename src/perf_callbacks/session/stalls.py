@@ -1,10 +1,10 @@
 """The watch for stalls: the watchdog's thread looks once a second if steps still end."""
 
 import threading
-from contextlib import suppress
 
 from torch import nn
 
+from perf_callbacks.core.foreign_errors import suppress
 from perf_callbacks.core.observer import Observer
 from perf_callbacks.core.records import Stall
 from perf_callbacks.core.stages import Stage
@@ -90,12 +90,12 @@ class StallWatch(Observer):
             doubt = self._patience.waited >= self._patience.limit(longer=longer) / 2
             self._share(self._recorder.ranks, self._patience.base, now, doubt=doubt)
         if self._note is not None and not self._told:
-            self._try_to_tell(self._note, self._patience.waited, now)
+            self._try_to_tell(self._note, self._patience.without_step, now)
         return True
 
     def _here(self, state: str) -> Note:
         """Make a note of where the training thread is."""
-        spans, waited = self._engine.aside[:], 0.0 if self._patience is None else self._patience.waited
+        spans, passed = self._engine.aside[:], 0.0 if self._patience is None else self._patience.without_step
         stage, since = self._engine.tape.turned()
         if spans:
             name, since = spans[-1]
@@ -105,7 +105,7 @@ class StallWatch(Observer):
             state=state,
             step=self._engine.step,
             stage=name,
-            since_seconds=round(max(0.0, min(self._recorder.clock() - since, waited + PERIOD_SECONDS)), 1),
+            since_seconds=round(max(0.0, min(self._recorder.clock() - since, passed + PERIOD_SECONDS)), 1),
             spanned=bool(spans),
             waits=self._stack is not None and self._stack.waits,
             place="" if self._stack is None else self._stack.place,

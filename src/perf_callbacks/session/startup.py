@@ -14,6 +14,7 @@ from perf_callbacks.checklist.item import ADVISED, FAILED, FORESEEN, SKIPPED, Ap
 from perf_callbacks.checklist.proving import SLOT, Proving, asked, plan
 from perf_callbacks.checklist.table import EARLY, ITEMS
 from perf_callbacks.core.config import PerfConfig
+from perf_callbacks.core.foreign_errors import let_pass
 from perf_callbacks.core.marks import BACK, BEGIN
 from perf_callbacks.core.observer import Observer
 from perf_callbacks.core.records import APPLIED, TRIED, Checklist, Gc
@@ -64,6 +65,7 @@ class Startup(Observer):
             if row.status == APPLIED:
                 self._applied[item.slug] = item.apply(fit)
         except Exception as error:  # noqa: BLE001 the other items don't depend on this one
+            let_pass(error)
             return Checklist(item=item.slug, status=FAILED, why=describe(error))
         return row
 
@@ -141,6 +143,7 @@ class Startup(Observer):
                 tell(item)
                 self._hear(item.news())
             except Exception as error:  # noqa: BLE001 an item that fails is undone, and nothing else ends
+                let_pass(error)
                 del self._applied[slug]
                 self._hear([Checklist(item=slug, status=FAILED, why=describe(error))])
                 item.closed()
@@ -185,9 +188,9 @@ def start(
         )
         startup = Startup(fit, ITEMS, earlier, write=recorder.write, proofs=recorder.proofs)
     except Exception as error:
+        let_pass(error)
         log.warning("perf_callbacks: no checklist, measuring goes on: %s.", describe(error), exc_info=error)
         return ()
-    _warn_of_strangers(settings.config.skip)
     recorder.observe(startup)
     startup.announce()
     return startup.rows
@@ -207,7 +210,6 @@ def foresee(settings: Settings, place_device: torch.device) -> tuple[tuple[Check
     fit = _fit(settings, place_device, NO_BATCHES)
     if settings.config.checklist == "off" or not settings.config.enabled:
         return (), fit.environment
-    _warn_of_strangers(settings.config.skip)
     rows = [_decide(item, fit) for item in ITEMS]
     foreseen = [dataclasses.replace(row, status=FORESEEN) if row.status == APPLIED else row for row in rows]
     return tuple(foreseen), fit.environment
@@ -227,6 +229,7 @@ def _decide(item: Item, fit: Fit) -> Checklist:
     try:
         row = item.decide(fit.environment, fit.config)
     except Exception as error:  # noqa: BLE001 the other items don't depend on this one
+        let_pass(error)
         return Checklist(item=item.slug, status=FAILED, why=describe(error))
     if item.slug in _skipped(fit.config.skip):
         return Checklist(item=item.slug, status=SKIPPED, before=row.before, why=f"skip names {item.slug}")
@@ -274,9 +277,3 @@ def workers(loader: object) -> int:
     """Return the number of a loader's worker processes, as far as it is known."""
     number = getattr(loader, "num_workers", 0)
     return number if isinstance(number, int) else 0
-
-
-def _warn_of_strangers(skip: str) -> None:
-    known = [item.slug for item in ITEMS]
-    for name in sorted(_skipped(skip) - {*known}):
-        log.warning("perf_callbacks: skip names %s, which is no item: they are %s.", name, ", ".join(known))

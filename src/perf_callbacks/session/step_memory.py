@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.utils.hooks import RemovableHandle
 
+from perf_callbacks.core.foreign_errors import let_pass
 from perf_callbacks.core.machine_records import Memory
 from perf_callbacks.core.memory_use import GB, Allocator
 from perf_callbacks.flops.allocations import Allocations
@@ -96,8 +97,9 @@ class StepMemory:
             if not self._failed and self._ours(optimizer):
                 self._note(self._gradients, [one.grad for one in _parameters(optimizer) if one.grad is not None])
                 self._optimizers.add(optimizer)
-        except Exception:  # noqa: BLE001 optimizers may be anything
+        except Exception as error:  # noqa: BLE001 optimizers may be anything
             self._failed = True
+            let_pass(error)
 
     def _ours(self, optimizer: Any) -> bool:
         return not self._trained or any(id(one) in self._trained for one in _parameters(optimizer))

@@ -1,15 +1,14 @@
 """The watch for stragglers of a fit: signals of this rank, and on rank 0 the ranks compared in a side thread."""
 
 import threading
-import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from torch import nn
 
 from perf_callbacks.core import signals
+from perf_callbacks.core.foreign_errors import let_pass, suppress
 from perf_callbacks.core.local_times import LocalTimes
 from perf_callbacks.core.observer import Observer
 from perf_callbacks.core.peers import Signals
@@ -20,6 +19,7 @@ from perf_callbacks.core.straggler_text import slow_rank
 from perf_callbacks.core.stragglers import Stragglers
 from perf_callbacks.core.windows import GatheredWindow
 from perf_callbacks.host import gradient_moments
+from perf_callbacks.host.clock import monotonic, perf_counter, sleep
 from perf_callbacks.host.failures import describe
 from perf_callbacks.host.gradient_moments import GradientMoments
 from perf_callbacks.host.meshes import coordinates
@@ -58,6 +58,7 @@ def begin(recorder: Recorder, model: nn.Module | None) -> Observer | None:
     try:
         return RanksWatch(recorder, ranks, model)
     except Exception as error:  # noqa: BLE001 an error ends this search, not the measuring
+        let_pass(error)
         log.warning(NO_MORE, describe(error))
         return None
 
@@ -145,6 +146,7 @@ class RanksWatch(Observer):
         try:
             return self._make_signals(steps)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
+            let_pass(error)
             self._failed = True
             log.warning(NO_MORE, describe(error))
             return {}
@@ -170,10 +172,10 @@ class RanksWatch(Observer):
     def _wait(self) -> None:
         """Wait a moment for the last window of all ranks. Its steps may not have been read yet."""
         if self._recorder.run.rank == 0 and self._recorder.failure is None:
-            deadline = time.monotonic() + LAST_SECONDS
+            deadline = monotonic() + LAST_SECONDS
             self._recorder.engine.flush(self._recorder.clock())
-            while self._analysed <= self._made and time.monotonic() < deadline:
-                time.sleep(0.01)
+            while self._analysed <= self._made and monotonic() < deadline:
+                sleep(0.01)
                 self._recorder.engine.flush(self._recorder.clock())  # a device may tell of its last steps now
 
 
@@ -220,6 +222,7 @@ class SingleWatch(Observer):
                 kept, self._kept = self._kept, []
                 self._analyse(kept)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
+            let_pass(error)
             self._failed = True
             log.warning("perf_callbacks: slow steps are looked for no more, training goes on: %s", describe(error))
         finally:
@@ -234,9 +237,9 @@ class _Breath:
     """Sleeps for a moment after each slice of the analysis."""
 
     def __init__(self) -> None:
-        self._since = time.perf_counter()
+        self._since = perf_counter()
 
     def __call__(self) -> None:
-        if time.perf_counter() - self._since > SLICE_SECONDS:
-            time.sleep(BREATH_SECONDS)
-            self._since = time.perf_counter()
+        if perf_counter() - self._since > SLICE_SECONDS:
+            sleep(BREATH_SECONDS)
+            self._since = perf_counter()

@@ -21,13 +21,18 @@ const Charts = (() => {
     const whole = Math.floor(Math.log10(Math.abs(value))) + 1;
     return value.toLocaleString("en", { minimumFractionDigits: Math.min(6, Math.max(0, 3 - whole)), maximumFractionDigits: Math.min(6, Math.max(0, 3 - whole)) });
   };
-  const percent = (value) => (value == null ? "—" : `${(value * 100).toFixed(1)}%`);
+  const percent = (value) => (value == null ? "—" : `${value > 0 && value < 9.995e-4 ? (value * 100).toPrecision(2) : (value * 100).toFixed(1)}%`);
+  const speed = (tera) => {
+    if (tera == null) return "—";
+    const [unit, part] = [["TFLOPS", 1], ["GFLOPS", 1e-3], ["MFLOPS", 1e-6], ["kFLOPS", 1e-9]].find(([, part]) => tera >= part) || ["FLOPS", 1e-12];
+    return `${figures(tera / part)} ${unit}`;
+  };
   const tick = (value) => Number(value.toPrecision(6)).toLocaleString("en", { maximumFractionDigits: 6 });
   const units = {
     seconds: { tick: (v) => (v === 0 ? "0" : v >= 1 ? `${tick(v)} s` : v >= 1e-3 ? `${tick(v * 1e3)} ms` : `${tick(v * 1e6)} us`), say: seconds },
     share: { tick: (v) => `${tick(v * 100)}%`, say: percent },
     GB: { tick: (v) => `${tick(v)} GB`, say: (v) => (v == null ? "—" : `${figures(v)} GB`) },
-    TFLOPS: { tick, say: (v) => (v == null ? "—" : `${figures(v)} TFLOPS`) },
+    TFLOPS: { tick: speed, say: speed },
   };
 
   // The range of most points, so that a few long steps do not flatten the rest.

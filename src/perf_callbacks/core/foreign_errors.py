@@ -1,0 +1,79 @@
+"""Errors that a signal handler of the program raises within our code.
+
+Python runs a handler in the main thread between any two of its instructions, so also between two of ours. A guard that
+keeps our own errors from training must not swallow the exception by which a program wants to stop, or to time out.
+"""
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from functools import partial
+from itertools import pairwise
+from types import CodeType, FrameType, TracebackType
+
+
+def let_pass(error: BaseException) -> None:
+    """Raise what a signal handler raised. Every guard of ours that ends an error calls this first."""
+    foreign = of_handler(error)
+    if foreign is not None:
+        raise foreign
+
+
+def of_handler(error: BaseException) -> BaseException | None:
+    """Return the exception of a signal handler that this error is, or was made from.
+
+    An implicit context counts if it was caught on the way of this error: `Thread.start` raises a `KeyError` while it
+    handles one. The program may have caught any other context long ago.
+    """
+    found: BaseException | None = error
+    seen = set[int]()  # an error may be its own cause
+    while found is not None and id(found) not in seen:
+        seen.add(id(found))
+        frames = [*_frames(found.__traceback__)]
+        if len(frames) > 1:
+            handlers = _installed()
+            if any(inner.f_code in handlers or _interrupts(outer, inner) for outer, inner in pairwise(frames)):
+                return found
+        cause, context = found.__cause__, found.__context__
+        caught = context is not None and any(frame in frames for frame in [*_frames(context.__traceback__)][:1])
+        found = cause or (context if caught else None)
+    return None
+
+
+class suppress(contextlib.suppress):  # noqa: N801 it stands in for the one of the standard library
+    """Suppress these errors, but none of a signal handler's: a `TimeoutError` is an `OSError`."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        return bool(super().__exit__(kind, error, trace)) and (error is None or of_handler(error) is None)
+
+
+def _frames(trace: TracebackType | None) -> Iterator[FrameType]:
+    while trace is not None:
+        yield trace.tb_frame
+        trace = trace.tb_next
+
+
+def _interrupts(outer: FrameType, inner: FrameType) -> bool:
+    """Tell if a frame received a signal number and the interrupted frame, as handlers do.
+
+    A handler may have been replaced by now: many restore the default before they raise.
+    """
+    values = [*inner.f_locals.values()]
+    values += [one for value in values if type(value) is tuple for one in value]
+    return any(value is outer for value in values) and any(type(value) is int for value in values)
+
+
+def _installed() -> set[CodeType]:
+    """Return the code of all installed handlers: a handler may have deleted its arguments."""
+    codes = set[CodeType]()
+    for number in signal.valid_signals():
+        handler: object = signal.getsignal(number)
+        while isinstance(handler, partial):
+            handler = handler.func
+        for one in (handler, vars(type(handler)).get("__call__")):
+            code = getattr(one, "__code__", None)
+            if isinstance(code, CodeType):
+                codes.add(code)
+    return codes

@@ -1,0 +1,37 @@
+"""Sparse matrices in products: only their stored values are multiplied."""
+
+import torch
+
+
+def is_sparse(tensor: torch.Tensor) -> bool:
+    """Tell if a tensor stores a part of its values only, in any layout."""
+    return tensor.layout in _LAYOUTS
+
+
+def values(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the stored values of a sparse tensor, blocks with their zeros; a dense tensor itself."""
+    if not is_sparse(tensor):
+        return tensor
+    stored = tensor.detach()
+    return stored._values() if stored.layout is torch.sparse_coo else stored.values()  # noqa: SLF001 also uncoalesced
+
+
+def product(a: torch.Tensor, b: torch.Tensor) -> int:
+    """Count a product with at least one sparse operand: each stored value meets a row or a column of the other one.
+
+    Of two sparse matrices, each value of a column of the first meets each value of the same row of the second.
+    """
+    if is_sparse(a) and is_sparse(b):
+        return int(2 * (_numbers(a, -1) * _numbers(b, 0)).sum())
+    if is_sparse(a):
+        return int(2 * values(a).numel() * (b.shape[-1] if b.dim() > 1 else 1))
+    return int(2 * values(b).numel() * (a.shape[-2] if a.dim() > 1 else 1))
+
+
+def _numbers(matrix: torch.Tensor, dimension: int) -> torch.Tensor:
+    """Count the stored values of each row (0) or column (-1)."""
+    places = matrix.detach().to_sparse(layout=torch.sparse_coo)._indices()[dimension]  # noqa: SLF001 also uncoalesced
+    return torch.bincount(places, minlength=matrix.shape[dimension])
+
+
+_LAYOUTS = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}

@@ -1,0 +1,137 @@
+"""A directory of this user's own in one that all users may write to.
+
+Without a sticky bit on the directory around it, another user may put something else in its place at any time. So the
+directory is opened, checked after that, and held: files in it are reached through the open directory, never through
+its path, and no link is followed. Windows can't hold a directory: paths are checked there.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+from perf_callbacks.core.foreign_errors import suppress
+
+HOLDS = {os.open, os.stat, os.unlink, os.rename} <= os.supports_dir_fd and os.listdir in os.supports_fd
+"""True: this system opens files through an open directory."""
+
+_DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
+_READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+
+_NOTE = re.compile(r"[a-z]+\d*( \d+)?(\.\d+)?")
+"""Name of a note, or of one that is being written."""
+
+LARGEST_FILE = 64_000_000
+"""Most bytes of a note that are read."""
+
+
+class PrivateDirectory:
+    """Files of this user, by name."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._held: int | None = None
+
+    def make(self) -> None:
+        """Make the directory, and hold it. Raises `PermissionError` if somebody else may write to it."""
+        with suppress(FileExistsError):
+            self.path.mkdir(mode=0o700)
+        with suppress(FileNotFoundError):  # the last rank of an earlier fit has just removed it
+            self.find()
+
+    def find(self) -> None:
+        """Hold the directory that is there now. Raises `OSError` if there is none, or others may write to it."""
+        found = os.lstat(self.path)
+        if self._held is not None and os.path.samestat(os.fstat(self._held), found):
+            return
+        self.close()
+        if not stat.S_ISDIR(found.st_mode):
+            raise PermissionError(f"{self.path} is not a directory; remove it")
+        if not HOLDS:
+            self._check(found)
+            return
+        held = os.open(self.path, _DIRECTORY)
+        try:
+            self._check(os.fstat(held))
+        except BaseException:
+            os.close(held)
+            raise
+        self._held = held
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        held, self._held = self._held, None
+        if held is not None:
+            os.close(held)
+
+    def __del__(self) -> None:
+        try:  # noqa: SIM105 at the exit of the interpreter, `suppress` may be gone
+            self.close()
+        except Exception:  # noqa: BLE001, S110 a finalizer has nobody to tell
+            pass
+
+    def _check(self, found: os.stat_result) -> None:
+        if not hasattr(os, "getuid"):
+            return
+        if found.st_uid != os.getuid():
+            raise PermissionError(f"the directory {self.path} belongs to somebody else")
+        if found.st_mode & 0o077:
+            mode = stat.S_IMODE(found.st_mode)
+            raise PermissionError(f"the directory {self.path} is open to other users (mode {mode:o}); remove it")
+
+    def _at(self, name: str) -> str:
+        """Return the path of a file: within the held directory, its name."""
+        if HOLDS and self._held is None:
+            raise FileNotFoundError(f"{self.path} is not held")
+        return name if HOLDS else str(self.path / name)
+
+    def write(self, name: str, data: bytes) -> tuple[int, int]:
+        """Write or overwrite a file, and return its identity."""
+        file = os.open(self._at(name), _WRITE, 0o600, dir_fd=self._held)
+        try:
+            while data:
+                data = data[os.write(file, data) :]
+            return _identity(os.fstat(file))
+        finally:
+            os.close(file)
+
+    def rename(self, name: str, new: str) -> None:
+        """Rename a file, in place of another one."""
+        os.replace(self._at(name), self._at(new), src_dir_fd=self._held, dst_dir_fd=self._held)
+
+    def read(self, name: str, *, since: float) -> bytes:
+        """Read a file of this user's. An older one is taken for missing: a job with the same address has left it."""
+        file = os.open(self._at(name), _READ, dir_fd=self._held)
+        try:
+            found = os.fstat(file)
+            own = not hasattr(os, "getuid") or found.st_uid == os.getuid()
+            if not stat.S_ISREG(found.st_mode) or not own or found.st_mtime < since or found.st_size > LARGEST_FILE:
+                raise FileNotFoundError(name)
+            return os.read(file, found.st_size)
+        finally:
+            os.close(file)
+
+    def identity(self, name: str) -> tuple[int, int]:
+        """Return what tells a file from a later one of the same name."""
+        return _identity(os.stat(self._at(name), dir_fd=self._held, follow_symlinks=False))
+
+    def remove(self, names: Iterable[str] | None = None) -> None:
+        """Remove some files, or all of them, and the directory if it is empty then.
+
+        None are removed if one doesn't have the name of a note: another user may have moved a directory here.
+        """
+        if names is None:
+            names = os.listdir(self.path if self._held is None else self._held)  # noqa: PTH208 of the open directory
+            if not all(map(_NOTE.fullmatch, names)):
+                return
+        for name in names:
+            with suppress(FileNotFoundError):
+                os.unlink(self._at(name), dir_fd=self._held)
+        with suppress(OSError):  # there are notes of other ranks
+            self.path.rmdir()
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_ino, found.st_mtime_ns

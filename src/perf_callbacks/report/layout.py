@@ -1,0 +1,67 @@
+"""Lines of text within a width, and values from a journal that fit into them."""
+
+import re
+from collections.abc import Iterable, Sequence
+from textwrap import wrap
+
+from perf_callbacks.report.units import DASH
+
+COLUMNS = 80
+"""Width of a card, where the terminal is not narrower."""
+
+INDENT = 2
+"""Columns before each line of a card but the first."""
+
+LONGEST = 60
+"""Characters of a value from a journal that are shown."""
+
+_JOINED = "\N{NO-BREAK SPACE}"
+
+_UNIT = re.compile(r"(?<=≥) |(?<=\d) (?=%|(?:us|ms|s|B|kB|MB|GB|[TGMk]?FLOPS|x|samples/s|tokens/s)\b)")
+"""The space between a number and its unit, where no line is broken."""
+
+
+def card(parts: Sequence[str], columns: int, *, indent: str = "  ") -> str:
+    """Break lines at the width of a card. The first line, where it goes on, has an indent of its own."""
+    width = columns - INDENT
+    first, *others = parts
+    lines = [
+        *wrapped(first, indent=indent, width=width),
+        *[line for part in others for line in wrapped(part, width=width)],
+    ]
+    return "\n  ".join(lines)
+
+
+def wrapped(text: str, *, indent: str = "  ", width: int = COLUMNS - INDENT) -> list[str]:
+    """Break a text within the width. A path, and a part of an account that has room on a line, stay whole."""
+    if len(text) <= width:
+        return [text.replace(_JOINED, " ")]
+    parts = _UNIT.sub(_JOINED, text).split(" ")
+    text = " ".join([part if len(indent + part) <= width else part.replace(_JOINED, " ") for part in parts])
+    lines = wrap(text, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+    return [line.replace(_JOINED, " ") for line in lines]
+
+
+def joined(parts: Iterable[str]) -> str:
+    """Render a list whose parts are not broken."""
+    return ", ".join(part.replace(" ", _JOINED) for part in parts)
+
+
+def clean(value: object, longest: int = LONGEST) -> str:
+    """Render a value from a journal: no control characters, not too long.
+
+    >>> clean(None), clean("a" + chr(27) + "b"), clean(32.0)
+    ('—', 'a?b', '32')
+    """
+    shown = DASH if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    shown = "".join([letter if letter.isprintable() else "?" for letter in shown])
+    return shown if len(shown) <= longest else shown[: longest - 1] + "…"
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """List ranks, the first ten of them.
+
+    >>> listed([1, 3]), listed(range(11))
+    ('1, 3', '0, 1, 2, 3, 4, 5, 6, 7, 8, 9, …')
+    """
+    return ", ".join(map(str, ranks[:10])) + (", …" if len(ranks) > 10 else "")  # noqa: PLR2004

@@ -1,0 +1,73 @@
+"""Numbers as text: three figures, and a unit in which they are easy to read."""
+
+import math
+
+DASH = "—"
+"""An unknown number."""
+
+
+def rate(value: float) -> str:
+    """Format a rate with at least three figures.
+
+    >>> rate(13760.4), rate(3.14159)
+    ('13,760', '3.14')
+    """
+    before_point = math.floor(math.log10(value)) + 1 if value > 0 else 1
+    return f"{value:,.{max(0, 3 - before_point)}f}"
+
+
+def size(gb: float) -> str:
+    """Format an amount of memory with three figures.
+
+    >>> size(12.345), size(0.00629), size(4e-9)
+    ('12.3 GB', '6.29 MB', '4 B')
+    """
+    for unit, part in (("GB", 1.0), ("MB", 1e-3), ("kB", 1e-6)):
+        if abs(gb) >= part:
+            return f"{rate(gb / part)} {unit}"
+    return f"{gb * 1e9:.0f} B"
+
+
+def duration(seconds: float | None) -> str:
+    """Format a duration with three figures.
+
+    >>> duration(0.01234), duration(75.3), duration(None)
+    ('12.3 ms', '75.3 s', '—')
+    """
+    if seconds is None:
+        return DASH
+    if seconds == 0:
+        return "0"
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{rate(seconds / size)} {unit}"
+    return f"{seconds * 1e6:.0f} us"
+
+
+def speed(flops_per_second: float, figures: int | None = None) -> str:
+    """Format FLOPs per second with three figures, or with those that a given number has, at most so many.
+
+    >>> speed(989.5e12), speed(1.13e9), speed(0.4), speed(989.5e12, 6)
+    ('990 TFLOPS', '1.13 GFLOPS', '0.400 FLOPS', '989.5 TFLOPS')
+    """
+    for unit, part in (("TFLOPS", 1e12), ("GFLOPS", 1e9), ("MFLOPS", 1e6), ("kFLOPS", 1e3)):
+        if flops_per_second >= part:
+            value = flops_per_second / part
+            return f"{rate(value) if figures is None else format(value, f'.{figures}g')} {unit}"
+    return f"{rate(flops_per_second)} FLOPS"
+
+
+def percent(share: float) -> str:
+    """Format a share with a digit after the point; below 0.1 %, with two figures.
+
+    >>> percent(0.4567), percent(0.00034), percent(0.0)
+    ('45.7%', '0.034%', '0.0%')
+    """
+    if not 0 < share < LEAST_TENTH:
+        return f"{share:.1%}"
+    places = 1 - math.floor(math.log10(100 * share))
+    return f"{100 * share:.{places}f}%"
+
+
+LEAST_TENTH = 0.0009995
+"""Shares from here on are 0.1 % or more, rounded."""
