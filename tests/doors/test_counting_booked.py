@@ -118,7 +118,23 @@ def test_a_teacher_before_the_model_makes_a_lower_bound(tmp_path, place, lower_b
     (record,) = counts(tmp_path)
     assert record.lower_bound is lower_bound
     assert record.model_flops == STEP + PRODUCT * (place == "forwards")
-    assert [*record.uncounted] == ["Linear, without gradients"] * lower_bound
+    assert [*record.uncounted] == ["Linear without gradients"] * lower_bound
+
+
+def test_a_teacher_of_later_steps_makes_a_lower_bound_from_there_on(tmp_path):
+    teacher = layer().requires_grad_(requires_grad=False).eval()
+
+    @torch.no_grad()
+    def teach(fit):
+        fit.steps = getattr(fit, "steps", 0) + 1
+        if fit.steps in {5, 6}:
+            teacher(torch.ones(ROWS, WIDTH))
+
+    Fit(tmp_path, first=teach, steps=12)
+    records = counts(tmp_path)
+    assert [record.step for record in records] == [2, 2, 11]
+    assert [record.lower_bound for record in records] == [False, True, True]
+    assert [[*record.uncounted] for record in records[1:]] == [["Linear without gradients"]] * 2
 
 
 @pytest.mark.parametrize("sampling", [False, True])
@@ -150,7 +166,7 @@ def test_a_generator_that_runs_again_for_its_critic_makes_a_lower_bound(tmp_path
 
     Fit(tmp_path, last=train_critic)
     (record,) = counts(tmp_path)
-    assert (record.lower_bound, [*record.uncounted]) == (True, ["Linear, without gradients"])
+    assert (record.lower_bound, [*record.uncounted]) == (True, ["Linear without gradients"])
 
 
 @pytest.mark.parametrize("loader", [True, False])
@@ -268,6 +284,38 @@ def test_what_callbacks_of_transformers_do_is_not_the_models(tmp_path, do):
     arguments = tiny.training_arguments(tmp_path, max_steps=4)
     tiny.trainer(arguments, PerfCallback(), Doing(do), train_dataset=tiny.Tokens(32, mask=False)).train()
     assert {*known(tmp_path)[2:]} == {truth(tiny.llama(), ids(4, 16))}
+
+
+class Taught(Trainer):
+    """Asks its teacher before the forward, without gradients."""
+
+    def training_step(self, model, inputs, *rest):
+        with torch.no_grad():
+            self.teacher(**inputs)
+        return super().training_step(model, inputs, *rest)
+
+
+def test_a_teacher_before_the_forward_of_a_trainer_makes_a_lower_bound(tmp_path):
+    arguments = tiny.training_arguments(tmp_path, max_steps=4)
+    trainer = tiny.trainer(arguments, PerfCallback(), kind=Taught, train_dataset=tiny.Tokens(32, mask=False))
+    trainer.teacher = tiny.llama().eval()
+    trainer.train()
+    (record,) = counts(tmp_path)
+    assert record.model_flops == truth(tiny.llama(), ids(4, 16))
+    assert (record.lower_bound, [*record.uncounted]) == (True, ["LlamaForCausalLM without gradients"])
+
+
+def test_a_sample_after_a_step_of_a_trainer_makes_none(tmp_path):
+    def sample(model):
+        with torch.no_grad():
+            model(input_ids=torch.ones(5, 16, dtype=torch.long))
+
+    doing = Doing(sample)
+    doing.on_step_begin = lambda *_, **__: None
+    arguments = tiny.training_arguments(tmp_path, max_steps=4)
+    tiny.trainer(arguments, PerfCallback(), doing, train_dataset=tiny.Tokens(32, mask=False)).train()
+    (record,) = counts(tmp_path)
+    assert (record.lower_bound, record.uncounted) == (False, {})
 
 
 class Accumulating(TrainerCallback):

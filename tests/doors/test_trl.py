@@ -187,6 +187,29 @@ def test_generation_and_rewards_are_named_parts_of_other(tmp_path, tokenizer):
 
 
 @pytest.mark.filterwarnings("ignore")  # as above
+@pytest.mark.parametrize(
+    ("more", "lower_bound"), [({}, False), ({"beta": 0.1}, True), ({"beta": 0.1, "steps_per_generation": 4}, True)]
+)
+def test_the_reference_model_of_an_online_trainer_makes_a_lower_bound(tmp_path, tokenizer, more, lower_bound):
+    ours = PerfCallback(PerfConfig(gc="off"))
+    arguments = tiny.training_arguments(
+        tmp_path, kind=GRPOConfig, num_generations=2, max_completion_length=4, max_steps=6, **more
+    )
+    tiny.llama().save_pretrained(tmp_path / "model")
+    trainer = GRPOTrainer(
+        model=str(tmp_path / "model"),
+        reward_funcs=lambda completions, **_: [float(len(completion)) for completion in completions],
+        args=arguments,
+        train_dataset=Dataset.from_list([{"prompt": f"w{3 + row} w4"} for row in range(32)]),
+        processing_class=tokenizer,
+        callbacks=[ours],
+    )
+    trainer.train()
+    names = ("LlamaForCausalLM without gradients",) * lower_bound
+    assert (ours.summary.flops_lower_bound, ours.summary.flops_uncounted) == (lower_bound, names)
+
+
+@pytest.mark.filterwarnings("ignore")  # as above
 def test_samples_of_an_online_trainer_are_the_completions_of_a_step(tmp_path, tokenizer):
     ours, seen = PerfCallback(PerfConfig(flops="off")), {}
 

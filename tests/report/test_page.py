@@ -126,7 +126,7 @@ def test_the_tables_say_what_was_found_counted_and_changed():
     assert tables["worst"]["rows"][0][:5] == ("12", "1.19 s", "4.75x", "1", "data +938 ms")
     assert tables["products"]["rows"][0][-1] == "50,257 is no multiple of 8: 50,304 would be"
     assert tables["products"]["rows"][1] == ["mm", "[8, 64] x [64, 64]", "bfloat16", "100", "20.0%", "fits"]
-    assert tables["uncounted"]["rows"] == [("no formula", "mine::product", "3 calls")]
+    assert tables["uncounted"]["rows"] == [("not counted", "mine::product", "3 calls")]
     assert tables["uncounted"]["note"].endswith("The FLOPs, and so MFU, are a lower bound.")
     assert tables["checklist"]["rows"][0][-1] == "2 ms per step (99.9 % interval 1 to 3)"
     assert tables["stalls"]["rows"][0] == ("15", "0", "data", "61.0 s", "loader.py:41 next")

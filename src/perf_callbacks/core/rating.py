@@ -20,7 +20,7 @@ class Rating:
     lower_bound: bool
     """True: the step has more FLOPs than were counted."""
     uncounted: tuple[str, ...] = ()
-    """Operations of the last count that have no formula."""
+    """Names of `Flops.uncounted` in the last count."""
     peaks: Peaks | None = None
     unmasked_share: float | None = None
     """Share of the executed FLOPs that is not masked attention, equal in all counts. None: unknown."""

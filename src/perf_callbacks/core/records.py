@@ -158,7 +158,8 @@ class Flops:
     """Share, by elements, of the weights that a counted operation multiplied, among those that should be multiplied as
     matrices."""
     uncounted: Mapping[str, int]
-    """Calls of operations that multiply matrices, or may do so, and have no formula."""
+    """Calls of operations that multiply matrices, or may do so, and have no formula; modules that ran without gradients
+    outside of the forward."""
     lower_bound: bool
     """True: the step has more FLOPs than were counted."""
     whole_step: bool = True
@@ -284,7 +285,7 @@ class Summary:
     """Coverage of the last count, as in `Flops`, like `flops_lower_bound`."""
     flops_lower_bound: bool = False
     flops_uncounted: tuple[str, ...] = ()
-    """Operations of the last count that have no formula."""
+    """Names of `Flops.uncounted` in the last count."""
     unmasked_share: float | None = None
     """Share of the executed FLOPs that is not masked attention, as in `Flops.masked_flops`. None: no kernel was told of
     a causal mask, or counts differ."""

@@ -57,6 +57,7 @@ class Tape:
         "_seconds",
         "_since",
         "pairs",
+        "part",
         "write",
     )
 
@@ -74,6 +75,8 @@ class Tape:
         self._begun = False
         self._since: list[Pause] = []
         self._pauses: list[float] = []
+        self.part: str | None = None
+        """Named part of the stage `other` that the training thread is in."""
 
     def begin(self, now: float) -> None:
         """The first step begins."""

@@ -129,10 +129,11 @@ def others(recorder: Recorder, owner: Any, name: str, part: str) -> None:
     def make(inner: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(inner)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            began = _since(recorder)
+            began, before, recorder.tape.part = _since(recorder), recorder.tape.part, part
             try:
                 return inner(*args, **kwargs)
             finally:
+                recorder.tape.part = before
                 recorder.attempt(functools.partial(_add_other, part=part, began=began))
 
         return call

@@ -299,7 +299,7 @@ def _uncounted(summary: Summary) -> Iterable[str]:
     names, coverage = summary.flops_uncounted, summary.flops_coverage
     if names:
         more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-        yield f"no formula for {', '.join(names[:MOST_NAMES])}{more}"
+        yield f"the count lacks {', '.join(names[:MOST_NAMES])}{more}"
     if coverage is not None and coverage < ENOUGH_COVERED:
         yield f"{percent(1 - coverage)} of the weights were in no counted product"
     elif not names:

@@ -134,7 +134,7 @@ def products(count: Flops, *, tensor_cores: bool) -> Table | None:
 def uncounted(count: Flops, summary: Summary | None) -> Table | None:
     """Tabulate the work that FLOPs leave out, and the operations that slow a step down."""
     rows = [
-        *[("no formula", name, f"{calls:,} calls") for name, calls in count.uncounted.items()],
+        *[("not counted", name, f"{calls:,} calls") for name, calls in count.uncounted.items()],
         *[("error in counting", name, f"{calls:,} calls") for name, calls in count.errors.items()],
         *[
             ("large copy", f"{name} {shape}", size(count_of_bytes / GIGA))

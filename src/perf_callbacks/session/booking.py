@@ -8,9 +8,10 @@ from torch import is_grad_enabled, nn
 
 from perf_callbacks.core.marks import Course
 from perf_callbacks.core.stages import Stage
+from perf_callbacks.core.tape import Tape
 from perf_callbacks.flops.phases import in_backward
 
-_FORWARD, _BACKWARD = Stage.FORWARD, Stage.BACKWARD
+_FORWARD = Stage.FORWARD
 _TRAINING = (Stage.FORWARD, Stage.BACKWARD, Stage.OPTIMIZER)
 _NEVER = (Stage.DATA, Stage.ASIDE)
 _BETWEEN = (Stage.OTHER, Stage.UNDECIDED)
@@ -21,54 +22,57 @@ class Booking:
 
     Trainers announce each forward. A loop need not: it may call a part of the model, or a model that nobody watches.
     There, calls of modules in training mode that build a graph are training work too, and what runs without gradients
-    between a forward and its backward, outside of any module, is not.
+    between a forward and its backward, outside of any module, is not. Generation and rewards never are.
     """
 
-    def __init__(self, course: Course, *, announced: bool) -> None:
-        self.course = course
+    def __init__(self, tape: Tape, *, announced: bool) -> None:
+        self.course: Course = tape.follow()
         """Follows the marks of the step."""
+        self._tape = tape
         self._announced = announced
         self.unannounced = False
         """A backward ran that the trainer did not announce."""
         self.apart: Counter[str] = Counter()
-        """Operations in modules that ran without gradients outside of a forward: of a teacher, perhaps.
+        """Operations in modules with weights that ran without gradients outside of a forward: of a teacher, perhaps.
 
-        Without a backward before the next batch is fetched, they were no training work.
+        Without a backward before the next batch is fetched, they were no part of the step's work.
         """
         self._waiting: Counter[str] = Counter()
         """Such operations of which no backward has followed yet."""
-        self._fetches = 0
+        self._fetches = self._backwards = 0
         self._weighty: dict[int, bool] = {}
 
     def __call__(self) -> bool:
         """Tell whether the operation that is being dispatched is training work."""
         stage = self.course.stage
         if stage in _TRAINING:
-            if self._waiting and stage is _BACKWARD:
-                self._add_apart()
+            self.settle()
             return self._announced or stage is not _FORWARD or is_grad_enabled() or _calling() is not None
         if stage in _NEVER:
             return False
         if in_backward():
             self.unannounced = self._announced
             return not self._announced
-        if self._announced:
+        if self._tape.part is not None or (self._announced and is_grad_enabled()):
             return False
         module = _calling()
         if module is None or is_grad_enabled():
             return module is not None and module.training
-        if sys._getframe(2).f_code.co_name == "__torch_dispatch__":  # noqa: SLF001 not of a module that only begins
-            self._add_apart(follows=False)
-            self._waiting[type(module).__name__] += self._has_weights(module)
+        if self._has_weights(module) and sys._getframe(2).f_code.co_name != "_see":  # noqa: SLF001 more than its begin
+            self._note_apart(module)
         return False
 
-    def _add_apart(self, *, follows: bool = True) -> None:
-        """Take what ran apart for a part of the backward that follows, unless a batch was fetched between them."""
-        fetches, self._fetches = self._fetches, self.course.fetches
-        if fetches != self._fetches:
+    def _note_apart(self, module: nn.Module) -> None:
+        if self.course.fetches != self._fetches:
             self._waiting.clear()
-        elif follows:
-            self.apart += self._waiting
+        self._fetches, self._backwards = self.course.fetches, self.course.calls.backwards
+        self._waiting[f"{type(module).__name__} without gradients"] += 1
+
+    def settle(self) -> None:
+        """Add what ran apart to the work of the backward that followed, unless a batch was fetched between them."""
+        if self._waiting and self.course.calls.backwards > self._backwards:
+            if self.course.fetches == self._fetches:
+                self.apart += self._waiting
             self._waiting.clear()
 
     def _has_weights(self, module: nn.Module) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from threading import get_ident
@@ -108,6 +109,7 @@ class Counting(Observer):
         self._began = recorder.clock()
         self._next_after = 0  # the number of steps done from which on there is something to do
         self._done = False
+        self._apart: dict[str, int] = {}
         self._examples: dict[ShapeKey, Example] = {}
         """Batches of shapes whose work is not known yet."""
         recorder.work.unknowns.counting = "the fit ended before a step was counted"
@@ -132,6 +134,7 @@ class Counting(Observer):
     def step_ended(self, step: int) -> None:
         """An optimizer step is over."""
         self._steps = step - self._first
+        self._note_apart(self._looks.booking or self._booking)
         window = self._window
         if window is not None:
             there = window.counter.pushed
@@ -293,7 +296,7 @@ class Counting(Observer):
         self._counts += not self._done or self._steps + 1 != self._recount()
         step_seconds = (self._recorder.clock() - self._began) / max(self._steps, 1)
         window = CountWindow(max(PATIENCE_SECONDS, PATIENCE_STEPS * step_seconds))
-        self._booking = Booking(self._recorder.tape.follow(), announced=self._announced)
+        self._booking = Booking(self._recorder.tape, announced=self._announced)
         window.counter.made = self._recorder.made
         window.counter.books, window.counter.between = self._booking, self._booking.between
         self._window = window
@@ -342,8 +345,7 @@ class Counting(Observer):
         if not total.model_flops:
             return
         work.unknowns.counting = None
-        apart = self._booking.apart if self._booking is not None else {}
-        counter.observed.unknown.update({f"{name}, without gradients": calls for name, calls in apart.items() if calls})
+        counter.observed.unknown.update(self._apart)
         self._examples = {shape: example for shape, example in self._examples.items() if not work.knows(shape)}
         tokens = plus(*[self._recorder.reader.with_tokens(batch).tokens for batch in batches])
         self._conclude(counted(counter, step, tokens, whole_step=not self._before), total)
@@ -353,6 +355,19 @@ class Counting(Observer):
         if self._booking is not None and self._booking.unannounced and not calls.backwards:
             return True
         return not calls.forwards and self._recorder.work.rating is None
+
+    def _note_apart(self, booking: Booking | None) -> None:
+        """Make all FLOPs a lower bound once modules ran apart from the forward, which they need not do in each step."""
+        if booking is None:
+            return
+        booking.settle()
+        news = {name: calls for name, calls in booking.apart.items() if name not in self._apart}
+        self._apart |= news
+        work = self._recorder.work
+        if news and work.counted is not None and work.rating is not None:
+            work.counted = replace(work.counted, uncounted={**work.counted.uncounted, **news}, lower_bound=True)
+            self._recorder.write(work.counted)
+            work.rate(replace(work.rating, lower_bound=True, uncounted=tuple(sorted(work.counted.uncounted))))
 
     def _conclude(self, record: Flops, total: Work) -> None:
         self._recorder.write(record)

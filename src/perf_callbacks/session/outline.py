@@ -95,7 +95,8 @@ class Looks:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._outline = Outline()
-        self._booking: Booking | None = None
+        self.booking: Booking | None = None
+        """Follows the step that is looked at."""
         self._own = False  # nobody else follows the step
         self.after = 0
         """Number of steps of the fit after which the next outline is taken."""
@@ -105,7 +106,7 @@ class Looks:
     @property
     def going(self) -> bool:
         """An outline is being taken."""
-        return self._booking is not None
+        return self.booking is not None
 
     def begin(self, steps: int, booking: Booking | None, announced: bool) -> None:  # noqa: FBT001 as in `Booking`
         """Begin with the step that follows so many, if it is to be looked at. `booking` follows it already."""
@@ -115,12 +116,12 @@ class Looks:
         if compiles():
             return
         self._own = booking is None
-        self._booking = booking or Booking(self._recorder.tape.follow(), announced=announced)
-        self._outline.open(self._booking)
+        self.booking = booking or Booking(self._recorder.tape, announced=announced)
+        self._outline.open(self.booking)
 
     def end(self, step: int) -> None:
         """Compare the step that is over with an earlier one. A step of which only a part was seen tells nothing."""
-        booking, products = self._booking, self._outline.products
+        booking, products = self.booking, self._outline.products
         self.drop()
         if booking is not None and not any(booking.course.earlier):
             shapes = [batch.shape for batch in self._recorder.batches]
@@ -130,8 +131,8 @@ class Looks:
 
     def drop(self) -> None:
         """Take no outline of this step."""
-        if self._booking is not None:
-            self._booking = None
+        if self.booking is not None:
+            self.booking = None
             self._outline.close()
             if self._own:
                 self._recorder.tape.unfollow()
