@@ -115,7 +115,7 @@ def _safely(act: Callable[..., Any], *arguments: object) -> Any:
 
 
 def _let_pass(error: Exception) -> None:
-    """Raise what a signal handler of the program raised. It is imported when there is an error."""
+    """Raise an exception that a signal handler of the program raised. Imports the rule only if there is an error."""
     from perf_callbacks.core.foreign_errors import let_pass  # noqa: PLC0415 as above
 
     let_pass(error)

@@ -191,6 +191,8 @@ def test_packed_sequences_have_rows_and_steps(enforce_sorted):
     [
         pytest.param(([t(3, 8, 9), t(3, 7, 6)], [{"boxes": t(n, 4), "labels": t(n)} for n in (5, 2)]),
                      2, id="detection"),
+        pytest.param(((t(3, 8, 9),), ({"boxes": t(3, 4), "labels": t(3)},)), 1, id="detection, one image, three boxes"),
+        pytest.param([(t(3, 8, 9), {"boxes": t(3, 4), "labels": t(3)})], 1, id="detection, one pair, three boxes"),
         pytest.param((t(2, 3, 8, 8), [{"boxes": t(5, 4)}, {"boxes": t(1, 4)}]), 2, id="detection, images of one size"),
         pytest.param({"pixel_values": t(2, 3, 8, 8), "pixel_mask": t(2, 8, 8),
                       "labels": [{"boxes": t(n, 4), "class_labels": t(n), "image_id": t(1), "area": t(n), "size": t(2)}

@@ -3,6 +3,7 @@
 import ast
 import functools
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,16 @@ class Handles:
 
     def __call__(self, signum, frame):
         raise PreemptError
+
+
+def takes_a_frame_and_a_number(frame, depth):
+    raise ValueError(depth)
+
+
+def test_a_function_that_gets_its_callers_frame_is_no_handler():
+    with pytest.raises(ValueError, match="2") as raised:
+        takes_a_frame_and_a_number(sys._getframe(), 2)
+    assert of_handler(raised.value) is None
 
 
 HANDLERS = {

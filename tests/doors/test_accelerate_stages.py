@@ -5,6 +5,7 @@ import gc
 import pytest
 import torch
 from accelerated import an_accelerator
+from slow_backward import SlowBackward
 from tiny import records, steps as steps_of
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -42,18 +43,6 @@ class Rows(Dataset):
     def __getitem__(self, index):
         self.sleep(self.place)
         return torch.ones(4)
-
-
-class SlowBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, values, sleep):
-        ctx.sleep = sleep
-        return values.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        ctx.sleep("backward")
-        return gradient, None
 
 
 class Model(nn.Module):

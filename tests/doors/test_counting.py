@@ -11,7 +11,7 @@ from counted import ANGLES, counts, excluded, gpt2, ids, known, loop, mamba, tru
 from torch import nn
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.session.counting import FREE_COUNTS, RECOUNTS
+from perf_callbacks.core.count_schedule import FREE_COUNTS, RECOUNTS
 from perf_callbacks.transformers import PerfCallback
 
 MODELS = {"llama": tiny.llama, "gpt2": gpt2}

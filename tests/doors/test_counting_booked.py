@@ -16,6 +16,7 @@ from transformers import Trainer, TrainerCallback
 from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
 from perf_callbacks.loop import measure
+from perf_callbacks.session import outline
 from perf_callbacks.transformers import PerfCallback
 
 ROWS, WIDTH = 4, 8
@@ -40,20 +41,23 @@ def multiply():
 class Fit:
     """A plain loop that has something else to do at four places."""
 
-    def __init__(self, directory, *, model=None, steps=4, loader=None, **places):
+    def __init__(self, directory, *, model=None, steps=4, loader=None, accumulation=1, **places):
         self.model = layer() if model is None else model
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
         config = PerfConfig(output_dir=str(directory), gc="off")
         do = {name: places.get(name, lambda _: None) for name in ("first", "forwards", "backwards", "last")}
-        with measure(model=self.model, optimizer=optimizer, loader=loader or batches(steps), config=config) as perf:
-            for batch in perf.loader:
+        with measure(
+            model=self.model, optimizer=optimizer, loader=loader or batches(steps * accumulation), config=config
+        ) as perf:
+            for number, batch in enumerate(perf.loader):
                 do["first"](self)
                 loss = places.get("loss", self.loss)(batch)
                 do["forwards"](self)
                 loss.backward()
                 do["backwards"](self)
-                optimizer.step()
-                optimizer.zero_grad()
+                if (number + 1) % accumulation == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
                 do["last"](self)
 
     def loss(self, batch):
@@ -121,16 +125,20 @@ def test_a_teacher_before_the_model_makes_a_lower_bound(tmp_path, place, lower_b
     assert [*record.uncounted] == ["Linear without gradients"] * lower_bound
 
 
-def test_a_teacher_of_later_steps_makes_a_lower_bound_from_there_on(tmp_path):
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_teacher_of_later_steps_makes_a_lower_bound_from_there_on(tmp_path, monkeypatch, gradients, accumulation):
+    """It is frozen, so its result requires no gradients in either case."""
+    monkeypatch.setattr(outline, "compiles", lambda: False)  # what an earlier test has compiled
     teacher = layer().requires_grad_(requires_grad=False).eval()
 
-    @torch.no_grad()
     def teach(fit):
-        fit.steps = getattr(fit, "steps", 0) + 1
-        if fit.steps in {5, 6}:
-            teacher(torch.ones(ROWS, WIDTH))
+        fit.batches = getattr(fit, "batches", -1) + 1
+        if fit.batches in {4 * accumulation, 5 * accumulation}:
+            with torch.set_grad_enabled(gradients):
+                teacher(torch.ones(ROWS, WIDTH))
 
-    Fit(tmp_path, first=teach, steps=12)
+    Fit(tmp_path, first=teach, steps=12, accumulation=accumulation)
     records = counts(tmp_path)
     assert [record.step for record in records] == [2, 2, 11]
     assert [record.lower_bound for record in records] == [False, True, True]
@@ -284,6 +292,7 @@ def test_what_callbacks_of_transformers_do_is_not_the_models(tmp_path, do):
     arguments = tiny.training_arguments(tmp_path, max_steps=4)
     tiny.trainer(arguments, PerfCallback(), Doing(do), train_dataset=tiny.Tokens(32, mask=False)).train()
     assert {*known(tmp_path)[2:]} == {truth(tiny.llama(), ids(4, 16))}
+    assert not counts(tmp_path)[0].lower_bound
 
 
 class Taught(Trainer):
@@ -303,6 +312,38 @@ def test_a_teacher_before_the_forward_of_a_trainer_makes_a_lower_bound(tmp_path)
     (record,) = counts(tmp_path)
     assert record.model_flops == truth(tiny.llama(), ids(4, 16))
     assert (record.lower_bound, [*record.uncounted]) == (True, ["LlamaForCausalLM without gradients"])
+
+
+class Twice(Trainer):
+    """Adds a loss of its own, outside of `compute_loss`: the angles of its positions are made without gradients."""
+
+    def training_step(self, model, inputs, *rest):
+        loss = super().training_step(model, inputs, *rest)
+        self.accelerator.backward(model(**inputs).loss)
+        return loss
+
+
+def test_a_second_loss_outside_of_the_forward_of_a_trainer_is_counted_in_full(tmp_path):
+    arguments = tiny.training_arguments(tmp_path, max_steps=4)
+    tiny.trainer(arguments, PerfCallback(), kind=Twice, train_dataset=tiny.Tokens(32, mask=False)).train()
+    (record,) = counts(tmp_path)
+    assert (record.lower_bound, record.uncounted) == (False, {})
+    assert record.model_flops == pytest.approx(2 * truth(tiny.llama(), ids(4, 16)), rel=1e-3)
+
+
+def test_a_model_that_collates_makes_a_lower_bound(tmp_path):
+    encoder = tiny.llama().eval()
+
+    def encode(rows):
+        with torch.no_grad():
+            encoder(input_ids=torch.stack([row["input_ids"] for row in rows]))
+        return torch.utils.data.default_collate(rows)
+
+    arguments = tiny.training_arguments(tmp_path, max_steps=4)
+    data = {"train_dataset": tiny.Tokens(32, mask=False), "data_collator": encode}
+    tiny.trainer(arguments, PerfCallback(), **data).train()
+    (record,) = counts(tmp_path)
+    assert [*record.uncounted] == ["LlamaForCausalLM without gradients"]
 
 
 def test_a_sample_after_a_step_of_a_trainer_makes_none(tmp_path):

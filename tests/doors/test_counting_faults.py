@@ -20,14 +20,15 @@ from perf_callbacks.transformers import PerfCallback
 INSIDE = {
     "flops.counter.FlopCounter": "_count _formula _turn",
     "flops.formulas": "formula name",
-    "flops.counter": "phase _dtype _tensors _batched",
+    "flops.counter": "phase number_format tensors are_batched",
     "flops.coverage.Weights": "see behind multiplied passed",
     "flops.observed.Observed": "product uncounted _copied _note _read",
     "flops.observed": "_causal _shape _opaque",
 }
 """What is done for each operation, and each module: errors there are counted, and nothing else."""
 AROUND = {
-    "session.counting.Counting": "step_began step_ended see span_began span_ended _eager trained _next _recount _way",
+    "session.counting.Counting": "step_began step_ended see span_began span_ended _eager trained _next",
+    "core.count_schedule.CountSchedule": "next recount missing wanted",
     "flops.counter.FlopCounter": "hook enter_stack leave_stack work unhook",
     "flops.count_window.CountWindow": "open _leave",
     "flops.stance.EagerStance": "hold release reconcile",
@@ -38,7 +39,8 @@ AROUND = {
 }
 ONCE = {
     "session.counting": "counted",
-    "session.counting.Counting": "closed _affordable _open _shut _put_down _await",
+    "session.counting.Counting": "closed _open _shut _put_down _await",
+    "core.count_schedule.CountSchedule": "affordable spend",
     "session.booking.Booking": "__init__",
     "flops.counter.FlopCounter": "__init__",
     "flops.count_window.CountWindow": "__init__",

@@ -9,10 +9,10 @@ from torch import nn
 from transformers import TrainerCallback
 
 from perf_callbacks import PerfConfig
+from perf_callbacks.core.count_schedule import RECOUNTS
 from perf_callbacks.loop import measure
 from perf_callbacks.report import cards
 from perf_callbacks.session import outline
-from perf_callbacks.session.counting import RECOUNTS
 from perf_callbacks.transformers import PerfCallback
 
 ROWS, WIDTH = 4, 8

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from lightning.fabric import Fabric
+from slow_backward import SlowBackward
 from tiny import records, steps
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -26,18 +27,6 @@ class Rows(Dataset):
     def __getitem__(self, index):
         self.sleep("data" if index % 2 == 0 else None)
         return torch.ones(4)
-
-
-class SlowBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, values, sleep):
-        ctx.sleep = sleep
-        return values.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        ctx.sleep("backward")
-        return gradient, None
 
 
 class Model(nn.Module):

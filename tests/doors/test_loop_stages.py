@@ -10,6 +10,7 @@ from io import BytesIO
 
 import pytest
 import torch
+from slow_backward import SlowBackward
 from tiny import records, steps as steps_of
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -71,18 +72,6 @@ class Garbage:
 
     def __del__(self):
         self.pause("collection")
-
-
-class SlowBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, values, pause):
-        ctx.pause = pause
-        return values.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        ctx.pause("backward")
-        return gradient, None
 
 
 class Model(nn.Module):

@@ -158,6 +158,18 @@ def test_a_fused_head_is_counted_once_and_its_second_time_is_recompute(tmp_path,
     assert record.model_flops == forward + 2 * (layer + head)
 
 
+def online(directory, tokenizer, ours, *, kind=GRPOTrainer, model=None, reward=None, **more):
+    """A trainer for reinforcement learning whose model generates two completions of each prompt."""
+    return kind(
+        model=tiny.llama() if model is None else model,
+        reward_funcs=reward or (lambda completions, **_: [float(len(completion)) for completion in completions]),
+        args=tiny.training_arguments(directory, kind=GRPOConfig, num_generations=2, max_completion_length=4, **more),
+        train_dataset=Dataset.from_list([{"prompt": f"w{3 + row} w4"} for row in range(32)]),
+        processing_class=tokenizer,
+        callbacks=[ours],
+    )
+
+
 @pytest.mark.filterwarnings("ignore")  # of TRL, about a model and a tokenizer that are as small as these
 def test_generation_and_rewards_are_named_parts_of_other(tmp_path, tokenizer):
     ours, rewarded = PerfCallback(PerfConfig(flops="off")), []
@@ -166,18 +178,7 @@ def test_generation_and_rewards_are_named_parts_of_other(tmp_path, tokenizer):
         rewarded.append(len(completions))
         return [float(len(completion)) for completion in completions]
 
-    arguments = tiny.training_arguments(
-        tmp_path, kind=GRPOConfig, num_generations=2, max_completion_length=4, max_steps=6, logging_steps=3
-    )
-    prompts = Dataset.from_list([{"prompt": f"w{3 + row} w4"} for row in range(32)])
-    trainer = GRPOTrainer(
-        model=tiny.llama(),
-        reward_funcs=reward,
-        args=arguments,
-        train_dataset=prompts,
-        processing_class=tokenizer,
-        callbacks=[ours],
-    )
+    trainer = online(tmp_path, tokenizer, ours, reward=reward, max_steps=6, logging_steps=3)
     trainer.train()
     parts = ours.summary.other_seconds
     assert rewarded
@@ -192,19 +193,8 @@ def test_generation_and_rewards_are_named_parts_of_other(tmp_path, tokenizer):
 )
 def test_the_reference_model_of_an_online_trainer_makes_a_lower_bound(tmp_path, tokenizer, more, lower_bound):
     ours = PerfCallback(PerfConfig(gc="off"))
-    arguments = tiny.training_arguments(
-        tmp_path, kind=GRPOConfig, num_generations=2, max_completion_length=4, max_steps=6, **more
-    )
     tiny.llama().save_pretrained(tmp_path / "model")
-    trainer = GRPOTrainer(
-        model=str(tmp_path / "model"),
-        reward_funcs=lambda completions, **_: [float(len(completion)) for completion in completions],
-        args=arguments,
-        train_dataset=Dataset.from_list([{"prompt": f"w{3 + row} w4"} for row in range(32)]),
-        processing_class=tokenizer,
-        callbacks=[ours],
-    )
-    trainer.train()
+    online(tmp_path, tokenizer, ours, model=str(tmp_path / "model"), max_steps=6, **more).train()
     names = ("LlamaForCausalLM without gradients",) * lower_bound
     assert (ours.summary.flops_lower_bound, ours.summary.flops_uncounted) == (lower_bound, names)
 
@@ -218,22 +208,8 @@ def test_samples_of_an_online_trainer_are_the_completions_of_a_step(tmp_path, to
             seen[self.state.global_step + 1] = seen.get(self.state.global_step + 1, 0) + len(inputs["completion_ids"])
             return super().compute_loss(model, inputs, *args, **kwargs)
 
-    arguments = tiny.training_arguments(
-        tmp_path,
-        kind=GRPOConfig,
-        num_generations=2,
-        max_completion_length=4,
-        gradient_accumulation_steps=2,
-        max_steps=4,
-        logging_steps=2,
-    )
-    trainer = Counted(
-        model=tiny.llama(),
-        reward_funcs=lambda completions, **_: [float(len(completion)) for completion in completions],
-        args=arguments,
-        train_dataset=Dataset.from_list([{"prompt": f"w{3 + row} w4"} for row in range(32)]),
-        processing_class=tokenizer,
-        callbacks=[ours],
+    trainer = online(
+        tmp_path, tokenizer, ours, kind=Counted, gradient_accumulation_steps=2, max_steps=4, logging_steps=2
     )
     trainer.train()
     assert {step["step"]: step["samples"] for step in tiny.steps(tmp_path)} == seen

@@ -186,7 +186,6 @@ def test_a_stance_that_somebody_took_meanwhile_is_theirs():
 
 
 def test_warnings_that_somebody_filtered_meanwhile_stay_so():
-
     window = CountWindow()
     with warnings.catch_warnings():
         before = list(warnings.filters)
@@ -195,6 +194,20 @@ def test_warnings_that_somebody_filtered_meanwhile_stay_so():
         window.close()
         assert [one[1].pattern for one in warnings.filters[: len(warnings.filters) - len(before)]] == ["of theirs"]
         assert warnings.filters[1:] == before
+
+
+def test_a_count_shows_no_warning_of_the_program_again():
+    def warn():
+        warnings.warn("of theirs", UserWarning, stacklevel=1)
+
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            warn()
+            window = CountWindow()
+            window.open()
+            window.close()
+    assert len(shown) == 1
 
 
 def test_under_a_mode_of_somebody_else_it_goes_silent_until_it_can_be_taken_off():

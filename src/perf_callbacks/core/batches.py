@@ -71,7 +71,7 @@ class _Noted(NamedTuple):
     names: tuple[str, ...]
     """All tensors of the batch."""
     integers: tuple[tuple[str, int | None, int], ...]
-    """Name, address and elements of each tensor of integers that has more than one for each sample."""
+    """Names, addresses and element counts of the integer tensors with more than one element per sample."""
 
 
 def together(batches: Sequence[Batch]) -> tuple[int | None, int | None, Any]:
@@ -301,7 +301,7 @@ class BatchReader:
 
 
 def _has_several(one: Leaf, rows: int | None) -> bool:
-    """Tell if a tensor has more than one element for each sample. A column of labels or users has one."""
+    """Return True if a tensor has more than one element per sample. A column of labels or users has one."""
     return prod(one.sizes) != rows and (rows is not None or len(one.sizes) > 1 or not one.whole)
 
 

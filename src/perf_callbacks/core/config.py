@@ -117,7 +117,7 @@ class PerfConfig:
 
 
 def shown(value: object) -> str:
-    """Render a value for a sentence, cut if it is long."""
+    """Render a value for a sentence, and cut long values off."""
     text = f"a number of {MOST_DIGITS + 1} digits or more" if is_huge(value) else repr(value)
     return text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "…"
 

@@ -8,12 +8,15 @@ import contextlib
 import signal
 from collections.abc import Iterator
 from functools import partial
+from inspect import CO_VARARGS
 from itertools import pairwise
 from types import CodeType, FrameType, TracebackType
 
+_NUMBERS = signal.valid_signals()
+
 
 def let_pass(error: BaseException) -> None:
-    """Raise what a signal handler raised. Every guard of ours that ends an error calls this first."""
+    """Raise an exception that a signal handler raised. Every guard of ours that ends an error calls this first."""
     foreign = of_handler(error)
     if foreign is not None:
         raise foreign
@@ -56,13 +59,15 @@ def _frames(trace: TracebackType | None) -> Iterator[FrameType]:
 
 
 def _interrupts(outer: FrameType, inner: FrameType) -> bool:
-    """Tell if a frame received a signal number and the interrupted frame, as handlers do.
+    """Tell if a function received the number of a signal and then the interrupted frame, as handlers do.
 
     A handler may have been replaced by now: many restore the default before they raise.
     """
-    values = [*inner.f_locals.values()]
-    values += [one for value in values if type(value) is tuple for one in value]
-    return any(value is outer for value in values) and any(type(value) is int for value in values)
+    code, values = inner.f_code, list[object]()
+    for name in code.co_varnames[: code.co_argcount + bool(code.co_flags & CO_VARARGS)]:
+        value = inner.f_locals.get(name)
+        values += value if type(value) is tuple else [value]
+    return any(frame is outer and number in _NUMBERS for number, frame in pairwise(values) if type(number) is int)
 
 
 def _installed() -> set[CodeType]:

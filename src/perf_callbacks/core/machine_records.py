@@ -18,7 +18,7 @@ class Use:
     resident_gb: float | None = None
     """Host memory in use."""
     anonymous_gb: float | None = None
-    """The part of it that is no page of a file and no shared memory: leaks are looked for in it."""
+    """Part of `resident_gb` without pages of files and shared memory. The search for leaks reads it."""
     read_mb: float | None = None
     """Data read from disks since the record before; what the page cache holds is not read from a disk."""
     gpu_utilization: float | None = None

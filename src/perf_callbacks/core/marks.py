@@ -68,22 +68,22 @@ class Calls(NamedTuple):
 class Course:
     """Follows marks: what the time between two of them belongs to."""
 
-    __slots__ = ("_backwards", "_forwards", "before", "earlier", "fetches", "stage")
+    __slots__ = ("_backwards", "_forwards", "before", "earlier", "fetches", "fetches_at_backward", "stage")
 
     def __init__(self) -> None:
         self.stage = _OTHER
         self.before: list[Stage] = []
         self.earlier = Calls(0, 0)
-        """Calls of the step before somebody began to follow it."""
+        """Calls of the step from before the tracking began."""
         self._forwards = self._backwards = 0
-        self.fetches = 0
-        """Waits for data so far."""
+        self.fetches = self.fetches_at_backward = 0
+        """Waits for data: so far, and before the last backward."""
 
     def resume(self, course: "Course") -> None:
-        """Go on where another one is."""
+        """Continue from the state of another course."""
         self.stage, self.before = course.stage, [*course.before]
         self._forwards, self._backwards = course.calls
-        self.fetches = course.fetches
+        self.fetches, self.fetches_at_backward = course.fetches, course.fetches_at_backward
 
     @property
     def calls(self) -> Calls:
@@ -91,13 +91,13 @@ class Course:
         return Calls(self._forwards, self._backwards)
 
     def take_calls(self) -> Calls:
-        """The same, and count from 0 again."""
+        """Return the calls, and count from 0 again."""
         calls = Calls(self._forwards, self._backwards)
         self._forwards = self._backwards = 0
         return calls
 
     def turn(self, mark: Mark) -> Stage:
-        """There is a mark; gives the stage that the time until it belongs to."""
+        """Apply a mark, and return the stage to which the time before it belongs."""
         until = self.stage
         if mark is END:
             self.before.clear()
@@ -112,8 +112,10 @@ class Course:
                 self.stage = mark
             if self.stage is not until:
                 self._forwards += self.stage is _FORWARD
-                self._backwards += self.stage is _BACKWARD
                 self.fetches += self.stage is _DATA
+                if self.stage is _BACKWARD:
+                    self._backwards += 1
+                    self.fetches_at_backward = self.fetches
         if until is _UNDECIDED:  # what follows a backward shows what the time since belongs to
             return _OPTIMIZER if self.stage is _OPTIMIZER else _OTHER
         return until

@@ -35,7 +35,7 @@ LEAST_RISE = 0.05
 
 
 class Point(NamedTuple):
-    """Memory in use at some moment, all of it or its anonymous part."""
+    """Resident memory at one moment, in total or its anonymous part."""
 
     seconds: float
     step: int

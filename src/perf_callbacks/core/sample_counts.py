@@ -144,15 +144,26 @@ def _allowed(value: Any, *, outermost: bool = False) -> set[int] | None:
     inside = [part for _, part in parts(value)]
     if not inside or not leaves(value):
         return None
-    columns = _agreed(inside)
+    columns = {len(inside[0])} if _are_images_and_targets(inside) else _agreed(inside)
     if not _is_list(value):
         batches = [part for part in inside if _is_list(part) and len({*map(_form, part)}) > 1]
         return columns and columns | ({rows * len(batches) for rows in columns} if _alike(batches) else set())
     if all(map(is_array, inside)):
         return _of_tensors([leaf("", one) for one in inside], value, columns, outermost=outermost)
-    if all(map(_is_structure, inside)):
-        return _of_structures(inside, columns, outermost=outermost)
-    return columns
+    structures = all(map(_is_structure, inside)) and not _are_images_and_targets(inside)
+    return _of_structures(inside, columns, outermost=outermost) if structures else columns
+
+
+def _are_images_and_targets(inside: Sequence[Any]) -> bool:
+    """Tell if two lists hold as many images as mappings: those of a detection batch, whose boxes are no samples."""
+    if len(inside) != 2 or not all(map(_is_list, inside)):  # noqa: PLR2004
+        return False
+    images, targets = inside
+    return (
+        0 < len(images) == len(targets)
+        and all(is_array(one) and _is_image(leaf("", one)) for one in images)
+        and all(isinstance(one, Mapping) for one in targets)
+    )
 
 
 def _agreed(inside: Sequence[Any]) -> set[int] | None:
@@ -200,6 +211,8 @@ def _is_sample(element: Any) -> bool:
     """Tell if an element of a list can be nothing but a sample. False: it may also be a batch."""
     found = leaves(element) or []
     ids, names = _ids(found), {one.name.rpartition(".")[2] for one in found}
+    if _is_list(element) and len(element) > 1 and is_array(element[0]) and isinstance(element[1], Mapping):
+        return _is_image(leaf("", element[0]))
     if ids:
         return all(map(_is_flat, ids)) and names.isdisjoint(_PACKED)
     if {"ptr", "batch"} <= names or not all([one.whole for one in found]):

@@ -1,14 +1,13 @@
 """Counter of FLOPs, operation by operation, as torch dispatches them."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
 import torch
 from torch._C import _pop_torch_dispatch_stack, _push_on_torch_dispatch_stack
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import Variable
 from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
@@ -20,6 +19,7 @@ from perf_callbacks.flops import formulas
 from perf_callbacks.flops.coverage import Weights
 from perf_callbacks.flops.formulas import Formula
 from perf_callbacks.flops.observed import Observed
+from perf_callbacks.flops.operands import are_batched, flops_per_real_flop, is_wrapped, number_format, tensors
 from perf_callbacks.flops.phases import in_backward, node, phase
 from perf_callbacks.flops.repeats import Repeats
 from perf_callbacks.flops.stance import in_compiled_call
@@ -168,7 +168,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self.operations += 1
         if self.inert or not self._books():
             return self._pass_on(func, types, args, kwargs)
-        if types and _wrapped(types):  # it takes itself apart, into operations that come back here
+        if types and is_wrapped(types):  # it takes itself apart, into operations that come back here
             self._count_whole(func, args, kwargs)
             return NotImplemented
         if torch.is_inference_mode_enabled() and isinstance(func, OpOverload) and self._formula(func) is None:
@@ -200,12 +200,12 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         if func is _READS_VALUE and not self.inert:
             self._note_value()
         out = func(*args, **kwargs)
-        if torch.is_grad_enabled() and not (self.inert or in_backward() or _wrapped(types)):
+        if torch.is_grad_enabled() and not (self.inert or in_backward() or is_wrapped(types)):
             try:
-                operands = [*_tensors(args)]
+                operands = [*tensors(args)]
                 formula = self._formula(func) if any(one.requires_grad for one in operands) else None
-                if formula is not None and (factor := _per_real_product(operands)):
-                    cell = Cell("forward", _dtype(operands, formula.kind), formula.kind)
+                if formula is not None and (factor := flops_per_real_flop(operands)):
+                    cell = Cell("forward", number_format(operands, formula.kind), formula.kind)
                     self._apart[node()] = Counter({cell: factor * formula.flops(*args, **kwargs, out_val=out)})
             except Exception as error:  # noqa: BLE001 an observer never ends the run
                 self._err(func, error)
@@ -297,8 +297,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         try:
             formula = self._formula(func)
             if formula is not None:
-                operands = [*_tensors(args)]
-                factor = _per_real_product(operands)
+                operands = [*tensors(args)]
+                factor = flops_per_real_flop(operands)
                 flops = factor and factor * formula.flops(*args, **kwargs, out_val=out)
                 again = int(flops * formula.again(*args, **kwargs)) if formula.again is not None else 0
         except Exception as error:  # noqa: BLE001 an observer never ends the run
@@ -323,9 +323,9 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
     def _place(self, operands: list[torch.Tensor], kind: Kind) -> tuple[Cell, Counter[Cell]]:
         """Find the phase, format and kind of a product of these operands."""
         weighty = self.weights.multiplied(operands)
-        if not weighty and kind == "matmul" and _batched(operands):
+        if not weighty and kind == "matmul" and are_batched(operands):
             kind = "attention"
-        cell = Cell(phase(operands), _dtype(operands, kind), kind)
+        cell = Cell(phase(operands), number_format(operands, kind), kind)
         if cell.phase == "forward":
             self._repeats.multiplied(operands)
         elif cell.phase == "backward" and self._repeats.repeated(operands):
@@ -344,10 +344,10 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         """Count an operation on sharded tensors as if one rank did it for all."""
         try:
             formula = self._formula(func)
-            operands = [*_tensors(args)]
+            operands = [*tensors(args)]
             if formula is not None and any(hasattr(operand, "device_mesh") for operand in operands):
-                flops = _per_real_product(operands) * formula.flops(*args, **kwargs, out_val=None)
-                self.logical[Cell(phase(operands), _dtype(operands, formula.kind), formula.kind)] += flops
+                flops = flops_per_real_flop(operands) * formula.flops(*args, **kwargs, out_val=None)
+                self.logical[Cell(phase(operands), number_format(operands, formula.kind), formula.kind)] += flops
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self._err(func, error)
 
@@ -360,49 +360,3 @@ def _ignore(_func: Any, _out: Any, _backward: int) -> None: ...
 
 
 _READS_VALUE = torch.ops.aten._local_scalar_dense.default  # noqa: SLF001 the operation of `.item()`
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
-
-
-def _wrapped(types: Any) -> bool:
-    return any(kind not in _PLAIN and hasattr(kind, "__tensor_flatten__") for kind in types)
-
-
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
-
-
-def _batched(operands: list[torch.Tensor]) -> bool:
-    return sum(operand.dim() == 3 for operand in operands) > 1  # noqa: PLR2004 [batch, rows, columns]
-
-
-def _per_real_product(operands: list[torch.Tensor]) -> int:
-    """Return the FLOPs relative to the same product on real numbers.
-
-    Two complex numbers take four multiplications and four additions, a complex and a real one half of that. Integers
-    take no floating-point operations.
-    """
-    kinds = {operand.is_complex() for operand in operands if operand.is_complex() or operand.is_floating_point()}
-    return {(): 0, (False,): 1, (True,): 4, (False, True): 2}[tuple(sorted(kinds))]
-
-
-def _dtype(operands: list[torch.Tensor], kind: Kind) -> str:
-    """Return the format of the multiplied numbers; for complex ones, that of their parts."""
-    operand = next((one for one in operands if one.is_floating_point() or one.is_complex()), operands[0])
-    dtype = operand.dtype.to_real()
-    if dtype is torch.float32 and operand.device.type == "cuda" and _tf32(kind):
-        return "tfloat32"
-    return str(dtype).removeprefix("torch.")
-
-
-def _tf32(kind: Kind) -> bool:
-    """Tell if float32 is multiplied in tfloat32, by the switches of torch 2.9 or the older ones."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    older: Any = cudnn if kind == "convolution" else matmul
-    knobs = getattr(cudnn, "conv", None) if kind == "convolution" else matmul
-    precision = getattr(knobs, "fp32_precision", None)
-    return bool(older.allow_tf32) if precision is None else precision == "tf32"

@@ -6,6 +6,7 @@ has one owner.
 """
 
 import os
+import re
 import sys
 import warnings
 from threading import RLock
@@ -63,7 +64,8 @@ class EagerStance:
                     # runs; setting it is safe there too, because it is read when such a function is entered or left
                     frame._stance = self.ours  # noqa: SLF001
                 if not _filters():
-                    warnings.filterwarnings("ignore", GLOBAL_HOOKS)
+                    # `filterwarnings` would make Python forget which warnings it has shown, and show all once more
+                    warnings.filters.insert(0, ("ignore", re.compile(GLOBAL_HOOKS), Warning, None, 0))  # type: ignore[attr-defined] # as below
                 return
             for ours in _filters():
                 warnings.filters.remove(ours)  # type: ignore[attr-defined] # it is a list

@@ -157,3 +157,11 @@ def allocated_bytes(device: torch.device) -> int | None:
     if device.type not in EVENT_DEVICES:
         return None
     return int(torch.get_device_module(device).memory_allocated(device))
+
+
+def peak_memory_share(device: torch.device) -> float | None:
+    """Return the largest share of the device's memory that tensors have held so far; None if unknown."""
+    if device.type != "cuda":
+        return None
+    total = torch.cuda.get_device_properties(device).total_memory
+    return torch.cuda.max_memory_allocated(device) / total

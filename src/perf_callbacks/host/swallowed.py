@@ -13,7 +13,10 @@ from typing import Any
 
 from perf_callbacks.core.foreign_errors import of_handler
 
-Heard = Callable[[BaseException], object]
+Heard = Callable[[BaseException], bool | None]
+"""Takes an exception. True: it will be raised later."""
+
+Hook = Callable[[Any], object]
 
 _OURS = str(Path(__file__).parents[1])
 _STANDARD = ("weakref.py", "_weakrefset.py")
@@ -25,29 +28,38 @@ class Swallowed:
 
     def __init__(self) -> None:
         self._fits: list[Heard] = []
-        self._before: Callable[[Any], object] = sys.__unraisablehook__
+        self._hook: Hook | None = None
+        self._before: Hook = sys.__unraisablehook__
 
     def join(self, heard: Heard) -> None:
-        """Call `heard` with each such exception. The first fit replaces the hook of the process."""
-        if not self._fits and sys.unraisablehook != self._see:
-            self._before, sys.unraisablehook = sys.unraisablehook, self._see
+        """Offer each such exception to `heard` first. The first fit replaces the hook of the process."""
+        if not self._fits and (self._hook is None or sys.unraisablehook is not self._hook):
+            self._before = sys.unraisablehook
+            self._hook = sys.unraisablehook = self._on_top_of(self._before)
         self._fits.append(heard)
 
     def leave(self, heard: Heard) -> None:
-        """Hear no more. The last fit restores the hook, unless somebody has replaced ours. Idempotent."""
+        """Offer no more. The last fit restores the hook, unless somebody has replaced ours. Idempotent."""
         if heard in self._fits:
             self._fits.remove(heard)
-        if not self._fits and sys.unraisablehook == self._see:
-            sys.unraisablehook = self._before
+        hook = self._hook
+        if not self._fits and hook is not None and sys.unraisablehook is hook:
+            self._hook, sys.unraisablehook = None, self._before
 
-    def _see(self, unraisable: Any) -> None:
-        error = unraisable.exc_value
-        if self._fits and error is not None and _in_callback_of_ours(error.__traceback__):
-            foreign = error if isinstance(error, KeyboardInterrupt) else of_handler(error)
-            if foreign is not None:
-                self._fits[-1](foreign)
-                return
-        self._before(unraisable)
+    def _on_top_of(self, before: Hook) -> Hook:
+        """Make a hook that passes on to `before` all that no fit takes; an outdated hook passes everything on."""
+
+        def see(unraisable: Any) -> None:
+            if self._hook is not see or not self._taken(unraisable.exc_value):
+                before(unraisable)
+
+        return see
+
+    def _taken(self, error: BaseException | None) -> bool:
+        if not self._fits or error is None or not _in_callback_of_ours(error.__traceback__):
+            return False
+        foreign = error if isinstance(error, KeyboardInterrupt) else of_handler(error)
+        return foreign is not None and bool(self._fits[-1](foreign))
 
 
 def _in_callback_of_ours(traceback: TracebackType | None) -> bool:

@@ -6,6 +6,7 @@ from perf_callbacks.core import straggler_text
 from perf_callbacks.core.config import printable
 from perf_callbacks.core.peaks import DISTURBED
 from perf_callbacks.core.records import APPLIED, TRIED, Checklist, Finding, Run, Summary
+from perf_callbacks.core.shaped_work import CLOSED_FORM, COPY
 from perf_callbacks.core.unknown_reasons import checked
 from perf_callbacks.report.layout import COLUMNS, INDENT, card, joined, wrapped
 from perf_callbacks.report.units import DASH, duration, percent, rate, size, speed
@@ -302,6 +303,8 @@ def _uncounted(summary: Summary) -> Iterable[str]:
         yield f"the count lacks {', '.join(names[:MOST_NAMES])}{more}"
     if coverage is not None and coverage < ENOUGH_COVERED:
         yield f"{percent(1 - coverage)} of the weights were in no counted product"
+    elif summary.flops_source in {COPY, CLOSED_FORM}:
+        yield "an estimate has one forward of the model, and a step may do more"
     elif not names:
         yield "part of the step was not counted"
 

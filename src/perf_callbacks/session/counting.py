@@ -8,9 +8,9 @@ from operator import attrgetter
 from threading import get_ident
 from typing import Any
 
-import torch
 from torch import nn
 
+from perf_callbacks.core.count_schedule import CountSchedule
 from perf_callbacks.core.foreign_errors import let_pass, suppress
 from perf_callbacks.core.marks import ONE_MORE_FORWARD, Calls
 from perf_callbacks.core.observer import Observer
@@ -20,7 +20,7 @@ from perf_callbacks.core.rating import rate
 from perf_callbacks.core.records import Flops
 from perf_callbacks.core.shape_counts import extent
 from perf_callbacks.core.shaped_work import COPY
-from perf_callbacks.core.steps import COUNTED, NEVER, RECOUNTED, plus
+from perf_callbacks.core.steps import COUNTED, RECOUNTED, plus
 from perf_callbacks.core.work import Work
 from perf_callbacks.flops import offline
 from perf_callbacks.flops.count_window import CountWindow
@@ -29,6 +29,7 @@ from perf_callbacks.flops.offline import Example
 from perf_callbacks.flops.phases import in_backward
 from perf_callbacks.flops.stance import anything_compiled
 from perf_callbacks.host.backward import BACKWARDS
+from perf_callbacks.host.device import peak_memory_share
 from perf_callbacks.host.failures import describe
 from perf_callbacks.host.peak_source import find, forget
 from perf_callbacks.host.watchdog import WATCHDOG
@@ -36,22 +37,6 @@ from perf_callbacks.session.booking import Booking
 from perf_callbacks.session.flops_record import counted, estimated
 from perf_callbacks.session.outline import Looks
 from perf_callbacks.session.recorder import Recorder, log
-
-FREE_COUNTS = 4
-"""Steps that may be counted in any case, for new shapes."""
-
-FREE_WAYS = 8
-"""More of them, where the model runs in other ways or other parameters are trained than before."""
-
-STEPS_PER_COUNT = 50
-"""Beyond these, one step in so many."""
-
-RECOUNTS = (11, 33, 84, 85, 304)
-"""Steps of the fit that are counted though their work is known: it may vary with more than what can be seen. What comes
-every second to fifth, every eighth or sixteenth step is met by one of these and not by the others."""
-
-RECOUNT_EVERY = 1009
-"""After these, one step in so many: a prime, so that it keeps step with nothing."""
 
 MOST_OWED = 8
 """Shapes that are remembered for being counted later."""
@@ -62,6 +47,7 @@ EAGER_MEMORY = 0.5
 PATIENCE_SECONDS = 5.0
 PATIENCE_STEPS = 20
 """A count in which nothing happens for so long, in seconds and in steps, is given up: the loop may be over."""
+
 LOOPS = ("loop", "accelerate")
 """Ways in behind which not every forward is seen."""
 
@@ -105,10 +91,10 @@ class Counting(Observer):
         self._left: list[CountWindow] = []
         self._before = 0
         self._first = recorder.run.step
-        self._steps = self._counts = self._spans = 0
+        self._schedule = CountSchedule(recorder.work)
+        self._spans = 0
         self._began = recorder.clock()
         self._next_after = 0  # the number of steps done from which on there is something to do
-        self._done = False
         self._apart: dict[str, int] = {}
         self._examples: dict[ShapeKey, Example] = {}
         """Batches of shapes whose work is not known yet."""
@@ -133,7 +119,7 @@ class Counting(Observer):
 
     def step_ended(self, step: int) -> None:
         """An optimizer step is over."""
-        self._steps = step - self._first
+        self._schedule.steps = step - self._first
         self._note_apart(self._looks.booking or self._booking)
         window = self._window
         if window is not None:
@@ -149,8 +135,8 @@ class Counting(Observer):
             for window in self._left:
                 window.close()
             self._left = [one for one in self._left if one.left_behind]
-        self._steps = self._recorder.step - self._first
-        if self._steps < self._next_after:
+        self._schedule.steps = self._recorder.step - self._first
+        if self._schedule.steps < self._next_after:
             return
         if self._recorder.work.refuted is not None:
             self._look_at_peak(self._recorder.work.refuted)
@@ -158,12 +144,14 @@ class Counting(Observer):
             pass
         elif not self._live or not self._eager():
             self._work_out()
-        elif not self._done or self._steps + 1 == self._recount() or self._way() == self._steps:
+        elif self._schedule.wanted(self._recorder.step):
             self._open()
-        elif self._examples and self._affordable():
+        elif self._examples and self._schedule.affordable():
             self._await()
-        if self._live and (self._done or self._window is not None) and not self._spans:
-            self._looks.begin(self._steps, self._booking if self._window is not None else None, self._announced)
+        if self._live and (self._schedule.done or self._window is not None) and not self._spans:
+            self._looks.begin(
+                self._schedule.steps, self._booking if self._window is not None else None, self._announced
+            )
         self._next_after = self._next()
 
     def loader_left(self, *, exhausted: bool) -> None:
@@ -202,9 +190,9 @@ class Counting(Observer):
         """A batch of a new shape is about to be trained on, or evaluated."""
         if self._recorder.work.varies or not self._recorder.work.wants(shape):
             return
-        self._steps = self._recorder.step - self._first
+        self._schedule.steps = self._recorder.step - self._first
         here = self._window is None and not self._spans and get_ident() == self._thread
-        if here and self._done and self._live and self._affordable() and self._eager():
+        if here and self._schedule.done and self._live and self._schedule.affordable() and self._eager():
             self._open()
         self._examples[shape] = Example.of(tensors)
         if len(self._examples) > MOST_OWED:
@@ -227,42 +215,10 @@ class Counting(Observer):
                     windows.callback(window.close)
         self._window = None
 
-    def _affordable(self, free: int = FREE_COUNTS) -> bool:
-        return self._counts < free or self._counts * STEPS_PER_COUNT < self._steps
-
     def _next(self) -> int:
-        """After how many steps there is something to do, if nothing happens before."""
-        if not self._done:
-            return 0
-        if self._recorder.work.varies:  # and nothing is told any more
-            return NEVER
-        owed = 0 if self._counts < FREE_COUNTS else self._counts * STEPS_PER_COUNT + 1
-        again = min(self._recount() - 1, self._looks.after) if self._live else NEVER
-        return min(again, self._way(), owed if self._examples else NEVER)
-
-    def _recount(self) -> int:
-        """The next step of the fit that is counted again: by its number, so that all ranks do it at once."""
-        following = next((step for step in RECOUNTS if step > self._steps), None)
-        return following or (self._steps // RECOUNT_EVERY + 1) * RECOUNT_EVERY
-
-    def _way(self) -> int:
-        """After how many steps to count one in which the model runs, or is trained, in a way that is not known yet.
-
-        What came twice is likely to come again after as many steps.
-        """
-        work, step = self._recorder.work, self._recorder.step
-        if not self._done or not (work.fresh or work.missing):
-            return NEVER
-        if not self._affordable(FREE_COUNTS + FREE_WAYS if work.rating is not None else FREE_COUNTS):
-            return max(self._steps + 1, self._counts * STEPS_PER_COUNT + 1)
-        if work.fresh:
-            return self._steps
-        again = [
-            last + (last - first) * ((step - last) // (last - first) + 1)
-            for first, last in work.missing.values()
-            if first
-        ]
-        return min(again) - 1 - step + self._steps if again else NEVER
+        """Return the number of steps after which there is something to do."""
+        step, looks = self._recorder.step, self._looks.after
+        return self._schedule.next(step, examples=self._examples, look_after=looks, live=self._live)
 
     def _eager(self) -> bool:
         """Tell whether a step may run eagerly.
@@ -272,14 +228,8 @@ class Counting(Observer):
         """
         if getattr(getattr(self._model, "config", None), "_attn_implementation", None) == "flex_attention":
             return False
-        return not anything_compiled() or not (self._full() or (self._done and self._recorder.run.world_size > 1))
-
-    def _full(self) -> bool:
-        device = self._recorder.device
-        if device.type != "cuda":
-            return False
-        total = torch.cuda.get_device_properties(device).total_memory
-        return torch.cuda.max_memory_allocated(device) > EAGER_MEMORY * total
+        alone = self._recorder.run.world_size == 1 or not self._schedule.done
+        return not anything_compiled() or (alone and (peak_memory_share(self._recorder.device) or 0) <= EAGER_MEMORY)
 
     def _await(self) -> None:
         """The next batch of a shape that is not known is to be told of again."""
@@ -292,9 +242,9 @@ class Counting(Observer):
         self._await()
         self._before = len(self._recorder.batches)
         self._recorder.reader.note()
-        self._recorder.exclude(RECOUNTED if self._done else COUNTED)
-        self._counts += not self._done or self._steps + 1 != self._recount()
-        step_seconds = (self._recorder.clock() - self._began) / max(self._steps, 1)
+        self._recorder.exclude(RECOUNTED if self._schedule.done else COUNTED)
+        self._schedule.spend()
+        step_seconds = (self._recorder.clock() - self._began) / max(self._schedule.steps, 1)
         window = CountWindow(max(PATIENCE_SECONDS, PATIENCE_STEPS * step_seconds))
         self._booking = Booking(self._recorder.tape, announced=self._announced)
         window.counter.made = self._recorder.made
@@ -327,16 +277,17 @@ class Counting(Observer):
         unannounced = self._announced and self._is_unannounced(calls)
         if unannounced and work.rating is None:
             self._announced = False
+            self._apart.clear()  # these calls are counted from now on
         part = self._booking is not None and any(self._booking.course.earlier) and not self._before
         none = not total.model_flops and (calls.backwards or not whole or work.rating is None)
         if part or unannounced or none or not batches or (counter.interrupted and len(batches) > 1):
             if not batches or (none and calls.backwards and work.rating is None):
-                self._counts += FREE_COUNTS // 2 - 1  # after two like it, steps get their times
-            self._done = self._done or not self._affordable()
+                self._schedule.spend_more()
+            self._schedule.done = self._schedule.done or not self._schedule.affordable()
             if not part:
                 work.unknowns.counting = work.unknowns.counting and _why_not(counter, total)
             return
-        self._done = self._done or "backward" in total.by_phase or not self._affordable()
+        self._schedule.done = self._schedule.done or "backward" in total.by_phase or not self._schedule.affordable()
         if self._model is not None:
             self._parameters = list(self._model.parameters())
             work.look(step)
@@ -345,7 +296,6 @@ class Counting(Observer):
         if not total.model_flops:
             return
         work.unknowns.counting = None
-        counter.observed.unknown.update(self._apart)
         self._examples = {shape: example for shape, example in self._examples.items() if not work.knows(shape)}
         tokens = plus(*[self._recorder.reader.with_tokens(batch).tokens for batch in batches])
         self._conclude(counted(counter, step, tokens, whole_step=not self._before), total)
@@ -357,7 +307,7 @@ class Counting(Observer):
         return not calls.forwards and self._recorder.work.rating is None
 
     def _note_apart(self, booking: Booking | None) -> None:
-        """Make all FLOPs a lower bound once modules ran apart from the forward, which they need not do in each step."""
+        """Mark all FLOPs as a lower bound from the first step on in which a model ran apart from the forward."""
         if booking is None:
             return
         booking.settle()
@@ -365,11 +315,16 @@ class Counting(Observer):
         self._apart |= news
         work = self._recorder.work
         if news and work.counted is not None and work.rating is not None:
-            work.counted = replace(work.counted, uncounted={**work.counted.uncounted, **news}, lower_bound=True)
+            work.counted = self._with_apart(work.counted)
             self._recorder.write(work.counted)
             work.rate(replace(work.rating, lower_bound=True, uncounted=tuple(sorted(work.counted.uncounted))))
 
+    def _with_apart(self, record: Flops) -> Flops:
+        uncounted = {**record.uncounted, **self._apart}
+        return replace(record, uncounted=uncounted, lower_bound=record.lower_bound or bool(self._apart))
+
     def _conclude(self, record: Flops, total: Work) -> None:
+        record = self._with_apart(record)
         self._recorder.write(record)
         work = self._recorder.work
         work.counted = record
@@ -408,17 +363,17 @@ class Counting(Observer):
         """The FLOPs of one shape that is not known, without running it: the last resort is a closed form."""
         work = self._recorder.work
         examples = {shape: example for shape, example in self._examples.items() if work.wants(shape)}
-        if not self._done:
-            self._done = True
+        if not self._schedule.done:
+            self._schedule.done = True
             self._recorder.exclude(COUNTED)
-        elif not examples or not self._affordable():
+        elif not examples or not self._schedule.affordable():
             self._examples = examples
             return
         else:
             self._recorder.exclude(RECOUNTED)
         if examples and self._model is not None:
             shape, example = examples.popitem()
-            self._counts += 1
+            self._schedule.counts += 1
             self._estimate(self._model, shape, example)
         self._examples = examples
 

@@ -32,7 +32,8 @@ def counted(
         source=source,
         coverage=coverage,
         uncounted=dict(observed.unknown),
-        lower_bound=bool(observed.unknown) or (coverage is not None and coverage < ENOUGH),
+        # a copy of the model runs its forward once: whatever else a step does is missing
+        lower_bound=source != COUNTED or bool(observed.unknown) or (coverage is not None and coverage < ENOUGH),
         whole_step=whole_step,
         compiled=anything_compiled(),
         logical_flops=sum(counter.logical.values()) or None,

@@ -5,7 +5,6 @@ operation, and two steps of equal work have equal outlines.
 """
 
 import sys
-from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 from weakref import finalize
@@ -44,34 +43,36 @@ class Outline:
     def __init__(self) -> None:
         self.products = 0
         """Multiplications by the modules' own weights, three times where gradients follow."""
-        self._books: Callable[[], bool] = bool
+        self._booking: Booking | None = None
         self._thread = 0
         self._handle = RemovableHandle(modules._global_forward_hooks)  # noqa: SLF001 there is no public name
 
-    def open(self, books: Callable[[], bool]) -> None:
-        """Begin with nothing. `books` tells if the module that has just run is training work."""
-        self.products, self._books, self._thread = 0, books, get_ident()
+    def open(self, booking: Booking) -> None:
+        """Begin with nothing. `booking` tells if the module that has just run is training work."""
+        self.products, self._booking, self._thread = 0, booking, get_ident()
         modules._global_forward_hooks[self._handle.id] = self._see  # noqa: SLF001 as above
 
     def close(self) -> None:
         """See no more modules. A second call does nothing."""
         self._handle.remove()
-        self._books = bool  # keeps no fit alive
+        self._booking = None  # keeps no fit alive
 
     def _see(self, module: nn.Module, _args: object, result: Any) -> None:
         # A model may be compiled, exported or traced in the midst of a step.
         if is_dynamo_compiling() or torch._C._get_tracing_state() is not None:  # noqa: SLF001 as `torch.jit.is_tracing`
             return
         try:
-            if get_ident() != self._thread or isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            booking = self._booking
+            if booking is None or get_ident() != self._thread or isinstance(module, nn.Embedding | nn.EmbeddingBag):
                 return
+            booking.module_ended(module, result)
             weights = [
                 one
                 for one in module._parameters.values()  # noqa: SLF001 `parameters` goes through the children too
                 if one is not None and one.dim() >= _MATRIX
             ]
             first = result[0] if isinstance(result, tuple | list) and result else result
-            if weights and isinstance(first, torch.Tensor) and not in_backward() and self._books():
+            if weights and isinstance(first, torch.Tensor) and not in_backward() and booking():
                 products = sum(first.numel() * one.numel() // max(one.shape[0], 1) for one in weights)
                 self.products += products * (_WITH_BACKWARD if first.requires_grad else 1)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
@@ -89,7 +90,7 @@ def compiles() -> bool:
 class Looks:
     """Takes the outlines of some steps of a fit, and has equal batches compared by them.
 
-    Hooks on modules would make compiled ones compile again, so no outline is taken where anything is compiled.
+    Hooks on modules would make compiled ones compile again. If anything is compiled, only counted steps have outlines.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -113,7 +114,7 @@ class Looks:
         if steps < self.after or not self._recorder.active:
             return
         self.after = steps + (1 if steps < LOOK_FIRST else min(steps // LOOK_PART, LOOK_EVERY))
-        if compiles():
+        if booking is None and compiles():  # a counted step is eager, and its counter has hooks already
             return
         self._own = booking is None
         self.booking = booking or Booking(self._recorder.tape, announced=announced)

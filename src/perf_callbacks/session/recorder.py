@@ -52,7 +52,8 @@ class Recorder:
     """Measures one fit from `__init__` until `close`."""
 
     def __init__(self, settings: Settings, place: Place, *, clock: Callable[[], float] = perf_counter) -> None:
-        config = settings.config
+        config = self.config = settings.config
+        self.clock, self.device = clock, place.device
         self.patches = Patches()
         self.failure: str | None = None
         self.failed = False
@@ -60,6 +61,7 @@ class Recorder:
         self._summary: Summary | None = None
         self._explained, self._empty_rows = False, 0  # why rows are empty
         self._late: BaseException | None = None
+        self._left_after: int | None = None  # number of the step after which the loop left its loader
         timeline = device.timeline(place.device)
         self.run = opening(settings, place, "host" if timeline is None else "device")
         self.ranks = exchange.meet(place, config, self.run.run_id)
@@ -67,20 +69,7 @@ class Recorder:
         if verdict is not None:
             self.run = dataclasses.replace(self.run, run_id=verdict.run_id)
         began = clock()
-        self._journal: Journal = NullJournal()
-        if config.journal:
-            told = verdict.directory if verdict is not None else None
-            directory = Path(
-                config.output_dir if config.output_dir is not None else told or place.directory
-            ).expanduser()
-            self._journal = FileJournal(
-                directory / FOLDER / f"rank{place.rank}.jsonl",
-                max_bytes=config.max_journal_mb * 1_000_000,
-                complain=functools.partial(log.warning, "perf_callbacks: %s"),
-                began=began,
-                clock=clock,
-            )
-        self.device, self.config = place.device, config
+        self._journal = self._new_journal(place, verdict.directory if verdict is not None else None, began)
         self.logged = Logged(config.metrics)
         self.hearing: list[Callable[[Record], object]] = []
         """Called with each record after it was written, in whichever thread wrote it."""
@@ -111,7 +100,7 @@ class Recorder:
         if place.ambiguous is not None and place.rank == 0:
             log.warning("perf_callbacks: rates of the whole job are unknown: %s; %s.", place.ambiguous, meshes.ADVICE)
         self.reader = BatchReader(self.work.unknowns, self.work.plain)
-        self.tape, self.clock = self.engine.tape, clock
+        self.tape = self.engine.tape
         """For whoever turns to a stage in every step: to write a mark and the time costs least."""
         self._observer, self._swallowed = GcObserver(weakly(self.on_collection), clock), weakly(self.on_swallowed)
         self.collect_calls = self._observer.calls
@@ -124,6 +113,20 @@ class Recorder:
         self._abandon = weakref.finalize(self, _abandon, self._observer, self._journal, self._swallowed)
         atexit.register(self._at_exit)
         self._begin(began)
+
+    def _new_journal(self, place: Place, agreed: str | None, began: float) -> Journal:
+        """Make the journal, in `output_dir`, else in the directory that the ranks agreed on."""
+        if not self.config.journal:
+            return NullJournal()
+        chosen = self.config.output_dir
+        directory = Path(chosen if chosen is not None else agreed or place.directory).expanduser()
+        return FileJournal(
+            directory / FOLDER / f"rank{place.rank}.jsonl",
+            max_bytes=self.config.max_journal_mb * 1_000_000,
+            complain=functools.partial(log.warning, "perf_callbacks: %s"),
+            began=began,
+            clock=self.clock,
+        )
 
     def _begin(self, began: float) -> None:
         try:
@@ -222,6 +225,7 @@ class Recorder:
     @fails_open
     def leave(self, *, exhausted: bool = False) -> None:
         """The loop leaves its loader, and may be over."""
+        self._left_after = self.step
         self.observers.loader_left(exhausted=exhausted)
 
     @fails_open
@@ -337,12 +341,12 @@ class Recorder:
         What a signal handler raised is raised again then: a guard of ours is the wrong place for it to end.
         """
         foreign = of_handler(error) if isinstance(error, Exception) else error
-        if foreign is not None:  # what it interrupted may be half done
-            log.warning("perf_callbacks stopped measuring: a signal handler raised %s within it.", describe(error))
+        if not self.failed:
             self.failed = True
-        elif not self.failed:
-            self.failed = True
-            log.warning("perf_callbacks stopped measuring, training goes on: %s.", describe(error), exc_info=error)
+            if foreign is not None:  # the interrupted code may be half done
+                log.warning("perf_callbacks stopped measuring: a signal handler raised %s within it.", describe(error))
+            else:
+                log.warning("perf_callbacks stopped measuring, training goes on: %s.", describe(error), exc_info=error)
         try:
             self.close(describe(error))
         finally:
@@ -390,20 +394,25 @@ class Recorder:
             self.observers.hurry()
             self._observer.remove()
 
-    def on_swallowed(self, error: BaseException) -> None:
-        """A signal handler raised within a callback of ours, which nobody can catch: it is raised when a step ends."""
+    def on_swallowed(self, error: BaseException) -> bool:
+        """Take an exception of a signal handler that rose where nobody can catch it, to raise it when the step ends.
+
+        False: no step ends soon, or another exception waits already.
+        """
+        if not self.active or self._late is not None or self.step == self._left_after:
+            return False
         self._late = error
         self.observers.hurry()
+        return True
 
 
-def weakly(method: Callable[P, object]) -> Callable[P, None]:
-    """Make a call of a method that goes on as long as somebody else holds on to whose it is."""
+def weakly(method: Callable[P, T]) -> Callable[P, T | None]:
+    """Make a function that calls a method as long as its object is alive, and does not keep it alive."""
     reference = weakref.WeakMethod(method)
 
-    def call(*args: P.args, **kwargs: P.kwargs) -> None:
+    def call(*args: P.args, **kwargs: P.kwargs) -> T | None:
         found = reference()
-        if found is not None:
-            found(*args, **kwargs)
+        return None if found is None else found(*args, **kwargs)
 
     return call
 
@@ -419,7 +428,7 @@ def _at_exit(reference: "weakref.ref[Recorder]") -> None:
         recorder.close("the interpreter exited")
 
 
-def _abandon(observer: GcObserver, journal: Journal, swallowed: Callable[..., None]) -> None:
+def _abandon(observer: GcObserver, journal: Journal, swallowed: Callable[[BaseException], bool | None]) -> None:
     SWALLOWED.leave(swallowed)
     observer.remove()
     journal.close()
