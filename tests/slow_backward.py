@@ -1,4 +1,4 @@
-"""A function whose backward takes time on an injected clock."""
+"""A function whose backward calls a function of the test: to sleep on its clock, or to raise."""
 
 import torch
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from faults import ERRORS, EVALUATES_ALWAYS, OFTEN, ONCE, TWICE, Fault, parts, warnings
 from sampling import sampled
+from slow_backward import SlowBackward
 from tiny import records, steps
 from torch import nn
 
@@ -30,18 +31,6 @@ class Trap:
             raise self.error
 
 
-class Backward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, values, trap):
-        ctx.trap = trap
-        return values.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        ctx.trap("backward")
-        return gradient, None
-
-
 class Model(nn.Module):
     def __init__(self, trap):
         super().__init__()
@@ -49,7 +38,7 @@ class Model(nn.Module):
 
     def forward(self, inputs):
         self.trap("model")
-        return Backward.apply(self.dropout(self.linear(inputs)), self.trap)
+        return SlowBackward.apply(self.dropout(self.linear(inputs)), self.trap)
 
 
 class Optimizer(torch.optim.Optimizer):

@@ -71,7 +71,7 @@ class _Noted(NamedTuple):
     names: tuple[str, ...]
     """All tensors of the batch."""
     integers: tuple[tuple[str, int | None, int], ...]
-    """Names, addresses and element counts of the integer tensors with more than one element per sample."""
+    """Name, address and element count of each integer tensor with several elements per sample."""
 
 
 def together(batches: Sequence[Batch]) -> tuple[int | None, int | None, Any]:
@@ -301,7 +301,7 @@ class BatchReader:
 
 
 def _has_several(one: Leaf, rows: int | None) -> bool:
-    """Return True if a tensor has more than one element per sample. A column of labels or users has one."""
+    """Return True if a tensor has several elements per sample. A column of labels or users has a single element."""
     return prod(one.sizes) != rows and (rows is not None or len(one.sizes) > 1 or not one.whole)
 
 

@@ -12,14 +12,15 @@ FREE_WAYS = 8
 """More of them, if the model runs in other ways or other parameters are trained than before."""
 
 STEPS_PER_COUNT = 50
-"""Beyond these, one step in 50 may be counted."""
+"""After the free counts, a fifty-step stretch of training pays for each count."""
 
 RECOUNTS = (11, 33, 84, 85, 304)
-"""Steps of the fit that are counted though their work is known: it may vary with more than what can be seen. What comes
-every second to fifth, every eighth or sixteenth step is met by one of these and not by the others."""
+"""Steps of the fit whose known work is counted again, to find work that varies with something other than shapes.
+
+Work that comes in every second to fifth, every eighth or every sixteenth step falls on some of these steps only."""
 
 RECOUNT_EVERY = 1009
-"""After these, one step in 1,009 is counted: a prime, so that it keeps step with nothing."""
+"""After `RECOUNTS`, every 1,009th step is counted again. A prime keeps step with no period of the training."""
 
 
 class CountSchedule:
@@ -39,7 +40,7 @@ class CountSchedule:
         """True: the first count is over."""
 
     def affordable(self, free: int = FREE_COUNTS) -> bool:
-        """Return True if one more step may be counted."""
+        """Return True if the budget of counts allows another step."""
         return self.counts < free or self.counts * STEPS_PER_COUNT < self.steps
 
     def spend(self) -> None:
@@ -51,11 +52,11 @@ class CountSchedule:
         self.counts += FREE_COUNTS // 2 - 1
 
     def wanted(self, step: int) -> bool:
-        """Return True if the next step is counted. `step` is the trainer's number of the last one."""
+        """Return True if the next step is to be counted. `step` is the trainer's number of the last step."""
         return not self.done or self.steps + 1 == self.recount() or self.missing(step) == self.steps
 
     def recount(self) -> int:
-        """Return the next step of the fit that is counted again: by its number, so that all ranks count it at once."""
+        """Return the next step of the fit to recount. All ranks recount the same steps, by number."""
         following = next((step for step in RECOUNTS if step > self.steps), None)
         return following or (self.steps // RECOUNT_EVERY + 1) * RECOUNT_EVERY
 

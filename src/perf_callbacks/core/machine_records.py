@@ -18,7 +18,7 @@ class Use:
     resident_gb: float | None = None
     """Host memory in use."""
     anonymous_gb: float | None = None
-    """Part of `resident_gb` without pages of files and shared memory. The search for leaks reads it."""
+    """Anonymous part of `resident_gb`: no pages of files, no shared memory. The search for leaks reads this part."""
     read_mb: float | None = None
     """Data read from disks since the record before; what the page cache holds is not read from a disk."""
     gpu_utilization: float | None = None

@@ -97,7 +97,7 @@ class Course:
         return calls
 
     def turn(self, mark: Mark) -> Stage:
-        """Apply a mark, and return the stage to which the time before it belongs."""
+        """Apply a mark, and return the stage of the time before the mark."""
         until = self.stage
         if mark is END:
             self.before.clear()

@@ -35,7 +35,7 @@ LEAST_RISE = 0.05
 
 
 class Point(NamedTuple):
-    """Resident memory at one moment, in total or its anonymous part."""
+    """Resident memory at a moment: total, or the anonymous part."""
 
     seconds: float
     step: int
@@ -177,7 +177,7 @@ def slope(points: Sequence[Point]) -> float | None:
 
 
 def leak(points: Sequence[Point]) -> Leak | None:
-    """Return the leak that these points of anonymous memory show; None if they show none.
+    """Return the leak that the points of anonymous memory show; None if the points show no leak.
 
     The least memory in each quarter of the run after warm-up must grow from one to the next, by about the same. That of
     a single jump, of a saw-tooth and of growth that levels off doesn't.
