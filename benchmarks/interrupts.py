@@ -67,7 +67,7 @@ def state() -> dict[str, object]:
 
 def ways() -> dict[str, Callable[[Path], object]]:
     """Short fits through each of the integrations."""
-    import through
+    import short_trainings
     from accelerate.state import AcceleratorState, GradientState, PartialState
     from accelerated import an_accelerator, prepared, rows_of_tokens, train
 
@@ -93,11 +93,11 @@ def ways() -> dict[str, Callable[[Path], object]]:
             optimizer.step()
 
     return {
-        "loop": lambda directory: through.loop(directory, nothing, steps=STEPS),
+        "loop": lambda directory: short_trainings.loop(directory, nothing, steps=STEPS),
         "forgotten loop": forgotten,
         "accelerate": accelerate,
-        "transformers": lambda directory: through.trainer(directory, nothing, steps=STEPS),
-        "lightning": lambda directory: through.DOORS["lightning"](directory, nothing, steps=STEPS),
+        "transformers": lambda directory: short_trainings.trainer(directory, nothing, steps=STEPS),
+        "lightning": lambda directory: short_trainings.DOORS["lightning"](directory, nothing, steps=STEPS),
     }
 
 
@@ -135,7 +135,7 @@ def lengths(ways: dict[str, Callable[[Path], object]]) -> dict[str, float]:
 
 def raising(moments: int, seed: int, chosen: list[str] | None) -> None:
     """Raise within fits, and count the exceptions that are lost."""
-    import through
+    import short_trainings
     from accelerate.state import AcceleratorState, GradientState, PartialState
 
     places: list[list[str]] = []
@@ -148,7 +148,7 @@ def raising(moments: int, seed: int, chosen: list[str] | None) -> None:
     def fit(name: str, directory: Path) -> None:
         for kind in (AcceleratorState, GradientState, PartialState):
             kind._reset_state()  # noqa: SLF001 there is no public way
-        through.DOORS[name](directory, lambda _: None, steps=STEPS)
+        short_trainings.DOORS[name](directory, lambda _: None, steps=STEPS)
 
     signal.signal(signal.SIGALRM, handle)
     sys.unraisablehook = lambda _: None

@@ -25,12 +25,12 @@ def row(case) -> tuple[object, ...]:
     work, hand = counter.work(), case.formula()
     ratio = f"{work.model_flops / hand.model_flops:.6f}"
     replayed = [f"{phases.get('recompute', 0):,}" for phases in (work.by_phase, hand.by_phase)]
-    settings = (case.species, case.attention, case.checkpointing, case.training)
+    settings = (case.family, case.attention, case.checkpointing, case.training)
     return (*settings, f"{work.model_flops:,}", f"{hand.model_flops:,}", ratio, *replayed)
 
 
 def main() -> None:
-    from flops.species import RELEASE
+    from flops.model_kinds import RELEASE
     from flops.zoo import CASES, REST
     from transformers.utils import logging
 

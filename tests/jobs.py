@@ -1,4 +1,4 @@
-"""Jobs of several ranks, each a process of its own that trains through a door; see `door_process`."""
+"""Jobs of several ranks, each a process of its own that trains through a door; see `integration_process`."""
 
 import json
 import re
@@ -6,18 +6,18 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from door_process import Plan
 from forked import start
+from integration_process import Plan
 from launching import free_port, rank_environ
 from tiny import records
 
 from perf_callbacks.core.records import Summary, Window
 
 IMPORTS = {
-    "loop": ("torch._dynamo", "door_process", "perf_callbacks.loop"),
-    "accelerate": ("torch._dynamo", "door_process", "accelerated", "perf_callbacks.accelerate"),
-    "transformers": ("torch._dynamo", "door_process", "tiny", "perf_callbacks.transformers"),
-    "lightning": ("torch._dynamo", "door_process", "perf_callbacks.lightning"),
+    "loop": ("torch._dynamo", "integration_process", "perf_callbacks.loop"),
+    "accelerate": ("torch._dynamo", "integration_process", "accelerated", "perf_callbacks.accelerate"),
+    "transformers": ("torch._dynamo", "integration_process", "tiny", "perf_callbacks.transformers"),
+    "lightning": ("torch._dynamo", "integration_process", "perf_callbacks.lightning"),
 }
 WINDOW = 5
 AGREE = 5.0
@@ -64,7 +64,7 @@ class Job:
             **self.environ.get(plan.rank, {}),
         }
         return start(
-            "door_process.py",
+            "integration_process.py",
             json.dumps(asdict(plan)),
             imports=IMPORTS[self.door],
             environ=environ,

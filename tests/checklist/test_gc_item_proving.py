@@ -2,7 +2,7 @@
 
 import pytest
 from collector import FakeGc, put
-from trying import Course, noisy
+from trial_fits import Course, noisy
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.checklist.gc_item import ELSEWHERE, FULL, YOUNG, Collecting, Garbage

@@ -1,7 +1,7 @@
 """An item on trial: done and left in turns, and kept if that makes steps shorter."""
 
 import pytest
-from trying import Course, Switch, Thing, go_together, noisy
+from trial_fits import Course, Switch, Thing, go_together, noisy
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.checklist.item import Fit

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from combining import combine
+from combined_parts import combine
 
 from perf_callbacks.core.codec import pack, unpack
 from perf_callbacks.core.records import Window

@@ -5,8 +5,8 @@ import gc
 import weakref
 
 import pytest
-import sparks
 import tiny
+import tiny_lightning
 import torch
 from accelerated import an_accelerator
 from torch import nn
@@ -75,11 +75,11 @@ def transformers(directory):
 
 
 def lightning(directory):
-    ours, module = sparks.tree().PerfCallback(), sparks.tree().Automatic()
-    trainer = sparks.trainer(directory, ours)
+    ours, module = tiny_lightning.tree().PerfCallback(), tiny_lightning.tree().Automatic()
+    trainer = tiny_lightning.trainer(directory, ours)
     yield from (trainer, ours, module)
     module.net.register_forward_hook(_fifth())
-    trainer.fit(module, sparks.loader())
+    trainer.fit(module, tiny_lightning.loader())
 
 
 def _fifth():

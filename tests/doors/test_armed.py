@@ -6,8 +6,8 @@ import weakref
 
 import accelerated
 import pytest
-import sparks
 import tiny
+import tiny_lightning
 import transformers.trainer
 from accelerate import Accelerator, accelerator as accelerate_module
 from torch import nn
@@ -193,8 +193,8 @@ def _installed(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("_installed")
 @pytest.mark.parametrize("tree", FACTORIES)
 def test_a_lightning_trainer_gets_one_callback(tmp_path, tree, said):
-    trainer = sparks.trainer(tmp_path, of=tree)
-    trainer.fit(sparks.tree(tree).Automatic(), sparks.loader())
+    trainer = tiny_lightning.trainer(tmp_path, of=tree)
+    trainer.fit(tiny_lightning.tree(tree).Automatic(), tiny_lightning.loader())
     (ours,) = armed(trainer)
     assert type(ours).__module__ == f"perf_callbacks.{tree}"
     assert (ours.summary.steps, said()) == (6, [])
@@ -204,9 +204,9 @@ def test_a_lightning_trainer_gets_one_callback(tmp_path, tree, said):
 @pytest.mark.usefixtures("_installed")
 @pytest.mark.parametrize("tree", FACTORIES)
 def test_an_explicit_callback_wins_in_lightning_without_a_word(tmp_path, tree, said):
-    explicit = sparks.tree(tree).PerfCallback()
-    trainer = sparks.trainer(tmp_path, explicit, of=tree)
-    trainer.fit(sparks.tree(tree).Automatic(), sparks.loader())
+    explicit = tiny_lightning.tree(tree).PerfCallback()
+    trainer = tiny_lightning.trainer(tmp_path, explicit, of=tree)
+    trainer.fit(tiny_lightning.tree(tree).Automatic(), tiny_lightning.loader())
     assert (explicit.summary.steps, armed(trainer)[0].summary, said()) == (6, None, [])
 
 

@@ -8,7 +8,7 @@ import torch
 from collector import automatic as collects
 from faults import ERRORS
 from sampling import sampled
-from through import DOORS, STEPS, loop as through_loop
+from short_trainings import DOORS, STEPS, loop as through_loop
 from tiny import records
 from torch.utils.data import DataLoader, Dataset
 

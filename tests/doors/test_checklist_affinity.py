@@ -8,7 +8,7 @@ import pytest
 import torch
 from faults import ERRORS
 from sampling import sampled
-from through import DOORS, STEPS
+from short_trainings import DOORS, STEPS
 from tiny import records
 from torch.utils.data import DataLoader, Dataset
 

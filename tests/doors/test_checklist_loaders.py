@@ -4,10 +4,10 @@ import gc
 import weakref
 
 import accelerate.data_loader
-import pinning
+import fake_accelerator
 import pytest
-import sparks
 import tiny
+import tiny_lightning
 import torch
 from accelerated import an_accelerator, prepared, rows_of_tokens, train
 from tiny import Tokens, llama, records
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("accelerate_state", "_as_found")
 
 @pytest.fixture
 def copies(monkeypatch):
-    return pinning.accelerate(monkeypatch)
+    return fake_accelerator.install(monkeypatch)
 
 
 @pytest.fixture
@@ -103,16 +103,16 @@ def test_a_loop_with_accelerate_pins_and_goes_on_while_it_copies(tmp_path, copie
     assert statuses(tmp_path) == ["applied"]
 
 
-@pytest.mark.parametrize("of", sparks.FRAMEWORKS)
+@pytest.mark.parametrize("of", tiny_lightning.FRAMEWORKS)
 def test_lightning_pins_from_the_first_batch_on(tmp_path, copies, of):
-    callback, loader, made = sparks.tree(of).PerfCallback(), sparks.loader(8), []
+    callback, loader, made = tiny_lightning.tree(of).PerfCallback(), tiny_lightning.loader(8), []
 
-    class Reloading(sparks.tree(of).Automatic):
+    class Reloading(tiny_lightning.tree(of).Automatic):
         def train_dataloader(self):
-            made.append(sparks.loader(8))
+            made.append(tiny_lightning.loader(8))
             return made[-1]
 
-    trainer = sparks.trainer(tmp_path, callback, of=of, max_steps=4, reload_dataloaders_every_n_epochs=1)
+    trainer = tiny_lightning.trainer(tmp_path, callback, of=of, max_steps=4, reload_dataloaders_every_n_epochs=1)
     trainer.fit(Reloading(), None, loader)
     assert len(copies) >= 4
     assert len(made) == 2
@@ -122,12 +122,12 @@ def test_lightning_pins_from_the_first_batch_on(tmp_path, copies, of):
 
 
 def test_a_fit_that_never_begins_leaves_loaders_as_found(tmp_path, copies):
-    class Failing(sparks.tree().Automatic):
+    class Failing(tiny_lightning.tree().Automatic):
         def on_train_start(self):
             raise RuntimeError("no more")
 
-    loader = sparks.loader(8)
-    trainer = sparks.trainer(tmp_path, sparks.tree().PerfCallback())
+    loader = tiny_lightning.loader(8)
+    trainer = tiny_lightning.trainer(tmp_path, tiny_lightning.tree().PerfCallback())
     with pytest.raises(RuntimeError, match="no more"):
         trainer.fit(Failing(), loader)
     assert not loader.pin_memory
@@ -177,7 +177,7 @@ def test_a_loop_whose_batches_can_not_be_pinned_is_told(tmp_path, copies, monkey
 
 
 def test_a_loop_for_which_memory_is_short_pins_no_more(tmp_path, monkeypatch):
-    pinning.accelerate(monkeypatch, memory_available=100_000, local_world_size=8)
+    fake_accelerator.install(monkeypatch, memory_available=100_000, local_world_size=8)
     through_loop(tmp_path, DataLoader(Tokens(8), batch_size=2))
     assert rows(tmp_path)[1:] == [("skipped", "pinned batches would take 0 MB of 0 to spare")]
 
@@ -225,7 +225,7 @@ def test_a_loader_that_is_under_way_is_left_alone(tmp_path):
 
 
 def test_where_memory_is_short_loaders_pin_no_more(tmp_path, monkeypatch):
-    pinning.accelerate(monkeypatch, memory_available=100_000, local_world_size=8)
+    fake_accelerator.install(monkeypatch, memory_available=100_000, local_world_size=8)
     accelerator = an_accelerator(tmp_path)
     attach(accelerator)
     model, optimizer, loader, _ = prepared(accelerator, rows_of_tokens(8))

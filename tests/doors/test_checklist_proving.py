@@ -8,7 +8,7 @@ import torch
 from collector import automatic
 from faults import ERRORS
 from sampling import sampled
-from through import DOORS
+from short_trainings import DOORS
 from tiny import records
 
 from perf_callbacks.checklist import proving

@@ -2,13 +2,13 @@
 
 import math
 
-import pinning
+import fake_accelerator
 import pytest
 import tiny
 import torch
 from accelerate import data_loader
 from sampling import sampled
-from through import DOORS
+from short_trainings import DOORS
 from tiny import records
 
 from perf_callbacks.checklist import proving
@@ -52,7 +52,7 @@ def copies(monkeypatch):
         return ours
 
     monkeypatch.setattr(tiny, "training_arguments", pinning_ones)
-    return pinning.accelerate(monkeypatch)
+    return fake_accelerator.install(monkeypatch)
 
 
 class Watch:

@@ -4,7 +4,7 @@ import functools
 from collections import Counter
 
 import pytest
-import sparks
+import tiny_lightning
 import torch
 from accelerated import an_accelerator
 from counted import ANGLES
@@ -62,7 +62,7 @@ def through_loop(directory, *, interrupted):
 
 
 def through_lightning(directory, of="lightning", *, interrupted):
-    kinds = sparks.tree(of)
+    kinds = tiny_lightning.tree(of)
 
     class Module(kinds.pl.LightningModule):
         def __init__(self):
@@ -81,7 +81,7 @@ def through_lightning(directory, of="lightning", *, interrupted):
     callback = kinds.PerfCallback()
     often = {"check_val_every_n_epoch": None, "val_check_interval": EVALUATE * ACCUMULATION}
     save = kinds.callbacks.ModelCheckpoint(dirpath=directory, every_n_train_steps=SAVE, save_top_k=-1)
-    trainer = sparks.trainer(
+    trainer = tiny_lightning.trainer(
         directory,
         callback,
         *[save] if interrupted else [],

@@ -4,8 +4,8 @@ import random
 from contextlib import suppress
 
 import pytest
-import sparks
 import tiny
+import tiny_lightning
 import torch
 from counted import ANGLES, counts, excluded, gpt2, ids, known, loop, mamba, truth
 from torch import nn
@@ -225,7 +225,7 @@ def test_so_they_are_with_transformers(tmp_path):
 
 
 def test_so_they_are_with_lightning(tmp_path):
-    pl = sparks.tree().pl
+    pl = tiny_lightning.tree().pl
 
     class Module(pl.LightningModule):
         def __init__(self):
@@ -240,7 +240,9 @@ def test_so_they_are_with_lightning(tmp_path):
 
     cut = Cut()
     data = torch.utils.data.DataLoader(tiny.Tokens(32, (40,), mask=False), batch_size=4, collate_fn=cut)
-    trainer = sparks.trainer(tmp_path, sparks.tree().PerfCallback(), max_steps=8, accumulate_grad_batches=2)
+    trainer = tiny_lightning.trainer(
+        tmp_path, tiny_lightning.tree().PerfCallback(), max_steps=8, accumulate_grad_batches=2
+    )
     trainer.fit(Module(), data)
     true = Truths(tiny.llama())
     assert known(tmp_path)[1:] == [sum(true(size) for size in cut.sizes[at : at + 2]) for at in range(2, 16, 2)]

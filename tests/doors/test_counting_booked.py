@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 
 import pytest
-import sparks
 import tiny
+import tiny_lightning
 import torch
 from accelerate import Accelerator
 from counted import counts, ids, known, left_behind, truth
@@ -382,7 +382,7 @@ def evaluating(kinds, *, gradients):
                 module.eval()
                 with torch.set_grad_enabled(gradients):
                     for _ in range(10):
-                        module.net(torch.ones(16, sparks.WIDTH))
+                        module.net(torch.ones(16, tiny_lightning.WIDTH))
                 module.train()
 
     return Evaluating()
@@ -391,11 +391,11 @@ def evaluating(kinds, *, gradients):
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("kind", ["Automatic", "Manual"])
 def test_what_callbacks_of_lightning_do_is_not_the_models(tmp_path, kind, gradients):
-    kinds = sparks.tree()
+    kinds = tiny_lightning.tree()
     callbacks = kinds.PerfCallback(), evaluating(kinds, gradients=gradients)
-    trainer = sparks.trainer(tmp_path, *callbacks, max_steps=4 if kind == "Automatic" else 8)
-    trainer.fit(getattr(kinds, kind)(), sparks.loader())
-    product = 2 * 4 * sparks.WIDTH**2
+    trainer = tiny_lightning.trainer(tmp_path, *callbacks, max_steps=4 if kind == "Automatic" else 8)
+    trainer.fit(getattr(kinds, kind)(), tiny_lightning.loader())
+    product = 2 * 4 * tiny_lightning.WIDTH**2
     each = 2 * product if kind == "Automatic" else 2 * 5 * product  # two layers, forward and backward twice
     assert {*known(tmp_path)[2:]} == {each}
 

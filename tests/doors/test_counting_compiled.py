@@ -5,8 +5,8 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
-import sparks
 import tiny
+import tiny_lightning
 import torch
 from counted import counts, excluded, ids, known, left_behind, loop, truth
 from torch import nn
@@ -222,7 +222,7 @@ def test_a_module_of_lightning_that_is_compiled(tmp_path, how):
         from torch._dynamo.utils import counters
 
         counters.clear()
-        kind = sparks.tree().Automatic
+        kind = tiny_lightning.tree().Automatic
         quiet = type("Quiet", (kind,), {"training_step": lambda self, batch, _: self.net(batch).square().mean()})
         module = quiet()
         if how == "part":
@@ -231,8 +231,8 @@ def test_a_module_of_lightning_that_is_compiled(tmp_path, how):
             module.optimizers_and_schedulers = functools.partial(one_optimizer, module)
         else:
             module = torch.compile(module, backend="aot_eager")
-        ours = sparks.tree().PerfCallback(PerfConfig(flops=flops))
-        sparks.trainer(tmp_path / flops, ours, max_steps=5).fit(module, sparks.loader(32))
+        ours = tiny_lightning.tree().PerfCallback(PerfConfig(flops=flops))
+        tiny_lightning.trainer(tmp_path / flops, ours, max_steps=5).fit(module, tiny_lightning.loader(32))
         fits[flops] = graphs(), [parameter.tolist() for parameter in module.parameters()]
     assert fits["count"] == fits["off"]
     assert fits["off"][0]["unique_graphs"] > 0

@@ -4,8 +4,8 @@ import signal
 from types import SimpleNamespace
 
 import pytest
-import sparks
 import tiny
+import tiny_lightning
 import torch
 from counted import bits, counts, excluded, ids, known, left_behind, loop, truth
 from faults import ERRORS
@@ -158,23 +158,23 @@ def test_what_ends_the_counted_step_of_a_transformers_trainer_goes_through(tmp_p
 
 def module(**overridden):
     """A Lightning module, some of whose methods are others."""
-    kind = sparks.tree().Automatic
+    kind = tiny_lightning.tree().Automatic
     one = type("Module", (kind,), overridden)()
     one.losses = []
     return one
 
 
 def fit(directory, one, flops="count", **options):
-    ours = sparks.tree().PerfCallback(PerfConfig(flops=flops))
-    trainer = sparks.trainer(directory, ours, **options)
-    trainer.fit(one, sparks.loader(32))
+    ours = tiny_lightning.tree().PerfCallback(PerfConfig(flops=flops))
+    trainer = tiny_lightning.trainer(directory, ours, **options)
+    trainer.fit(one, tiny_lightning.loader(32))
     return trainer
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("place", ["training_step", "on_after_backward", "on_before_zero_grad"])
 def test_what_ends_the_counted_step_of_a_lightning_trainer_goes_through(tmp_path, place, error):
-    inner = getattr(sparks.tree().Automatic, place)
+    inner = getattr(tiny_lightning.tree().Automatic, place)
 
     def explode(self, *args):
         if self.batches == 2:
@@ -215,7 +215,7 @@ def test_steps_without_a_loss_are_not_taken_for_steps_without_work(tmp_path, ski
 def test_batches_that_are_skipped_leave_nothing_behind(tmp_path, skip):
     fits = {}
     for flops in ("count", "off"):
-        one = sparks.tree().Automatic(skip=skip)
+        one = tiny_lightning.tree().Automatic(skip=skip)
         trainer = fit(tmp_path / flops, one, flops, max_steps=6)
         fits[flops] = trainer.global_step, one.batches, bits(one)
     assert fits["count"] == fits["off"]
@@ -231,9 +231,9 @@ def test_an_evaluation_in_the_counted_step_is_not_counted(tmp_path, framework):
         tiny.trainer(arguments, PerfCallback(), train_dataset=tiny.Tokens(32), eval_dataset=tiny.Tokens(8)).train()
         true = truth(tiny.llama(), ids(4, 16))
     else:
-        ours = sparks.tree().PerfCallback()
-        trainer = sparks.trainer(tmp_path, ours, val_check_interval=1, limit_val_batches=2)
-        trainer.fit(sparks.tree().Automatic(), sparks.loader(32), sparks.loader(8))
+        ours = tiny_lightning.tree().PerfCallback()
+        trainer = tiny_lightning.trainer(tmp_path, ours, val_check_interval=1, limit_val_batches=2)
+        trainer.fit(tiny_lightning.tree().Automatic(), tiny_lightning.loader(32), tiny_lightning.loader(8))
         true = truth(nn.Sequential(nn.Linear(4, 4)), torch.ones(4, 4))
     spans = [span.step for span in tiny.records(tmp_path, Span) if span.kind == "evaluation"]
     assert {1, 2} <= set(spans)

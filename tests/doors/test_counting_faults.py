@@ -4,8 +4,8 @@ import itertools
 import warnings as filters
 
 import pytest
-import sparks
 import tiny
+import tiny_lightning
 import torch
 from counted import bits, counts, gpt2, ids, known, left_behind, loop, truth
 from faults import EVALUATES_ALWAYS, Fault, parts, warnings
@@ -193,9 +193,9 @@ def test_so_it_is_with_lightning(tmp_path, monkeypatch, caplog, part):
     for flops in ("off", "count"):
         with monkeypatch.context() as patch:
             Fault(patch, part, 0)
-            module = sparks.tree().Automatic()
-            ours = sparks.tree().PerfCallback(PerfConfig(flops=flops))
-            sparks.trainer(tmp_path / flops, ours).fit(module, sparks.loader(32))
+            module = tiny_lightning.tree().Automatic()
+            ours = tiny_lightning.tree().PerfCallback(PerfConfig(flops=flops))
+            tiny_lightning.trainer(tmp_path / flops, ours).fit(module, tiny_lightning.loader(32))
         fits.append(bits(module))
         before = left_behind()
         assert (before["modes"], before["before"], before["after"]) == ([], {}, {})

@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 
 import pytest
-import sparks
 import tiny
+import tiny_lightning
 import torch
 from counted import bits, counts, gpt2, ids, known, left_behind, loop, truth
 from transformers import TrainerCallback, TrainingArguments
@@ -59,7 +59,7 @@ def test_with_transformers(tmp_path, way):
 
 def a_module():
     """A Lightning module around the same model."""
-    pl = sparks.tree().pl
+    pl = tiny_lightning.tree().pl
 
     class Module(pl.LightningModule):
         def __init__(self):
@@ -92,8 +92,8 @@ def by_lightning(directory, flops, *, checkpointed, **options):
     if checkpointed:
         net = module.net
         getattr(net, "activation_checkpointing_enable", net.gradient_checkpointing_enable)()
-    ours = sparks.tree().PerfCallback(PerfConfig(flops=flops))
-    trainer = sparks.trainer(directory, ours, max_steps=4, **options)
+    ours = tiny_lightning.tree().PerfCallback(PerfConfig(flops=flops))
+    trainer = tiny_lightning.trainer(directory, ours, max_steps=4, **options)
     torch.manual_seed(1)
     trainer.fit(module, torch.utils.data.DataLoader(tiny.Tokens(32), batch_size=4, drop_last=True))
     return module.losses, bits(module), torch.get_rng_state().tolist()

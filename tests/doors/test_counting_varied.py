@@ -1,8 +1,8 @@
 """Steps whose work differs although their batches don't: FLOPs are right, absent, or marked as varying."""
 
 import pytest
-import sparks
 import tiny
+import tiny_lightning
 import torch
 from counted import counts, excluded, known
 from torch import nn
@@ -380,7 +380,7 @@ def test_unfreezing_in_a_callback_of_transformers(tmp_path, logging_steps):
 
 
 def test_finetuning_in_lightning(tmp_path):
-    kinds = sparks.tree()
+    kinds = tiny_lightning.tree()
 
     class Finetuning(kinds.callbacks.BaseFinetuning):
         def freeze_before_training(self, module):
@@ -397,9 +397,9 @@ def test_finetuning_in_lightning(tmp_path):
         def configure_optimizers(self):
             return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.01)
 
-    trainer = sparks.trainer(tmp_path, kinds.PerfCallback(), Finetuning(), max_steps=24, log_every_n_steps=1)
-    trainer.fit(Module(), sparks.loader())
-    product = 2 * 4 * sparks.WIDTH**2
+    trainer = tiny_lightning.trainer(tmp_path, kinds.PerfCallback(), Finetuning(), max_steps=24, log_every_n_steps=1)
+    trainer.fit(Module(), tiny_lightning.loader())
+    product = 2 * 4 * tiny_lightning.WIDTH**2
     truth = [3 * product] * 12 + [5 * product] * 12
     found = known(tmp_path)
     assert right_or_absent(found, truth) == []

@@ -1,8 +1,8 @@
 """Steps that call the model in other ways than the counted one: FLOPs are right, or absent for a reason."""
 
 import pytest
-import sparks
 import tiny
+import tiny_lightning
 import torch
 from accelerated import an_accelerator
 from counted import counts, excluded, ids, known, loss_of, truth
@@ -41,9 +41,9 @@ def skipping_loop(directory, steps, *, forward):
 def skipping_accelerate(directory, steps, *, forward):
     ours = an_accelerator(directory)
     with attach(ours, PerfConfig(gc="off")) as perf:
-        model = nn.Linear(sparks.WIDTH, sparks.WIDTH)
+        model = nn.Linear(tiny_lightning.WIDTH, tiny_lightning.WIDTH)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        model, optimizer, loader = ours.prepare(model, optimizer, sparks.loader(4 * steps))
+        model, optimizer, loader = ours.prepare(model, optimizer, tiny_lightning.loader(4 * steps))
         for number, batch in enumerate(loader, start=1):
             skips = number % EVERY == 0
             loss = model(batch).sum() if forward or not skips else None
@@ -51,12 +51,12 @@ def skipping_accelerate(directory, steps, *, forward):
                 ours.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
-    once = 2 * 4 * sparks.WIDTH**2
+    once = 2 * 4 * tiny_lightning.WIDTH**2
     return perf.summary, once, 2 * once
 
 
 def skipping_lightning(directory, steps, *, forward):
-    kinds = sparks.tree()
+    kinds = tiny_lightning.tree()
 
     class Skipping(kinds.Automatic):
         def training_step(self, batch, batch_idx):
@@ -65,8 +65,8 @@ def skipping_lightning(directory, steps, *, forward):
             return None if skips else loss
 
     callback = kinds.PerfCallback(PerfConfig(gc="off"))
-    sparks.trainer(directory, callback, max_steps=steps).fit(Skipping(), sparks.loader())
-    once = 2 * 4 * sparks.WIDTH**2
+    tiny_lightning.trainer(directory, callback, max_steps=steps).fit(Skipping(), tiny_lightning.loader())
+    once = 2 * 4 * tiny_lightning.WIDTH**2
     return callback.summary, once, 2 * once
 
 

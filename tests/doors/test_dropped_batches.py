@@ -3,7 +3,7 @@
 import lightning
 import numpy as np
 import pytest
-import sparks
+import tiny_lightning
 import torch
 from accelerated import an_accelerator
 from tiny import steps
@@ -361,6 +361,6 @@ class Iterating(Skipping):
 @pytest.mark.parametrize("module", [Skipping, Iterating])
 def test_a_batch_that_lightning_skips_has_no_samples(tmp_path, module):
     ours = PerfCallback(PerfConfig(output_dir=str(tmp_path), gc="off", peak_tflops="1"))
-    trainer = sparks.trainer(tmp_path, ours, max_steps=60)
+    trainer = tiny_lightning.trainer(tmp_path, ours, max_steps=60)
     trainer.fit(module(), torch.utils.data.DataLoader(ALL_SIZES, batch_size=None))
     assert ours.summary.samples == sum(len(x) for place, x in enumerate(ALL_SIZES) if place % 3 != 2)

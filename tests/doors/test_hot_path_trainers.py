@@ -6,8 +6,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import sparks
 import tiny
+import tiny_lightning
 from transformers import Trainer, TrainerCallback
 
 import perf_callbacks
@@ -66,7 +66,7 @@ def test_frames_of_a_step_in_the_hugging_face_trainer(tmp_path):
 @pytest.mark.skipif(not TOLD, reason="no test of Lightning depends on transformers: make test runs it")
 @pytest.mark.parametrize("scheduled", [False, True], ids=["", "with a scheduler"])
 def test_frames_of_a_step_in_the_lightning_trainer(tmp_path, scheduled):
-    kinds, frames = sparks.tree(), Frames()
+    kinds, frames = tiny_lightning.tree(), Frames()
 
     class Ends(kinds.Callback):
         def on_train_batch_end(self, *_args, **_kwargs):
@@ -77,7 +77,7 @@ def test_frames_of_a_step_in_the_lightning_trainer(tmp_path, scheduled):
             configured = super().configure_optimizers()
             return configured if scheduled else configured["optimizer"]
 
-    trainer = sparks.trainer(tmp_path, kinds.PerfCallback(), Ends(), max_steps=130, log_every_n_steps=1000)
+    trainer = tiny_lightning.trainer(tmp_path, kinds.PerfCallback(), Ends(), max_steps=130, log_every_n_steps=1000)
     with frames:
-        trainer.fit(Module(), sparks.loader(520))
+        trainer.fit(Module(), tiny_lightning.loader(520))
     assert sum(frames.ordinary.values()) <= (12 if scheduled else 10), frames.ordinary

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import through
+import short_trainings
 from collector import automatic
 from transformers import Trainer
 
@@ -68,12 +68,12 @@ def traced(way, directory, interrupt):
     before = sys.gettrace()
     sys.settrace(interrupt)
     try:
-        through.DOORS[way](directory, after_step, steps=STEPS + 1)
+        short_trainings.DOORS[way](directory, after_step, steps=STEPS + 1)
     finally:
         sys.settrace(before)
 
 
-WAYS = [way for way in through.DOORS if way != "pytorch_lightning"]
+WAYS = [way for way in short_trainings.DOORS if way != "pytorch_lightning"]
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -7,7 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-import sparks
+import tiny_lightning
 import torch
 from tiny import records, steps
 
@@ -15,7 +15,7 @@ from perf_callbacks import PerfConfig
 from perf_callbacks.core.records import Row, Run, Span, Summary
 from perf_callbacks.doors.lightning_hooks import EVERY_BATCH, _directory
 
-BOTH = pytest.mark.parametrize("of", sparks.FRAMEWORKS)
+BOTH = pytest.mark.parametrize("of", tiny_lightning.FRAMEWORKS)
 
 
 def fit(
@@ -30,16 +30,16 @@ def fit(
     **options,
 ):
     """A fit with our callback in it, and what came of it."""
-    kinds = sparks.tree(of)
+    kinds = tiny_lightning.tree(of)
     ours = kinds.PerfCallback(PerfConfig(flops=flops))
-    trainer = sparks.trainer(directory, ours, *callbacks, of=of, **options)
+    trainer = tiny_lightning.trainer(directory, ours, *callbacks, of=of, **options)
     module = getattr(kinds, module)() if isinstance(module, str) else module
-    trainer.fit(module, sparks.loader(rows), val, ckpt_path=ckpt_path)
+    trainer.fit(module, tiny_lightning.loader(rows), val, ckpt_path=ckpt_path)
     return ours, trainer
 
 
 def rows_and_losses(directory):
-    lines = sparks.logged(directory)
+    lines = tiny_lightning.logged(directory)
     rows = [int(line["step"]) for line in lines if "perf/step_time" in line]
     losses = [int(line["step"]) for line in lines if "loss" in line]
     assert not [line for line in lines if {"perf/step_time", "loss"} <= line.keys()]
@@ -64,25 +64,25 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_rows_stand_at_the_step_of_the_loss_in_every_logger(tmp_path, of, case):
     module, options, expected = CASES[case]
-    kinds = sparks.tree(of)
+    kinds = tiny_lightning.tree(of)
     loggers = [kinds.CSVLogger(tmp_path), kinds.TensorBoardLogger(tmp_path)]
     ours, _ = fit(tmp_path, module, of=of, flops="off", logger=loggers, **options)
     rows, losses = rows_and_losses(tmp_path)
     assert rows == expected
     assert losses == [*expected] if 0 not in losses else [0, *expected]
-    assert sparks.points(tmp_path, "perf/step_time") == expected
-    assert sparks.points(tmp_path, "loss") == losses
+    assert tiny_lightning.points(tmp_path, "perf/step_time") == expected
+    assert tiny_lightning.points(tmp_path, "loss") == losses
     assert ours.summary.steps == ours.summary.step == 6
     assert [row.step for row in records(tmp_path, Row)] == [*[number + 1 for number in expected], 6]
-    assert sparks.points(tmp_path, "perf/run/step_time") == [5]
-    assert [line["step"] for line in sparks.logged(tmp_path) if "perf/run/step_time" in line] == [5]
+    assert tiny_lightning.points(tmp_path, "perf/run/step_time") == [5]
+    assert [line["step"] for line in tiny_lightning.logged(tmp_path) if "perf/run/step_time" in line] == [5]
 
 
 @pytest.mark.parametrize("module", ["Automatic", "Manual"])
 def test_a_skipped_batch_is_no_step_and_in_no_count(tmp_path, module):
-    kind = getattr(sparks.tree(), module)
+    kind = getattr(tiny_lightning.tree(), module)
     # Batches 1, 2 | 4, 5, 6 | 8 to 13 are trained on, the others end their epoch.
-    options = {"logger": sparks.tree().CSVLogger(tmp_path), "max_steps": -1, "max_epochs": 3}
+    options = {"logger": tiny_lightning.tree().CSVLogger(tmp_path), "max_steps": -1, "max_epochs": 3}
     ours, trainer = fit(tmp_path, kind(skip=(3, 7)), flops="off", **options)
     rows, losses = rows_and_losses(tmp_path)
     assert losses == list(range(11))
@@ -93,7 +93,7 @@ def test_a_skipped_batch_is_no_step_and_in_no_count(tmp_path, module):
 
 
 def test_what_was_accumulated_before_a_skipped_batch_goes_into_the_next_step(tmp_path):
-    module = sparks.tree().Automatic(skip=(4,))  # 1, 2 | 3 and then the epoch is over | 5, 6 | 7, 8 | 9, 10
+    module = tiny_lightning.tree().Automatic(skip=(4,))  # 1, 2 | 3 and then the epoch is over | 5, 6 | 7, 8 | 9, 10
     fit(tmp_path, module, accumulate_grad_batches=2, max_steps=4)
     assert [step["samples"] for step in steps(tmp_path)] == [8, 12, 8, 8]
 
@@ -101,11 +101,11 @@ def test_what_was_accumulated_before_a_skipped_batch_goes_into_the_next_step(tmp
 @pytest.mark.filterwarnings("ignore:train_dataloader yielded None")
 def test_a_batch_that_is_none_is_no_step(tmp_path):
     def collate(rows):
-        return None if rows[0].equal(sparks.Numbers()[8]) else torch.stack(rows)
+        return None if rows[0].equal(tiny_lightning.Numbers()[8]) else torch.stack(rows)
 
-    ours = sparks.tree().PerfCallback()
-    trainer = sparks.trainer(tmp_path, ours, max_steps=-1, max_epochs=1)
-    trainer.fit(sparks.tree().Automatic(), sparks.loader(collate_fn=collate))
+    ours = tiny_lightning.tree().PerfCallback()
+    trainer = tiny_lightning.trainer(tmp_path, ours, max_steps=-1, max_epochs=1)
+    trainer.fit(tiny_lightning.tree().Automatic(), tiny_lightning.loader(collate_fn=collate))
     assert [(step["step"], step["samples"]) for step in steps(tmp_path)] == [(number, 4) for number in range(1, 6)]
 
 
@@ -123,7 +123,7 @@ def test_samples_are_exact_with_accumulation(tmp_path):
 
 
 def test_a_batch_counts_once_for_an_optimizer_that_runs_its_closure_many_times(tmp_path):
-    module = sparks.tree().Automatic()
+    module = tiny_lightning.tree().Automatic()
     module.configure_optimizers = lambda: torch.optim.LBFGS(module.parameters(), max_iter=4)
     fit(tmp_path, module)
     assert [step["samples"] for step in steps(tmp_path)] == [4] * 6
@@ -145,8 +145,8 @@ def test_a_progress_bar_shows_step_time_and_mfu_in_three_figures(tmp_path, monke
     if bar == "RichProgressBar":
         pytest.importorskip("rich")
     monkeypatch.setenv("COLUMNS", "1000")
-    logger = sparks.tree(of).CSVLogger(tmp_path)
-    bars = getattr(sparks.tree(of).callbacks, bar)()
+    logger = tiny_lightning.tree(of).CSVLogger(tmp_path)
+    bars = getattr(tiny_lightning.tree(of).callbacks, bar)()
     _, trainer = fit(tmp_path, "Automatic", bars, of=of, logger=logger, enable_progress_bar=True)
     shown = {name: value for name, value in trainer.progress_bar_metrics.items() if name.startswith("perf/")}
     assert shown.keys() == {"perf/step_time", "perf/mfu"}
@@ -163,31 +163,31 @@ def test_a_progress_bar_shows_step_time_and_mfu_in_three_figures(tmp_path, monke
 @pytest.mark.parametrize("console", ["off", "all"])
 def test_a_progress_bar_shows_nothing_or_all_of_a_row_if_asked(tmp_path, monkeypatch, of, console):
     monkeypatch.setenv("PERF_CALLBACKS_CONSOLE", console)
-    _, trainer = fit(tmp_path, of=of, logger=sparks.tree(of).CSVLogger(tmp_path))
+    _, trainer = fit(tmp_path, of=of, logger=tiny_lightning.tree(of).CSVLogger(tmp_path))
     shown = {name for name in trainer.progress_bar_metrics if name.startswith("perf/")}
-    rows = [{name for name in line if name.startswith("perf/")} for line in sparks.logged(tmp_path)]
+    rows = [{name for name in line if name.startswith("perf/")} for line in tiny_lightning.logged(tmp_path)]
     row = next(row for row in reversed(rows) if "perf/step_time" in row)
     assert shown == (row if console == "all" else set())
 
 
 def test_the_loggers_get_the_main_metrics_alone_if_asked(tmp_path, monkeypatch):
     monkeypatch.setenv("PERF_CALLBACKS_METRICS", "main")
-    fit(tmp_path, logger=sparks.tree().CSVLogger(tmp_path))
-    keys = {key for line in sparks.logged(tmp_path) for key in line if key.startswith("perf/")}
+    fit(tmp_path, logger=tiny_lightning.tree().CSVLogger(tmp_path))
+    keys = {key for line in tiny_lightning.logged(tmp_path) for key in line if key.startswith("perf/")}
     five = {"step_time", "data_time", "samples_per_second", "tflops", "mfu"}
     assert keys == {f"perf/{kind}{name}" for kind in ("", "run/") for name in five}
 
 
 @BOTH
 def test_validation_and_checkpoint_are_in_no_step(tmp_path, of):
-    save = sparks.tree(of).callbacks.ModelCheckpoint(every_n_train_steps=3, save_top_k=-1, dirpath=tmp_path)
+    save = tiny_lightning.tree(of).callbacks.ModelCheckpoint(every_n_train_steps=3, save_top_k=-1, dirpath=tmp_path)
     ours, _ = fit(
         tmp_path,
         "Automatic",
         save,
         of=of,
         flops="off",
-        val=sparks.loader(4),
+        val=tiny_lightning.loader(4),
         val_check_interval=2,
         enable_checkpointing=True,
         max_steps=7,
@@ -202,16 +202,16 @@ def test_validation_and_checkpoint_are_in_no_step(tmp_path, of):
 
 @pytest.mark.parametrize("what", ["validate", "test", "predict"])
 def test_without_a_fit_nothing_happens(tmp_path, what, capsys):
-    class Module(sparks.tree().Automatic):
+    class Module(tiny_lightning.tree().Automatic):
         def test_step(self, batch):
             return None
 
         def predict_step(self, batch):
             return self.net(batch)
 
-    ours = sparks.tree().PerfCallback()
-    trainer = sparks.trainer(tmp_path, ours)
-    getattr(trainer, what)(Module(), sparks.loader())
+    ours = tiny_lightning.tree().PerfCallback()
+    trainer = tiny_lightning.trainer(tmp_path, ours)
+    getattr(trainer, what)(Module(), tiny_lightning.loader())
     assert ours.summary is None
     assert not (tmp_path / "perf_callbacks").exists()
     assert "perf_callbacks" not in capsys.readouterr().out
@@ -235,18 +235,18 @@ def test_batches_that_are_repeated_on_purpose_count_each_time(tmp_path):
 def test_loaders_that_are_made_anew_and_have_no_length(tmp_path):
     class Stream(torch.utils.data.IterableDataset):
         def __iter__(self):
-            return iter(sparks.Numbers(10)[index] for index in range(10))
+            return iter(tiny_lightning.Numbers(10)[index] for index in range(10))
 
-    ours = sparks.tree().PerfCallback()
-    trainer = sparks.trainer(tmp_path, ours, max_steps=-1, max_epochs=2, reload_dataloaders_every_n_epochs=1)
-    module = sparks.tree().Automatic()
+    ours = tiny_lightning.tree().PerfCallback()
+    trainer = tiny_lightning.trainer(tmp_path, ours, max_steps=-1, max_epochs=2, reload_dataloaders_every_n_epochs=1)
+    module = tiny_lightning.tree().Automatic()
     module.train_dataloader = lambda: torch.utils.data.DataLoader(Stream(), batch_size=4)
     trainer.fit(module)
     assert [step["samples"] for step in steps(tmp_path)] == [4, 4, 2] * 2
 
 
 def test_of_two_callbacks_only_the_first_measures(tmp_path, caplog):
-    second = sparks.tree().PerfCallback()
+    second = tiny_lightning.tree().PerfCallback()
     first, _ = fit(tmp_path, "Automatic", second)
     assert (first.summary.steps, second.summary) == (6, None)
     assert len(records(tmp_path, Run)) == 1
@@ -254,15 +254,15 @@ def test_of_two_callbacks_only_the_first_measures(tmp_path, caplog):
 
 
 def test_where_the_first_is_off_the_second_measures(tmp_path, caplog):
-    kinds = sparks.tree()
+    kinds = tiny_lightning.tree()
     off, on = kinds.PerfCallback(PerfConfig(enabled=False)), kinds.PerfCallback()
-    sparks.trainer(tmp_path, off, on).fit(kinds.Automatic(), sparks.loader())
+    tiny_lightning.trainer(tmp_path, off, on).fit(kinds.Automatic(), tiny_lightning.loader())
     assert (off.summary, on.summary.steps) == (None, 6)
     assert said(caplog) == []
 
 
 def test_a_trainer_within_a_fit_is_measured_by_its_own_callback(tmp_path):
-    kinds = sparks.tree()
+    kinds = tiny_lightning.tree()
 
     class Within(kinds.Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
@@ -276,7 +276,7 @@ def test_a_trainer_within_a_fit_is_measured_by_its_own_callback(tmp_path):
 
 
 def test_a_callback_that_joins_late_is_not_left_out_of_the_start(tmp_path):
-    kinds, seen = sparks.tree(), []
+    kinds, seen = tiny_lightning.tree(), []
 
     class Late(kinds.Callback):
         def on_train_start(self, trainer, pl_module):
@@ -297,7 +297,7 @@ def test_a_callback_that_joins_late_is_not_left_out_of_the_start(tmp_path):
 
 @BOTH
 def test_the_callback_can_be_sent_to_another_process_before_and_during_a_fit(tmp_path, of):
-    kinds, copies = sparks.tree(of), []
+    kinds, copies = tiny_lightning.tree(of), []
 
     class Sending(kinds.Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
@@ -310,12 +310,12 @@ def test_the_callback_can_be_sent_to_another_process_before_and_during_a_fit(tmp
     assert {type(one) for one in copies} == {kinds.PerfCallback}
     assert copies[0]._session.settings.config.gc_interval == 11
     assert [one.summary for one in copies] == [None] * 5
-    sparks.trainer(tmp_path, copies[1], of=of).fit(kinds.Automatic(), sparks.loader())
+    tiny_lightning.trainer(tmp_path, copies[1], of=of).fit(kinds.Automatic(), tiny_lightning.loader())
     assert copies[1].summary.steps == 6
 
 
 def test_a_logger_that_fails_for_us_costs_the_measuring_and_not_the_run(tmp_path, caplog):
-    class Choosy(sparks.tree().CSVLogger):
+    class Choosy(tiny_lightning.tree().CSVLogger):
         def log_metrics(self, metrics, step=None):
             if "perf/step_time" in metrics:
                 raise StopIteration
@@ -360,7 +360,7 @@ LOGGERS = {
 def test_the_journal_lies_where_the_logger_writes(tmp_path, monkeypatch, case):
     make, where = LOGGERS[case]
     monkeypatch.chdir(tmp_path)
-    fit(tmp_path / "root", logger=make(sparks.tree(), tmp_path), rows=8, flops="off", max_steps=2)
+    fit(tmp_path / "root", logger=make(tiny_lightning.tree(), tmp_path), rows=8, flops="off", max_steps=2)
     assert list(tmp_path.rglob("*.jsonl")) == [tmp_path / where / "perf_callbacks" / "rank0.jsonl"]
 
 
@@ -390,7 +390,7 @@ def test_turned_off_it_does_nothing(tmp_path, monkeypatch):
 def test_the_summary_grows_during_the_run(tmp_path):
     seen = []
 
-    class Asking(sparks.tree().Callback):
+    class Asking(tiny_lightning.tree().Callback):
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
             seen.append(trainer.callbacks[0].summary.steps)
 
@@ -400,16 +400,18 @@ def test_the_summary_grows_during_the_run(tmp_path):
 
 
 def test_rows_are_logged_where_another_callback_saves_before_our_turn(tmp_path):
-    class Saving(sparks.tree().Callback):
+    class Saving(tiny_lightning.tree().Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             if trainer.global_step % 2 == 0:
                 trainer.save_checkpoint(tmp_path / "checkpoint.ckpt")
 
     steps = {}
     for order in ("before", "after"):
-        kinds, directory = sparks.tree(), tmp_path / order
+        kinds, directory = tiny_lightning.tree(), tmp_path / order
         callbacks = [kinds.PerfCallback(), Saving()][:: -1 if order == "before" else 1]
-        sparks.trainer(directory, *callbacks, log_every_n_steps=2).fit(kinds.Automatic(), sparks.loader(24))
+        tiny_lightning.trainer(directory, *callbacks, log_every_n_steps=2).fit(
+            kinds.Automatic(), tiny_lightning.loader(24)
+        )
         steps[order] = [row.step for row in records(directory, Row)]
     assert steps["before"] == steps["after"] != []
 
@@ -427,7 +429,7 @@ def test_hooks_that_have_nothing_to_do_are_not_called_for_every_batch(tmp_path, 
 @BOTH
 def test_steps_end_in_a_hook_where_the_connector_has_no_method_for_it(tmp_path, monkeypatch, of, module):
     monkeypatch.setattr("perf_callbacks.doors.lightning_watch.BATCH_END", "on_batch_end_in_another_version")
-    ours, _ = fit(tmp_path, module, of=of, flops="off", logger=sparks.tree(of).CSVLogger(tmp_path))
+    ours, _ = fit(tmp_path, module, of=of, flops="off", logger=tiny_lightning.tree(of).CSVLogger(tmp_path))
     assert rows_and_losses(tmp_path)[0] == [1, 2, 3, 4, 5]
     assert [step["samples"] for step in steps(tmp_path)] == [4] * ours.summary.steps == [4] * 6
     assert "on_train_batch_end" not in vars(ours)
@@ -441,7 +443,7 @@ def test_hooks_that_a_subclass_has_something_to_do_in_are_called(tmp_path, hook)
         called.append(hook)
         getattr(super(kind, self), hook)(*args)
 
-    kind = type("Mine", (sparks.tree().PerfCallback,), {hook: body})
-    trainer = sparks.trainer(tmp_path, kind())
-    trainer.fit(sparks.tree().Automatic(), sparks.loader(24))
+    kind = type("Mine", (tiny_lightning.tree().PerfCallback,), {hook: body})
+    trainer = tiny_lightning.trainer(tmp_path, kind())
+    trainer.fit(tiny_lightning.tree().Automatic(), tiny_lightning.loader(24))
     assert called == [hook] * 6

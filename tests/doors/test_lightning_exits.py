@@ -4,8 +4,8 @@ import gc
 import signal
 
 import pytest
-import sparks
 import tiny
+import tiny_lightning
 from counted import bits
 from faults import ERRORS, Fault, as_found, break_clock, ended, faults, warnings
 from sampling import sampled
@@ -121,11 +121,11 @@ class Fit:
     """A trainer of either import tree, with others' callbacks around ours."""
 
     def __init__(self, directory, *callbacks, of="lightning", **options):
-        kinds = sparks.tree(of)
+        kinds = tiny_lightning.tree(of)
         self.callbacks = [self.of(kinds, one) for one in callbacks]
         self.ours = next(one for one in self.callbacks if isinstance(one, kinds.PerfCallback))
-        self.module, self.loader = kinds.Automatic(), sparks.loader(32)
-        self.trainer = sparks.trainer(
+        self.module, self.loader = kinds.Automatic(), tiny_lightning.loader(32)
+        self.trainer = tiny_lightning.trainer(
             directory,
             *self.callbacks,
             of=of,
@@ -143,7 +143,7 @@ class Fit:
         return one
 
     def run(self):
-        self.trainer.fit(self.module, self.loader, sparks.loader(4))
+        self.trainer.fit(self.module, self.loader, tiny_lightning.loader(4))
 
 
 def belongings(fit):
@@ -157,7 +157,7 @@ def belongings(fit):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore:Detected KeyboardInterrupt")
 @pytest.mark.parametrize(
     ("place", "of", "late", "loud", "error"),
-    sampled(PLACES, [*sparks.FRAMEWORKS], [False, True], [False, True], ERRORS),
+    sampled(PLACES, [*tiny_lightning.FRAMEWORKS], [False, True], [False, True], ERRORS),
     ids=repr,
 )
 def test_after_an_exception_everything_is_as_before_and_the_next_fit_is_measured(  # noqa: PLR0917 sampled
@@ -221,13 +221,13 @@ def test_a_stop_iteration_of_another_callback_does_what_it_did_without_us(tmp_pa
             raise StopIteration
 
     def fit(directory, *callbacks):
-        stopper = sparks.tree().Callback()
+        stopper = tiny_lightning.tree().Callback()
         setattr(stopper, hook, stop)
-        trainer = sparks.trainer(directory, *callbacks, stopper, max_steps=-1, max_epochs=2)
-        trainer.fit(sparks.tree().Automatic(), sparks.loader(12))
+        trainer = tiny_lightning.trainer(directory, *callbacks, stopper, max_steps=-1, max_epochs=2)
+        trainer.fit(tiny_lightning.tree().Automatic(), tiny_lightning.loader(12))
         return trainer.global_step, trainer.current_epoch, trainer.fit_loop.epoch_loop._batches_that_stepped
 
-    ours = sparks.tree().PerfCallback()
+    ours = tiny_lightning.tree().PerfCallback()
     found = fit(tmp_path / "with", ours)
     assert found == fit(tmp_path / "without")
     assert ours.summary.steps == found[0]
@@ -299,7 +299,7 @@ def test_a_part_of_ours_that_breaks_costs_one_warning_and_nothing_else(  # noqa:
     assert ["a bug of ours" in text for text in warnings(caplog)] == [True]
 
 
-@pytest.mark.parametrize("of", sparks.FRAMEWORKS)
+@pytest.mark.parametrize("of", tiny_lightning.FRAMEWORKS)
 def test_measuring_changes_no_bit_of_what_training_comes_to(tmp_path, caplog, undisturbed, of):
     found, fit = around_ours(tmp_path, of=of)
     assert found == undisturbed
@@ -308,7 +308,7 @@ def test_measuring_changes_no_bit_of_what_training_comes_to(tmp_path, caplog, un
 
 
 def test_a_step_whose_hooks_raise_is_a_step_that_was_done(tmp_path):
-    kinds = sparks.tree()
+    kinds = tiny_lightning.tree()
 
     class Raises(kinds.Callback):
         def on_train_batch_end(self, trainer, *_):
@@ -316,7 +316,7 @@ def test_a_step_whose_hooks_raise_is_a_step_that_was_done(tmp_path):
                 raise RuntimeError("no more")
 
     ours = kinds.PerfCallback()
-    trainer = sparks.trainer(tmp_path, ours, Raises())
+    trainer = tiny_lightning.trainer(tmp_path, ours, Raises())
     with pytest.raises(RuntimeError, match="no more"):
-        trainer.fit(kinds.Automatic(), sparks.loader())
+        trainer.fit(kinds.Automatic(), tiny_lightning.loader())
     assert (ours.summary.steps, ours.summary.failure) == (3, "RuntimeError: no more")

@@ -6,15 +6,15 @@ import pickle
 import weakref
 
 import pytest
-import sparks
 import tiny
+import tiny_lightning
 import torch
 
-BOTH = pytest.mark.parametrize("of", sparks.FRAMEWORKS)
+BOTH = pytest.mark.parametrize("of", tiny_lightning.FRAMEWORKS)
 
 
 def own_kind(of, kind, **members):
-    tree = sparks.tree(of)
+    tree = tiny_lightning.tree(of)
     return type(kind, (getattr(tree, kind),), members)()
 
 
@@ -27,9 +27,9 @@ def test_the_step_of_the_module_gets_the_closure_of_lightning(tmp_path):
         seen.append((optimizer_closure, type(optimizer_closure)))
         optimizer.step(closure=optimizer_closure)
 
-    ours = sparks.tree().PerfCallback()
+    ours = tiny_lightning.tree().PerfCallback()
     module = own_kind("lightning", "Automatic", optimizer_step=optimizer_step)
-    sparks.trainer(tmp_path, ours).fit(module, sparks.loader())
+    tiny_lightning.trainer(tmp_path, ours).fit(module, tiny_lightning.loader())
     assert [kind for _, kind in seen] == [Closure] * 6
     assert not any("closure" in vars(closure) for closure, _ in seen)
     assert all(step["forward_time"] > 0 for step in tiny.steps(tmp_path))
@@ -46,18 +46,18 @@ def test_a_step_that_fails_leaves_the_closure_as_it_was(tmp_path):
 
     module = own_kind("lightning", "Automatic", optimizer_step=optimizer_step)
     with pytest.raises(RuntimeError, match="no"):
-        sparks.trainer(tmp_path, sparks.tree().PerfCallback()).fit(module, sparks.loader())
+        tiny_lightning.trainer(tmp_path, tiny_lightning.tree().PerfCallback()).fit(module, tiny_lightning.loader())
     assert len(seen) == 3
     assert not any("closure" in vars(closure) for closure in seen)
 
 
-@pytest.mark.parametrize("of", sparks.FRAMEWORKS)
+@pytest.mark.parametrize("of", tiny_lightning.FRAMEWORKS)
 def test_loggers_get_metrics_by_name(tmp_path, of):
-    logger = sparks.tree(of).CSVLogger(tmp_path)
+    logger = tiny_lightning.tree(of).CSVLogger(tmp_path)
     rows, inner = [], logger.log_metrics
     logger.log_metrics = lambda **named: (rows.append(named), inner(**named))
-    sparks.trainer(tmp_path, sparks.tree(of).PerfCallback(), of=of, logger=logger).fit(
-        sparks.tree(of).Automatic(), sparks.loader()
+    tiny_lightning.trainer(tmp_path, tiny_lightning.tree(of).PerfCallback(), of=of, logger=logger).fit(
+        tiny_lightning.tree(of).Automatic(), tiny_lightning.loader()
     )
     assert any("perf/step_time" in row["metrics"] for row in rows)
     assert {*map(frozenset, rows)} == {frozenset({"metrics", "step"})}
@@ -73,17 +73,17 @@ class Fails:
         def fail(*_):
             raise RuntimeError(self.where)
 
-        return type("Failing", (sparks.tree(of).Callback,), {self.where: fail})()
+        return type("Failing", (tiny_lightning.tree(of).Callback,), {self.where: fail})()
 
 
 @pytest.mark.parametrize("where", [None, "on_train_start", "on_train_batch_end"])
 def test_the_list_of_callbacks_is_the_one_that_it_was(tmp_path, where):
-    other = sparks.tree().Callback() if where is None else Fails(where)("lightning")
-    trainer = sparks.trainer(tmp_path, sparks.tree().PerfCallback(), other)
+    other = tiny_lightning.tree().Callback() if where is None else Fails(where)("lightning")
+    trainer = tiny_lightning.trainer(tmp_path, tiny_lightning.tree().PerfCallback(), other)
     callbacks = trainer.callbacks
     before = [*callbacks]
     try:
-        trainer.fit(sparks.tree().Automatic(), sparks.loader())
+        trainer.fit(tiny_lightning.tree().Automatic(), tiny_lightning.loader())
     except RuntimeError as error:
         assert str(error) == where  # noqa: PT017 it may raise
     assert trainer.callbacks is callbacks
@@ -91,19 +91,19 @@ def test_the_list_of_callbacks_is_the_one_that_it_was(tmp_path, where):
 
 
 def test_a_callback_that_joins_at_the_start_joins_for_good(tmp_path):
-    class Late(sparks.tree().Callback):
+    class Late(tiny_lightning.tree().Callback):
         started = 0
 
         def on_train_start(self, *_):
             self.started += 1
 
-    class Joins(sparks.tree().Callback):
+    class Joins(tiny_lightning.tree().Callback):
         def on_train_start(self, trainer, *_):
             trainer.callbacks.append(late)
 
     late = Late()
-    trainer = sparks.trainer(tmp_path, sparks.tree().PerfCallback(), Joins())
-    trainer.fit(sparks.tree().Automatic(), sparks.loader())
+    trainer = tiny_lightning.trainer(tmp_path, tiny_lightning.tree().PerfCallback(), Joins())
+    trainer.fit(tiny_lightning.tree().Automatic(), tiny_lightning.loader())
     assert late.started == 1
     assert type(trainer.callbacks) is list
     assert trainer.callbacks[-1] is late
@@ -116,7 +116,7 @@ class Copying:
     def __init__(self, of):
         self.kept = []
         self.callback = type(
-            "Copying", (sparks.tree(of).Callback,), {"on_train_batch_end": self.at}
+            "Copying", (tiny_lightning.tree(of).Callback,), {"on_train_batch_end": self.at}
         )()  # a bound method
 
     def at(self, trainer, module, _outputs, _batch, batch_idx):
@@ -133,9 +133,9 @@ class Copying:
 
 def test_what_is_copied_in_mid_fit_works(tmp_path):
     copying = Copying("lightning")
-    ours = sparks.tree().PerfCallback()
-    trainer = sparks.trainer(tmp_path, ours, copying.callback)
-    trainer.fit(sparks.tree().Automatic(), sparks.loader())
+    ours = tiny_lightning.tree().PerfCallback()
+    trainer = tiny_lightning.trainer(tmp_path, ours, copying.callback)
+    trainer.fit(tiny_lightning.tree().Automatic(), tiny_lightning.loader())
     module, optimizer, loader, plugin, loaded, again = copying.kept
     assert ours.summary.steps == 6
     module.net(torch.ones(1, 4))
@@ -150,11 +150,11 @@ def test_what_is_copied_in_mid_fit_works(tmp_path):
 
 @BOTH
 def test_a_trainer_and_its_module_are_freed_after_a_fit_while_the_callback_is_kept(tmp_path, of):
-    ours = sparks.tree(of).PerfCallback()
+    ours = tiny_lightning.tree(of).PerfCallback()
 
     def fit():
-        trainer, module = sparks.trainer(tmp_path, ours, of=of), sparks.tree(of).Automatic()
-        trainer.fit(module, sparks.loader())
+        trainer, module = tiny_lightning.trainer(tmp_path, ours, of=of), tiny_lightning.tree(of).Automatic()
+        trainer.fit(module, tiny_lightning.loader())
         return [weakref.ref(one) for one in (trainer, module, module.net, trainer.optimizers[0])]
 
     gone = fit()

@@ -1,7 +1,7 @@
 """Two ranks of a Lightning trainer: each measures itself, rank 0 logs."""
 
 import pytest
-import sparks
+import tiny_lightning
 from launching import python
 from tiny import records, steps
 
@@ -77,7 +77,7 @@ def test_each_of_two_ranks_has_its_journal_and_the_logger_has_the_rows_of_rank_0
     assert output.count("6 steps, 4 measured") == 1, output
     assert ("summary here: True" in output) == (strategy != "ddp_spawn")
 
-    lines = sparks.logged(tmp_path)
+    lines = tiny_lightning.logged(tmp_path)
     assert [line["step"] for line in lines if "loss" in line] == [0, 1, 2, 3, 4, 5]
     logged = [line for line in lines if "perf/step_time" in line]
     assert [line["step"] for line in logged] == [2, 3, 4, 5]  # after the first, and the one whose FLOPs are counted

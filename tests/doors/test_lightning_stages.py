@@ -9,8 +9,8 @@ import time
 from types import SimpleNamespace
 
 import pytest
-import sparks
 import tiny
+import tiny_lightning
 import torch
 
 from perf_callbacks import PerfConfig
@@ -69,7 +69,7 @@ def hook(name, *, last=False):
 
 def item(fit, sleep):
     fit.loader.dataset.__class__ = type(
-        "Slow", (sparks.Numbers,), {"__getitem__": sleeping_before(sleep, sparks.Numbers.__getitem__)}
+        "Slow", (tiny_lightning.Numbers,), {"__getitem__": sleeping_before(sleep, tiny_lightning.Numbers.__getitem__)}
     )
 
 
@@ -189,12 +189,16 @@ PLACES = (
 
 def fit(directory, install, sleep, *, module="Automatic", of="lightning", **options):
     """The steps of a fit in which there is a sleep where `install` puts it."""
-    kinds = sparks.tree(of)
+    kinds = tiny_lightning.tree(of)
     sleep.ours = ours = kinds.PerfCallback(PerfConfig(flops="off"))
     usual = {"max_steps": 14, "gradient_clip_val": None} if module == "Manual" else {"accumulate_grad_batches": 2}
-    trainer = sparks.trainer(directory, ours, of=of, **{"max_steps": 7} | usual | options)
+    trainer = tiny_lightning.trainer(directory, ours, of=of, **{"max_steps": 7} | usual | options)
     running = SimpleNamespace(
-        kinds=kinds, trainer=trainer, module=getattr(kinds, module)(), loader=sparks.loader(120), val=sparks.loader(4)
+        kinds=kinds,
+        trainer=trainer,
+        module=getattr(kinds, module)(),
+        loader=tiny_lightning.loader(120),
+        val=tiny_lightning.loader(4),
     )
     install(running, sleep)
     trainer.fit(running.module, running.loader, running.val if "val_check_interval" in options else None)
@@ -210,7 +214,7 @@ def sleeper(clock):
 @pytest.mark.parametrize("where", PLACES, ids=[f"{module}: {place}" for module, place, *_ in PLACES])
 def test_time_is_in_its_stage_and_in_no_other(tmp_path, sleeper, where):
     module, place, owner, install = where
-    of = [*sparks.FRAMEWORKS][len(place) % 2]
+    of = [*tiny_lightning.FRAMEWORKS][len(place) % 2]
     steps = fit(tmp_path, install, sleeper, module=module, of=of)
     assert sleeper.slept.keys() == {*SLOW}
     for stage in (*STAGES, "step"):
@@ -241,7 +245,7 @@ def test_the_wait_for_an_iterator_is_data(tmp_path, sleeper):
 
 
 def test_an_iterator_that_is_made_between_epochs_is_data(tmp_path, sleeper):
-    class Lingering(sparks.Numbers):
+    class Lingering(tiny_lightning.Numbers):
         def __iter__(self):
             sleeper()
             return iter([self[index] for index in range(self.rows)])

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-import through
+import short_trainings
 
 import perf_callbacks
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("accelerate_state")
 OURS = str(Path(perf_callbacks.__file__).parent)
 
 
-@pytest.mark.parametrize("way", through.DOORS)
+@pytest.mark.parametrize("way", short_trainings.DOORS)
 def test_a_mocked_clock_is_never_read_by_us(tmp_path, monkeypatch, way):
     readers = set()
 
@@ -27,5 +27,5 @@ def test_a_mocked_clock_is_never_read_by_us(tmp_path, monkeypatch, way):
 
     for name in ("perf_counter", "monotonic", "sleep", "time"):
         monkeypatch.setattr(time, name, mocked(getattr(time, name)))
-    through.DOORS[way](tmp_path, lambda _: None, steps=4, every=2, report=True)
+    short_trainings.DOORS[way](tmp_path, lambda _: None, steps=4, every=2, report=True)
     assert [reader for reader in readers if reader.startswith(OURS)] == []

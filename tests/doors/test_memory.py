@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 import tiny
 import torch
-from through import DOORS
+from fake_watchdog import FakeWatchdog
+from short_trainings import DOORS
 from torch import nn
 from torch.optim import optimizer as optimizers
 from torch.utils.checkpoint import checkpoint
-from watches import Watches
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.core.memory_use import GB, Allocator
@@ -279,7 +279,7 @@ def test_no_hook_stays(tmp_path, how):
 
 @pytest.fixture
 def ticks(monkeypatch):
-    found = Watches()
+    found = FakeWatchdog()
     monkeypatch.setattr(memory, "WATCHDOG", found)
     return found
 

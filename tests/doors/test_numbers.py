@@ -6,7 +6,7 @@ Truth is counted step by step, by a counter of these tests, in another run of th
 from math import prod
 
 import pytest
-import sparks
+import tiny_lightning
 import torch
 from counted import known
 from torch import nn
@@ -136,16 +136,16 @@ def test_ways_to_train(tmp_path, way):
 
 def test_a_penalty_in_some_steps_of_a_trainer(tmp_path):
     """Neither two nor any of the steps that are counted again has one."""
-    kinds = sparks.tree()
+    kinds = tiny_lightning.tree()
 
     class Penalized(kinds.Automatic):
         def training_step(self, batch, batch_idx):
             loss = self.net(batch).sum()
             return loss + penalty(self.net, batch) if batch_idx % 7 == 0 else loss
 
-    trainer = sparks.trainer(tmp_path, kinds.PerfCallback(), max_steps=24)
-    trainer.fit(Penalized(), sparks.loader(rows=96))
-    plain = 2 * (2 * 4 * sparks.WIDTH**2)
+    trainer = tiny_lightning.trainer(tmp_path, kinds.PerfCallback(), max_steps=24)
+    trainer.fit(Penalized(), tiny_lightning.loader(rows=96))
+    plain = 2 * (2 * 4 * tiny_lightning.WIDTH**2)
     more = {step: flops for step, flops in enumerate(known(tmp_path), start=1) if flops not in {plain, None}}
     assert {*more} <= {1, 8, 15, 22}
     assert more

@@ -1,7 +1,7 @@
 """The session of every integration: one list of observers, each of which hears of all fits."""
 
 import pytest
-from through import DOORS
+from short_trainings import DOORS
 
 from perf_callbacks.core.observer import Observer
 from perf_callbacks.session import session

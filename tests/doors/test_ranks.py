@@ -4,7 +4,7 @@ import itertools
 import signal
 import time
 
-import door_process
+import integration_process
 import pytest
 from jobs import AGREE, NO_WAIT, WINDOW, Job
 from tiny import records, steps
@@ -105,7 +105,7 @@ def test_what_ranks_get_is_uneven(job):
     assert sum(useful for *_, useful in first) < sum(tokens for _, tokens, _ in first)
     if job.door == "loop":
         for rank in range(job.world_size):
-            known = [door_process.amounts(rank, step) for step in range(1, 61)]
+            known = [integration_process.amounts(rank, step) for step in range(1, 61)]
             assert job.got(rank) == [(rows, rows * columns, useful) for rows, columns, useful in known]
     if job.door == "lightning":  # 203 rows are 102 for each, of which the last batch gets two
         assert [samples for samples, *_ in first] == ([4] * 25 + [2]) * 2 + [4] * 8

@@ -5,9 +5,9 @@ from contextlib import contextmanager
 import pytest
 import torch
 from accelerated import an_accelerator
-from through import DOORS
+from fake_watchdog import FakeWatchdog
+from short_trainings import DOORS
 from torch.utils.data import DataLoader
-from watches import Watches
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("accelerate_state")
 
 @pytest.fixture
 def watches(monkeypatch):
-    found = Watches()
+    found = FakeWatchdog()
     monkeypatch.setattr(stalls, "WATCHDOG", found)
     return found
 
@@ -62,7 +62,7 @@ def test_a_stall_is_told_once_with_its_line_and_once_when_it_is_over(tmp_path, w
 
     done = DOORS[door](tmp_path, hang, stall_after="60")
     began, over = said()
-    assert began.startswith("no step for 60 s. The training is in other code: watches.py:")
+    assert began.startswith("no step for 60 s. The training is in other code: fake_watchdog.py:")
     assert began.endswith(" `pass_seconds`.")
     assert over == "training goes on after 201 s without a step."
     (stall,) = recorded(tmp_path)
@@ -133,7 +133,7 @@ def test_an_error_in_the_watch_ends_the_watch_alone(tmp_path, monkeypatch, said)
         raise ValueError("no")
 
     monkeypatch.setattr(stalls.stacks, "of_thread", fail)
-    watches = Watches()
+    watches = FakeWatchdog()
     monkeypatch.setattr(stalls, "WATCHDOG", watches)
 
     def hang(step):

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from through import DOORS
+from short_trainings import DOORS
 from tiny import records
 
 from perf_callbacks.core.records import Straggler

@@ -6,7 +6,7 @@ from itertools import chain
 from types import SimpleNamespace
 
 import pytest
-import sparks
+import tiny_lightning
 import torch
 from accelerated import an_accelerator
 from tiny import Tokens, llama, records, trainer, training_arguments, unwrapped
@@ -94,7 +94,7 @@ def through_trainer(fit):
 
 
 def through_lightning(fit, prepare=lambda: None):
-    kinds = sparks.tree("lightning")
+    kinds = tiny_lightning.tree("lightning")
 
     class Module(kinds.pl.LightningModule):
         def __init__(self):
@@ -109,7 +109,7 @@ def through_lightning(fit, prepare=lambda: None):
             return fit.optimizer
 
     callback = kinds.PerfCallback(fit.config)
-    sparks.trainer(fit.directory, callback, max_steps=STEPS * fit.epochs).fit(Module(), fit.loader)
+    tiny_lightning.trainer(fit.directory, callback, max_steps=STEPS * fit.epochs).fit(Module(), fit.loader)
     return callback.summary
 
 

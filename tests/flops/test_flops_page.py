@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from flops.species import RELEASE
+from flops.model_kinds import RELEASE
 from flops.zoo import CASES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "flops.md").read_text(encoding="utf-8")
@@ -13,7 +13,7 @@ MEASURED_WITH = 5
 
 
 def settings(case):
-    return case.species, case.attention, case.checkpointing, case.training
+    return case.family, case.attention, case.checkpointing, case.training
 
 
 def test_the_table_has_every_model_that_the_tests_count():

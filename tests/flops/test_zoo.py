@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from flops.species import RELEASE
+from flops.model_kinds import RELEASE
 from flops.zoo import CASES, REST
 
 from perf_callbacks.flops.counter import FlopCounter

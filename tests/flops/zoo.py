@@ -7,7 +7,7 @@ from itertools import product
 
 import torch
 from flops.by_hand import FULL, Hand, Training
-from flops.species import SPECIES
+from flops.model_kinds import MODEL_KINDS
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, set_checkpoint_early_stop
 
 KEPT = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
@@ -27,18 +27,18 @@ CHECKPOINTING = {
 class Case:
     """One model trained in one way."""
 
-    species: str
+    family: str
     attention: str = "none"
     checkpointing: str = "none"
     training: str = "full"
 
     @property
     def name(self):
-        return f"{self.species}-{self.attention}-{self.checkpointing}-{self.training}".replace(" ", "-")
+        return f"{self.family}-{self.attention}-{self.checkpointing}-{self.training}".replace(" ", "-")
 
     @property
     def kind(self):
-        return SPECIES[self.species]
+        return MODEL_KINDS[self.family]
 
     @property
     def needs_transformers(self):
@@ -169,11 +169,11 @@ CASES = (
 )
 
 
-def crossed(species):
+def crossed(kind):
     """Every attention with every checkpointing and every training, but for what would train nothing."""
-    every = product((species.name,), species.attentions, species.checkpointings, species.trainings)
+    every = product((kind.name,), kind.attentions, kind.checkpointings, kind.trainings)
     cases = [Case(*one) for one in every]
-    return [case for case in cases if species.reads or case.training != "frozen" or case.checkpointing != "reentrant"]
+    return [case for case in cases if kind.reads or case.training != "frozen" or case.checkpointing != "reentrant"]
 
 
-REST = tuple(case for species in SPECIES.values() for case in crossed(species) if case not in CASES)
+REST = tuple(case for kind in MODEL_KINDS.values() for case in crossed(kind) if case not in CASES)

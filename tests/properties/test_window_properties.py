@@ -3,7 +3,7 @@
 from array import array
 from dataclasses import replace
 
-from combining import combine
+from combined_parts import combine
 from hypothesis import given, strategies as st
 
 from perf_callbacks.core.bundles import Bundle, Combination, bundled

@@ -1,8 +1,8 @@
-"""A watchdog for tests: its seconds pass when a test says so."""
+"""A watchdog whose seconds pass when a test advances them."""
 
 
-class Watches:
-    """Ticked for by the test, not by a thread."""
+class FakeWatchdog:
+    """Ticks when the test calls `pass_seconds`; runs no thread."""
 
     def __init__(self):
         self.watched, self.now = [], 0.0

@@ -1,4 +1,4 @@
-"""One rank of a job that trains through one of the doors, in a process of its own.
+"""One rank of a job that trains through an integration, in a process of its own.
 
 What the model really got, what was logged and how long the training thread was held up is left in a file.
 """

@@ -1,9 +1,9 @@
-"""The same short training through every door, with somebody who is told of each step."""
+"""One short training through each integration; the caller hears of each step."""
 
 from types import SimpleNamespace
 
-import sparks
 import tiny
+import tiny_lightning
 import torch
 from accelerated import an_accelerator
 from tiny import Tokens, llama
@@ -122,7 +122,7 @@ def trainer(directory, after_step, *, steps=STEPS, every=None, look=lambda: None
 
 def lightning(of):
     def through(directory, after_step, *, steps=STEPS, every=None, look=lambda: None, resume=False, **config):
-        kinds, losses, options = sparks.tree(of), [], {}
+        kinds, losses, options = tiny_lightning.tree(of), [], {}
 
         class Told(kinds.Callback):
             def on_train_start(self, trainer, *_):
@@ -145,11 +145,13 @@ def lightning(of):
         if every:
             others.append(kinds.callbacks.ModelCheckpoint(directory, every_n_train_steps=every, save_last=True))
             options = {"val_check_interval": every, "check_val_every_n_epoch": None, "enable_checkpointing": True}
-        ours = sparks.trainer(directory, callback, *others, of=of, max_steps=steps, num_sanity_val_steps=0, **options)
+        ours = tiny_lightning.trainer(
+            directory, callback, *others, of=of, max_steps=steps, num_sanity_val_steps=0, **options
+        )
         model = kinds.Automatic()
-        validation = DataLoader(Looked(sparks.Numbers(1), look)) if every else None
+        validation = DataLoader(Looked(tiny_lightning.Numbers(1), look)) if every else None
         last = str(directory / "last.ckpt") if resume else None
-        ours.fit(model, sparks.loader(), validation, ckpt_path=last)
+        ours.fit(model, tiny_lightning.loader(), validation, ckpt_path=last)
         return ran(callback.summary, model, losses)
 
     return through

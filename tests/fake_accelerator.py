@@ -1,4 +1,4 @@
-"""A machine that seems to have an accelerator: loaders pin as they were told to, and copies are taken down."""
+"""A simulated accelerator: loaders pin their batches, and each copy is recorded."""
 
 import dataclasses
 
@@ -29,7 +29,7 @@ def _pin(data, _device=None):
     return [_pin(one) for one in data] if isinstance(data, list) else data
 
 
-def accelerate(monkeypatch, **facts):
+def install(monkeypatch, **facts):
     """From now on there is an accelerator, until the end of the test; how each tensor was copied."""
     begin, read = dataloader._BaseDataLoaderIter.__init__, environment.read
 

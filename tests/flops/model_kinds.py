@@ -13,7 +13,7 @@ RELEASE = int(version("transformers").partition(".")[0])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Species:
+class ModelKind:
     """A kind of model."""
 
     name: str
@@ -60,7 +60,7 @@ def without_attention(name, values):
 
 def mixtral(experts):
     options = {"experts_implementation": experts} if RELEASE >= 5 else {}
-    return Species(
+    return ModelKind(
         name=f"Mixtral {experts}",
         build=hugging("MixtralForCausalLM", models.MIXTRAL, **options),
         batch=labelled,
@@ -88,21 +88,21 @@ SIDE = 8
 NON_REENTRANT = ("none", "early", "whole", "selective")
 DECODERS = {"frozen": ("embed_tokens", "layers.0.", "lm_head"), "adapted": ("q_proj", "v_proj")}
 ALL = (
-    Species(
+    ModelKind(
         name="Llama",
         build=hugging("LlamaForCausalLM", models.DECODER),
         batch=labelled,
         formula=lambda hand: by_hand.llama(hand, decoder("Llama"), BATCH, LENGTH),
         **DECODERS,
     ),
-    Species(
+    ModelKind(
         name="Qwen2",
         build=hugging("Qwen2ForCausalLM", models.DECODER, tie_word_embeddings=True),
         batch=labelled,
         formula=lambda hand: by_hand.llama(hand, decoder("Qwen2"), BATCH, LENGTH),
         **DECODERS,
     ),
-    Species(
+    ModelKind(
         name="GPT-2",
         build=hugging("GPT2LMHeadModel", models.GPT2),
         batch=labelled,
@@ -110,7 +110,7 @@ ALL = (
         frozen=("wte", "wpe", "h.0.", "lm_head"),
         adapted=("c_attn",),
     ),
-    Species(
+    ModelKind(
         name="BERT",
         build=hugging("BertForMaskedLM", models.BERT),
         batch=labelled,
@@ -118,7 +118,7 @@ ALL = (
         frozen=("embeddings", "layer.0.", "decoder"),
         adapted=("query", "value"),
     ),
-    Species(
+    ModelKind(
         name="T5",
         build=hugging("T5ForConditionalGeneration", models.T5),
         batch=lambda: {"input_ids": models.tokens(), "labels": models.tokens(TARGET)},
@@ -127,7 +127,7 @@ ALL = (
         frozen=("shared", "lm_head", "encoder.", "relative_attention_bias"),
         adapted=("q", "v"),
     ),
-    Species(
+    ModelKind(
         name="ViT",
         build=hugging("ViTForImageClassification", models.VIT),
         batch=lambda: {"pixel_values": models.pixels(), "labels": torch.tensor([0, 1])},
@@ -140,7 +140,7 @@ ALL = (
     mixtral("eager"),
     mixtral("batched_mm"),
     mixtral("grouped_mm"),
-    Species(
+    ModelKind(
         name="Mamba",
         build=without_attention("MambaForCausalLM", models.MAMBA),
         batch=labelled,
@@ -149,7 +149,7 @@ ALL = (
         frozen=("embeddings", "layers.0.", "lm_head"),
         adapted=("in_proj",),
     ),
-    Species(
+    ModelKind(
         name="Mamba2",
         build=without_attention("Mamba2ForCausalLM", models.MAMBA2),
         batch=labelled,
@@ -159,7 +159,7 @@ ALL = (
         adapted=("in_proj",),
         needs_transformers=5,  # element-wise before
     ),
-    Species(
+    ModelKind(
         name="convolutions",
         build=lambda _: models.Convolutions(),
         batch=lambda: {"x": torch.randn(BATCH, 3, SIDE, SIDE)},
@@ -168,7 +168,7 @@ ALL = (
         frozen=("plain", "depthwise"),
         reads=False,
     ),
-    Species(
+    ModelKind(
         name="LSTM",
         build=lambda _: models.Recurrent(),
         batch=lambda: {"ids": models.tokens()},
@@ -177,7 +177,7 @@ ALL = (
         checkpointings=("none",),
         frozen=("head",),
     ),
-    Species(
+    ModelKind(
         name="stack",
         build=models.Stack,
         batch=lambda: {"x": torch.randn(BATCH, LENGTH, WIDE)},
@@ -186,7 +186,7 @@ ALL = (
         frozen=("head",),
         reads=False,
     ),
-    Species(
+    ModelKind(
         name="seen before read",
         build=lambda attention: towers(models.Prefix, "LlamaForCausalLM", models.DECODER, attention),
         batch=both,
@@ -194,7 +194,7 @@ ALL = (
         checkpointings=NON_REENTRANT,
         frozen=("vision.", "language.", "layers."),
     ),
-    Species(
+    ModelKind(
         name="towers",
         build=lambda attention: towers(models.Towers, "BertModel", models.BERT, attention),
         batch=both,
@@ -203,4 +203,4 @@ ALL = (
         frozen=("vision.",),
     ),
 )
-SPECIES = {species.name: species for species in ALL}
+MODEL_KINDS = {kind.name: kind for kind in ALL}

@@ -1,4 +1,4 @@
-"""Fits in which something is tried, driven as a recorder and ranks drive them."""
+"""Fits with a trial of a checklist item, driven by hand as a recorder and ranks drive them."""
 
 from random import Random
 
