@@ -63,7 +63,7 @@ test-pythons:  ## what needs no torch, with each declared Python that this machi
 		if [ -z "$$python" ]; then echo "Python $$version is not on this machine: not tested"; continue; fi; \
 		echo "Python $$version"; \
 		[ -x .venv-$$version/bin/pytest ] || { "$$python" -m venv .venv-$$version && .venv-$$version/bin/pip $(INSTALL) \
-			attrs hypothesis pytest pytest-timeout pytest-xdist pyyaml typing-extensions; } || exit 1; \
+			attrs hypothesis msgspec pytest pytest-timeout pytest-xdist pyyaml typing-extensions; } || exit 1; \
 		PYTHONPATH=src .venv-$$version/bin/python -m pytest --confcutdir tests $(PARALLEL) -m 'not slow' $(BARE) || exit 1; \
 	done
 

@@ -1,6 +1,8 @@
 """Records to lines and back."""
 
 import json
+import math
+from dataclasses import replace
 
 import pytest
 from fakes import a_run
@@ -136,6 +138,9 @@ GC = '{"type":"gc","t":1,"step":1,"stage":"data","generation":0,"start":0,"secon
         GC.replace('"t":1', '"t":null'),
         GC.replace('"t":1', '"t":1' + "0" * 400),
         GC.replace('"step":1', '"step":1' + "0" * 5000),
+        GC.replace('"step":1', '"step":1' + "0" * 100),
+        GC.replace('"step":1', '"step":-1' + "0" * 100),
+        GC.replace('"step":1', '"cause":' + "[" * 100_000 + '"step":1'),
         GC[:-1],
         GC[1:],
         GC + GC,
@@ -193,6 +198,36 @@ def test_a_value_of_another_type_costs_its_line(line):
 def test_numbers_that_are_none_and_columns_that_differ_in_length_cost_their_line(broken):
     assert decode(GC) is not None
     assert decode(broken) is None
+
+
+def test_a_number_that_is_none_is_written_as_unknown():
+    times = Steps(step=(1, 2, 3), step_time=(0.5, math.nan, math.inf), data_time=(None, math.nan, 0.25))
+    assert decode(encode(Entry(1.0, times))).record == replace(
+        times, step_time=(0.5, None, None), data_time=(None, None, 0.25)
+    )
+
+
+def test_a_path_that_is_no_utf_8_is_written_with_a_question_mark():
+    stall = Stall(step=7, rank=3, stage="data", since_seconds=90.5, stack=("a\udc80.py:1 f", "“b”.py:2 g"))
+    assert decode(encode(Entry(1.0, stall))).record == replace(stall, stack=("a?.py:1 f", "“b”.py:2 g"))
+
+
+def test_subclasses_of_numbers_and_words_are_written_as_these():
+    class Seconds(float):
+        """Stands for NumPy's float64."""
+
+    class Count(int):
+        """Stands for an integer that knows its unit."""
+
+    class Version(str):
+        """Stands for torch's version."""
+
+        __slots__ = ()
+
+    run = a_run(versions={"torch": Version("2.13")}, config={"a": Seconds(0.5), "b": [Count(2)]})
+    assert decode(encode(Entry(1.0, run))).record == a_run(versions={"torch": "2.13"}, config={"a": 0.5, "b": [2]})
+    with pytest.raises(TypeError, match=r"^a record holds <object"):
+        encode(Entry(1.0, a_run(config={"a": object()})))
 
 
 def test_what_only_its_writer_knows_may_hold_anything_finite():

@@ -1,5 +1,6 @@
 """What each rank did, put together; and nothing else taken for it."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -125,13 +126,12 @@ def test_what_is_torn_anywhere_is_nothing(item):
 
 
 def test_what_is_no_verdict_is_nothing():
-    for start in ("", '["f","r",0', '["f","r",-1', '["f",1,50', '[null,"r",50', '["f","r",true', '["f","r",2.0'):
-        assert unpack(Verdict, start + ",null,true]") is None
-    for line in (
-        '["f","r",50]',
-        '["f","r",50,null]',
-        '["f","r",50,1,true]',
-        '["f","r",50,["/out"],true]',
-        '["f","r",50,null,1]',
+    verdict = {"fit": "f", "run_id": "r", "window": 50, "directory": None, "stragglers": True}
+    assert unpack(Verdict, json.dumps(verdict)) == Verdict(fit="f", run_id="r", window=50, stragglers=True)
+    for wrong in (
+        *[{"window": window} for window in (0, -1, True, 2.0, "50", 10**100)],
+        *[{"run_id": 1}, {"fit": None}, {"directory": 1}, {"directory": ["/out"]}, {"stragglers": 1}],
     ):
+        assert unpack(Verdict, json.dumps(verdict | wrong)) is None
+    for line in ("", "[]", "{}", "null", '["f","r",50,null,true]', '{"fit":"f","run_id":"r"}'):
         assert unpack(Verdict, line) is None

@@ -1,1 +1,1 @@
-"""Arithmetic: standard library only, no clock, no input or output."""
+"""Arithmetic: the standard library, and msgspec for records; no clock, no input or output."""

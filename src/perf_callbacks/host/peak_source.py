@@ -5,20 +5,19 @@ rank never waits for another: while the file is not there, a rank that doesn't m
 """
 
 import hashlib
-import json
 import os
 import platform
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 
 from perf_callbacks.core import peaks
 from perf_callbacks.core.config import PerfConfig
 from perf_callbacks.core.foreign_errors import let_pass
 from perf_callbacks.core.peaks import DISTURBED, TERA, Peaks, canonical
-from perf_callbacks.core.type_checks import forms_of
 from perf_callbacks.host import device as devices, matmul_peak
 from perf_callbacks.host.clock import unix_time
 from perf_callbacks.host.matmul_peak import Measured
@@ -90,11 +89,18 @@ def cache_directory() -> Path:
         return Path(os.devnull) / "perf_callbacks"
 
 
+class _Content(msgspec.Struct):
+    """The file of a cache."""
+
+    conditions: Conditions
+    measured: Mapping[str, Measured]
+
+
 class Cache:
     """Measured peaks by their conditions: in a small JSON file. Where that can't be written, nothing is kept."""
 
     def __init__(self, directory: Path, where: Conditions) -> None:
-        name = hashlib.sha256(json.dumps(asdict(where)).encode()).hexdigest()[:16]
+        name = hashlib.sha256(msgspec.json.encode(where)).hexdigest()[:16]
         self.path = directory / f"peak-{name}.json"
         self._where = where
 
@@ -103,22 +109,21 @@ class Cache:
         try:
             if fresh and unix_time() - self.path.stat().st_mtime > FRESH_SECONDS:
                 return {}
-            content = json.loads(self.path.read_text(encoding="utf-8"))
-            if content["conditions"] != asdict(self._where):
-                return {}
-            kept = {str(name): Measured(**found) for name, found in content["measured"].items()}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            kept = msgspec.json.decode(self.path.read_bytes(), type=_Content)
+        except (OSError, ValueError, msgspec.DecodeError, RecursionError) as error:
             let_pass(error)
             return {}
-        return {name: found for name, found in kept.items() if _sound(found)}
+        if kept.conditions != self._where:
+            return {}
+        return {name: found for name, found in kept.measured.items() if found.flops_per_second > 0}
 
     def write(self, measured: Mapping[str, Measured]) -> None:
         """Keep these peaks, whole or not at all."""
         unfinished = self.path.with_suffix(f".{os.getpid()}.tmp")
-        content = {"conditions": asdict(self._where), "measured": {name: asdict(it) for name, it in measured.items()}}
+        content = msgspec.json.encode(_Content(self._where, measured))
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished.write_text(json.dumps(content, indent=2), encoding="utf-8")
+            unfinished.write_bytes(content)
             unfinished.replace(self.path)
         except OSError as error:
             let_pass(error)
@@ -131,14 +136,6 @@ class Cache:
         except OSError as error:
             let_pass(error)
             return
-
-
-_FORMS = forms_of(Measured)
-
-
-def _sound(found: Measured) -> bool:
-    types = all([is_of_type(getattr(found, name)) for name, is_of_type in _FORMS.items()])
-    return types and 0 < found.flops_per_second < float("inf")
 
 
 _KNOWN: dict[Conditions, dict[str, Measured]] = {}
