@@ -27,6 +27,7 @@ from perf_callbacks import PerfConfig
 from perf_callbacks.journal import Entry, Run, Steps, read
 from perf_callbacks.loop import measure
 from perf_callbacks.report import comparison
+from perf_callbacks.report.history import Attempt, gather
 
 BLOCK = 20
 """Neighbouring steps that are drawn together."""
@@ -58,14 +59,14 @@ def record(steps: int, width: int, wait_ms: float) -> tuple[Run, list[float]]:
     return run, [seconds for seconds, reason in rows if reason is None and seconds is not None]
 
 
-def fit(run: Run, times: Sequence[float], factor: float = 1.0) -> list[Entry]:
-    """The journal of a run with these steps."""
+def fit(run: Run, times: Sequence[float], factor: float = 1.0) -> list[Attempt]:
+    """A run with these steps, as its journal is read."""
     block = Steps(
         step=tuple(range(1, len(times) + 1)),
         step_time=tuple([factor * time for time in times]),
         samples=(16,) * len(times),
     )
-    return [Entry(0.0, run), Entry(1.0, block)]
+    return gather([[Entry(0.0, run), Entry(1.0, block)]])[-1].last
 
 
 def resampled(times: Sequence[float], rng: random.Random) -> list[float]:
@@ -75,7 +76,7 @@ def resampled(times: Sequence[float], rng: random.Random) -> list[float]:
 
 def judged(run: Run, times: Sequence[float], factor: float, fail_over: float) -> comparison.Comparison:
     half = len(times) // 2
-    return comparison.compare([fit(run, times[:half])], [fit(run, times[half:], factor)], fail_over=fail_over)
+    return comparison.compare(fit(run, times[:half]), fit(run, times[half:], factor), fail_over=fail_over)
 
 
 def main() -> None:

@@ -3,12 +3,13 @@
 import argparse
 import json
 import math
+from pathlib import Path
 
-from perf_callbacks.commands import journals
 from perf_callbacks.core.config import ConfigError
 from perf_callbacks.core.foreign_errors import suppress
 from perf_callbacks.host import terminal
 from perf_callbacks.report import comparison, comparison_text
+from perf_callbacks.session import report_file
 
 NAME: str = "compare"
 SUMMARY: str = "whether one recorded run is slower than another, metric by metric"
@@ -24,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "where these show nothing, quick steps do. Exits with 1 if B is slower than A by at least PERCENT and not by "
         "chance; with 2 if there is no journal, fewer than ten measured steps, or a value that no run can have."
     )
-    parser.add_argument("a", metavar="A", help="output directory of the run that is compared with")
-    parser.add_argument("b", metavar="B", help="output directory of the run that is judged")
+    parser.add_argument("a", type=Path, metavar="A", help="output directory of the run that is compared with")
+    parser.add_argument("b", type=Path, metavar="B", help="output directory of the run that is judged")
     parser.add_argument(
         "--fail-over",
         type=_percent,
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the comparison."""
     share = arguments.fail_over / 100
-    first, second = journals.last_fit(arguments.a), journals.last_fit(arguments.b)
+    first, second = [report_file.fits(path)[-1].last for path in (arguments.a, arguments.b)]
     try:
         found = comparison.compare(first, second, fail_over=share)
     except (ArithmeticError, ValueError):

@@ -2,11 +2,12 @@
 
 import argparse
 import json
+from pathlib import Path
 
-from perf_callbacks.commands import journals
 from perf_callbacks.core.config import ConfigError
 from perf_callbacks.host import terminal
 from perf_callbacks.report import memory_table
+from perf_callbacks.session import report_file
 
 NAME: str = "memory"
 SUMMARY: str = "where the memory of a recorded run went, and whether it leaks"
@@ -18,13 +19,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Reads the last attempt of the last fit, of all ranks. Exits with 2 if there is no journal, or a value that no "
         "run can have."
     )
-    parser.add_argument("directory", help="output directory of a run, or a journal")
+    parser.add_argument("directory", type=Path, help="output directory of a run, or a journal")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the parts of memory of each rank."""
-    fits = journals.last_fit(arguments.directory)
+    fits = report_file.fits(arguments.directory)[-1].last
     try:
         if arguments.json:
             text = json.dumps([memory_table.facts(fit) for fit in fits], indent=2, allow_nan=False)

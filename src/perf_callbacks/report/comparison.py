@@ -3,16 +3,17 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan
 from statistics import fmean
 from typing import Any
 
 from perf_callbacks.core.batch_means import Change, Estimate, change, quick, ratio
-from perf_callbacks.core.codec import Entry
 from perf_callbacks.core.machine_records import Memory, Use
 from perf_callbacks.core.memory_use import known
 from perf_callbacks.core.peaks import TERA
-from perf_callbacks.core.records import Checklist, Run, Steps, Summary
-from perf_callbacks.report.history import missing, possible
+from perf_callbacks.core.records import Checklist, Run, Summary
+from perf_callbacks.report.history import COLUMNS, Attempt, missing, possible
+from perf_callbacks.report.series import STAGES, included
 from perf_callbacks.report.units import speed
 
 WORSE, BETTER, SAME, UNDECIDED = "worse", "better", "same", "undecided"
@@ -24,14 +25,6 @@ QUICK = "quick_step_time"
 
 SAME_AMOUNT = 0.01
 """Relative difference up to which steps hold the same amount."""
-
-STAGES = ("data", "forward", "backward", "optimizer", "gc", "other")
-
-TIMES = tuple([f"{name}_time" for name in ("step", *STAGES)])
-
-COLUMNS = (*TIMES, "samples", "tokens", "model_flops")
-
-Fit = Sequence[Entry]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +66,8 @@ class Comparison:
 class Side:
     """One run: the included steps of all ranks as columns, and the records that describe it."""
 
-    columns: Mapping[str, Sequence[float | None]]
+    columns: Mapping[str, Sequence[float]]
+    """The values of each step. NaN: unknown."""
     run: Run
     summary: Summary | None
     checklist: Mapping[str, str]
@@ -81,33 +75,33 @@ class Side:
     missing: Sequence[int]
 
     @classmethod
-    def of(cls, fits: Sequence[Fit]) -> "Side":
+    def of(cls, ranks: Sequence[Attempt]) -> "Side":
         """Read a run. Rank 0 describes it."""
-        first = [entry.record for entry in fits[0]]
-        parts = [one for fit in fits for one in _last(fit, Memory)]
-        uses = [entry.record.resident_gb for fit in fits for entry in fit if isinstance(entry.record, Use)]
+        first = ranks[0]
+        parts = [part for part in (rank.last(Memory) for rank in ranks) if part is not None]
+        uses = [use.resident_gb for rank in ranks for use in rank.of(Use)]
         used = [size for size in uses if size is not None and possible(size)]
         memory = {f"{name}_gb": size for part in parts[:1] for name, size in known(part).items() if possible(size)}
         memory |= {"resident_gb": max(used)} if used else {}
         return cls(
-            columns=_columns(fits),
-            run=next(record for record in first if isinstance(record, Run)),
-            summary=next(iter(_last(fits[0], Summary)), None),
-            checklist={record.item: record.status for record in first if isinstance(record, Checklist)},
+            columns=_columns(ranks),
+            run=first.run,
+            summary=first.last(Summary),
+            checklist={record.item: record.status for record in first.of(Checklist)},
             memory=memory,
-            missing=absent(fits),
+            missing=absent(ranks),
         )
 
     def estimate(self, above: str | None, below: str | None) -> Estimate | None:
         """Estimate one column over another, over the steps that know both; None stands for a column of ones."""
-        ones: Sequence[float | None] = [1.0] * len(self.columns["step_time"])
+        ones = [1.0] * len(self.columns["step_time"])
         columns = [ones if name is None else self.columns[name] for name in (above, below)]
-        rows = [(one, other) for one, other in zip(*columns, strict=True) if one is not None and other is not None]
+        rows = [(one, other) for one, other in zip(*columns, strict=True) if not isnan(one + other)]
         return ratio([one for one, _ in rows], [other for _, other in rows])
 
 
-def compare(first: Sequence[Fit], second: Sequence[Fit], *, fail_over: float) -> Comparison:
-    """Compare two runs, given the fit of each of their ranks.
+def compare(first: Sequence[Attempt], second: Sequence[Attempt], *, fail_over: float) -> Comparison:
+    """Compare two runs, given one attempt of each of their ranks.
 
     Args:
         first: The run that is compared with.
@@ -147,10 +141,9 @@ def _check(metrics: Sequence[Metric]) -> None:
         raise ArithmeticError("not finite")
 
 
-def absent(fits: Sequence[Fit]) -> list[int]:
-    """Return the ranks of a run that are missing among those whose fits these are."""
-    runs = [entry.record for fit in fits for entry in fit[:1] if isinstance(entry.record, Run)]
-    return missing(runs[0].world_size, {run.rank for run in runs})
+def absent(ranks: Sequence[Attempt]) -> list[int]:
+    """Return the ranks of a run that are missing among those whose attempts these are."""
+    return missing(ranks[0].run.world_size, {rank.run.rank for rank in ranks})
 
 
 def _decider(known_metrics: Sequence[Metric]) -> Metric | None:
@@ -201,13 +194,13 @@ def _of_peak(share: Callable[[Summary], float | None]) -> Estimator:
 
 METRICS: Mapping[str, Estimator] = {
     "step_time": _time("step_time"),
-    QUICK: lambda side: quick([time for time in side.columns["step_time"] if time is not None]),
+    QUICK: lambda side: quick(side.columns["step_time"]),
     "samples/s": _rate("samples"),
     "tokens/s": _rate("tokens"),
     "tflops": _tflops,
     "mfu": _of_peak(lambda summary: summary.mfu),
     "hfu": _of_peak(lambda summary: summary.hfu),
-    **{f"{name}_time": _time(f"{name}_time") for name in STAGES},
+    **{name: _time(name) for name in STAGES},
 }
 """Metrics of steps; rates are those of one rank."""
 
@@ -301,42 +294,20 @@ def _differ(name: str, one: Any, other: Any) -> Iterable[tuple[str, tuple[Any, A
         yield name, (one, other)
 
 
-def _mean(column: Sequence[float | None]) -> float | None:
-    values = [value for value in column if value is not None]
+def _mean(column: Sequence[float]) -> float | None:
+    values = [value for value in column if not isnan(value)]
     return fmean(values) if values else None
 
 
-def _last(fit: Fit, kind: type[Any]) -> list[Any]:
-    """Return the last record of a kind, or nothing."""
-    return [entry.record for entry in fit if isinstance(entry.record, kind)][-1:]
-
-
-def _columns(fits: Sequence[Fit]) -> dict[str, list[float | None]]:
+def _columns(ranks: Sequence[Attempt]) -> dict[str, list[float]]:
     """Return the included steps of a run. Of several ranks, a step takes as long as in the slowest one."""
-    ranks = [_of_rank(fit) for fit in fits]
-    if len(ranks) == 1:
-        rows = [*ranks[0].values()]
-    else:
-        common = [step for step in ranks[0] if all([step in rank for rank in ranks[1:]])]
-        rows = [[*map(_together, COLUMNS, zip(*[rank[step] for rank in ranks], strict=True))] for step in common]
-    return {name: [row[place] for row in rows] for place, name in enumerate(COLUMNS)}
-
-
-def _of_rank(fit: Fit) -> dict[int, Sequence[float | None]]:
-    """Return the included steps of one rank, by their number."""
-    rows: dict[int, Sequence[float | None]] = {}
-    for block in [entry.record for entry in fit if isinstance(entry.record, Steps)]:
-        unknown = (None,) * len(block.step)
-        columns = [getattr(block, name) or unknown for name in COLUMNS]
-        excluded = block.excluded or unknown
-        for number, reason, *row in zip(block.step, excluded, *columns, strict=True):
-            if reason is None and row[0] is not None and possible(row[0]):
-                rows[number] = row
-    return rows
-
-
-def _together(name: str, values: Sequence[float | None]) -> float | None:
-    known_values = [value for value in values if value is not None]
-    if len(known_values) < len(values):
-        return None
-    return max(known_values) if name == "step_time" else fmean(known_values)
+    places = [{rank.step[place]: place for place in included(rank, 0, len(rank.step))} for rank in ranks]
+    common = [step for step in places[0] if all([step in others for others in places[1:]])]
+    found = {}
+    for name in COLUMNS:
+        values = [
+            [rank.columns[name][where[step]] for step in common] for rank, where in zip(ranks, places, strict=True)
+        ]
+        together = max if name == "step_time" else fmean
+        found[name] = values[0] if len(ranks) == 1 else [*map(together, zip(*values, strict=True))]
+    return found

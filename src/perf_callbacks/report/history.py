@@ -21,6 +21,9 @@ TIMES = (
     "other_time",
     "model_flops",
 )
+"""Times of a step, and its FLOPs."""
+
+COLUMNS = (*TIMES, "samples", "tokens")
 """Columns of a step that a history keeps, as floats. Unknown is NaN."""
 
 MEMORY_KEYS = ("perf/memory_allocated_peak_gb", "perf/memory_reserved_gb")
@@ -64,8 +67,8 @@ class Attempt:
 
     run: Run
     step: "array[int]" = field(default_factory=lambda: array("q"))
-    columns: "dict[str, array[float]]" = field(default_factory=lambda: {name: array("d") for name in TIMES})
-    """The values of each step, by the names in `TIMES`. NaN: unknown."""
+    columns: "dict[str, array[float]]" = field(default_factory=lambda: {name: array("d") for name in COLUMNS})
+    """The values of each step, by the names in `COLUMNS`. NaN: unknown."""
     excluded: dict[int, str] = field(default_factory=dict)
     """Reasons for which steps are in no row, by step."""
     pauses: Pauses = field(default_factory=Pauses)
@@ -158,6 +161,13 @@ class Fit:
     def missing(self) -> list[int]:
         """Ranks without a journal, the first hundred of them."""
         return missing(self.run.world_size, self.ranks)
+
+    @property
+    def last(self) -> list[Attempt]:
+        """The last attempt of each rank that took part in the last attempt of the job, rank by rank."""
+        attempts = [self.ranks[rank][-1] for rank in sorted(self.ranks)]
+        latest = max([attempt.run for attempt in attempts], key=lambda run: run.started_unix)
+        return [one for one in attempts if (one.run.world_size, one.run.step) == (latest.world_size, latest.step)]
 
     @property
     def summary(self) -> Summary | None:

@@ -2,12 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
-from perf_callbacks.core.codec import Entry
 from perf_callbacks.core.machine_records import Memory, Use
 from perf_callbacks.core.memory_use import Point, known, leak, slope
-from perf_callbacks.core.records import Run
 from perf_callbacks.report.comparison import absent
-from perf_callbacks.report.history import possible
+from perf_callbacks.report.history import Attempt, possible
 from perf_callbacks.report.layout import COLUMNS, card, clean, listed
 from perf_callbacks.report.units import DASH, size
 
@@ -18,12 +16,12 @@ SOURCES = {
 }
 
 
-def facts(fit: Sequence[Entry]) -> dict[str, object]:
+def facts(fit: Attempt) -> dict[str, object]:
     """Return what the records of a fit tell about memory, for JSON."""
-    run, parts, points = fit[0].record, _parts(fit), _points(fit, "resident_gb")
-    anonymous = _points(fit, "anonymous_gb")
+    parts: Memory | None = fit.last(Memory)
+    points, anonymous = _points(fit, "resident_gb"), _points(fit, "anonymous_gb")
     return {
-        "rank": run.rank if isinstance(run, Run) else None,
+        "rank": fit.run.rank,
         "step": None if parts is None else parts.step,
         "device": None if parts is None else parts.device,
         "source": None if parts is None else parts.source,
@@ -35,10 +33,10 @@ def facts(fit: Sequence[Entry]) -> dict[str, object]:
     }
 
 
-def render(fit: Sequence[Entry], columns: int = COLUMNS) -> str:
+def render(fit: Attempt, columns: int = COLUMNS) -> str:
     """Render the memory of one rank's fit."""
-    run, parts = fit[0].record, _parts(fit)
-    rank = f"rank {run.rank}" if isinstance(run, Run) else "rank unknown"
+    parts: Memory | None = fit.last(Memory)
+    rank = f"rank {fit.run.rank}"
     if parts is None:
         lines = [f"{rank}: no `memory` record: the fit ended before its third step, or a version without them wrote it"]
     else:
@@ -47,7 +45,7 @@ def render(fit: Sequence[Entry], columns: int = COLUMNS) -> str:
     return card(lines, columns)
 
 
-def missing(fits: Sequence[Sequence[Entry]]) -> Iterable[str]:
+def missing(fits: Sequence[Attempt]) -> Iterable[str]:
     """Name the ranks that have no journal."""
     ranks = absent(fits)
     if ranks:
@@ -82,19 +80,13 @@ def _host(points: Sequence[Point], anonymous: Sequence[Point]) -> Iterable[str]:
         yield f"without pages of files {own:+.3f} GB per hour{step}: a leak, it doesn't level off"
 
 
-def _parts(fit: Sequence[Entry]) -> Memory | None:
-    return next((entry.record for entry in reversed(fit) if isinstance(entry.record, Memory)), None)
-
-
 def _sizes(parts: Memory) -> dict[str, float]:
     """Return the parts that are known, without sizes that no run can have."""
     return {name: gb for name, gb in known(parts).items() if possible(gb)}
 
 
-def _points(fit: Sequence[Entry], field: str) -> list[Point]:
+def _points(fit: Attempt, field: str) -> list[Point]:
     """Return a field of the `use` records, where it is known."""
-    uses = [
-        (entry.t, entry.record.step, getattr(entry.record, field)) for entry in fit if isinstance(entry.record, Use)
-    ]
-    known_uses = [use for use in uses if use[2] is not None]
-    return [Point(t, step, gb) for t, step, gb in known_uses if possible(gb)]
+    uses = [(entry.t, entry.record) for entry in fit.others if isinstance(entry.record, Use)]
+    points = [Point(t, use.step, getattr(use, field)) for t, use in uses if getattr(use, field) is not None]
+    return [point for point in points if possible(point.gb)]
