@@ -168,13 +168,7 @@ def _arm_accelerate_config(module: ModuleType) -> None:
     import functools  # noqa: PLC0415 accelerate has imported it
 
     kind = module.BaseConfig
-    process = kind.process_config
-
-    def process_config(content: dict[str, Any]) -> Any:
-        content.pop(SECTION, None)
-        return process(content)
-
-    kind.process_config = staticmethod(process_config)
+    accept_section(kind)
     for name in ("from_yaml_file", "from_json_file"):
 
         def reading(inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -188,6 +182,17 @@ def _arm_accelerate_config(module: ModuleType) -> None:
             return read
 
         setattr(kind, name, classmethod(reading(getattr(kind, name).__func__)))
+
+
+def accept_section(kind: Any) -> None:
+    """Let accelerate's class of configs read a file with a section of ours."""
+    process = kind.process_config
+
+    def process_config(content: dict[str, Any]) -> Any:
+        content.pop(SECTION, None)
+        return process(content)
+
+    kind.process_config = staticmethod(process_config)
 
 
 def _export(file: str) -> None:

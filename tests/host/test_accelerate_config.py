@@ -190,10 +190,7 @@ def test_accelerate_gets_all_but_the_section(name, tmp_path):
     text = '{\n\t"perf_callbacks": {"window": 5},\n\t"mixed_precision": "no", "n": [1, 2.5, null, "ü"]\n}'
     config = composed(text.replace("\t", " " if name == "acc.yaml" else "\t"), tmp_path / name)
     assert [(entry.name, entry.text) for entry in config.entries] == [("window", "5")]
-    rest = accelerate_config.without_section(config)
-    accelerate_config.dump(config.path, rest)
-    assert rest == {"mixed_precision": "no", "n": [1, 2.5, None, "ü"]}
-    assert accelerate_config.without_section(accelerate_config.load(config.path)) == rest
+    assert accelerate_config.without_section(config) == {"mixed_precision": "no", "n": [1, 2.5, None, "ü"]}
 
 
 def test_a_tag_outside_of_the_section_runs_nothing(tmp_path):

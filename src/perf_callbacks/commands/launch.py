@@ -1,20 +1,17 @@
 """`perf-callbacks launch`: `accelerate launch` with the callback armed and settings from accelerate's config.
 
 Accelerate parses its own flags and launches in this process. It is given `-m perf_callbacks.run` to run instead of the
-script, and a copy of the config without the section `perf_callbacks`, a key that it refuses.
+script, and passes over the section `perf_callbacks` of its config, a key that it refuses elsewhere.
 """
 
 import argparse
 import os
-import shutil
-import signal
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from perf_callbacks import autoload
 from perf_callbacks.core.config import ConfigError
 from perf_callbacks.core.settings import switched_off
 from perf_callbacks.host import accelerate_config
@@ -41,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     try:
         from accelerate.commands import launch  # type: ignore[import-untyped] # noqa: PLC0415
-        from accelerate.commands.config import default_config_file  # type: ignore[import-untyped] # noqa: PLC0415
+        from accelerate.commands.config import config_args, default_config_file  # type: ignore[import-untyped] # noqa: PLC0415
     except ImportError:
         raise ConfigError("accelerate is not installed: pip install accelerate.") from None
     wanted = launch.launch_command_parser().parse_args(arguments.words)
@@ -52,15 +49,10 @@ def run(arguments: argparse.Namespace) -> int:
         os.environ.update(accelerate_config.exports(() if config is None else config.entries, os.environ))
         _arm(wanted, content)
     unread = wanted.cpu and not wanted.config_file  # with --cpu, accelerate doesn't read its default config
-    if config is None or config.key is None or unread:
-        launch.launch_command(wanted)
-        return 0
-    if not content:
+    if not (config is None or config.key is None or content or unread):
         raise ConfigError(f"{path} holds settings of perf_callbacks only: run `accelerate config` first.")
-    with _directory() as directory:
-        wanted.config_file = str(directory / path.name)
-        accelerate_config.dump(directory / path.name, content)
-        launch.launch_command(wanted)
+    autoload.accept_section(config_args.BaseConfig)
+    launch.launch_command(wanted)
     return 0
 
 
@@ -79,21 +71,3 @@ def _arm(wanted: argparse.Namespace, content: Mapping[str, Any]) -> None:
     else:
         wanted.training_script, wanted.training_script_args = RUN, ["-m", *words] if wanted.module else words
         wanted.module = True
-
-
-@contextmanager
-def _directory() -> Iterator[Path]:
-    """Make a directory that is removed at the end, also after Ctrl-C and SIGTERM."""
-    directory = Path(tempfile.mkdtemp(prefix="perf_callbacks-"))
-
-    def terminate(number: int, _frame: object) -> None:
-        shutil.rmtree(directory, ignore_errors=True)
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield directory
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        shutil.rmtree(directory, ignore_errors=True)

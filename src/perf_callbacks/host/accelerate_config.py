@@ -94,17 +94,6 @@ def without_section(config: AccelerateConfig) -> dict[str, Any]:
     return {key: value for key, value in content.items() if key != KEY}
 
 
-def dump(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a config for accelerate, in the format that its name says."""
-    import yaml  # noqa: PLC0415 as above
-
-    with path.open("w", encoding="utf-8") as file:
-        if path.suffix == ".json":
-            json.dump(content, file)
-        else:
-            yaml.safe_dump(content, file, sort_keys=False, allow_unicode=True)
-
-
 def edited(config: AccelerateConfig, values: Mapping[str, object], unset: Collection[str] = ()) -> str:
     """Return the text with fields set and others removed. Raises `ConfigError` if the section would not be legal."""
     known = {entry.name: entry.text for entry in config.entries}
