@@ -7,16 +7,17 @@ unexport PYTHONDONTWRITEBYTECODE
 INSTALL := install --quiet --disable-pip-version-check --no-compile
 # A file is tested in one process, so that what its tests share is made once.
 PARALLEL ?= -n logical --maxprocesses 4 --dist loadfile
-TRANSFORMERS := tests/doors -k '(transformers or trainer or trl) and not lightning' \
-	--ignore tests/doors/test_ranks.py --ignore tests/doors/test_agreement.py
+TRANSFORMERS := tests/integrations -k '(transformers or trainer or trl) and not lightning' \
+	--ignore tests/integrations/test_ranks.py --ignore tests/integrations/test_agreement.py
 # The tests of what needs no torch, for the Pythons that are declared. Files that import a framework are skipped.
 PYTHONS ?= 3.10 3.12 3.13
-BARE := tests/core tests/report tests/advice tests/properties tests/host tests/commands tests/test_journal.py \
+BARE := tests/kernel tests/report tests/advice tests/properties tests/affinity tests/flops tests/garbage tests/launch \
+	tests/memory tests/ranks tests/stalls tests/stragglers tests/commands tests/test_journal.py \
 	tests/test_autoload.py tests/test_run.py --ignore tests/commands/test_launch.py --ignore tests/commands/test_autoload.py \
 	--deselect 'tests/test_run.py::test_a_program_without_a_trainer_is_told_of_it_once' \
 	--deselect tests/test_autoload.py::test_a_switch_without_effect_is_told_once_at_the_end \
-	--deselect tests/host/test_cpu_facts.py::test_the_installed_nvml_has_the_names_of_the_faked_one
-LOWEST := $(addprefix tests/doors/test_,contract.py transformers.py lightning.py accelerate.py) -m 'not slow'
+	--deselect tests/kernel/test_cpu_facts.py::test_the_installed_nvml_has_the_names_of_the_faked_one
+LOWEST := $(addprefix tests/integrations/test_,contract.py transformers.py lightning.py accelerate.py) -m 'not slow'
 
 .PHONY: help demo test test-all test-pythons lint lint-style lint-mypy lint-pyright bench clean
 

@@ -27,8 +27,8 @@ from accelerate.utils.environment import set_numa_affinity
 from topologies import TOPOLOGIES, Topology, devices, name, nvml, properties
 from torch.numa.binding import AffinityMode, NumaOptions, _maybe_apply_numa_binding_to_current_process
 
-from perf_callbacks.core.cpu_sets import choose, parse
-from perf_callbacks.host import cpu_facts
+from perf_callbacks.kernel.process import cpu_facts
+from perf_callbacks.kernel.process.cpu_sets import choose, parse
 
 CPUs = frozenset[int]
 

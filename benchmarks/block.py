@@ -19,14 +19,14 @@ from pathlib import Path
 import torch
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.core.marks import Calls
-from perf_callbacks.core.rating import Rating
-from perf_callbacks.core.settings import resolve
-from perf_callbacks.core.stages import Stage
-from perf_callbacks.core.steps import BLOCK
-from perf_callbacks.core.work import Cell, Work
-from perf_callbacks.host.place import Place
-from perf_callbacks.session.recorder import Recorder
+from perf_callbacks.flops.known_work.rating import Rating
+from perf_callbacks.flops.work import Cell, Work
+from perf_callbacks.kernel.engine.marks import Calls
+from perf_callbacks.kernel.engine.stages import Stage
+from perf_callbacks.kernel.engine.steps import BLOCK
+from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.fit.recorder import Recorder
+from perf_callbacks.kernel.settings.in_force import resolve
 
 STAGES = (Stage.DATA, Stage.OTHER, Stage.FORWARD, Stage.OTHER, Stage.BACKWARD, Stage.UNDECIDED, Stage.OPTIMIZER)
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import torch
 
-from perf_callbacks.flops.count_window import CountWindow
+from perf_callbacks.flops.counting.count_window import CountWindow
 
 BATCH, LENGTH, RANK, ADAPTED = 2, 128, 8, ("q_proj", "v_proj")
 

@@ -35,7 +35,7 @@ from types import SimpleNamespace
 
 import torch.distributed as dist
 
-from perf_callbacks.core.windows import Part
+from perf_callbacks.kernel.engine.windows import Part
 from perf_callbacks.ranks import leader, node, rounds, store as board
 from perf_callbacks.ranks.exchange import Exchange
 from perf_callbacks.ranks.node import Node

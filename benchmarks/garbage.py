@@ -21,10 +21,11 @@ import torch.multiprocessing as mp
 from turns import interval
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.checklist.gc_item import Collecting
-from perf_callbacks.checklist.item import Fit
-from perf_callbacks.host import environment, memory
-from perf_callbacks.host.gc_observer import GcObserver
+from perf_callbacks.garbage.item import Collecting
+from perf_callbacks.kernel.fit import environment
+from perf_callbacks.kernel.fit.item import Fit
+from perf_callbacks.kernel.process import resident_memory
+from perf_callbacks.kernel.process.gc_observer import GcObserver
 
 SETTLE = 8
 """Steps at the start of a turn that don't count: a policy begins in them."""
@@ -44,7 +45,9 @@ class Auto:
 class Ours(Auto):
     def __init__(self, level, every):
         config = PerfConfig(gc=level, gc_interval=every)
-        self._upkeep = Collecting(Fit(config=config, environment=environment.read(), step=0, memory=memory.reading()))
+        self._upkeep = Collecting(
+            Fit(config=config, environment=environment.read(), step=0, memory=resident_memory.reading())
+        )
 
     def end_step(self, step):
         if step >= self._upkeep.due:

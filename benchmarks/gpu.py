@@ -23,7 +23,7 @@ import torch
 from gpu import costs, numbers
 from gpu.bench import Bench, Row, one_line
 
-from perf_callbacks.host import device
+from perf_callbacks.kernel.process import device
 
 
 @dataclass(frozen=True)

@@ -179,7 +179,7 @@ def different(before: dict[str, object]) -> dict[str, str]:
 
 def waited(before: dict[str, object]) -> dict[str, str]:
     """Tell what is not as it was after a while, in which the watchdog does what it has to do."""
-    from perf_callbacks.host.watchdog import WATCHDOG
+    from perf_callbacks.kernel.process.watchdog import WATCHDOG
 
     end = time.monotonic() + PATIENCE_SECONDS
     while (left := different(before)) and time.monotonic() < end:

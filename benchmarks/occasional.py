@@ -27,8 +27,8 @@ import torch
 from network import ROWS_EVERY, Classifier, Rows
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.core.engine import Engine
-from perf_callbacks.session.recorder import Recorder
+from perf_callbacks.kernel.engine.engine import Engine
+from perf_callbacks.kernel.fit.recorder import Recorder
 
 DOORS = ("loop", "transformers", "lightning")
 

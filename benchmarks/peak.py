@@ -11,7 +11,7 @@ import sys
 
 ONCE = """
 import json, torch
-from perf_callbacks.host.matmul_peak import measure
+from perf_callbacks.flops.peaks.matmul_peak import measure
 found = measure(torch.device("cpu"), ["float32"])["float32"]
 print(found.flops_per_second / 1e9, found.size, found.seconds, found.disturbed)
 """

@@ -22,9 +22,9 @@ import torch
 from turns import interval
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.core.codec import attempts
-from perf_callbacks.core.records import Checklist
-from perf_callbacks.host.journal_file import read
+from perf_callbacks.kernel.records.codec import attempts
+from perf_callbacks.kernel.records.fit_records import Checklist
+from perf_callbacks.kernel.records.journal_file import read
 from perf_callbacks.loop import measure
 
 CONFIGS = {

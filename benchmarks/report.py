@@ -15,8 +15,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from perf_callbacks.core.codec import Entry, encode
-from perf_callbacks.core.records import (
+from perf_callbacks.kernel.records.codec import Entry, encode
+from perf_callbacks.kernel.records.fit_records import (
     Checklist,
     Finding,
     Flops,

@@ -187,9 +187,9 @@ def ranks(options) -> bool:
 
 
 def simulated(size: int, *, silent: bool) -> bool:
-    from perf_callbacks.core.stalls import RUNNING, STALLED, Note
-    from perf_callbacks.ranks.stalls import StallNotes
     from perf_callbacks.ranks.store import Board
+    from perf_callbacks.stalls.diagnosis import RUNNING, STALLED, Note
+    from perf_callbacks.stalls.notes import StallNotes
 
     store = free_store()
     board, last, told = Board(store), size - 1, []
@@ -238,13 +238,13 @@ def cost(_options) -> bool:
     """CPU of the watch in a plain loop whose steps go on: a look each second, and a note to the others now and then."""
     import torch
 
-    from perf_callbacks import PerfConfig
-    from perf_callbacks.core.stalls import RUNNING, Note
-    from perf_callbacks.host import stacks
+    from perf_callbacks import PerfConfig, session
+    from perf_callbacks.kernel.process import stacks
     from perf_callbacks.loop import measure
-    from perf_callbacks.ranks.stalls import BEATS, StallNotes
     from perf_callbacks.ranks.store import Board
-    from perf_callbacks.session import session, stalls
+    from perf_callbacks.stalls import observer as stalls
+    from perf_callbacks.stalls.diagnosis import RUNNING, Note
+    from perf_callbacks.stalls.notes import BEATS, StallNotes
 
     watches = []
     session.OBSERVERS = (lambda recorder, _: watches.append(stalls.StallWatch(recorder)), *session.OBSERVERS)

@@ -15,13 +15,13 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from perf_callbacks.core.local_times import LocalTimes
-from perf_callbacks.core.marks import BACK, BEGIN, END
-from perf_callbacks.core.signals import of_gradients
-from perf_callbacks.core.stages import STAGES, Stage
-from perf_callbacks.core.steps import Columns
-from perf_callbacks.core.stragglers import Stragglers
-from perf_callbacks.host.gradient_moments import GradientMoments
+from perf_callbacks.kernel.engine.marks import BACK, BEGIN, END
+from perf_callbacks.kernel.engine.stages import STAGES, Stage
+from perf_callbacks.kernel.engine.steps import Columns
+from perf_callbacks.stragglers.gradient_moments import GradientMoments
+from perf_callbacks.stragglers.local_times import LocalTimes
+from perf_callbacks.stragglers.search import Stragglers
+from perf_callbacks.stragglers.signals import of_gradients
 
 TURNS, BACKWARDS, WINDOW = 15, 400, 50
 RANKS = (2, 8, 64, 512, 4096)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from perf_callbacks.flops.counter import FlopCounter
+from perf_callbacks.flops.counting.counter import FlopCounter
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 COLUMNS = ("model", "attention", "checkpointing", "training", "counted", "by hand", "ratio", "replayed", "by hand")

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from perf_callbacks.advice import table
 from perf_callbacks.advice.facts import Facts
-from perf_callbacks.core.records import Flops, Summary
+from perf_callbacks.kernel.records.fit_records import Flops, Summary
 
 STAGES = {"data": 0.0, "forward": 0.3, "backward": 0.6, "optimizer": 0.1, "gc": 0.0, "other": 0.0}
 WORK = Flops(

@@ -2,8 +2,9 @@
 
 import gc
 
-from perf_callbacks.checklist import gc_item, growth
-from perf_callbacks.host import collector, environment
+from perf_callbacks.garbage import growth, item as gc_item
+from perf_callbacks.kernel.fit import environment
+from perf_callbacks.kernel.process import collector
 
 
 def automatic():

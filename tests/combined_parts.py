@@ -1,6 +1,6 @@
 """Parts of ranks, combined as rank 0 does it."""
 
-from perf_callbacks.core.bundles import Bundle, Combination
+from perf_callbacks.ranks.bundles import Bundle, Combination
 
 
 def combine(parts, missing=()):

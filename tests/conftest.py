@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from perf_callbacks.host.collector import COLLECTOR
+from perf_callbacks.kernel.process.collector import COLLECTOR
 
 try:
     import torch

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import torch.distributed as dist
 
-from perf_callbacks.core.records import Window
-from perf_callbacks.core.windows import Part
+from perf_callbacks.kernel.engine.windows import Part
+from perf_callbacks.kernel.records.fit_records import Window
 from perf_callbacks.ranks.exchange import Exchange
 
 LENGTH = 50

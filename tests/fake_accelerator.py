@@ -5,7 +5,7 @@ import dataclasses
 import torch
 from torch.utils.data import _utils, dataloader
 
-from perf_callbacks.host import environment
+from perf_callbacks.kernel.fit import environment
 
 
 class Pinned(torch.Tensor):

@@ -3,11 +3,11 @@
 from collections import deque
 from dataclasses import asdict
 
-from perf_callbacks.core.batches import Batch
-from perf_callbacks.core.engine import Engine
-from perf_callbacks.core.marks import Pause
-from perf_callbacks.core.records import Finding, Run, Steps
-from perf_callbacks.core.stages import Stage
+from perf_callbacks.kernel.batches.reader import Batch
+from perf_callbacks.kernel.engine.engine import Engine
+from perf_callbacks.kernel.engine.marks import Pause
+from perf_callbacks.kernel.engine.stages import Stage
+from perf_callbacks.kernel.records.fit_records import Finding, Run, Steps
 
 
 class FakeClock:

@@ -14,10 +14,10 @@ from sampling import sampled
 from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from perf_callbacks.core.codec import attempts
-from perf_callbacks.core.records import Run, Steps, Summary
-from perf_callbacks.host.journal_file import read
-from perf_callbacks.session.recorder import Recorder
+from perf_callbacks.kernel.fit.recorder import Recorder
+from perf_callbacks.kernel.records.codec import attempts
+from perf_callbacks.kernel.records.fit_records import Run, Steps, Summary
+from perf_callbacks.kernel.records.journal_file import read
 
 ERRORS = (RuntimeError("no more"), KeyboardInterrupt(), SystemExit(3))
 
@@ -94,7 +94,7 @@ def break_clock(monkeypatch, reading, kind=RuntimeError):
                 raise kind("a bug of ours")
             return time.perf_counter()
 
-    monkeypatch.setattr("perf_callbacks.session.session.Recorder", Failing)
+    monkeypatch.setattr("perf_callbacks.session.Recorder", Failing)
 
 
 EVALUATES_ALWAYS = "no metrics at step"

@@ -21,8 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.core import trial
-from perf_callbacks.host import environment
+from perf_callbacks.kernel.fit import environment, trial
 
 LENGTHS = (16, 5, 9, 12, 3)
 

@@ -11,7 +11,7 @@ from integration_process import Plan
 from launching import free_port, rank_environ
 from tiny import records
 
-from perf_callbacks.core.records import Summary, Window
+from perf_callbacks.kernel.records.fit_records import Summary, Window
 
 IMPORTS = {
     "loop": ("torch._dynamo", "integration_process", "perf_callbacks.loop"),

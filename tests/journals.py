@@ -4,9 +4,9 @@ from html.parser import HTMLParser
 
 from fakes import a_run
 
-from perf_callbacks.core.codec import Entry, encode
-from perf_callbacks.core.machine_records import Memory, Use
-from perf_callbacks.core.records import Checklist, Finding, Flops, Gc, Span, Stall, Steps, Summary
+from perf_callbacks.kernel.records.codec import Entry, encode
+from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Flops, Gc, Span, Stall, Steps, Summary
+from perf_callbacks.kernel.records.machine_records import Memory, Use
 
 FINDING = Finding(
     cause="data", share=0.25, evidence="Waiting for data took 25% of the run", remedy="DataLoader(num_workers=2)"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from perf_callbacks.core.windows import Part
+from perf_callbacks.kernel.engine.windows import Part
 from perf_callbacks.ranks import rounds
 from perf_callbacks.ranks.exchange import Exchange
 from perf_callbacks.ranks.store import default_store

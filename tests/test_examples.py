@@ -8,7 +8,7 @@ import pytest
 from launching import python
 from tiny import records
 
-from perf_callbacks.core.records import Flops, Summary
+from perf_callbacks.kernel.records.fit_records import Flops, Summary
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 

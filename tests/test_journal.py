@@ -6,8 +6,8 @@ import pytest
 from fakes import a_run
 
 from perf_callbacks import journal
-from perf_callbacks.core.codec import Entry, encode
-from perf_callbacks.core.records import Row, Steps
+from perf_callbacks.kernel.records.codec import Entry, encode
+from perf_callbacks.kernel.records.fit_records import Row, Steps
 
 
 def test_a_directory_is_read_rank_by_rank_and_writer_by_writer(tmp_path):

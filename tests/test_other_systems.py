@@ -46,7 +46,12 @@ sys.modules.update(dict.fromkeys(MODULES))
 
 TORCH_FREE = """
 from perf_callbacks.commands import main
-from perf_callbacks.host import accelerate_config, environment, file_locks, journal_file, processes, memory
+from perf_callbacks.launch import accelerate_config
+from perf_callbacks.kernel.fit import environment
+from perf_callbacks.kernel.records import file_locks
+from perf_callbacks.kernel.records import journal_file
+from perf_callbacks.kernel.process import processes
+from perf_callbacks.kernel.process import resident_memory
 from perf_callbacks.journal import Memory, read
 from fakes import a_run
 journal = journal_file.FileJournal(Path("out/perf_callbacks/rank0.jsonl"), max_bytes=10**6, complain=print, began=0.0)
@@ -64,8 +69,9 @@ assert "torch" not in sys.modules
 WITH_TORCH = """
 from perf_callbacks import PerfConfig
 from perf_callbacks.commands import main
-from perf_callbacks.host.gradient_moments import GradientMoments
-from perf_callbacks.host import cpu_time, environment
+from perf_callbacks.stragglers.gradient_moments import GradientMoments
+from perf_callbacks.kernel.process import cpu_time
+from perf_callbacks.kernel.fit import environment
 from perf_callbacks.loop import measure
 from perf_callbacks.ranks import node, store
 model = torch.nn.Linear(4, 4)

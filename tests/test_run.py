@@ -223,7 +223,7 @@ def test_a_setting_that_makes_no_sense(capsys, monkeypatch):
         ("import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(1)'], check=True)", True),
         ("import os; os.fork() or print(1)", True),
         ("1 / 0", False),
-        ("import perf_callbacks.session.session", False),
+        ("import perf_callbacks.session", False),
         ("import os, subprocess, sys; subprocess.run([sys.executable, '-c', 'import perf_callbacks.loop'])", False),
     ],
     ids=["nothing", "a tool", "a fork", "an exception", "measured", "measured by a process of its own"],

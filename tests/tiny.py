@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 from torch.utils.data import Dataset
 
-from perf_callbacks.core.codec import attempts
-from perf_callbacks.core.records import Steps
-from perf_callbacks.host.journal_file import read
+from perf_callbacks.kernel.records.codec import attempts
+from perf_callbacks.kernel.records.fit_records import Steps
+from perf_callbacks.kernel.records.journal_file import read
 
 VOCABULARY = 64
 

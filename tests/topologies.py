@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from perf_callbacks.core.cpu_sets import parse, ranges
+from perf_callbacks.kernel.process.cpu_sets import parse, ranges
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 import random
 from array import array
 
-from perf_callbacks.core.peers import CAUSES, LOCAL, STEP, WORK
+from perf_callbacks.stragglers.peers import CAUSES, LOCAL, STEP, WORK
 
 COLUMNS = (STEP, LOCAL, "gc", "data", "steal")
 

@@ -2,10 +2,10 @@
 
 from random import Random
 
-from perf_callbacks.checklist.item import SKIPPED, Applied
-from perf_callbacks.core.records import Checklist
-from perf_callbacks.core.steps import WATCHED_BLOCK, Step
-from perf_callbacks.core.windows import NOTICE
+from perf_callbacks.kernel.engine.steps import WATCHED_BLOCK, Step
+from perf_callbacks.kernel.engine.windows import NOTICE
+from perf_callbacks.kernel.fit.item import SKIPPED, Applied
+from perf_callbacks.kernel.records.fit_records import Checklist
 
 LATE = 5
 """Steps that a device is behind."""

@@ -15,8 +15,8 @@ import torch
 from turns import SETTLE, interval
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.core.codec import attempts
-from perf_callbacks.host.journal_file import read
+from perf_callbacks.kernel.records.codec import attempts
+from perf_callbacks.kernel.records.journal_file import read
 from perf_callbacks.loop import Measurement, measure
 
 DENSE_BF16 = 989.5e12

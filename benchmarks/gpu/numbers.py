@@ -14,8 +14,9 @@ import torch
 
 from gpu.bench import DENSE_BF16, NEEDS_CUDA, Bench, Row, one_line, records, train
 from gpu.models import Case, llama, small, stack
-from perf_callbacks.core.records import Flops, Run, Steps
-from perf_callbacks.host import device, matmul_peak
+from perf_callbacks.flops.peaks import matmul_peak
+from perf_callbacks.kernel.process import device
+from perf_callbacks.kernel.records.fit_records import Flops, Run, Steps
 
 FIRST = 2
 """The first step and the counted one are in no figure."""

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
-    from perf_callbacks.core.config import ConfigError, PerfConfig
-    from perf_callbacks.core.records import Summary
+    from perf_callbacks.kernel.records.fit_records import Summary
+    from perf_callbacks.kernel.settings.config import ConfigError, PerfConfig
 
 __all__ = ["ConfigError", "PerfConfig", "Summary", "__version__"]
 
@@ -32,11 +32,11 @@ _ELSEWHERE = {
 def __getattr__(name: str) -> Any:
     """Import a public name when it is asked for: every Python process of an armed program imports this package."""
     if name in {"ConfigError", "PerfConfig"}:
-        from perf_callbacks.core import config  # noqa: PLC0415 only when it is asked for
+        from perf_callbacks.kernel.settings import config  # noqa: PLC0415 only when it is asked for
 
         return getattr(config, name)
     if name == "Summary":
-        from perf_callbacks.core.records import Summary  # noqa: PLC0415 only when it is asked for
+        from perf_callbacks.kernel.records.fit_records import Summary  # noqa: PLC0415 only when it is asked for
 
         return Summary
     where = f": it is in {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""

@@ -15,14 +15,14 @@ from typing import Any, NoReturn
 import accelerate  # type: ignore[import-untyped]
 from accelerate import Accelerator
 
-from perf_callbacks.checklist.item import Batches
-from perf_callbacks.core.config import ConfigError, PerfConfig, kind
-from perf_callbacks.core.records import Summary
-from perf_callbacks.doors.accelerate_fits import Fits
-from perf_callbacks.doors.accelerate_methods import install, take_over
-from perf_callbacks.host.failures import describe
-from perf_callbacks.host.place import Place, data_parallel
-from perf_callbacks.session.session import Session, checked
+from perf_callbacks.integrations.accelerate_fits import Fits
+from perf_callbacks.integrations.accelerate_methods import install, take_over
+from perf_callbacks.kernel.failures import describe
+from perf_callbacks.kernel.fit.item import Batches
+from perf_callbacks.kernel.fit.place import Place, data_parallel
+from perf_callbacks.kernel.records.fit_records import Summary
+from perf_callbacks.kernel.settings.config import ConfigError, PerfConfig, kind
+from perf_callbacks.session import Session, checked
 
 __all__ = ["Attachment", "attach"]
 

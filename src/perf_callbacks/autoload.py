@@ -116,7 +116,7 @@ def _safely(act: Callable[..., Any], *arguments: object) -> Any:
 
 def _let_pass(error: Exception) -> None:
     """Raise an exception that a signal handler of the program raised. Imports the rule only if there is an error."""
-    from perf_callbacks.core.foreign_errors import let_pass  # noqa: PLC0415 as above
+    from perf_callbacks.kernel.foreign_errors import let_pass  # noqa: PLC0415 as above
 
     let_pass(error)
 
@@ -198,7 +198,7 @@ def accept_section(kind: Any) -> None:
 def _export(file: str) -> None:
     from pathlib import Path  # noqa: PLC0415 accelerate has imported it
 
-    from perf_callbacks.host import accelerate_config  # noqa: PLC0415 a config is being read
+    from perf_callbacks.launch import accelerate_config  # noqa: PLC0415 a config is being read
 
     os.environ.update(accelerate_config.exports(accelerate_config.load(Path(file)).entries, os.environ))
 
@@ -272,6 +272,6 @@ ACTIONS: dict[str, Callable[[ModuleType], None]] = {
     "transformers.trainer": _arm_transformers,
     "accelerate.accelerator": _arm_accelerate,
     "accelerate.commands.config.config_args": _arm_accelerate_config,
-    "perf_callbacks.session.session": _found_a_trainer,
+    "perf_callbacks.session": _found_a_trainer,
 }
 """Actions to take once a module is imported."""

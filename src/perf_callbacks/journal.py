@@ -15,9 +15,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from perf_callbacks.core.codec import Entry, attempts
-from perf_callbacks.core.machine_records import Memory, Use
-from perf_callbacks.core.records import (
+from perf_callbacks.kernel.records.codec import Entry, attempts
+from perf_callbacks.kernel.records.fit_records import (
     SCHEMA,
     Checklist,
     Finding,
@@ -33,7 +32,8 @@ from perf_callbacks.core.records import (
     Summary,
     Window,
 )
-from perf_callbacks.host.journal_file import files, read
+from perf_callbacks.kernel.records.journal_file import files, read
+from perf_callbacks.kernel.records.machine_records import Memory, Use
 
 __all__ = [
     "SCHEMA",

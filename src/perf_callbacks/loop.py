@@ -19,17 +19,17 @@ import torch
 from torch import nn
 from typing_extensions import TypeVar
 
-from perf_callbacks.checklist.item import Batches
-from perf_callbacks.core.config import ConfigError, PerfConfig
-from perf_callbacks.core.records import Summary
-from perf_callbacks.doors.loaderless import LoaderlessWatch
-from perf_callbacks.doors.loop_usage import LOOP, NO_WITH, LoopUsage, check
-from perf_callbacks.doors.loop_watch import LoopWatch, MeasuredLoader
-from perf_callbacks.host.failures import describe
-from perf_callbacks.host.place import of_loop
-from perf_callbacks.session.advising import Setup
-from perf_callbacks.session.recorder import Recorder, log
-from perf_callbacks.session.session import Session, checked
+from perf_callbacks.advice.observer import Setup
+from perf_callbacks.integrations.loaderless import LoaderlessWatch
+from perf_callbacks.integrations.loop_usage import LOOP, NO_WITH, LoopUsage, check
+from perf_callbacks.integrations.loop_watch import LoopWatch, MeasuredLoader
+from perf_callbacks.kernel.failures import describe
+from perf_callbacks.kernel.fit.item import Batches
+from perf_callbacks.kernel.fit.place import of_loop
+from perf_callbacks.kernel.fit.recorder import Recorder, log
+from perf_callbacks.kernel.records.fit_records import Summary
+from perf_callbacks.kernel.settings.config import ConfigError, PerfConfig
+from perf_callbacks.session import Session, checked
 
 __all__ = ["Measurement", "measure"]
 

@@ -7,7 +7,7 @@ trainer = Trainer(..., callbacks=[PerfCallback()])
 
 from pytorch_lightning.callbacks import Callback
 
-from perf_callbacks.doors.lightning_hooks import LightningHooks
+from perf_callbacks.integrations.lightning_hooks import LightningHooks
 
 __all__ = ["PerfCallback"]
 

@@ -17,9 +17,9 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from perf_callbacks.autoload import RUN, SWITCH, program_ended
-from perf_callbacks.core.config import ConfigError, printable
-from perf_callbacks.core.foreign_errors import suppress
-from perf_callbacks.host import config_file
+from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.kernel.settings import config_file
+from perf_callbacks.kernel.settings.config import ConfigError, printable
 
 SITE = Path(__file__).parent / "site"
 """The directory with our `sitecustomize.py`."""

@@ -16,22 +16,22 @@ import transformers
 from tqdm.auto import tqdm
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from perf_callbacks.checklist.item import Batches
-from perf_callbacks.core.config import PerfConfig
-from perf_callbacks.doors.late_callback import Meanwhile, first, move_to_front, settled
-from perf_callbacks.doors.transformers_watch import (
+from perf_callbacks.advice.observer import Setup
+from perf_callbacks.integrations import saved_counters
+from perf_callbacks.integrations.late_callback import Meanwhile, first, move_to_front, settled
+from perf_callbacks.integrations.transformers_watch import (
     EVERY_STEP,
     TransformersWatch,
     checkpoint_name,
     find_trainer,
     resumed_from,
 )
-from perf_callbacks.host import saved_counters
-from perf_callbacks.host.failures import fails_open
-from perf_callbacks.host.place import Place, data_parallel
-from perf_callbacks.session.advising import Setup
-from perf_callbacks.session.recorder import log
-from perf_callbacks.session.session import Measures, Session
+from perf_callbacks.kernel.failures import fails_open
+from perf_callbacks.kernel.fit.item import Batches
+from perf_callbacks.kernel.fit.place import Place, data_parallel
+from perf_callbacks.kernel.fit.recorder import log
+from perf_callbacks.kernel.settings.config import PerfConfig
+from perf_callbacks.session import Measures, Session
 
 __all__ = ["PerfCallback"]
 

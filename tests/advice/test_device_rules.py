@@ -6,8 +6,8 @@ import pytest
 from advised import PLAIN, WORK, found, machine, summary
 
 from perf_callbacks.advice.facts import Facts
-from perf_callbacks.core.memory_use import MemoryUse
-from perf_callbacks.core.records import Finding
+from perf_callbacks.kernel.records.fit_records import Finding
+from perf_callbacks.memory.use import MemoryUse
 
 CUDA = machine(accelerator="cuda")
 READS = {"/home/a/train.py:41": 3, "/home/a/train.py:7": 1, "/env/site-packages/transformers/trainer.py:9": 8}

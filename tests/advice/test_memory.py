@@ -6,8 +6,8 @@ import pytest
 
 from perf_callbacks.advice.facts import Facts
 from perf_callbacks.advice.memory import memory
-from perf_callbacks.core.machine_records import Memory
-from perf_callbacks.core.memory_use import Leak, MemoryUse
+from perf_callbacks.kernel.records.machine_records import Memory
+from perf_callbacks.memory.use import Leak, MemoryUse
 
 MEASURED = SimpleNamespace()
 LEAK = Leak(gb_per_hour=2.5, gb_per_step=0.0008, before_gb=3.0, after_gb=4.0)

@@ -8,7 +8,7 @@ from advised import PLAIN, STAGES, WORK, found, machine, summary
 from perf_callbacks.advice import table
 from perf_callbacks.advice.facts import FEWEST_STEPS, Facts
 from perf_callbacks.advice.loading import faster
-from perf_callbacks.core.records import Finding
+from perf_callbacks.kernel.records.fit_records import Finding
 
 
 def test_nothing_is_wrong_with_a_run_that_only_computes():

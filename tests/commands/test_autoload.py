@@ -10,7 +10,7 @@ import pytest
 
 import perf_callbacks
 from perf_callbacks.commands import autoload as command, main, status
-from perf_callbacks.host import accelerate_config
+from perf_callbacks.launch import accelerate_config
 
 SOURCE = str(Path(perf_callbacks.__file__).parents[1])
 ARMED = "import sys; print('perf_callbacks.autoload' in sys.modules, 'perf_callbacks' in sys.modules)"

@@ -12,10 +12,10 @@ import pytest
 from launching import PATHS
 from tiny import unwrapped
 
-from perf_callbacks.checklist.gc_item import Garbage
-from perf_callbacks.checklist.table import ITEMS
+from perf_callbacks.checklist_items import ITEMS
 from perf_callbacks.commands import main
-from perf_callbacks.host import environment
+from perf_callbacks.garbage.item import Garbage
+from perf_callbacks.kernel.fit import environment
 from perf_callbacks.ranks import local_notes
 
 

@@ -9,9 +9,9 @@ import pytest
 from fakes import a_run
 
 from perf_callbacks.commands import main
-from perf_callbacks.core.codec import Entry, encode
-from perf_callbacks.core.machine_records import Memory
-from perf_callbacks.core.records import Checklist, Steps, Summary
+from perf_callbacks.kernel.records.codec import Entry, encode
+from perf_callbacks.kernel.records.fit_records import Checklist, Steps, Summary
+from perf_callbacks.kernel.records.machine_records import Memory
 
 SUMMARY = Summary(
     run_id="a1",

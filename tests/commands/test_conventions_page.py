@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perf_callbacks.commands import main
-from perf_callbacks.core.conventions import CONVENTIONS
+from perf_callbacks.flops.calculator.conventions import CONVENTIONS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "conventions.md").read_text(encoding="utf-8")
 TABLES = [[cell.strip() for cell in line.split("|")[1:-1]] for line in PAGE.splitlines() if line.startswith("|")]

@@ -6,8 +6,8 @@ import pytest
 from fakes import a_run
 
 from perf_callbacks.commands import main
-from perf_callbacks.core.codec import Entry, encode
-from perf_callbacks.core.machine_records import Memory, Use
+from perf_callbacks.kernel.records.codec import Entry, encode
+from perf_callbacks.kernel.records.machine_records import Memory, Use
 
 PARTS = Memory(
     step=2,

@@ -7,7 +7,7 @@ from fakes import a_run
 from journals import Outline, a_fit, steps, write
 
 from perf_callbacks.commands import main
-from perf_callbacks.core.codec import Entry
+from perf_callbacks.kernel.records.codec import Entry
 
 
 @pytest.mark.parametrize(("command", "name"), [("report", "report.html"), ("trace", "trace.json")])

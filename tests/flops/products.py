@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from perf_callbacks.flops.counter import FlopCounter
+from perf_callbacks.flops.counting.counter import FlopCounter
 
 ROWS, WIDE, OUT = 4, 8, 6
 PRODUCT = 2 * ROWS * WIDE * OUT

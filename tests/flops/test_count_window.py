@@ -12,7 +12,7 @@ from counted import left_behind
 from flops.products import OUT, PRODUCT, ROWS, WIDE, inputs, layer, squared
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from perf_callbacks.flops.count_window import CountWindow
+from perf_callbacks.flops.counting.count_window import CountWindow
 
 
 class Theirs(TorchDispatchMode):

@@ -8,9 +8,10 @@ from flops.test_strange import ByNumpy
 from tiny import llama
 from torch import nn
 
-from perf_callbacks.flops import formulas, register_flop_formula
-from perf_callbacks.flops.counter import FlopCounter
-from perf_callbacks.session.flops_record import counted
+from perf_callbacks.flops import register_flop_formula
+from perf_callbacks.flops.counting import formulas
+from perf_callbacks.flops.counting.counter import FlopCounter
+from perf_callbacks.flops.record import counted
 
 WIDE = 8
 

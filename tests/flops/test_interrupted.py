@@ -10,7 +10,7 @@ import torch
 from counted import left_behind
 from flops.products import inputs, layer, squared
 
-from perf_callbacks.flops.count_window import CountWindow
+from perf_callbacks.flops.counting.count_window import CountWindow
 
 
 def interrupted_at(number, act):

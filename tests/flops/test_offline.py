@@ -7,7 +7,7 @@ from tiny import llama
 from torch import nn
 
 from perf_callbacks.flops import offline
-from perf_callbacks.flops.counter import FlopCounter
+from perf_callbacks.flops.counting.counter import FlopCounter
 from perf_callbacks.flops.offline import Example, closed_form, innermost
 
 

@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils import flop_counter
 
-from perf_callbacks.flops.counter import FlopCounter
-from perf_callbacks.flops.formulas import formula, register_flop_formula
+from perf_callbacks.flops.counting.counter import FlopCounter
+from perf_callbacks.flops.counting.formulas import formula, register_flop_formula
 
 B, M, K, N = 3, 4, 5, 6
 PRODUCT = 2 * M * K * N

@@ -6,10 +6,10 @@ import pytest
 import torch
 from flops.products import inputs, layer
 
-from perf_callbacks.flops import observed
-from perf_callbacks.flops.counter import FlopCounter
-from perf_callbacks.flops.formulas import formula
-from perf_callbacks.session.flops_record import counted
+from perf_callbacks.flops.counting import observed
+from perf_callbacks.flops.counting.counter import FlopCounter
+from perf_callbacks.flops.counting.formulas import formula
+from perf_callbacks.flops.record import counted
 
 SPEAKS_OF_PRODUCTS = re.compile(
     r"mm|matmul|conv|linear|attention|attn|rnn|lstm|gru|cdist|dot|einsum|outer|multi_head|gemm|fft|solve|cholesky|inverse|det(?!ach)"
@@ -98,7 +98,7 @@ def test_a_product_without_a_formula_makes_a_lower_bound(act):
 
 @pytest.mark.parametrize("part", ["phase", "_dtype"])
 def test_trouble_of_our_own_does_not_make_a_lower_bound(monkeypatch, part):
-    from perf_callbacks.flops import counter as module
+    from perf_callbacks.flops.counting import counter as module
 
     if part == "phase":
         monkeypatch.setattr(module, "phase", lambda _: 1 / 0)

@@ -6,7 +6,7 @@ from flops.products import OUT, PRODUCT, ROWS, WIDE, counted, squared
 from flops.test_phases import ByHand
 from torch.utils.checkpoint import checkpoint
 
-from perf_callbacks.flops import phases
+from perf_callbacks.flops.counting import phases
 
 
 def slopes(logits):

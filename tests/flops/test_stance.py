@@ -11,8 +11,8 @@ import torch
 from counted import left_behind
 from torch.utils import _python_dispatch as modes
 
-from perf_callbacks.flops.count_window import CountWindow
-from perf_callbacks.flops.stance import EagerStance
+from perf_callbacks.flops.counting.count_window import CountWindow
+from perf_callbacks.kernel.process.compiler_stance import EagerStance
 
 
 def stance():

@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from perf_callbacks.flops.counter import FlopCounter
+from perf_callbacks.flops.counting.counter import FlopCounter
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),

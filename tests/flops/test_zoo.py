@@ -5,7 +5,7 @@ import torch
 from flops.model_kinds import RELEASE
 from flops.zoo import CASES, REST
 
-from perf_callbacks.flops.counter import FlopCounter
+from perf_callbacks.flops.counting.counter import FlopCounter
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True"),  # a checkpoint within a checkpoint

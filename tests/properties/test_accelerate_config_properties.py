@@ -4,8 +4,8 @@ import pytest
 import yaml
 from hypothesis import given, strategies as st
 
-from perf_callbacks.core.config import rules
-from perf_callbacks.host import accelerate_config
+from perf_callbacks.kernel.settings.config import rules
+from perf_callbacks.launch import accelerate_config
 
 LEGAL = {
     "window": st.integers(1, 99),

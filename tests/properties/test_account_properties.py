@@ -3,7 +3,7 @@
 from fakes import Fit
 from hypothesis import given, strategies as st
 
-from perf_callbacks.core.account import PARTS
+from perf_callbacks.kernel.engine.account import PARTS
 
 EVENTS = st.sampled_from(["step", "counted", "recounted", "evaluation", "checkpoint"])
 

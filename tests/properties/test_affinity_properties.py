@@ -2,7 +2,7 @@
 
 from hypothesis import given, strategies as st
 
-from perf_callbacks.host.affinity import Affinity
+from perf_callbacks.kernel.process.cpu_masks import Affinity
 
 CPUS = st.frozensets(st.integers(0, 5), min_size=1)
 EVENTS = st.lists(

@@ -7,13 +7,13 @@ from hypothesis import given, strategies as st
 from torch.utils.data import DataLoader
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.checklist.gc_item import FULL, YOUNG, due_between
-from perf_callbacks.checklist.item import Batches, Fit
-from perf_callbacks.checklist.proving import Proving
-from perf_callbacks.checklist.table import ITEMS
-from perf_callbacks.core.cpu_sets import CpuFacts, Gpu, Machine, parse
-from perf_callbacks.core.records import Checklist
-from perf_callbacks.host.environment import Environment
+from perf_callbacks.checklist_items import ITEMS
+from perf_callbacks.garbage.item import FULL, YOUNG, due_between
+from perf_callbacks.kernel.fit.environment import Environment
+from perf_callbacks.kernel.fit.item import Batches, Fit
+from perf_callbacks.kernel.fit.proving import Proving
+from perf_callbacks.kernel.process.cpu_sets import CpuFacts, Gpu, Machine, parse
+from perf_callbacks.kernel.records.fit_records import Checklist
 
 STATUSES = {"applied", "already so", "advised", "not applicable", "skipped", "failed"}
 ENVIRONMENTS = st.builds(

@@ -4,7 +4,7 @@ import pytest
 from collector import FakeGc, put
 from hypothesis import given, strategies as st
 
-from perf_callbacks.host import collector
+from perf_callbacks.kernel.process import collector
 
 ACTIONS = st.tuples(
     st.sampled_from(["turn_off", "turn_on", "freeze", "let_go", "collect", "stop"]), st.sampled_from("abc")

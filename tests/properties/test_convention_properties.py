@@ -2,8 +2,8 @@
 
 from hypothesis import given, strategies as st
 
-from perf_callbacks.core.architecture import Architecture
-from perf_callbacks.core.conventions import BY_NAME, CONVENTIONS, step_flops
+from perf_callbacks.flops.calculator.architecture import Architecture
+from perf_callbacks.flops.calculator.conventions import BY_NAME, CONVENTIONS, step_flops
 
 SIZES = st.integers(1, 200)
 NAMES = st.sampled_from([convention.name for convention in CONVENTIONS])

@@ -2,7 +2,7 @@
 
 from hypothesis import given, strategies as st
 
-from perf_callbacks.core.cpu_sets import CpuFacts, Gpu, Machine, choose, parse, ranges
+from perf_callbacks.kernel.process.cpu_sets import CpuFacts, Gpu, Machine, choose, parse, ranges
 
 MODES = st.sampled_from(["auto", "node", "socket", "exclusive"])
 

@@ -4,8 +4,8 @@ import pytest
 from fakes import Fit
 from hypothesis import given, strategies as st
 
-from perf_callbacks.core.engine import LATE_SECONDS
-from perf_callbacks.core.records import Gc, Span
+from perf_callbacks.kernel.engine.engine import LATE_SECONDS
+from perf_callbacks.kernel.records.fit_records import Gc, Span
 
 STAGES = ("data", "forward", "backward", "optimizer", "other")
 SECONDS = st.integers(0, 2**16).map(lambda units: units / 1024)

@@ -7,11 +7,12 @@ from collector import FakeGc
 from hypothesis import given, settings, strategies as st
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.checklist import gc_item, growth
-from perf_callbacks.checklist.gc_item import Collecting
-from perf_callbacks.checklist.item import Fit
-from perf_callbacks.core.windows import NOTICE
-from perf_callbacks.host import collector, environment
+from perf_callbacks.garbage import growth, item as gc_item
+from perf_callbacks.garbage.item import Collecting
+from perf_callbacks.kernel.engine.windows import NOTICE
+from perf_callbacks.kernel.fit import environment
+from perf_callbacks.kernel.fit.item import Fit
+from perf_callbacks.kernel.process import collector
 
 STEPS = 400
 

@@ -12,7 +12,7 @@ from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.host import collector
+from perf_callbacks.kernel.process import collector
 from perf_callbacks.loop import measure
 
 CONFIG = PerfConfig(journal=False, peak_tflops="1", gc_interval=1)

@@ -6,10 +6,10 @@ from pathlib import Path
 from fakes import a_run
 from hypothesis import given, strategies as st
 
-from perf_callbacks.core.codec import Entry, attempts, decode, encode
-from perf_callbacks.core.machine_records import Memory, Use
-from perf_callbacks.core.records import Checklist, Finding, Gc, Row, Span, Stall, Steps, Summary, Window
-from perf_callbacks.host.journal_file import FileJournal, read
+from perf_callbacks.kernel.records.codec import Entry, attempts, decode, encode
+from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Gc, Row, Span, Stall, Steps, Summary, Window
+from perf_callbacks.kernel.records.journal_file import FileJournal, read
+from perf_callbacks.kernel.records.machine_records import Memory, Use
 
 COUNTS = st.integers(0, 2**40)
 SECONDS = st.floats(0, 1e6)

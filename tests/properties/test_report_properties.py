@@ -6,7 +6,7 @@ import random
 from hypothesis import given, settings, strategies as st
 from journals import Outline, a_fit
 
-from perf_callbacks.core.codec import encode, entries
+from perf_callbacks.kernel.records.codec import encode, entries
 from perf_callbacks.report.history import gather
 from perf_callbacks.report.page import render
 from perf_callbacks.report.payload import payload

@@ -4,8 +4,8 @@ from operator import itemgetter
 
 from hypothesis import given, strategies as st
 
-from perf_callbacks.core.shaped_work import ShapedWork
-from perf_callbacks.core.work import Cell, Effort, Work
+from perf_callbacks.flops.known_work.shaped_work import ShapedWork
+from perf_callbacks.flops.work import Cell, Effort, Work
 
 factors = st.integers(0, 10**9)
 rows_of = st.integers(1, 64)

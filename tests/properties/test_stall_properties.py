@@ -2,8 +2,8 @@
 
 from hypothesis import given, strategies as st
 
-from perf_callbacks.core.codec import pack, unpack
-from perf_callbacks.core.stalls import ENDED, RUNNING, STALLED, Note, Patience, blame
+from perf_callbacks.kernel.records.codec import pack, unpack
+from perf_callbacks.stalls.diagnosis import ENDED, RUNNING, STALLED, Note, Patience, blame
 
 NOTES = st.builds(
     Note,

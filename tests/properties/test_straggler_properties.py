@@ -4,8 +4,8 @@ import pytest
 import traces
 from hypothesis import given, settings, strategies as st
 
-from perf_callbacks.core.records import Straggler
-from perf_callbacks.core.stragglers import Stragglers
+from perf_callbacks.kernel.records.fit_records import Straggler
+from perf_callbacks.stragglers.search import Stragglers
 
 FAULTS = st.lists(
     st.tuples(

@@ -2,9 +2,9 @@
 
 from hypothesis import given, strategies as st
 
-from perf_callbacks.core.marks import BACK, BEGIN, END, Pause
-from perf_callbacks.core.stages import STAGES, Stage
-from perf_callbacks.core.tape import Tape
+from perf_callbacks.kernel.engine.marks import BACK, BEGIN, END, Pause
+from perf_callbacks.kernel.engine.stages import STAGES, Stage
+from perf_callbacks.kernel.engine.tape import Tape
 
 MARKED = [Stage.DATA, Stage.FORWARD, Stage.BACKWARD, Stage.OPTIMIZER, Stage.OTHER, Stage.UNDECIDED]
 SECONDS = st.integers(0, 2**10).map(lambda units: units / 1024)

@@ -4,7 +4,7 @@ import pytest
 from fakes import FakeStream, Fit
 from hypothesis import given, strategies as st
 
-from perf_callbacks.host.device import EventTimeline
+from perf_callbacks.kernel.process.device import EventTimeline
 
 STAGES = ("data", "forward", "backward", "optimizer", "other")
 MILLISECOND_ROUNDING = 1e-9  # events tell milliseconds: seconds go there and back

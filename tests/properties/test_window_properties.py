@@ -6,11 +6,11 @@ from dataclasses import replace
 from combined_parts import combine
 from hypothesis import given, strategies as st
 
-from perf_callbacks.core.bundles import Bundle, Combination, bundled
-from perf_callbacks.core.codec import pack, unpack
-from perf_callbacks.core.packed_parts import bundle_again, pack_bundle, unpack_bundles
-from perf_callbacks.core.records import Window
-from perf_callbacks.core.windows import Part, Verdict, rates
+from perf_callbacks.kernel.engine.windows import Part, Verdict, rates
+from perf_callbacks.kernel.records.codec import pack, unpack
+from perf_callbacks.kernel.records.fit_records import Window
+from perf_callbacks.ranks.bundles import Bundle, Combination, bundled
+from perf_callbacks.ranks.packed_parts import bundle_again, pack_bundle, unpack_bundles
 
 COUNTS = st.integers(0, 2**40)
 MAYBE = st.none() | COUNTS

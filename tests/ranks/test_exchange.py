@@ -18,14 +18,14 @@ import torch
 import torch.distributed as dist
 from exchange_job import LENGTH, Job
 
-from perf_callbacks.core.bundles import Bundle
-from perf_callbacks.core.codec import pack
-from perf_callbacks.core.config import PerfConfig
-from perf_callbacks.core.packed_parts import pack_bundle
-from perf_callbacks.core.stragglers import Stragglers
-from perf_callbacks.core.windows import NOTICE, Verdict
-from perf_callbacks.host.place import Place
+from perf_callbacks.kernel.engine.windows import NOTICE, Verdict
+from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.records.codec import pack
+from perf_callbacks.kernel.settings.config import PerfConfig
 from perf_callbacks.ranks import exchange as ranks, leader, rounds, store as board
+from perf_callbacks.ranks.bundles import Bundle
+from perf_callbacks.ranks.packed_parts import pack_bundle
+from perf_callbacks.stragglers.search import Stragglers
 
 
 @pytest.fixture(autouse=True)

@@ -12,13 +12,13 @@ import torch
 import torch.distributed as dist
 from exchange_job import Job
 
-from perf_callbacks.core.bundles import Bundle
-from perf_callbacks.core.config import PerfConfig
-from perf_callbacks.core.packed_parts import pack_bundle, unpack_bundles
-from perf_callbacks.core.stalls import ENDED, RUNNING, STALLED, Note
-from perf_callbacks.host.place import Place
+from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.settings.config import PerfConfig
 from perf_callbacks.ranks import exchange as ranks, node, private_directory, rounds, store as board
+from perf_callbacks.ranks.bundles import Bundle
 from perf_callbacks.ranks.node import Folder, Node, gathered
+from perf_callbacks.ranks.packed_parts import pack_bundle, unpack_bundles
+from perf_callbacks.stalls.diagnosis import ENDED, RUNNING, STALLED, Note
 
 PER_NODE = 4
 

@@ -12,9 +12,9 @@ from fakes import BLOCKING, LOADER, OPTIMIZER, a_run
 from journals import a_fit, a_summary, steps, write
 
 from perf_callbacks.commands import main
-from perf_callbacks.core.codec import Entry
-from perf_callbacks.core.records import APPLIED, Checklist
-from perf_callbacks.host.terminal import columns
+from perf_callbacks.kernel.process.terminal import columns
+from perf_callbacks.kernel.records.codec import Entry
+from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist
 from perf_callbacks.report import cards
 
 NO_TERMINALS = "Windows has no pseudo-terminals, which give a card its width"

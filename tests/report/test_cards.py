@@ -4,7 +4,7 @@ import pytest
 from fakes import BLOCKING, LOADER, OPTIMIZER, a_run
 from tiny import unwrapped
 
-from perf_callbacks.core.records import APPLIED, Checklist, Summary
+from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist, Summary
 from perf_callbacks.report import cards
 
 

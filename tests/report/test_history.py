@@ -5,8 +5,8 @@ from math import isnan
 from fakes import a_run
 from journals import a_fit, steps
 
-from perf_callbacks.core.codec import Entry
-from perf_callbacks.core.records import SCHEMA, Row, Steps
+from perf_callbacks.kernel.records.codec import Entry
+from perf_callbacks.kernel.records.fit_records import SCHEMA, Row, Steps
 from perf_callbacks.report.history import gather
 
 

@@ -8,8 +8,8 @@ import pytest
 from fakes import a_run
 from journals import COUNT, Outline, a_fit, a_summary, steps
 
-from perf_callbacks.core.codec import Entry
-from perf_callbacks.core.records import SCHEMA, Steps, Straggler
+from perf_callbacks.kernel.records.codec import Entry
+from perf_callbacks.kernel.records.fit_records import SCHEMA, Steps, Straggler
 from perf_callbacks.report.history import gather
 from perf_callbacks.report.page import render
 from perf_callbacks.report.payload import payload

@@ -4,7 +4,7 @@ import pytest
 from fakes import a_run
 from journals import a_fit, steps
 
-from perf_callbacks.core.codec import Entry
+from perf_callbacks.kernel.records.codec import Entry
 from perf_callbacks.report.history import gather
 from perf_callbacks.report.series import hardware_ratios, heat, medians, outliers, series, worst
 

@@ -6,8 +6,8 @@ from collections import defaultdict
 import pytest
 from journals import a_fit, steps
 
-from perf_callbacks.core.codec import Entry
-from perf_callbacks.core.records import Steps, Straggler
+from perf_callbacks.kernel.records.codec import Entry
+from perf_callbacks.kernel.records.fit_records import Steps, Straggler
 from perf_callbacks.report.history import gather
 from perf_callbacks.report.trace import trace
 

@@ -1,7 +1,7 @@
 """Rule `host` about an accelerator that is idle while Python prepares its next kernels: the batch is too small."""
 
 from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
-from perf_callbacks.core.records import Finding
+from perf_callbacks.kernel.records.fit_records import Finding
 
 ENOUGH_READINGS = 6
 """Readings of the device's use, one in ten seconds, without which its mean says little."""

@@ -1,7 +1,7 @@
 """Rule `compile`: kernels that could be fused by torch.compile. It speaks only where the device has tensor cores."""
 
 from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
-from perf_callbacks.core.records import Finding
+from perf_callbacks.kernel.records.fit_records import Finding
 
 LOW = 0.3
 """Least HFU during forward, backward and optimizer that is taken for a good one without a compiler."""

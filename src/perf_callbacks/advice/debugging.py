@@ -1,7 +1,7 @@
 """Switches that make a run easier to debug, and slower. Each is known before a run."""
 
 from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
-from perf_callbacks.core.records import Finding
+from perf_callbacks.kernel.records.fit_records import Finding
 
 _REPEATED = {
     "transformers": "TrainingArguments(full_determinism=False)",

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from perf_callbacks.core.account import STARTUP, STEPS
-from perf_callbacks.core.memory_use import MemoryUse
-from perf_callbacks.core.records import Finding, Flops, Summary
+from perf_callbacks.kernel.engine.account import STARTUP, STEPS
+from perf_callbacks.kernel.records.fit_records import Finding, Flops, Summary
+from perf_callbacks.memory.use import MemoryUse
 
 FEWEST_STEPS = 5
 """Measured steps without which a run tells nothing."""

@@ -1,7 +1,7 @@
 """Rule `gc`: the program makes garbage that has to be collected, or collects it itself."""
 
 from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
-from perf_callbacks.core.records import Finding
+from perf_callbacks.kernel.records.fit_records import Finding
 
 
 def garbage(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:

@@ -1,8 +1,8 @@
 """Rules `host` about reinforcement learning with TRL: completions and rewards, which belong to the stage `other`."""
 
 from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
-from perf_callbacks.core.account import GENERATION, REWARDS
-from perf_callbacks.core.records import Finding
+from perf_callbacks.kernel.engine.account import GENERATION, REWARDS
+from perf_callbacks.kernel.records.fit_records import Finding
 
 
 def generation(machine: Machine, _facts: Facts, measured: Measured | None) -> Finding | None:

@@ -1,7 +1,7 @@
 """Rules `host` and `sync`: Python work between the stages of a step."""
 
 from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
-from perf_callbacks.core.records import Finding
+from perf_callbacks.kernel.records.fit_records import Finding
 
 OFTEN = 1
 """Steps from one log line to the next that are too few."""

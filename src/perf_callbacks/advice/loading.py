@@ -3,7 +3,7 @@
 import math
 
 from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
-from perf_callbacks.core.records import Finding
+from perf_callbacks.kernel.records.fit_records import Finding
 
 HEADROOM = 1.25
 """Workers are so many times faster than the steps, since no two batches take equally long."""

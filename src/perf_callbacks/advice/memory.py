@@ -1,8 +1,8 @@
 """Rules `memory`: host memory that leaks, a device whose memory is full, and one that is not cached."""
 
 from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
-from perf_callbacks.core.memory_use import GB, MB, Leak, MemoryUse
-from perf_callbacks.core.records import Finding
+from perf_callbacks.kernel.records.fit_records import Finding
+from perf_callbacks.memory.use import GB, MB, Leak, MemoryUse
 
 EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 

@@ -1,7 +1,7 @@
 """Rules `recompute` and `attention`: work of the model that could be saved."""
 
 from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
-from perf_callbacks.core.records import Finding
+from perf_callbacks.kernel.records.fit_records import Finding
 
 GIGA = 1e9
 

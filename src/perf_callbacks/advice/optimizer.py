@@ -1,7 +1,7 @@
 """Rule `optimizer`: an optimizer that updates its tensors one by one."""
 
 from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
-from perf_callbacks.core.records import Finding
+from perf_callbacks.kernel.records.fit_records import Finding
 
 SAVED = {"Adam": 0.7, "AdamW": 0.7, "Adagrad": 0.3, "SGD": 0.3}
 """Share of the optimizer's time that `fused=True` saves on a CPU, rounded down.

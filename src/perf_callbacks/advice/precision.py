@@ -1,7 +1,7 @@
 """Rule `precision`: the number format of most FLOPs. It speaks only where the device has tensor cores."""
 
 from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
-from perf_callbacks.core.records import Finding
+from perf_callbacks.kernel.records.fit_records import Finding
 
 _MIXED = {
     "transformers": "TrainingArguments(bf16=True)",

@@ -1,7 +1,7 @@
 """Rules `sync` about an accelerator: the host waits until the device has finished, to read a value from it."""
 
 from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
-from perf_callbacks.core.records import Finding
+from perf_callbacks.kernel.records.fit_records import Finding
 
 
 def reading(machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:

@@ -1,7 +1,7 @@
 """Rule `sync` about gradients that ranks sum more often than the optimizer needs them."""
 
 from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
-from perf_callbacks.core.records import Finding
+from perf_callbacks.kernel.records.fit_records import Finding
 
 
 def reducing(_machine: Machine, facts: Facts, _measured: Measured | None) -> Finding | None:

@@ -1,8 +1,8 @@
 """Rules `shape`: sizes that tensor cores can't use well. They speak only where the device has tensor cores."""
 
 from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
-from perf_callbacks.core.product_shapes import Misaligned, misaligned, padded, uneven
-from perf_callbacks.core.records import Finding
+from perf_callbacks.flops.calculator.product_shapes import Misaligned, misaligned, padded, uneven
+from perf_callbacks.kernel.records.fit_records import Finding
 
 MATTERS = 0.1
 """Least share of the FLOPs that a size must take part in to be named."""

@@ -3,8 +3,8 @@
 import math
 
 from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
-from perf_callbacks.core.account import CHECKPOINT, EVALUATION
-from perf_callbacks.core.records import Finding
+from perf_callbacks.kernel.engine.account import CHECKPOINT, EVALUATION
+from perf_callbacks.kernel.records.fit_records import Finding
 
 ENOUGH = 0.05
 """Share of the time of steps that evaluations, or checkpoints, may reasonably take."""

@@ -1,9 +1,9 @@
 """Rule `straggler`: ranks that the others wait for, or single steps that take unusually long."""
 
 from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
-from perf_callbacks.core.peers import GC
-from perf_callbacks.core.records import Finding
-from perf_callbacks.core.straggler_text import NAMES, REMEDIES
+from perf_callbacks.kernel.records.fit_records import Finding
+from perf_callbacks.stragglers.peers import GC
+from perf_callbacks.stragglers.text import NAMES, REMEDIES
 
 
 def straggler(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:

@@ -22,7 +22,7 @@ from perf_callbacks.advice import (
     threads,
 )
 from perf_callbacks.advice.facts import Facts, Machine, Measured
-from perf_callbacks.core.records import Finding, Summary
+from perf_callbacks.kernel.records.fit_records import Finding, Summary
 
 Rule = Callable[[Machine, Facts, Measured | None], Finding | None]
 

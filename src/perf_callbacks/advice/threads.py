@@ -1,7 +1,7 @@
 """Rules `host` about the CPU threads of operations: more of them than CPUs, or far fewer."""
 
 from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
-from perf_callbacks.core.records import Finding
+from perf_callbacks.kernel.records.fit_records import Finding
 
 COMPUTING = 0.5
 """Share of the run in forward, backward and optimizer without which more threads have little to do."""

@@ -20,8 +20,8 @@ from perf_callbacks.commands import (
     status,
     trace,
 )
-from perf_callbacks.core.config import ConfigError
-from perf_callbacks.core.foreign_errors import suppress
+from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.version import __version__
 
 

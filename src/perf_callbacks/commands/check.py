@@ -8,16 +8,17 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from perf_callbacks.commands import status
-from perf_callbacks.core.cpu_sets import choose, ranges
-from perf_callbacks.core.peaks import TERA, WHATEVER, Peaks, advice
-from perf_callbacks.core.records import Checklist
-from perf_callbacks.host import config_file, terminal
+from perf_callbacks.flops.peaks.peak_rates import TERA, WHATEVER, Peaks, advice
+from perf_callbacks.kernel.process import terminal
+from perf_callbacks.kernel.process.cpu_sets import choose, ranges
+from perf_callbacks.kernel.records.fit_records import Checklist
+from perf_callbacks.kernel.settings import config_file
 from perf_callbacks.report import bindings_table, cards
 from perf_callbacks.report.bindings_table import Binding
 from perf_callbacks.report.units import speed
 
 if TYPE_CHECKING:
-    from perf_callbacks.host.environment import Environment
+    from perf_callbacks.kernel.fit.environment import Environment
 
 NAME: str = "check"
 SUMMARY: str = "what the startup checklist would do on this machine, advice, and the peak that MFU would go by"
@@ -44,14 +45,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what a training would begin with."""
-    from perf_callbacks.host import cpu_facts, device, peak_source  # noqa: PLC0415 as below
-    from perf_callbacks.session import advising, startup  # noqa: PLC0415 other commands do without torch
+    from perf_callbacks import checklist  # noqa: PLC0415 other commands do without torch
+    from perf_callbacks.advice import observer as advising  # noqa: PLC0415 as above
+    from perf_callbacks.flops.peaks import peak_source  # noqa: PLC0415 as above
+    from perf_callbacks.kernel.process import cpu_facts, device  # noqa: PLC0415 as above
 
     settings = config_file.in_force(None, os.environ)
     values = asdict(settings.config)
     local = cpu_facts.local_ranks(os.environ) or (0, 1)
     here = device.default(local[0])
-    rows, environment = startup.foresee(settings, here)
+    rows, environment = checklist.foresee(settings, here)
     bindings = _gathered(_binding(rows, environment, settings.config.affinity), local)
     if bindings is None:  # the first rank of this machine prints
         return 0
@@ -82,13 +85,13 @@ def run(arguments: argparse.Namespace) -> int:
         remarks = [*settings.remarks, *([] if without is None else [f"{without} `perf-callbacks status` says why."])]
         print("\n".join([card, *remarks, bindings_table.render(bindings)]))
     statuses = {row.status for row in rows} | {one.status for one in bindings if isinstance(one, Binding)}
-    return LEFT_TO_DO if (peak is None and not off) or findings or statuses & startup.LEFT_TO_DO else 0
+    return LEFT_TO_DO if (peak is None and not off) or findings or statuses & checklist.LEFT_TO_DO else 0
 
 
 def _binding(rows: Sequence[Checklist], environment: "Environment", mode: str) -> Binding:
     """Return the CPUs of this rank."""
-    from perf_callbacks.checklist.item import FORESEEN  # noqa: PLC0415 other commands do without it
-    from perf_callbacks.host.affinity import AFFINITY  # noqa: PLC0415
+    from perf_callbacks.kernel.fit.item import FORESEEN  # noqa: PLC0415 other commands do without it
+    from perf_callbacks.kernel.process.cpu_masks import AFFINITY  # noqa: PLC0415
 
     rank, facts = os.environ.get("RANK", ""), environment.cpu_facts
     status = next((row.status for row in rows if row.item == ITEM), "off")

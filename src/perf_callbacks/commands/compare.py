@@ -5,11 +5,10 @@ import json
 import math
 from pathlib import Path
 
-from perf_callbacks.core.config import ConfigError
-from perf_callbacks.core.foreign_errors import suppress
-from perf_callbacks.host import terminal
-from perf_callbacks.report import comparison, comparison_text
-from perf_callbacks.session import report_file
+from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.kernel.process import terminal
+from perf_callbacks.kernel.settings.config import ConfigError
+from perf_callbacks.report import comparison, comparison_text, report_file
 
 NAME: str = "compare"
 SUMMARY: str = "whether one recorded run is slower than another, metric by metric"

@@ -4,10 +4,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from perf_callbacks.core.config import ConfigError, PerfConfig, Rule, rules
-from perf_callbacks.core.settings import NOT_BUILT, Entry, parse
-from perf_callbacks.host import accelerate_config
-from perf_callbacks.host.accelerate_config import AccelerateConfig
+from perf_callbacks.kernel.settings.config import ConfigError, PerfConfig, Rule, rules
+from perf_callbacks.kernel.settings.in_force import NOT_BUILT, Entry, parse
+from perf_callbacks.launch import accelerate_config
+from perf_callbacks.launch.accelerate_config import AccelerateConfig
 
 NAME: str = "config"
 SUMMARY: str = "write settings into accelerate's config, for perf-callbacks launch"

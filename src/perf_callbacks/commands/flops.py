@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from perf_callbacks.core import peaks
-from perf_callbacks.core.architecture import LARGEST, Architecture, dimensions
-from perf_callbacks.core.config import ConfigError
-from perf_callbacks.core.conventions import Job, Result, Work, compare
+from perf_callbacks.flops.calculator.architecture import LARGEST, Architecture, dimensions
+from perf_callbacks.flops.calculator.conventions import Job, Result, Work, compare
+from perf_callbacks.flops.peaks import peak_rates as peaks
+from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.report import convention_table as report
 
 NAME: str = "flops"

@@ -4,10 +4,9 @@ import argparse
 import json
 from pathlib import Path
 
-from perf_callbacks.core.config import ConfigError
-from perf_callbacks.host import terminal
-from perf_callbacks.report import memory_table
-from perf_callbacks.session import report_file
+from perf_callbacks.kernel.process import terminal
+from perf_callbacks.kernel.settings.config import ConfigError
+from perf_callbacks.report import memory_table, report_file
 
 NAME: str = "memory"
 SUMMARY: str = "where the memory of a recorded run went, and whether it leaks"

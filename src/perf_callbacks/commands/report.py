@@ -4,8 +4,8 @@ import argparse
 import re
 from pathlib import Path
 
-from perf_callbacks.core.config import ConfigError
-from perf_callbacks.session import report_file
+from perf_callbacks.kernel.settings.config import ConfigError
+from perf_callbacks.report import report_file
 
 NAME: str = "report"
 SUMMARY: str = "write one HTML page about a run, from the journals of all ranks"

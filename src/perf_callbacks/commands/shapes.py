@@ -4,10 +4,10 @@ import argparse
 from pathlib import Path
 
 from perf_callbacks.commands.flops import read_config
-from perf_callbacks.core.architecture import LARGEST, Architecture, dimensions
-from perf_callbacks.core.config import ConfigError
-from perf_callbacks.core.model_shapes import products, sizes
-from perf_callbacks.core.product_shapes import uneven
+from perf_callbacks.flops.calculator.architecture import LARGEST, Architecture, dimensions
+from perf_callbacks.flops.calculator.model_shapes import products, sizes
+from perf_callbacks.flops.calculator.product_shapes import uneven
+from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.report import shape_table
 
 NAME: str = "shapes"

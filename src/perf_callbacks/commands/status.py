@@ -9,9 +9,10 @@ from pathlib import Path
 
 from perf_callbacks import autoload
 from perf_callbacks.commands import autoload as command
-from perf_callbacks.core.config import ConfigError, printable
-from perf_callbacks.core.settings import parse
-from perf_callbacks.host import accelerate_config, config_file
+from perf_callbacks.kernel.settings import config_file
+from perf_callbacks.kernel.settings.config import ConfigError, printable
+from perf_callbacks.kernel.settings.in_force import parse
+from perf_callbacks.launch import accelerate_config
 
 NAME: str = "status"
 SUMMARY: str = "which programs are measured here without a change to them, by what, and why not"

@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 
 from perf_callbacks.commands import report
+from perf_callbacks.report import report_file
 from perf_callbacks.report.trace import trace
-from perf_callbacks.session import report_file
 
 NAME: str = "trace"
 SUMMARY: str = "write the steps of all ranks as trace events, for ui.perfetto.dev or chrome://tracing"

@@ -1,5 +1,17 @@
-"""FLOPs of a training step, counted while it runs."""
+"""FLOPs of a training step: counted while it runs, looked up by shape, compared with peaks."""
 
-from perf_callbacks.flops.formulas import register_flop_formula
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perf_callbacks.flops.counting.formulas import register_flop_formula
 
 __all__ = ["register_flop_formula"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: the calculator and reports do without torch."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from perf_callbacks.flops.counting import formulas  # noqa: PLC0415 imports torch
+
+    return getattr(formulas, name)

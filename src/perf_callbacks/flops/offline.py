@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from perf_callbacks.core.architecture import FAMILIES
-from perf_callbacks.core.work import Cell, Work
-from perf_callbacks.flops.counter import FlopCounter
+from perf_callbacks.flops.calculator.architecture import FAMILIES
+from perf_callbacks.flops.counting.counter import FlopCounter
+from perf_callbacks.flops.work import Cell, Work
 
 _MATRIX = 2
 

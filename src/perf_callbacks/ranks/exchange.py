@@ -14,19 +14,19 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from perf_callbacks.core.config import PerfConfig
-from perf_callbacks.core.foreign_errors import let_pass
-from perf_callbacks.core.records import Window
-from perf_callbacks.core.window_parts import Signals
-from perf_callbacks.core.windows import Part, Verdict
-from perf_callbacks.host.clock import monotonic, sleep
-from perf_callbacks.host.cpu_facts import local_ranks
-from perf_callbacks.host.place import Place
+from perf_callbacks.kernel.clock import monotonic, sleep
+from perf_callbacks.kernel.engine.window_parts import Signals
+from perf_callbacks.kernel.engine.windows import Part, Verdict
+from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.foreign_errors import let_pass
+from perf_callbacks.kernel.process.cpu_facts import local_ranks
+from perf_callbacks.kernel.records.fit_records import Window
+from perf_callbacks.kernel.settings.config import PerfConfig
 from perf_callbacks.ranks import store as store_room
 from perf_callbacks.ranks.leader import Analyse, Leader
 from perf_callbacks.ranks.node import Node, gathered
 from perf_callbacks.ranks.rounds import MANY, SOON, Follower, Rounds
-from perf_callbacks.ranks.stalls import StallNotes
+from perf_callbacks.stalls.notes import StallNotes
 
 AGREE_SECONDS = 5.0
 """Seconds that the start of a fit may wait for rank 0."""

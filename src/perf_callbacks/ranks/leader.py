@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from perf_callbacks.core.bundles import Bundle, Combination
-from perf_callbacks.core.codec import pack
-from perf_callbacks.core.foreign_errors import let_pass
-from perf_callbacks.core.packed_parts import FRAME, unpack_bundles
-from perf_callbacks.core.records import Window
-from perf_callbacks.core.windows import GatheredWindow, Verdict, hold
-from perf_callbacks.host.clock import perf_counter, sleep
+from perf_callbacks.kernel.clock import perf_counter, sleep
+from perf_callbacks.kernel.engine.windows import GatheredWindow, Verdict, hold
+from perf_callbacks.kernel.foreign_errors import let_pass
+from perf_callbacks.kernel.records.codec import pack
+from perf_callbacks.kernel.records.fit_records import Window
+from perf_callbacks.ranks.bundles import Bundle, Combination
 from perf_callbacks.ranks.node import GATHER_SECONDS, Folder, Node
+from perf_callbacks.ranks.packed_parts import FRAME, unpack_bundles
 from perf_callbacks.ranks.rounds import MANY, Rounds, mark, note_of_window, patience, pause, slot, slots
 from perf_callbacks.ranks.store import Board
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from perf_callbacks.core.foreign_errors import let_pass, suppress
-from perf_callbacks.core.packed_parts import bundle_again, unpack_bundles
-from perf_callbacks.host.clock import seconds_since_boot, unix_time
+from perf_callbacks.kernel.clock import seconds_since_boot, unix_time
+from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+from perf_callbacks.ranks.packed_parts import bundle_again, unpack_bundles
 from perf_callbacks.ranks.private_directory import PrivateDirectory
 from perf_callbacks.ranks.store import LARGEST
 

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from perf_callbacks.core.foreign_errors import suppress
+from perf_callbacks.kernel.foreign_errors import suppress
 
 HOLDS = {os.open, os.stat, os.unlink, os.rename} <= os.supports_dir_fd and os.listdir in os.supports_fd
 """True: this system opens files through an open directory."""

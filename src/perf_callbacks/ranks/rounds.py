@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, cast
 
-from perf_callbacks.core.bundles import Bundle
-from perf_callbacks.core.codec import pack, unpack
-from perf_callbacks.core.foreign_errors import let_pass
-from perf_callbacks.core.packed_parts import pack_bundle
-from perf_callbacks.core.records import Window
-from perf_callbacks.core.windows import Part, Verdict
+from perf_callbacks.kernel.engine.windows import Part, Verdict
+from perf_callbacks.kernel.foreign_errors import let_pass
+from perf_callbacks.kernel.records.codec import pack, unpack
+from perf_callbacks.kernel.records.fit_records import Window
+from perf_callbacks.ranks.bundles import Bundle
 from perf_callbacks.ranks.node import LOOK_SECONDS, Folder, Node, Relay
-from perf_callbacks.ranks.stalls import StallNotes
+from perf_callbacks.ranks.packed_parts import pack_bundle
 from perf_callbacks.ranks.store import LARGEST, Board
+from perf_callbacks.stalls.notes import StallNotes
 
 MANY = 64
 """In a job of more ranks than this, one rank of each machine talks for all of them."""

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from perf_callbacks.core import straggler_text
-from perf_callbacks.core.config import printable
-from perf_callbacks.core.peaks import DISTURBED
-from perf_callbacks.core.records import APPLIED, TRIED, Checklist, Finding, Run, Summary
-from perf_callbacks.core.shaped_work import CLOSED_FORM, COPY
-from perf_callbacks.core.unknown_reasons import checked
+from perf_callbacks.flops.known_work.shaped_work import CLOSED_FORM, COPY
+from perf_callbacks.flops.peaks.peak_rates import DISTURBED
+from perf_callbacks.flops.unknown_reasons import checked
+from perf_callbacks.kernel.records.fit_records import APPLIED, TRIED, Checklist, Finding, Run, Summary
+from perf_callbacks.kernel.settings.config import printable
 from perf_callbacks.report.layout import COLUMNS, INDENT, card, joined, wrapped
 from perf_callbacks.report.units import DASH, duration, percent, rate, size, speed
+from perf_callbacks.stragglers import text as straggler_text
 
 OURS = "perf_callbacks: "
 WORTH_SAYING = 0.05

@@ -7,11 +7,11 @@ from math import isnan
 from statistics import fmean
 from typing import Any
 
-from perf_callbacks.core.batch_means import Change, Estimate, change, quick, ratio
-from perf_callbacks.core.machine_records import Memory, Use
-from perf_callbacks.core.memory_use import known
-from perf_callbacks.core.peaks import TERA
-from perf_callbacks.core.records import Checklist, Run, Summary
+from perf_callbacks.flops.peaks.peak_rates import TERA
+from perf_callbacks.kernel.records.fit_records import Checklist, Run, Summary
+from perf_callbacks.kernel.records.machine_records import Memory, Use
+from perf_callbacks.memory.use import known
+from perf_callbacks.report.batch_means import Change, Estimate, change, quick, ratio
 from perf_callbacks.report.history import COLUMNS, Attempt, missing, possible
 from perf_callbacks.report.series import STAGES, included
 from perf_callbacks.report.units import speed

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from perf_callbacks.core.batch_means import Change
-from perf_callbacks.core.peaks import TERA
+from perf_callbacks.flops.peaks.peak_rates import TERA
+from perf_callbacks.report.batch_means import Change
 from perf_callbacks.report.comparison import BETTER, SAME, UNDECIDED, WORSE, Comparison, Metric
 from perf_callbacks.report.layout import COLUMNS, INDENT, LONGEST, clean, listed, wrapped
 from perf_callbacks.report.units import DASH, duration, rate, size, speed

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 
-from perf_callbacks.core.architecture import Architecture
-from perf_callbacks.core.conventions import CLOSE, Job, Result, Work, differences, share
-from perf_callbacks.core.peaks import TERA
+from perf_callbacks.flops.calculator.architecture import Architecture
+from perf_callbacks.flops.calculator.conventions import CLOSE, Job, Result, Work, differences, share
+from perf_callbacks.flops.peaks.peak_rates import TERA
 from perf_callbacks.report.units import DASH, duration, percent, speed
 
 OURS = "matmul"

@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from heapq import nlargest
 from typing import Any
 
-from perf_callbacks.core.records import Straggler
-from perf_callbacks.core.straggler_text import NAMES
+from perf_callbacks.kernel.records.fit_records import Straggler
 from perf_callbacks.report.history import Fit
 from perf_callbacks.report.tables import distinct_stalls
 from perf_callbacks.report.units import duration
+from perf_callbacks.stragglers.text import NAMES
 
 PAUSES = 300
 """Garbage collections that are marked, at most: the longest."""

@@ -8,8 +8,8 @@ from itertools import compress, pairwise
 from math import nan
 from typing import Any
 
-from perf_callbacks.core.codec import Entry
-from perf_callbacks.core.records import SCHEMA, Gc, Row, Run, Span, Steps, Summary
+from perf_callbacks.kernel.records.codec import Entry
+from perf_callbacks.kernel.records.fit_records import SCHEMA, Gc, Row, Run, Span, Steps, Summary
 
 TIMES = (
     "step_time",

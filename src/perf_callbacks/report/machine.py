@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from perf_callbacks.core.machine_records import Memory, Use
+from perf_callbacks.kernel.records.machine_records import Memory, Use
 from perf_callbacks.report.history import MEMORY_KEYS, Fit
 from perf_callbacks.report.series import rounded, short
 from perf_callbacks.report.tables import memory_parts

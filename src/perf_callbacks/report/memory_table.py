@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from perf_callbacks.core.machine_records import Memory, Use
-from perf_callbacks.core.memory_use import Point, known, leak, slope
+from perf_callbacks.kernel.records.machine_records import Memory, Use
+from perf_callbacks.memory.use import Point, known, leak, slope
 from perf_callbacks.report.comparison import absent
 from perf_callbacks.report.history import Attempt, possible
 from perf_callbacks.report.layout import COLUMNS, card, clean, listed

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from perf_callbacks.core.machine_records import Memory
-from perf_callbacks.core.peaks import TERA
-from perf_callbacks.core.records import Flops, Summary, Window
+from perf_callbacks.flops.peaks.peak_rates import TERA
+from perf_callbacks.kernel.records.fit_records import Flops, Summary, Window
+from perf_callbacks.kernel.records.machine_records import Memory
 from perf_callbacks.report import machine, tables
 from perf_callbacks.report.cards import TIMELINES, verdict
 from perf_callbacks.report.events import marks

@@ -7,7 +7,7 @@ from heapq import nlargest
 from math import ceil, isfinite, isnan
 from statistics import median
 
-from perf_callbacks.core.records import Flops
+from perf_callbacks.kernel.records.fit_records import Flops
 from perf_callbacks.report.history import TIMES, Attempt, Fit
 
 BUCKETS = 2000

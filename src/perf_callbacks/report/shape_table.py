@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from perf_callbacks.core.model_shapes import Size
-from perf_callbacks.core.product_shapes import Uneven
+from perf_callbacks.flops.calculator.model_shapes import Size
+from perf_callbacks.flops.calculator.product_shapes import Uneven
 
 HEADER = ("", "size", "take", "weights with it")
 

@@ -7,15 +7,15 @@ from heapq import nlargest
 from statistics import median
 from typing import Any
 
-from perf_callbacks.core.foreign_errors import let_pass
-from perf_callbacks.core.machine_records import Memory
-from perf_callbacks.core.product_shapes import misaligned
-from perf_callbacks.core.records import Checklist, Finding, Flops, Stall, Summary
-from perf_callbacks.core.straggler_text import NAMES, REMEDIES
+from perf_callbacks.flops.calculator.product_shapes import misaligned
+from perf_callbacks.kernel.foreign_errors import let_pass
+from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Flops, Stall, Summary
+from perf_callbacks.kernel.records.machine_records import Memory
 from perf_callbacks.report.history import Fit
 from perf_callbacks.report.memory_table import SOURCES
 from perf_callbacks.report.series import OWN, STAGES, Worst
 from perf_callbacks.report.units import DASH, duration, rate, size
+from perf_callbacks.stragglers.text import NAMES, REMEDIES
 
 TEXT, NUMBER, CODE = "text", "number", "code"
 """Kinds of columns."""

@@ -12,7 +12,7 @@ from math import isnan
 from statistics import median
 from typing import Any
 
-from perf_callbacks.core.records import Straggler
+from perf_callbacks.kernel.records.fit_records import Straggler
 from perf_callbacks.report.history import Attempt, Fit
 from perf_callbacks.report.series import STAGES, medians
 from perf_callbacks.report.tables import distinct_stalls

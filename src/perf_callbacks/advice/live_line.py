@@ -1,0 +1,97 @@
+"""One line while training goes on, when another cause than before has come to limit it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from operator import sub
+
+from perf_callbacks.kernel.engine.observer import Observer
+from perf_callbacks.kernel.engine.steps import NEVER
+from perf_callbacks.kernel.failures import describe
+from perf_callbacks.kernel.fit.recorder import Recorder, log
+from perf_callbacks.kernel.foreign_errors import let_pass
+from perf_callbacks.kernel.process import terminal
+from perf_callbacks.kernel.records.fit_records import Summary
+from perf_callbacks.report import cards
+
+WINDOW_SECONDS = 60.0
+"""Length of the windows that are looked at, one after the other."""
+
+QUIET_SECONDS = 600.0
+"""Least time from one line to the next."""
+
+LARGE = 0.1
+"""Least share of a window that a cause must have to be told of before the end."""
+
+MOST_STEPS = 10_000
+"""Steps after which the time is looked at in any case."""
+
+
+class LiveAdvice(Observer):
+    """Tells the worst cause of the last minute in one line, each cause once in a fit. Rank 0 alone has one."""
+
+    def __init__(self, recorder: Recorder, show: Callable[[str], object]) -> None:
+        self._recorder = recorder
+        self._show = show
+        self._due = self._step = recorder.step
+        self._began = recorder.clock()
+        self._before: Summary | None = None
+        self._told: set[str] = set()
+        self._told_at = -QUIET_SECONDS
+
+    @property
+    def due(self) -> int:
+        """The step after which a window may be over, by the pace of the steps so far."""
+        return self._due
+
+    def step_ended(self, step: int) -> None:
+        """Look at the window if it is over."""
+        now = self._recorder.clock()
+        if now - self._began >= WINDOW_SECONDS:
+            try:
+                self._look(now)
+            except Exception as error:  # noqa: BLE001 measuring doesn't depend on it
+                let_pass(error)
+                log.warning("perf_callbacks gives no more advice before the end: %s.", describe(error))
+                self._due = NEVER
+                return
+            self._began, self._step = now, step
+            self._due = step + 1
+            return
+        pace = (now - self._began) / max(step - self._step, 1)
+        left = WINDOW_SECONDS - (now - self._began)
+        self._due = step + (min(MOST_STEPS, int(left / pace) + 1) if pace > 0 else MOST_STEPS)
+
+    def _look(self, now: float) -> None:
+        engine = self._recorder.engine
+        summary, seconds = engine.summary(now=now), now - self._began
+        window = summary if self._before is None else between(self._before, summary)
+        self._before = summary
+        worst = next(iter(engine.advise(window)), None)
+        if worst is None or worst.share is None or worst.share < LARGE or worst.cause in self._told:
+            return
+        if now - self._told_at >= QUIET_SECONDS:
+            self._told.add(worst.cause)
+            self._told_at = now
+            self._show(cards.live(worst, seconds, terminal.columns()))
+
+
+def between(before: Summary, after: Summary) -> Summary:
+    """Return what happened from one summary of a fit to a later one, as far as rules look at it."""
+    counts, scheduled = after.gc_collections, after.gc_scheduled_seconds
+    return replace(
+        after,
+        steps=after.steps - before.steps,
+        included_steps=after.included_steps - before.included_steps,
+        included_seconds=after.included_seconds - before.included_seconds,
+        stage_seconds=_less(after.stage_seconds, before.stage_seconds),
+        other_seconds=_less(after.other_seconds, before.other_seconds),
+        wall_seconds=_less(after.wall_seconds, before.wall_seconds),
+        span_counts={kind: count - before.span_counts.get(kind, 0) for kind, count in after.span_counts.items()},
+        gc_seconds=None if after.gc_seconds is None else after.gc_seconds - (before.gc_seconds or 0.0),
+        gc_scheduled_seconds=None if scheduled is None else scheduled - (before.gc_scheduled_seconds or 0.0),
+        gc_collections=counts and tuple(map(sub, counts, before.gc_collections or counts)),
+    )
+
+
+def _less(after: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+    return {name: seconds - before.get(name, 0.0) for name, seconds in after.items()}

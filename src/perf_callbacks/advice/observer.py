@@ -1,0 +1,226 @@
+"""Advice on one fit: the facts are read when it begins, the rules are asked when somebody wants its summary."""
+
+import functools
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from perf_callbacks.advice import table
+from perf_callbacks.advice.busy_lines import BusyLines
+from perf_callbacks.advice.facts import Facts
+from perf_callbacks.kernel.clock import perf_counter
+from perf_callbacks.kernel.failures import describe
+from perf_callbacks.kernel.fit import environment
+from perf_callbacks.kernel.fit.environment import Environment
+from perf_callbacks.kernel.fit.recorder import Recorder, log
+from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+from perf_callbacks.kernel.process import cpu_time
+from perf_callbacks.kernel.records.fit_records import Finding, Summary
+from perf_callbacks.loaders.epoch_waits import EpochWaits
+
+EAGER = ("attn_logit_softcapping", "output_attentions")
+"""Settings of a model that only eager attention follows."""
+
+TENSOR_CORES = (7, 0)
+"""Compute capability of the first devices with tensor cores (V100)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """Optimizers and loaders that a fit trains with, as its integration knows them."""
+
+    optimizers: tuple[Any, ...] = ()
+    loaders: tuple[Any, ...] = ()
+    log_every: int | None = None
+    """Steps from one log line of the trainer to the next."""
+    nan_filter: bool = False
+    """True: the trainer looks at each loss for NaN."""
+
+
+def begin(recorder: Recorder, model: nn.Module | None, setup: Callable[[], Setup]) -> tuple[Finding, ...]:
+    """Let a recorder's summary have findings, and return those that are known before the first step.
+
+    Without the facts it has none, and measuring goes on.
+    """
+    try:
+        facts = read(model, setup(), door=recorder.run.door, device=recorder.device)
+        facts = replace(facts, gc=recorder.config.gc, memory=recorder.engine.memory)
+        machine = environment.read(accelerator=_accelerator(recorder.device))
+        since = _Since(machine.cpus)
+        waits, lines, work = EpochWaits(recorder), BusyLines(recorder), recorder.work
+    except Exception as error:  # noqa: BLE001 models and loaders may be anything
+        let_pass(error)
+        log.info("perf_callbacks gives no advice: %s.", describe(error))
+        return ()
+    if facts.workers and not facts.persistent:
+        recorder.observe(waits)
+    recorder.observe(lines)
+
+    def now() -> Facts:
+        return replace(facts, work=work.counted, **since.facts(), **waits.facts(), **lines.facts())
+
+    advise = recorder.engine.advise = functools.partial(_advise, machine, now)
+    return advise(None)
+
+
+def without_run(device: torch.device) -> tuple[Finding, ...]:
+    """Give the advice that needs no run."""
+    return table.findings(
+        environment.read(accelerator=_accelerator(device)), read(None, Setup(), door="", device=device)
+    )
+
+
+def read(model: nn.Module | None, setup: Setup, *, door: str, device: torch.device) -> Facts:
+    """Read the facts about a fit. Nothing of it is held."""
+    config = _text(getattr(_inner(model), "config", None))
+    allocator = os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
+    cores = _has_tensor_cores(device)
+    optimizer = next(map(_inner, setup.optimizers), None)
+    groups = getattr(optimizer, "param_groups", [])
+    tensors = [tensor for group in groups for tensor in group["params"] if tensor.requires_grad]
+    torchs = type(optimizer).__module__.startswith("torch.optim.")
+    loaders = [loader for loader in map(_inner, setup.loaders) if hasattr(loader, "num_workers")]
+    return Facts(
+        door=door,
+        workers=min([loader.num_workers for loader in loaders], default=None),
+        persistent=all([_persists(loader) for loader in loaders]),
+        attention=getattr(config, "_attn_implementation", None),
+        sdpa=bool(getattr(_inner(model), "_supports_sdpa", False))
+        and not any([getattr(config, name, None) for name in EAGER]),
+        optimizer=type(optimizer).__name__ if torchs else None,
+        fused=bool(groups) and all(group.get("fused") or group.get("foreach") for group in groups),
+        tensors=len(tensors),
+        threads=torch.get_num_threads(),
+        log_every=setup.log_every,
+        ddp=_has_ranks(model),
+        nan_filter=setup.nan_filter,
+        weights=Counter([tuple(one.shape) for one in _parameters(model) if one.dim() > 1]),
+        vocabulary=_size(config, "vocab_size"),
+        head=_head(config),
+        tensor_cores=cores,
+        multiprocessors=torch.cuda.get_device_properties(device).multi_processor_count if cores else None,
+        tf32=_tf32(),
+        blocking=os.environ.get("CUDA_LAUNCH_BLOCKING") == "1",
+        anomalies=torch.is_anomaly_enabled(),
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+        uncached="PYTORCH_NO_CUDA_MEMORY_CACHING" in os.environ,
+        expandable="expandable_segments:True" in allocator,
+    )
+
+
+def _persists(loader: Any) -> bool:
+    """Tell if workers that persist would win nothing: they do, or an iterable data set begins anew for each epoch."""
+    return loader.persistent_workers or isinstance(loader.dataset, torch.utils.data.IterableDataset)
+
+
+def _accelerator(device: torch.device) -> str | None:
+    return None if device.type == "cpu" else device.type
+
+
+class _Since:
+    """Counters of the system, from the beginning of the fit on."""
+
+    def __init__(self, cpus: int | None) -> None:
+        self._own = cpus
+        self._thread = threading.get_native_id()
+        self._cpus = environment.cpus_allowed()
+        self._began, self._time = perf_counter(), cpu_time.read(self._thread)
+        self._idle = cpu_time.idle(self._cpus)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the facts that change while the fit lasts."""
+        now, before = cpu_time.read(self._thread), self._time
+        seconds = perf_counter() - self._began
+        if now is None or before is None or now.ran <= before.ran:
+            return {}
+        ran, queued = now.since(before)
+        return {
+            "idle_share": max(0.0, 1 - (ran + queued) / seconds),
+            "free_cpus": self._free(seconds),
+        }
+
+    def _free(self, seconds: float) -> float | None:
+        """Return the number of CPUs on which nothing ran, on average: as large a part of its mask as is its own."""
+        idle = cpu_time.idle(self._cpus)
+        if idle is None or self._idle is None or self._own is None:
+            return None
+        return self._own * min(1.0, (idle - self._idle) / seconds / len(self._cpus))
+
+
+def _has_ranks(model: nn.Module | None) -> bool:
+    """Tell whether DDP sums the gradients of the model over several ranks."""
+    group: Any = getattr(model, "process_group", None)
+    return isinstance(model, DistributedDataParallel) and group is not None and group.size() > 1
+
+
+def _parameters(model: nn.Module | None) -> Iterable[nn.Parameter]:
+    return () if model is None else model.parameters()
+
+
+def _text(config: Any) -> Any:
+    """Return the configuration of the language model within one of several parts, if there is exactly one."""
+    with suppress(Exception):
+        return config.get_text_config()
+    return config
+
+
+def _size(config: Any, name: str) -> int | None:
+    value = getattr(config, name, None)
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def _head(config: Any) -> int | None:
+    hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
+    return _size(config, "head_dim") or (hidden // heads if hidden and heads else None)
+
+
+def _has_tensor_cores(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= TENSOR_CORES
+
+
+def _tf32() -> bool:
+    """Tell whether products of float32 may use TF32.
+
+    From torch 2.9 on there is a setting for each backend, and the older function raises where that was used.
+    """
+    matmul: Any = torch.backends.cuda.matmul
+    if hasattr(matmul, "fp32_precision"):
+        return bool(matmul.fp32_precision == "tf32")
+    return torch.get_float32_matmul_precision() != "highest"
+
+
+def flat(loaders: Any) -> tuple[Any, ...]:
+    """Return the loaders in lists, mappings and Lightning's `CombinedLoader`."""
+    loaders = getattr(loaders, "flattened", loaders)
+    if isinstance(loaders, dict):
+        loaders = [*loaders.values()]
+    if isinstance(loaders, list | tuple):
+        return tuple([one for loader in loaders for one in flat(loader)])
+    return () if loaders is None else (loaders,)
+
+
+def _inner(outer: Any) -> Any:
+    """Take off what accelerate, DDP, Lightning and torch.compile wrap around a model, an optimizer or a loader."""
+    for name in ("_orig_mod", "module", "optimizer", "base_dataloader", "model"):
+        inner = getattr(outer, name, None)
+        if isinstance(inner, nn.Module | torch.optim.Optimizer | torch.utils.data.DataLoader) and not hasattr(
+            outer, "config"
+        ):
+            return _inner(inner)
+    return outer
+
+
+def _advise(machine: Environment, facts: Callable[[], Facts], summary: Summary | None) -> tuple[Finding, ...]:
+    try:
+        return table.findings(machine, facts(), summary)
+    except Exception as error:  # noqa: BLE001 a summary without advice is still one
+        let_pass(error)
+        log.warning("perf_callbacks gives no advice: %s.", describe(error), exc_info=error)
+        return ()

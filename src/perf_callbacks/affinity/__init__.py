@@ -1,0 +1,1 @@
+"""Affinity: a rank runs on CPUs near its GPU."""

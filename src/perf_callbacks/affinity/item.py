@@ -1,0 +1,109 @@
+"""The checklist item `affinity`: a rank runs on CPUs near its GPU.
+
+A thread that runs on another socket than the GPU reaches the GPU, and memory that the rank touched first, through the
+link between the sockets. The mask is only ever narrowed.
+"""
+
+import weakref
+
+from perf_callbacks.kernel.fit.environment import Environment
+from perf_callbacks.kernel.fit.item import ADVISED, ALREADY, NOT_APPLICABLE, SKIPPED, Applied, Fit
+from perf_callbacks.kernel.process.cpu_masks import AFFINITY
+from perf_callbacks.kernel.process.cpu_sets import Choice, CpuFacts, Cpus, choose, count, ranges
+from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist
+from perf_callbacks.kernel.settings.config import PerfConfig
+
+SPARE = 2
+"""CPUs that `auto` leaves beside one for each worker: for the training thread, and for those that pin and talk."""
+
+
+class CpuAffinity:
+    """The item `affinity`."""
+
+    slug = "affinity"
+
+    def decide(self, environment: Environment, config: PerfConfig) -> Checklist:
+        """Decide which CPUs the rank may run on."""
+        facts = environment.cpu_facts
+        if facts is None:
+            why = environment.cpus_unknown or "this system does not bind threads to CPUs"
+            return Checklist(item=self.slug, status=NOT_APPLICABLE, why=why)
+        choice = choose(config.affinity, facts) if config.affinity != "off" else Choice(None, "affinity=off")
+        status, after, more = _outcome(choice.cpus, facts, config)
+        return Checklist(item=self.slug, status=status, before=_before(facts), after=after, why=choice.why + more)
+
+    def apply(self, fit: Fit) -> "Bound":
+        """Bind the process's threads."""
+        return Bound(fit)
+
+
+def _outcome(cpus: Cpus | None, facts: CpuFacts, config: PerfConfig) -> tuple[str, str | None, str]:
+    """Return the status of a choice, the state after it, and an addition to its reason."""
+    if cpus is None:
+        return (SKIPPED if config.affinity == "off" else NOT_APPLICABLE), None, ""
+    if not cpus:
+        return ADVISED, "start the rank there", ""
+    if cpus == facts.mask:
+        return ALREADY, None, ""
+    if len(cpus) >= facts.workers + SPARE:
+        return APPLIED, _named(cpus), ""
+    workers = f"{count(facts.workers, 'worker')} and " if facts.workers else ""
+    room = f"; {count(len(cpus), 'CPU')} for {workers}the training"
+    return (ADVISED, "affinity=node", room) if config.affinity == "auto" else (APPLIED, _named(cpus), room)
+
+
+def _named(cpus: Cpus) -> str:
+    return f"CPU{'' if len(cpus) == 1 else 's'} {ranges(cpus)}"
+
+
+def _before(facts: CpuFacts) -> str:
+    bound = f" by {facts.bound_by}" if facts.bound_by is not None else ""
+    quota = f", {facts.machine.quota:g} CPUs' worth of time" if facts.machine.quota is not None else ""
+    return _named(facts.mask) + bound + quota
+
+
+class Claim:
+    """Claim of a fit on the CPUs of the process."""
+
+
+class Bound(Applied):
+    """Threads are bound until it is closed. On trial they are bound and restored; running loader workers stay."""
+
+    slug = CpuAffinity.slug
+
+    def __init__(self, fit: Fit) -> None:
+        super().__init__()
+        facts = fit.environment.cpu_facts
+        self._cpus = (choose(fit.config.affinity, facts).cpus if facts is not None else None) or frozenset()
+        self._claim = Claim()
+        self._let_go = weakref.finalize(self, AFFINITY.let_go, self._claim)  # at exit too
+        self._bind()
+
+    def _bind(self) -> None:
+        AFFINITY.bind(self._claim, self._cpus)
+
+    @property
+    def turns(self) -> bool:
+        """Tell if a trial is possible."""
+        return self._let_go.alive
+
+    def hold(self) -> None:
+        """Restore the masks until the trial."""
+        AFFINITY.let_go(self._claim)
+
+    def turn(self, step: int, *, done: bool) -> None:  # noqa: ARG002 it is the shape of all
+        """Bind or restore the threads for a turn."""
+        if done:
+            self._bind()
+        else:
+            AFFINITY.let_go(self._claim)
+
+    def keep(self, step: int) -> None:  # noqa: ARG002 it is the shape of all
+        """Bind the threads for good: it pays."""
+        self._bind()
+
+    def closed(self) -> None:
+        """Restore the masks. Twice is once."""
+        super().closed()
+        AFFINITY.let_go(self._claim)
+        self._let_go.detach()

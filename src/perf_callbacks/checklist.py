@@ -1,0 +1,280 @@
+"""The checklist of one fit: decided and applied when it begins, looked after while it lasts, undone when it ends."""
+
+import dataclasses
+import functools
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+from perf_callbacks.checklist_items import EARLY, ITEMS
+from perf_callbacks.garbage.item import ASKED, BEGIN_AFTER
+from perf_callbacks.kernel.engine.marks import BACK, BEGIN
+from perf_callbacks.kernel.engine.observer import Observer
+from perf_callbacks.kernel.engine.stages import Stage
+from perf_callbacks.kernel.engine.steps import NEVER, Step
+from perf_callbacks.kernel.failures import describe
+from perf_callbacks.kernel.fit import environment
+from perf_callbacks.kernel.fit.item import ADVISED, FAILED, FORESEEN, SKIPPED, Applied, Batches, Fit, Item
+from perf_callbacks.kernel.fit.proving import SLOT, Proving, asked, plan
+from perf_callbacks.kernel.fit.recorder import Recorder
+from perf_callbacks.kernel.foreign_errors import let_pass
+from perf_callbacks.kernel.process import device, resident_memory
+from perf_callbacks.kernel.records.fit_records import APPLIED, TRIED, Checklist, Gc
+from perf_callbacks.kernel.settings.config import PerfConfig
+from perf_callbacks.kernel.settings.in_force import Settings
+
+log = logging.getLogger("perf_callbacks")
+
+NO_BATCHES = Batches()
+
+NO_WISH = {ASKED: NEVER, **{asked(item.slug): 0 for item in ITEMS}}
+"""What a rank asks for on behalf of items that it doesn't have."""
+
+LEFT_TO_DO = frozenset({ADVISED, FAILED})
+"""What a person should look at."""
+
+
+class Startup(Observer):
+    """The items that were applied. One that fails is undone and says so; the others go on."""
+
+    def __init__(
+        self,
+        fit: Fit,
+        items: Iterable[Item] = ITEMS,
+        earlier: "Startup | None" = None,
+        *,
+        write: Callable[[Checklist], object] = id,
+        proofs: dict[str, str] | None = None,
+    ) -> None:
+        self._applied: dict[str, Applied] = {} if earlier is None else earlier.hand_over()
+        self._write = write
+        self._proofs = {} if proofs is None else proofs
+        self._trials: dict[str, Proving] = {}
+        self._due = NEVER
+        done = {} if earlier is None else {row.item: row for row in earlier.rows}
+        rows = [done.get(item.slug) or self._start(item, fit) for item in items]
+        self.rows: tuple[Checklist, ...] = tuple(self._try(rows, fit.step + BEGIN_AFTER) if fit.proving else rows)
+        """One for each item, as decided at the beginning."""
+        self._look_ahead()
+
+    def _start(self, item: Item, fit: Fit) -> Checklist:
+        row = _decide(item, fit)
+        try:
+            if row.status == APPLIED:
+                self._applied[item.slug] = item.apply(fit)
+        except Exception as error:  # noqa: BLE001 the other items don't depend on this one
+            let_pass(error)
+            return Checklist(item=item.slug, status=FAILED, why=describe(error))
+        return row
+
+    def _try(self, rows: Iterable[Checklist], after: int) -> Iterator[Checklist]:
+        """Try what can be tried, one item after the other."""
+        for place, row in enumerate(rows):
+            item = self._applied.get(row.item)
+            if item is not None and item.turns:
+                begin = after + place * SLOT  # on all ranks, whatever else they try
+                self._applied[row.item] = self._trials[row.item] = Proving(item, begin)
+                yield dataclasses.replace(row, status=TRIED, why=plan(begin))
+            else:
+                yield row
+
+    @property
+    def due(self) -> int:
+        """The first step from whose end on an item has something to do."""
+        return self._due
+
+    @property
+    def watching(self) -> bool:
+        """Something is on trial."""
+        return any([trial.watching for trial in self._trials.values()])
+
+    def announce(self) -> None:
+        """Write the rows as they were decided at the beginning."""
+        for row in self.rows:
+            self._note(row)
+
+    def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
+        """Steps are finished."""
+        self._each(lambda item: item.steps_measured(steps, pauses))
+
+    @property
+    def asks(self) -> Mapping[str, int]:
+        """Values that this rank asks all ranks for. An item that is not on trial here, or failed, is kept by nobody."""
+        undecided = {asked(slug) for slug in self._trials if slug in self._applied}
+        asks = {name: least for name, least in NO_WISH.items() if name not in undecided}
+        for item in self._applied.values():
+            asks.update(item.asks)
+        return asks
+
+    def agreed(self, least: Mapping[str, int], step: int) -> None:
+        """Take in what holds on all ranks from the end of that step on."""
+        self._each(lambda item: item.agreed(least, step))
+
+    def step_ended(self, step: int) -> None:
+        """A step that is due is about to end."""
+        self._each(lambda item: item.step_ended(step))
+
+    def span_began(self, kind: str, step: int) -> None:
+        """Evaluation, checkpointing or the like has begun after that step."""
+        self._each(lambda item: item.span_began(kind, step))
+
+    def span_ended(self) -> None:
+        """It is about to end."""
+        self._each(lambda item: item.span_ended())
+
+    def closed(self) -> None:
+        """Undo everything, last first. Twice is once."""
+        applied, self._applied = self._applied, {}
+        self._due = NEVER
+        with ExitStack() as undo:
+            for item in applied.values():
+                undo.callback(item.closed)
+
+    def hand_over(self) -> dict[str, Applied]:
+        """Hand the applied items to another checklist, which undoes them."""
+        applied, self._applied = self._applied, {}
+        return applied
+
+    def _each(self, tell: Callable[[Applied], object]) -> None:
+        for slug, item in [*self._applied.items()]:
+            try:
+                tell(item)
+                self._hear(item.news())
+            except Exception as error:  # noqa: BLE001 an item that fails is undone, and nothing else ends
+                let_pass(error)
+                del self._applied[slug]
+                self._hear([Checklist(item=slug, status=FAILED, why=describe(error))])
+                item.closed()
+        self._look_ahead()
+
+    def _hear(self, news: list[Checklist]) -> None:
+        for row in news:
+            log.warning("perf_callbacks: %s: %s: %s.", row.item, row.status, row.why)
+            self._note(row)
+
+    def _note(self, row: Checklist) -> None:
+        """Write a row. A summary quotes the latest that was found of an item on trial, not what it does later."""
+        if row.status == TRIED:
+            self._proofs[row.item] = TRIED
+        elif row.item in self._proofs and (row.status != APPLIED or row.saved_seconds is not None):
+            self._proofs[row.item] = row.why or row.status
+        self._write(row)
+
+    def _look_ahead(self) -> None:
+        self._due = min((item.due for item in self._applied.values()), default=NEVER)
+
+
+def start(
+    recorder: Recorder,
+    settings: Settings,
+    place_device: torch.device,
+    batches: Batches = NO_BATCHES,
+    earlier: Startup | None = None,
+) -> tuple[Checklist, ...]:
+    """Go through the checklist for the fit that a recorder measures; it is undone when that closes."""
+    if not recorder.active or settings.config.checklist == "off":
+        return ()
+    try:
+        fit = _fit(settings, place_device, batches)
+        aside = functools.partial(_aside, weakref.ref(recorder))
+        fit = dataclasses.replace(
+            fit,
+            step=recorder.run.step,
+            aside=aside,
+            progress=recorder.going,
+            proving=_proving(recorder, settings.config),
+        )
+        startup = Startup(fit, ITEMS, earlier, write=recorder.write, proofs=recorder.proofs)
+    except Exception as error:
+        let_pass(error)
+        log.warning("perf_callbacks: no checklist, measuring goes on: %s.", describe(error), exc_info=error)
+        return ()
+    recorder.observe(startup)
+    startup.announce()
+    return startup.rows
+
+
+def prepare(
+    settings: Settings, place_device: torch.device, batches: Batches, local_ranks: tuple[int, int] | None = None
+) -> Startup | None:
+    """Apply what has to be there before the loaders are, for a `start` that comes later."""
+    if settings.config.checklist == "off" or not settings.config.enabled:
+        return None
+    return Startup(_fit(settings, place_device, batches, local_ranks), EARLY)
+
+
+def foresee(settings: Settings, place_device: torch.device) -> tuple[tuple[Checklist, ...], environment.Environment]:
+    """Decide as a fit on this device would, and return the facts too. Nothing is changed."""
+    fit = _fit(settings, place_device, NO_BATCHES)
+    if settings.config.checklist == "off" or not settings.config.enabled:
+        return (), fit.environment
+    rows = [_decide(item, fit) for item in ITEMS]
+    foreseen = [dataclasses.replace(row, status=FORESEEN) if row.status == APPLIED else row for row in rows]
+    return tuple(foreseen), fit.environment
+
+
+def _proving(recorder: Recorder, config: PerfConfig) -> bool:
+    """Tell whether items are tried. With other ranks, all have to find out together what an item buys."""
+    if config.checklist != "prove":
+        return False
+    if recorder.run.world_size == 1 or recorder.exchanging:
+        return True
+    log.warning("perf_callbacks: checklist='prove' acts as 'on': ranks exchange nothing, and can't agree.")
+    return False
+
+
+def _decide(item: Item, fit: Fit) -> Checklist:
+    try:
+        row = item.decide(fit.environment, fit.config)
+    except Exception as error:  # noqa: BLE001 the other items don't depend on this one
+        let_pass(error)
+        return Checklist(item=item.slug, status=FAILED, why=describe(error))
+    if item.slug in _skipped(fit.config.skip):
+        return Checklist(item=item.slug, status=SKIPPED, before=row.before, why=f"skip names {item.slug}")
+    return row
+
+
+def _skipped(skip: str) -> set[str]:
+    return {name.strip() for name in skip.split(",")} - {""}
+
+
+@contextmanager
+def _aside(reference: "weakref.ref[Recorder]") -> Iterator[None]:
+    """Keep the time of the block out of the step, which counts all the same."""
+    recorder = reference()
+    began = 0.0
+    if recorder is not None:
+        began = recorder.clock()
+        recorder.enter(BEGIN[Stage.ASIDE])
+    try:
+        yield
+    finally:
+        if recorder is not None:
+            recorder.enter(BACK)
+            recorder.engine.account.own_seconds += recorder.clock() - began
+
+
+def _fit(
+    settings: Settings, place_device: torch.device, batches: Batches, local_ranks: tuple[int, int] | None = None
+) -> Fit:
+    found = environment.read(
+        accelerator=None if place_device.type == "cpu" else place_device.type,
+        device_properties=functools.partial(torch.cuda.get_device_properties, place_device),
+        devices=batches.devices,
+        affinity=settings.config.affinity,
+        workers=max([batches.workers, *map(workers, batches.loaders)]),
+        local_ranks=local_ranks,
+        loaders_pin=batches.pinned,
+        copies_go_on=batches.copied_aside,
+    )
+    measure = resident_memory.reading(lambda: device.allocated_bytes(place_device))
+    return Fit(config=settings.config, environment=found, step=0, memory=measure, batches=batches)
+
+
+def workers(loader: object) -> int:
+    """Return the number of a loader's worker processes, as far as it is known."""
+    number = getattr(loader, "num_workers", 0)
+    return number if isinstance(number, int) else 0

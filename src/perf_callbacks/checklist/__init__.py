@@ -1,1 +1,0 @@
-"""Startup checklist: items of one shape, each of which decides and changes at most one thing."""

@@ -1,1 +1,0 @@
-"""The calls that are watched for each integration: of a loop, an accelerator, a trainer."""

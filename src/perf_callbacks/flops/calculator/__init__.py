@@ -1,0 +1,1 @@
+"""FLOPs and sizes of a transformer from its dimensions, without a run."""

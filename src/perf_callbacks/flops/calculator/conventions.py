@@ -1,0 +1,220 @@
+"""FLOPs of a training step by each published formula.
+
+All formulas have the same three parts of a forward pass and fill them differently. Training is the forward and a
+backward of twice its size: one half for the gradients of inputs, one for the gradients of weights.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from perf_callbacks.flops.calculator.architecture import Architecture, MissingError, known
+from perf_callbacks.flops.peaks.peak_rates import TERA, mfu
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """FLOPs of the forward over some tokens."""
+
+    layers: int
+    """Products with the matrices in the layers; by conventions that count parameters, with all parameters."""
+    head: int
+    """Products with the output head, if the convention has it apart."""
+    attention: int
+    """Attention scores and their weighted sums: the part that grows with the square of the sequence."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """Size of a step, and how it is computed."""
+
+    batch: int
+    """Sequences in the step, over all devices."""
+    seq: int
+    """Tokens in a sequence."""
+    recompute: str = "none"
+    """Recomputed parts: "none", "selective" (the attention of each layer) or "full" (each layer)."""
+    trainable: str = "all"
+    """Trained weights: "all", or "lora" for no gradients of the weights. The adapters' own work is left out."""
+    causal: str = "full"
+    """"full": masked scores count as computed. "half": half of attention counts, by `matmul` alone; the other
+    conventions fix it."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in the step, over all devices."""
+        return self.batch * self.seq
+
+
+@dataclass(frozen=True, slots=True)
+class Convention:
+    """A published way to count FLOPs."""
+
+    name: str
+    forward: Callable[[Architecture, Work], Forward]
+    remark: str
+    """Reason that its matrices differ from those of `matmul`."""
+    again: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Extra forwards of the layers' matrices and of their attention, by recomputed parts. A missing key: the convention
+    doesn't define it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepFlops:
+    """FLOPs of a step over all devices. None: the convention doesn't define them."""
+
+    model: int | None
+    """Model FLOPs."""
+    hardware: int | None
+    """Executed FLOPs: model FLOPs and recomputation."""
+
+
+def _matmul(model: Architecture, work: Work) -> Forward:
+    layers = 2 * known(model.layers, "layers") * model.layer_matrices
+    attention = (4 if work.causal == "full" else 2) * known(model.layers, "layers") * work.seq * model.attention_width
+    return Forward(layers * work.tokens, 2 * model.head * work.tokens, attention * work.tokens)
+
+
+def _parameters(model: Architecture, work: Work) -> Forward:
+    return Forward(2 * (model.parameters - model.idle_parameters) * work.tokens, 0, 0)
+
+
+def _palm(model: Architecture, work: Work) -> Forward:
+    attention = 4 * known(model.layers, "layers") * work.seq * model.attention_width
+    return Forward(_parameters(model, work).layers, 0, attention * work.tokens)
+
+
+def _nanogpt(model: Architecture, work: Work) -> Forward:
+    palm = _palm(model, work)
+    return Forward(palm.layers - 2 * model.positions * model.width * work.tokens, 0, palm.attention)
+
+
+def _torchtitan(model: Architecture, work: Work) -> Forward:
+    nanogpt = _nanogpt(model, work)
+    looked_up = 0 if model.tied else model.embedding
+    return Forward(nanogpt.layers - 2 * looked_up * work.tokens, 0, nanogpt.attention)
+
+
+def _foundry(model: Architecture, work: Work) -> Forward:
+    attention = 4 * known(model.layers, "layers") * work.seq * model.width
+    return Forward(_parameters(model, work).layers, 0, attention * work.tokens)
+
+
+def _megatron(model: Architecture, work: Work) -> Forward:
+    layers, width = known(model.layers, "layers"), model.width
+    head = 2 * model.head
+    return Forward(
+        24 * layers * width**2 * work.tokens, head * work.tokens, 4 * layers * work.seq * width * work.tokens
+    )
+
+
+_PLAIN = "takes the layers to be GPT-3's: an MLP of two matrices of 4 x hidden, and keys of its own for every head"
+_EVERY = "multiplies with every parameter, those that are only looked up too"
+_FULL = {"full": (1, 1)}
+
+CONVENTIONS = (
+    Convention("matmul", _matmul, "", {"selective": (0, 1), **_FULL}),
+    Convention("6n", _parameters, _EVERY, _FULL),
+    Convention("palm", _palm, _EVERY),
+    Convention("nanogpt", _nanogpt, _EVERY),
+    Convention("megatron-eq3", _megatron, _PLAIN, _FULL),
+    Convention("korthikanti", _megatron, _PLAIN, {"selective": (0, 3), **_FULL}),
+    Convention("korthikanti-exact", _megatron, _PLAIN, {"selective": (0, 1), **_FULL}),
+    Convention("torchtitan", _torchtitan, "multiplies with norms and biases too"),
+    Convention("llm-foundry", _foundry, _EVERY, _FULL),
+)
+"""All conventions, ours first."""
+
+CLOSE = 0.005
+"""Largest difference, as a share of a step, between conventions that count as equal."""
+
+BY_NAME = {convention.name: convention for convention in CONVENTIONS}
+
+
+def step_flops(
+    architecture: Architecture,
+    batch: int,
+    seq: int,
+    *,
+    convention: str = "matmul",
+    recompute: str = "none",
+    trainable: str = "all",
+    causal: str = "full",
+) -> StepFlops:
+    """Compute the FLOPs of one optimizer step over all devices.
+
+    >>> step_flops(Architecture(layers=1, hidden=4096, vocab=1), 1, 2048).model
+    2680109924352
+    """
+    work = Work(batch=batch, seq=seq, recompute=recompute, trainable=trainable, causal=causal)
+    return _step(BY_NAME[convention], architecture, work)
+
+
+def _step(convention: Convention, architecture: Architecture, work: Work) -> StepFlops:
+    try:
+        forward = convention.forward(architecture, work)
+    except MissingError:
+        return StepFlops(None, None)
+    passes = 3 if work.trainable == "all" else 2
+    model = passes * (forward.layers + forward.head) + 3 * forward.attention
+    again = (0, 0) if work.recompute == "none" else convention.again.get(work.recompute)
+    if again is None:
+        return StepFlops(model, None)
+    return StepFlops(model, model + again[0] * forward.layers + again[1] * forward.attention)
+
+
+def differences(name: str, architecture: Architecture, work: Work) -> list[str]:
+    """Name the parts that differ from `matmul` by half a percent or more of the step."""
+    convention = BY_NAME[name]
+    ours, theirs = CONVENTIONS[0].forward(architecture, work), convention.forward(architecture, work)
+    least = CLOSE * (ours.layers + ours.head + ours.attention)
+    found = []
+    if abs(theirs.layers + theirs.head - ours.layers - ours.head) >= least:
+        found.append(convention.remark)
+    if abs(theirs.attention - ours.attention) >= least:
+        in_full = "counts attention in full" if work.causal == "half" else "takes attention to be as wide as the model"
+        found.append(in_full if theirs.attention else "leaves attention out")
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """Devices and duration of a step."""
+
+    gpus: int = 1
+    step_seconds: float | None = None
+    peak_flops_per_second: float | None = None
+    """Peak of one device."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """A step by one convention. None: not defined by the convention. Ratios are 0 to 1."""
+
+    model_flops_per_step: int | None
+    """Over all devices, like `hardware_flops_per_step`."""
+    hardware_flops_per_step: int | None
+    model_tflops_per_gpu: float | None
+    mfu: float | None
+    hfu: float | None
+
+
+def compare(architecture: Architecture, work: Work, job: Job) -> dict[str, Result]:
+    """Compute a step by each convention, by the convention's name."""
+    return {convention.name: _result(_step(convention, architecture, work), job) for convention in CONVENTIONS}
+
+
+def _result(flops: StepFlops, job: Job) -> Result:
+    return Result(
+        model_flops_per_step=flops.model,
+        hardware_flops_per_step=flops.hardware,
+        model_tflops_per_gpu=share(flops.model, job, TERA),
+        mfu=share(flops.model, job, job.peak_flops_per_second),
+        hfu=share(flops.hardware, job, job.peak_flops_per_second),
+    )
+
+
+def share(flops: int | None, job: Job, peak_flops_per_second: float | None) -> float | None:
+    """Compute the share of the peak that one device reached; None if an input is unknown."""
+    if flops is None or job.step_seconds is None:
+        return None
+    return mfu(flops / job.gpus, job.step_seconds, peak_flops_per_second)

@@ -1,0 +1,97 @@
+"""When FLOPs are counted: in which steps of a fit, and how many times."""
+
+from collections.abc import Collection
+
+from perf_callbacks.flops.known_work.shaped_work import ShapedWork
+from perf_callbacks.kernel.engine.steps import NEVER
+
+FREE_COUNTS = 4
+"""Steps that may be counted in any case, for new shapes."""
+
+FREE_WAYS = 8
+"""More of them, if the model runs in other ways or other parameters are trained than before."""
+
+STEPS_PER_COUNT = 50
+"""After the free counts, a fifty-step stretch of training pays for each count."""
+
+RECOUNTS = (11, 33, 84, 85, 304)
+"""Steps of the fit whose known work is counted again, to find work that varies with something other than shapes.
+
+Work that comes in every second to fifth, every eighth or every sixteenth step falls on some of these steps only."""
+
+RECOUNT_EVERY = 1009
+"""After `RECOUNTS`, every 1,009th step is counted again. A prime keeps step with no period of the training."""
+
+
+class CountSchedule:
+    """Decide after which steps of a fit FLOPs are counted.
+
+    Args:
+        work: The FLOPs that are known, and the kinds of steps whose FLOPs are not.
+    """
+
+    def __init__(self, work: ShapedWork) -> None:
+        self._work = work
+        self.steps = 0
+        """Steps of the fit that are done."""
+        self.counts = 0
+        """Steps that were counted for new shapes or calls."""
+        self.done = False
+        """True: the first count is over."""
+
+    def affordable(self, free: int = FREE_COUNTS) -> bool:
+        """Return True if the budget of counts allows another step."""
+        return self.counts < free or self.counts * STEPS_PER_COUNT < self.steps
+
+    def spend(self) -> None:
+        """Book the count of the next step. A recount costs nothing."""
+        self.counts += not self.done or self.steps + 1 != self.recount()
+
+    def spend_more(self) -> None:
+        """Book a count that saw nothing: after two of them, steps get their times."""
+        self.counts += FREE_COUNTS // 2 - 1
+
+    def wanted(self, step: int) -> bool:
+        """Return True if the next step is to be counted. `step` is the trainer's number of the last step."""
+        return not self.done or self.steps + 1 == self.recount() or self.missing(step) == self.steps
+
+    def recount(self) -> int:
+        """Return the next step of the fit to recount. All ranks recount the same steps, by number."""
+        following = next((step for step in RECOUNTS if step > self.steps), None)
+        return following or (self.steps // RECOUNT_EVERY + 1) * RECOUNT_EVERY
+
+    def missing(self, step: int) -> int:
+        """Return the number of steps after which a step is counted whose calls or trained parameters are new.
+
+        Calls that came twice are likely to come again after as many steps as lay between.
+        """
+        work = self._work
+        if not self.done or not (work.fresh or work.missing):
+            return NEVER
+        if not self.affordable(FREE_COUNTS + FREE_WAYS if work.rating is not None else FREE_COUNTS):
+            return max(self.steps + 1, self.counts * STEPS_PER_COUNT + 1)
+        if work.fresh:
+            return self.steps
+        again = [
+            last + (last - first) * ((step - last) // (last - first) + 1)
+            for first, last in work.missing.values()
+            if first
+        ]
+        return min(again) - 1 - step + self.steps if again else NEVER
+
+    def next(self, step: int, *, examples: Collection[object], look_after: int, live: bool) -> int:
+        """Return the number of steps after which there is something to do, if nothing happens before.
+
+        Args:
+            step: The trainer's number of the last step.
+            examples: Batches of shapes that wait for a count.
+            look_after: Number of steps after which the next outline is taken.
+            live: Steps are counted while they run.
+        """
+        if not self.done:
+            return 0
+        if self._work.varies:  # FLOPs stay unknown
+            return NEVER
+        owed = 0 if self.counts < FREE_COUNTS else self.counts * STEPS_PER_COUNT + 1
+        again = min(self.recount() - 1, look_after) if live else NEVER
+        return min(again, self.missing(step), owed if examples else NEVER)

@@ -1,0 +1,1 @@
+"""The counter of one step, operation by operation."""

@@ -1,0 +1,129 @@
+"""A counted stretch of training: the counter is entered and left during the run, without a `with` block."""
+
+import math
+from contextlib import ExitStack
+from threading import current_thread
+from weakref import finalize
+
+import torch
+
+from perf_callbacks.flops.counting.counter import FlopCounter
+from perf_callbacks.flops.counting.phases import in_backward
+from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.kernel.process.compiler_stance import STANCE, in_compiled_call
+
+
+class CountWindow:
+    """Counts from `open` to `close` on the thread that opened it. In between it can be left and entered again.
+
+    Compiled code runs eagerly meanwhile and is as compiled as before afterwards. Under a mode it would give up its
+    compilation for good.
+
+    `open` and `close` note what they are about to change before they change it, and can be repeated. So after an
+    interrupt at any point, the next call, the death of the window, or a tick restores everything.
+    """
+
+    def __init__(self, patience_seconds: float = math.inf) -> None:
+        self.counter = FlopCounter()
+        self.patience_seconds = patience_seconds
+        """Seconds without any operation after which the count is abandoned: the loop may be over without notice."""
+        self._thread = current_thread()
+        self._opened = False
+        self._given_up = False
+        self._last: tuple[int, float] | None = None  # number of operations, and the time of the last change
+        self.left_behind = False
+        """True: the counter is still on the stack of modes, below another mode or out of reach for the moment."""
+        finalize(self, _abandon, self.counter).atexit = False
+
+    def open(self) -> None:
+        """Start or resume counting. Where modes will be restored, nothing starts; only a `close` there is undone."""
+        if self._opened or self._given_up:
+            return
+        stays = self.counter.pushed and self.counter in self.counter.stack()
+        if not stays and (self.counter.inert or _modes_are_lent()):
+            return
+        try:
+            self._opened, self._last = True, None
+            STANCE.hold(self.counter)
+            self.counter.hook()
+            if stays:
+                self.counter.inert = self.left_behind = False
+            else:
+                _sweep()
+                self.counter.enter_stack()
+        except BaseException:
+            self.close()
+            raise
+
+    def step_aside(self) -> None:
+        """Leave this thread's modes until a module is called next; that may never happen."""
+        if self._opened and not _modes_are_lent() and self.counter.stack()[-1:] == [self.counter]:
+            self.counter.step_aside()
+
+    def close(self) -> None:
+        """Stop counting. A second call does nothing except removing a counter that could not be removed before."""
+        try:
+            self._end()
+        except BaseException:  # an interrupt: all steps can be repeated
+            self._end()
+            raise
+
+    def _end(self) -> None:
+        self._opened = False
+        with ExitStack() as steps:  # an error in one step must not keep the others from being done
+            steps.callback(STANCE.release, self.counter)
+            steps.callback(self._leave)
+            steps.callback(self.counter.unhook)
+
+    def _leave(self) -> None:
+        self._given_up |= self.counter.lost
+        if self.counter.pushed:
+            self.counter.inert = True
+            if current_thread() is self._thread and not _modes_are_lent():
+                _sweep()
+        self.left_behind = self.counter.pushed
+        self.counter.inert = self.left_behind or self._given_up
+
+    def tick(self, now: float) -> bool:
+        """Abandon the count if nothing has happened for long, or its thread has ended. Called by a side thread."""
+        if self._opened:
+            operations = self.counter.operations
+            if self._last is None or self._last[0] != operations:
+                self._last = operations, now
+            if now - self._last[1] > self.patience_seconds or not self._thread.is_alive():
+                self._given_up = True
+                self.counter.forget()
+                self.close()
+        return not self._given_up
+
+
+def _modes_are_lent() -> bool:
+    """Tell if autograd, the compiler or inference mode will restore this thread's modes or dispatch keys when it ends.
+
+    A counter that is removed in there leaves keys without a mode, and operations that make tensors fail.
+    """
+    return bool(in_backward()) or torch.is_inference_mode_enabled() or in_compiled_call()
+
+
+def _sweep() -> None:
+    """Remove inactive counters from the top of this thread's stack of modes."""
+    for counter in reversed(FlopCounter.stack()):
+        if not (isinstance(counter, FlopCounter) and counter.inert):
+            break
+        counter.leave_stack()
+
+
+def _abandon(counter: FlopCounter) -> None:
+    """Release a window that was freed, open or not. The counter may still be on the stack of a thread."""
+    counter.inert = True
+    with suppress(Exception):  # no caller would see an error here
+        try:
+            _let_go(counter)
+        except BaseException:  # an interrupt, as in `close`
+            _let_go(counter)
+            raise
+
+
+def _let_go(counter: FlopCounter) -> None:
+    STANCE.release(counter)
+    counter.unhook()

@@ -1,0 +1,362 @@
+"""Counter of FLOPs, operation by operation, as torch dispatches them."""
+
+from collections import Counter
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch._C import _pop_torch_dispatch_stack, _push_on_torch_dispatch_stack
+from torch._ops import OpOverload
+from torch.autograd import Variable
+from torch.nn.modules import module as modules
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils.hooks import RemovableHandle
+
+from perf_callbacks.flops.counting import formulas
+from perf_callbacks.flops.counting.coverage import Weights
+from perf_callbacks.flops.counting.formulas import Formula
+from perf_callbacks.flops.counting.observed import Observed
+from perf_callbacks.flops.counting.operands import are_batched, flops_per_real_flop, is_wrapped, number_format, tensors
+from perf_callbacks.flops.counting.phases import in_backward, node, phase
+from perf_callbacks.flops.counting.repeats import Repeats
+from perf_callbacks.flops.work import Cell, Kind, Work
+from perf_callbacks.kernel.foreign_errors import let_pass, of_handler
+from perf_callbacks.kernel.process.compiler_stance import in_compiled_call
+
+
+class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves it untyped
+    """Counts FLOPs by phase, number format and kind. It changes nothing, and its own errors never reach the operation.
+
+    Compiled models must run eagerly meanwhile: see `perf_callbacks.flops.counting.count_window`.
+
+    >>> with FlopCounter() as counter:
+    ...     product = torch.ones(2, 3) @ torch.ones(3, 5)
+    ...     print(counter.work().by_phase)
+    {'forward': 60}
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Keep compiled code compiled. If nothing made it run eagerly, fewer FLOPs are counted."""
+        return True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # as above
+        self.inert = False
+        """True: the counter can't be removed from the stack of modes and counts no more."""
+        self.lost = False
+        """True: a part of the step was missed, so nothing was counted."""
+        self.pushed = False
+        """True: the counter may be on the stack of modes of the thread that it was pushed in."""
+        self.operations = 0
+        """Number of all dispatched operations, counted or not."""
+        self.books: Callable[[], bool] = _always
+        """Called before each operation. False: the operation is not training work; it and its modules are passed on and
+        leave no trace here."""
+        self.between: Callable[[], bool] = _always
+        """Called where Python reads a value and no training work is done. False: nobody wants to know."""
+        self.passes: list[Counter[Cell]] = [Counter()]
+        """Counts of each forward with the backward that follows."""
+        self.logical: Counter[Cell] = Counter()
+        """Counts as if sharded tensors were whole, if there are sharded tensors."""
+        self.weights = Weights()
+        self.observed = Observed()
+        self.made: Callable[[Any, Any, int], object] = _ignore
+        """Called with each counted operation, its result, and the number of the backward that it is in, or 0."""
+        self.errors: Counter[str] = Counter()
+        """Errors in the counter itself, by operation."""
+        self._repeats = Repeats()
+        self._apart: dict[int, Counter[Cell]] = {}
+        """Products that are no training work unless a backward goes through their nodes, by these nodes' numbers."""
+        self._aside: tuple[int, int] | None = None  # the thread that was left, and the size of its stack
+        self._broken = False
+        self._forwards: list[int] = []  # ids of begun modules: a counter that stays on a stack must keep no model
+        self._begun: set[int] = set()  # backwards
+        self._backwards = False
+        self._formulas: dict[int, tuple[Any, Formula | None]] = {}  # by id; holds the operation, which keeps it unique
+        self._hooks: list[RemovableHandle] = []
+
+    def __enter__(self) -> "FlopCounter":  # noqa: PYI034 Python 3.10 has no Self
+        self.hook()
+        self.enter_stack()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        try:
+            self.unhook()
+        finally:
+            self.leave_stack()
+
+    def hook(self) -> None:
+        """Watch all modules that run. A second call does nothing."""
+        if not self._hooks:
+            hooks = modules._global_forward_pre_hooks, modules._global_forward_hooks  # noqa: SLF001 as below
+            self._hooks = [RemovableHandle(one) for one in hooks]
+        begins, ends = self._hooks
+        # torch's own functions return the handle after the hook is in place; an interrupt may come in between
+        modules._global_forward_pre_hooks[begins.id] = self._begins  # noqa: SLF001 there is no public name
+        # a module that was sharded as a whole gets its weights only now
+        modules._global_forward_hooks[ends.id] = self._ends  # noqa: SLF001 as above
+
+    def unhook(self) -> None:
+        """Stop watching modules. A second call does nothing. A counter that never came back has missed something."""
+        if self._aside is not None:
+            self._lose()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def enter_stack(self) -> None:
+        """Push the counter onto this thread's stack of modes.
+
+        torch's `__enter__` is not used: it keeps flags for the whole process, which overlapping modes in two threads,
+        or an interrupt, leave wrong.
+        """
+        self.pushed = True
+        _push_on_torch_dispatch_stack(self)
+
+    def leave_stack(self) -> None:
+        """Pop the counter off this thread's stack of modes, of which it is the top."""
+        if self.stack()[-1:] == [self]:
+            _pop_torch_dispatch_stack(None)
+        self.pushed = self in self.stack()
+
+    def step_aside(self) -> None:
+        """Pop the counter off this thread's stack, of which it is the top, until a module is called in the thread."""
+        self.leave_stack()
+        self._aside = get_ident(), len(self.stack())
+
+    def _come_back(self) -> None:
+        """Return to the stack when a module is called. If that is not possible by now, too much has been missed."""
+        if self._aside is None or self._aside[0] != get_ident() or in_backward():
+            return
+        depth, self._aside = self._aside[1], None
+        if len(self.stack()) == depth and not (torch.is_inference_mode_enabled() or in_compiled_call()):
+            self.enter_stack()
+        else:
+            self._lose()
+
+    def _lose(self) -> None:
+        """Give the count up: an unknown part of the step was missed."""
+        self._aside = None
+        self.lost = self.inert = True
+        self.forget()
+
+    @staticmethod
+    def stack() -> list[Any]:
+        """Return this thread's modes, the top one last."""
+        return _get_current_dispatch_mode_stack()
+
+    def forget(self) -> None:
+        """Forget all counts."""
+        self.passes = [Counter()]
+
+    @property
+    def interrupted(self) -> bool:
+        """Tell if an exception kept a call that began during the count from ending."""
+        return self._broken or bool(self._forwards) or bool(self._begun)
+
+    def work(self) -> Work:
+        """Return all work that was counted."""
+        return Work.sum(Work(cells) for cells in self.passes)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.operations += 1
+        if self.inert or not self._books():
+            return self._pass_on(func, types, args, kwargs)
+        if types and is_wrapped(types):  # it takes itself apart, into operations that come back here
+            self._count_whole(func, args, kwargs)
+            return NotImplemented
+        if torch.is_inference_mode_enabled() and isinstance(func, OpOverload) and self._formula(func) is None:
+            _push_on_torch_dispatch_stack(self)  # no other code has taken it apart before
+            try:
+                out = func.decompose(*args, **kwargs)
+            finally:
+                if self.stack()[-1:] == [self]:
+                    _pop_torch_dispatch_stack(None)  # torch restores it itself: to the mode, which never left `pushed`
+            if out is not NotImplemented:
+                return out
+        backward = in_backward()
+        if backward:
+            self._enter_backward(func, backward)
+        try:
+            out = func(*args, **kwargs)
+        except BaseException:
+            self._broken |= not (self._forwards or backward)  # these may survive it, and tell when they end
+            raise
+        try:
+            self._count(func, args, kwargs, out)
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self._err(func, error)
+        self._follow(func, args, out, backward)
+        return out
+
+    def _pass_on(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operation that is no training work, unless a backward goes through it later."""
+        if func is _READS_VALUE and not self.inert:
+            self._note_value()
+        out = func(*args, **kwargs)
+        if torch.is_grad_enabled() and not (self.inert or in_backward() or is_wrapped(types)):
+            try:
+                operands = [*tensors(args)]
+                formula = self._formula(func) if any(one.requires_grad for one in operands) else None
+                if formula is not None and (factor := flops_per_real_flop(operands)):
+                    cell = Cell("forward", number_format(operands, formula.kind), formula.kind)
+                    self._apart[node()] = Counter({cell: factor * formula.flops(*args, **kwargs, out_val=out)})
+            except Exception as error:  # noqa: BLE001 an observer never ends the run
+                self._err(func, error)
+        return out
+
+    def _enter_backward(self, func: Any, backward: int) -> None:
+        """Take an operation in a backward. What it goes through is training work."""
+        if backward not in self._begun:
+            self._await_end(backward)
+        if self._apart:
+            try:
+                self.passes[-1] += self._apart.pop(node(), Counter())
+            except Exception as error:  # noqa: BLE001 as above
+                self._err(func, error)
+
+    def _follow(self, func: Any, args: Any, out: Any, backward: int) -> None:
+        """Follow the gradients and the memory of the step. An error there takes nothing from the count."""
+        try:
+            self._repeats.follow(func, args, out)
+            self.made(func, out, backward)
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self._err(func, error)
+
+    def _note_value(self) -> None:
+        try:
+            if self.between():
+                self.observed.value_read()
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self._err("read", error)
+
+    def _books(self) -> bool:
+        try:
+            return self.books()
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self._err("books", error)
+            return False
+
+    def _err(self, func: Any, error: Exception) -> None:
+        """Note an error of ours. What a signal handler raised ends the count of the step, and reaches the program."""
+        self._broken |= of_handler(error) is not None
+        let_pass(error)
+        self.errors[f"{func}: {type(error).__name__}"] += 1
+
+    def _begins(self, module: torch.nn.Module, _args: object) -> None:
+        self._see(module, begins=True)
+
+    def _ends(self, module: torch.nn.Module, _args: object, _result: object) -> None:
+        self._see(module, begins=False)
+
+    def _see(self, module: torch.nn.Module, *, begins: bool) -> None:
+        try:
+            if begins:
+                self._come_back()
+            books = self._books()
+            if begins and books and not in_backward():  # recomputation stops in the middle of modules
+                self._forwards.append(id(module))
+            elif id(module) in self._forwards and not in_backward():
+                while self._forwards.pop() != id(module):  # it outlived an exception within it
+                    continue
+            if books and not self.inert:
+                self.weights.see(module)
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self._err(type(module).__name__, error)
+
+    def _await_end(self, backward: int) -> None:
+        """Ask autograd to call back at the end of a backward, which it does only if the backward completes."""
+        self._begun.add(backward)
+        try:
+            Variable._execution_engine.queue_callback(lambda: self._end(backward))  # noqa: SLF001 as DDP does
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            let_pass(error)
+            self._begun.discard(backward)
+            self._err("backward", error)
+
+    def _end(self, backward: int) -> None:
+        """Note the end of a backward, and of backwards within it that raised."""
+        self._begun = {begun for begun in self._begun if begun < backward}
+
+    def _formula(self, func: Any) -> Formula | None:
+        known = self._formulas.get(id(func))
+        if known is None:
+            known = self._formulas[id(func)] = func, formulas.formula(func)
+        return known[1]
+
+    def _count(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Count an operation. The sum becomes a lower bound only if its FLOPs are unknown."""
+        operands: list[torch.Tensor] = []
+        factor = flops = again = 0
+        try:
+            formula = self._formula(func)
+            if formula is not None:
+                operands = [*tensors(args)]
+                factor = flops_per_real_flop(operands)
+                flops = factor and factor * formula.flops(*args, **kwargs, out_val=out)
+                again = int(flops * formula.again(*args, **kwargs)) if formula.again is not None else 0
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self._err(func, error)
+            self.observed.failed(func)
+            return
+        if formula is None:
+            self.observed.uncounted(func, args, out, self.weights, len(self.passes))
+            return
+        try:
+            cell, cells = self._place(operands, formula.kind)
+        except Exception as error:  # noqa: BLE001 as above; the product counts all the same
+            self._err(func, error)
+            cell, cells = Cell("backward" if in_backward() else "forward", "float32", formula.kind), self.passes[-1]
+        if not factor:
+            return
+        cells[cell] += flops - again
+        if again:
+            cells[cell._replace(phase="attention_recompute" if cell.phase == "backward" else cell.phase)] += again
+        self.observed.product(func, (args, kwargs), operands, cell.dtype, flops)
+
+    def _place(self, operands: list[torch.Tensor], kind: Kind) -> tuple[Cell, Counter[Cell]]:
+        """Find the phase, format and kind of a product of these operands."""
+        weighty = self.weights.multiplied(operands)
+        if not weighty and kind == "matmul" and are_batched(operands):
+            kind = "attention"
+        cell = Cell(phase(operands), number_format(operands, kind), kind)
+        if cell.phase == "forward":
+            self._repeats.multiplied(operands)
+        elif cell.phase == "backward" and self._repeats.repeated(operands):
+            cell = cell._replace(phase="recompute")
+        return cell, self._turn(cell)
+
+    def _turn(self, cell: Cell) -> Counter[Cell]:
+        """Select the pass to count in: a forward after a backward begins another pass."""
+        if cell.phase == "forward" and self._backwards:
+            self.passes.append(Counter())
+        if cell.phase in {"forward", "backward"}:
+            self._backwards = cell.phase == "backward"
+        return self.passes[-1]
+
+    def _count_whole(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Count an operation on sharded tensors as if one rank did it for all."""
+        try:
+            formula = self._formula(func)
+            operands = [*tensors(args)]
+            if formula is not None and any(hasattr(operand, "device_mesh") for operand in operands):
+                flops = flops_per_real_flop(operands) * formula.flops(*args, **kwargs, out_val=None)
+                self.logical[Cell(phase(operands), number_format(operands, formula.kind), formula.kind)] += flops
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self._err(func, error)
+
+
+def _always() -> bool:
+    return True
+
+
+def _ignore(_func: Any, _out: Any, _backward: int) -> None: ...
+
+
+_READS_VALUE = torch.ops.aten._local_scalar_dense.default  # noqa: SLF001 the operation of `.item()`

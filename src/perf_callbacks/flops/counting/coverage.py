@@ -1,0 +1,170 @@
+"""Coverage: the share of the weights at work that a counted operation multiplied.
+
+A kernel outside of torch's dispatcher leaves no other trace than a weight that no counted operation multiplied.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from perf_callbacks.flops.counting.sparse import values
+
+_MATRIX = 2
+"""Fewest dimensions of a weight that is multiplied as a matrix."""
+
+_MOVES = {
+    "aten::cat",
+    "aten::stack",
+    "aten::index_put",
+    "aten::index_put_",
+    "aten::_index_put_impl_",
+    "aten::where",
+    "aten::masked_scatter",
+    "aten::scatter",
+    "aten::copy_",
+    "aten::embedding",
+    "aten::_embedding_bag",
+}
+"""Operations that combine a weight with activations or pick rows of it, and multiply nothing."""
+
+
+class Weights:
+    """Weights of the modules that run, and their use."""
+
+    def __init__(self) -> None:
+        self._weights: dict[tuple[int, int, int], _Weight] = {}
+        self._of: dict[int, list[_Weight]] = {}
+        self._held: list[StorageWeakRef] = []
+        self._sharded = False
+        self._strangers: set[tuple[int, int, int]] = set()  # multiplied, and may be gathered weights
+
+    def see(self, module: nn.Module) -> None:
+        """Note that a module runs with its own weights, or with those of a child, as `nn.MultiheadAttention` does."""
+        for owner in (module, *module._modules.values()):  # noqa: SLF001 `children` drops a module that occurs twice
+            if owner is None:
+                continue
+            for parameter in owner._parameters.values():  # noqa: SLF001 as above
+                weight = None if parameter is None else unwrapped(parameter)
+                if weight is not None and weight.dim() >= _MATRIX:
+                    shard = getattr(weight, "_local_tensor", None)
+                    self._sharded = self._sharded or shard is not None
+                    optional = shard is not None or isinstance(owner, nn.Embedding | nn.EmbeddingBag)
+                    self._add(weight if shard is None else shard, optional=optional)
+
+    def _add(self, tensor: Any, *, optional: bool) -> None:
+        tensor = values(tensor)
+        storage = tensor.untyped_storage()
+        start, elements = tensor.storage_offset(), tensor.numel()
+        place = storage._cdata, start, elements  # noqa: SLF001 the key of a storage
+        if place in self._weights or not elements:
+            return
+        weight = self._weights[place] = _Weight(start, elements, optional=optional)
+        weight.multiplied = place in self._strangers
+        self._hold(storage, [weight])
+
+    def _hold(self, storage: Any, weights: "list[_Weight]") -> None:
+        """Keep the address of a storage from being reused, without keeping its memory."""
+        self._held.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call] # torch leaves it so
+        self._of.setdefault(storage._cdata, []).extend(weights)  # noqa: SLF001 as above
+
+    def behind(self, tensor: torch.Tensor) -> "list[_Weight]":
+        """Return the weights that a tensor is, views, or was made of."""
+        tensor = values(tensor)
+        there = self._of.get(tensor.untyped_storage()._cdata)  # noqa: SLF001 as above
+        if there is None or len(there) == 1:
+            return there or []
+        start = tensor.storage_offset()
+        end = start + tensor.numel()
+        return [weight for weight in there if weight.start < end and start < weight.start + weight.elements]
+
+    def multiplied(self, operands: Iterable[torch.Tensor]) -> bool:
+        """Note the operands of a counted operation, and tell if one of them is a weight."""
+        found = False
+        for operand in operands:
+            weights = self.behind(operand)
+            found = found or bool(weights)
+            for weight in weights:
+                weight.source.multiplied = True
+            if self._sharded and not weights:
+                self._remember(operand)
+        return found
+
+    def _remember(self, operand: torch.Tensor) -> None:
+        """Remember the weights of a module that is sharded as a whole, which exist only while it runs."""
+        operand = values(operand)
+        storage = operand.untyped_storage()
+        self._held.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call] # as below
+        self._strangers.add((storage._cdata, int(operand.storage_offset()), operand.numel()))  # noqa: SLF001 as above
+
+    def passed(self, called: str, operands: Iterable[object], out: object, *, pointwise: bool) -> None:
+        """Note the operands of an uncounted operation. A result that is made of weights alone stands for them."""
+        of = self._of
+        tensors = [one for one in operands if isinstance(one, torch.Tensor) and one.is_floating_point()]
+        for tensor in tensors:  # most operations have nothing to do with weights, and must cost little
+            if values(tensor).untyped_storage()._cdata in of:  # noqa: SLF001 as above
+                self._passed(called, tensors, out, pointwise=pointwise)
+                return
+
+    def _passed(self, called: str, tensors: list[torch.Tensor], out: object, *, pointwise: bool) -> None:
+        behind = [self.behind(tensor) for tensor in tensors]
+        if not any(behind):
+            return
+        moves = called in _MOVES
+        if all(behind) and called != "aten::embedding":
+            storage = values(out).untyped_storage() if isinstance(out, torch.Tensor) else None
+            if storage is not None and storage._cdata not in self._of:  # noqa: SLF001 as above
+                self._hold(storage, [weight.whole() for weights in behind for weight in weights])
+        elif pointwise or moves:
+            for weights in behind:
+                for weight in weights:
+                    weight.source.mixed = True
+
+    def elements(self) -> int:
+        """Number of elements of all weights."""
+        return sum(weight.elements for weight in self._weights.values())
+
+    def coverage(self) -> float | None:
+        """Share, by elements, of the weights that were multiplied among those that should be. None: there are none."""
+        judged = [weight for weight in self._weights.values() if weight.counts]
+        total = sum(weight.elements for weight in judged)
+        return sum(weight.elements for weight in judged if weight.multiplied) / total if total else None
+
+    def multiplied_elements(self) -> int:
+        """Elements of the weights that were multiplied."""
+        return sum(weight.elements for weight in self._weights.values() if weight.multiplied)
+
+
+def unwrapped(weight: Any) -> Any:
+    """Return the tensor behind those of `torch.func.vmap` and `grad`, which have no storage."""
+    while is_functorch_wrapped_tensor(weight):
+        weight = get_unwrapped(weight)
+    return weight
+
+
+class _Weight:
+    """A weight, or a tensor made of weights: a copy in another number format counts as the weight."""
+
+    def __init__(self, start: int, elements: int, *, optional: bool) -> None:
+        self.start = start
+        self.elements = elements
+        self.source = self
+        self.multiplied = False
+        """True: a counted operation took it."""
+        self.mixed = False
+        """True: it was combined with activations elementwise, or put among them."""
+        self._optional = optional  # rows of an embedding are picked; shards may be gathered into another weight
+
+    def whole(self) -> "_Weight":
+        """True: the storage is made of nothing else."""
+        made = _Weight(0, 1 << 62, optional=True)
+        made.source = self.source
+        return made
+
+    @property
+    def counts(self) -> bool:
+        """Tell if the weight should be multiplied as a matrix."""
+        return self.multiplied or not (self._optional or self.mixed)

@@ -1,0 +1,58 @@
+"""Operands of an operation: their tensors, number format, and the FLOPs that complex numbers take."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from perf_callbacks.flops.work import Kind
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+
+
+def is_wrapped(types: Any) -> bool:
+    """Return True if a tensor is of a class that takes its operations apart, such as `DTensor`."""
+    return any(kind not in _PLAIN and hasattr(kind, "__tensor_flatten__") for kind in types)
+
+
+def tensors(values: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors among the arguments of an operation, those in lists too."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors(value)
+
+
+def are_batched(operands: list[torch.Tensor]) -> bool:
+    """Return True if several operands are batches of matrices, as in attention."""
+    return sum(operand.dim() == 3 for operand in operands) > 1  # noqa: PLR2004 [batch, rows, columns]
+
+
+def flops_per_real_flop(operands: list[torch.Tensor]) -> int:
+    """Return the FLOPs relative to the same product on real numbers.
+
+    Two complex numbers take four multiplications and four additions, a complex and a real one half of that. Integers
+    take no floating-point operations.
+    """
+    kinds = {operand.is_complex() for operand in operands if operand.is_complex() or operand.is_floating_point()}
+    return {(): 0, (False,): 1, (True,): 4, (False, True): 2}[tuple(sorted(kinds))]
+
+
+def number_format(operands: list[torch.Tensor], kind: Kind) -> str:
+    """Return the format of the multiplied numbers; for complex ones, that of their parts."""
+    operand = next((one for one in operands if one.is_floating_point() or one.is_complex()), operands[0])
+    dtype = operand.dtype.to_real()
+    if dtype is torch.float32 and operand.device.type == "cuda" and _is_tf32(kind):
+        return "tfloat32"
+    return str(dtype).removeprefix("torch.")
+
+
+def _is_tf32(kind: Kind) -> bool:
+    """Return True if float32 is multiplied in tfloat32, by the switches of torch 2.9 or the older ones."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    older: Any = cudnn if kind == "convolution" else matmul
+    knobs = getattr(cudnn, "conv", None) if kind == "convolution" else matmul
+    precision = getattr(knobs, "fp32_precision", None)
+    return bool(older.allow_tf32) if precision is None else precision == "tf32"

@@ -1,0 +1,133 @@
+"""Phase of an operation (forward, backward, recomputation or optimizer), read from the Python frames that called it.
+
+Whether gradients are enabled doesn't tell: in a double backward they are, though nothing is recomputed. The innermost
+frame with a known meaning decides.
+"""
+
+import sys
+from collections.abc import Iterable
+from functools import partial
+from types import CodeType, FrameType
+from typing import Any, Literal
+
+import torch
+from torch.autograd.function import FunctionCtx
+
+from perf_callbacks.flops.work import Phase
+
+_Place = Literal["engine", "module", "function", "optimizer"]
+
+_PLACES: dict[str, tuple[str, _Place]] = {
+    "_engine_run_backward": ("torch/autograd/graph.py", "engine"),
+    "_call_impl": ("torch/nn/modules/module.py", "module"),
+    "recompute_fn": ("torch/utils/checkpoint.py", "module"),
+    "forward": ("torch/utils/checkpoint.py", "module"),  # a reentrant checkpoint, around code that need not be a module
+    "backward": ("torch/utils/checkpoint.py", "module"),
+    "wrapper": ("torch/optim/optimizer.py", "optimizer"),
+}
+"""Functions of torch, their files, and the phase of operations that they call."""
+
+_known: dict[CodeType, _Place | None] = {}
+
+
+def phase(operands: Iterable[torch.Tensor] = ()) -> Phase:
+    """Return the phase of the operation that is being dispatched on these operands.
+
+    A module that runs in a backward is being recomputed. If it runs without gradients outside of a backward, it is the
+    forward of a reentrant checkpoint or of a teacher, both of which training asks for. Optimizers need not disable
+    gradients: those that work on `.data` have no tensor that requires them.
+    """
+    backward = in_backward()
+    if not backward and torch.is_grad_enabled() and any(operand.requires_grad for operand in operands):
+        return "forward"
+    place = _innermost()
+    if backward and place != "optimizer":  # which may step as soon as a gradient is there
+        return "recompute" if place in {"module", "function"} else "backward"
+    return "optimizer" if place == "optimizer" else "forward"
+
+
+def in_backward() -> int:
+    """Return the number of the backward that autograd runs in this thread, from 1 on; 0: none."""
+    return torch._C._current_graph_task_id() + 1  # noqa: SLF001 there is no public name
+
+
+def node() -> int:
+    """Return the number of the node of autograd's graph that runs or, if there is no backward, that was made last."""
+    running: Any = torch._C._current_autograd_node()  # noqa: SLF001 there are no public names
+    made: Any = torch.autograd._get_sequence_nr  # type: ignore[attr-defined] # noqa: SLF001 as above
+    return int(made() - 1 if running is None else running._sequence_nr())  # noqa: SLF001 as above
+
+
+def in_function() -> bool:
+    """Tell if the caller runs in the forward of a `torch.autograd.Function`, as under reentrant checkpointing.
+
+    Gradients are disabled there, whatever becomes of the result.
+    """
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 the only way to the caller
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "forward" and isinstance(frame.f_locals.get("".join(code.co_varnames[:1])), FunctionCtx):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _innermost() -> _Place | None:
+    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 the only way to the caller
+    while frame is not None:
+        code = frame.f_code
+        place = _known[code] if code in _known else _look(code)
+        if place == "engine" and torch.is_grad_enabled() and not _makes_graph(frame):
+            return "function"
+        if place == "optimizer" and _in_closure(frame):
+            return None
+        if place is not None:
+            return place
+        frame = frame.f_back
+    return None  # autograd runs the backward of a device in a thread of its own
+
+
+def _in_closure(step: FrameType) -> bool:
+    """Tell if the call came from the closure given to an optimizer's step, and not from the optimizer."""
+    arguments, named = step.f_locals.get("args", ()), step.f_locals.get("kwargs", {})
+    closure = named.get("closure", arguments[1] if len(arguments) > 1 else None)
+    code = _code(closure)
+    frame: FrameType | None = sys._getframe(3)  # noqa: SLF001 as above
+    while code is not None and frame is not None and frame is not step:
+        if frame.f_code is code:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _code(closure: Any) -> CodeType | None:
+    """Return the code that a callable runs: a function, a method, a partial, an object with `__call__`."""
+    while isinstance(closure, partial):
+        closure = closure.func
+    function = getattr(closure, "__func__", closure)
+    if not hasattr(function, "__code__"):
+        function = type(function).__call__
+    return getattr(function, "__code__", None)
+
+
+def _makes_graph(frame: FrameType) -> bool:
+    """Tell if a backward will itself be differentiated. If not, gradients are disabled in it.
+
+    If they are enabled anyway, a function's own backward has enabled them, to run code again that it will
+    differentiate.
+    """
+    arguments = frame.f_locals.get("args", ())
+    return len(arguments) <= _CREATE_GRAPH or bool(arguments[_CREATE_GRAPH])
+
+
+_CREATE_GRAPH = 2  # after the incoming gradients, and whether to keep the graph
+
+
+def _look(code: CodeType) -> _Place | None:
+    file, place = _PLACES.get(code.co_name, ("", None))
+    if not code.co_filename.replace("\\", "/").endswith(file):
+        place = None
+    if len(_known) > 10_000:  # noqa: PLR2004 code may be made at run time
+        _known.clear()
+    _known[code] = place
+    return place

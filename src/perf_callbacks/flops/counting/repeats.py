@@ -1,0 +1,99 @@
+"""Products of the forward that the own backward of a `torch.autograd.Function` computes again.
+
+Fused output heads do so, to keep no logits: their backward multiplies hidden states and weights a second time, without
+gradients and outside of any module. Only its operands tell such a product from the products that give gradients.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.autograd.function import BackwardCFunction
+
+from perf_callbacks.flops.counting.coverage import unwrapped
+from perf_callbacks.flops.counting.formulas import name
+from perf_callbacks.flops.counting.phases import in_backward
+
+_OWN_BACKWARD = BackwardCFunction.apply.__code__
+
+_BLANK = {
+    "aten::empty",
+    "aten::empty_like",
+    "aten::empty_strided",
+    "aten::new_empty",
+    "aten::new_empty_strided",
+    "aten::new_zeros",
+    "aten::zeros",
+    "aten::zeros_like",
+}
+"""Operations whose results are filled later, perhaps by a kernel that torch doesn't see."""
+
+_MATRIX = 2
+
+_Sizes = tuple[tuple[tuple[int, ...], bool], ...]
+
+
+class Repeats:
+    """Follows gradients through the storages of a backward, and knows the products of the forward by their sizes.
+
+    A product is computed again if the forward computed one of the same sizes, and none of its operands was made of a
+    gradient that came into the function. Each result overwrites the entry of its storage, so an address that is used
+    again stands for its last tensor. Nothing here depends on the device.
+    """
+
+    def __init__(self) -> None:
+        self._forward: set[_Sizes] = set()
+        self._gradients: set[int] = set()  # addresses of storages
+
+    def multiplied(self, operands: list[torch.Tensor]) -> None:
+        """Note a product of the forward."""
+        self._forward.add(_sizes(operands))
+
+    def repeated(self, operands: list[torch.Tensor]) -> bool:
+        """Tell if a product in a backward was computed in the forward before."""
+        return self._receive() and _sizes(operands) in self._forward and self._gradients.isdisjoint(_storages(operands))
+
+    def follow(self, func: Any, args: Any, out: Any) -> None:
+        """Follow an operation: a result is a gradient if an operand is, or if its content is still to come."""
+        if not in_backward():
+            self._gradients.clear()
+            return
+        inside = self._receive()
+        if not self._gradients:  # no function with a backward of its own has run yet
+            return
+        if not self._gradients.isdisjoint(_storages(args)) or (inside and name(func) in _BLANK):
+            self._gradients.update(_storages([out]))
+        else:
+            self._gradients.difference_update(_storages([out]))
+
+    def _receive(self) -> bool:
+        """Note the gradients that came into the function whose own backward runs; False: none does."""
+        if not isinstance(torch._C._current_autograd_node(), BackwardCFunction):  # noqa: SLF001 there is no public name
+            return False
+        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 the only way to the arguments
+        while frame is not None and frame.f_code is not _OWN_BACKWARD:
+            frame = frame.f_back
+        if frame is not None:
+            self._gradients.update(_storages(frame.f_locals.get("args", ())))
+        return frame is not None
+
+
+def _storages(values: Iterable[Any]) -> Iterator[int]:
+    """Return the addresses of the storages of dense tensors, also of those in lists."""
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _storages(value)
+        elif isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_nested:
+            tensor = unwrapped(value)
+            yield getattr(tensor, "_local_tensor", tensor).untyped_storage()._cdata  # noqa: SLF001 the key of a storage
+
+
+def _sizes(operands: list[torch.Tensor]) -> _Sizes:
+    """Return the sizes of the factors, and if they are transposed. Of the first one, the number of rows is free."""
+    matrices = [one for one in operands if not one.is_nested and one.dim() >= _MATRIX]
+    return tuple(
+        (tuple(one.shape)[place == 0 :], one.layout is torch.strided and one.stride(-1) > one.stride(-2))
+        for place, one in enumerate(matrices)
+    )

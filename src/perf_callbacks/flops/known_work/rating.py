@@ -1,0 +1,100 @@
+"""The peak that the work of steps is compared with, and the coverage of its count."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from perf_callbacks.flops.peaks.peak_rates import TERA, Peaks, ideal_seconds
+from perf_callbacks.flops.work import Effort, Work
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rating:
+    """Peak and coverage of the last count."""
+
+    dtype: str
+    """Number format that carries most model FLOPs. MFU and HFU use its peak, as in the papers."""
+    coverage: float | None
+    """Share of the weights, among those that should be multiplied, that a counted operation multiplied. None: not
+    observed."""
+    lower_bound: bool
+    """True: the step has more FLOPs than were counted."""
+    uncounted: tuple[str, ...] = ()
+    """Names of `Flops.uncounted` in the last count."""
+    peaks: Peaks | None = None
+    unmasked_share: float | None = None
+    """Share of the executed FLOPs that is not masked attention, equal in all counts. None: unknown."""
+
+    @property
+    def peak_flops_per_second(self) -> float | None:
+        """Peak of one device in that format."""
+        return None if self.peaks is None else self.peaks.peak_flops_per_second(self.dtype)
+
+    def effort(self, work: Work) -> Effort:
+        """Compute the effort of a step with this work."""
+        ideal = None if self.peaks is None else ideal_seconds(work.by_dtype, self.peaks)
+        return Effort(work.model_flops, work.hardware_flops, ideal)
+
+    def metrics(self, effort: Effort, seconds: float) -> Mapping[str, float | None]:
+        """Compute the metrics of work that took this long."""
+        model, hardware, peak = (
+            effort.model_flops / seconds,
+            effort.hardware_flops / seconds,
+            self.peak_flops_per_second,
+        )
+        values = {"tflops": model / TERA, "hardware_tflops": hardware / TERA, "flops_coverage": self.coverage}
+        if self.lower_bound:
+            values["flops_lower_bound"] = 1.0
+        if peak is None:
+            return values
+        mixed = None if effort.ideal_seconds is None else effort.ideal_seconds / seconds
+        return {**values, "mfu": model / peak, "hfu": hardware / peak, "mfu_mixed": mixed, "peak_tflops": peak / TERA}
+
+    def summary(self) -> dict[str, Any]:
+        """Compute the fields of the `Summary` record."""
+        return {
+            "flops_coverage": self.coverage,
+            "flops_lower_bound": self.lower_bound,
+            "flops_uncounted": self.uncounted,
+            "flops_dtype": self.dtype,
+            "unmasked_share": self.unmasked_share,
+            "peak_flops_per_second": self.peak_flops_per_second,
+            "peak_source": None if self.peaks is None else self.peaks.source,
+            "peak_measured": self.peaks is not None and self.peaks.measured,
+        }
+
+    def refuted(self, effort: Effort, seconds: float) -> str | None:
+        """Say that the work exceeds the peak; None: it doesn't, or there is no peak."""
+        peak = self.peak_flops_per_second
+        if self.peaks is None or peak is None or effort.hardware_flops <= peak * seconds:
+            return None
+        if self.peaks.measured:
+            return "training ran faster than the measured peak"
+        return f"training ran faster than the stated peak of {peak / TERA:g} TFLOPS in {self.dtype}"
+
+    def without_peak(self) -> "Rating":
+        """Return the rating without a peak."""
+        return replace(self, peaks=None)
+
+
+def rate(
+    work: Work,
+    *,
+    coverage: float | None,
+    lower_bound: bool,
+    peaks: Peaks | None = None,
+    uncounted: Iterable[str] = (),
+    masked_flops: int = 0,
+    before: Rating | None = None,
+) -> Rating:
+    """Rate a count, in a fit that was rated so before."""
+    by_dtype = work.by_dtype
+    unmasked = 1 - masked_flops / work.hardware_flops if masked_flops else None
+    return Rating(
+        dtype=max(by_dtype, key=lambda dtype: by_dtype[dtype]),
+        coverage=coverage,
+        lower_bound=lower_bound,
+        peaks=peaks,
+        uncounted=tuple(sorted(uncounted)),
+        unmasked_share=unmasked if before is None or before.unmasked_share == unmasked else None,
+    )

@@ -1,0 +1,222 @@
+"""Counts of batches by shape, from which the work of other shapes is looked up, scaled, or unknown."""
+
+from collections import Counter
+from collections.abc import Sequence
+from math import inf
+from typing import NamedTuple, TypeVar
+
+from perf_callbacks.flops.known_work.scaling import Scaling, Size
+from perf_callbacks.flops.work import Work
+from perf_callbacks.kernel.batches.plain_values import ShapeKey
+
+MOST_COUNTS = 32
+"""Most counts that are kept of one family of shapes, and of whole steps. Beyond it the oldest is dropped."""
+
+MOST_FAMILIES = 64
+
+MOST_REFUTATIONS = 3
+"""Number of counts that contradict scaling after which a family is no longer scaled."""
+
+SAME = 0.01
+"""Largest relative difference between counts of equal batches that are taken as equal."""
+
+SCALED = "scaled"
+
+_SECOND = ("labels", "decoder_input_ids")
+"""Names of tensors that have the length of a decoder's input."""
+
+_PACKED = "cu_seq"
+"""Names of tensors with the starts of packed sequences. Their number makes no difference to products."""
+
+_Tensor = tuple[str, tuple[int, ...]]
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Count(NamedTuple):
+    """Work, the step in which it was counted, and its sources."""
+
+    work: Work
+    step: int
+    """Step of the count; 0: the work was scaled."""
+    sources: frozenset[str]
+
+
+class Learned(NamedTuple):
+    """Comparison of a count with the work that was known before."""
+
+    contradicts: float
+    """Ratio of the larger to the smaller of the new and the known count. 1: nothing was known, or it is equal.
+    Infinite: one of them has no products."""
+    since: int
+    """Step of the earlier count; 0: it was scaled."""
+
+
+class Book:
+    """Counts with one set of trained parameters and calls."""
+
+    def __init__(self) -> None:
+        self._families: dict[ShapeKey, _Family] = {}
+        self._steps: dict[frozenset[tuple[ShapeKey, int]], Count] = {}
+        self._optimizer = Work()
+
+    def learn(self, shapes: Sequence[ShapeKey], passes: Sequence[Count]) -> Learned:
+        """Learn the passes of a step, each with its share of the optimizer's work."""
+        before, now = self.of(shapes), _together(passes)
+        learned = _compared(before, now)
+        if before is not None and (before.work.cells == now.work.cells or 1 < learned.contradicts <= 1 + SAME):
+            return Learned(1.0, 0)
+        self._optimizer = now.work.only("optimizer")
+        counts = [one._replace(work=one.work.without("optimizer")) for one in passes]
+        by_shape = _shared(shapes, counts)
+        if by_shape is None:
+            keep(self._steps, _alike(shapes), _together(counts), MOST_COUNTS)
+            return learned
+        for shape, count in by_shape.items():
+            family, size = _fold(shape)
+            if family not in self._families:
+                keep(self._families, family, _Family(), MOST_FAMILIES)
+            self._families[family].learn(size, count)
+        return learned
+
+    def of(self, shapes: Sequence[ShapeKey]) -> Count | None:
+        """Return the work of a step, including the optimizer's; None: unknown."""
+        whole = self._steps.get(_alike(shapes))
+        counts = [whole] if whole is not None else [self.one(shape) for shape in shapes]
+        known = [count for count in counts if count is not None]
+        if not known or len(known) < len(counts):
+            return None
+        together = _together(known)
+        return together._replace(work=Work.sum([together.work, self._optimizer]))
+
+    def one(self, shape: ShapeKey) -> Count | None:
+        """Return the work of one batch."""
+        family, size = _fold(shape)
+        return self._families[family].of(size) if family in self._families else None
+
+    def room(self, shape: ShapeKey) -> bool:
+        """Tell if the family of this shape may have more counts."""
+        family, _ = _fold(shape)
+        return family not in self._families or len(self._families[family].counts) < MOST_COUNTS
+
+
+class _Family:
+    """Counts of batches that differ in rows and lengths alone, and the scaled work of other sizes."""
+
+    def __init__(self) -> None:
+        self.counts: dict[Size, Count] = {}
+        self._refuted = 0
+        self._scaling: Scaling | None = None
+        self._scaled: dict[Size, Count | None] = {}
+
+    def learn(self, size: Size, count: Count) -> None:
+        """Learn the count of one size. A scaling that counts contradict too often is no longer trusted."""
+        scaled = self.of(size)
+        self._refuted += scaled is not None and not scaled.step and scaled.work.cells != count.work.cells
+        keep(self.counts, size, count, MOST_COUNTS)
+        self._scaling = None
+        self._scaled.clear()
+
+    def of(self, size: Size) -> Count | None:
+        """Return the counted or scaled work of a batch of this size."""
+        if size in self.counts:
+            return self.counts[size]
+        if size not in self._scaled:
+            keep(self._scaled, size, self._scale(size), MOST_COUNTS)
+        return self._scaled[size]
+
+    def _scale(self, size: Size) -> Count | None:
+        if self._refuted >= MOST_REFUTATIONS:
+            return None
+        if self._scaling is None:
+            self._scaling = Scaling({size: count.work for size, count in self.counts.items()})
+        work = self._scaling.predict(size)
+        if work is None:
+            return None
+        sources = frozenset[str]().union(*[count.sources for count in self.counts.values()])
+        return Count(work, 0, sources | {SCALED})
+
+
+def _together(counts: Sequence[Count]) -> Count:
+    steps = [count.step for count in counts]
+    return Count(
+        Work.sum([count.work for count in counts]), min(steps), frozenset[str]().union(*[c.sources for c in counts])
+    )
+
+
+def _compared(before: Count | None, now: Count) -> Learned:
+    """Return the known and the counted FLOPs, model or hardware, whichever differ more."""
+    if before is None:
+        return Learned(1.0, 0)
+    old, new = before.work, now.work
+    pairs = [(old.model_flops, new.model_flops), (old.hardware_flops, new.hardware_flops)]
+    ratio = max([max(pair) / min(pair) if min(pair) else inf if max(pair) else 1.0 for pair in pairs])
+    return Learned(ratio, before.step if ratio > 1 + SAME else 0)
+
+
+def _alike(shapes: Sequence[ShapeKey]) -> frozenset[tuple[ShapeKey, int]]:
+    return frozenset(Counter(shapes).items())
+
+
+def keep(kept: dict[K, V], key: K, value: V, most: int) -> None:
+    """Store a value, and drop the oldest if there are too many."""
+    kept[key] = value
+    if len(kept) > most:
+        del kept[next(iter(kept))]
+
+
+def _shared(shapes: Sequence[ShapeKey], passes: Sequence[Count]) -> dict[ShapeKey, Count] | None:
+    """Share a step's work among its batches, by shape; None if that is ambiguous."""
+    if len(passes) == len(shapes):
+        by_shape = dict(zip(shapes, passes, strict=True))
+        same = all(by_shape[shape].work.cells == one.work.cells for shape, one in zip(shapes, passes, strict=True))
+        return by_shape if same else None
+    total = _together(passes)
+    if len(set(shapes)) > 1 or any(flops % len(shapes) for flops in total.work.cells.values()):
+        return None
+    share = Work({cell: flops // len(shapes) for cell, flops in total.work.cells.items()})
+    return {shapes[0]: total._replace(work=share)}
+
+
+def _fold(shape: ShapeKey) -> tuple[ShapeKey, Size]:
+    """Split a shape into its rows and lengths, and the family of shapes that differ in nothing else.
+
+    >>> _fold((("input_ids", (2, 8)), ("mask", (2, 1, 8, 8)), ("labels", (2, 8)), ("scale", (3,))))[0]
+    (('input_ids', (-1, -2)), ('mask', (-1, 1, -2, -2)), ('labels', (-1, -3)), ('scale', (3,)))
+    """
+    guide, second = _guides(shape)
+    rows, length = (*guide[1], 0, 0)[:2]
+    size = Size(rows, length, second[1][1] if second is not None else 0)
+    return tuple([(name, _template(name, sizes, size, second)) for name, sizes in shape]), size
+
+
+def extent(shape: ShapeKey) -> tuple[int, int]:
+    """Return the rows of a batch and their length, from its token ids or else its first tensor; 0: it has none.
+
+    >>> extent((("pixel_values", (4, 3, 8, 8)), ("input_ids", (4, 16))))
+    (4, 16)
+    """
+    rows, length = (*_guides(shape)[0][1], 0, 0)[:2]
+    return rows, length
+
+
+def _guides(shape: ShapeKey) -> tuple[_Tensor, _Tensor | None]:
+    """Return the tensor that gives rows and length, and the tensor that gives a decoder's length."""
+    first = next((one for one in shape if one[0].rpartition(".")[2] == "input_ids"), None)
+    guide = first or next((one for one in shape if one[1]), ("", ()))
+    rows = guide[1][:1]
+    others = [one for one in shape if one is not guide and len(one[1]) > 1 and one[1][:1] == rows]
+    named = [one for one in others if one[0].rpartition(".")[2] in _SECOND]
+    return guide, next(reversed(named or others), None)
+
+
+def _template(name: str, sizes: tuple[int, ...], size: Size, second: _Tensor | None) -> tuple[int, ...]:
+    if name.rpartition(".")[2].startswith(_PACKED):  # as many elements as the row has sequences
+        return (-4,) * len(sizes)
+    if sizes[:1] != (size.rows,):
+        return sizes
+    lengths = {size.other: -3, size.length: -2}
+    if second is not None and (name == second[0] or name.startswith("decoder_")):
+        lengths = {size.length: -2, size.other: -3}  # if both are equally long, the last one holds
+    return (-1, *[lengths.get(one, one) for one in sizes[1:]])

@@ -1,0 +1,286 @@
+"""Work of a step by facts that need no counting: shapes of batches, calls of the model, trained parameters."""
+
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+from perf_callbacks.flops.known_work.rating import Rating
+from perf_callbacks.flops.known_work.shape_counts import MOST_COUNTS, SAME, SCALED, Book, Count, Learned, keep
+from perf_callbacks.flops.peaks.peak_rates import Peaks
+from perf_callbacks.flops.unknown_reasons import UNEVEN, UNREAD, Unknowns
+from perf_callbacks.flops.work import Effort, Work
+from perf_callbacks.kernel.batches.plain_values import AGREEING, PlainValues, ShapeKey, names, without
+from perf_callbacks.kernel.engine.marks import Calls
+from perf_callbacks.kernel.records.fit_records import Flops
+
+MOST_BOOKS = 16
+"""Most sets of trained parameters and calls whose counts are kept. Beyond it the oldest is dropped."""
+
+_MOST_KNOWN = 256
+
+Each = tuple[int, ...]
+"""Calls of forward and backward for each batch of a step; if that isn't whole, for all batches, and the number of
+batches."""
+
+ONCE: Each = (1, 1)
+
+COUNTED = "counted"
+COPY = "fake-tensor copy"
+CLOSED_FORM = "closed form"
+SOURCES = (COUNTED, SCALED, COPY, CLOSED_FORM)
+"""Sources of FLOPs."""
+
+
+class ShapedWork:
+    """Work of batches by their shapes, kept apart by the calls of the model in a step and by the trained parameters."""
+
+    def __init__(self) -> None:
+        self.rating: Rating | None = None
+        """Peak and coverage that work is compared with. None: nothing was counted yet."""
+        self.refuted: Peaks | None = None
+        """Peak that steps beat, until somebody logs it."""
+        self.counted: Flops | None = None
+        """The last count."""
+        self.wanted = False
+        """True: FLOPs are wanted at all."""
+        self.plain = PlainValues()
+        """Plain values in batches."""
+        self._counts: deque[tuple[tuple[Hashable, Each], list[ShapeKey], list[Count]]] = deque(maxlen=MOST_COUNTS)
+        self._weighed = 0, frozenset[str]()
+        self.unknowns = Unknowns()
+        """Reasons for which steps have no FLOPs."""
+        self.trained: Callable[[], Hashable] | None = None
+        """Returns the parameters that require gradients."""
+        self.news: Callable[[], object] | None = None
+        """Called when there is something to count."""
+        self.missing: dict[Each, tuple[int, int]] = {}
+        """Calls of the model that were never counted: the last two steps that had them."""
+        self._trained: Hashable = None
+        self.changed: int | None = None
+        """The last step after which other parameters were seen to be trained. None: always the same."""
+        self.checked: int | None = None
+        """The last step whose work was found equal to that of an earlier one. None: FLOPs rest on one count."""
+        self._outlines: dict[tuple[Hashable, ...], tuple[int, int]] = {}
+        self.unsure = False
+        """True: the trained parameters have changed, nobody saw after which step."""
+        self._sure: tuple[Hashable, int] = None, 0  # parameters that were trained up to a step
+        self._books: dict[tuple[Hashable, Each], Book] = {}
+        self._sources: set[str] = set()
+        self._efforts: dict[tuple[tuple[ShapeKey, ...], Calls | None], Effort | None] = {}
+
+    @property
+    def source(self) -> str | None:
+        """Sources of the FLOPs that were returned so far; None: there were none."""
+        return ", ".join([one for one in SOURCES if one in self._sources]) or None
+
+    @property
+    def varies(self) -> bool:
+        """Tell if equal batches took different work. Then no batch has known FLOPs."""
+        return self.unknowns.varies is not None
+
+    def summary(self, steps: int, known: int, excluded: Mapping[str, int]) -> dict[str, Any]:
+        """Return the `Summary` fields of a fit with this many included steps, and this many whose work is known."""
+        told = self.unknowns.summary(steps, known, excluded) if self.wanted else {}
+        if self.rating is None or not known or self.varies:
+            return told
+        return {
+            **told,
+            "flops_source": self.source,
+            "flops_checked_step": self.checked,
+            **self.rating.summary(),
+        }
+
+    @property
+    def fresh(self) -> bool:
+        """Tell if nothing was counted yet with the currently trained parameters."""
+        return not any(trained == self._trained for trained, _ in self._books)
+
+    def rate(self, rating: Rating) -> None:
+        """Compare work with this peak and coverage."""
+        self.rating = rating
+        self._efforts.clear()
+
+    def judge(self, effort: Effort, seconds: float) -> None:
+        """Drop the peak if these steps were faster than it allows."""
+        reason = None if self.rating is None else self.rating.refuted(effort, seconds)
+        if self.rating is not None and reason is not None:
+            self.refuted = self.rating.peaks
+            self.unknowns.peak = reason
+            self.rate(self.rating.without_peak())
+            self._tell()
+
+    def look(self, step: int = 0) -> None:
+        """Check after a step which parameters are trained.
+
+        If they changed, steps since the last check may have had either set.
+        """
+        trained = self._trained if self.trained is None else self.trained()
+        if trained == self._trained:
+            if step and not self.unsure:
+                self._sure = trained, step
+        else:
+            if self._trained is not None:
+                self.unsure, self.changed = True, step
+            self._trained = trained
+            self._efforts.clear()
+            if self._books:
+                self.missing.clear()
+                self._tell()
+
+    def settle(self) -> None:
+        """Accept the FLOPs of the steps up to the last check."""
+        self.unsure = False
+
+    def learn(
+        self,
+        shapes: Sequence[ShapeKey],
+        passes: Sequence[Work],
+        calls: Calls | None = None,
+        *,
+        step: int = 0,
+        source: str = COUNTED,
+    ) -> Learned:
+        """Learn the shapes of a counted step and the work of its passes, each with a share of the optimizer's.
+
+        Without `calls`, each batch had one forward and one backward.
+        """
+        self._efforts.clear()
+        key = self._trained, _each(calls, len(shapes))
+        self.missing.pop(key[1], None)
+        if key not in self._books:
+            keep(self._books, key, Book(), MOST_BOOKS)
+        book = self._books[key]
+        if not shapes or not all(shapes):
+            return Learned(1.0, 0)
+        counts = [Count(work, step, frozenset({source})) for work in passes]
+        self._counts.append((key, [*shapes], counts))
+        shapes = [self.plain.strip(shape) for shape in shapes]
+        known = book.of(shapes) is not None
+        learned = book.learn(shapes, counts)
+        if learned.since and not self.varies:
+            finite = isfinite(learned.contradicts)
+            times = f"{learned.contradicts:.2f} times between" if finite else "some have none;"
+            self.unknowns.varies = (
+                f"the work of equal batches varies ({times} counts at steps {learned.since} and {step})"
+            )
+        if known and learned.contradicts == 1:
+            self.checked = step
+        return learned
+
+    def outline(self, shapes: Sequence[ShapeKey], calls: Calls, products: int, step: int) -> None:
+        """Compare a step with an earlier one of the same batches, calls and trained parameters, by their outlines."""
+        self.look(step)
+        each = _each(calls, len(shapes))
+        if not products or not all(shapes) or self.varies or self.unsure:
+            return
+        shapes = [self.plain.strip(shape) for shape in shapes]
+        key = self._trained, each, frozenset(Counter(shapes).items())
+        before, since = self._outlines.get(key, (products, 0))
+        ratio = max(before, products) / min(before, products)
+        if ratio > 1 + SAME and (len(each) == len(ONCE) or len(set(shapes)) == 1):
+            self._efforts.clear()
+            self.unknowns.varies = (
+                f"the work of equal batches varies ({ratio:.2f} times between the modules of steps {since} and {step})"
+            )
+        elif since:
+            self.checked = step
+        keep(self._outlines, key, (products, step), MOST_COUNTS)
+
+    def of(self, shapes: Sequence[ShapeKey], calls: Calls | None = None, step: int = 0) -> Effort | None:
+        """Return the work of a step with batches of these shapes; None: unknown."""
+        if self.unsure:
+            trained, last = self._sure
+            known = self._effort(tuple(shapes), _each(calls, len(shapes)), trained) if step <= last else None
+            if known is None:
+                self.unknowns.note("in some steps other parameters were trained than before")
+            return known
+        key = tuple(shapes), calls
+        if key not in self._efforts:
+            if len(self._efforts) >= _MOST_KNOWN:
+                self._efforts.clear()
+            self._efforts[key] = self._effort(key[0], _each(calls, len(shapes)), self._trained)
+        effort = self._efforts[key]
+        if effort is None:
+            self._miss(key[0], _each(calls, len(shapes)), step)
+        return effort
+
+    def knows(self, shape: ShapeKey) -> bool:
+        """Tell if the work of a batch of this shape is known or can be scaled, for any number of calls."""
+        shape = self.plain.strip(shape)
+        return any(trained == self._trained and book.one(shape) for (trained, _), book in self._books.items())
+
+    def wants(self, shape: ShapeKey) -> bool:
+        """Tell if counting a batch of this shape would tell something new."""
+        self._weigh()
+        shape = self.plain.strip(shape)
+        room = all(book.room(shape) for (trained, _), book in self._books.items() if trained == self._trained)
+        return bool(shape) and room and not self.knows(shape)
+
+    def _effort(self, shapes: tuple[ShapeKey, ...], each: Each, trained: Hashable) -> Effort | None:
+        self._weigh()
+        shapes = tuple([self.plain.strip(shape) for shape in shapes])
+        book = self._books.get((trained, each))
+        apart = len(each) == len(ONCE) or len(set(shapes)) == 1  # which of unlike batches had a call is not known
+        found = book.of(shapes) if book is not None and not self.varies and all(shapes) and apart else None
+        if found is None:
+            return None
+        self._sources |= found.sources
+        work = found.work
+        return Effort(work.model_flops, work.hardware_flops) if self.rating is None else self.rating.effort(work)
+
+    def _weigh(self) -> None:
+        """Leave out the names of plain values that vary much, if counts of several of their values agree."""
+        busy = self.plain.busy
+        if not busy or self._weighed == (len(self._counts), busy):
+            return
+        self._weighed = len(self._counts), busy
+        books: dict[tuple[Hashable, Each], Book] = {}
+        agreed, left_out = 0, busy | self.plain.dropped
+        for key, shapes, counts in self._counts:
+            stripped = [without(shape, left_out) for shape in shapes]
+            book = books.setdefault(key, Book())
+            found, work = book.of(stripped), Work.sum([count.work for count in counts])
+            if found is not None and found.step and found.work.cells != work.cells:
+                return
+            agreed += found is not None and found.work.cells == work.cells
+            book.learn(stripped, counts)
+        if agreed >= AGREEING:
+            self.plain.dropped |= busy
+            self._books |= books
+            self._efforts.clear()
+            self._outlines.clear()
+
+    def _tell(self) -> None:
+        if self.news is not None:
+            self.news()
+
+    def _miss(self, shapes: tuple[ShapeKey, ...], each: Each, step: int) -> None:
+        if not all(shapes):
+            self.unknowns.note(UNREAD)
+        elif self._books and (self._trained, each) not in self._books:
+            self.unknowns.note("the model runs forward and backward in ways that were not counted")
+            _, last = self.missing.pop(each, (0, 0))
+            self.missing[each] = last, step
+            if len(self.missing) > MOST_BOOKS:
+                del self.missing[next(iter(self.missing))]
+            self._tell()
+        elif len(each) > len(ONCE) and len(set(shapes)) > 1:
+            self.unknowns.note(UNEVEN)
+        elif found := sorted({name for shape in shapes for name in names(self.plain.strip(shape))}):
+            self.unknowns.note(f"the work may depend on {', '.join(found)} in the batch, whose value was not counted")
+        else:
+            self.unknowns.shape(hash(shapes))
+
+
+def _each(calls: Calls | None, batches: int) -> Each:
+    """Compute the calls for each batch.
+
+    A backward whose forward can't be seen had one per batch. A step without a backward is a kind of its own.
+    """
+    if calls is None or not batches:
+        return ONCE
+    if calls.forwards % batches or calls.backwards % batches:
+        return (*calls, batches)
+    forwards, backwards = calls.forwards // batches, calls.backwards // batches
+    return max(forwards, 1 if backwards else 0), backwards

@@ -1,0 +1,407 @@
+"""Counting FLOPs in a fit: the second optimizer step, and whatever later has a shape that tells nothing by itself."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from operator import attrgetter
+from threading import get_ident
+from typing import Any
+
+from torch import nn
+
+from perf_callbacks.flops import offline
+from perf_callbacks.flops.count_schedule import CountSchedule
+from perf_callbacks.flops.counting.count_window import CountWindow
+from perf_callbacks.flops.counting.counter import FlopCounter
+from perf_callbacks.flops.counting.phases import in_backward
+from perf_callbacks.flops.known_work.rating import rate
+from perf_callbacks.flops.known_work.shape_counts import extent
+from perf_callbacks.flops.known_work.shaped_work import COPY
+from perf_callbacks.flops.offline import Example
+from perf_callbacks.flops.outline import Looks
+from perf_callbacks.flops.peaks.peak_rates import Peaks, advice
+from perf_callbacks.flops.peaks.peak_source import find, forget
+from perf_callbacks.flops.record import counted, estimated
+from perf_callbacks.flops.training_filter import Booking
+from perf_callbacks.flops.work import Work
+from perf_callbacks.kernel.batches.plain_values import ShapeKey
+from perf_callbacks.kernel.engine.marks import ONE_MORE_FORWARD, Calls
+from perf_callbacks.kernel.engine.observer import Observer
+from perf_callbacks.kernel.engine.steps import COUNTED, RECOUNTED, plus
+from perf_callbacks.kernel.failures import describe
+from perf_callbacks.kernel.fit.recorder import Recorder, log
+from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+from perf_callbacks.kernel.process.backward import BACKWARDS
+from perf_callbacks.kernel.process.compiler_stance import anything_compiled
+from perf_callbacks.kernel.process.device import peak_memory_share
+from perf_callbacks.kernel.process.watchdog import WATCHDOG
+from perf_callbacks.kernel.records.fit_records import Flops
+
+MOST_OWED = 8
+"""Shapes that are remembered for being counted later."""
+
+EAGER_MEMORY = 0.5
+"""A compiled model that fills more of its device than this is not run eagerly."""
+
+PATIENCE_SECONDS = 5.0
+PATIENCE_STEPS = 20
+"""A count in which nothing happens for so long, in seconds and in steps, is given up: the loop may be over."""
+
+LOOPS = ("loop", "accelerate")
+"""Ways in behind which not every forward is seen."""
+
+_trains = attrgetter("requires_grad")
+
+
+def begin(recorder: Recorder, model: nn.Module | None) -> "Counting | None":
+    """Count the FLOPs of the steps of this fit, unless its configuration says otherwise."""
+    how = recorder.run.config["flops"]
+    if model is None or how == "off":
+        return None
+    counting = Counting(recorder, model, live=how == "count")
+    recorder.reader.news = counting.see
+    recorder.work.wanted = True
+    recorder.work.news = counting.wake
+    recorder.work.trained = counting.trained
+    recorder.work.look()
+    if recorder.run.door not in LOOPS:  # these hear of gradients by themselves
+        recorder.patches.add(partial(BACKWARDS.leave, counting))
+        BACKWARDS.join(counting)
+    return counting
+
+
+class Counting(Observer):
+    """Opens a window in which FLOPs are counted, and puts down what was counted.
+
+    The step in which one is open is in no row. The first step is left alone: it is the one in which things are made,
+    and compiled. Evaluation is never counted. Where nothing may run eagerly to be counted, what it would take is worked
+    out without running it, and so called.
+    """
+
+    def __init__(self, recorder: Recorder, model: nn.Module | None, *, live: bool) -> None:
+        self._recorder = recorder
+        self._model = model
+        self._parameters = [] if model is None else list(model.parameters())
+        self._live = live
+        self._announced = recorder.run.door not in LOOPS
+        self._thread = get_ident()
+        self._window: CountWindow | None = None
+        self._booking: Booking | None = None
+        self._left: list[CountWindow] = []
+        self._before = 0
+        self._first = recorder.run.step
+        self._schedule = CountSchedule(recorder.work)
+        self._spans = 0
+        self._began = recorder.clock()
+        self._next_after = 0  # the number of steps done from which on there is something to do
+        self._apart: dict[str, int] = {}
+        self._examples: dict[ShapeKey, Example] = {}
+        """Batches of shapes whose work is not known yet."""
+        recorder.work.unknowns.counting = "the fit ended before a step was counted"
+
+        self._looks = Looks(recorder)
+
+    def trained(self) -> tuple[bool, ...]:
+        """Which parameters require gradients."""
+        return tuple(map(_trains, self._parameters))
+
+    def wake(self) -> None:
+        """Look for something to count after the current step."""
+        self._next_after = 0
+        self._recorder.observers.look_ahead()
+
+    @property
+    def due(self) -> int:
+        """The next step while one is being counted."""
+        busy = self._window is not None or self._left or self._looks.going
+        return 0 if busy else self._first + self._next_after
+
+    def step_ended(self, step: int) -> None:
+        """An optimizer step is over."""
+        self._schedule.steps = step - self._first
+        self._note_apart(self._looks.booking or self._booking)
+        window = self._window
+        if window is not None:
+            there = window.counter.pushed
+            self._shut(window)
+            self._window = None
+            self._put_down(window.counter, step, whole=there and not window.counter.inert)
+        self._looks.end(step)
+
+    def step_began(self) -> None:
+        """The next one has begun."""
+        if self._left:
+            for window in self._left:
+                window.close()
+            self._left = [one for one in self._left if one.left_behind]
+        self._schedule.steps = self._recorder.step - self._first
+        if self._schedule.steps < self._next_after:
+            return
+        if self._recorder.work.refuted is not None:
+            self._look_at_peak(self._recorder.work.refuted)
+        if self._recorder.work.varies:
+            pass
+        elif not self._live or not self._eager():
+            self._work_out()
+        elif self._schedule.wanted(self._recorder.step):
+            self._open()
+        elif self._examples and self._schedule.affordable():
+            self._await()
+        if self._live and (self._schedule.done or self._window is not None) and not self._spans:
+            self._looks.begin(
+                self._schedule.steps, self._booking if self._window is not None else None, self._announced
+            )
+        self._next_after = self._next()
+
+    def loader_left(self, *, exhausted: bool) -> None:
+        """Keep nothing on the thread of a loop that leaves its loader early: only there it could be taken back."""
+        self._looks.drop()
+        if self._window is not None and not exhausted:
+            self._window.step_aside()
+
+    def begins_gradients(self, root: object = None) -> bool:  # noqa: ARG002 as a listener has it
+        """Backwards are told of by the trainer."""
+        return False
+
+    def ends_backward(self) -> None:
+        """None was heard to begin."""
+
+    def builds_graph(self) -> None:
+        """Take a gradient that is part of the loss for one more turn to the forward, as a plain loop does."""
+        if not (self._spans or in_backward()) and get_ident() == self._thread:
+            for mark in ONE_MORE_FORWARD:
+                self._recorder.enter(mark)
+
+    def span_began(self, kind: str, step: int) -> None:  # noqa: ARG002 all spans are alike
+        """Evaluation or the like begins: it is not counted."""
+        self._looks.drop()
+        self._spans += 1
+        if self._window is not None:
+            self._window.close()
+
+    def span_ended(self) -> None:
+        """It is over."""
+        self._spans = max(0, self._spans - 1)
+        if self._window is not None and not self._spans:
+            self._window.open()
+
+    def see(self, shape: ShapeKey, tensors: Mapping[str, Any]) -> None:
+        """A batch of a new shape is about to be trained on, or evaluated."""
+        if self._recorder.work.varies or not self._recorder.work.wants(shape):
+            return
+        self._schedule.steps = self._recorder.step - self._first
+        here = self._window is None and not self._spans and get_ident() == self._thread
+        if here and self._schedule.done and self._live and self._schedule.affordable() and self._eager():
+            self._open()
+        self._examples[shape] = Example.of(tensors)
+        if len(self._examples) > MOST_OWED:
+            del self._examples[next(iter(self._examples))]
+        self._next_after = min(self._next_after, self._next())
+        self._recorder.observers.look_ahead()
+
+    def closed(self) -> None:
+        """Count no more."""
+        work = self._recorder.work
+        work.look()
+        work.trained, work.news = None, None
+        self._recorder.reader.news = self._model = None
+        self._looks.drop()
+        self._recorder.tape.unfollow()
+        self._parameters = []
+        with ExitStack() as windows:  # an interrupt in one of them must not keep the others open
+            for window in (*self._left, self._window):
+                if window is not None:
+                    windows.callback(window.close)
+        self._window = None
+
+    def _next(self) -> int:
+        """Return the number of steps after which there is something to do."""
+        step, looks = self._recorder.step, self._looks.after
+        return self._schedule.next(step, examples=self._examples, look_after=looks, live=self._live)
+
+    def _eager(self) -> bool:
+        """Tell whether a step may run eagerly.
+
+        After the second one, a rank that does so among compiled ones might order its collectives otherwise. Attention
+        that is compiled keeps no scores, nor does a compiled model keep all that an eager one does.
+        """
+        if getattr(getattr(self._model, "config", None), "_attn_implementation", None) == "flex_attention":
+            return False
+        alone = self._recorder.run.world_size == 1 or not self._schedule.done
+        return not anything_compiled() or (alone and (peak_memory_share(self._recorder.device) or 0) <= EAGER_MEMORY)
+
+    def _await(self) -> None:
+        """The next batch of a shape that is not known is to be told of again."""
+        for shape in self._examples:
+            self._recorder.reader.forget(shape)
+        self._examples.clear()
+
+    def _open(self) -> None:
+        self._looks.drop()
+        self._await()
+        self._before = len(self._recorder.batches)
+        self._recorder.reader.note()
+        self._recorder.exclude(RECOUNTED if self._schedule.done else COUNTED)
+        self._schedule.spend()
+        step_seconds = (self._recorder.clock() - self._began) / max(self._schedule.steps, 1)
+        window = CountWindow(max(PATIENCE_SECONDS, PATIENCE_STEPS * step_seconds))
+        self._booking = Booking(self._recorder.tape, announced=self._announced)
+        window.counter.made = self._recorder.made
+        window.counter.books, window.counter.between = self._booking, self._booking.between
+        self._window = window
+        with suppress(RuntimeError):  # no thread to be had: nobody looks after the window, which is no reason to fail
+            WATCHDOG.watch(window)
+        if not self._spans:
+            self._window.open()
+
+    def _shut(self, window: CountWindow) -> None:
+        window.close()
+        self._recorder.tape.unfollow()
+        self._left = [one for one in (*self._left, window) if one.left_behind]
+        for one in self._left:
+            one.close()
+
+    def _put_down(self, counter: FlopCounter, step: int, *, whole: bool) -> None:
+        """Learn from a counted step. A step in which something raised, and training went on, tells nothing.
+
+        Nor does a step that had begun before it could be counted, as in a loop that calls nothing that is watched.
+        A step without products tells nothing before another one had some, and neither does a step whose calls the
+        trainer did not announce: from then on, backwards and calls of modules count wherever they are. A step without
+        a backward is not the last to be counted.
+        """
+        self._recorder.look_up(counter.observed.lookups)
+        total, batches = counter.work(), self._recorder.batches[self._before :]
+        calls = self._booking.course.calls if self._booking is not None else Calls(1, 1)
+        work = self._recorder.work
+        unannounced = self._announced and self._is_unannounced(calls)
+        if unannounced and work.rating is None:
+            self._announced = False
+            self._apart.clear()  # these calls are counted from now on
+        part = self._booking is not None and any(self._booking.course.earlier) and not self._before
+        none = not total.model_flops and (calls.backwards or not whole or work.rating is None)
+        if part or unannounced or none or not batches or (counter.interrupted and len(batches) > 1):
+            if not batches or (none and calls.backwards and work.rating is None):
+                self._schedule.spend_more()
+            self._schedule.done = self._schedule.done or not self._schedule.affordable()
+            if not part:
+                work.unknowns.counting = work.unknowns.counting and _why_not(counter, total)
+            return
+        self._schedule.done = self._schedule.done or "backward" in total.by_phase or not self._schedule.affordable()
+        if self._model is not None:
+            self._parameters = list(self._model.parameters())
+            work.look(step)
+        passes = [Work(cells) for cells in counter.passes]
+        work.learn([batch.shape for batch in batches], passes, calls, step=step)
+        if not total.model_flops:
+            return
+        work.unknowns.counting = None
+        self._examples = {shape: example for shape, example in self._examples.items() if not work.knows(shape)}
+        tokens = plus(*[self._recorder.reader.with_tokens(batch).tokens for batch in batches])
+        self._conclude(counted(counter, step, tokens, whole_step=not self._before), total)
+
+    def _is_unannounced(self, calls: Calls) -> bool:
+        """Tell if the step may have had calls that the trainer did not announce."""
+        if self._booking is not None and self._booking.unannounced and not calls.backwards:
+            return True
+        return not calls.forwards and self._recorder.work.rating is None
+
+    def _note_apart(self, booking: Booking | None) -> None:
+        """Mark all FLOPs as a lower bound from the first step on in which a model ran apart from the forward."""
+        if booking is None:
+            return
+        booking.settle()
+        news = {name: calls for name, calls in booking.apart.items() if name not in self._apart}
+        self._apart |= news
+        work = self._recorder.work
+        if news and work.counted is not None and work.rating is not None:
+            work.counted = self._with_apart(work.counted)
+            self._recorder.write(work.counted)
+            work.rate(replace(work.rating, lower_bound=True, uncounted=tuple(sorted(work.counted.uncounted))))
+
+    def _with_apart(self, record: Flops) -> Flops:
+        uncounted = {**record.uncounted, **self._apart}
+        return replace(record, uncounted=uncounted, lower_bound=record.lower_bound or bool(self._apart))
+
+    def _conclude(self, record: Flops, total: Work) -> None:
+        record = self._with_apart(record)
+        self._recorder.write(record)
+        work = self._recorder.work
+        work.counted = record
+        peaks = work.rating.peaks if work.rating is not None else self._peaks(total)
+        rating = rate(
+            total,
+            coverage=record.coverage,
+            lower_bound=record.lower_bound,
+            peaks=peaks,
+            uncounted=record.uncounted,
+            masked_flops=record.masked_flops,
+            before=work.rating,
+        )
+        work.rate(rating)
+        if peaks is not None and rating.peak_flops_per_second is None:
+            work.unknowns.peak = f"no peak is known for {rating.dtype} ({peaks.source})"
+
+    def _peaks(self, total: Work) -> Peaks | None:
+        """Once in a fit. It may take a second, which is part of a step that is in no row."""
+        recorder = self._recorder
+        found = find(recorder.device, total.by_dtype, recorder.config)
+        if found is None:
+            recorder.work.unknowns.peak = f"no dense peak is known for {recorder.run.device}: set peak_tflops"
+            if recorder.run.rank == 0:
+                log.warning("perf_callbacks: %s", advice(recorder.run.device))
+        return found
+
+    def _look_at_peak(self, refuted: Peaks) -> None:
+        """Log that training ran faster than the peak. A measured peak is measured anew the next time."""
+        self._recorder.work.refuted = None
+        log.warning("perf_callbacks: %s; MFU and HFU are left out from now on.", self._recorder.work.unknowns.peak)
+        if refuted.measured:
+            forget(self._recorder.device)
+
+    def _work_out(self) -> None:
+        """The FLOPs of one shape that is not known, without running it: the last resort is a closed form."""
+        work = self._recorder.work
+        examples = {shape: example for shape, example in self._examples.items() if work.wants(shape)}
+        if not self._schedule.done:
+            self._schedule.done = True
+            self._recorder.exclude(COUNTED)
+        elif not examples or not self._schedule.affordable():
+            self._examples = examples
+            return
+        else:
+            self._recorder.exclude(RECOUNTED)
+        if examples and self._model is not None:
+            shape, example = examples.popitem()
+            self._schedule.counts += 1
+            self._estimate(self._model, shape, example)
+        self._examples = examples
+
+    def _estimate(self, model: nn.Module, shape: ShapeKey, example: Example) -> None:
+        work, (rows, length) = self._recorder.work, extent(shape)
+        try:
+            with self._recorder.tape.paused():
+                counter = offline.count(model, example)
+            record = counted(counter, self._recorder.step, rows * length, source=COPY)
+            total = counter.work()
+        except Exception as error:  # noqa: BLE001 models may do in their forward what they like
+            let_pass(error)
+            log.info("perf_callbacks could not count on empty tensors: %s.", describe(error))
+            work.unknowns.counting = "a fake-tensor copy of the model can't be run, and there is no closed form for it"
+            found = offline.closed_form(model, example)
+            if found is None:
+                return
+            total, record = found, estimated(found, self._recorder.step)
+        if not total.model_flops:
+            return
+        work.learn([shape], [total], source=record.source)
+        work.unknowns.counting = None
+        self._conclude(record, total)
+
+
+def _why_not(counter: FlopCounter, total: Work) -> str:
+    if counter.interrupted:
+        return "something raised in the step that was counted"
+    if total.model_flops:
+        return "no new batch was trained on in the steps that were counted"
+    return "no products were seen in the forward and backward of the steps that were counted"

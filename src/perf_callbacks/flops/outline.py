@@ -1,0 +1,139 @@
+"""The outline of a step: the products of its modules, by the sizes of their outputs and weights.
+
+An outline is no count: it sees no attention and no backward. But it costs a hook per module instead of one per
+operation, and two steps of equal work have equal outlines.
+"""
+
+import sys
+from threading import get_ident
+from typing import Any
+from weakref import finalize
+
+import torch
+from torch import nn
+from torch.compiler import is_dynamo_compiling
+from torch.nn.modules import module as modules
+from torch.utils.hooks import RemovableHandle
+
+from perf_callbacks.flops.counting.phases import in_backward
+from perf_callbacks.flops.training_filter import Booking
+from perf_callbacks.kernel.fit.recorder import Recorder
+from perf_callbacks.kernel.foreign_errors import let_pass
+from perf_callbacks.kernel.process.compiler_stance import anything_compiled
+
+LOOK_FIRST = 10
+"""Steps of a fit of which each has its outline taken: short fits, too, show if equal batches take different work…"""
+
+LOOK_PART = 4
+"""…after these, each fourth part of the steps so far later, so that a change shows soon in fits of any length…"""
+
+LOOK_EVERY = 47
+"""…and at least one step in so many: a prime, so that it keeps step with nothing."""
+
+_WITH_BACKWARD = 3
+"""Products of a module whose output requires gradients, with those of its backward, relative to its forward's."""
+
+_MATRIX = 2
+"""Fewest dimensions of a weight that is multiplied as a matrix."""
+
+
+class Outline:
+    """Adds up the products of the modules that run between `open` and `close`, as far as they are training work."""
+
+    def __init__(self) -> None:
+        self.products = 0
+        """Multiplications by the modules' own weights, three times where gradients follow."""
+        self._booking: Booking | None = None
+        self._thread = 0
+        self._handle = RemovableHandle(modules._global_forward_hooks)  # noqa: SLF001 there is no public name
+
+    def open(self, booking: Booking) -> None:
+        """Begin with nothing. `booking` tells if the module that has just run is training work."""
+        self.products, self._booking, self._thread = 0, booking, get_ident()
+        modules._global_forward_hooks[self._handle.id] = self._see  # noqa: SLF001 as above
+
+    def close(self) -> None:
+        """See no more modules. A second call does nothing."""
+        self._handle.remove()
+        self._booking = None  # keeps no fit alive
+
+    def _see(self, module: nn.Module, _args: object, result: Any) -> None:
+        # A model may be compiled, exported or traced in the midst of a step.
+        if is_dynamo_compiling() or torch._C._get_tracing_state() is not None:  # noqa: SLF001 as `torch.jit.is_tracing`
+            return
+        try:
+            booking = self._booking
+            if booking is None or get_ident() != self._thread or isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                return
+            booking.module_ended(module, result)
+            weights = [
+                one
+                for one in module._parameters.values()  # noqa: SLF001 `parameters` goes through the children too
+                if one is not None and one.dim() >= _MATRIX
+            ]
+            first = result[0] if isinstance(result, tuple | list) and result else result
+            if weights and isinstance(first, torch.Tensor) and not in_backward() and booking():
+                products = sum(first.numel() * one.numel() // max(one.shape[0], 1) for one in weights)
+                self.products += products * (_WITH_BACKWARD if first.requires_grad else 1)
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.close()
+            self.products = 0
+            let_pass(error)
+
+
+def compiles() -> bool:
+    """Tell if anything was compiled in this process, or will be when it is called first."""
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    return anything_compiled() or any(map(callable, getattr(compiler, "cached_backends", {}).values()))
+
+
+class Looks:
+    """Takes the outlines of some steps of a fit, and has equal batches compared by them.
+
+    Hooks on modules would make compiled ones compile again. If anything is compiled, only counted steps have outlines.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._outline = Outline()
+        self.booking: Booking | None = None
+        """Follows the step that is looked at."""
+        self._own = False  # nobody else follows the step
+        self.after = 0
+        """Number of steps of the fit after which the next outline is taken."""
+        recorder.patches.add(self._outline.close)
+        finalize(self, self._outline.close).atexit = False
+
+    @property
+    def going(self) -> bool:
+        """An outline is being taken."""
+        return self.booking is not None
+
+    def begin(self, steps: int, booking: Booking | None, announced: bool) -> None:  # noqa: FBT001 as in `Booking`
+        """Begin with the step that follows so many, if it is to be looked at. `booking` follows it already."""
+        if steps < self.after or not self._recorder.active:
+            return
+        self.after = steps + (1 if steps < LOOK_FIRST else min(steps // LOOK_PART, LOOK_EVERY))
+        if booking is None and compiles():  # a counted step is eager, and its counter has hooks already
+            return
+        self._own = booking is None
+        self.booking = booking or Booking(self._recorder.tape, announced=announced)
+        self._outline.open(self.booking)
+
+    def end(self, step: int) -> None:
+        """Compare the step that is over with an earlier one. A step of which only a part was seen tells nothing."""
+        booking, products = self.booking, self._outline.products
+        self.drop()
+        if booking is not None and not any(booking.course.earlier):
+            shapes = [batch.shape for batch in self._recorder.batches]
+            self._recorder.work.outline(shapes, booking.course.calls, products, step)
+            if self._recorder.work.unsure:
+                self._recorder.engine.plan()  # to look at the next steps too
+
+    def drop(self) -> None:
+        """Take no outline of this step."""
+        if self.booking is not None:
+            self.booking = None
+            self._outline.close()
+            if self._own:
+                self._recorder.tape.unfollow()

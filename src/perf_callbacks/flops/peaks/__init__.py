@@ -1,0 +1,1 @@
+"""Peaks of devices: published, given or measured."""

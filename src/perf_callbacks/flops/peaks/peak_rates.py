@@ -1,0 +1,195 @@
+"""Peaks of devices, and the share of a peak that was reached."""
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from perf_callbacks.flops.peaks.device_peaks import DEVICES, Row
+from perf_callbacks.kernel.settings.config import ConfigError
+
+TERA = 1e12
+
+DISTURBED = "while others had the CPU"
+"""Text in the source of a peak that was measured on a busy machine."""
+
+DTYPES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+    "tf32": "tfloat32",
+    "fp32": "float32",
+    "fp64": "float64",
+    "fp8": "float8",
+}
+"""Short names of dtypes and torch's names; "tfloat32" and "float8" are this package's own."""
+
+WHATEVER = "*"
+"""Dtype of a peak that holds for all dtypes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """Dense peaks of a device and their source."""
+
+    by_dtype: Mapping[str, float]
+    """FLOP/s by torch's dtype name. A missing dtype is unknown."""
+    source: str
+    measured: bool = False
+    """True: measured by multiplying matrices on the device, so lower than a published peak."""
+
+    def peak_flops_per_second(self, dtype: str) -> float | None:
+        """Return the peak of a dtype, by its short name or torch's; None if it is unknown.
+
+        >>> Peaks({"bfloat16": 312e12}, "A100 page").peak_flops_per_second("bf16")
+        312000000000000.0
+        """
+        return self.by_dtype.get(canonical(dtype), self.by_dtype.get(WHATEVER))
+
+
+def canonical(dtype: str) -> str:
+    """Return a dtype's name in the tables.
+
+    >>> canonical("bf16"), canonical("torch.float8_e4m3fn")
+    ('bfloat16', 'float8')
+    """
+    name = dtype.strip().lower().removeprefix("torch.")
+    return "float8" if name.startswith("float8") else DTYPES.get(name, name)
+
+
+def lookup(device: str, processors: int | None = None) -> Peaks | None:
+    """Look up the published dense peaks of a device by its name; None if it is not in the table.
+
+    The whole name has to match: a similar name, such as a laptop part of the same number, is another device. With
+    `processors`, the device's number of multiprocessors, a partition is not taken for the whole device.
+
+    >>> lookup("NVIDIA H100 80GB HBM3").peak_flops_per_second("bfloat16") / 1e12
+    989.5
+    >>> lookup("NVIDIA GeForce RTX 4090 Laptop GPU")
+    """
+    rows = _rows(device, processors)
+    if len(rows) != 1:  # two rows: by its name alone the device could be either
+        return None
+    return Peaks({dtype: tflops * TERA for dtype, tflops in rows[0].tflops.items()}, rows[0].source)
+
+
+def _rows(device: str, processors: int | None) -> list[Row]:
+    name = _name(device)
+    rows = [row for row in DEVICES if re.fullmatch(row.name, name)]
+    return [row for row in rows if processors is None or row.processors in {None, processors}]
+
+
+_BRANDS = frozenset({"nvidia", "amd", "intel", "google", "instinct", "tesla", "geforce", "hl"})
+
+
+def _name(device: str) -> str:
+    return " ".join(word for word in re.findall(r"[a-z0-9.]+", device.lower()) if word not in _BRANDS)
+
+
+def near(device: str) -> list[str]:
+    """Find at most three known devices with a similar name. A partition of a device has none.
+
+    >>> near("H100")
+    ['NVIDIA H100 80GB HBM3', 'NVIDIA H100 NVL', 'NVIDIA H100 PCIe']
+    """
+    known = {_name(row.called): row.called for row in DEVICES}
+    words = {*_name(device).split()}
+    if not words or "mig" in words:
+        return []
+    alike = [called for name, called in known.items() if words <= {*name.split()}]
+    if not alike:
+        together = {name.replace(" ", ""): called for name, called in known.items()}
+        alike = [together[name] for name in difflib.get_close_matches("".join(_name(device).split()), together, n=1)]
+    return sorted(alike)[:3]
+
+
+def unknown(device: str) -> str:
+    """Say that the peak of a device is unknown, and name similar devices.
+
+    >>> unknown("NVIDIA L40S PCIe")
+    "No dense peak is known for 'NVIDIA L40S PCIe' (did you mean NVIDIA L40S?)"
+    """
+    names = near(device)
+    meant = f" (did you mean {' or '.join(filter(None, (', '.join(names[:-1]), names[-1])))}?)" if names else ""
+    return f"No dense peak is known for {device!r}{meant}"
+
+
+def advice(device: str) -> str:
+    """Say how to set the peak of a device that is not in the table.
+
+    >>> print(advice("Imaginary 9000"))
+    No dense peak is known for 'Imaginary 9000': set peak_tflops to the dense TFLOPS of its data sheet, such as \
+"989.5" or "bf16=989.5,fp32=67", or have it measured by measure_peak="on".
+    """
+    return (
+        f"{unknown(device)}: set peak_tflops to the dense TFLOPS of its data sheet, "
+        'such as "989.5" or "bf16=989.5,fp32=67", or have it measured by measure_peak="on".'
+    )
+
+
+def given(text: str) -> Peaks:
+    """Parse peaks in TFLOPS: one for all dtypes, or one for each dtype.
+
+    >>> given("bf16=989.5,fp32=67").by_dtype
+    {'bfloat16': 989500000000000.0, 'float32': 67000000000000.0}
+    >>> given("bf17=989.5")
+    Traceback (most recent call last):
+        ...
+    perf_callbacks.kernel.settings.config.ConfigError: peak_tflops: got 'bf17', wanted one of bf16, fp16, half, tf32, \
+fp32, fp64, fp8; did you mean bf16?
+    """
+    by_dtype: dict[str, float] = {}
+    for part in text.split(","):
+        dtype, _, number = part.rpartition("=")
+        by_dtype[number_format(dtype, "peak_tflops") if dtype else WHATEVER] = _positive(number) * TERA
+    return Peaks(by_dtype, f"peak_tflops={text}")
+
+
+def number_format(word: str, field: str) -> str:
+    """Return a dtype's name in the tables. Raises `ConfigError`, with the name of the field, if there is no such dtype.
+
+    >>> number_format("tf32", "dtype")
+    'tfloat32'
+    """
+    dtype = canonical(word)
+    if dtype not in DTYPES.values():
+        nearest = difflib.get_close_matches(word, DTYPES, n=1)
+        question = f"; did you mean {nearest[0]}?" if nearest else "."
+        raise ConfigError(f"{field}: got {word!r}, wanted one of {', '.join(DTYPES)}{question}")
+    return dtype
+
+
+def _positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number * TERA < float("inf"):
+        raise ConfigError(f"peak_tflops: got {text!r}, wanted TFLOPS above 0 such as 989.5.")
+    return number
+
+
+def mfu(flops: float, seconds: float, peak_flops_per_second: float | None) -> float | None:
+    """Compute the share of one device's peak that these FLOPs reached: MFU of model FLOPs, HFU of all FLOPs.
+
+    >>> mfu(494.75e12, 1.0, 989.5e12)
+    0.5
+    """
+    if peak_flops_per_second is None or peak_flops_per_second <= 0 or seconds <= 0:
+        return None
+    return flops / seconds / peak_flops_per_second
+
+
+def ideal_seconds(flops_by_dtype: Mapping[str, float], peaks: Peaks) -> float | None:
+    """Compute how long this work takes at peak, each dtype at its own. None if a dtype of it has no peak.
+
+    >>> ideal_seconds({"bfloat16": 8e12, "float32": 1e12}, Peaks({"bfloat16": 4e12, "float32": 1e12}, "example"))
+    3.0
+    """
+    seconds = 0.0
+    for dtype, flops in flops_by_dtype.items():
+        peak = peaks.peak_flops_per_second(dtype)
+        if flops > 0 and peak is None:
+            return None
+        seconds += flops / peak if peak else 0.0
+    return seconds

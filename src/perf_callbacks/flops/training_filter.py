@@ -1,0 +1,130 @@
+"""Tell which operations of a counted step are training work: those in its forward, backward and optimizer."""
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+
+from torch import Tensor, is_grad_enabled, nn
+
+from perf_callbacks.flops.counting.phases import in_backward
+from perf_callbacks.kernel.engine.marks import Course
+from perf_callbacks.kernel.engine.stages import Stage
+from perf_callbacks.kernel.engine.tape import Tape
+
+_FORWARD = Stage.FORWARD
+_TRAINING = (Stage.FORWARD, Stage.BACKWARD, Stage.OPTIMIZER)
+_NEVER = (Stage.DATA, Stage.ASIDE)
+_BETWEEN = (Stage.OTHER, Stage.UNDECIDED)
+
+
+class Booking:
+    """Tells the counter of one step, operation by operation, what to count.
+
+    Trainers announce each forward. A loop need not: it may call a part of the model, or a model that nobody watches.
+    There, calls of modules in training mode that build a graph are training work too, and what runs without gradients
+    between a forward and its backward, outside of any module, is not. Generation and rewards never are.
+    """
+
+    def __init__(self, tape: Tape, *, announced: bool) -> None:
+        self.course: Course = tape.follow()
+        """Follows the marks of the step."""
+        self._tape = tape
+        self._announced = announced
+        self.unannounced = False
+        """A backward ran that the trainer did not announce."""
+        self.apart: Counter[str] = Counter()
+        """Calls of models whose work is not counted, such as a teacher's: without gradients, outside of a forward.
+
+        Without a backward before the next batch is fetched, such a call is no part of the step's work.
+        """
+        self._waiting: Counter[str] = Counter()
+        """Such calls that no backward has followed yet."""
+        self._fetches = self._backwards = 0
+
+    def __call__(self) -> bool:
+        """Tell whether the operation that is being dispatched is training work."""
+        stage = self.course.stage
+        if stage in _TRAINING:
+            return self._announced or stage is not _FORWARD or is_grad_enabled() or _calling() is not None
+        if stage in _NEVER:
+            return False
+        if in_backward():
+            self.unannounced = self._announced
+            return not self._announced
+        if self._announced or not is_grad_enabled():
+            return False
+        module = _calling()
+        return module is not None and module.training
+
+    def module_ended(self, module: nn.Module, result: object) -> None:
+        """Look at a call of a module that has ended, and at whether a backward has followed earlier ones."""
+        self.settle()
+        stage = self.course.stage
+        if stage in _TRAINING or stage is Stage.ASIDE or self._tape.part is not None or in_backward():
+            return
+        counted = not self._announced and stage in _BETWEEN and is_grad_enabled() and module.training
+        if counted or _calling() is not module or _generates() or _requires_grad(result) or not _multiplies(module):
+            return
+        if self.course.fetches != self._fetches:
+            self._waiting.clear()
+        self._fetches, self._backwards = self.course.fetches, self.course.calls.backwards
+        self._waiting[f"{type(module).__name__} without gradients"] += 1
+
+    def settle(self) -> None:
+        """Add calls to the work of the backward that followed, unless a batch was fetched between them."""
+        if self._waiting and self.course.calls.backwards > self._backwards:
+            if self.course.fetches_at_backward == self._fetches:
+                self.apart += self._waiting
+            self._waiting.clear()
+
+    def between(self) -> bool:
+        """Tell whether the thread is between the stages of a step."""
+        return self.course.stage in _BETWEEN
+
+
+def _callers() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 the one way to the caller
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _calling() -> nn.Module | None:
+    """Return the outermost module whose call led here."""
+    found: nn.Module | None = None
+    for frame in _callers():
+        code = frame.f_code
+        if code.co_name == "_call_impl" and code.co_filename.endswith("module.py"):
+            module = frame.f_locals.get("self")
+            found = module if isinstance(module, nn.Module) else found
+    return found
+
+
+def _generates() -> bool:
+    """Return True within `generate` of transformers, whose calls of the model train nothing."""
+    return any(
+        frame.f_code.co_name == "generate" and Path(frame.f_code.co_filename).parts[-2:] == ("generation", "utils.py")
+        for frame in _callers()
+    )
+
+
+def _requires_grad(result: object, depth: int = 3) -> bool:
+    """Return True if a tensor in the result of a module requires gradients."""
+    if isinstance(result, Tensor):
+        return result.requires_grad
+    if not depth:
+        return False
+    parts = result if isinstance(result, tuple | list) else getattr(result, "__dict__", {}).values()
+    return any(_requires_grad(part, depth - 1) for part in (result.values() if isinstance(result, Mapping) else parts))
+
+
+def _multiplies(module: nn.Module) -> bool:
+    """Return True if a module has a matrix of weights. Embeddings only pick rows."""
+    return any(
+        weight.dim() > 1
+        for part in module.modules()
+        if not isinstance(part, nn.Embedding | nn.EmbeddingBag)
+        for weight in part.parameters(recurse=False)
+    )

@@ -1,0 +1,1 @@
+"""Garbage collection: the same schedule on all ranks."""

@@ -1,0 +1,321 @@
+"""The checklist item `gc`: garbage is collected at the same step on all ranks, and long-lived objects are frozen.
+
+Automatic collections strike each rank at a different step, and every rank waits for each of them. From the second step
+of a fit on, when lazy imports and optimizer states exist, automatic collection is off and the step counter alone
+triggers collections. The first full collection by this schedule freezes all live objects, so that later ones are cheap.
+A fit that ends earlier pays for neither.
+"""
+
+import gc
+import weakref
+from collections.abc import Mapping
+
+from perf_callbacks.garbage.growth import Growth, Relief
+from perf_callbacks.kernel.engine.steps import NEVER
+from perf_callbacks.kernel.fit.environment import Environment
+from perf_callbacks.kernel.fit.item import ALREADY, NOT_APPLICABLE, SKIPPED, Applied, Fit
+from perf_callbacks.kernel.fit.trial import TURN
+from perf_callbacks.kernel.process.collector import COLLECTOR, FULL, OWN_FROZEN
+from perf_callbacks.kernel.records.fit_records import APPLIED, STARTUP, Checklist
+from perf_callbacks.kernel.settings.config import PerfConfig
+
+YOUNG = 1
+
+RARER = 10
+"""Young collections per full one. A young collection never frees a cycle that has survived another."""
+
+ASKED = "gc_interval"
+"""Name of the value that ranks agree on."""
+
+LEAST_INTERVAL = 10
+"""Shortest interval that ranks ask for. A shorter one has to be configured."""
+
+BEGIN_AFTER = 2
+"""Steps of a fit after which its lazy imports, optimizer states and buckets exist."""
+
+
+class Garbage:
+    """The item `gc`."""
+
+    slug = "gc"
+
+    def decide(self, environment: Environment, config: PerfConfig) -> Checklist:
+        """Decide what to do about garbage collection."""
+        before = "automatic" if environment.gc_enabled else "not automatic"
+        before += f", thresholds {'/'.join(map(str, environment.gc_thresholds))}"
+        frozen = environment.gc_frozen >= OWN_FROZEN
+        if config.gc not in {"sync", "freeze"}:
+            return Checklist(item=self.slug, status=SKIPPED, before=before, why=f"gc={config.gc}")
+        if not hasattr(gc, "freeze"):
+            return Checklist(item=self.slug, status=NOT_APPLICABLE, why="this interpreter has another collector")
+        if config.gc == "sync" and not environment.gc_enabled:
+            return Checklist(item=self.slug, status=ALREADY, before=before, why=OTHERS)
+        if config.gc == "freeze" and frozen:
+            return Checklist(item=self.slug, status=ALREADY, before=before, why=f"{environment.gc_frozen:,} are frozen")
+        return Checklist(item=self.slug, status=APPLIED, before=before, after=_after(config, environment), why=WHY)
+
+    def apply(self, fit: Fit) -> "Collecting":
+        """Collect by the step counter, from the second step on."""
+        return Collecting(fit)
+
+
+OTHERS = "automatic collection is off: the program collects by a plan of its own"
+ELSEWHERE = "another fit has the collector, so nothing can be compared"
+WHY = "no collection falls into the midst of a step, and all ranks collect at the same one"
+
+
+def _after(config: PerfConfig, environment: Environment) -> str:
+    if config.gc == "freeze":
+        return "automatic, what lives long frozen"
+    if not environment.gc_generational:
+        return f"every {config.gc_interval:,} steps"
+    return f"every {config.gc_interval:,} steps, full every {config.gc_interval * RARER:,}"
+
+
+def _next(step: int, interval: int) -> int:
+    """Return the first multiple of the interval that is not before this step."""
+    return -(-step // interval) * interval
+
+
+def due_between(before: int, step: int, interval: int) -> int | None:
+    """Return the generation to collect after one step and not later than another: the same on every rank.
+
+    >>> due_between(99, 100, 100), due_between(999, 1000, 100), due_between(100, 101, 100)
+    (1, 2, None)
+    """
+    if before // interval == step // interval:
+        return None
+    return YOUNG if before // (interval * RARER) == step // (interval * RARER) else FULL
+
+
+class Collecting(Applied):
+    """Collects when the step counter says so, and at once if garbage grows too fast.
+
+    On trial it also collects young objects at the end of each of its turns, so that these turns pay for their own
+    garbage. Nothing is frozen then, so that full collections are left to the turns between.
+    """
+
+    slug, collects = Garbage.slug, True
+
+    def __init__(self, fit: Fit) -> None:
+        super().__init__()
+        self._level = fit.config.gc
+        self._interval = self._least = fit.config.gc_interval
+        self._young = YOUNG if fit.environment.gc_generational else FULL
+        self._lease = COLLECTOR.lease(fit.progress)
+        self._let_go = weakref.finalize(self, self._lease.let_go)  # at exit too
+        self._growth = Growth(fit.memory, self._young, self._lease.collect_now)
+        self._aside_of_steps = fit.aside
+        self._first = fit.step + BEGIN_AFTER
+        self._last = self._last_full = self._aside = 0
+        self._begun = self._frozen = self._off_before = False
+        self._spans: list[str] = []
+        self._warned = False
+        self._due = self._first if self._level == "sync" else _next(self._first, self._interval)
+        self._trying = False  # in a turn in which it is done
+        self._fresh = True
+        self._agreed: tuple[int, int] | None = None
+
+    @property
+    def due(self) -> int:
+        """Step at whose end something is due. A span that was not ended is ended with its step."""
+        return 0 if self._spans else self._due
+
+    def step_ended(self, step: int) -> None:
+        """Do what a step that ends makes due."""
+        while self._spans:
+            self.span_ended()
+        if step < self._due:
+            return
+        if self._trying:
+            self._go_on_trying(step)
+            return
+        if self._level == "freeze":
+            self._freeze(step)
+            self._due = NEVER
+        elif not self._begun:
+            self._begin(step)
+        elif not self._overruled(step):
+            if self._lease.abandoned:
+                self._take_over()
+            self._keep_to_schedule(step)
+        self._last = step
+
+    def span_began(self, kind: str, step: int) -> None:
+        """Collect by itself in an evaluation, where nobody waits for this rank in each step."""
+        if not self._spans:
+            self._aside = step
+            self._lease.aside = True
+            if kind == "evaluation":
+                self._collect_aside()
+            self._off_before = self._lease.off
+            self._lease.turn_on()
+        self._spans.append(kind)
+
+    def span_ended(self) -> None:
+        """Collect what a checkpoint leaves behind."""
+        kind = self._spans.pop() if self._spans else None
+        if kind is None or self._spans:
+            return
+        self._lease.aside = False
+        if self._off_before:
+            self._lease.turn_off()
+        if kind != "evaluation":
+            self._collect_aside()
+
+    @property
+    def asks(self) -> Mapping[str, int]:
+        """How often it should be collected on all ranks, for the sake of this one."""
+        return {ASKED: min(self._least, NEVER)}
+
+    def agreed(self, least: Mapping[str, int], step: int) -> None:
+        """The least that any rank asks for holds from the end of that step on."""
+        pending, _ = self._agreed or (self._interval, step)
+        interval = least.get(ASKED, pending)
+        if 0 < interval < pending:
+            self._agreed = interval, step
+            if self._due != NEVER:  # otherwise this rank looks again after it
+                self._due = min(self._due, step)
+
+    @property
+    def turns(self) -> bool:
+        """Tell if a trial is possible: with nothing frozen, full collections must not fall into its turns."""
+        return self._level == "sync" and self._let_go.alive and self._interval >= TURN
+
+    def hold(self) -> None:
+        """Wait for the trial."""
+        self._due, self._fresh = NEVER, False
+
+    def turn(self, step: int, *, done: bool) -> None:
+        """End the turn before after this step, and begin another one, on or off."""
+        while self._spans:
+            self.span_ended()
+        if due_between(self._last, step, self._interval) == FULL or not self._fresh:
+            with self._aside_of_steps():  # so that no garbage piles up and causes a collection in the first turns
+                self._lease.collect_now(FULL)
+        if not self._fresh:
+            self._fresh = True
+            self._growth.begin()
+        self._last = step
+        tried = self._trying
+        if tried:
+            if self._overruled(step):
+                return
+            self._lease.collect_now(self._young)
+        if done and not (tried and self._lease.off):
+            self._try(step)
+        elif tried and not done:
+            self._due, self._trying = NEVER, False
+            self._lease.turn_on()
+
+    def keep(self, step: int) -> None:
+        """Apply it from now on: it pays."""
+        self._begin(step)
+
+    def leave(self, step: int) -> None:
+        """Don't apply it: it doesn't pay. Garbage that piled up is collected."""
+        super().leave(step)
+        with self._aside_of_steps():
+            self._lease.collect_now(FULL)
+
+    def closed(self) -> None:
+        """Give the collector back. Twice is once."""
+        self._due, self._trying = NEVER, False
+        self._spans.clear()
+        self._let_go()
+
+    def _begin(self, step: int) -> None:
+        if not self._lease.turn_off():
+            self._give_up(ALREADY, OTHERS)
+            return
+        self._begun = True
+        self._growth.begin()
+        self._first = self._last = step
+        self._due = step + 1
+
+    def _freeze(self, step: int) -> None:
+        """Collect everything once and freeze the rest. This is paid once and belongs to no step."""
+        with self._aside_of_steps():
+            self._lease.collect(FULL, STARTUP)
+            self._lease.freeze()
+        self._frozen, self._last_full = True, step
+        self._growth.begin()
+
+    def _take_over(self) -> None:
+        """Continue after a step so long that the watchdog released the collector and collected everything."""
+        if self._lease.turn_off() and self._frozen:
+            self._lease.freeze()
+
+    def _try(self, step: int) -> None:
+        if not self._lease.alone:
+            self._give_up(SKIPPED, ELSEWHERE)
+        elif not self._lease.turn_off():
+            self._give_up(ALREADY, OTHERS)
+        else:
+            self._trying, self._first, self._due = True, step, step + 1
+
+    def _go_on_trying(self, step: int) -> None:
+        if step % self._interval == 0:
+            self._lease.collect_now(self._young)
+        self._look(step)
+
+    def _overruled(self, step: int) -> bool:
+        if overruled := self._lease.overruled:
+            self._give_up(SKIPPED, f"somebody set the thresholds of collection before step {step}, and they stay so")
+        return overruled
+
+    def _give_up(self, status: str, why: str) -> None:
+        self.closed()
+        self._say(status, why)
+
+    def _keep_to_schedule(self, step: int) -> None:
+        generation = due_between(self._last, step, self._interval)
+        if self._agreed is not None and step >= self._agreed[1]:
+            (self._interval, _), self._agreed = self._agreed, None
+            self._say(APPLIED, f"every {self._interval:,} steps from step {step} on: some rank needs it")
+        if generation is not None:
+            self._collect(generation, step)
+        self._look(step)
+        if self._agreed is not None:
+            self._due = min(self._due, self._agreed[1])
+
+    def _collect(self, generation: int, step: int) -> None:
+        young = generation == YOUNG and self._young == YOUNG
+        if young:
+            self._lease.collect(YOUNG)
+        elif self._frozen:
+            self._lease.collect(FULL)
+            self._last_full = step
+        else:
+            self._freeze(step)
+
+    def _collect_aside(self) -> None:
+        """Collect in time that belongs to no step; not each time where a loop evaluates in each of its steps."""
+        if self._frozen and self._due != NEVER and not self._trying and self._aside - self._last_full >= self._apart:
+            self._lease.collect(FULL)
+            self._last_full = self._aside
+
+    @property
+    def _apart(self) -> int:
+        return max(1, self._interval // RARER)
+
+    def _look(self, step: int) -> None:
+        """Collect at once if this rank is in danger. The schedule of all ranks stays the same."""
+        relief = self._growth.relieve(step)
+        if relief is not None:
+            self._tell_of(relief)
+        self._look_again(step)
+
+    def _look_again(self, step: int) -> None:
+        """Check again: garbage that grows fast shows soon after the beginning. Short steps are checked more rarely."""
+        apart = max(self._apart, self._growth.patience(step))
+        self._due = step + min(apart, max(1, step - self._first), self._interval - step % self._interval)
+
+    def _tell_of(self, relief: Relief) -> None:
+        asked = self._least
+        if relief.helped:
+            self._least = min(self._least, max(self._interval // 2, LEAST_INTERVAL))
+        if not self._warned:
+            self._warned = True
+            asks = f"; all ranks are asked for every {self._least:,} steps" if self._least < asked else ""
+            self._say(APPLIED, f"{relief.found}: collected at once, on this rank alone{asks}")

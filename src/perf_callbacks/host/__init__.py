@@ -1,1 +1,0 @@
-"""The machine: clock, garbage collector, accelerator events, files."""

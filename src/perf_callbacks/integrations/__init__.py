@@ -1,0 +1,1 @@
+"""Integrations: events of each framework, translated for the session."""

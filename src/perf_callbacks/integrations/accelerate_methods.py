@@ -1,0 +1,128 @@
+"""The methods of an accelerator that are watched: each tells the fits, and does what it did before."""
+
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from perf_callbacks.integrations.accelerate_fits import TAKEN_OVER, Fits
+from perf_callbacks.integrations.subclasses import put_on, watched
+from perf_callbacks.kernel.engine.marks import BACK, BEGIN
+from perf_callbacks.kernel.engine.stages import Stage
+
+ATTRIBUTE = "_perf_callbacks"
+"""Under this name an accelerator knows what is attached to it."""
+
+PREPARING = (
+    "prepare",
+    "prepare_model",
+    "prepare_optimizer",
+    "prepare_data_loader",
+    "prepare_scheduler",
+    "skip_first_batches",
+)
+"""Methods that hand out something prepared."""
+
+PREPARED = ("_models", "_optimizers", "_schedulers", "_dataloaders")
+"""Attributes in which an accelerator keeps what it has prepared."""
+
+T = TypeVar("T")
+
+
+def take_over(accelerator: Any) -> None:
+    """End what is attached to an accelerator."""
+    earlier = getattr(type(accelerator), ATTRIBUTE, None)
+    if earlier is not None:
+        earlier.close(TAKEN_OVER)
+
+
+def install(accelerator: Any, fits: Fits) -> None:
+    """Watch an accelerator's methods and what it has prepared, until the fits' patches are restored."""
+    kind = type(accelerator)
+    members: dict[str, Any] = {ATTRIBUTE: fits}
+    for name, make in _seams(fits).items():
+        if name in vars(accelerator):  # somebody else's, which hides what its class has
+            fits.patches.method(accelerator, name, make)
+        elif hasattr(kind, name):
+            members[name] = make(getattr(kind, name))
+    fits.kind = watched(kind, members)
+    fits.patches.add(put_on(accelerator, fits.kind))
+    for name in PREPARED:  # before we came
+        fits.see(tuple(getattr(accelerator, name, ())))
+
+
+def _seams(fits: Fits) -> dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]:
+    """Methods of an accelerator that are watched, each with what makes another of it."""
+    return {
+        **dict.fromkeys(PREPARING, functools.partial(_around, after=fits.see)),
+        "backward": functools.partial(_training, fits),
+        "log": functools.partial(_logging, fits),
+        "save_state": functools.partial(_noting, "register_save_state_pre_hook", fits.save),
+        "load_state": functools.partial(_noting, "register_load_state_pre_hook", fits.load),
+        **dict.fromkeys(("free_memory", "clear"), functools.partial(_around, before=fits.free)),
+        "end_training": functools.partial(_around, before=fits.close),
+    }
+
+
+def _around(
+    inner: Callable[..., T], *, before: Callable[[], object] = int, after: Callable[[T], object] = id
+) -> Callable[..., T]:
+    @functools.wraps(inner)
+    def call(*args: Any, **kwargs: Any) -> T:
+        before()
+        result = inner(*args, **kwargs)
+        after(result)
+        return result
+
+    return call
+
+
+def _training(fits: Fits, inner: Callable[..., T]) -> Callable[..., T]:
+    """Wrap a backward, with which a fit may begin."""
+
+    @functools.wraps(inner)
+    def call(*args: Any, **kwargs: Any) -> T:
+        if fits.watch is None:
+            fits.begin()
+        return inner(*args, **kwargs) if fits.watch is None else fits.watch.backward(inner, *args, **kwargs)
+
+    return call
+
+
+def _logging(fits: Fits, inner: Callable[..., T]) -> Callable[..., T]:
+    """Add our metrics to what the user logs."""
+
+    @functools.wraps(inner)
+    def call(accelerator: Any, values: Any, *args: Any, **kwargs: Any) -> T:
+        if fits.watch is None:
+            return inner(accelerator, values, *args, **kwargs)
+        enter = fits.watch.recorder.enter
+        enter(BEGIN[Stage.OTHER])
+        try:
+            metrics = fits.row() if isinstance(values, Mapping) else None
+            return inner(accelerator, {**values, **metrics, **values} if metrics else values, *args, **kwargs)
+        finally:
+            enter(BACK)
+
+    return call
+
+
+def _noting(register: str, use: Callable[[Path], object], inner: Callable[..., T]) -> Callable[..., T]:
+    """Do something with the directory of a checkpoint, once accelerate is done with it.
+
+    What is registered for checkpointing would have to be in every checkpoint that is loaded.
+    """
+
+    @functools.wraps(inner)
+    def call(accelerator: Any, *args: Any, **kwargs: Any) -> T:
+        noted: list[Any] = []
+        hook = getattr(accelerator, register)(lambda *arguments: noted.append(arguments[-1]))
+        try:
+            result = inner(accelerator, *args, **kwargs)
+        finally:
+            hook.remove()
+        for directory in noted:
+            use(Path(directory))
+        return result
+
+    return call

@@ -1,0 +1,352 @@
+"""The watched calls of an Accelerate loop: several models, optimizers and loaders, and the accelerator itself."""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from threading import get_ident
+from typing import Any, TypeVar
+
+import torch
+from torch import is_grad_enabled, nn
+
+from perf_callbacks.flops.counting.phases import in_function
+from perf_callbacks.integrations import methods
+from perf_callbacks.integrations.loop_watch import LoopWatch
+from perf_callbacks.integrations.subclasses import put_on, watched
+from perf_callbacks.kernel.batches.reader import ROWS, UNREADABLE, Batch
+from perf_callbacks.kernel.batches.waiting import UNKNOWN, Waiting, identify, same, take
+from perf_callbacks.kernel.engine.marks import BACK, BEGIN
+from perf_callbacks.kernel.engine.stages import Stage
+from perf_callbacks.kernel.fit.recorder import Recorder
+from perf_callbacks.kernel.foreign_errors import let_pass
+from perf_callbacks.kernel.process.graphs import FIRST, Start, next_start, reached
+
+T = TypeVar("T")
+
+MOST_PENDING = 1024
+"""Batches of one loader that may wait for being trained on."""
+
+# Looking a member up in its class costs as much as recording it.
+_DATA, _BACKWARD, _OPTIMIZER = Stage.DATA, Stage.BACKWARD, Stage.OPTIMIZER
+_OTHER, _UNDECIDED = Stage.OTHER, Stage.UNDECIDED
+
+
+class AcceleratedWatch(LoopWatch):
+    """Tells training from evaluation by the calls of the loop, since any prepared loader may serve either.
+
+    A batch counts once a backward follows it. A batch that is fetched, or a model that is called without gradients,
+    while no model is in training mode belongs to an evaluation. The evaluation lasts until a batch is fetched to train
+    on, or a model is trained.
+    """
+
+    marks_backward = False  # it also counts batches
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        before: tuple[int, Batch] | None = None,
+        *,
+        kind: type = object,
+        prepared: Iterable[object] = (),
+    ) -> None:
+        super().__init__(recorder, model, optimizer)
+        self._kind, self._prepared = kind, prepared
+        self._models = [model]
+        self._trained: set[int] = set()  # models that were called in training
+        self._decisive = self._models  # whose mode tells whether there is training: those trained, else all
+        self._reader = recorder.reader
+        self._pending: dict[int, list[Waiting]] = {}  # by loader: batches that no model was called with, as far as seen
+        self._taken: dict[int, list[tuple[Start, Batch]]] = {}  # by loader: those that one was called with, and starts
+        self._start = FIRST  # of the batch that was fetched last, if a model is called with it
+        self._ahead = False  # batches that wait were fetched before the model's call with an earlier one
+        self._doubtful = before  # the last batch that seemed to be for an evaluation, and its loader
+        self._learned = False
+        self._always: set[int] = set()  # loaders that models in evaluation mode are trained from
+
+    def install(self) -> None:
+        """Begin to watch. Closing the recorder removes all hooks and wrappers."""
+        super().install()
+        _know_signature(self._optimizer)
+        self._watch_accelerator(self._kind)
+        for one in self._prepared:
+            self.add(one)
+
+    def add(self, prepared: object) -> None:
+        """Watch one more prepared object. Only the first optimizer's steps count."""
+        if prepared is self._model or self.counts(prepared):
+            return
+        if isinstance(prepared, nn.Module):
+            self._add_model(prepared)
+        elif isinstance(prepared, torch.optim.Optimizer):
+            self._add_optimizer(getattr(prepared, "optimizer", prepared))
+        elif hasattr(prepared, "get_last_lr"):
+            self._add_scheduler(prepared)
+
+    def _add_scheduler(self, scheduler: Any) -> None:
+        step = functools.partial(self._schedule, getattr(scheduler, "gradient_state", None))
+        if "step" in vars(scheduler):  # torch's schedulers replace it on themselves; accelerate did not wrap this one
+            self.recorder.patches.replace(scheduler, "step", step)
+        else:
+            kind = type(scheduler)
+            self.recorder.patches.add(put_on(scheduler, watched(kind, {"step": step(kind.step)})))
+
+    def _add_model(self, model: nn.Module) -> None:
+        self._models.append(model)
+        self._watch_model(model)
+
+    def _add_optimizer(self, optimizer: Any) -> None:
+        self.recorder.patches.add(
+            optimizer.register_step_pre_hook(functools.partial(self.turn, _OPTIMIZER)).remove,
+            optimizer.register_step_post_hook(functools.partial(self.turn, _OTHER)).remove,
+        )
+        methods.stages(self.recorder, optimizer, "zero_grad", _OPTIMIZER)
+        _know_signature(optimizer)
+
+    def _watch_accelerator(self, kind: type) -> None:
+        """Watch what the loop calls instead of torch, in the class that the accelerator has meanwhile."""
+        recorder = self.recorder
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            methods.stages(recorder, kind, name, _OPTIMIZER)
+        for name in ("save_state", "save_model", "save", "get_state_dict"):
+            if hasattr(kind, name):
+                recorder.patches.replace(kind, name, self._checkpoint)
+
+    def counts(self, optimizer: Any) -> bool:
+        """Tell if the steps of this optimizer are the ones that count."""
+        return self._optimizer is getattr(optimizer, "optimizer", optimizer)
+
+    @property
+    def training(self) -> bool:
+        """Tell if a model is in training mode: of the models that were trained, or of all if none was."""
+        return any(model.training for model in self._decisive)
+
+    def call(self, model: nn.Module) -> bool:
+        """Handle a call of a model that may need more than a mark. True: it is a forward."""
+        self._begin_late()
+        gradients = is_grad_enabled()
+        if model.training and gradients:
+            if id(model) not in self._trained:
+                self._trained.add(id(model))
+                self._decisive = [one for one in self._models if id(one) in self._trained]
+            self._end_evaluation()
+            return True
+        if self.evaluating:
+            self._doubtful = self._doubtful if gradients else None
+            return False
+        if model.training and not (gradients or self.spans) and self._samples():
+            return False
+        # A teacher is in evaluation mode while its student trains.
+        if gradients or self.spans or model.training or (id(model) not in self._trained and self.training):
+            return True
+        self.evaluate()
+        return False
+
+    def _samples(self) -> bool:
+        return self._learned and not in_function()
+
+    def fetch(self, loader: object) -> None:
+        """Mark that the loop asks a loader for a batch."""
+        if get_ident() != self.thread:
+            return
+        try:
+            trains = is_grad_enabled() and self._decisive[0].training
+            if trains and not (self.evaluating or self.late):
+                self.tape.write((_DATA, self.clock()))
+                return
+            self._begin_late()
+            if trains or (is_grad_enabled() and (self.training or id(loader) in self._always)):
+                self.turn(_DATA)
+            else:
+                self.evaluate()
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
+
+    def fetched(self, loader: object, batch: Any) -> None:  # noqa: C901, PLR0912 a call is a frame in each step
+        """Take a batch from a loader. It is read now: the loop may take it apart before it trains on it."""
+        try:
+            reader = self._reader
+            found = None  # as `BatchReader.read`, without its frame
+            if reader.left:
+                try:
+                    guide, rows = reader.guide, type(batch) in ROWS
+                    key = (len(batch), batch[guide].shape) if rows else (*batch.keys(), batch.get(guide).shape)
+                    found = reader.guided.get(key)
+                except UNREADABLE as error:
+                    let_pass(error)
+                    found = None
+            if found is None:
+                found = reader.read(batch)
+            else:
+                reader.left -= 1
+            for calls in self._calls:
+                if calls.model._compiled_call_impl is not calls.compiled:  # noqa: SLF001 torch has no other way to tell
+                    calls.again()
+            if get_ident() != self.thread:
+                self.recorder.add(found)
+                return
+            self.in_backward, self.optimizing = False, 0
+            if self.evaluating:
+                self._doubtful = id(loader), found
+                return
+            if self._learned:  # what was not trained on by now was skipped, or fetched early
+                self._learned = False
+                self._taken.clear()
+                if not self._ahead:
+                    self._pending.clear()
+                self._ahead = False
+            waiting = self._pending.setdefault(id(loader), [])
+            if waiting or len(self._pending) > 1:
+                self._wait_beside(id(loader), batch, found)
+            else:
+                waiting.append((found, ()))
+            self.ran = False
+            self.tape.write((_OTHER, self.clock()))
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
+
+    def exhausted(self) -> None:
+        """Mark the end of a loader."""
+        try:
+            if not self.evaluating:
+                self.turn(_OTHER)
+                self.recorder.leave(exhausted=True)
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
+
+    def leave(self) -> None:
+        """Note that the loop leaves a loader, and may be over."""
+        self.recorder.leave()
+
+    def backward(self, inner: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call the accelerator's backward, and mark it."""
+        if self.in_backward or get_ident() != self.thread or not self.recorder.active:
+            return inner(*args, **kwargs)
+        self.in_backward = True
+        try:
+            if self._doubtful is None and not (self.several or self._taken):  # as in `_count`, without its frame
+                self._learned = True
+                engine = self.engine
+                for waiting in self._pending.values():
+                    if waiting:  # as `Recorder.add`, without its frame
+                        found, _ = waiting.pop()
+                        if not engine.aside:
+                            engine.batches.append(found)
+                if len(engine.batches) >= engine.crowded:
+                    engine.relieve()
+            else:
+                self._count([one for one in (*args, *kwargs.values()) if hasattr(one, "grad_fn")])
+            if self.evaluating or self.late:
+                self.turn(_BACKWARD)
+            else:
+                self.tape.write((_BACKWARD, self.clock()))
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
+        try:
+            return inner(*args, **kwargs)
+        finally:
+            self.in_backward = False
+            try:
+                self.tape.write((_OPTIMIZER if self.optimizing else _UNDECIDED, self.clock()))
+            except Exception as error:  # noqa: BLE001 as above
+                self.fail(error)
+
+    def begins_backward(self, root: object = None) -> bool:
+        """Begin a backward that the accelerator was not asked for."""
+        if not self.in_backward and get_ident() == self.thread:
+            try:
+                self._count(root)
+            except Exception as error:  # noqa: BLE001 an observer never ends the run
+                self.fail(error)
+        return super().begins_backward(root)
+
+    def _wait_beside(self, loader: int, batch: object, found: Batch) -> None:
+        """Let a batch wait beside others, unless the model was called with the last one of its loader."""
+        waiting = self._pending[loader]
+        if self.ran and waiting:
+            taken = self._taken.setdefault(loader, [])
+            taken.append((self._start, waiting.pop()[0]))
+            self._start, self._ahead = next_start(len(taken)), True
+        waiting.append((found, identify(batch)))
+        del waiting[:-MOST_PENDING]
+        self.several = self.several or len(waiting) > 1
+
+    def takes(self, arguments: object) -> None:
+        """Find what a model is called with among several batches that wait."""
+        self.ran = False
+        tensors = identify(arguments)
+        if same(tensors, self._last_call):
+            return
+        self._last_call = tensors
+        for loader, waiting in self._pending.items():
+            taken = self._taken.get(loader, [])
+            if len(waiting) > 1 or (waiting and taken):
+                found, newest = take(waiting, arguments, again=bool(taken), alone=len(self._pending) == 1)
+                if found:
+                    start = next_start(len(taken)) if taken else FIRST
+                    self._taken[loader] = taken + [(start, one) for one in found]
+                    self._ahead = not newest
+
+    def _count(self, root: object) -> None:
+        """Count what a backward trains on: of each loader, what the model was called with, or the last batch."""
+        self._learned, counted = True, False
+        for loader, waiting in self._pending.items():
+            taken = self._taken.pop(loader, [])
+            if len(waiting) > 1 and not taken:  # no watched call tells which of them it is
+                self._ahead = True
+                taken.append((self._start, UNKNOWN))
+            elif waiting and (self.ran or not taken):
+                taken.append((self._start, waiting.pop()[0]))
+            starts = reached(root, [start for start, _ in taken]) if len(taken) > 1 else {start for start, _ in taken}
+            for start, found in taken:
+                if start in starts:
+                    self.recorder.add(found)
+                    counted = True
+            if len(starts) < len({start for start, _ in taken}):  # another backward may learn from them
+                self._taken[loader] = [one for one in taken if one[0] not in starts]
+        self._last_call, self._start, self.ran = (), FIRST, False
+        self.several = any([len(waiting) > 1 for waiting in self._pending.values()])
+        if self._doubtful is not None and not counted:
+            self._always.add(self._doubtful[0])
+            self.recorder.add(self._doubtful[1])
+        self._doubtful = None
+
+    def _schedule(self, gradients: Any, inner: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a scheduler's step, which does nothing between the micro-batches of one step."""
+
+        @functools.wraps(inner)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not getattr(gradients, "sync_gradients", True):
+                return inner(*args, **kwargs)
+            self.recorder.enter(BEGIN[_OPTIMIZER])
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                self.recorder.enter(BACK)
+
+        return call
+
+    def _checkpoint(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(inner)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if get_ident() != self.thread or not self.recorder.active:
+                return inner(*args, **kwargs)
+            with self.span("checkpoint"):
+                return inner(*args, **kwargs)
+
+        return call
+
+
+def _know_signature(optimizer: object) -> None:
+    """Keep the signature of `zero_grad` at hand: Accelerate asks for it before each call.
+
+    The signature is kept one layer below our wrapper. Another wrapper on top of ours takes over our attributes, but
+    would lack the `self` of this signature.
+    """
+    ours: Any = getattr(vars(optimizer).get("zero_grad"), "__func__", None)
+    inner = getattr(ours, "__wrapped__", None)
+    if inner is not None:
+        known: Any = functools.partial(inner)
+        known.__signature__ = inspect.signature(inner)
+        ours.__wrapped__ = known

@@ -1,0 +1,286 @@
+"""The hooks of both Lightning callbacks: begin, save, log and end a fit. Neither import tree is imported here."""
+
+import functools
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+from tqdm import tqdm
+
+from perf_callbacks import checklist
+from perf_callbacks.advice.observer import Setup, flat
+from perf_callbacks.integrations.late_callback import Meanwhile, first, settled
+from perf_callbacks.integrations.lightning_watch import TrainerWatch, steps_done
+from perf_callbacks.kernel.clock import perf_counter
+from perf_callbacks.kernel.engine.shown_metrics import bar
+from perf_callbacks.kernel.failures import describe, fails_open
+from perf_callbacks.kernel.fit.item import Batches
+from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.fit.recorder import Recorder, log
+from perf_callbacks.kernel.foreign_errors import let_pass
+from perf_callbacks.kernel.settings.config import PerfConfig
+from perf_callbacks.session import Measures, Session
+
+STATE_KEY = "perf_callbacks"
+"""Key of our counters in a checkpoint. Among the states of callbacks, two of ours could not be told apart.
+
+A file beside the checkpoint would be listed with it, and stay behind when the checkpoint is moved.
+"""
+
+EVERY_BATCH = (
+    "on_train_batch_start",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_train_batch_end",
+)
+"""Hooks that the trainer calls for every batch, and that have nothing to do."""
+
+LARGE = 100.0
+"""Numbers from here on are shown without a point."""
+
+
+class LightningHooks(Measures):
+    """The hooks of a `PerfCallback`, whichever of the two `Callback` classes it is."""
+
+    framework: ClassVar[str]
+    """The module whose version goes into the journal."""
+
+    elsewhere = "the Hugging Face Trainer, take perf_callbacks.transformers.PerfCallback"
+
+    def __init__(self, config: PerfConfig | None = None, **strays: NoReturn) -> None:
+        self._session = Session(config, tqdm.write, strays=strays)
+        self._watch: TrainerWatch | None = None
+        self._startup: checklist.Startup | None = None
+        self._carried: dict[str, Any] | None = None
+        self._set_up_at: float | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Processes that are spawned, and copies, measure for themselves. Trainers put `log` on us, with the module."""
+        kept = {name: value for name, value in self.__dict__.items() if name not in {"log", "log_dict", *EVERY_BATCH}}
+        return {**kept, "_watch": None, "_startup": None, "_set_up_at": None}
+
+    def fail(self, error: Exception) -> None:
+        """Say once that something of ours went wrong, stop measuring, undo every change, that of `setup` too."""
+        prepared, self._startup = self._startup, None
+        try:
+            super().fail(error)
+        finally:
+            if prepared is not None:
+                prepared.closed()
+
+    @fails_open
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage == "fit":
+            self._set_up_at = perf_counter()
+            self._close("another fit began")
+            self._carried = None
+            if first(trainer.callbacks, LightningHooks) is self:
+                self._prepare(trainer, trainer.strategy)
+
+    @fails_open
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        self._carried = checkpoint.get(STATE_KEY)
+
+    @fails_open
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        state = self._watch.recorder.state if self._watch is not None else self._carried
+        if state is not None:
+            checkpoint[STATE_KEY] = state
+
+    @fails_open
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._end("another fit began")
+        if first(trainer.callbacks, LightningHooks) is not self:
+            if not self.armed:
+                log.warning("perf_callbacks: another PerfCallback measures this trainer, this one does nothing.")
+            return
+        # Other callbacks go first: if one of them raises, nothing of ours is in place yet. The trainer is iterating
+        # over its list right now, so what is appended to that comes last; what it finds in its place is without it.
+        trainer.callbacks = Meanwhile(trainer.callbacks, _Afterwards(self))
+
+    @fails_open
+    def begin(self, trainer: Any) -> None:
+        """Start measuring, once the other callbacks have begun."""
+        trainer.callbacks = settled(trainer.callbacks)
+        place = self._place(trainer, self._last_state(trainer))
+        watch = self._session.begin(
+            place,
+            functools.partial(TrainerWatch, trainer=trainer),
+            trainer.lightning_module,
+            earlier=self._startup,
+            setup=lambda: _setup(trainer),
+            before_seconds=0.0 if self._set_up_at is None else perf_counter() - self._set_up_at,
+        )
+        if watch.recorder.active:
+            self._watch = watch
+            self._keep_quiet(watch.recorder)
+
+    @fails_open
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        if self._watch is not None:
+            self._watch.recorder.observers.epoch_ended()
+
+    @fails_open
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        if self._watch is None:
+            return
+        averages = self._watch.recorder.whole(self._watch.recorder.step)
+        self._close()
+        self._session.show_summary()
+        if averages:
+            last = trainer.fit_loop.epoch_loop._batches_that_stepped - 1  # noqa: SLF001 the step of the last loss
+            _log(trainer, averages, last)
+
+    @fails_open
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        self._close()
+
+    @fails_open
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        trainer.callbacks = settled(trainer.callbacks)
+        self._close(describe(exception))
+
+    @fails_open
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage == "fit":
+            self._close()
+
+    def _prepare(self, trainer: Any, strategy: Any) -> None:
+        """Loaders are made ready before training starts; that they are copied from is seen in the first batch."""
+        source = getattr(getattr(trainer.fit_loop, "_data_source", None), "instance", None)  # a loader or a data module
+        ways = Batches(
+            copied_aside=True,
+            workers=checklist.workers(source),
+            process=(strategy, "process_dataloader"),
+            first=(strategy, "batch_to_device"),
+        )
+        here = getattr(strategy, "num_processes", 0)  # of a strategy for several processes: those on this machine
+        local_ranks = (strategy.local_rank, here) if here else None
+        self._startup = checklist.prepare(self._session.settings, strategy.root_device, ways, local_ranks)
+
+    def log_row(self, trainer: Any, step: int) -> None:
+        """Log the metrics of the steps since the last row, if the trainer is about to log the loss."""
+        recorder = self._session.recorder
+        if recorder is None or not (trainer._logger_connector.should_update_logs or trainer.fast_dev_run):  # noqa: SLF001
+            return
+        row = recorder.row(step)
+        if not row:
+            return
+        _log(trainer, row, trainer.fit_loop.epoch_loop._batches_that_stepped)  # noqa: SLF001 the step of the loss
+        shown = trainer.progress_bar_metrics
+        for name in recorder.logged.names.intersection(shown):  # an MFU that is unknown by now
+            del shown[name]
+        shown.update({name: Figure(value) for name, value in bar(row, recorder.config.console).items()})
+
+    def _keep_quiet(self, recorder: Recorder) -> None:
+        """See the end of a batch without a hook, and be called for no batch: an empty hook costs a profiler's context.
+
+        The trainer skips hooks that can't be called.
+        """
+        ends = self._watch.watch_ends(self) if self._watch is not None else None
+        for name in EVERY_BATCH:
+            if name != ends and getattr(self, name).__module__.partition(".")[0] == self.framework:
+                recorder.patches.replace(self, name, _nothing)
+
+    def _close(self, failure: str | None = None) -> None:
+        prepared, self._startup = self._startup, None
+        try:
+            self._end(failure)
+        finally:
+            if prepared is not None:
+                prepared.closed()
+
+    def _end(self, failure: str | None = None) -> None:
+        self._watch = None
+        self._session.end(failure)
+
+    def _last_state(self, trainer: Any) -> dict[str, Any] | None:
+        """Find the state that this fit continues from: of a checkpoint, or of the fit before it in the same trainer."""
+        done = steps_done(trainer)
+        if self._carried is not None or self._session.recorder is None or not done:
+            return self._carried
+        state = self._session.recorder.state
+        return state if state["step"] == done else None
+
+    def _place(self, trainer: Any, carried: dict[str, Any] | None) -> Place:
+        return Place(
+            door="lightning",
+            directory=_directory(trainer),
+            directory_of_all=True,
+            device=trainer.strategy.root_device,
+            rank=trainer.global_rank,
+            world_size=trainer.world_size,
+            data_parallel=_data_parallel(trainer),
+            step=steps_done(trainer),
+            versions={self.framework: str(sys.modules[self.framework].__version__)},
+            carried=carried,
+        )
+
+
+class Figure(float):
+    """A number that a progress bar shows with three figures, whatever format it asks for: rich asks for ".3f"."""
+
+    def __format__(self, _spec: str) -> str:
+        return f"{float(self):.0f}" if abs(self) >= LARGE else f"{float(self):.3g}"
+
+    def __str__(self) -> str:
+        return format(self)
+
+
+def _log(trainer: Any, metrics: Mapping[str, float], step: int) -> None:
+    for logger in trainer.loggers:
+        logger.log_metrics(metrics=dict(metrics), step=step)  # by name, as the trainer does
+
+
+class _Afterwards:
+    """Comes last in one `on_train_start`."""
+
+    state_key = "PerfCallback"
+
+    def __init__(self, callback: LightningHooks) -> None:
+        self._callback = callback
+
+    def on_train_start(self, trainer: Any, _pl_module: Any) -> None:
+        self._callback.begin(trainer)
+
+
+def _nothing(_hook: object) -> None:
+    """Stand in for a hook that is not called."""
+
+
+def _directory(trainer: Any) -> Path:
+    """The directory of the first logger that has a local one, else that of the trainer.
+
+    Only rank 0 asks its loggers, and the other ranks hear of it: versions are counted there, and `trainer.log_dir` is a
+    collective call.
+    """
+    for logger in trainer.loggers if trainer.global_rank == 0 else ():
+        for name in ("log_dir", "save_dir"):
+            try:
+                found = getattr(logger, name, None)
+            except Exception as error:  # noqa: BLE001 a logger of the user's own may answer as it likes
+                let_pass(error)
+                continue
+            if isinstance(found, str | os.PathLike) and str(found) and "://" not in str(found):
+                return Path(found)
+    root = str(trainer.default_root_dir)
+    return Path() if "://" in root else Path(root)
+
+
+def _setup(trainer: Any) -> Setup:
+    loaders = flat(trainer.train_dataloader)
+    return Setup(optimizers=tuple(trainer.optimizers), loaders=loaders, log_every=trainer.log_every_n_steps)
+
+
+def _data_parallel(trainer: Any) -> int | None:
+    """Count the groups of ranks that have samples of their own, by the sampler of their loaders."""
+    try:
+        replicas = trainer.strategy.distributed_sampler_kwargs["num_replicas"]
+    except Exception as error:  # noqa: BLE001 a single process has none, and a strategy of the user's own may answer as it likes
+        let_pass(error)
+        return None
+    return replicas if type(replicas) is int and 0 < replicas <= trainer.world_size else None

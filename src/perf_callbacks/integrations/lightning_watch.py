@@ -1,0 +1,254 @@
+"""The methods of a Lightning trainer that are watched for stages and steps: cheaper than its hooks."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from perf_callbacks.integrations import methods
+from perf_callbacks.kernel.batches.waiting import untrained
+from perf_callbacks.kernel.engine.marks import BACK, BEGIN, END
+from perf_callbacks.kernel.engine.stages import Stage
+from perf_callbacks.kernel.fit.recorder import Recorder
+
+BATCH_END = "on_batch_end"
+"""The method of the trainer's logger connector that is called after each batch."""
+
+_OPTIMIZER = BEGIN[Stage.OPTIMIZER]
+
+
+def steps_done(trainer: Any) -> int:
+    """Count the optimizer steps of this trainer, with earlier attempts; under manual optimization, the batches.
+
+    `global_step` counts each of several optimizers. A batch that is skipped, or that is None, is not started.
+    """
+    if trainer.lightning_module.automatic_optimization:
+        return int(trainer.global_step)
+    return int(trainer.fit_loop.epoch_loop.batch_progress.total.started)
+
+
+class TrainerWatch:
+    """Tells a recorder what the trainer does, from calls between its parts."""
+
+    def __init__(self, recorder: Recorder, trainer: Any) -> None:
+        self.recorder = recorder
+        self.steps = recorder.run.step
+        self._trainer = trainer
+        self._loop = loop = trainer.fit_loop.epoch_loop
+        self._automatic = trainer.lightning_module.automatic_optimization
+        self._progress = loop.automatic_optimization.optim_progress if self._automatic else None
+        self._fetches_itself = hasattr(getattr(trainer.fit_loop, "_data_fetcher", None), "iterator_wrapper")
+        """`training_step` takes a `dataloader_iter`."""
+        self._skipped = False
+        """The last `training_step` returned None."""
+
+    def install(self) -> None:
+        """Begin to watch. The recorder undoes all of it when it closes."""
+        recorder, trainer, loop = self.recorder, self._trainer, self._loop
+        recorder.reader.several = _several(trainer)
+        self._watch_exits()
+        methods.stages(recorder, trainer.fit_loop, "setup_data", Stage.DATA)
+        methods.stages(recorder, loop, "on_run_start", Stage.DATA)  # from the second epoch on, it makes the iterator
+        self._watch_fetch()
+        recorder.patches.method(trainer.strategy, "training_step", self._training_step)
+        methods.stages(recorder, trainer.precision_plugin, "backward", Stage.BACKWARD)
+        self._watch_optimizer()
+        methods.spans(recorder, loop.val_loop, "run", "evaluation")
+        methods.spans(recorder, trainer, "save_checkpoint", "checkpoint", first=self._settle)
+
+    def _watch_exits(self) -> None:
+        """See an exception where it leaves the loop: a callback that fails in `on_exception` hides it from us.
+
+        A `StopIteration` of another callback ends an epoch before the trainer ends its last batch.
+        """
+        recorder, trainer = self.recorder, self._trainer
+        recorder.patches.method(trainer.fit_loop, "on_advance_end", self._after_settling)
+        methods.exits(recorder, trainer.lightning_module, "on_train_start")
+        methods.exits(recorder, trainer.strategy, "on_train_start")
+        for name in ("on_advance_start", "advance", "on_advance_end", "on_run_end"):
+            methods.exits(recorder, trainer.fit_loop, name, before=self._settle if name == "advance" else None)
+
+    def _watch_fetch(self) -> None:
+        """See the wait for a batch. It goes to the device at once, unless `training_step` does that.
+
+        A batch that `training_step` fetches for itself comes back into it.
+        """
+        recorder, loop = self.recorder, self._loop
+        methods.turns(recorder, loop, "_on_before_fetch", BEGIN[Stage.DATA] if self._fetches_itself else Stage.DATA)
+        if self._fetches_itself:
+            methods.turns(recorder, loop, "_on_after_fetch", BACK)
+        then = None if self._fetches_itself else Stage.OTHER
+        methods.stages(recorder, self._trainer.strategy, "batch_to_device", Stage.DATA, then=then)
+
+    def _watch_optimizer(self) -> None:
+        """See the optimizer's part of a step. Under manual optimization all of it happens inside `training_step`."""
+        recorder, trainer, strategy = self.recorder, self._trainer, self._trainer.strategy
+        precision, optimization = trainer.precision_plugin, self._loop.automatic_optimization
+        enclosed = self._automatic and _closure_is_enclosed(trainer)
+        # The hooks of callbacks and module come between the backward and clipping; the optimizer goes on after them.
+        if enclosed and getattr(precision._after_closure, "__qualname__", None) == "Precision._after_closure":  # noqa: SLF001
+            methods.turns(recorder, precision, "_clip_gradients", Stage.OPTIMIZER)  # what it does last
+        else:
+            methods.stages(recorder, precision, "_after_closure", Stage.OTHER, then=Stage.OPTIMIZER)
+            methods.stages(recorder, precision, "_clip_gradients", Stage.OPTIMIZER)
+        if self._automatic:
+            if enclosed:
+                methods.stages(recorder, optimization, "_optimizer_step", Stage.OPTIMIZER)
+            else:
+                recorder.patches.method(optimization, "_optimizer_step", self._optimizer_step)
+            methods.stages(recorder, optimization, "_optimizer_zero_grad", Stage.OPTIMIZER)
+            if trainer.lr_scheduler_configs:
+                methods.stages(recorder, self._loop, "update_lr_schedulers", Stage.OPTIMIZER)
+            return
+        methods.stages(recorder, strategy, "backward", Stage.OTHER)  # hooks around the precision plugin's
+        recorder.patches.method(strategy, "optimizer_step", self._optimizer_step)
+        for optimizer in (*strategy.optimizers, *getattr(strategy, "_lightning_optimizers", ())):
+            methods.stages(recorder, optimizer, "zero_grad", Stage.OPTIMIZER)
+
+    def watch_ends(self, callback: Any) -> str:
+        """End steps, and log rows, where the trainer's connector ends a batch. Return the name of the watched method.
+
+        A hook would cost the trainer a profiler's context, and is watched only where the connector has no such method.
+        Neither is called for a batch that the module skips, and both are called for one that is None.
+        """
+        owner, name = getattr(self._trainer, "_logger_connector", None), BATCH_END
+        if not hasattr(owner, name):
+            owner, name = callback, "on_train_batch_end"
+        self.recorder.patches.method(owner, name, functools.partial(self._end_batch, callback))
+        return name
+
+    def _end_batch(self, callback: Any, inner: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap what the trainer calls after each batch, those of a validation too."""
+        recorder, trainer, loop, progress = self.recorder, self._trainer, self._loop, self._progress
+        engine, observers, tape, clock = recorder.engine, recorder.observers, recorder.tape, recorder.clock
+        fetches_itself, told = self._fetches_itself, self.steps
+
+        @functools.wraps(inner)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal told
+            try:
+                if fetches_itself and trainer.training:
+                    recorder.batch(trainer.fit_loop._data_fetcher._batch)  # noqa: SLF001 as the trainer does
+                    if self._skipped and engine.batches:
+                        engine.batches[-1] = untrained(engine.batches[-1])
+                steps = progress.optimizer_steps if progress is not None else steps_done(trainer)
+                if steps != self.steps:
+                    self.steps, now = steps, clock()
+                    if steps < observers.due and now < engine.flush_at:  # as `Recorder.end_step`, without its frame
+                        engine.ended.append((steps, engine.excluded, engine.batches))
+                        tape.write((END, now))
+                        engine.step, engine.excluded, engine.batches = steps, None, []
+                    else:
+                        recorder.end_step(steps)
+                if steps != told:
+                    told, every = steps, trainer.log_every_n_steps
+                    # As the connector decides it for the loss, a moment later and at the same step.
+                    logs = not every or (loop._batches_that_stepped + 1) % every == 0  # noqa: SLF001 what it goes by
+                    if logs or trainer.should_stop or trainer.fast_dev_run:
+                        callback.log_row(trainer, steps)
+            except Exception as error:  # noqa: BLE001 an observer never ends the run
+                callback.fail(error)
+            return inner(*args, **kwargs)
+
+        return call
+
+    def _settle(self, _recorder: Recorder) -> None:
+        """End the step whose batch is done: a checkpoint counts it, also where a callback saves before our turn."""
+        # As `steps_done`, by a shorter way.
+        steps = steps_done(self._trainer) if self._progress is None else self._progress.optimizer_steps
+        if steps != self.steps:
+            self.steps = steps
+            self.recorder.end_step(steps)
+
+    def _after_settling(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(inner)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.recorder.attempt(self._settle)
+            return inner(*args, **kwargs)
+
+        return call
+
+    def _training_step(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap `strategy.training_step`: a batch that gets here is trained on. Some optimizers call it repeatedly."""
+        recorder, fetches_itself, progress = self.recorder, self._fetches_itself, self._loop.batch_progress.total
+        tape, clock, fail, take = recorder.tape, recorder.clock, recorder.fail, recorder.batch
+        taken: int | None = None
+        automatic, engine = self._automatic, recorder.engine
+
+        @functools.wraps(inner)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal taken
+            try:
+                if len(args) > 1 and not fetches_itself and taken != progress.started:
+                    taken = progress.started
+                    take(args[1])
+                tape.write((Stage.FORWARD, clock()))
+            except Exception as error:  # noqa: BLE001 an observer never ends the run
+                fail(error)
+            output: Any = ...
+            try:
+                output = inner(*args, **kwargs)
+                return output
+            finally:
+                try:
+                    if automatic:  # without an output, the trainer calls no backward
+                        self._skipped = output is None
+                        if self._skipped and engine.batches and not fetches_itself:
+                            engine.batches[-1] = untrained(engine.batches[-1])
+                    tape.write((Stage.OTHER, clock()))
+                except Exception as error:  # noqa: BLE001 as above
+                    fail(error)
+
+        return call
+
+    def _optimizer_step(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap the step of an optimizer: whatever its closure does is not the optimizer's.
+
+        Automatic optimization passes a `Closure` of Lightning's on to the module, which may look at it: it stays that
+        object, and what it calls is replaced until the step is over. Otherwise the closure is any function.
+        """
+
+        @functools.wraps(inner)
+        def call(owner: Any, first: Any, closure: Any, *args: Any, **kwargs: Any) -> Any:
+            enter = self.recorder.enter
+            lightnings = hasattr(closure, "consume_result")
+            compute = closure.closure if lightnings else closure
+
+            def outside(*closure_args: Any, **closure_kwargs: Any) -> Any:
+                enter(BACK)
+                try:
+                    return compute(*closure_args, **closure_kwargs)
+                finally:
+                    enter(_OPTIMIZER)
+
+            if lightnings:
+                closure.closure = outside
+            enter(_OPTIMIZER)
+            try:
+                return inner(owner, first, closure if lightnings else outside, *args, **kwargs)
+            finally:
+                enter(BACK)
+                if lightnings:
+                    vars(closure).pop("closure", None)  # else a cycle would keep its batch
+
+        return call
+
+
+def _several(trainer: Any) -> bool:
+    """Tell whether a batch holds a batch of each of several loaders. A sequence of loaders hands over plain batches."""
+    combined = getattr(trainer.fit_loop, "_combined_loader", None)
+    loaders = getattr(combined, "iterables", None)
+    return isinstance(loaders, dict | list | tuple) and getattr(combined, "_mode", None) != "sequential"
+
+
+def _closure_is_enclosed(trainer: Any) -> bool:
+    """Tell whether a step of the optimizer runs its closure between our `training_step` and `_after_closure`.
+
+    A module that overrides `optimizer_step`, or a plugin that unscales gradients, takes time in between.
+    """
+    module, precision = trainer.lightning_module, trainer.precision_plugin
+    plain = {"Precision.optimizer_step", "MixedPrecision.optimizer_step"}  # the second one only unscales with a scaler
+    return (
+        getattr(module.optimizer_step, "__qualname__", None) == "LightningModule.optimizer_step"
+        and getattr(precision.optimizer_step, "__qualname__", None) in plain
+        and getattr(precision, "scaler", None) is None
+    )

@@ -1,0 +1,125 @@
+"""The watched calls of a plain loop that has no loader to iterate over."""
+
+import operator
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import get_ident
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from perf_callbacks.integrations.loop_watch import LoopWatch
+from perf_callbacks.kernel.batches.reader import Batch
+from perf_callbacks.kernel.engine.stages import Stage
+from perf_callbacks.kernel.engine.steps import plus
+from perf_callbacks.kernel.fit.recorder import Recorder, log
+
+
+class LoaderlessWatch(LoopWatch):
+    """Takes batches and amounts as the loop tells them.
+
+    Until it tells a batch, FLOPs are known by the shapes of the tensors that the model is called with. These tell no
+    amounts: a model may be called several times with the same samples.
+    """
+
+    def __init__(self, recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(recorder, model, optimizer)
+        self._inputs = self._take_inputs
+        self._told = False
+        """Batches are told by the loop."""
+        self._amounts: tuple[int | None, int | None] = None, None
+        """Samples and tokens that were told before the model was called; 0 once they were told before."""
+
+    @contextmanager
+    def data(self) -> Iterator[None]:
+        """Mark the block as a wait for data, unless it is part of an evaluation."""
+        waits = not self.evaluating
+        if waits:
+            self.turn(Stage.DATA)
+        try:
+            yield
+        finally:
+            if waits:
+                self.turn(Stage.OTHER)
+
+    def tell(self, batch: Any, samples: int | None, tokens: int | None) -> None:
+        """Add a batch to the step, or amounts of one that is trained on before or after.
+
+        From the first batch on, the arguments of the model are not read.
+        """
+        amounts = _amount("samples", samples), _amount("tokens", tokens)
+        if self.thread == get_ident():
+            self._end_evaluation()
+        self.optimizing = 0
+        if batch is None:
+            self._tell_amounts(*amounts)
+            return
+        if not self._told:
+            self._told = True
+            self.recorder.batches.clear()
+        found = self.read(batch)
+        told = zip(amounts, found[:2], strict=True)
+        samples, tokens = (amount if amount is not None else known for amount, known in told)
+        self.recorder.add(found._replace(samples=samples, tokens=tokens))
+
+    def _tell_amounts(self, samples: int | None, tokens: int | None) -> None:
+        batches = self.recorder.batches
+        if batches:
+            last = batches[-1]
+            batches[-1] = last._replace(samples=_more(last.samples, samples), tokens=_more(last.tokens, tokens))
+            self._amounts = samples and 0, tokens and 0
+        else:
+            self._amounts = _more(self._amounts[0], samples), _more(self._amounts[1], tokens)
+
+    def _end_step(self, *_: object) -> None:
+        super()._end_step()
+        for calls in self._calls:
+            if calls.model._compiled_call_impl is not calls.compiled:  # noqa: SLF001 nothing public
+                calls.again()
+
+    _end_step._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001 as the one it overrides
+
+    def _take_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.optimizing and not self._is_stepping():
+            self.optimizing = 0
+        if self._told or self.spans:
+            return
+        numbered = {str(number): one for number, one in enumerate(args)}
+        shape = self.read(args[0] if len(args) == 1 and not kwargs else {**numbered, **kwargs}).shape
+        samples, tokens = self._amounts
+        self._amounts = samples and 0, tokens and 0
+        self.recorder.add(Batch(samples, tokens, None, shape))
+
+    def _is_stepping(self) -> bool:
+        """Tell if a step of the optimizer is under way. One that raised has told of its beginning alone."""
+        frame: FrameType | None = sys._getframe()  # noqa: SLF001 nothing else tells
+        while frame is not None:
+            if frame.f_code.co_name == "step" and frame.f_locals.get("self") is self._optimizer:
+                return True
+            frame = frame.f_back
+        return False
+
+
+def _amount(name: str, amount: Any) -> int | None:
+    """Return a number of samples or tokens; a mistake is named once, and the amount unknown."""
+    try:
+        number = None if amount is None else operator.index(amount)
+    except TypeError:
+        number = -1
+    if number is None or (number >= 0 and not isinstance(amount, bool)):
+        return number
+    if name not in _named:
+        _named.add(name)
+        log.warning("perf_callbacks: perf.batch(%s=%r): wanted a whole number; it is taken for unknown.", name, amount)
+    return None
+
+
+_named: set[str] = set()
+
+
+def _more(known: int | None, told: int | None) -> int | None:
+    """Add what is told to what is known; nothing may be known yet."""
+    return known if told is None else plus(known or 0, told)

@@ -1,0 +1,331 @@
+"""The watched calls of a plain loop: those of its loader, its model, its backward and its optimizer."""
+
+import copy
+import functools
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from threading import get_ident
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import is_grad_enabled, nn
+from torch._C._dynamo.eval_frame import set_eval_frame
+
+from perf_callbacks.flops.counting.phases import in_function
+from perf_callbacks.integrations import methods
+from perf_callbacks.integrations.model_calls import Inputs, ModelCalls
+from perf_callbacks.kernel.batches.reader import ROWS, UNREADABLE, Batch
+from perf_callbacks.kernel.batches.waiting import (
+    MOST_WAITING,
+    UNKNOWN,
+    Tensors,
+    identify,
+    same,
+    take,
+    untrained,
+    versions,
+)
+from perf_callbacks.kernel.engine.marks import END
+from perf_callbacks.kernel.engine.stages import Stage
+from perf_callbacks.kernel.fit.recorder import Recorder
+from perf_callbacks.kernel.foreign_errors import let_pass
+from perf_callbacks.kernel.process.backward import BACKWARDS, Loop
+from perf_callbacks.kernel.process.compiler_stance import STANCE, in_compiled_call
+from perf_callbacks.kernel.process.graphs import FIRST, next_start, reached
+
+B = TypeVar("B")
+
+# Looking a member up in its class costs as much as recording it.
+_DATA, _OPTIMIZER, _OTHER = Stage.DATA, Stage.OPTIMIZER, Stage.OTHER
+
+
+class LoopWatch(Loop):
+    """Marks the stages of a loop, from the calls that every loop makes in the thread that is measured.
+
+    While the loop trains, each watched call is one frame that writes its mark itself. `turn` and `call` do the rest.
+    """
+
+    def __init__(self, recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(recorder.tape, recorder.clock, recorder.fail)
+        self.recorder = recorder
+        self.steps = recorder.run.step
+        self.read: Callable[[Any], Batch] = recorder.reader.read
+        """Reads a batch. An item of the checklist may replace it to see the first one."""
+        self._observers, self._append = recorder.observers, recorder.engine.ended.append
+        self._model = model
+        self._optimizer: Any = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
+        self._calls: list[ModelCalls] = []
+        self._inputs: Inputs | None = None
+        """Told of the arguments of the model, where there is no loader to read batches from."""
+        self.engine = recorder.engine
+        self._took_newest = False
+        """The model was called with the batch that was fetched last, while others waited."""
+        self._last_call: Tensors = ()
+        self._last_written: tuple[int, ...] = ()
+        """The tensors that it was last called with then."""
+
+    def install(self) -> None:
+        """Begin to watch. Closing the recorder removes all hooks and wrappers."""
+        recorder, optimizer = self.recorder, self._optimizer
+        recorder.patches.add(self._calls.clear)  # they refer to us: a model is freed with its last user, not later
+        recorder.patches.add(
+            optimizer.register_step_pre_hook(self._begin_step).remove,
+            optimizer.register_step_post_hook(self._end_step).remove,
+        )
+        methods.stages(recorder, optimizer, "zero_grad", Stage.OPTIMIZER)
+        recorder.patches.add(functools.partial(BACKWARDS.leave, self))
+        BACKWARDS.join(self)
+        self._watch_model(self._model, self._inputs)
+
+    def turn(self, stage: Stage, *_: object) -> None:
+        """Turn to a stage of training; an evaluation that was seen to begin is over."""
+        if get_ident() != self.thread:
+            return
+        try:
+            self._end_evaluation()
+            self.tape.write((stage, self.clock()))
+            self._begin_late()
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
+
+    def batches(self, loader: Iterable[B]) -> Iterator[B]:  # noqa: C901, PLR0912, PLR0915 a call is a frame in each step
+        """Iterate over a loader and measure its waits."""
+        tape, clock, thread, recorder, engine = self.tape, self.clock, self.thread, self.recorder, self.recorder.engine
+        reader, waiting, data, other = recorder.reader, self.waiting, _DATA, _OTHER
+        try:
+            self.turn(data)
+            here = get_ident() == thread
+            batch: Any  # as far as we are concerned
+            for batch in loader:
+                try:
+                    found = None
+                    if engine.ordinary and reader.left:  # as `Recorder.batch`, without its frame
+                        try:
+                            guide, rows = reader.guide, type(batch) in ROWS
+                            key = (len(batch), batch[guide].shape) if rows else (*batch.keys(), batch.get(guide).shape)
+                            found = reader.guided.get(key)
+                        except UNREADABLE as error:
+                            let_pass(error)
+                            found = None
+                    if found is not None:
+                        reader.left -= 1
+                    elif recorder.active and not engine.aside:
+                        found = self.read(batch)
+                        if engine.intake.overdue or len(engine.batches) >= engine.crowded:
+                            engine.relieve()
+                    if found is not None:
+                        if waiting:
+                            self._wait(batch, found)
+                        else:
+                            waiting.append((found, ()))
+                    if here:
+                        for calls in self._calls:
+                            if calls.model._compiled_call_impl is not calls.compiled:  # noqa: SLF001 nothing public
+                                calls.again()
+                        # A backward or a step that raised has told of its beginning alone.
+                        self.in_backward, self.optimizing = False, 0
+                        tape.write((other, clock()))
+                except Exception as error:  # noqa: BLE001 an observer never ends the run
+                    self.fail(error)
+                held = [batch]
+                del batch  # a batch on a device is freed when the loop lets go of it, not when the next one is there
+                yield held.pop()
+                here = get_ident() == thread
+                if self.evaluating or self.late or not here:
+                    self.turn(data)
+                    continue
+                try:
+                    tape.write((data, clock()))
+                except Exception as error:  # noqa: BLE001 as above
+                    self.fail(error)
+            self.turn(_OTHER)
+            self.recorder.leave(exhausted=True)
+        except BaseException:  # an exception that the loop may not survive, or a `break`: nothing else tells of these
+            self.recorder.leave()
+            raise
+
+    @contextmanager
+    def span(self, kind: str) -> Iterator[None]:
+        """Leave the time in the block out of all steps."""
+        self.turn(_OTHER)
+        self.spans += 1
+        self.recorder.begin_span(kind)
+        try:
+            yield
+        finally:
+            self.spans -= 1
+            self.recorder.end_span()
+
+    def call(self, model: nn.Module) -> bool:
+        """Handle a call of a model that may need more than a mark. True: it is a forward."""
+        self._begin_late()
+        if not (is_grad_enabled() or self.spans):
+            if not model.training:
+                self.evaluate()
+                return False
+            if self._samples():
+                return False
+        self._end_evaluation()
+        return True
+
+    def _samples(self) -> bool:
+        """Tell if a call in training mode without gradients trains nothing: no batch was fetched since the last step.
+
+        A loop that never had a backward trains without gradients.
+        """
+        return self.backed and not (self.waiting or self.engine.batches) and not in_function()
+
+    def evaluate(self) -> None:
+        """Begin an evaluation, unless one goes on."""
+        if not self.evaluating:
+            self.evaluating = True
+            self.recorder.begin_span("evaluation")
+
+    def _watch_model(self, model: nn.Module, inputs: Inputs | None = None) -> None:
+        self._calls.append(ModelCalls(self.recorder, self, model, self.call, inputs))
+
+    def _wait(self, batch: Any, found: Batch) -> None:
+        """Let a batch wait beside others. If the newest of them was trained on, the loop has dropped the others.
+
+        A thread that fetches batches for the loop only adds to them.
+        """
+        self.waiting.append((found, identify(batch)))
+        self.several = True
+        if get_ident() == self.thread:
+            del self.waiting[: -1 if self._took_newest else -MOST_WAITING]
+            self._took_newest = False
+
+    def takes(self, arguments: object) -> None:
+        """Add what a model is called with to the step, out of several batches that wait, unless it was added before."""
+        tensors = identify(arguments)
+        written, before = versions(tensors), self._last_written
+        waits = any([same(tensors, others) for _, others in self.waiting])
+        if not waits and written == before and same(tensors, self._last_call):
+            return
+        self._last_call, self._last_written = tensors, written
+        taken, newest = take(self.waiting, arguments, again=bool(self.starts))
+        self.several = bool(self.waiting)
+        self._took_newest = self.several and (self._took_newest or newest)
+        self.engine.batches += taken
+        self.starts += [next_start(len(self.starts)) if self.starts else FIRST] * len(taken)
+
+    def backpropagates(self, root: object) -> None:
+        """Begin a backward. Of several batches, those are trained on whose graphs the loss reaches."""
+        starts = self.starts[:]
+        super().backpropagates(root)
+        if len(starts) > len(self.engine.batches):
+            self._merged()
+        elif len(starts) > 1:
+            found = reached(root, starts)
+            batches = self.engine.batches[-len(starts) :]
+            others = [place for place, start in enumerate(starts) if start not in found]
+            trained = [batch for place, batch in enumerate(batches) if place not in others]
+            self.engine.batches[-len(starts) :] = trained + [batches[place] for place in others]
+            self.starts += [starts[place] for place in others]  # another backward may learn from them
+
+    def _settle(self) -> None:
+        """See what became of the batches of a step that ends: no backward learned from those that are left."""
+        if self.starts and self.backed and len(self.starts) > len(self.engine.batches):
+            self._merged()
+        elif self.starts and self.backed:
+            batches, left = self.engine.batches, slice(-len(self.starts), None)
+            batches[left] = map(untrained, batches[left])
+            self.starts.clear()
+        if not self.engine.batches:  # the loop trains, and not by calls that are watched
+            trained = self.waiting[:]
+            del self.waiting[: len(trained)]
+            self.several = False
+            self.engine.batches += [batch for batch, _ in trained]
+
+    def _merged(self) -> None:
+        """Forget the amounts of a step of so many batches that they were put together before a backward."""
+        self.engine.batches[:] = [UNKNOWN]
+        self.starts.clear()
+
+    @property
+    def called(self) -> bool:
+        """A watched model was called."""
+        return any(calls.seen for calls in self._calls)
+
+    def _begin_step(self, *_: object) -> None:
+        self.optimizing += 1
+        if self.evaluating or self.late or get_ident() != self.thread:
+            self.turn(_OPTIMIZER)
+            return
+        try:
+            self.tape.write((_OPTIMIZER, self.clock()))
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
+
+    def _end_step(self, *_: object) -> None:
+        if self.optimizing > 1:  # a `step` that calls `super().step()` has the hooks of both
+            self.optimizing -= 1
+            return
+        self.optimizing = 0
+        self.steps = step = self.steps + 1
+        try:
+            if self.starts or (self.waiting and not self.engine.batches):
+                self._settle()
+            engine, now = self.engine, self.clock()
+            if step < self._observers.due and now < engine.flush_at:  # as `Recorder.end_step`, without its frame
+                self._append((step, engine.excluded, engine.batches))
+                self.tape.write((END, now))
+                engine.step, engine.excluded, engine.batches = step, None, []
+                return
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
+        compiler = set_eval_frame(None)  # within a compiled call it would look at every frame of ours
+        try:
+            self.late = compiler is not None or self.in_backward or STANCE.ours is not None
+            self.recorder.end_step(step, begins=not self.late)
+        finally:
+            if compiler is not None:
+                set_eval_frame(compiler)
+
+    # The compiler must not trace these two. `torch.compiler.disable` would import it, and take a microsecond per step.
+    for _hook in (_begin_step, _end_step):
+        _hook._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001
+    del _hook
+
+    def _end_evaluation(self) -> None:
+        if self.evaluating:
+            self.evaluating = False
+            self.recorder.end_span()
+
+    def _begin_late(self) -> None:
+        """Begin the next step, if the compiled call or the backward within which the last one ended is over.
+
+        Counting can't begin within such a call. A compiled call that runs eagerly, because it is counted, can't be told
+        from others quickly, so the step after a counted one always begins here.
+        """
+        if self.late and not (self.in_backward or in_compiled_call()):
+            self.late = False
+            self.recorder.begin_step()
+
+
+class MeasuredLoader(Generic[B]):
+    """A loader whose waits are measured; in all other respects, and in copies, the loader itself."""
+
+    def __init__(self, loader: Iterable[B], current: Callable[[], LoopWatch | None]) -> None:
+        self._loader = loader
+        self._current = current
+
+    def __iter__(self) -> Iterator[B]:
+        watch = self._current()
+        return iter(self._loader) if watch is None else watch.batches(self._loader)
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]  # a loader without a length raises by itself
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # an object that is being made has none yet
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __copy__(self) -> Any:
+        return copy.copy(self._loader)
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        """Pickle and deepcopy as the loader: the measurement can't travel."""
+        return operator.getitem, ((self._loader,), 0)

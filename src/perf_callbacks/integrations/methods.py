@@ -1,0 +1,198 @@
+"""Methods of a trainer, watched: each replacement calls the original and tells a recorder about the call.
+
+Stages and batches are told in every step, where Python frames are what costs: their replacements are one frame each.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from perf_callbacks.kernel.engine.marks import BACK, BEGIN, Mark
+from perf_callbacks.kernel.engine.stages import Stage
+from perf_callbacks.kernel.failures import describe
+from perf_callbacks.kernel.fit.recorder import Recorder
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def stages(
+    recorder: Recorder, owner: Any, name: str, stage: Stage, *, then: Stage | None = None, ends_fit: bool = False
+) -> None:
+    """Count the time in `owner.name` as `stage`, and the time that follows as `then`, or as before the call.
+
+    With `ends_fit`, an exception ends the fit, as in `exits`.
+    """
+    begin, end = (BEGIN[stage], BACK) if then is None else (stage, then)
+    _marked(recorder, owner, name, begin, end, ends_fit=ends_fit)
+
+
+def turns(recorder: Recorder, owner: Any, name: str, mark: Mark, *, ends_fit: bool = False) -> None:
+    """Write a mark before each call of `owner.name`. With `ends_fit`, an exception ends the fit, as in `exits`."""
+    _marked(recorder, owner, name, mark, None, ends_fit=ends_fit)
+
+
+def _marked(recorder: Recorder, owner: Any, name: str, begin: Mark, end: Mark | None, *, ends_fit: bool) -> None:
+    tape, clock, fail = recorder.tape, recorder.clock, recorder.fail
+
+    def make(inner: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(inner)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                tape.write((begin, clock()))
+            except Exception as error:  # noqa: BLE001 an observer never ends the run
+                fail(error)
+            try:
+                return inner(*args, **kwargs)
+            except BaseException as error:
+                if ends_fit:
+                    recorder.close(describe(error))
+                raise
+            finally:
+                if end is not None:
+                    try:
+                        tape.write((end, clock()))
+                    except Exception as error:  # noqa: BLE001 as above
+                        fail(error)
+
+        return call
+
+    _replace(recorder, owner, name, make)
+
+
+def batches(recorder: Recorder, owner: Any, name: str, *, argument: int, ends_fit: bool = False) -> None:
+    """Take the n-th positional argument of `owner.name` for a micro-batch, `self` being the one at 0.
+
+    With `ends_fit`, an exception ends the fit, as in `exits`.
+    """
+    take = recorder.batch
+
+    def make(inner: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(inner)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            if len(args) > argument:
+                take(args[argument])
+            try:
+                return inner(*args, **kwargs)
+            except BaseException as error:
+                if ends_fit:
+                    recorder.close(describe(error))
+                raise
+
+        return call
+
+    recorder.patches.method(owner, name, make)
+
+
+def spans(
+    recorder: Recorder,
+    owner: Any,
+    name: str,
+    kind: str,
+    *,
+    first: Callable[[Recorder], object] | None = None,
+    after: Callable[[object], object] | None = None,
+) -> None:
+    """Count the time in `owner.name` to no step.
+
+    `first` is called before the span begins, and `after` with the first argument of a call that has succeeded.
+    """
+
+    def make(inner: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(inner)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            if first is not None:
+                recorder.attempt(first)
+            recorder.begin_span(kind)
+            try:
+                result = inner(*args, **kwargs)
+                if after is not None:
+                    given: list[object] = [*args[1:], *kwargs.values(), None]
+                    recorder.attempt(functools.partial(_tell, after, given[0]))
+                return result
+            finally:
+                recorder.end_span()
+
+        return call
+
+    recorder.patches.method(owner, name, make)
+
+
+def _tell(after: Callable[[object], object], given: object, _recorder: Recorder) -> None:
+    after(given)
+
+
+def others(recorder: Recorder, owner: Any, name: str, part: str) -> None:
+    """Count the time in `owner.name` as a named part of the stage `other`, if it is called in that stage."""
+
+    def make(inner: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(inner)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            began, before, recorder.tape.part = _since(recorder), recorder.tape.part, part
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                recorder.tape.part = before
+                recorder.attempt(functools.partial(_add_other, part=part, began=began))
+
+        return call
+
+    recorder.patches.method(owner, name, make)
+
+
+def _since(recorder: Recorder) -> float | None:
+    """Return the time if the training thread is in the stage `other`."""
+    try:
+        stage, _ = recorder.tape.turned()
+        return None if recorder.engine.aside or stage not in {Stage.OTHER, Stage.UNDECIDED} else recorder.clock()
+    except Exception as error:  # noqa: BLE001 an observer never ends the run
+        recorder.fail(error)
+        return None
+
+
+def _add_other(recorder: Recorder, *, part: str, began: float | None) -> None:
+    if began is not None and recorder.active and recorder.engine.excluded is None:
+        recorder.engine.account.add_other(part, recorder.clock() - began)
+
+
+def exits(
+    recorder: Recorder,
+    owner: Any,
+    name: str,
+    *,
+    last: bool = False,
+    before: Callable[[Recorder], object] | None = None,
+) -> None:
+    """End the fit with an exception of `owner.name`: for a trainer that doesn't tell its callbacks of one.
+
+    After the `last` of a trainer's calls the fit is over in any case. What comes `before` the end may be a last step.
+    """
+
+    def make(inner: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(inner)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                result = inner(*args, **kwargs)
+            except BaseException as error:
+                if before is not None:
+                    recorder.attempt(before)
+                recorder.close(describe(error))
+                raise
+            if last:
+                recorder.close()
+            return result
+
+        return call
+
+    recorder.patches.method(owner, name, make)
+
+
+def _replace(recorder: Recorder, owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
+    """Replace a method by a method, and a plain function on an instance by another one.
+
+    Torch's schedulers put a plain function in place of `optimizer.step`: to make a method of it would cost a frame.
+    """
+    found = getattr(owner, name, None)
+    plain = found is not None and not inspect.ismethod(found) and not isinstance(owner, type)
+    (recorder.patches.replace if plain else recorder.patches.method)(owner, name, make)

@@ -1,0 +1,125 @@
+"""The calls of a model, seen from outside."""
+
+import functools
+from collections.abc import Callable
+from contextlib import nullcontext
+from threading import get_ident
+from types import SimpleNamespace
+from typing import Any
+
+from torch import is_grad_enabled, nn
+from torch.compiler import is_dynamo_compiling
+
+from perf_callbacks.kernel.engine.stages import Stage
+from perf_callbacks.kernel.fit.recorder import Recorder
+from perf_callbacks.kernel.process.backward import Loop
+from perf_callbacks.kernel.process.graphs import FIRST, next_start
+
+Inputs = Callable[[tuple[Any, ...], dict[str, Any]], object]
+"""Told of the arguments of each call in training."""
+
+_FORWARD = Stage.FORWARD  # looking a member up in its class costs as much as recording it
+
+
+class ModelCalls:
+    """Marks every whole call of one model as forward.
+
+    A hook sees the calls, which takes them off torch's fast path. Cheaper ways put something into the attributes of the
+    module, where copies of the module take it along and call the original.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        loop: Loop,
+        model: nn.Module,
+        call: Callable[[nn.Module], bool],
+        inputs: Inputs | None = None,
+    ) -> None:
+        self.model = model
+        self._recorder = recorder
+        self._hook = _Hook(loop, model, call, inputs)
+        self.compiled: object = None
+        """The function that the module called at the last look, where it was compiled in place."""
+        hook = model.register_forward_pre_hook(self._hook.see, prepend=True, with_kwargs=True)
+        recorder.patches.add(hook.remove)
+        self._watch(recorder)
+
+    @property
+    def seen(self) -> bool:
+        """The model was called, in training or not."""
+        return self._hook.seen
+
+    def again(self) -> None:
+        """Watch a model that was compiled in place since the last look."""
+        self._recorder.attempt(self._watch)
+
+    def _watch(self, recorder: Recorder) -> None:
+        """Watch the compiled call too: a module that is compiled in place traces its hooks away."""
+        recorder.patches.replace(self.model, "_compiled_call_impl", self._marking)
+        self.compiled = self.model._compiled_call_impl  # noqa: SLF001
+
+    def _marking(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        model, see = self.model, self._hook.see
+
+        @functools.wraps(inner)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            see(model, args, kwargs)
+            return inner(*args, **kwargs)
+
+        return call
+
+
+class _Hook:
+    """A forward pre-hook for one module. Copies of the module don't fire it, and pickling the module drops it.
+
+    The hook is a bound method: a call of an object would take a detour through its class.
+    """
+
+    _model = 0
+
+    def __init__(self, loop: Loop, model: nn.Module, call: Callable[[nn.Module], bool], inputs: Inputs | None) -> None:
+        self._loop = loop
+        self._inputs = inputs
+        self.seen = False
+        self._model = id(model)
+        self._call = call
+        """Handles a call that may need more than a mark, and tells if it is a forward."""
+        self._trained = False
+
+    def see(  # noqa: C901 a call is a frame in each step
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    ) -> None:
+        """Mark a call of the module."""
+        if is_dynamo_compiling() or id(module) != self._model:  # the compiler takes the first one for True
+            return
+        loop = self._loop
+        if loop.in_backward or get_ident() != loop.thread:  # checkpointing runs the model again in the backward
+            return
+        try:
+            # Whoever was called in training once may change the mode: with gradients, it trains.
+            if loop.evaluating or loop.late or not (self._trained and is_grad_enabled()):
+                self._trained, self.seen = module.training and is_grad_enabled(), True
+                if not self._call(module):
+                    return
+            pairs = loop.tape.pairs
+            if not pairs or pairs[-2] is not _FORWARD:  # a model may be called a million times before a step ends
+                loop.tape.write((_FORWARD, loop.clock()))
+            if not loop.spans:
+                loop.ran = True
+                if loop.several:
+                    loop.takes((args, kwargs))
+                elif loop.waiting:
+                    loop.starts.append(next_start(len(loop.starts)) if loop.starts else FIRST)
+                    loop.engine.batches.append(loop.waiting.pop(0)[0])
+            if self._inputs is not None:
+                self._inputs(args, kwargs or {})
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            loop.fail(error)
+
+    def __deepcopy__(self, memo: object) -> "_Hook":
+        return _Hook.__new__(_Hook)  # is for no module
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Give a process that may not have this package an object of the standard library whose `see` does nothing."""
+        return SimpleNamespace, (), {"see": nullcontext().__exit__}

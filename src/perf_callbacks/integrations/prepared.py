@@ -1,0 +1,117 @@
+"""Objects that an accelerator has prepared, and its loaders, measured in place: other code sees no difference."""
+
+import weakref
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from perf_callbacks.integrations.subclasses import put_on, watched
+from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.kernel.process.patches import Patches
+
+
+class Told(Protocol):
+    """Hears of the batches of measured loaders. Its methods raise nothing."""
+
+    def fetch(self, loader: object) -> None:
+        """Hear that the loop asks a loader for a batch."""
+
+    def fetched(self, loader: object, batch: object) -> None:
+        """Hear that a loader has handed over a batch."""
+
+    def exhausted(self) -> None:
+        """Hear that a loader has no more batches."""
+
+    def leave(self) -> None:
+        """Hear that the loop leaves a loader, for whatever reason."""
+
+
+class Source(Protocol):
+    """Knows which object hears of measured loaders now: it changes when a fit begins and ends."""
+
+    told: Told
+
+
+class Prepared:
+    """Prepared models, optimizers, schedulers and loaders, in the order of their preparation. All are held weakly."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = weakref.ref(source)
+        self._all: list[weakref.ref[Any]] = []
+        self._patches = Patches()
+        self._kinds: dict[type, type] = {}
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([one for one in [reference() for reference in self._all] if one is not None])
+
+    @property
+    def models(self) -> list[nn.Module]:
+        """The prepared modules."""
+        return [one for one in self if isinstance(one, nn.Module)]
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """The prepared optimizers."""
+        return [one for one in self if isinstance(one, torch.optim.Optimizer)]
+
+    @property
+    def loaders(self) -> tuple[DataLoader[Any], ...]:
+        """The prepared loaders that are torch's."""
+        return tuple(one for one in self if isinstance(one, DataLoader))
+
+    def see(self, prepared: object) -> list[Any]:
+        """Add one or several prepared objects, and return those that are new."""
+        several = prepared if isinstance(prepared, tuple | list) else (prepared,)
+        known = [*self]
+        self._all = [reference for reference in self._all if reference() is not None]
+        new = [one for one in several if not any(one is other for other in known)]
+        for one in new:
+            with suppress(TypeError):  # an object that can't be held weakly is not measured
+                self._all.append(weakref.ref(one))
+            if isinstance(one, DataLoader):
+                self._measure(one)
+        return new
+
+    def forget(self) -> None:
+        """Drop all objects, and give the loaders their own classes back."""
+        self._all.clear()
+        self._patches.restore()
+
+    def _measure(self, loader: DataLoader[Any]) -> None:
+        kind = type(loader)
+        if kind not in self._kinds:
+            self._kinds[kind] = _measured(kind, self._source)
+        self._patches.add(put_on(loader, self._kinds[kind]))
+
+
+def _measured(kind: type, source: "weakref.ref[Source]") -> type:
+    """Make a subclass of a loader class, which differs in its iterations alone."""
+
+    def iterate(self: Any) -> Iterator[Any]:
+        found, batches = source(), kind.__iter__(self)  # type: ignore[attr-defined]
+        return batches if found is None else _iterate(self, batches, source)
+
+    return watched(kind, {"__iter__": iterate})
+
+
+def _iterate(loader: object, batches: Iterator[Any], source: "weakref.ref[Source]") -> Iterator[Any]:
+    if (found := source()) is not None:
+        found.told.fetch(loader)
+    try:
+        for batch in batches:
+            if (found := source()) is not None:
+                found.told.fetched(loader, batch)
+            held, found = [batch], None  # an iterator that the loop keeps must not keep the fit, nor its models
+            del batch  # a batch on a device is freed when the loop lets go of it, not when the next one is there
+            yield held.pop()
+            if (found := source()) is not None:
+                found.told.fetch(loader)
+        if found is not None:
+            found.told.exhausted()
+    except BaseException:  # an exception that the loop may not survive, or a `break`: nothing else tells of these
+        if (found := source()) is not None:
+            found.told.leave()
+        raise

@@ -1,0 +1,60 @@
+"""Counters of a fit, in a file of their own in a checkpoint directory. A checkpoint without them works as before.
+
+The framework's own state holds nothing of ours: a resumed run ends with the same state as one that never stopped.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from perf_callbacks.kernel.foreign_errors import let_pass
+
+NAME = "perf_callbacks.json"
+
+log = logging.getLogger("perf_callbacks")
+
+
+def write(directory: Path, rank: int, state: Mapping[str, Any]) -> None:
+    """Write one rank's counters into a checkpoint directory. Each rank has its own file."""
+    _write(directory / (f"perf_callbacks.{rank}.json" if rank else NAME), state)
+
+
+def read(directory: Path, rank: int) -> dict[str, Any]:
+    """Read a rank's counters, or else those of rank 0, from which the run and its step are known.
+
+    Empty if the checkpoint holds no valid counters.
+    """
+    of_rank = (f"perf_callbacks.{rank}.json", f"perf_callbacks_{rank}.json")  # the second name is that of 0.1
+    for name in (*(of_rank if rank else of_rank[1:]), NAME, "perf_callbacks_0.json"):
+        state = _read(directory / name)
+        if _valid(state):
+            return state
+    return {}
+
+
+def _valid(state: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(state, dict) and all(isinstance(state.get(name), int) for name in ("rank", "step", "attempt"))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        let_pass(error)
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a file as a whole or not at all. Without it, training and measuring go on."""
+    unfinished = path.with_suffix(".tmp")
+    try:
+        unfinished.unlink(missing_ok=True)  # of a killed process, or a link to any file of the user
+        with unfinished.open("x", encoding="utf-8") as file:
+            json.dump(dict(content), file)
+        unfinished.replace(path)
+    except OSError as error:
+        let_pass(error)
+        log.warning("perf_callbacks: the checkpoint has no counters: %s", error)

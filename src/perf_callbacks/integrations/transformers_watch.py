@@ -1,0 +1,187 @@
+"""The calls of a Hugging Face trainer and its parts that tell of stages and steps."""
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+from perf_callbacks.integrations import methods, saved_counters
+from perf_callbacks.kernel.engine.account import GENERATION, REWARDS
+from perf_callbacks.kernel.engine.marks import END
+from perf_callbacks.kernel.engine.shown_metrics import hidden
+from perf_callbacks.kernel.engine.stages import Stage
+from perf_callbacks.kernel.fit.recorder import Recorder
+
+T = TypeVar("T")
+
+EVERY_STEP = ("on_step_begin", "on_pre_optimizer_step", "on_optimizer_step", "on_substep_end", "on_step_end")
+"""Hooks that the handler calls in every step, and that have nothing to do while the trainer is watched."""
+
+_NOTHING: Any = (0).__init__  # type: ignore[misc]
+"""Takes any arguments and returns None, in C: numbers are made by `__new__`, and their `__init__` looks at nothing. A
+function of ours would put the ten arguments of each call into a dictionary."""
+
+TRL = {"_generate": GENERATION, "_calculate_rewards": REWARDS}
+"""Methods of TRL's trainers for online reinforcement learning, and the parts of the stage `other` that they are."""
+
+CONSOLES = {"PrinterCallback", "ProgressCallback", "NotebookProgressCallback", "RichProgressCallback"}
+"""Callbacks of transformers and TRL that show the logs on a console, by name: the third one imports IPython."""
+
+
+class TransformersWatch:
+    """Tells a recorder what a trainer does. Without a trainer in sight there is nothing to watch.
+
+    Args:
+        trainer: The trainer that trains; None where it was not found.
+        callback: The callback that measures.
+        recorder: Hears of stages, batches, steps and spans.
+        kind: The class of the callback: it does nothing at the end of a step, unless a subclass does.
+        base: The framework's own class of callbacks, whose hooks do nothing.
+    """
+
+    def __init__(self, trainer: Any, callback: Any, recorder: Recorder, *, kind: Any, base: Any) -> None:
+        self._trainer, self._callback, self._recorder = trainer, callback, recorder
+        self._kind, self._base = kind, base
+
+    def install(self) -> None:
+        """Watch the stages. All micro-batches of a step are fetched before `on_step_begin`."""
+        trainer, recorder = self._trainer, self._recorder
+        if trainer is None:
+            return
+        handler, accelerator = trainer.callback_handler, trainer.accelerator
+        ends_fit = not hasattr(trainer, "_run_epoch")  # transformers < 5 has no method around all steps of an epoch
+        for owner, name in _outermost(trainer):
+            methods.exits(recorder, owner, name, last=name == "_finalize_training")
+        methods.stages(recorder, trainer, "get_batch_samples", Stage.DATA, ends_fit=ends_fit)
+        methods.stages(recorder, trainer, "compute_loss", Stage.FORWARD)
+        if _slices(trainer):
+            if ends_fit:
+                methods.exits(recorder, trainer, "training_step")
+            methods.batches(recorder, trainer, "compute_loss", argument=2)
+        else:
+            methods.batches(recorder, trainer, "training_step", argument=2, ends_fit=ends_fit)
+        methods.stages(recorder, accelerator, "backward", Stage.BACKWARD)
+        methods.stages(recorder, accelerator, "clip_grad_norm_", Stage.OPTIMIZER, ends_fit=ends_fit)
+        # The optimizer's step is followed by `on_optimizer_step`, and this by the scheduler and `zero_grad`.
+        methods.turns(recorder, trainer.optimizer, "step", Stage.OPTIMIZER, ends_fit=ends_fit)
+        if any(_overrides(callback, "on_optimizer_step", self._base) for callback in handler.callbacks):
+            methods.stages(recorder, handler, "on_optimizer_step", Stage.OTHER, then=Stage.OPTIMIZER)
+        self._end_steps(handler)
+        for console in [one for one in handler.callbacks if CONSOLES & {kind.__name__ for kind in type(one).__mro__}]:
+            recorder.patches.method(
+                console, "on_log", functools.partial(_shown, recorder.config.console, recorder.logged.names)
+            )
+        for name, part in TRL.items():
+            if hasattr(trainer, name):
+                methods.others(recorder, trainer, name, part)
+        for name in ("evaluate", "predict"):
+            methods.spans(recorder, trainer, name, "evaluation")
+        methods.spans(recorder, trainer, "save_model", "checkpoint", after=self._carry)
+        methods.spans(recorder, trainer, "_save_checkpoint", "checkpoint")
+
+    def _end_steps(self, handler: Any) -> None:
+        """End a step when the handler begins to tell callbacks of it, before any of them is told."""
+        recorder, callback, kind = self._recorder, self._callback, self._kind
+        engine, observers, tape, clock = recorder.engine, recorder.observers, recorder.tape, recorder.clock
+
+        def make(inner: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(inner)
+            def call(handler: Any, args: Any, state: Any, *rest: Any, **kwargs: Any) -> Any:
+                try:
+                    step, now = state.global_step, clock()
+                    if step < observers.due and now < engine.flush_at:  # as `Recorder.end_step`, without its frame
+                        engine.ended.append((step, engine.excluded, engine.batches))
+                        tape.write((END, now))
+                        engine.step, engine.excluded, engine.batches = step, None, []
+                    else:
+                        recorder.end_step(step)
+                except Exception as error:  # noqa: BLE001 an observer never ends the run
+                    recorder.fail(error)
+                return inner(handler, args, state, *rest, **kwargs)
+
+            return call
+
+        self._recorder.patches.method(handler, "on_step_end", make)
+        for name in EVERY_STEP:
+            if hasattr(kind, name) and not _overrides(callback, name, kind):
+                self._recorder.patches.replace(callback, name, lambda _: _NOTHING)
+
+    def _carry(self, directory: object) -> None:
+        """Put our counters into the directory of a checkpoint: the trainer saves the model first."""
+        if isinstance(directory, str | os.PathLike) and self._recorder.run.rank == 0:
+            path = Path(directory)
+            if path.name == checkpoint_name(self._trainer.state) and path.is_dir():
+                saved_counters.write(path, 0, self._recorder.state)
+
+
+def _shown(console: str, ours: set[str], inner: Callable[..., T]) -> Callable[..., T]:
+    """Take the metrics that a console leaves out away while it shows the logs, which may be changed meanwhile."""
+
+    @functools.wraps(inner)
+    def call(owner: Any, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> T:
+        kept = {name: logs.pop(name) for name in hidden([name for name in logs or () if name in ours], console)}
+        try:
+            return inner(owner, args, state, control, logs=logs, **kwargs)
+        finally:
+            if kept:
+                logs.update(kept)
+
+    return call
+
+
+def _slices(trainer: object) -> bool:
+    """Tell if the trainer prepares its inputs itself, as TRL's online trainers do.
+
+    Their loader yields the prompts of several micro-batches at once. The model trains on the part that `compute_loss`
+    gets.
+    """
+    owner = next((kind for kind in type(trainer).__mro__ if "_prepare_inputs" in vars(kind)), None)
+    return owner is not None and not owner.__module__.startswith("transformers.")
+
+
+def _overrides(callback: object, hook: str, kind: Any) -> bool:
+    """Tell whether a callback has a hook of its own."""
+    return getattr(getattr(callback, hook), "__func__", None) is not getattr(kind, hook)
+
+
+def _outermost(trainer: Any) -> list[tuple[Any, str]]:
+    """List what the training loop calls, so that an exception is seen: there is no hook for one.
+
+    In transformers < 5 it also calls what is watched in any case.
+    """
+    if hasattr(trainer, "_run_epoch"):
+        loop = ("_run_epoch", "_evaluate", "_finalize_training")
+        return [*((trainer, name) for name in loop), (trainer.callback_handler, "on_epoch_begin")]
+    names = ("floating_point_ops", "_maybe_log_save_evaluate", "_evaluate", "log", "_load_best_model")
+    return [*((trainer, name) for name in names), (trainer.callback_handler, "call_event")]
+
+
+def find_trainer(callback: object, kind: type[T]) -> T | None:
+    """Find the trainer that is calling: callbacks are not told."""
+    # Not from our own frame on: its locals would refer to itself, and keep all frames with their trainer alive.
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 the one way to the caller
+    while frame is not None:
+        trainer = candidate = frame.f_locals.get("self")
+        if isinstance(candidate, kind) and trainer is not None and callback in trainer.callback_handler.callbacks:
+            return candidate
+        frame = frame.f_back
+    return None
+
+
+def resumed_from(trainer: object) -> Path | None:
+    """Find the checkpoint that a trainer resumes from: its methods pass it on, and it keeps it nowhere."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 as above
+    while frame is not None:
+        found = frame.f_locals.get("resume_from_checkpoint")
+        if isinstance(found, str | os.PathLike) and frame.f_locals.get("self") is trainer:
+            return Path(found)
+        frame = frame.f_back
+    return None
+
+
+def checkpoint_name(state: Any) -> str:
+    """Return the name that the trainer gives a checkpoint."""
+    return f"checkpoint-{state.global_step}"

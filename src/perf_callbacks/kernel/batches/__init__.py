@@ -1,0 +1,1 @@
+"""Batches: their samples, tokens and shapes, read without waiting for a device."""

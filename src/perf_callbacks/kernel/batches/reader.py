@@ -1,0 +1,362 @@
+"""Samples, tokens and shapes of a batch: read off its tensors without waiting for any of them."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import prod
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from perf_callbacks.flops.unknown_reasons import Unknowns
+from perf_callbacks.kernel.batches.plain_values import PlainValues, ShapeKey, tensors
+from perf_callbacks.kernel.batches.sample_counts import matching, samples
+from perf_callbacks.kernel.batches.tensors import Leaf, is_array, leaves
+from perf_callbacks.kernel.engine.steps import plus
+from perf_callbacks.kernel.foreign_errors import let_pass
+
+_MOST_SHAPES = 1024
+
+_MOST_NOTED = 256
+"""Batches of a counted step whose tensors are compared with what was looked up."""
+
+_READ_WHOLE = 64
+"""Batches of which all shapes are read before one tensor may stand for the others; later it is one in as many."""
+
+UNREADABLE = (AttributeError, LookupError, TypeError, RuntimeError)
+"""Raised by a batch of another form than those seen before; `RuntimeError` by nested tensors, which have no shape."""
+
+ROWS = frozenset({tuple, list})
+"""Types of batches whose tensors have numbers, not names."""
+
+_shape = attrgetter("shape")
+
+
+class Batch(NamedTuple):
+    """Amounts of one micro-batch, which it adds to its step."""
+
+    samples: int | None
+    """Rows; None where the tensors don't agree on them."""
+    tokens: int | None
+    """Elements of the token ids; None where there are none, or nobody has seen yet which tensor they are."""
+    useful_tokens: Any
+    """Elements that the mask keeps: of a mask on a device, a number that may still be under way there. None where there
+    is no mask."""
+    shape: ShapeKey
+    """Empty where it can't be read."""
+
+
+class Lookup(NamedTuple):
+    """An embedding that the counted step was seen to look up."""
+
+    table: int
+    """Address of its rows."""
+    rows: int
+    """Its vocabulary."""
+    address: int
+    """Address of the indices."""
+    elements: int
+    """Number of them."""
+
+
+class _Known(NamedTuple):
+    """A batch that was seen before."""
+
+    batch: Batch
+    masks: tuple[str, ...]
+    full: Batch
+    """The same, if its masks keep all tokens."""
+
+
+class _Noted(NamedTuple):
+    """The integers of a batch that was read in a counted step."""
+
+    names: tuple[str, ...]
+    """All tensors of the batch."""
+    integers: tuple[tuple[str, int | None, int], ...]
+    """Name, address and element count of each integer tensor with several elements per sample."""
+
+
+def together(batches: Sequence[Batch]) -> tuple[int | None, int | None, Any]:
+    """Samples, tokens and useful tokens of some batches."""
+    if len(batches) == 1:
+        return batches[0][:3]
+    return (
+        plus(*[batch.samples for batch in batches]),
+        plus(*[batch.tokens for batch in batches]),
+        plus(*[batch.useful_tokens for batch in batches]),
+    )
+
+
+def nothing(batch: Batch) -> tuple[int | None, int | None, Any]:
+    """The amounts of no batch, where others are like this one: what it doesn't tell is unknown of them too.
+
+    >>> nothing(Batch(4, None, None, ()))
+    (0, None, None)
+    """
+    return batch.samples and 0, batch.tokens and 0, None if batch.useful_tokens is None else 0
+
+
+class BatchReader:
+    """Reads batches of any form: tensors or arrays in mappings, tuples, lists, objects; a list of rows.
+
+    A shape that was seen before costs a look-up. The shapes seen are kept, for whoever counts FLOPs by shape.
+
+    >>> BatchReader().read([{"prompt": "a"}, {"prompt": "b"}])
+    Batch(samples=2, tokens=None, useful_tokens=None, shape=())
+    """
+
+    def __init__(self, unknowns: Unknowns | None = None, plain: PlainValues | None = None) -> None:
+        self._unknowns = unknowns or Unknowns()
+        self._plain = plain or PlainValues()
+        self.seen: dict[ShapeKey, tuple[Batch, tuple[str, ...]]] = {}
+        """For each shape its batch, and the names of its masks."""
+        self.news: Callable[[ShapeKey, Mapping[str, Any]], object] | None = None
+        """Told of a shape that was not seen before, or was forgotten, before the batch of these tensors is used."""
+        self.several = False
+        """Each batch holds one of each of several loaders: their samples add up."""
+        self.time_first = False
+        """The model takes sequences whose first dimension is time."""
+        self.left = 0
+        """Batches that may be recognised by one tensor, the guide, until all shapes of one are read again."""
+        self.guide: Any = None
+        """Its key."""
+        self.guided: dict[tuple[Any, ...], Batch] = {}
+        """Batches without a mask, by names or number of tensors and the shape of the guide. Whoever reads a batch in
+        every step looks here first, while batches are left, and counts those down: that saves a frame. The guide is
+        asked for by `get`: a `defaultdict` would make one."""
+        self._known: dict[tuple[Any, ...], _Known] = {}
+        self._has_read = False
+        self._array: Any = None  # the type of batches that are a tensor
+        self._guided = True  # until the shape of another one was seen to vary alone
+        self._whole = 0  # batches of which all shapes were read
+        self._ids: dict[tuple[str, ...], tuple[str, ...]] = {}  # of batches with these tensors, those of token ids
+        self._noted: list[_Noted] | None = None
+
+    def read(self, batch: Any) -> Batch:
+        """Samples, tokens and shape of a batch."""
+        key: tuple[Any, ...] | None = None
+        try:
+            rows = type(batch) in ROWS
+            if type(batch) is self._array:
+                key = (None, *batch.shape)
+            elif self.left:
+                self.left -= 1
+                key = (len(batch), batch[self.guide].shape) if rows else (*batch.keys(), batch.get(self.guide).shape)
+            else:
+                key = tuple(map(_shape, batch)) if rows else (*batch.keys(), *map(_shape, batch.values()))
+                if self._guided:
+                    self._trust()
+            known, masks, full = self._known[key]
+        except UNREADABLE as error:
+            let_pass(error)
+            (known, masks, full), batch = self._look(batch, key)
+        if not masks:
+            return known
+        if len(masks) == 1 and hasattr(mask := batch[masks[0]], "is_cpu"):  # as `_kept`, without its frame
+            useful = None if mask.is_floating_point() else mask.count_nonzero()
+            if mask.is_cpu and useful is not None:
+                useful = int(useful)
+                if useful == full.useful_tokens:
+                    return full
+        else:
+            useful = plus(*[_kept(batch[name]) for name in masks])
+        return Batch(known.samples, known.tokens, useful, known.shape)
+
+    @property
+    def has_read(self) -> bool:
+        """Batches were read."""
+        return self._has_read
+
+    def forget(self, shape: ShapeKey) -> None:
+        """The next batch of this shape is news."""
+        self.seen.pop(shape, None)
+        self._known = {key: known for key, known in self._known.items() if known.batch.shape != shape}
+        self.guided.clear()
+
+    def note(self) -> None:
+        """Note where the tensors of the next batches lie, until `look_up` tells which of them were looked up."""
+        self._noted = []
+        self._forget_all()
+
+    def look_up(self, lookups: Iterable[Lookup]) -> bool:
+        """Learn which tensors are token ids, by the embeddings looked up since `note`; whether that was news.
+
+        The largest vocabulary is that of the tokens, unless another one was looked up with sequences of other lengths.
+        A number for each sample, such as a user or a class, is no token. Batches with the same tensors, of whatever
+        size, have theirs in the same place; batches with `input_ids` have said it themselves.
+        """
+        noted, self._noted = self._noted or [], None
+        every = {*lookups}
+        fresh: dict[tuple[str, ...], tuple[str, ...]] = {}
+        for batch in noted:
+            if batch.names not in self._ids and not matching(batch.names, "input_ids"):
+                names = _looked_up(batch, every, len(noted))
+                if names:
+                    fresh[batch.names] = names
+        if fresh:
+            self._ids |= fresh
+            self._forget_all()
+            self.seen = {shape: (self.with_tokens(batch), masks) for shape, (batch, masks) in self.seen.items()}
+        return bool(fresh)
+
+    def with_tokens(self, batch: Batch) -> Batch:
+        """A batch that was read before it was known which tensor holds its token ids."""
+        return batch if batch.tokens is not None else batch._replace(tokens=self._tokens(batch.shape))
+
+    def _look(self, batch: Any, key: tuple[Any, ...] | None) -> tuple[_Known, Mapping[str, Any]]:
+        self._has_read = True
+        if is_array(batch) and not getattr(batch, "is_nested", False):
+            key, self._array = (None, *batch.shape), type(batch)
+            known = self._known.get(key)
+            if known is not None:
+                return known, {}
+        found = leaves(batch)
+        if not found or any([one.lengths is None for one in found]):
+            unread = self._unread(batch, found or [])
+            return _Known(unread, (), unread), {}
+        tensors = {one.name: one.tensor for one in found}
+        seen, masks = self._learn(batch, found)
+        known = _Known(seen, masks, seen._replace(useful_tokens=seen.tokens))
+        if self._noted is not None:
+            self._note(seen, found)
+        elif key is not None and _plain(batch, found):
+            self._remember(key, batch, known, found)
+        return known, tensors
+
+    def _trust(self) -> None:
+        """All shapes of a batch were read: after enough of these, most batches are recognised by the guide alone."""
+        self._whole += 1
+        if self._whole >= _READ_WHOLE and self.guide is not None:
+            self.left = _READ_WHOLE - self._whole % 7  # by uneven gaps, so as not to keep step with the batches
+
+    def _remember(self, key: tuple[Any, ...], batch: Any, known: _Known, found: Sequence[Leaf]) -> None:
+        """Recognise batches like this one by `key` from now on, and by the guide if it tells the shapes of the others.
+
+        The largest tensor of the first batch is the guide. It tells them as long as they begin as its own, as those of
+        masks, labels and positions do, and none was seen to vary alone.
+        """
+        if len(self._known) >= _MOST_SHAPES:
+            self._forget_all()
+        self._known[key] = known
+        if self._guided and not is_array(batch):
+            by_guide = self._key_by_guide(batch, found)
+            if by_guide is None or self._known.setdefault(by_guide, known).batch.shape != known.batch.shape:
+                self._guided, self.left = False, 0
+                self._forget_all()
+                self._known[key] = known
+            elif not known.masks:
+                self.guided[by_guide] = known.batch
+
+    def _forget_all(self) -> None:
+        self._known.clear()
+        self.guided.clear()
+
+    def _key_by_guide(self, batch: Any, found: Sequence[Leaf]) -> tuple[Any, ...] | None:
+        rows = type(batch) in ROWS
+        names = [*range(len(batch))] if rows else [*batch.keys()]
+        if self.guide is None:
+            self.guide = names[max(range(len(found)), key=lambda place: len(found[place].sizes))]
+        if self.guide not in names:
+            return None
+        guide = found[names.index(self.guide)]
+        if not all([one.sizes == guide.sizes[: len(one.sizes)] for one in found]):
+            return None
+        return (len(batch), guide.tensor.shape) if rows else (*names, guide.tensor.shape)
+
+    def _unread(self, batch: Any, found: Sequence[Leaf]) -> Batch:
+        """A batch without a shape: a list of rows that nobody has put into tensors yet, or whatever else it is."""
+        if batch is not None:
+            self._unknowns.batch = type(batch).__name__
+        if isinstance(batch, list) and batch and not found and isinstance(batch[0], Mapping | str):
+            return Batch(len(batch), None, None, ())
+        named = matching([one.name for one in found], "input_ids")
+        tokens = sum(prod(one.sizes) for one in found if one.name in named) if named else None
+        return Batch(
+            samples(batch, several=self.several, time_first=self.time_first) if found else None, tokens, None, ()
+        )
+
+    def _learn(self, batch: Any, found: Sequence[Leaf]) -> tuple[Batch, tuple[str, ...]]:
+        shape: ShapeKey = tuple([(one.name, one.sizes) for one in found])
+        shape += tuple([(f"{one.name}.lengths", one.lengths) for one in found if one.lengths])
+        shape += self._plain.entries(batch)
+        if shape not in self.seen:
+            if len(self.seen) == _MOST_SHAPES:
+                del self.seen[next(iter(self.seen))]
+            rows = samples(batch, several=self.several, time_first=self.time_first)
+            self.seen[shape] = Batch(rows, self._tokens(shape), None, shape), _masks(found)
+            if self.news is not None:
+                self.news(shape, {one.name: one.tensor for one in found if one.whole and hasattr(one.tensor, "device")})
+        return self.seen[shape]
+
+    def _tokens(self, shape: ShapeKey) -> int | None:
+        sizes = dict(shape)
+        ids = matching([*sizes], "input_ids") or self._ids.get(tensors(shape), ())
+        return sum(prod(sizes[name]) for name in ids) if ids else None
+
+    def _note(self, seen: Batch, found: Sequence[Leaf]) -> None:
+        if self._noted is not None and len(self._noted) < _MOST_NOTED:
+            rows = seen.samples
+            integers = [one for one in found if "int" in str(one.tensor.dtype) and _has_several(one, rows)]
+            names = [one.name for one in found] + [f"{one.name}.lengths" for one in found if not one.whole]
+            places = tuple((one.name, _address(one.tensor), prod(one.sizes)) for one in integers)
+            self._noted.append(_Noted(tuple(names), places))
+
+
+def _has_several(one: Leaf, rows: int | None) -> bool:
+    """Return True if a tensor has several elements per sample. A column of labels or users has a single element."""
+    return prod(one.sizes) != rows and (rows is not None or len(one.sizes) > 1 or not one.whole)
+
+
+def _looked_up(batch: _Noted, lookups: set[Lookup], batches: int) -> tuple[str, ...]:
+    """The tensors of a batch that were looked up: by where they lie, or if they were copied since, by their size."""
+    places = {(address, size): name for name, address, size in reversed(batch.integers)}  # each tensor once
+    there = [one for one in lookups if (one.address, one.elements) in places]
+    if there:
+        found = {(one.address, one.elements) for one in _of_tokens(there)}
+        return tuple(name for place, name in places.items() if place in found)
+    sizes = {size for *_, size in batch.integers}
+    indices = {(one.address, one.elements) for one in _of_tokens([one for one in lookups if one.elements in sizes])}
+    alike = [name for name, _, size in batch.integers if size in {elements for _, elements in indices}]
+    if len({size for name, _, size in batch.integers if name in alike}) != 1:
+        return ()
+    if len(indices) <= batches:
+        return tuple(alike[:1])  # of several that are as large, any tells how many tokens there are
+    return tuple(alike) if len(alike) * batches == len(indices) else ()
+
+
+def _of_tokens(lookups: Sequence[Lookup]) -> list[Lookup]:
+    """Return the lookups in the largest table; none if other tables were looked up with more or fewer elements."""
+    largest = max(lookups, key=lambda one: one.rows, default=None)
+    tokens = [one for one in lookups if largest is not None and one.table == largest.table]
+    sizes = {one.elements for one in tokens}
+    return tokens if sizes.issuperset([one.elements for one in lookups]) else []
+
+
+def _address(tensor: Any) -> int | None:
+    """Address of a tensor; None if it has no values."""
+    try:
+        return int(tensor.data_ptr())
+    except (AttributeError, RuntimeError) as error:
+        let_pass(error)
+        return None
+
+
+def _plain(batch: Any, found: Sequence[Leaf]) -> bool:
+    """Tell if a batch is a tensor, or nothing but tensors by name or number."""
+    inside = (batch,) if is_array(batch) else batch if type(batch) in ROWS else batch.values()
+    return len(found) == len(inside) and all(map(is_array, inside)) and all([one.whole for one in found])
+
+
+def _masks(found: Sequence[Leaf]) -> tuple[str, ...]:
+    """The masks of the token ids, one for each."""
+    sizes = {one.name: one.sizes for one in found}
+    whole = [one.name for one in found if one.whole]
+    ids, masks = matching([*sizes], "input_ids"), matching(whole, "attention_mask")
+    return masks if [sizes[name] for name in ids] == [sizes[name] for name in masks] else ()
+
+
+def _kept(mask: Any) -> Any:
+    """Elements that a mask keeps. One in floating point may as well be there to be added: unknown."""
+    if not hasattr(mask, "is_floating_point"):
+        return None if "float" in str(mask.dtype) else int((mask != 0).sum())
+    if mask.is_floating_point():
+        return None
+    return int(mask.count_nonzero()) if mask.is_cpu else mask.count_nonzero()

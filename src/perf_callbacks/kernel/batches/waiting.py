@@ -1,0 +1,114 @@
+"""Batches that were fetched and wait for the call of the model that is made with them.
+
+A loop may drop a batch, or fetch the next one before it trains on this one. So a batch belongs to the step in which the
+model is called with it, which its tensors show: by identity, or by shape if they were copied to a device since.
+"""
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from perf_callbacks.kernel.batches.reader import Batch, nothing
+from perf_callbacks.kernel.batches.tensors import leaves
+
+MOST_WAITING = 64
+"""Most batches that wait. Beyond it the oldest is taken for dropped."""
+
+Tensors = tuple["weakref.ref[Any]", ...]
+"""References to tensors that keep none of them."""
+
+UNKNOWN = Batch(None, None, None, ())
+
+Waiting = tuple[Batch, Tensors]
+"""A batch, and its tensors; none for the only batch that waits."""
+
+
+def identify(batch: Any) -> Tensors:
+    """Return references to the tensors in a batch, as far as their class allows references."""
+    found = [one.tensor for one in leaves(batch) or ()]
+    return tuple([weakref.ref(tensor) for tensor in found if type(tensor).__weakrefoffset__])
+
+
+def same(some: Tensors, others: Tensors) -> bool:
+    """Tell if two batches hold the same tensors."""
+    if not some or len(some) != len(others):
+        return False
+    return all([one() is not None and one() is other() for one, other in zip(some, others, strict=True)])
+
+
+def versions(tensors: Tensors) -> tuple[int, ...]:
+    """Return how often each tensor was written to: a buffer may hold one batch after the other."""
+    return tuple([_written(one()) for one in tensors])
+
+
+def _written(tensor: Any) -> int:
+    untold = tensor is None or (hasattr(tensor, "is_inference") and tensor.is_inference())
+    return 0 if untold else getattr(tensor, "_version", 0)
+
+
+def take(
+    waiting: list[Waiting], arguments: Any, *, again: bool = False, alone: bool = True
+) -> tuple[list[Batch], bool]:
+    """Take what a model is called with out of two or more batches that wait. True: the newest is among them.
+
+    Where shapes fit several batches that differ, the amounts in which they differ are unknown. All of them are taken if
+    the model is called with as many rows as they have together.
+
+    If the model is called again before a backward, maybe with the batch of the first call, tensors must be the same. If
+    batches of other loaders wait too, they are not alone, and a call may be without any of these: shapes tell nothing
+    but of the first batch, whose tensors were not looked at.
+    """
+    found = [one for one in leaves(arguments) or () if one.rows is not None]
+    ids, sizes = {id(one.tensor) for one in found}, {one.sizes for one in found}
+    for place, (_, tensors) in enumerate(waiting):
+        if not ids.isdisjoint([id(one()) for one in tensors]):
+            return [waiting.pop(place)[0]], place == len(waiting)
+    if again:
+        return [], False
+    places = range(len(waiting))  # another thread may add to them
+    fits = [len(sizes.intersection([size for _, size in waiting[place][0].shape])) for place in places]
+    if not alone:
+        fits = [0 if waiting[place][1] else fits[place] for place in places]
+    likely = [place for place, fit in enumerate(fits) if fit and fit == max(fits)]
+    rows = found[0].rows if found else None
+    if not likely and alone:
+        likely = [place for place in places if rows is not None and waiting[place][0].samples == rows]
+    if likely:
+        newest = likely[0] == len(waiting) - 1
+        known = common([waiting[place][0] for place in likely])
+        del waiting[likely[0]]
+        return [known], newest
+    if not alone:
+        return [], False
+    batches = [batch for batch, _ in waiting]
+    del waiting[: len(batches)]
+    samples = [batch.samples for batch in batches]
+    if rows is not None and None not in samples and rows == sum(filter(None, samples)):
+        return batches, True
+    return [UNKNOWN], True
+
+
+def common(batches: Sequence[Batch]) -> Batch:
+    """Return what is true of each of some batches, one of which is meant.
+
+    >>> common([Batch(4, 32, 20, (("", (4, 8)),)), Batch(4, 32, 31, (("", (4, 8)),))])
+    Batch(samples=4, tokens=32, useful_tokens=None, shape=(('', (4, 8)),))
+    """
+    first, *others = batches
+    if all([one is first for one in others]):
+        return first
+    return Batch(
+        first.samples if all([one.samples == first.samples for one in others]) else None,
+        first.tokens if all([one.tokens == first.tokens for one in others]) else None,
+        None,
+        first.shape if all([one.shape == first.shape for one in others]) else (),
+    )
+
+
+def untrained(batch: Batch) -> Batch:
+    """Return a batch that took work, and that nothing was learned from.
+
+    >>> untrained(Batch(4, 32, None, (("", (4, 8)),)))
+    Batch(samples=0, tokens=0, useful_tokens=None, shape=(('', (4, 8)),))
+    """
+    return Batch(*nothing(batch), batch.shape)

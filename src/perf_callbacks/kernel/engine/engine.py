@@ -1,0 +1,373 @@
+"""The state machine behind every integration: events in, records out.
+
+Time is an argument. An integration writes on the tape what the training thread turns to, says what a micro-batch held
+(`batch`), that an optimizer step is done (`end_step`), that evaluation or checkpointing begins and ends, and asks for a
+row.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from perf_callbacks.flops.known_work.shaped_work import ShapedWork
+from perf_callbacks.flops.known_work.trained_looks import TrainedLooks
+from perf_callbacks.flops.unknown_reasons import reasons
+from perf_callbacks.kernel.batches.reader import Batch, together
+from perf_callbacks.kernel.engine import ratios
+from perf_callbacks.kernel.engine.account import BEGINNING, Account
+from perf_callbacks.kernel.engine.gc_pauses import Pauses, collection
+from perf_callbacks.kernel.engine.ledger import Ledger
+from perf_callbacks.kernel.engine.marks import BACK, BEGIN, END, Pause
+from perf_callbacks.kernel.engine.observer import Observers
+from perf_callbacks.kernel.engine.open_steps import Pending
+from perf_callbacks.kernel.engine.protocols import DeviceTimeline, Ranks
+from perf_callbacks.kernel.engine.shown_metrics import of_run
+from perf_callbacks.kernel.engine.stages import Stage
+from perf_callbacks.kernel.engine.step_reader import Intake
+from perf_callbacks.kernel.engine.steps import (
+    BLOCK,
+    COUNTED,
+    NEVER,
+    RECOUNTED,
+    WATCHED_BLOCK,
+    Shown,
+    Totals,
+    plus,
+)
+from perf_callbacks.kernel.engine.tape import Tape
+from perf_callbacks.kernel.engine.window_parts import Parts
+from perf_callbacks.kernel.engine.window_sharing import Sharing
+from perf_callbacks.kernel.records.fit_records import Amounts, Finding, Gc, Record, Row, Run, Span, Summary
+from perf_callbacks.memory.use import MemoryUse
+
+FLUSH_SECONDS = 1.0
+"""A step that ends as late as this after the last block is written at once, with those before it."""
+
+LATE_SECONDS = 3.0
+"""If no block was written for as long as this, another thread writes the steps that wait."""
+
+MOST_MARKS = 16384
+"""What a step writes beyond this is read before it ends; collections beyond it are told of at once."""
+
+SEVERAL = 16
+"""After as many batches of one step it is looked whether there is too much of anything."""
+
+MOST_BATCHES = 256
+"""More batches than this, in one step, are added up before it ends."""
+
+_OTHER = Stage.OTHER
+
+
+class Engine:
+    """Turns the events of one fit into steps, rows and records.
+
+    A step lasts from the end of one optimizer step to the end of the next, without evaluation and checkpointing.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        emit: Callable[[Record], None],
+        *,
+        earlier: Amounts | None = None,
+        device: DeviceTimeline | None = None,
+        ranks: Ranks | None = None,
+        devices: int = 1,
+        data_parallel: int | None = None,
+        ambiguous: bool = False,
+        staged: bool = True,
+        gc_timed: bool = True,
+        work: ShapedWork | None = None,
+        observers: Observers | None = None,
+    ) -> None:
+        self._run = run
+        self._emit = emit
+        self._earlier = earlier or Amounts()
+        self._device = device
+        self._work = work or ShapedWork()
+        data_parallel = data_parallel or run.world_size
+        self._shown = Shown(
+            staged=staged,
+            gc_staged=gc_timed and device is None,
+            gc_timed=gc_timed,
+            processes=run.world_size,
+            devices=None if ambiguous else devices * run.world_size / data_parallel,
+        )
+        self.tape = Tape(None if device is None else device.mark)
+        """Where the training thread writes what it turns to."""
+        self._began = 0.0
+        self.account = Account()
+        self.advise: Callable[[Summary], tuple[Finding, ...]] = lambda _: ()
+        """Returns the findings of the fit, by its summary so far."""
+        self.stragglers: Callable[[str], dict[str, Any]] = lambda _: {}
+        """Returns the stragglers for a "row", for the "whole" fit, or for its "summary", as fields."""
+        self.memory = MemoryUse()
+        self.aside: list[tuple[str, float]] = []
+        """Spans that have begun: kind and time."""
+
+        self.step = run.step
+        """The trainer's count of optimizer steps."""
+        self.excluded: str | None = "restart" if run.step else "first"
+        """Why the current step is in no row."""
+        self.batches: list[Batch] = []
+        """Micro-batches of the current step so far."""
+        self.crowded = SEVERAL
+        """As many of them call for `relieve`."""
+        self.ordinary = True
+        """A batch may go straight into `batches`: no span is open, no device is to be asked, and the fit goes on."""
+        self._pending = Pending(self._work)
+        self.ended = self._pending.ended
+        parts = Parts(step=run.step, rank=run.rank, world_size=run.world_size, data_parallel=data_parallel)
+        parts.ambiguous = ambiguous
+        self._ledger = Ledger(self._shown, parts)
+        self._observers = observers or Observers()
+        self.intake = Intake(
+            self.tape,
+            self._pending,
+            self._ledger,
+            self._observers,
+            device=device,
+            tell=self._tell,
+            interrupted=partial(self.exclude, "interrupted"),
+        )
+        """Takes over the steps that are finished."""
+        self._sharing = Sharing(ranks, parts, self._ledger, emit, self._observers, alone=run.world_size == 1)
+        self.flush_at = 0.0
+        """The time from which on the end of a step hands them out in any case."""
+        self._due = 0
+        """The step at whose end they are handed out again: a block is full, or a window is complete."""
+        self._look_at = 0
+        """The step at whose end it is looked which parameters are trained."""
+        self._looks = TrainedLooks(self._work)
+        self._collections = Pauses()
+        self.stalls: list[float] = []
+        """Seconds of each stall that is over."""
+
+    def start(self, now: float) -> None:
+        """Training begins. The step that follows is in no row."""
+        self._began = self.account.began = now
+        self.flush_at = now + FLUSH_SECONDS
+        self._looks.begin(self.step, now)
+        self.tape.begin(now)
+        self._emit(self._run)
+        self._sharing.do(self.step)
+        self.plan()
+        if self._device is not None:
+            self._device.mark(_OTHER)
+
+    def batch(self, batch: Batch) -> None:
+        """A micro-batch goes into the current step."""
+        if not self.aside:
+            self.batches.append(batch)
+            if len(self.batches) >= self.crowded or self.intake.overdue:
+                self.relieve()
+
+    def relieve(self) -> None:
+        """Make room in the middle of a step that is long, or ask the device at last."""
+        if len(self.batches) > MOST_BATCHES:
+            self.batches = [Batch(*together(self.batches), ())]
+        self.crowded = len(self.batches) + SEVERAL
+        self.ordinary = not self.aside
+        if self.intake.overdue or len(self.tape.pairs) > MOST_MARKS:
+            self.collect(show=False)
+
+    def exclude(self, reason: str) -> None:
+        """The current step is to be in no row."""
+        self.excluded = self.excluded or reason
+
+    def pause(self, pause: Pause) -> None:
+        """A garbage collection. It may be in the midst of anything: one that is part of a step is told of later."""
+        self._collections.add(pause)
+        if self.aside or not pause.here or len(self.tape.pairs) > 2 * MOST_MARKS:
+            self._tell(pause, ("aside" if self.aside else "other") if pause.here else "elsewhere", None)
+        else:
+            self.tape.note(pause)
+
+    def _tell(self, pause: Pause, stage: str, step: int | None) -> Gc:
+        record = collection(pause, stage, self.step + 1 if step is None else step, self._began)
+        self._emit(record)
+        return record
+
+    def begin_span(self, kind: str, now: float) -> None:
+        """Time begins that belongs to no step. Spans nest; the step in which one falls is in no row."""
+        if not self.aside:
+            self.tape.write((BEGIN[Stage.ASIDE], now))
+            self.tape.ignore()
+        self.aside.append((kind, now))
+        self.ordinary = False
+        self.plan()
+        self.excluded = self.excluded or kind
+        self.flush(now)  # in here it is part of no step
+
+    def end_span(self, now: float) -> None:
+        """The innermost span is over; without one, nothing happens."""
+        if not self.aside:
+            return
+        kind, start = self.aside.pop()
+        if self.aside:
+            return
+        self.ordinary = True
+        self.plan()
+        self.tape.listen()
+        self.tape.write((BACK, now))
+        self.account.add_span(kind, now - start)
+        self._emit(Span(kind=kind, step=self.step, start=start - self._began, seconds=now - start))
+
+    def end_step(self, step: int, now: float) -> None:
+        """An optimizer step is done, the trainer's `step`-th. The next one begins."""
+        while self.aside:
+            self.end_span(now)
+        self.ended.append((step, self.excluded, self.batches))
+        self.tape.write((END, now))
+        self.step = step
+        self.excluded = None
+        self.batches = []
+        if self._device is not None:
+            self.collect()  # its events are needed again
+            self.ordinary = True  # a late write has asked for this
+        if step >= self._due or now > self.flush_at:
+            self.flush(now)
+        elif step >= self._look_at:
+            if self._looks.look(step, now):
+                self.intake.collect()
+            self.plan()
+
+    def plan(self) -> None:
+        """Plan the next step whose end is more than a mark: at once, where a span may be open or a device is asked."""
+        block = WATCHED_BLOCK if self._observers.watching else BLOCK
+        self._due = min(self.step + block - self._ledger.kept - len(self.ended), self._sharing.due or NEVER)
+        self._look_at = self._looks.after(self.step)
+        self._observers.plan(0 if self.aside or self._device is not None else min(self._due, self._look_at))
+
+    def collect(self, *, show: bool = True) -> bool:
+        """Take over the steps that are finished. True: none is outstanding."""
+        return self.intake.collect(show=show)
+
+    def write_late(self, now: float) -> None:
+        """Write the steps that are finished, if none has ended for a while. Called in another thread than training.
+
+        A step may take minutes, and the process may be killed in it.
+        """
+        if now >= self.flush_at + LATE_SECONDS - FLUSH_SECONDS:
+            self.intake.write_early(self._emit)
+            if self.intake.overdue:
+                self.ordinary = False
+
+    def tell_tokens(self, with_tokens: Callable[[Batch], Batch]) -> None:
+        """Add the tokens of earlier steps: it is known now which tensor holds the ids."""
+        with self.intake.alone():
+            self.intake.collect()
+            self._ledger.tell_tokens(self._pending.tell_tokens(with_tokens))
+
+    def flush(self, now: float) -> None:
+        """Hand out the finished steps."""
+        self.flush_at, self.crowded = now + FLUSH_SECONDS, SEVERAL
+        with self.intake.alone() as held:
+            if not held:
+                return
+            self.intake.collect()
+            self._sharing.do(self.step)
+            block = self._ledger.take_block()
+            self.plan()
+            if block is not None:
+                self._emit(block)
+
+    def row(self, step: int) -> dict[str, float]:
+        """Metrics of the included steps since the last row; empty where there are none."""
+        with self.intake.alone():
+            self.intake.collect()
+            return self._logged(step, self._ledger.take_row(), "row")
+
+    @property
+    def why_empty(self) -> str | None:
+        """Why the last row has no step, where that may happen again; None: it has some, or the fit has just begun."""
+        left_out = self._ledger.left_out
+        return reasons(left_out) if {*left_out} - {*BEGINNING, COUNTED, RECOUNTED} else None
+
+    def whole(self, step: int) -> dict[str, float]:
+        """Metrics of all included steps, `perf/run/…`, for the line in which a trainer sums up a run."""
+        with self.intake.alone():
+            self.intake.collect()
+            return self._logged(step, self._ledger.included(), "whole")
+
+    def _logged(self, step: int, totals: Totals, kind: str) -> dict[str, float]:
+        self._work.judge(totals.effort, totals.effort_seconds)
+        rating = None if self._work.varies else self._work.rating
+        # The last window is as recent as a row, and says nothing of a whole fit: its rates are left out there.
+        window = self._sharing.latest if kind == "row" else None
+        metrics = ratios.metrics(totals, self._shown, window, rating)
+        if metrics:
+            metrics |= self.stragglers(kind)
+            metrics |= self.memory.row()
+            metrics = of_run(metrics) if kind == "whole" else metrics
+            self._emit(Row(step=step, metrics=metrics))
+        return metrics
+
+    def amounts(self) -> Amounts:
+        """Samples and tokens of all attempts so far; a checkpoint carries them to the next one."""
+        _, done, _ = self._all()
+        return Amounts(
+            samples=plus(self._earlier.samples, done.samples), tokens=plus(self._earlier.tokens, done.tokens)
+        )
+
+    def _all(self) -> tuple[int, Amounts, int]:
+        """Steps of this attempt, what went through them, and how many have no time. Some may still be on the device."""
+        with self.intake.alone():
+            self.intake.collect()
+            steps, samples, tokens, lost = self._ledger.all()
+        passed = self._pending.passed
+        samples = plus(samples, *[step.samples for step in passed])
+        tokens = plus(tokens, *[step.tokens for step in passed])
+        return steps + len(passed), Amounts(samples=samples, tokens=tokens), lost
+
+    def summary(
+        self, failure: str | None = None, proofs: Mapping[str, str] | None = None, now: float | None = None
+    ) -> Summary:
+        """The fit so far. Its wall time is unknown without the time."""
+        with self.intake.alone():
+            total, (steps, done, lost) = self.amounts(), self._all()
+            included = self._ledger.included()
+        self._work.judge(included.effort, included.effort_seconds)
+        summary = Summary(
+            run_id=self._run.run_id,
+            attempt=self._run.attempt,
+            step=self.step,
+            steps=steps,
+            lost_steps=lost,
+            stage_seconds={name: included.seconds[stage] for stage, name in self._shown.stages(included.seconds)},
+            other_seconds=dict(self.account.other_seconds),
+            span_seconds=dict(self.account.span_seconds),
+            span_counts=dict(self.account.span_counts),
+            wall_seconds=self.account.parts(now, included, self._ledger),
+            samples=done.samples,
+            tokens=done.tokens,
+            **included.summary(varies=self._work.varies),
+            **self._work.summary(included.steps, included.effort_steps, self._ledger.excluded),
+            total_samples=total.samples,
+            total_tokens=total.tokens,
+            **self._collections.summary(timed=self._shown.gc_timed),
+            proofs=dict(proofs or {}),
+            failure=failure,
+            stalls=len(self.stalls),
+            stall_seconds=sum(self.stalls),
+            **self.stragglers("summary"),
+            **self.memory.summary(),
+        )
+        return replace(summary, findings=self.advise(summary))
+
+    def stop(self, now: float, failure: str | None = None, proofs: Mapping[str, str] | None = None) -> Summary:
+        """Training is over. Steps that the device still owes are lost."""
+        while self.aside:
+            self.end_span(now)
+        self.ordinary = False
+        with self.intake.alone():
+            self.intake.collect()
+            self.intake.lose_outstanding()
+            self.flush(now)
+            self.tape.ignore()
+        summary = self.summary(failure, proofs, now)
+        for found in summary.findings:
+            self._emit(found)
+        self._emit(summary)
+        return summary

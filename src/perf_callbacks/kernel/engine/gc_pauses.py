@@ -1,0 +1,51 @@
+"""Garbage collections, counted."""
+
+from typing import Any
+
+from perf_callbacks.kernel.engine.marks import Pause
+from perf_callbacks.kernel.records.fit_records import STARTUP, Gc
+
+GENERATIONS = 3
+
+
+class Pauses:
+    """Add up the collections of a fit: the program's, those of the checklist's schedule, and its first full one."""
+
+    def __init__(self) -> None:
+        self._collections = [0] * GENERATIONS
+        self._seconds = self._longest = self._scheduled = self._startup = 0.0
+
+    def add(self, pause: Pause) -> None:
+        """Count a collection. What the checklist does once is a cost of startup, and not of the program's garbage."""
+        if pause.ours == STARTUP:
+            self._startup += pause.seconds
+            return
+        self._collections[min(pause.generation, GENERATIONS - 1)] += 1
+        self._seconds += pause.seconds
+        self._scheduled += pause.seconds if pause.ours else 0.0
+        self._longest = max(self._longest, pause.seconds)
+
+    def summary(self, *, timed: bool) -> dict[str, Any]:
+        """The fields of a summary; None where collections were not timed."""
+        known = {
+            "gc_collections": tuple(self._collections),
+            "gc_seconds": self._seconds,
+            "gc_longest": self._longest,
+            "gc_scheduled_seconds": self._scheduled,
+            "gc_startup_seconds": self._startup,
+        }
+        return known if timed else dict.fromkeys(known)
+
+
+def collection(pause: Pause, stage: str, step: int, began: float) -> Gc:
+    """Make the journal's record of a collection in a fit that began then."""
+    return Gc(
+        step=step,
+        stage=stage,
+        generation=pause.generation,
+        start=pause.start - began,
+        seconds=pause.seconds,
+        collected=pause.collected,
+        automatic=pause.automatic,
+        ours=pause.ours,
+    )

@@ -1,0 +1,153 @@
+"""Finished steps, kept one by one for the journal and added up for rows and summary."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from perf_callbacks.kernel.engine.steps import Columns, Shown, Step, Totals, record, sum_of
+from perf_callbacks.kernel.engine.window_parts import Parts
+from perf_callbacks.kernel.engine.windows import Part
+from perf_callbacks.kernel.records.fit_records import Steps
+
+MOST_UNTOLD = 64
+"""Steps that may be told of their tokens later."""
+
+
+class Ledger:
+    """The books of one fit. It never holds more than a block of steps."""
+
+    def __init__(self, shown: Shown, parts: Parts) -> None:
+        self._shown = shown
+        self._parts = parts
+        self._over: list[Part] = []
+        self.kept = 0
+        """Steps that were not handed out yet."""
+        self._block: list[Columns] = []
+        self._rows: list[Step] = []  # at the end of the block, one by one as yet
+        self._added = 0  # of its parts
+        self._early = 0  # steps from the first of the block on that are in the journal, also some that follow it
+        self._row, self._included = Totals(), Totals()
+        self._steps = self._lost = 0
+        self._samples: int | None = 0
+        self._tokens = self._untold_steps = 0
+        self._untold: dict[int, bool] = {}  # the first steps without tokens, and whether they are included
+        self._last = self._row_after = -1  # numbers of steps
+        self.excluded: Counter[str] = Counter()
+        """Number of steps that are in no row, by reason."""
+        self.excluded_seconds: dict[str, float] = {}
+        """Their time, by reason."""
+        self.left_out: Counter[str] = Counter()
+        """Excluded steps since the last row, by reason."""
+        self._told: Counter[str] = Counter()
+
+    def enter(self, steps: Columns) -> None:
+        """Steps are finished: one or more."""
+        self._block.append(steps)
+        self.kept += len(steps.number)
+
+    def enter_rows(self, steps: Sequence[Step]) -> None:
+        """Steps are finished, a few at a time."""
+        self._rows += steps
+        self.kept += len(steps)
+
+    def _columns(self) -> list[Columns]:
+        if self._rows:
+            self._block.append(Columns.of(self._rows))
+            self._rows = []
+        return self._block
+
+    def take_block(self) -> Steps | None:
+        """The steps since the last block, as they stand in the journal."""
+        self._add()
+        early, self._early = self._early, max(0, self._early - self.kept)
+        block, self._block, self._added, self.kept = self._block, [], 0, 0
+        return self._record(block, early)
+
+    def early_block(self, following: Columns | None) -> Steps | None:
+        """As `take_block`, with some steps that were not entered yet. Nothing is taken or added up by it."""
+        block = self._columns() if following is None else [*self._columns(), following]
+        early, self._early = self._early, max(self._early, sum([len(steps.number) for steps in block]))
+        return self._record(block, early)
+
+    def _record(self, block: list[Columns], early: int) -> Steps | None:
+        if not block:
+            return None
+        steps = Columns.joined(block)
+        new = steps.cut(early) if early else steps
+        return record(new, self._shown) if new.number else None
+
+    def take_parts(self) -> list[Part]:
+        """Take the parts of this rank in the windows that are over since the last time."""
+        self._add()
+        over, self._over = self._over, []
+        return over
+
+    def take_row(self) -> Totals:
+        """The included steps since the last row, added up."""
+        self._add()
+        self._row.settle()
+        row, self._row, self._row_after = self._row, Totals(), self._last
+        self.left_out = self.excluded - self._told
+        self._told = self.excluded.copy()
+        self._included.merge(row)
+        return row
+
+    def included(self) -> Totals:
+        """All included steps, added up."""
+        self._add()
+        totals = Totals()
+        totals.merge(self._included)
+        totals.merge(self._row)
+        totals.settle()
+        return totals
+
+    def all(self) -> tuple[int, int | None, int | None, int]:
+        """Steps, samples and tokens of all steps, and how many of them have no time."""
+        self._add()
+        return self._steps, self._samples, None if self._untold_steps else self._tokens, self._lost
+
+    def tell_tokens(self, tokens: Mapping[int, int]) -> None:
+        """Steps that were entered before it was known which tensor holds token ids have turned out to hold as many."""
+        self._add()
+        for number, included in self._untold.items():
+            if number in tokens:
+                self._tokens += tokens[number]
+                self._untold_steps -= 1
+                if included:
+                    (self._row if number > self._row_after else self._included).tell_tokens(tokens[number])
+        self._block = [
+            steps._replace(tokens=[*map(_either, steps.tokens, map(tokens.get, steps.number))])
+            for steps in self._columns()
+        ]
+        self._untold = {number: included for number, included in self._untold.items() if number not in tokens}
+
+    def _add(self) -> None:
+        """Add up what came since the last time: together, since that is cheaper than one by one."""
+        block = self._columns()
+        if self._added == len(block):
+            return
+        new = Columns.joined(block[self._added :])
+        self._added = len(block)
+        self._steps += len(new.number)
+        self._last = new.number[-1]
+        self._samples = sum_of(new.samples, self._samples)
+        self._tokens += sum(filter(None, new.tokens))
+        if None in new.tokens:
+            self._note_untold(new)
+        if any(new.excluded):
+            self._lost += new.step_seconds.count(None)
+            self.excluded.update(filter(None, new.excluded))
+            for reason, seconds in zip(new.excluded, new.step_seconds, strict=True):
+                if reason is not None and seconds is not None:
+                    self.excluded_seconds[reason] = self.excluded_seconds.get(reason, 0.0) + seconds
+        self._row.add(new.included)
+        self._over += self._parts.add(new)
+
+    def _note_untold(self, new: Columns) -> None:
+        untold = [place for place, tokens in enumerate(new.tokens) if tokens is None]
+        self._untold_steps += len(untold)
+        for place in untold[: MOST_UNTOLD - len(self._untold)]:
+            self._untold[new.number[place]] = new.excluded[place] is None
+
+
+def _either(tokens: int | None, told: int | None) -> int | None:
+    return told if tokens is None else tokens

@@ -1,0 +1,121 @@
+"""The marks that the training thread writes: it turns to a stage, for good or for the length of a call."""
+
+from typing import Final, NamedTuple
+
+from perf_callbacks.kernel.engine.stages import Stage
+
+
+class Begin:
+    """It turns to a stage until the next `BACK`, and then to what it was in before."""
+
+    __slots__ = ("stage",)
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+
+
+class Back:
+    """It turns back to what it was in before the last `Begin`."""
+
+    __slots__ = ()
+
+
+class End:
+    """A step ends. The next one begins with what belongs to no stage, and nothing to turn back to."""
+
+    __slots__ = ()
+
+
+BEGIN: Final = {stage: Begin(stage) for stage in Stage}
+BACK: Final = Back()
+END: Final = End()
+
+ONE_MORE_FORWARD: Final = (BEGIN[Stage.OTHER], BEGIN[Stage.FORWARD], BACK, BACK)
+"""Turn to the forward once more, whatever the thread is in, and go on with that."""
+
+
+class Pause(NamedTuple):
+    """A garbage collection."""
+
+    generation: int
+    start: float
+    seconds: float
+    collected: int
+    automatic: bool
+    here: bool
+    """In the training thread."""
+    ours: str | None = None
+    """As `Gc.ours`."""
+
+
+Mark = Stage | Begin | Back | End
+
+# Looking a member up in its class costs more than most of what is done here.
+_OPTIMIZER, _OTHER, _UNDECIDED = Stage.OPTIMIZER, Stage.OTHER, Stage.UNDECIDED
+_FORWARD, _BACKWARD, _DATA = Stage.FORWARD, Stage.BACKWARD, Stage.DATA
+
+
+class Calls(NamedTuple):
+    """How often a step turned to the model's forward and to its backward.
+
+    Turns count, not marks: a plain loop marks the second of two calls in a row only sometimes.
+    """
+
+    forwards: int
+    backwards: int
+
+
+class Course:
+    """Follows marks: what the time between two of them belongs to."""
+
+    __slots__ = ("_backwards", "_forwards", "before", "earlier", "fetches", "fetches_at_backward", "stage")
+
+    def __init__(self) -> None:
+        self.stage = _OTHER
+        self.before: list[Stage] = []
+        self.earlier = Calls(0, 0)
+        """Calls of the step from before the tracking began."""
+        self._forwards = self._backwards = 0
+        self.fetches = self.fetches_at_backward = 0
+        """Waits for data: so far, and before the last backward."""
+
+    def resume(self, course: "Course") -> None:
+        """Continue from the state of another course."""
+        self.stage, self.before = course.stage, [*course.before]
+        self._forwards, self._backwards = course.calls
+        self.fetches, self.fetches_at_backward = course.fetches, course.fetches_at_backward
+
+    @property
+    def calls(self) -> Calls:
+        """Turns to forward and backward since they were last taken."""
+        return Calls(self._forwards, self._backwards)
+
+    def take_calls(self) -> Calls:
+        """Return the calls, and count from 0 again."""
+        calls = Calls(self._forwards, self._backwards)
+        self._forwards = self._backwards = 0
+        return calls
+
+    def turn(self, mark: Mark) -> Stage:
+        """Apply a mark, and return the stage of the time before the mark."""
+        until = self.stage
+        if mark is END:
+            self.before.clear()
+            self.stage = _OTHER
+        elif mark is BACK:
+            self.stage = self.before.pop() if self.before else _OTHER
+        else:
+            if isinstance(mark, Begin):
+                self.before.append(until)
+                self.stage = mark.stage
+            elif isinstance(mark, Stage):
+                self.stage = mark
+            if self.stage is not until:
+                self._forwards += self.stage is _FORWARD
+                self.fetches += self.stage is _DATA
+                if self.stage is _BACKWARD:
+                    self._backwards += 1
+                    self.fetches_at_backward = self.fetches
+        if until is _UNDECIDED:  # what follows a backward shows what the time since belongs to
+            return _OPTIMIZER if self.stage is _OPTIMIZER else _OTHER
+        return until

@@ -1,0 +1,143 @@
+"""Steps that have ended and are not in the books yet."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import chain, repeat
+from operator import is_
+from typing import Any
+
+from perf_callbacks.flops.known_work.shaped_work import ShapedWork
+from perf_callbacks.flops.known_work.trained_looks import LOOK_STEPS
+from perf_callbacks.flops.unknown_reasons import NO_BATCH
+from perf_callbacks.flops.work import Effort
+from perf_callbacks.kernel.batches.reader import Batch, nothing, together
+from perf_callbacks.kernel.engine.ledger import MOST_UNTOLD
+from perf_callbacks.kernel.engine.marks import Calls
+from perf_callbacks.kernel.engine.steps import Columns, Step, plus
+from perf_callbacks.kernel.engine.tape import Past
+
+
+class Pending:
+    """Holds what each step went through until the tape, and the device if there is one, tell its times."""
+
+    def __init__(self, work: ShapedWork) -> None:
+        self._work = work
+        self.ended: deque[tuple[int, str | None, list[Batch]]] = deque()
+        """Number, reason of the exclusion and batches of steps whose marks were not read."""
+        self.passed: deque[Step] = deque()
+        """Steps whose times the device owes."""
+        self._batch = Batch(None, None, None, ())
+        self._with_tokens: Callable[[Batch], Batch] | None = None
+        self._untold: dict[int, list[Batch]] = {}  # first steps without tokens
+        self._unlooked = 0
+
+    def finish(self, past: Past) -> Columns:
+        """Put together one or more steps whose marks were read."""
+        ended = map(deque.popleft, repeat(self.ended, len(past.calls)))
+        number, excluded, batches = zip(*ended, strict=True)
+        self._work.look(number[-1])
+        alike = _alike(batches)
+        if alike and batches[0]:
+            amounts = self._through(batches[0], past.calls[0])
+            samples, tokens, useful_tokens = [(amount,) * len(number) for amount in amounts]
+        else:
+            samples, tokens, useful_tokens = zip(*map(self._through, batches, past.calls), strict=True)
+        if None in tokens and (self._with_tokens is not None or len(self._untold) < MOST_UNTOLD):
+            tokens = tuple(map(self._find_tokens, number, batches, tokens))
+        efforts = self._efforts(number, batches, past.calls, alike=alike)
+        self._work.settle()
+        paused = longest = [0.0] * len(number)
+        if any(past.pauses):
+            paused = [float(sum(pauses)) for pauses in past.pauses]
+            longest = [max(pauses, default=0.0) for pauses in past.pauses]
+        return Columns(
+            number, excluded, samples, tokens, useful_tokens, efforts, paused, longest, past.seconds, past.stages
+        )
+
+    def wait(self, past: Past) -> None:
+        """Let steps whose marks were read wait for the device. There are few of them, mostly one."""
+        self._unlooked += len(past.calls)
+        if self._unlooked >= LOOK_STEPS:
+            self._unlooked = 0
+            self._work.look(self.ended[len(past.calls) - 1][0])
+        for pauses, calls in zip(past.pauses, past.calls, strict=True):
+            number, excluded, batches = self.ended.popleft()
+            effort = self._effort(number, batches, calls)
+            samples, tokens, useful_tokens = self._through(batches, calls)
+            if tokens is None:
+                tokens = self._find_tokens(number, batches)
+            paused = (sum(pauses), max(pauses)) if pauses else (0.0, 0.0)
+            self.passed.append(Step(number, excluded, samples, tokens, useful_tokens, effort, *paused, None))
+        self._work.settle()
+
+    def timed(self, times: Sequence[tuple[float, ...] | None]) -> list[Step]:
+        """The first of the steps that wait for the device, with its times; None for the times of a lost one."""
+        return [_timed(self.passed.popleft(), seconds) for seconds in times]
+
+    def early(self, past: Past) -> Columns | None:
+        """Steps by what can be told of them without changing anything. Called in another thread than training."""
+        ended = [self.ended[place] for place in range(len(past.calls))]
+        steps, last = [], self._batch
+        for (number, excluded, batches), seconds, calls in zip(ended, past.rows, past.calls, strict=True):
+            last = batches[0] if batches else last
+            known = [plus(*[batch[place] for batch in batches]) for place in (0, 1)]  # no number that is on a device
+            samples, tokens = known if batches else _without(last, calls)[:2]
+            steps.append(Step(number, excluded, samples, tokens, None, None, 0.0, 0.0, seconds))
+        return Columns.of(steps) if steps else None
+
+    def tell_tokens(self, with_tokens: Callable[[Batch], Batch]) -> dict[int, int]:
+        """Learn which tensor holds the token ids; gives the tokens of the first steps without, by number."""
+        self._with_tokens = with_tokens
+        untold, self._untold = self._untold, {}
+        found = {number: self._find_tokens(number, batches) for number, batches in untold.items()}
+        tokens = {number: amount for number, amount in found.items() if amount is not None}
+        self.passed = deque([step._replace(tokens=tokens.pop(step.number, step.tokens)) for step in self.passed])
+        return tokens
+
+    def _through(self, batches: list[Batch], calls: Calls) -> tuple[int | None, int | None, Any]:
+        """Return the amounts of a step."""
+        if not batches:
+            return _without(self._batch, calls)
+        self._batch = batches[0]
+        return together(batches)
+
+    def _find_tokens(self, number: int, batches: list[Batch], tokens: int | None = None) -> int | None:
+        """The tokens of batches that were read before it was known which tensor holds them."""
+        if tokens is not None or not batches:
+            return tokens
+        if self._with_tokens is not None:
+            return together([self._with_tokens(batch) for batch in batches])[1]
+        if len(self._untold) < MOST_UNTOLD:
+            self._untold[number] = batches
+        return None
+
+    def _efforts(
+        self, numbers: Sequence[int], batches: Sequence[list[Batch]], calls: Sequence[Calls], *, alike: bool
+    ) -> Sequence[Effort | None]:
+        """The work of each step. Where it is unknown, each step is asked for: the reasons are counted."""
+        first = self._effort(numbers[0], batches[0], calls[0])
+        if alike and first is not None and not self._work.unsure and calls.count(calls[0]) == len(calls):
+            return (first,) * len(numbers)
+        return [first, *map(self._effort, numbers[1:], batches[1:], calls[1:])]
+
+    def _effort(self, number: int, batches: list[Batch], calls: Calls) -> Effort | None:
+        if not batches:
+            self._work.unknowns.note(NO_BATCH)
+            return None
+        return self._work.of([batch.shape for batch in batches], calls, number)
+
+
+def _alike(steps: Sequence[list[Batch]]) -> bool:
+    """Tell if all steps had the same batches. Batches are not compared: their numbers may be on a device."""
+    every = [*chain.from_iterable(steps)]
+    return len({*map(len, steps)}) == 1 and all(map(is_, every, repeat(every and every[0])))
+
+
+def _without(last: Batch, calls: Calls) -> tuple[int | None, int | None, Any]:
+    """Return the amounts of a step without a new batch: nothing, or unknown if it trained on an earlier one."""
+    return (None, None, None) if calls.backwards else nothing(last)
+
+
+def _timed(step: Step, seconds: tuple[float, ...] | None) -> Step:
+    """A step as the device saw it."""
+    return step._replace(seconds=seconds, excluded=step.excluded if seconds else "lost")

@@ -1,0 +1,39 @@
+"""Turn totals into metrics: ratios of sums."""
+
+from perf_callbacks.flops.known_work.rating import Rating
+from perf_callbacks.kernel.engine import windows
+from perf_callbacks.kernel.engine.steps import Shown, Totals
+from perf_callbacks.kernel.records.fit_records import Window
+
+PREFIX = "perf/"
+_DIGITS = 6
+
+
+def metrics(
+    totals: Totals, shown: Shown, window: Window | None = None, rating: Rating | None = None
+) -> dict[str, float]:
+    """Compute the metrics of some steps. Unknown metrics are left out; no steps have no metrics.
+
+    Rates over all devices are those of the same steps if one process sees all devices, else those of the last complete
+    window of all ranks. Rates per device are those of the steps, on this rank; one
+    device alone has none. FLOPs per second are those of the steps whose FLOPs are known.
+    """
+    seconds = totals.step_seconds
+    if not totals.steps or seconds <= 0:
+        return {}
+    values: dict[str, float | None] = {"step_time": seconds / totals.steps}
+    values |= {name: totals.seconds[stage] / totals.steps for stage, name in shown.stages(totals.seconds)}
+    amounts = {"samples": totals.samples, "tokens": totals.tokens, "useful_tokens": totals.useful_tokens}
+    for name, amount in amounts.items():
+        rate = None if amount is None else amount / seconds
+        values[f"{name}_per_second"] = rate if shown.processes == 1 else None
+        if rate is not None and shown.devices is not None and (shown.processes, shown.devices) != (1, 1):
+            values[f"{name}_per_second_per_device"] = rate / shown.devices
+    if shown.processes > 1 and window is not None:
+        values |= windows.rates(window)
+    if rating is not None and totals.effort_seconds > 0:
+        values |= rating.metrics(totals.effort, totals.effort_seconds)
+        values["flops_known"] = totals.effort_steps / totals.steps
+    if shown.gc_timed:
+        values |= {"gc_pause": totals.longest_pause, "gc_loss": totals.pause_seconds}
+    return {PREFIX + name: float(f"{value:.{_DIGITS}g}") for name, value in values.items() if value is not None}

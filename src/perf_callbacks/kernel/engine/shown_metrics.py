@@ -1,0 +1,95 @@
+"""Choose the metrics that loggers and consoles get: all of them are in the journal."""
+
+import math
+from collections.abc import Iterable, Mapping
+
+from perf_callbacks.kernel.engine.ratios import PREFIX
+
+RUN = "run/"
+"""Averages over a whole run have tags of their own, `perf/run/…`: a plot would show them as one more step."""
+
+MAIN = ("step_time", "data_time", "tokens_per_second", "samples_per_second", "tflops", "mfu")
+"""Metrics that a console shows: samples only where tokens are unknown."""
+
+ORDINARY = {"flops_coverage": 1.0, "flops_known": 1.0, "flops_lower_bound": None, "peak_tflops": None}
+"""Constants of a run with their usual values. The usual peak is the first one."""
+
+
+def of_run(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Give averages over a run their own tags.
+
+    >>> of_run({"perf/mfu": 0.5})
+    {'perf/run/mfu': 0.5}
+    """
+    return {f"{PREFIX}{RUN}{name.removeprefix(PREFIX)}": value for name, value in metrics.items()}
+
+
+def main(names: Iterable[str]) -> list[str]:
+    """Choose the metrics for a console, in the order in which they matter; other keys are ignored.
+
+    >>> main(["perf/mfu", "perf/hfu", "loss", "perf/samples_per_second", "perf/step_time"])
+    ['perf/step_time', 'perf/samples_per_second', 'perf/mfu']
+    """
+    found = {_metric(name): name for name in names if name.startswith(PREFIX)}
+    if "tokens_per_second" in found:
+        found.pop("samples_per_second", None)
+    return [found[metric] for metric in MAIN if metric in found]
+
+
+def hidden(names: Iterable[str], console: str) -> list[str]:
+    """List our metrics that a console leaves out, by the setting `console`.
+
+    >>> hidden(["perf/mfu", "perf/hfu"], "main")
+    ['perf/hfu']
+    """
+    ours = [*names] if console != "all" else []
+    shown = main(ours) if console == "main" else []
+    return [name for name in ours if name not in shown]
+
+
+def bar(row: Mapping[str, float], console: str) -> dict[str, float]:
+    """Choose the metrics for the single line of a progress bar, by the setting `console`."""
+    left_out = hidden(row, console)
+    line = (PREFIX + "step_time", PREFIX + "mfu") if console == "main" else row
+    return {name: row[name] for name in line if name in row and name not in left_out}
+
+
+class Logged:
+    """Metrics of the rows of one fit that go to loggers, by the setting `metrics`.
+
+    Constants are logged only where they change, and `mfu_mixed` where it differs from `mfu`.
+    """
+
+    def __init__(self, which: str) -> None:
+        self._which = which
+        self.names = set[str]()
+        """All metrics of the rows so far: a program may log metrics of its own below `perf/`."""
+        self._last: dict[str, float | None] = dict(ORDINARY)
+
+    def row(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Choose from the metrics of a row."""
+        if self._last["peak_tflops"] is None:
+            self._last["peak_tflops"] = metrics.get(PREFIX + "peak_tflops")
+        chosen = self._chosen(metrics, self._last)
+        self._last |= {name: metrics[PREFIX + name] for name in ORDINARY if PREFIX + name in metrics}
+        return chosen
+
+    def run(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Choose from the averages over the run."""
+        return self._chosen(metrics, ORDINARY | {"peak_tflops": metrics.get(f"{PREFIX}{RUN}peak_tflops")})
+
+    def _chosen(self, metrics: Mapping[str, float], known: Mapping[str, float | None]) -> dict[str, float]:
+        self.names.update(metrics)
+        if self._which == "main":
+            return {name: metrics[name] for name in main(metrics)}
+        values = {_metric(name): value for name, value in metrics.items()}
+        known = {**known, "mfu_mixed": values.get("mfu")}
+        return {name: value for name, value in metrics.items() if not _same(known.get(_metric(name)), value)}
+
+
+def _same(known: float | None, value: float) -> bool:
+    return known is not None and math.isclose(known, value, rel_tol=1e-5)
+
+
+def _metric(name: str) -> str:
+    return name.rpartition("/")[2]

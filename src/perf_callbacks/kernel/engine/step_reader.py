@@ -1,0 +1,147 @@
+"""The intake of finished steps: from the tape, through what is outstanding, into the ledger. One thread at a time."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import compress
+from threading import RLock
+from typing import Any
+
+from perf_callbacks.kernel.engine.account import BEGINNING
+from perf_callbacks.kernel.engine.ledger import Ledger
+from perf_callbacks.kernel.engine.marks import Pause
+from perf_callbacks.kernel.engine.observer import Observers
+from perf_callbacks.kernel.engine.open_steps import Pending
+from perf_callbacks.kernel.engine.protocols import DeviceTimeline
+from perf_callbacks.kernel.engine.stages import Stage
+from perf_callbacks.kernel.engine.steps import Columns, Step
+from perf_callbacks.kernel.engine.tape import Tape
+from perf_callbacks.kernel.records.fit_records import Gc, Record
+
+MOMENT_SECONDS = 0.05
+"""How long the training thread may wait for another one that reads the books."""
+
+
+class Intake:
+    """Takes over the steps that are finished. The books are the tape, the outstanding steps and the ledger.
+
+    Marks are written on the tape without a lock; whoever reads a book holds the lock of all.
+    """
+
+    def __init__(
+        self,
+        tape: Tape,
+        pending: Pending,
+        ledger: Ledger,
+        observers: Observers,
+        *,
+        device: DeviceTimeline | None,
+        tell: Callable[[Pause, str, int | None], Gc],
+        interrupted: Callable[[], None],
+    ) -> None:
+        self._tape, self._pending, self._ledger, self._observers = tape, pending, ledger, observers
+        self._device = device
+        self._tell, self._interrupted = tell, interrupted
+        self._unseen: deque[tuple[Columns | list[Step], list[Gc]]] = deque()  # by observers
+        self._lock = RLock()
+        self._reading = False
+        self.overdue = False
+        """The device is to be asked for its times before the step ends."""
+        self.listen: Callable[[Sequence[Any], Sequence[int]], object] | None = None
+        """Sees the tape before it is read, with the numbers of the steps that have ended."""
+        self.longest_step = 0.0
+        """Seconds of the longest step so far, without the first, in which things are made and compiled."""
+
+    @contextmanager
+    def alone(self) -> Iterator[bool]:
+        """Keep other threads from the books. Gives False where another one has them for longer than a moment."""
+        held = self._lock.acquire(timeout=MOMENT_SECONDS)
+        try:
+            yield held
+        finally:
+            if held:
+                self._lock.release()
+
+    def collect(self, *, show: bool = True) -> bool:
+        """Take over the steps that are finished. True: none is outstanding.
+
+        They are not shown to observers by a loader's thread, nor in the middle of a step.
+        """
+        with self.alone() as held:
+            if not held or self._reading:  # a signal or a finalizer may come in the midst of it
+                return False
+            self._reading = True
+            self.overdue = False
+            try:
+                self._collect()
+            except BaseException:  # an interrupt, say: what was read by halves would be told of the wrong steps
+                self._pending.ended.clear()
+                self._tape.pairs.clear()
+                self._interrupted()
+                raise
+            finally:
+                self._reading = False
+        while show and self._unseen:
+            steps, pauses = self._unseen.popleft()
+            if self._observers.watching:
+                self._observers.steps_measured(steps.rows if isinstance(steps, Columns) else steps, pauses)
+        return not self._pending.passed
+
+    def write_early(self, emit: Callable[[Record], None]) -> None:
+        """Write the finished steps that were not handed out yet, in another thread than training.
+
+        Nothing is taken over: the tape is read from a copy, and what a step's work was stays unknown where only the
+        training thread can tell. Nor is a device asked, which might spoil the capture of a graph in the training
+        thread, and may hang with it: that thread asks it with the next micro-batch, and what it heard is in the block
+        of a moment later.
+        """
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if not self._reading:
+                self.overdue = bool(self._pending.passed)
+                late = self._pending.early(self._tape.peek()) if self._device is None else None
+                block = self._ledger.early_block(late)
+                if block is not None:
+                    emit(block)
+        finally:
+            self._lock.release()
+
+    def lose_outstanding(self) -> None:
+        """Enter the steps that the device still owes as lost."""
+        self._enter_rows(self._pending.timed([None] * len(self._pending.passed)))
+
+    def _collect(self) -> None:
+        if self.listen is not None:
+            self.listen(self._tape.pairs[:], [number for number, *_ in self._pending.ended])
+        past, told = self._tape.read()
+        ended = self._pending.ended
+        pauses = [
+            self._tell(
+                pause,
+                "other" if stage is Stage.UNDECIDED else stage.name.lower(),
+                ended[place][0] if place < len(ended) else None,
+            )
+            for pause, stage, place in told
+        ]
+        finished: Columns | list[Step] = []
+        if self._device is not None:
+            if past.calls:
+                self._pending.wait(past)
+            finished = self._pending.timed(self._device.ready())
+            self._enter_rows(finished)
+        elif past.calls:
+            finished = self._pending.finish(past)
+            self._ledger.enter(finished)
+            wanted: Sequence[Any] = finished.step_seconds
+            if any(finished.excluded):
+                wanted = [*compress(wanted, [reason not in BEGINNING for reason in finished.excluded])]
+            self._note_longest(wanted)
+        self._unseen.append((finished, pauses))
+
+    def _enter_rows(self, steps: list[Step]) -> None:
+        self._ledger.enter_rows(steps)
+        self._note_longest([sum(step.seconds) for step in steps if step.seconds and step.excluded not in BEGINNING])
+
+    def _note_longest(self, times: Sequence[float]) -> None:
+        self.longest_step = max(self.longest_step, *times) if times else self.longest_step

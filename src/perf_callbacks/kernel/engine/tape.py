@@ -1,0 +1,254 @@
+"""Marks with their times: written as they happen, read many steps at once."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from operator import add, sub
+from typing import Any, NamedTuple
+
+from perf_callbacks.kernel.engine.marks import END, Calls, Course, Mark, Pause
+from perf_callbacks.kernel.engine.stages import STAGES, Stage
+from perf_callbacks.kernel.engine.steps import UNSEEN
+
+_GC, _ASIDE = Stage.GC, Stage.ASIDE
+
+
+class Past(NamedTuple):
+    """Steps that were read, in columns."""
+
+    stages: Sequence[list[float]]
+    """Seconds, one column for each of `STAGES`."""
+    pauses: list[tuple[float, ...]]
+    """The collections in each step."""
+    calls: list[Calls]
+    """How often forward and backward ran."""
+    seconds: list[float]
+    """The sum of the stages of each step."""
+
+    @property
+    def rows(self) -> list[tuple[float, ...]]:
+        """Seconds by stage, step by step."""
+        return [*zip(*self.stages, strict=True)]
+
+
+class Told(NamedTuple):
+    """A pause, and where it fell."""
+
+    pause: Pause
+    stage: Stage
+    step: int
+    """Of the steps that were read together, the first being 0."""
+
+
+class Tape:
+    """Pairs of a mark and its time, one after the other in a list; a pause stands there with no time of its own.
+
+    To write is to call `write` with such a pair: by one call into C, so that it costs next to nothing, and so that the
+    collector may run before and after it, not in the middle.
+    """
+
+    __slots__ = (
+        "_begun",
+        "_course",
+        "_echo",
+        "_follower",
+        "_last",
+        "_listening",
+        "_pauses",
+        "_seconds",
+        "_since",
+        "pairs",
+        "part",
+        "write",
+    )
+
+    def __init__(self, echo: Callable[[Mark], object] | None = None) -> None:
+        self.pairs: list[Any] = []
+        """Marks and times that were not read yet, two by two."""
+        self._echo = echo
+        self._follower: Course | None = None
+        self._listening = False
+        self.write: Callable[[tuple[Any, Any]], object] = _nowhere
+        """Take a pair; nothing is kept while nobody listens."""
+        self._course = Course()
+        self._last = 0.0
+        self._seconds: list[float] = [UNSEEN] * len(Stage)
+        self._begun = False
+        self._since: list[Pause] = []
+        self._pauses: list[float] = []
+        self.part: str | None = None
+        """Named part of the stage `other` that the training thread is in."""
+
+    def begin(self, now: float) -> None:
+        """The first step begins."""
+        self._last = now
+        self.listen()
+
+    def listen(self) -> None:
+        """From now on, what is written is kept."""
+        self._listening = True
+        self.write = self.pairs.extend if self._echo is None and self._follower is None else self._write_and_echo
+
+    def ignore(self) -> None:
+        """From now on, what is written is not kept; pauses are."""
+        self._listening = False
+        self.write = _nowhere
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nothing that is written in the block is kept: it is not the training's."""
+        listening = self._listening
+        self.ignore()
+        try:
+            yield
+        finally:
+            if listening:
+                self.listen()
+
+    def follow(self) -> Course:
+        """The course so far, which turns with each mark that is written from now on. It costs, so it is for a step."""
+        follower = Course()
+        follower.resume(self._course)
+        for mark in self.pairs[::2]:
+            if type(mark) is not Pause:
+                follower.turn(mark)
+            if mark is END:
+                follower.take_calls()
+        follower.earlier = follower.take_calls()
+        self._follower = follower
+        if self._listening:
+            self.listen()
+        return follower
+
+    def unfollow(self) -> None:
+        """Turn nobody's course any more."""
+        self._follower = None
+        if self._listening:
+            self.listen()
+
+    def note(self, pause: Pause) -> None:
+        """There was a collection."""
+        self.pairs.extend((pause, None))
+
+    def _write_and_echo(self, pair: tuple[Mark, float]) -> None:
+        self.pairs.extend(pair)
+        if self._follower is not None:
+            self._follower.turn(pair[0])
+        if self._echo is not None:
+            self._echo(pair[0])
+
+    def read(self) -> tuple[Past, list[Told]]:
+        """The steps that ended since the last call, and the pauses. What was read is gone."""
+        written = self.pairs[:]
+        del self.pairs[: len(written)]
+        marks, times = written[::2], written[1::2]
+        done = Past([[] for _ in STAGES], [], [], [])
+        told: list[Told] = []
+        for start, stop, width in _runs(marks):
+            first = marks[start : start + width]
+            if width and not self._begun and not any([type(mark) is Pause for mark in first]):
+                self._alike(first, times[start:stop], done)
+            else:
+                self._one_by_one(marks[start:stop], times[start:stop], done, told)
+        return done, told
+
+    def turned(self) -> tuple[Stage, float]:
+        """The stage that the training thread turned to last, and when. May be called in any thread; reads nothing."""
+        course, last = Course(), self._last
+        course.stage, course.before = self._course.stage, self._course.before[:]
+        pairs = self.pairs[:]
+        marks = pairs[::2]
+        begun = len(marks) - marks[::-1].index(END) - 1 if END in marks else 0
+        for mark, time in zip(marks[begun:], pairs[1::2][begun:], strict=False):
+            if type(mark) is not Pause:
+                course.turn(mark)
+                last = time
+        return course.stage, last
+
+    def peek(self) -> Past:
+        """The steps that ended since the last call of `read`, which will read them all the same."""
+        copy = Tape()
+        copy.pairs = self.pairs[:]
+        copy._course.stage, copy._course.before = self._course.stage, self._course.before[:]
+        copy._last, copy._seconds, copy._begun = self._last, self._seconds[:], self._begun
+        copy._since, copy._pauses = self._since[:], self._pauses[:]
+        return copy.read()[0]
+
+    def _alike(self, marks: list[Mark], times: list[float], done: Past) -> None:
+        """Read steps of the same marks: column by column, which is faster than one by one."""
+        width, steps = len(marks), len(times) // len(marks)
+        columns: list[list[float]] = [[]] * len(Stage)
+        owners = [self._course.turn(mark) for mark in marks]
+        begin = before = [self._last, *times[width - 1 : -1 : width]]
+        for place, owner in enumerate(owners):
+            if place + 1 < width and owner is owners[place + 1]:
+                continue
+            end = times[place::width]
+            column = [*map(sub, end, begin)]
+            columns[owner] = [*map(add, columns[owner], column)] if columns[owner] else column
+            begin = end
+        seconds = [*map(sub, begin, before)]
+        done.seconds.extend(map(sub, seconds, columns[_ASIDE]) if columns[_ASIDE] else seconds)
+        self._last = times[-1]
+        for stage, column in zip(done.stages, columns, strict=False):
+            stage.extend(column or [UNSEEN] * steps)
+        done.pauses.extend([()] * steps)
+        done.calls.extend([self._course.take_calls()] * steps)
+
+    def _one_by_one(self, marks: list[Any], times: list[Any], done: Past, told: list[Told]) -> None:
+        for mark, time in zip(marks, times, strict=True):
+            if type(mark) is Pause:
+                self._pause(mark, told, len(done.calls))
+                continue
+            owner = self._course.turn(mark)
+            self._seconds[owner] += time - self._last
+            if self._since:
+                self._carve(owner, time)
+            self._last = time
+            self._begun = mark is not END or bool(self._since)
+            if mark is END:
+                for stage, seconds in zip(done.stages, self._seconds, strict=False):
+                    stage.append(seconds)
+                done.seconds.append(sum(self._seconds[: len(STAGES)]))
+                done.pauses.append(tuple(self._pauses))
+                done.calls.append(self._course.take_calls())
+                self._seconds = [UNSEEN] * len(Stage)
+                self._pauses = []
+
+    def _pause(self, pause: Pause, told: list[Told], step: int) -> None:
+        stage = self._course.stage
+        told.append(Told(pause, stage, step))
+        self._begun = True  # what follows has to be read one by one
+        if pause.here and stage is not _ASIDE:
+            self._pauses.append(pause.seconds)
+            self._since.append(pause)
+
+    def _carve(self, stage: Stage, until: float) -> None:
+        """Take the pauses before `until` out of the stage they fell in. A later one was written before its time."""
+        for pause in self._since:
+            if pause.start < until:
+                self._seconds[stage] -= pause.seconds
+                self._seconds[_GC] += pause.seconds
+        self._since = [pause for pause in self._since if pause.start >= until]
+
+
+def _nowhere(_pair: object) -> None:
+    """Where nobody listens."""
+
+
+def _runs(marks: list[Any]) -> Iterator[tuple[int, int, int]]:
+    """Where steps of the same marks begin and end, and how many marks each has; 0 for a step without an end yet."""
+    start = 0
+    while start < len(marks):
+        try:
+            stop = marks.index(END, start) + 1
+        except ValueError:
+            yield start, len(marks), 0
+            return
+        width, first = stop - start, marks[start:stop]
+        if marks[start:] == first * ((len(marks) - start) // width):  # as a rule, all of them
+            yield start, len(marks), width
+            return
+        while marks[stop : stop + width] == first:
+            stop += width
+        yield start, stop, width
+        start = stop

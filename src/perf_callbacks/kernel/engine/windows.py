@@ -1,0 +1,123 @@
+"""Windows: the same optimizer steps of all ranks, combined.
+
+A window is `length` optimizer steps by the trainer's count. Ranks hand each other `Part`s.
+"""
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from perf_callbacks.kernel.records.fit_records import Window
+
+NOTICE = 3
+"""Windows between a request of a rank and the step from which it holds. By then, as a rule, all ranks know of it."""
+
+MOST_NAMED = 64
+"""Most missing ranks that a window names; all are counted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """Work of one rank in one window."""
+
+    window: int
+    """Number of the window, from 0 on: optimizer steps `window * length + 1` to `(window + 1) * length`."""
+    length: int
+    rank: int
+    world_size: int
+    data_parallel: int
+    """Number of groups of ranks with their own samples. Under tensor or pipeline parallelism several ranks process the
+    same samples, so the job processed `data_parallel / world_size` of the ranks' sum."""
+    steps: int
+    """Number of these steps that are in rows or were counted again. The next fields cover these steps."""
+    seconds: float
+    samples: int | None
+    """Samples; None: unknown, like the next two fields."""
+    tokens: int | None
+    useful_tokens: int | None
+    """An integer; until the part is sent, it may be a number that is still under way on a device."""
+    model_flops: int | None = None
+    """FLOPs of this rank itself, even if several ranks process the same samples. None: unknown for a step."""
+    hardware_flops: int | None = None
+    asks: Mapping[str, int] = field(default_factory=dict)
+    """Values that this rank asks all ranks for, by name."""
+    signals: Mapping[str, "array[float]"] = field(default_factory=dict)
+    """Seconds of each step of the window, from `first_step` on, by the name of the signal: arrays of type "f". NaN:
+    unknown."""
+    role: Mapping[str, int] = field(default_factory=dict)
+    """Coordinates of the rank in the layout of the job, such as `{"data": 3, "tensor": 0}`. Empty: unknown."""
+    attempt: int = 0
+    """Number of restarts of the rank's process by an elastic launcher. Nodes may count them differently."""
+
+    @property
+    def first_step(self) -> int:
+        """First step of the window, by the trainer's count."""
+        return self.window * self.length + 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GatheredWindow:
+    """Signals of one window that had come by its deadline."""
+
+    first_step: int
+    steps: int
+    """Number of steps of the window: the length of each signal."""
+    signals: Mapping[int, Mapping[str, "array[float]"]]
+    """Signals of each rank, by rank. Empty if fewer than two ranks were heard of: nothing can be compared."""
+    roles: Mapping[int, Mapping[str, int]]
+    """Coordinates of the ranks, where they are known."""
+    missing: tuple[int, ...]
+    """Ranks whose part didn't come, in order."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """Settings of one fit that hold for all ranks, as rank 0 says."""
+
+    fit: str
+    """Identifies the fit, also within one run."""
+    run_id: str
+    window: int | None
+    """Optimizer steps per window; None: nothing is exchanged."""
+    directory: str | None = None
+    """Output directory of all ranks; None: each rank knows its own."""
+    stragglers: bool = False
+    """True: parts carry signals, and rank 0 analyses them."""
+
+
+def hold(window: Window, before: Window | None, now: int | None = None) -> Window:
+    """Return the window with the step from which its requests hold: some windows later, or as in the window before.
+
+    While ranks are missing, the requests of the window before hold. `now` is the step that training has reached, if
+    it has gone on since the end of the window.
+    """
+    if window.missing:
+        return window if before is None else replace(window, asks=before.asks, holds=before.holds)
+    later = max(window.last_step, now or 0) + NOTICE * (window.last_step - window.first_step + 1)
+    said = {} if before is None else {name: (before.asks[name], step) for name, step in before.holds.items()}
+    holds = {}
+    for name, amount in window.asks.items():
+        known, step = said.get(name, (None, later))
+        holds[name] = step if known == amount else later
+    return replace(window, holds=holds)
+
+
+def rates(window: Window) -> dict[str, float]:
+    """Compute the amounts of the job per second; unknown amounts are left out.
+
+    >>> rates(Window(first_step=1, last_step=9, steps=8, ranks=2, seconds=4, samples=64, tokens=None, useful_tokens=0))
+    {'samples_per_second': 16.0, 'useful_tokens_per_second': 0.0}
+    """
+    amounts = {"samples": window.samples, "tokens": window.tokens, "useful_tokens": window.useful_tokens}
+    known = {name: amount for name, amount in amounts.items() if amount is not None and window.seconds > 0}
+    return {f"{name}_per_second": amount / window.seconds for name, amount in known.items()}
+
+
+def possible(item: Any) -> bool:
+    """Tell if the numbers of a `Window`, `Verdict` or `Note` can be true. Their types are right already."""
+    amounts = [getattr(item, one.name) for one in fields(item)]
+    asked = [amount for asks in amounts if isinstance(asks, Mapping) for amount in asks.values()]
+    if any([amount < 0 for amount in [*amounts, *asked] if isinstance(amount, int | float)]):
+        return False
+    return not isinstance(item, Verdict) or item.window != 0

@@ -1,0 +1,80 @@
+"""Keep errors of the callback away from training: a decorator for methods, and an error in one line."""
+
+import functools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+from perf_callbacks.kernel.settings.config import printable
+
+
+def _escape(record: logging.LogRecord) -> bool:
+    """Escape control characters: names and paths in a message may come from anywhere."""
+    args = record.args
+    if isinstance(args, tuple):  # a line end in one of them would begin a line of its own
+        record.args = tuple([printable(str(one)) if isinstance(one, str | Path | Exception) else one for one in args])
+    record.msg, record.args = _by_line(record.getMessage()), None
+    if record.exc_info:
+        record.exc_text = _by_line(logging.Formatter().formatException(record.exc_info))
+    return True
+
+
+def _by_line(text: str) -> str:
+    return "\n".join(map(printable, text.split("\n")))
+
+
+logging.getLogger("perf_callbacks").addFilter(_escape)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Measuring(Protocol):
+    """Measures until something of its own goes wrong."""
+
+    @property
+    def active(self) -> bool:
+        """False: it measures no more, or was never to."""
+        ...
+
+    def fail(self, error: Exception) -> None:
+        """Something of ours went wrong."""
+
+
+M = TypeVar("M", bound=Measuring)
+
+
+def fails_open(method: Callable[Concatenate[M, P], T]) -> Callable[Concatenate[M, P], T | None]:
+    """Make a method that does nothing once measuring has ended, and ends it where the method raises an `Exception`."""
+
+    @functools.wraps(method)
+    def call(self: M, /, *args: P.args, **kwargs: P.kwargs) -> T | None:
+        try:
+            active = self.active
+        except AttributeError:
+            if isinstance(self, type) or type(self).__module__.startswith("perf_callbacks"):
+                raise
+            # The framework was given the class, and calls it on the first argument of the hook.
+            raise TypeError(
+                f"{method.__qualname__} needs an instance: write PerfCallback(), not PerfCallback"
+            ) from None
+        if not active:
+            return None
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
+            return None
+
+    return call
+
+
+def describe(error: BaseException) -> str:
+    """An exception in one line.
+
+    >>> describe(ValueError("no"))
+    'ValueError: no'
+    """
+    message = str(error)
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__

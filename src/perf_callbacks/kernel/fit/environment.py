@@ -1,0 +1,137 @@
+"""Environment of a fit, read once: the facts that the startup checklist decides by."""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perf_callbacks.kernel.failures import describe
+from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+from perf_callbacks.kernel.process import cpu_facts, topology
+from perf_callbacks.kernel.process.collector import COLLECTOR, generational
+from perf_callbacks.kernel.process.cpu_sets import CpuFacts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Environment:
+    """Machine and interpreter as they were when a fit began. None: unknown."""
+
+    python: tuple[int, int]
+    gc_enabled: bool
+    """True: the process collects garbage automatically, apart from fits."""
+    gc_thresholds: tuple[int, int, int]
+    gc_frozen: int
+    """Number of objects that the program froze, apart from fits. Interpreters freeze some hundreds of their own."""
+    gc_generational: bool
+    """True: young objects can be collected separately."""
+    accelerator: str | None
+    """Kind of accelerator in use, such as "cuda". None: there is none."""
+    cpus: int | None
+    """CPUs that the process may keep busy: its part of those that the job has here, within its mask."""
+    memory_available: int | None
+    """Bytes of host memory that the process may still take, within the limit of its control group."""
+    local_world_size: int = 1
+    """Number of processes of the job on this machine."""
+    loaders_pin: bool | None = None
+    """True: the trainer's loaders pin their batches. None: each loader as it was configured."""
+    copies_go_on: bool | None = None
+    """True: the trainer doesn't wait for its copies to the device. None: the trainer doesn't copy."""
+    cpu_facts: CpuFacts | None = None
+    """Facts by which the CPUs of the process are chosen. None: unknown."""
+    cpus_unknown: str | None = None
+    """Reason that these facts are unknown."""
+
+
+def read(
+    *,
+    accelerator: str | None = None,
+    device_properties: Callable[[], Any] | None = None,
+    devices: int = 1,
+    affinity: str = "off",
+    workers: int = 0,
+    local_ranks: tuple[int, int] | None = None,
+    loaders_pin: bool | None = None,
+    copies_go_on: bool | None = None,
+    root: Path = Path("/"),
+) -> Environment:
+    """Read the environment and add the facts that the integration knows. `root` contains `/proc` and `/sys`."""
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    ranks = max(1, int(local)) if local.isdecimal() else 1
+    found, unknown = None, None
+    try:
+        found = cpu_facts.read(
+            affinity,
+            accelerator,
+            device_properties,
+            devices=devices,
+            workers=workers,
+            local=local_ranks,
+            sources=cpu_facts.Sources(root=root),
+        )
+    except Exception as error:  # noqa: BLE001 other items of the checklist don't need them
+        let_pass(error)
+        unknown = describe(error)
+    return Environment(
+        python=sys.version_info[:2],
+        gc_enabled=COLLECTOR.automatic,
+        gc_thresholds=COLLECTOR.thresholds,
+        gc_frozen=COLLECTOR.frozen,
+        gc_generational=generational(),
+        accelerator=accelerator,
+        cpus=_cpus(ranks, root),
+        memory_available=memory_available(root),
+        local_world_size=ranks,
+        loaders_pin=loaders_pin,
+        copies_go_on=copies_go_on,
+        cpu_facts=found,
+        cpus_unknown=unknown,
+    )
+
+
+def cpus_allowed() -> frozenset[int]:
+    """Return the CPUs that the process may run on; none where the system doesn't tell."""
+    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
+
+
+def _cpus(ranks: int, root: Path) -> int | None:
+    """Return the CPUs that a process may keep busy, of several that were started alike.
+
+    The mask of the parent, such as torchrun, and the quota of the control group are for all of them. A mask that is
+    narrower than this part is the process's own, so that it is not divided.
+    """
+    mask = cpus_allowed()
+    own = len(mask) or os.cpu_count()
+    if own is None:
+        return None
+    together: float = len(mask | (topology.mask_of(root, os.getppid()) or mask)) or own
+    quota = topology.quota(root)
+    together = together if quota is None else min(together, quota)
+    return max(1, min(own, int(together / ranks)))
+
+
+def memory_available(root: Path = Path("/")) -> int | None:
+    """Return the available bytes of host memory, of the machine or of the control group, whichever are fewer."""
+    known = [amount for amount in (_machine(root), _group(root)) if amount is not None]
+    return min(known, default=None)
+
+
+def _machine(root: Path) -> int | None:
+    with suppress(OSError, ValueError, IndexError):
+        for line in (root / "proc/meminfo").read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def _group(root: Path) -> int | None:
+    """Return the bytes that the control group mounted here has left; None if it has no limit."""
+    group = root / "sys/fs/cgroup"
+    for limit, usage in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        with suppress(OSError, ValueError):
+            return max(0, int((group / limit).read_text()) - int((group / usage).read_text()))
+    return None

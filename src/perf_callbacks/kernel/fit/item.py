@@ -1,0 +1,126 @@
+"""Interface of the checklist's items."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from perf_callbacks.kernel.engine.observer import Observer
+from perf_callbacks.kernel.engine.steps import NEVER
+from perf_callbacks.kernel.fit.environment import Environment
+from perf_callbacks.kernel.process.collector import Progress
+from perf_callbacks.kernel.records.fit_records import Checklist
+from perf_callbacks.kernel.settings.config import PerfConfig
+
+FORESEEN = "to be applied"
+ALREADY = "already so"
+ADVISED = "advised"
+NOT_APPLICABLE = "not applicable"
+SKIPPED = "skipped"
+FAILED = "failed"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batches:
+    """Path of batches to the device, as the integration knows it. A function is given by its owner and its name."""
+
+    pinned: bool | None = None
+    """True: the trainer's loaders pin. None: each loader as it was configured."""
+    copied_aside: bool | None = None
+    """True: the trainer doesn't wait for its copies. None: the trainer doesn't copy."""
+    loaders: tuple[Any, ...] = ()
+    """Loaders that are known by now."""
+    devices: int = 1
+    """Devices that the process drives."""
+    workers: int = 0
+    """Worker processes of the training loader, as far as the trainer tells. Those of `loaders` are known anyway."""
+    process: tuple[Any, str] | None = None
+    """Function that prepares other loaders and returns them."""
+    first: tuple[Any, str] | None = None
+    """Function that gets each batch before it is copied."""
+    copy: tuple[Any, str] | None = None
+    """Function that copies a batch to a device, and waits unless it is called with `non_blocking`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fit:
+    """Fit that items are applied to."""
+
+    config: PerfConfig
+    environment: Environment
+    step: int
+    """Optimizer steps done before."""
+    memory: Callable[[], Mapping[str, int]]
+    """Returns the bytes in use, by kind."""
+    batches: Batches = Batches()
+    aside: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Context whose time is part of no step."""
+    progress: Progress | None = None
+    """Progress of the fit, for the watchdog. None: the watchdog doesn't ask."""
+    proving: bool = False
+    """True: items are tried first if possible."""
+
+
+class Applied(Observer):
+    """An item, applied. By itself it asks for nothing, sees nothing, and can't be tried."""
+
+    slug: str
+
+    def __init__(self) -> None:
+        self._due = NEVER
+        self._news: list[Checklist] = []
+
+    @property
+    def due(self) -> int:
+        """Step at whose end something is due."""
+        return self._due
+
+    @property
+    def turns(self) -> bool:
+        """True: the item can be turned on and off here and now."""
+        return False
+
+    collects: bool = False
+    """True: the item changes when garbage is collected."""
+
+    def hold(self) -> None:
+        """Wait for the trial."""
+
+    def turn(self, step: int, *, done: bool) -> None:
+        """After that step, begin a turn that is on or off, and end the turn before."""
+
+    def keep(self, step: int) -> None:
+        """Apply the item for good from the end of that step on."""
+
+    def leave(self, step: int) -> None:  # noqa: ARG002 it is the shape of all
+        """From there on it is left, for good."""
+        self.closed()
+
+    def news(self) -> list[Checklist]:
+        """Return what is new since the last call."""
+        news, self._news = self._news, []
+        return news
+
+    def closed(self) -> None:
+        """Put everything back."""
+        self._due = NEVER
+
+    def _say(self, status: str, why: str, saved_seconds: tuple[float, float, float] | None = None) -> None:
+        self._news.append(Checklist(item=self.slug, status=status, why=why, saved_seconds=saved_seconds))
+
+
+class Item(Protocol):
+    """One item. Items don't know each other."""
+
+    @property
+    def slug(self) -> str:
+        """Permanent name of the item."""
+        ...
+
+    def decide(self, environment: Environment, config: PerfConfig) -> Checklist:
+        """Decide from the arguments alone what to do."""
+        ...
+
+    def apply(self, fit: Fit) -> Applied:
+        """Apply the decision. Closing the returned object undoes it."""
+        ...

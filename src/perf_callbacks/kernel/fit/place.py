@@ -1,0 +1,124 @@
+"""Place of a fit (directory, device, rank), and the record that opens it."""
+
+import platform
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from perf_callbacks.kernel.clock import unix_time
+from perf_callbacks.kernel.fit import meshes
+from perf_callbacks.kernel.process import device
+from perf_callbacks.kernel.records.fit_records import Amounts, Run
+from perf_callbacks.kernel.settings.in_force import Settings
+from perf_callbacks.version import __version__
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Place of a fit, as its integration knows it."""
+
+    door: str
+    directory: Path
+    """Directory of the output, unless the configuration names another."""
+    directory_of_all: bool = False
+    """True: rank 0's directory is that of all ranks, which don't know it themselves."""
+    device: torch.device
+    rank: int = 0
+    world_size: int = 1
+    devices: int = 1
+    """Number of devices that this process drives."""
+    data_parallel: int | None = None
+    """Number of groups of ranks with their own samples; None: each rank has its own."""
+    ambiguous: str | None = None
+    """Reason that this number is unknown. Then there are no rates of the job or per device."""
+    step: int = 0
+    """Optimizer steps done before."""
+    versions: Mapping[str, str]
+    """Versions of the frameworks."""
+    carried: Mapping[str, Any] | None = None
+    """State that `Recorder.state` returned at the checkpoint from which this fit resumes; empty if the checkpoint has
+    none."""
+    staged: bool = True
+    """True: the integration sees the stages."""
+
+
+def opening(settings: Settings, place: Place, timeline: str) -> Run:
+    """Make the record that opens a fit. A resumed fit keeps its id."""
+    carried = place.carried or {}
+    return Run(
+        run_id=str(carried.get("run_id") or uuid.uuid4().hex),
+        attempt=int(carried.get("attempt") or 0) + 1,
+        step=place.step,
+        rank=place.rank,
+        world_size=place.world_size,
+        device=device.name(place.device),
+        timeline=timeline,
+        door=place.door,
+        versions={
+            "perf_callbacks": __version__,
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+            **place.versions,
+        },
+        config=asdict(settings.config),
+        from_env=settings.from_env,
+        from_file=settings.from_file,
+        started_unix=unix_time(),
+    )
+
+
+def earlier(place: Place) -> Amounts:
+    """Return the amounts of this rank's earlier attempts: 0 if there were none, unknown if no checkpoint has them.
+
+    A checkpoint may contain the counters of an older one, if training went on without the callback in between.
+    """
+    carried = place.carried or {}
+    if place.step == 0 and place.carried is None:
+        return Amounts()
+    if (carried.get("rank"), carried.get("step")) != (place.rank, place.step):
+        return Amounts(samples=None, tokens=None)
+    return Amounts(samples=carried.get("samples"), tokens=carried.get("tokens"))
+
+
+def data_parallel(accelerator: Any) -> int | None:
+    """Count the groups of ranks with their own samples, from the parallelism of an `accelerate.Accelerator`."""
+    parallelism = getattr(accelerator, "parallelism_config", None)  # accelerate >= 1.10
+    if parallelism is None:
+        return None
+    return max(1, int(accelerator.num_processes) // int(parallelism.non_data_parallel_size))
+
+
+def by_meshes(place: Place, model: torch.nn.Module) -> Place:
+    """Return the place with the data-parallel size of the parameters' meshes, if the framework gave none."""
+    if place.world_size == 1 or place.data_parallel is not None:
+        return place
+    try:
+        return replace(place, data_parallel=meshes.data_parallel(model, place.world_size))
+    except meshes.Ambiguous as why:
+        return replace(place, ambiguous=str(why))
+
+
+def of_loop(model: torch.nn.Module, carried: Mapping[str, Any], data_parallel: int | None) -> Place:
+    """Return the place of a plain loop: the device of its model, and its rank in torch's process group."""
+    parameter = next(model.parameters(), None)
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    world_size = torch.distributed.get_world_size() if distributed else 1
+    place = Place(
+        door="loop",
+        directory=Path(),
+        device=torch.device("cpu") if parameter is None else parameter.device,
+        rank=torch.distributed.get_rank() if distributed else 0,
+        world_size=world_size,
+        data_parallel=data_parallel,
+        step=int(carried.get("step", 0)),
+        versions={},
+        carried=carried or None,
+    )
+    if world_size % (data_parallel or 1):
+        why = f"data_parallel={data_parallel} does not divide {world_size} ranks"
+        return replace(place, data_parallel=None, ambiguous=why)
+    return by_meshes(place, model)

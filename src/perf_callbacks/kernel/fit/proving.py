@@ -1,0 +1,137 @@
+"""Trial of an item: early in a fit it is turned on and off in turns, and kept if steps were shorter with it."""
+
+from collections.abc import Mapping, Sequence
+
+from perf_callbacks.kernel.engine.steps import NEVER, Step
+from perf_callbacks.kernel.fit.item import SKIPPED, Applied
+from perf_callbacks.kernel.fit.trial import LEAST, PAIRS, TURN, Outcome, Trial
+from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist, Gc
+
+SLOT = 2 * PAIRS * TURN + 256
+"""Steps from the start of one item's trial to the next one's. It takes a while until all ranks know the first
+verdict."""
+
+
+class Proving(Applied):
+    """An item on trial. With several ranks, all must find that it pays."""
+
+    def __init__(self, item: Applied, after: int) -> None:
+        super().__init__()
+        self.slug = item.slug
+        self._item = item
+        self._trial = Trial(after, collecting=item.collects)
+        self._turn = self._trial.turns_after(after - 1)
+        self._name = asked(item.slug)
+        self._finds: bool | None = None
+        self._verdict: tuple[bool, int] | None = None
+        self._over = False
+        item.hold()
+
+    @property
+    def due(self) -> int:
+        """Next step at which the item, a turn or a decision is due."""
+        decided = NEVER if self._verdict is None else self._verdict[1]
+        return min(self._item.due, NEVER if self._turn is None else self._turn, decided)
+
+    def step_ended(self, step: int) -> None:
+        """A step that is due is about to end."""
+        if step >= self._item.due:
+            self._item.step_ended(step)
+        if not self._over and not self._item.turns:  # it has given up by itself, and said why
+            self._end()
+            self._finds = False  # the other ranks have to hear of it
+        if self._turn is not None and step >= self._turn:
+            self._item.turn(step, done=self._trial.done_after(step))
+            self._turn = self._trial.turns_after(step)
+        if self._verdict is not None and step >= self._verdict[1]:
+            self._decide(step, keep=self._verdict[0])
+
+    def span_began(self, kind: str, step: int) -> None:
+        """Evaluation, checkpointing or the like has begun after that step."""
+        self._item.span_began(kind, step)
+
+    def span_ended(self) -> None:
+        """It is about to end."""
+        self._item.span_ended()
+
+    @property
+    def watching(self) -> bool:
+        """True: the verdict of all ranks is not known yet."""
+        return not self._over
+
+    def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
+        """Steps are finished: what they took is what is tried."""
+        if self._over or self._finds is not None:
+            return
+        self._trial.see(steps, pauses)
+        if self._trial.over:
+            outcome = self._trial.outcome()
+            self._finds = outcome is not None and outcome.better
+
+    @property
+    def asks(self) -> Mapping[str, int]:
+        """Values that the item asks for, and whether it is to be kept."""
+        return {**self._item.asks, **({} if self._finds is None else {self._name: int(self._finds)})}
+
+    def agreed(self, least: Mapping[str, int], step: int) -> None:
+        """Take in what holds on all ranks from the end of that step on."""
+        self._item.agreed(least, step)
+        if self._name in least and self._verdict is None and not self._over:
+            self._verdict = bool(least[self._name]), step
+
+    def news(self) -> list[Checklist]:
+        """Rows of the item and of its trial since the last call."""
+        return [*self._item.news(), *super().news()]
+
+    def closed(self) -> None:
+        """Everything is as it was found."""
+        self._end()
+        self._item.closed()
+
+    def _decide(self, step: int, *, keep: bool) -> None:
+        self._end()
+        outcome = self._trial.outcome()
+        if keep:
+            self._item.keep(step)
+        else:
+            self._item.leave(step)
+        if keep and not self._item.turns:  # the item has given up and said why
+            return
+        self._say(
+            APPLIED if keep else SKIPPED,
+            _told(outcome, keep=keep),
+            None if outcome is None else (outcome.low, outcome.saved, outcome.high),
+        )
+
+    def _end(self) -> None:
+        self._over, self._turn, self._verdict = True, None, None
+
+
+def asked(slug: str) -> str:
+    """Return the name under which a rank asks for an item to be kept (1) or dropped (0)."""
+    return f"keep {slug}"
+
+
+def plan(after: int) -> str:
+    """Render the plan of a trial.
+
+    >>> plan(2)
+    'done and left in turns of 32 steps until step 1,026, to prove what it buys'
+    """
+    return f"done and left in turns of {TURN} steps until step {Trial(after).last:,}, to prove what it buys"
+
+
+def _told(outcome: Outcome | None, *, keep: bool) -> str:
+    if outcome is None:
+        return f"it was not kept: too few of its {PAIRS} pairs of turns were free of disturbances to tell what it buys"
+    saved, low, high, left = (seconds * 1e3 for seconds in outcome[:4])
+    interval = f"99.9 % interval {low:.3g} to {high:.3g} ms, {outcome.pairs} pairs of turns"
+    if keep:
+        return f"it saves {saved:.3g} of {left:.3g} ms a step ({saved / left:.1%}; {interval})"
+    if outcome.better:
+        return f"it was not kept, since other ranks don't gain: here it saves {saved:.3g} of {left:.3g} ms ({interval})"
+    if outcome.low > 0:
+        return f"it was not kept: of a step of {left:.3g} ms it saved less than {LEAST:.1%} ({interval})"
+    if outcome.high < 0:
+        return f"it was not kept: with it a step of {left:.3g} ms took {-saved:.3g} ms more ({interval})"
+    return f"it was not kept: of a step of {left:.3g} ms it saved nothing that could be told from noise ({interval})"

@@ -1,0 +1,435 @@
+"""Record one fit: the engine on the real clock, the collector observed, the records on disk.
+
+A recorder never ends, stalls or skews training. What goes wrong in it is logged once and ends the measuring; everything
+it changed is put back then, or when it is closed, or when the interpreter exits.
+"""
+
+import atexit
+import dataclasses
+import functools
+import logging
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from perf_callbacks.flops.known_work.shaped_work import ShapedWork
+from perf_callbacks.kernel.batches.reader import ROWS, UNREADABLE, Batch, BatchReader, Lookup
+from perf_callbacks.kernel.clock import perf_counter, sleep
+from perf_callbacks.kernel.engine.engine import Engine
+from perf_callbacks.kernel.engine.marks import END, Mark, Pause
+from perf_callbacks.kernel.engine.observer import Observer, Observers
+from perf_callbacks.kernel.engine.shown_metrics import Logged
+from perf_callbacks.kernel.failures import describe, fails_open
+from perf_callbacks.kernel.fit import meshes
+from perf_callbacks.kernel.fit.late_writer import LateWriter
+from perf_callbacks.kernel.fit.place import Place, earlier, opening
+from perf_callbacks.kernel.foreign_errors import let_pass, of_handler, suppress
+from perf_callbacks.kernel.process import device
+from perf_callbacks.kernel.process.collector import COLLECTOR
+from perf_callbacks.kernel.process.gc_observer import GcObserver
+from perf_callbacks.kernel.process.patches import Patches
+from perf_callbacks.kernel.process.swallowed import SWALLOWED
+from perf_callbacks.kernel.process.watchdog import WATCHDOG
+from perf_callbacks.kernel.records.fit_records import Amounts, Record, Summary
+from perf_callbacks.kernel.records.journal_file import FOLDER, FileJournal, Journal, NullJournal
+from perf_callbacks.kernel.settings.in_force import Settings
+from perf_callbacks.ranks import exchange
+
+EMPTY_ROWS = 3
+"""Rows without a step, one after the other, until it is said why. A single one is no loss."""
+
+DRAIN_SECONDS = 1.0
+"""How long the end of a fit may wait for the device's last events."""
+
+log = logging.getLogger("perf_callbacks")
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Recorder:
+    """Measures one fit from `__init__` until `close`."""
+
+    def __init__(self, settings: Settings, place: Place, *, clock: Callable[[], float] = perf_counter) -> None:
+        config = self.config = settings.config
+        self.clock, self.device = clock, place.device
+        self.patches = Patches()
+        self.failure: str | None = None
+        self.failed = False
+        """Something of ours went wrong, at the very end too."""
+        self._summary: Summary | None = None
+        self._explained, self._empty_rows = False, 0  # why rows are empty
+        self._late: BaseException | None = None
+        self._left_after: int | None = None  # number of the step after which the loop left its loader
+        timeline = device.timeline(place.device)
+        self.run = opening(settings, place, "host" if timeline is None else "device")
+        self.ranks = exchange.meet(place, config, self.run.run_id)
+        verdict = self.ranks.agree() if self.ranks is not None else None
+        if verdict is not None:
+            self.run = dataclasses.replace(self.run, run_id=verdict.run_id)
+        began = clock()
+        self._journal = self._new_journal(place, verdict.directory if verdict is not None else None, began)
+        self.logged = Logged(config.metrics)
+        self.hearing: list[Callable[[Record], object]] = []
+        """Called with each record after it was written, in whichever thread wrote it."""
+        self.work = ShapedWork()
+        """FLOPs of steps, as far as they were counted."""
+        self.made: Callable[[Any, Any, int], object] = lambda *_: None
+        """Follows what the operations of the next counted step make, as `FlopCounter.made`."""
+        self.observers = Observers()
+        """All that hears of the steps and spans of this fit."""
+        self.wait: Callable[[], object] = lambda: None  # for what other ranks tell at the end, when all is put back
+        self.proofs: dict[str, str] = {}
+        """Items of the checklist that were tried, each with the latest finding."""
+        self.engine = Engine(
+            self.run,
+            self.write,
+            earlier=earlier(place),
+            device=timeline,
+            ranks=self.ranks,
+            devices=place.devices,
+            data_parallel=place.data_parallel,
+            ambiguous=place.ambiguous is not None,
+            staged=place.staged,
+            gc_timed=config.gc != "off",
+            work=self.work,
+            observers=self.observers,
+        )
+        self._late_writer = LateWriter(self.engine, self._journal, clock)
+        if place.ambiguous is not None and place.rank == 0:
+            log.warning("perf_callbacks: rates of the whole job are unknown: %s; %s.", place.ambiguous, meshes.ADVICE)
+        self.reader = BatchReader(self.work.unknowns, self.work.plain)
+        self.tape = self.engine.tape
+        """For whoever turns to a stage in every step: to write a mark and the time costs least."""
+        self._observer, self._swallowed = GcObserver(weakly(self.on_collection), clock), weakly(self.on_swallowed)
+        self.collect_calls = self._observer.calls
+        self._at_exit = functools.partial(_at_exit, weakref.ref(self))
+        self.active = True
+        self.going = functools.partial(_progress, weakref.ref(self))
+        """How far the fit has come, as `progress`; None once the recorder was freed or closed. Keeps nothing alive."""
+        self._forgotten = COLLECTOR.look_after(self.going)
+        # Whatever else holds on to us must not: where no exit was seen, the trainer would never be freed.
+        self._abandon = weakref.finalize(self, _abandon, self._observer, self._journal, self._swallowed)
+        atexit.register(self._at_exit)
+        self._begin(began)
+
+    def _new_journal(self, place: Place, agreed: str | None, began: float) -> Journal:
+        """Make the journal, in `output_dir`, else in the directory that the ranks agreed on."""
+        if not self.config.journal:
+            return NullJournal()
+        chosen = self.config.output_dir
+        directory = Path(chosen if chosen is not None else agreed or place.directory).expanduser()
+        return FileJournal(
+            directory / FOLDER / f"rank{place.rank}.jsonl",
+            max_bytes=self.config.max_journal_mb * 1_000_000,
+            complain=functools.partial(log.warning, "perf_callbacks: %s"),
+            began=began,
+            clock=self.clock,
+        )
+
+    def _begin(self, began: float) -> None:
+        try:
+            self.engine.start(began)
+            SWALLOWED.join(self._swallowed)
+            if self.config.journal:
+                with suppress(RuntimeError):  # no thread to be had: steps are written when one ends
+                    WATCHDOG.watch(self._late_writer)
+            if self.config.gc != "off":
+                self._observer.install()
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
+
+    def enter(self, mark: Mark) -> None:
+        """The training thread turns to a stage."""
+        try:
+            self.tape.write((mark, self.clock()))
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
+
+    def batch(self, batch: Any) -> None:
+        """A micro-batch goes into the current step."""
+        if not self.active:
+            return
+        try:
+            reader, engine = self.reader, self.engine
+            found = None
+            if engine.ordinary and reader.left:
+                try:
+                    guide, rows = reader.guide, type(batch) in ROWS
+                    key = (len(batch), batch[guide].shape) if rows else (*batch.keys(), batch.get(guide).shape)
+                    found = reader.guided.get(key)
+                except UNREADABLE as error:
+                    let_pass(error)
+                    found = None
+            if found is not None:
+                reader.left -= 1
+                engine.batches.append(found)
+                return
+            found = reader.read(batch)
+            if not engine.aside:  # as `Engine.batch`, without its frame
+                engine.batches.append(found)
+                if len(engine.batches) >= engine.crowded or engine.intake.overdue:
+                    engine.relieve()
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
+
+    def add(self, batch: Batch) -> None:
+        """As `batch`, for one that was read before."""
+        if not self.active:
+            return
+        try:
+            self.engine.batch(batch)
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
+
+    def end_step(self, step: int, *, begins: bool = True) -> None:
+        """An optimizer step is done, the trainer's `step`-th. Unless the next one `begins`, `begin_step` follows."""
+        try:
+            if step >= self.observers.due:
+                self._end_due_step(step, begins=begins)
+                return
+            engine, now = self.engine, self.clock()  # as `Engine.end_step`, without its frame
+            engine.ended.append((step, engine.excluded, engine.batches))
+            self.tape.write((END, now))
+            engine.step, engine.excluded, engine.batches = step, None, []
+            if now > engine.flush_at:
+                engine.flush(now)
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
+
+    def _end_due_step(self, step: int, *, begins: bool) -> None:
+        """End a step in which somebody has something to do."""
+        if not self.active:
+            return
+        if self._late is not None:
+            late, self._late = self._late, None
+            self.fail(late)
+            return
+        self.observers.step_ended(step)
+        self.engine.end_step(step, self.clock())
+        if begins:
+            self.observers.step_began()
+
+    @fails_open
+    def begin_step(self) -> None:
+        """Begin the next step, after an `end_step` from where nothing could begin."""
+        self.observers.step_began()
+
+    def observe(self, observer: Observer) -> None:
+        """Let an observer hear of this fit until it closes."""
+        self.patches.add(observer.closed)
+        self.observers.add(observer)
+        self.attempt(lambda recorder: recorder.engine.plan())  # one that watches steps is shown them sooner
+
+    @fails_open
+    def leave(self, *, exhausted: bool = False) -> None:
+        """The loop leaves its loader, and may be over."""
+        self._left_after = self.step
+        self.observers.loader_left(exhausted=exhausted)
+
+    @fails_open
+    def begin_span(self, kind: str) -> None:
+        """Evaluation, checkpointing or the like begins."""
+        self._forgotten.aside = True
+        self.engine.begin_span(kind, self.clock())
+        self.observers.span_began(kind, self.engine.step)
+        if kind == "checkpoint":  # a run that goes on from there finds in the journal what came before
+            self._journal.flush()
+
+    @fails_open
+    def end_span(self) -> None:
+        """It is over."""
+        self.observers.span_ended()
+        self.engine.end_span(self.clock())
+        self._forgotten.aside = False
+
+    @fails_open
+    def look_up(self, lookups: Iterable[Lookup]) -> None:
+        """Embeddings were looked up in the step that is ending: by them it is told which tensors hold token ids."""
+        if self.reader.look_up(lookups):
+            self.engine.tell_tokens(self.reader.with_tokens)
+
+    @property
+    def step(self) -> int:
+        """The trainer's count of optimizer steps."""
+        return self.engine.step
+
+    @property
+    def progress(self) -> tuple[int, float]:
+        """Optimizer steps done, and the seconds of the longest one, the first aside."""
+        return self.engine.step, self.engine.intake.longest_step
+
+    @property
+    def exchanging(self) -> bool:
+        """Ranks tell each other what they did, or may yet."""
+        verdict = self.ranks.verdict if self.ranks is not None else None
+        return self.ranks is not None and (verdict is None or verdict.window is not None)
+
+    @property
+    def batches(self) -> list[Batch]:
+        """Batches of the current step so far."""
+        return self.engine.batches
+
+    def exclude(self, reason: str) -> None:
+        """The current step is to be in no row."""
+        self.engine.exclude(reason)
+
+    def write(self, record: Record) -> None:
+        """Put something into the journal."""
+        for hear in (self._journal.write, *self.hearing):
+            hear(record)
+
+    @fails_open
+    def row(self, step: int) -> dict[str, float]:
+        """Metrics since the last row, as loggers get them."""
+        metrics = self.engine.row(step)
+        reasons = None if metrics else self.engine.why_empty
+        self._empty_rows = 0 if metrics else self._empty_rows + (reasons is not None)
+        if self._empty_rows == EMPTY_ROWS and not self._explained and self.run.rank == 0:
+            self._explained = True
+            log.warning(
+                "perf_callbacks: no metrics at step %s: all steps since the last row are excluded (%s).", step, reasons
+            )
+        return self.logged.row(metrics)
+
+    @fails_open
+    def whole(self, step: int) -> dict[str, float]:
+        """Metrics of the fit, `perf/run/…`. It is over: the device's last events are worth a moment's wait."""
+        self._drain()
+        return self.logged.run(self.engine.whole(step))
+
+    @fails_open
+    def attempt(self, action: Callable[["Recorder"], object]) -> None:
+        """Do something for the recorder that may fail as it may."""
+        action(self)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """State that a checkpoint has to carry, for the next attempt to count on."""
+        amounts = self._asked(self.engine.amounts) or Amounts(samples=None, tokens=None)
+        run, step = self.run, self.engine.step
+        return {
+            "run_id": run.run_id,
+            "attempt": run.attempt,
+            "rank": run.rank,
+            "step": step,
+            **dataclasses.asdict(amounts),
+        }
+
+    @property
+    def summary(self) -> Summary | None:
+        """The fit in figures, so far or at its end."""
+        return self._summary or self._asked(lambda: self.engine.summary(self.failure, self.proofs, self.clock()))
+
+    def _asked(self, answer: Callable[[], T]) -> T | None:
+        """Ask for something that a closed recorder has too."""
+        try:
+            return answer()
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.fail(error)
+            return None
+
+    @property
+    def journal_path(self) -> Path | None:
+        """Where the journal is; None where there is none."""
+        return self._journal.path
+
+    def fail(self, error: BaseException) -> None:
+        """Something of ours went wrong: say so once, stop measuring, put everything back.
+
+        What a signal handler raised is raised again then: a guard of ours is the wrong place for it to end.
+        """
+        foreign = of_handler(error) if isinstance(error, Exception) else error
+        if not self.failed:
+            self.failed = True
+            if foreign is not None:  # the interrupted code may be half done
+                log.warning("perf_callbacks stopped measuring: a signal handler raised %s within it.", describe(error))
+            else:
+                log.warning("perf_callbacks stopped measuring, training goes on: %s.", describe(error), exc_info=error)
+        try:
+            self.close(describe(error))
+        finally:
+            if foreign is not None:
+                raise foreign
+
+    def close(self, failure: str | None = None) -> None:
+        """Stop measuring and put back what was changed. Twice is once."""
+        if not self.active:
+            return
+        self.observers.hurry()  # nothing but looking whether it is closed
+        late, self._late = self._late, None
+        if late is not None and not self.failed:
+            self.fail(late)
+            return
+        self.failure = failure
+        self.active = False
+        self._late_writer.ended = True
+        atexit.unregister(self._at_exit)
+        with ExitStack() as steps:  # an interrupt in one of them must not keep the rest from being done
+            steps.callback(SWALLOWED.leave, self._swallowed)
+            steps.callback(WATCHDOG.hurry)
+            steps.callback(self.tape.ignore)
+            if self.ranks is not None:
+                steps.callback(self._asked, self.ranks.close)
+            for step in (self._journal.close, self._finish, self.wait, self._observer.remove, self.patches.restore):
+                steps.callback(self._asked, step)
+        self._abandon.detach()  # after an interrupt it stays, and does the rest when we are freed
+
+    def _drain(self) -> None:
+        deadline = self.clock() + DRAIN_SECONDS
+        while not self.engine.collect() and self.clock() < deadline:
+            sleep(0.001)
+
+    def _finish(self) -> None:
+        self._drain()
+        self._summary = self.engine.stop(self.clock(), self.failure, self.proofs)
+
+    def on_collection(self, pause: Pause) -> None:
+        """A garbage collection happened, maybe in the midst of a change of ours: a failure waits until after it."""
+        try:
+            self.engine.pause(pause)
+        except Exception as error:  # noqa: BLE001 gc prints what a callback raises, every time
+            self._late = error
+            self.observers.hurry()
+            self._observer.remove()
+
+    def on_swallowed(self, error: BaseException) -> bool:
+        """Take an exception of a signal handler that rose where nobody can catch it, to raise it when the step ends.
+
+        False: no step ends soon, or another exception waits already.
+        """
+        if not self.active or self._late is not None or self.step == self._left_after:
+            return False
+        self._late = error
+        self.observers.hurry()
+        return True
+
+
+def weakly(method: Callable[P, T]) -> Callable[P, T | None]:
+    """Make a function that calls a method as long as its object is alive, and does not keep it alive."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> T | None:
+        found = reference()
+        return None if found is None else found(*args, **kwargs)
+
+    return call
+
+
+def _progress(reference: "weakref.ref[Recorder]") -> tuple[int, float] | None:
+    recorder = reference()
+    return None if recorder is None or not recorder.active else recorder.progress
+
+
+def _at_exit(reference: "weakref.ref[Recorder]") -> None:
+    recorder = reference()
+    if recorder is not None:
+        recorder.close("the interpreter exited")
+
+
+def _abandon(observer: GcObserver, journal: Journal, swallowed: Callable[[BaseException], bool | None]) -> None:
+    SWALLOWED.leave(swallowed)
+    observer.remove()
+    journal.close()

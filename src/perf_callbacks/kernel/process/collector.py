@@ -1,0 +1,359 @@
+"""The process's garbage collector, changed for several fits at once and restored as it was found.
+
+There is one collector per process, and fits may overlap, nest, alternate and run in threads. Each fit has a `Lease`.
+Automatic collection is off while any lease wants it off, objects stay frozen while any lease is held, and the last
+lease to be released restores everything, in whatever order fits end. Fits that alternate share one schedule: a
+collection by one of them counts for the others.
+
+Automatic collection is turned off by a first threshold of 0, not by `gc.disable()`. Code that disables collection for a
+moment (`timeit` does) or for good then does so independently of the fits, so nothing has to be guessed at the end.
+"""
+
+import gc
+import os
+import sysconfig
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Protocol
+
+from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.kernel.process.watchdog import WATCHDOG
+from perf_callbacks.kernel.records.fit_records import SCHEDULED
+
+OWN_FROZEN = 1000
+"""Most objects that an interpreter freezes by itself. A program with more frozen objects froze them on purpose."""
+
+FULL = 2
+"""Generation whose collection includes all others."""
+
+LEAST_PATIENCE = 5.0
+"""Fewest seconds without the end of a step after which a fit counts as abandoned."""
+
+PATIENCE_STEPS = 20
+"""Number of its longest steps that must have passed as well."""
+
+ASIDE_PATIENCE = 6
+"""Factor on both within an evaluation or a checkpoint."""
+
+MOMENT_SECONDS = 0.5
+"""Seconds that the end of a fit may wait for the watchdog to release the collector."""
+
+_FREEZING = object()
+"""Placeholder for a freeze that was interrupted."""
+
+
+class Observer(Protocol):
+    """Times collections by a callback of the collector."""
+
+    def timing(self, generation: int) -> AbstractContextManager[Callable[[int], object]]:
+        """Time a collection without the callback. What is given is to be called with the number of objects found."""
+        ...
+
+
+Progress = Callable[[], tuple[int, float] | None]
+"""Number of steps that a fit has done, and the seconds of its longest one. None: the fit no longer exists."""
+
+
+def generational() -> bool:
+    """Tell if young objects can be collected separately: not in free-threaded and incremental interpreters.
+
+    Incremental collectors came and went in bugfix releases. Their thresholds identify them.
+    """
+    return gc.get_threshold()[2] != 0 and not sysconfig.get_config_var("Py_GIL_DISABLED")
+
+
+class Lease:
+    """Claim of one fit on the collector."""
+
+    def __init__(self, owner: "Collector", progress: Progress | None = None) -> None:
+        self._owner = owner
+        self._progress = progress
+        self._seen, self._fulls_seen = owner.collections, owner.fulls
+        self._steps, self._since = -1, 0.0
+        self.ended = False
+        """True: the fit is over."""
+        self.aside = False
+        """True: an evaluation or a checkpoint is under way."""
+        self.abandoned = False
+        """True: no step ended for so long that the collector was released. The next step may claim it again."""
+
+    @property
+    def off(self) -> bool:
+        """True: this fit wants automatic collection off."""
+        return self in self._owner.off
+
+    @property
+    def alone(self) -> bool:
+        """True: no other fit has a claim."""
+        return not self._owner.held - {self}
+
+    @property
+    def overruled(self) -> bool:
+        """True: other code set thresholds, or turned automatic collection off for good, since this fit did."""
+        return self.off and self._owner.overruled
+
+    def turn_off(self) -> bool:
+        """Stop automatic collection. False: it is off already, but not because of a fit."""
+        return self._owner.turn_off(self)
+
+    def turn_on(self) -> None:
+        """Resume automatic collection for this fit."""
+        self._owner.turn_on(self)
+
+    def freeze(self) -> None:
+        """Freeze all live objects, unless other code froze objects before."""
+        self._owner.freeze(self)
+
+    def collect(self, generation: int, why: str = SCHEDULED) -> int:
+        """Collect by the schedule, unless another fit has collected as much since this fit last did."""
+        owner, found = self._owner, 0
+        if not self._behind(generation):
+            owner.collections += 1
+            owner.fulls += generation >= FULL
+            found = self.collect_now(generation, why)
+        self._catch_up(generation)
+        return found
+
+    def collect_now(self, generation: int, why: str = SCHEDULED) -> int:
+        """Collect, independent of other fits. Return the number of garbage objects.
+
+        The observers' callbacks are taken out meanwhile. Python handles a signal that comes during a collection in the
+        first Python function that runs after it, and swallows what a handler raises in a callback of the collector. So
+        observers time the collection from here, where an exception gets through.
+        """
+        observers = [*self._owner.observers]
+        with self._owner.collecting(why), ExitStack() as timed:
+            ended = [timed.enter_context(observer.timing(generation)) for observer in observers]
+            found = gc.collect(generation)
+            for end in ended:
+                end(found)
+            return found
+
+    def _behind(self, generation: int) -> bool:
+        owner = self._owner
+        return owner.fulls > self._fulls_seen if generation >= FULL else owner.collections > self._seen
+
+    def _catch_up(self, generation: int) -> None:
+        self._seen = self._owner.collections
+        if generation >= FULL:
+            self._fulls_seen = self._owner.fulls
+
+    def begin(self) -> None:
+        """Start counting collections here."""
+        self._catch_up(FULL)
+        self._steps, self.abandoned, self.ended = -1, False, False
+
+    def let_go(self) -> None:
+        """Release the claim. A second call does nothing."""
+        self._owner.let_go(self)
+
+    @property
+    def over(self) -> bool:
+        """True: the fit no longer exists."""
+        return self._progress is not None and self._progress() is None
+
+    def idle(self, now: float) -> bool:
+        """Tell if this fit's steps have stopped ending. Called about once a second."""
+        progress = self._progress() if self._progress is not None else (0, float("inf"))
+        if progress is None or self.ended:
+            return True
+        steps, longest = progress
+        if steps != self._steps:
+            self._steps, self._since, self.abandoned = steps, now, False
+        patience = max(LEAST_PATIENCE, PATIENCE_STEPS * longest) * (ASIDE_PATIENCE if self.aside else 1)
+        return now - self._since >= patience
+
+
+class Collector:
+    """Owner of the garbage collector.
+
+    Each wish is noted before it is carried out, and `_restore` acts on the state that it finds. So after an interrupt
+    in between, the next call or tick of the watchdog repairs the state.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._clear()
+        self._heard_of_forks = False
+
+    def _clear(self) -> None:
+        self.held: set[Lease] = set()
+        self.off: set[Lease] = set()
+        self._watched: set[Lease] = set()
+        self._found: tuple[int, int, int] | None = None  # thresholds, while automatic collection is off
+        self._frozen: object | None = None  # a list made after the freeze; a later freeze by other code takes it along
+        self.collections = self.fulls = 0
+        """Number of collections by the schedule of any fit so far, and of the full ones among them."""
+        self.reason: str | None = None
+        """Why a fit is collecting at this moment. None: whoever collects, it is no fit."""
+        self.observers: list[Observer] = []
+        """Observers of collections that have a callback in `gc.callbacks`."""
+
+    def lease(self, progress: Progress | None = None) -> Lease:
+        """Make a claim for a fit; it changes nothing yet."""
+        return Lease(self, progress)
+
+    def look_after(self, progress: Progress) -> Lease:
+        """Make a claim for a single collection, in case the fit's steps stop ending.
+
+        A fit that raised and was forgotten is a cycle with its hooks and wrappers. It might never be collected, because
+        the process may have nothing more to do. If a fit holds the collector, its own end or idleness takes care of
+        this.
+        """
+        lease = self.lease(progress)
+        with self._lock:
+            self._watched.add(lease)
+        self._ask_for_ticks()
+        return lease
+
+    @property
+    def automatic(self) -> bool:
+        """True: the process collects automatically, or would without fits."""
+        return gc.isenabled() and (self._found is not None or gc.get_threshold()[0] != 0)
+
+    @property
+    def thresholds(self) -> tuple[int, int, int]:
+        """Thresholds of the process, or those that it would have without fits."""
+        return gc.get_threshold() if self._found is None or self.overruled else self._found
+
+    @property
+    def frozen(self) -> int:
+        """Number of objects that other code froze. Counting them takes milliseconds if there are many."""
+        return 0 if self._frozen is not None else gc.get_freeze_count()
+
+    @property
+    def overruled(self) -> bool:
+        """True: automatic collection is on, or thresholds were set, although fits want it off."""
+        return self._found is not None and gc.get_threshold() != (0, *self._found[1:])
+
+    def turn_off(self, lease: Lease) -> bool:
+        """Stop automatic collection for a fit."""
+        with self._lock:
+            if not self.automatic:
+                return False
+        self._hold(lease)
+        with self._lock:
+            self.off.add(lease)
+            if self._found is None:
+                found = gc.get_threshold()
+                self._found = found
+                gc.set_threshold(0, *found[1:])
+            return True
+
+    def turn_on(self, lease: Lease) -> None:
+        """Resume automatic collection if no fit wants it off any more."""
+        with self._lock:
+            self.off.discard(lease)
+            if not self.off:
+                self._resume()
+
+    def freeze(self, lease: Lease) -> None:
+        """Freeze all live objects for as long as any fit has a claim."""
+        self._hold(lease)
+        with self._lock:
+            if self._frozen is None and self.frozen < OWN_FROZEN:
+                self._frozen = _FREEZING
+                gc.freeze()
+                self._frozen = []
+
+    def let_go(self, lease: Lease) -> None:
+        """Release a fit's claim; the last release restores the state that was found.
+
+        A finalizer may call this anywhere, so it waits only briefly; otherwise the watchdog notices that the fit has
+        ended.
+        """
+        lease.ended = True
+        if self._lock.acquire(timeout=MOMENT_SECONDS):
+            try:
+                self.off.discard(lease)
+                self.held.discard(lease)
+                self._restore()
+            finally:
+                self._lock.release()
+
+    @contextmanager
+    def collecting(self, why: str) -> Iterator[None]:
+        """Mark the collections in this block as ours."""
+        before, self.reason = self.reason, why
+        try:
+            yield
+        finally:
+            self.reason = before
+
+    def tick(self, now: float) -> bool:
+        """Release the claims of abandoned fits, and finish interrupted changes."""
+        with self._lock:
+            idle = {lease for lease in self.held if lease.idle(now)}
+            for lease in idle:
+                lease.abandoned = True
+            self.off -= idle
+            self.held -= idle
+            self._watched = {lease for lease in self._watched if not lease.over}
+            quiet = {lease for lease in self._watched if lease.idle(now) and not lease.abandoned}
+            frozen = self._frozen is not None
+            if idle and frozen:
+                self._unfreeze()  # their garbage is in the frozen objects
+            self._restore()
+            forgotten = bool(quiet) and not self.held and self.automatic
+            if idle or forgotten:
+                for lease in quiet:
+                    lease.abandoned = True
+        if idle or forgotten:
+            with self.collecting(SCHEDULED):
+                gc.collect()
+        if idle:
+            with self._lock:
+                if frozen and self.held:
+                    self.freeze(next(iter(self.held)))
+        return bool(self.held or self._watched)
+
+    def _hold(self, lease: Lease) -> None:
+        """Note a claim.
+
+        The watchdog has its own lock, in which a collection may free a fit, and `let_go` would then wait for our lock.
+        So the watchdog is not called while our lock is held.
+        """
+        if lease in self.held:
+            return
+        with self._lock:
+            lease.begin()
+            self.held.add(lease)
+        self._ask_for_ticks()
+
+    def _ask_for_ticks(self) -> None:
+        if not self._heard_of_forks and hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forked)
+        self._heard_of_forks = True
+        with suppress(RuntimeError):  # no thread available: nothing then looks after an abandoned fit
+            WATCHDOG.watch(self)
+
+    def _restore(self) -> None:
+        if not self.off:
+            self._resume()
+        if not self.held and self._frozen is not None:
+            self._unfreeze()
+
+    def _resume(self) -> None:
+        """Restore the thresholds, unless other code has set them."""
+        if self._found is not None:
+            if not self.overruled:
+                gc.set_threshold(*self._found)
+            self._found = None
+
+    def _unfreeze(self) -> None:
+        """Unfreeze the objects that a fit froze. If other code froze more since, all frozen objects are its own."""
+        mark = self._frozen
+        if mark is _FREEZING or any(one is mark for one in gc.get_objects()):
+            gc.unfreeze()
+        self._frozen = None
+
+    def _forked(self) -> None:
+        """Reset in a child, which is part of no fit. Frozen objects stay frozen, because their pages are shared."""
+        self._lock = threading.RLock()
+        self._resume()
+        self._clear()
+
+
+COLLECTOR = Collector()
+"""The collector of this process."""

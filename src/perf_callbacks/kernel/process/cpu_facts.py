@@ -1,0 +1,144 @@
+"""Facts by which the CPUs of this process are chosen: its mask, its machine, its GPU, the ranks beside it."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from perf_callbacks.kernel.process import nvml, topology
+from perf_callbacks.kernel.process.cpu_masks import AFFINITY
+from perf_callbacks.kernel.process.cpu_sets import CpuFacts, Cpus, Gpu, Machine
+from perf_callbacks.kernel.process.nvml import Inventory, Listed, bare, pci_id
+from perf_callbacks.kernel.settings.config import FLAGS
+
+LOCAL_RANKS = (
+    ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),  # torchrun, accelerate launch
+    ("LOCAL_RANK", "LOCAL_SIZE"),  # deepspeed
+    ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),  # Open MPI
+    ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH and Intel MPI
+)
+"""Variables in which launchers tell a rank's place on its machine, and the number of ranks there.
+
+Slurm's are not among them: a batch script has them too, whatever it starts.
+"""
+
+BINDERS = (("ACCELERATE_CPU_AFFINITY", "accelerate"), ("TORCHELASTIC_RUN_ID", "torchrun"), ("SLURM_CPU_BIND", "srun"))
+"""Variables that tell which program may have bound a process."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sources:
+    """Sources of the facts: those of this machine, unless a test has others."""
+
+    root: Path = Path("/")
+    """Directory that contains `/proc` and `/sys`."""
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    inventory: Callable[[], Inventory] = nvml.inventory
+    """Lists the GPUs of the machine."""
+
+
+def read(
+    mode: str,
+    accelerator: str | None = None,
+    properties: Callable[[], Any] | None = None,
+    *,
+    devices: int = 1,
+    workers: int = 0,
+    local: tuple[int, int] | None = None,
+    sources: Sources | None = None,
+) -> CpuFacts | None:
+    """Read the facts for one way of choosing; "off" needs the mask alone. None: this system has no masks.
+
+    Args:
+        mode: Setting `affinity`.
+        accelerator: Kind of accelerator that the process trains on. None: it trains on the CPU.
+        properties: Gives torch's properties of a CUDA device, and is called for no other kind: this starts CUDA.
+        devices: Devices that the process drives.
+        workers: Worker processes of the loaders, as far as they are known.
+        local: Rank on this machine and number of ranks there, if the integration knows. None: the environment tells.
+        sources: Sources of the facts. None: this machine.
+    """
+    sources = sources or Sources()
+    mask = AFFINITY.found
+    if mask is None:
+        return None
+    if mode == "off":
+        return CpuFacts(mask=mask, machine=Machine(nodes={}))
+    machine = topology.machine(sources.root, cores=mode == "exclusive")
+    gpu = unknown = None
+    if devices > 1:
+        unknown = f"the process drives {devices} devices, which may be on several NUMA nodes"
+    elif accelerator == "cuda" and properties is not None:
+        gpu, unknown = _gpu(mode, properties(), machine, sources)
+    elif accelerator is not None:
+        unknown = f"nothing tells the NUMA node of {accelerator} devices"
+    local = local or local_ranks(sources.environ)
+    rank, size = local or (0, 1)
+    return CpuFacts(
+        mask=mask,
+        machine=machine,
+        gpu=gpu,
+        gpu_unknown=unknown,
+        local_rank=rank,
+        local_world_size=size,
+        ranks_unknown=local is None and _world_size(sources.environ) > 1,
+        workers=workers,
+        bound_by=_bound_by(mask, topology.mask_of(sources.root, os.getppid()), sources.environ),
+    )
+
+
+def local_ranks(environ: Mapping[str, str]) -> tuple[int, int] | None:
+    """Return a rank's place on its machine and the number of ranks there. None: the environment doesn't tell."""
+    for names in LOCAL_RANKS:
+        words = [environ.get(name, "") for name in names]
+        if all([word.isdecimal() for word in words]) and int(words[0]) < int(words[1]):
+            return int(words[0]), int(words[1])
+    return None
+
+
+def _world_size(environ: Mapping[str, str]) -> int:
+    word = environ.get("WORLD_SIZE", "")
+    return int(word) if word.isdecimal() else 1
+
+
+def _bound_by(mask: Cpus, parent: Cpus | None, environ: Mapping[str, str]) -> str | None:
+    if parent is None or not mask < parent:
+        return None
+    set_by = [name for variable, name in BINDERS if FLAGS.get(environ.get(variable, "no").lower(), True)]
+    return (set_by or ["whoever started the process"])[0]
+
+
+def _gpu(mode: str, found: Any, machine: Machine, sources: Sources) -> tuple[Gpu | None, str | None]:
+    """Return the location of a CUDA device by its properties, or the reason that it is unknown.
+
+    The device itself tells its PCI id, or else its UUID, so that neither CUDA_VISIBLE_DEVICES nor CUDA_DEVICE_ORDER
+    matters. NVML is asked only for what torch doesn't know: the PCI id to a UUID, in older versions, and the other
+    devices at the same node.
+    """
+    uuid, pci = bare(str(getattr(found, "uuid", ""))), None
+    if hasattr(found, "pci_bus_id"):
+        pci = pci_id(found.pci_domain_id, found.pci_bus_id, found.pci_device_id)
+    listed = sources.inventory() if pci is None or mode == "exclusive" else Inventory()
+    mine = next((gpu for gpu in listed.gpus if gpu.pci == pci or uuid in {gpu.uuid, *gpu.instances}), None)
+    pci = mine.pci if mine is not None else pci
+    if pci is None:
+        return None, f"the PCI id of the GPU is unknown (NVML: {listed.missing or 'does not list it'})"
+    node = topology.node(sources.root, pci, machine)
+    units = [(gpu, unit) for gpu in listed.gpus for unit in gpu.instances or (gpu.uuid,)]
+    beside = [unit for gpu, unit in units if topology.node(sources.root, gpu.pci, machine) == node]
+    unit = _unit(mine, uuid, sources.environ) if mine is not None else None
+    slot = (beside.index(unit), len(beside)) if unit in beside else None
+    return Gpu(pci=pci, node=node, slot=slot, devices=len(units)), None
+
+
+def _unit(gpu: Listed, uuid: str, environ: Mapping[str, str]) -> str | None:
+    """Return the UUID of what this process owns: the GPU, or the MIG instance.
+
+    CUDA shows a process one MIG instance only, the first that CUDA_VISIBLE_DEVICES names. A name may be a prefix.
+    """
+    if not gpu.instances or uuid in gpu.instances:
+        return uuid if gpu.instances else gpu.uuid
+    name = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+    matching = [unit for unit in gpu.instances if name.startswith("MIG-") and unit.startswith(bare(name))]
+    return matching[0] if len(matching) == 1 else None

@@ -1,0 +1,192 @@
+"""The CPUs that the process's threads may run on, narrowed for several fits at once and restored as they were found.
+
+On Linux each thread has a mask of its own and hands it on to threads and processes that it starts. So all threads that
+share the mask of the main thread are moved; a thread that other code pinned elsewhere stays there. Masks stay narrow
+while any fit is bound; the last one to end restores them, of threads born since too.
+"""
+
+import os
+import threading
+from pathlib import Path
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+from perf_callbacks.kernel.process.cpu_sets import Cpus
+
+MOMENT_SECONDS = 0.5
+"""Seconds that the end of a fit may wait for another thread that is binding or restoring."""
+
+TASKS = Path("/proc/self/task")
+
+PASSES = 3
+"""Most walks over all threads. One that is being born during a walk may still inherit the old mask."""
+
+
+class Threads(Protocol):
+    """Threads of a process and their masks."""
+
+    def all(self) -> list[int]:
+        """Return the ids of all threads, the main thread first."""
+        ...
+
+    def get(self, thread: int) -> Cpus:
+        """Return a thread's mask. Raises `OSError` for a thread that has ended."""
+        ...
+
+    def set(self, thread: int, cpus: Cpus) -> None:
+        """Set a thread's mask."""
+
+
+class NoThreads:
+    """Threads of a process on a system without masks, which shows none."""
+
+    def all(self) -> list[int]:
+        """Return nothing."""
+        return []
+
+    def get(self, thread: int) -> Cpus:
+        """Raise `OSError`: there is no such thread."""
+        raise ProcessLookupError(thread)
+
+    def set(self, thread: int, cpus: Cpus) -> None:
+        """Do nothing."""
+
+
+class LinuxThreads:
+    """Threads of this process, by `/proc`."""
+
+    def all(self) -> list[int]:
+        """Return the ids of all threads, the main thread first."""
+        main = os.getpid()
+        try:
+            others = [int(path.name) for path in TASKS.iterdir() if int(path.name) != main]
+        except OSError as error:  # no /proc: threads that exist already can't be found
+            let_pass(error)
+            others = []
+        return [main, *others]
+
+    def get(self, thread: int) -> Cpus:
+        """Return a thread's mask. Raises `OSError` for a thread that has ended."""
+        return frozenset(os.sched_getaffinity(thread))
+
+    def set(self, thread: int, cpus: Cpus) -> None:
+        """Set a thread's mask."""
+        os.sched_setaffinity(thread, cpus)
+
+
+class Affinity:
+    """Owner of the masks of a process's threads.
+
+    Each wish is noted before it is carried out, so that the next call finishes what an interrupt cut short. Fits are
+    held weakly, because an interrupt that strikes in a finalizer is swallowed, and the finalizer doesn't run again.
+    """
+
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+        self._clear()
+        self._heard_of_forks = False
+
+    def _clear(self) -> None:
+        self._lock = threading.RLock()
+        self._bound: WeakKeyDictionary[object, Cpus] = WeakKeyDictionary()  # in the order of their coming
+        self._found: Cpus | None = None  # mask of the main thread, while any fit is bound
+        self._target: Cpus = frozenset()
+        self._ours: set[Cpus] = set()  # masks that threads have by us, or had before
+        self._others: dict[int, Cpus] = {}  # masks of threads that other code pinned before
+
+    @property
+    def found(self) -> Cpus | None:
+        """CPUs of the process, or those that it would have without fits. None: this system has no masks."""
+        if self._found is not None:
+            return self._found
+        main = self._threads.all()[:1]
+        return self._threads.get(main[0]) if main else None
+
+    @property
+    def now(self) -> list[tuple[int, Cpus]]:
+        """Mask of each thread, the main thread first."""
+        masks = [(thread, self._mask(thread)) for thread in self._threads.all()]
+        return [(thread, mask) for thread, mask in masks if mask is not None]
+
+    def bind(self, fit: object, cpus: Cpus) -> None:
+        """Narrow the masks for a fit. Masks that fits want at once are intersected, unless nothing is left.
+
+        Raises `OSError` if the system refuses; nothing has changed then.
+        """
+        with self._lock:
+            self._hear_of_forks()
+            found = self.found
+            if found is None:
+                return
+            if self._found is None:
+                self._others = {thread: mask for thread, mask in self.now if mask != found}
+                self._ours = {found}
+                self._found = found
+            self._bound[fit] = cpus
+            try:
+                self._settle()
+            except OSError:
+                self.let_go(fit)
+                raise
+
+    def let_go(self, fit: object) -> None:
+        """Restore the masks if no other fit is bound. A second call does nothing. Finalizers may call this anywhere."""
+        if self._lock.acquire(timeout=MOMENT_SECONDS):
+            try:
+                self._bound.pop(fit, None)
+                with suppress(OSError):  # the CPUs that were found are no longer allowed
+                    self._settle()
+                if not [*self._bound.values()]:  # its length counts fits that are being freed
+                    self._found = None
+            finally:
+                self._lock.release()
+
+    def _settle(self) -> None:
+        """Move all threads to where the bound fits want them."""
+        if self._found is None:
+            return
+        target = self._found
+        for cpus in [*self._bound.values()]:
+            target = target & cpus or target
+        self._target = target
+        self._ours.add(target)
+        refused: list[OSError] = []
+        for _ in range(PASSES):
+            refused.clear()
+            if not [thread for thread in self._threads.all() if self._move(thread, refused)]:
+                break
+        if refused:
+            raise refused[0]
+
+    def _move(self, thread: int, refused: list[OSError]) -> bool:
+        """Move a thread to the target, if it is where we put it or found it. True: it was moved."""
+        mask = self._mask(thread)
+        pinned = self._others.get(thread)  # an id may be used again
+        if mask == self._target or mask not in self._ours or mask == pinned:
+            return False
+        try:
+            self._threads.set(thread, self._target)
+        except OSError as error:  # as a rule, the thread has ended
+            let_pass(error)
+            if self._mask(thread) is not None and thread == self._threads.all()[0]:
+                refused.append(error)
+            return False
+        return True
+
+    def _mask(self, thread: int) -> Cpus | None:
+        """Return the mask of a thread; None if it has ended."""
+        try:
+            return self._threads.get(thread)
+        except OSError as error:
+            let_pass(error)
+            return None
+
+    def _hear_of_forks(self) -> None:
+        if not self._heard_of_forks and hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._clear)  # a child keeps its mask, and is part of no fit
+        self._heard_of_forks = True
+
+
+AFFINITY = Affinity(LinuxThreads() if hasattr(os, "sched_setaffinity") else NoThreads())
+"""The masks of this process."""

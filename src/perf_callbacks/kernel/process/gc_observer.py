@@ -1,0 +1,84 @@
+"""Garbage collection, observed."""
+
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from perf_callbacks.kernel.clock import perf_counter
+from perf_callbacks.kernel.engine.marks import Pause
+from perf_callbacks.kernel.process.collector import COLLECTOR
+from perf_callbacks.kernel.process.stacks import calling_line
+
+MOST_CALLS = 64
+"""Lines that call `gc.collect()` and are told apart."""
+
+
+class GcObserver:
+    """Time every collection while installed. Between collections it costs nothing.
+
+    A collection is automatic if the youngest generation was over its threshold when it began. One that is asked for at
+    that very moment passes for automatic.
+    """
+
+    def __init__(self, report: Callable[[Pause], object], clock: Callable[[], float] = perf_counter) -> None:
+        self._report = report
+        self._clock = clock
+        self.calls: dict[str, float] = {}
+        """Seconds of the collections that were asked for, by the line of the program; empty: a framework asked."""
+        self._line: str | None = None
+        self._start: float | None = None
+        self._automatic = False
+        self._ours: str | None = None
+        self._thread = threading.get_ident()
+        self._process = os.getpid()
+
+    def install(self) -> None:
+        """Begin to observe. Twice is once."""
+        if self._on_gc not in gc.callbacks:
+            gc.callbacks.append(self._on_gc)
+        if self not in COLLECTOR.observers:
+            COLLECTOR.observers.append(self)
+
+    def remove(self) -> None:
+        """Observe no longer."""
+        if self in COLLECTOR.observers:
+            COLLECTOR.observers.remove(self)
+        if self._on_gc in gc.callbacks:
+            gc.callbacks.remove(self._on_gc)
+
+    @contextmanager
+    def timing(self, generation: int) -> Iterator[Callable[[int], None]]:
+        """Time a collection of a fit from outside, with the callback out of the way."""
+        place = gc.callbacks.index(self._on_gc) if self._on_gc in gc.callbacks else None
+        start, reason = self._clock(), COLLECTOR.reason
+
+        def ended(found: int) -> None:
+            seconds = self._clock() - start
+            here = threading.get_ident() == self._thread
+            self._report(Pause(generation, start, seconds, found, False, here, reason))
+
+        try:
+            if place is not None:
+                del gc.callbacks[place]
+            yield ended
+        finally:
+            if place is not None and self in COLLECTOR.observers and self._on_gc not in gc.callbacks:
+                gc.callbacks.insert(place, self._on_gc)
+
+    def _on_gc(self, phase: str, info: Mapping[str, int]) -> None:
+        if phase == "start":
+            threshold = gc.get_threshold()[0]
+            self._automatic = threshold != 0 and gc.isenabled() and gc.get_count()[0] > threshold
+            self._ours = COLLECTOR.reason
+            self._line = None if self._automatic or self._ours is not None else calling_line() or ""
+            self._start = self._clock()
+        elif self._start is not None and os.getpid() == self._process:
+            seconds = self._clock() - self._start
+            here = threading.get_ident() == self._thread
+            if self._line is not None and (self._line in self.calls or len(self.calls) < MOST_CALLS):
+                self.calls[self._line] = self.calls.get(self._line, 0.0) + seconds
+            collected, automatic = info["collected"], self._automatic
+            self._report(Pause(info["generation"], self._start, seconds, collected, automatic, here, self._ours))
+            self._start = None

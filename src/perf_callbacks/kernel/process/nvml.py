@@ -1,0 +1,178 @@
+"""NVIDIA GPUs of the machine, as NVML lists them: all that it manages, whatever CUDA shows to this process.
+
+No other file imports `pynvml`, and this one does only when it is asked. Without NVML the list is empty, and a monitor
+reads nothing.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from perf_callbacks.kernel.failures import describe
+from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listed:
+    """A GPU in NVML's list. UUIDs have no prefix."""
+
+    pci: str
+    """PCI id as `/sys` writes it."""
+    uuid: str
+    instances: tuple[str, ...] = ()
+    """UUIDs of its MIG instances."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inventory:
+    """All GPUs."""
+
+    gpus: tuple[Listed, ...] = ()
+    missing: str | None = None
+    """Reason that NVML lists none."""
+
+
+THROTTLES = {
+    0x002: "clocks set by hand",
+    0x004: "power cap",
+    0x008: "hardware slowdown",
+    0x010: "sync boost",
+    0x020: "heat, by the driver",
+    0x040: "heat, by the hardware",
+    0x080: "power brake",
+    0x100: "display clocks",
+}
+"""Reasons for a lower clock: nvmlClocksThrottleReason* and nvmlClocksEventReason* in nvml.h. An idle GPU is none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuUse:
+    """Use of a GPU by all processes on it. None: unknown."""
+
+    utilization: float | None = None
+    """From 0 to 1."""
+    memory_bytes: int | None = None
+    own_bytes: int | None = None
+    """Memory of this process. Unknown in many containers, where NVML has other process ids."""
+    watts: float | None = None
+    sm_mhz: int | None = None
+    throttled_by: tuple[str, ...] = ()
+
+
+class Monitor:
+    """Reads the use of one GPU until it is closed."""
+
+    def __init__(self, uuid: str | None) -> None:
+        self._nvml: Any = None
+        self._handle: Any = None
+        if uuid is None:
+            return
+        try:
+            import pynvml  # noqa: PLC0415 as in `inventory`
+
+            pynvml.nvmlInit()
+        except Exception as error:  # noqa: BLE001 as in `inventory`
+            let_pass(error)
+            return
+        self._nvml = pynvml
+        for prefix in ("GPU-", "MIG-"):
+            with suppress(Exception):  # the other kind, or lost
+                self._handle = self._handle or pynvml.nvmlDeviceGetHandleByUUID(prefix + bare(uuid))
+
+    def read(self) -> GpuUse:
+        """Read what this GPU tells."""
+        nvml, handle = self._nvml, self._handle
+        if nvml is None or handle is None:
+            return GpuUse()
+        busy = _told(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        milliwatts = _told(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+        reasons = _told(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0
+        processes = _told(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)) or []
+        own = [one.usedGpuMemory for one in processes if one.pid == os.getpid() and one.usedGpuMemory is not None]
+        return GpuUse(
+            utilization=None if busy is None else busy / 100,
+            memory_bytes=_told(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used),
+            own_bytes=sum(own) if own else None,
+            watts=None if milliwatts is None else milliwatts / 1000,
+            sm_mhz=_told(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+            throttled_by=tuple([name for bit, name in THROTTLES.items() if reasons & bit]),
+        )
+
+    def close(self) -> None:
+        """Let go of NVML. Twice is once."""
+        found, self._nvml = self._nvml, None
+        if found is not None:
+            with suppress(Exception):
+                found.nvmlShutdown()  # NVML counts who uses it
+
+
+def _told(ask: Callable[[], Any]) -> Any:
+    """Return an answer of NVML; None where this GPU doesn't support the question."""
+    with suppress(Exception):
+        return ask()
+    return None
+
+
+def inventory() -> Inventory:
+    """List the GPUs. NVML takes some milliseconds to begin."""
+    try:
+        import pynvml  # noqa: PLC0415 it takes some milliseconds, and not every machine has a GPU
+
+        pynvml.nvmlInit()
+    except Exception as error:  # noqa: BLE001 no package, no library, no driver, or versions that don't match
+        let_pass(error)
+        return Inventory(missing=describe(error))
+    try:
+        return Inventory(gpus=_gpus(pynvml))
+    except Exception as error:  # noqa: BLE001 as above
+        let_pass(error)
+        return Inventory(missing=describe(error))
+    finally:
+        pynvml.nvmlShutdown()  # NVML counts who uses it
+
+
+def _gpus(pynvml: Any) -> tuple[Listed, ...]:
+    found = []
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            bus = pynvml.nvmlDeviceGetPciInfo(handle)
+        except pynvml.NVMLError:  # this GPU is lost or belongs to others
+            continue
+        uuid = bare(pynvml.nvmlDeviceGetUUID(handle))
+        found.append(Listed(pci=pci_id(bus.domain, bus.bus, bus.device), uuid=uuid, instances=_mig(pynvml, handle)))
+    return tuple(found)
+
+
+def _mig(pynvml: Any, handle: Any) -> tuple[str, ...]:
+    """Return the UUIDs of a GPU's MIG instances; none if it isn't divided, or can't be."""
+    found = []
+    try:
+        for place in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            try:
+                instance = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
+            except pynvml.NVMLError_NotFound:  # this place is free
+                continue
+            found.append(bare(pynvml.nvmlDeviceGetUUID(instance)))
+    except pynvml.NVMLError:  # NotSupported
+        return ()
+    return tuple(found)
+
+
+def pci_id(domain: int, bus: int, device: int) -> str:
+    """Return the PCI id of a GPU as `/sys` writes it.
+
+    >>> pci_id(0, 0x1B, 0)
+    '0000:1b:00.0'
+    """
+    return f"{domain:04x}:{bus:02x}:{device:02x}.0"
+
+
+def bare(uuid: str) -> str:
+    """Return a UUID without its prefix.
+
+    >>> bare("MIG-ab"), bare("GPU-cd"), bare("ef")
+    ('ab', 'cd', 'ef')
+    """
+    return uuid.removeprefix("MIG-").removeprefix("GPU-").lower()

@@ -1,0 +1,70 @@
+"""Exceptions of signal handlers that Python would only print, because they rise in a callback of ours.
+
+Python swallows what is raised in a callback of the collector or of a weak reference, and in a finalizer. A signal that
+arrives during a collection is handled in the first Python frame after it, which is such a callback of ours. While a fit
+lasts, `sys.unraisablehook` hands these exceptions to the fit, which raises them at the end of its step.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from perf_callbacks.kernel.foreign_errors import of_handler
+
+Heard = Callable[[BaseException], bool | None]
+"""Takes an exception. True: it will be raised later."""
+
+Hook = Callable[[Any], object]
+
+_OURS = str(Path(__file__).parents[1])
+_STANDARD = ("weakref.py", "_weakrefset.py")
+"""Files of the standard library whose callbacks run for weak references of ours."""
+
+
+class Swallowed:
+    """Hand exceptions that nobody can catch to the last fit that joined."""
+
+    def __init__(self) -> None:
+        self._fits: list[Heard] = []
+        self._hook: Hook | None = None
+        self._before: Hook = sys.__unraisablehook__
+
+    def join(self, heard: Heard) -> None:
+        """Offer each such exception to `heard` first. The first fit replaces the hook of the process."""
+        if not self._fits and (self._hook is None or sys.unraisablehook is not self._hook):
+            self._before = sys.unraisablehook
+            self._hook = sys.unraisablehook = self._on_top_of(self._before)
+        self._fits.append(heard)
+
+    def leave(self, heard: Heard) -> None:
+        """Offer no more. The last fit restores the hook, unless somebody has replaced ours. Idempotent."""
+        if heard in self._fits:
+            self._fits.remove(heard)
+        hook = self._hook
+        if not self._fits and hook is not None and sys.unraisablehook is hook:
+            self._hook, sys.unraisablehook = None, self._before
+
+    def _on_top_of(self, before: Hook) -> Hook:
+        """Make a hook that passes on to `before` all that no fit takes; an outdated hook passes everything on."""
+
+        def see(unraisable: Any) -> None:
+            if self._hook is not see or not self._taken(unraisable.exc_value):
+                before(unraisable)
+
+        return see
+
+    def _taken(self, error: BaseException | None) -> bool:
+        if not self._fits or error is None or not _in_callback_of_ours(error.__traceback__):
+            return False
+        foreign = error if isinstance(error, KeyboardInterrupt) else of_handler(error)
+        return foreign is not None and bool(self._fits[-1](foreign))
+
+
+def _in_callback_of_ours(traceback: TracebackType | None) -> bool:
+    file = "" if traceback is None else traceback.tb_frame.f_code.co_filename
+    return file.startswith(_OURS) or file.endswith(_STANDARD)
+
+
+SWALLOWED = Swallowed()

@@ -1,0 +1,22 @@
+"""The width of the terminal that cards are printed on."""
+
+import os
+import sys
+
+from perf_callbacks.kernel.foreign_errors import let_pass
+
+COLUMNS = 80
+"""Columns of a card that is piped, or shown on a wide terminal."""
+
+FEWEST = 40
+"""Narrower terminals break the lines themselves."""
+
+
+def columns() -> int:
+    """Return the columns of the terminal, 80 at most and 40 at least."""
+    try:
+        found = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else 0
+    except Exception as error:  # noqa: BLE001 a stream of the program's own may be anything
+        let_pass(error)
+        found = 0
+    return max(FEWEST, min(found or COLUMNS, COLUMNS))

@@ -1,0 +1,77 @@
+"""CPUs of the machine by core, socket and NUMA node, as `/sys` and `/proc` show them.
+
+Each file may be missing: on other systems, in sandboxes, and for CPUs that are offline.
+"""
+
+from pathlib import Path
+
+from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.kernel.process.cpu_sets import Cpus, Machine, parse
+
+NODES = "sys/devices/system/node"
+CPUS = "sys/devices/system/cpu"
+PCI = "sys/bus/pci/devices"
+QUOTAS = (
+    ("sys/fs/cgroup/cpu.max",),
+    ("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "sys/fs/cgroup/cpu/cpu.cfs_period_us"),
+)
+"""Files of both versions of control groups that hold a quota and its period, in microseconds."""
+
+
+def machine(root: Path, *, cores: bool = False) -> Machine:
+    """Read the machine. Cores take a file for each of them, and are read only on request."""
+    nodes = {int(path.name[4:]): _cpus(path / "cpulist") for path in (root / NODES).glob("node[0-9]*")}
+    nodes = {node: cpus for node, cpus in sorted(nodes.items()) if cpus}
+    packages: dict[str, Cpus] = {}
+    for cpus in nodes.values():  # a node lies on one socket
+        package = _text(root / CPUS / f"cpu{min(cpus)}" / "topology/physical_package_id")
+        if package is not None:
+            packages[package] = packages.get(package, frozenset()) | cpus
+    found = _cores(root, frozenset().union(*nodes.values())) if cores else ()
+    return Machine(nodes=nodes, sockets=tuple(packages.values()), cores=found, quota=quota(root))
+
+
+def node(root: Path, pci: str, known: Machine) -> int | None:
+    """Return the NUMA node of a PCI device. If all CPUs are on one node, it is that; None: the firmware says -1."""
+    if len(known.nodes) == 1:
+        return next(iter(known.nodes))
+    text = _text(root / PCI / pci / "numa_node")
+    return int(text) if text is not None and text.isdecimal() else None
+
+
+def mask_of(root: Path, process: int) -> Cpus | None:
+    """Return the CPUs that another process may run on."""
+    for line in (_text(root / "proc" / str(process) / "status") or "").splitlines():
+        if line.startswith("Cpus_allowed_list:"):
+            return parse(line.partition(":")[2])
+    return None
+
+
+def _cores(root: Path, cpus: Cpus) -> tuple[Cpus, ...]:
+    found: list[Cpus] = []
+    seen: set[int] = set()
+    for cpu in sorted(cpus):
+        if cpu not in seen:
+            core = _cpus(root / CPUS / f"cpu{cpu}" / "topology/thread_siblings_list") | {cpu}
+            seen |= core
+            found.append(core)
+    return tuple(found)
+
+
+def quota(root: Path) -> float | None:
+    """Return the CPUs' worth of time that the control group mounted here may use; None if it has no limit."""
+    for names in QUOTAS:
+        words = " ".join([_text(root / name) or "" for name in names]).split()
+        if len(words) == len(QUOTAS) and words[0].isdecimal() and int(words[1]):  # "max" and -1 are no limit
+            return int(words[0]) / int(words[1])
+    return None
+
+
+def _cpus(path: Path) -> Cpus:
+    return parse(_text(path) or "")
+
+
+def _text(path: Path) -> str | None:
+    with suppress(OSError):
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    return None

@@ -1,0 +1,128 @@
+"""A side thread that looks after fits whose training thread is busy or gone.
+
+Hooks tell that a step ends, but nothing tells that steps have stopped ending: an exception that a loop swallows, a fit
+that is never closed, a step that takes minutes. The watchdog ticks once a second for every registered object, so that
+process-wide state is released and records reach the disk anyway.
+"""
+
+import atexit
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Protocol
+
+from perf_callbacks.kernel.clock import monotonic
+from perf_callbacks.kernel.foreign_errors import let_pass
+
+PERIOD_SECONDS = 1.0
+"""Seconds between two ticks."""
+
+EXIT_SECONDS = 1.0
+"""Seconds that the end of the interpreter may wait for a running tick."""
+
+HURRY_SECONDS = 2.0
+"""Seconds that the end of a fit may wait for the thread, which ends at once unless the machine is very busy."""
+
+log = logging.getLogger("perf_callbacks")
+
+
+class Watched(Protocol):
+    """Object that is ticked once a second. It is held weakly, so watching doesn't keep it alive."""
+
+    def tick(self, now: float) -> bool:
+        """Check the object, on the watchdog's thread and clock. False: no more ticks are needed."""
+        ...
+
+
+class Watchdog:
+    """Ticks for all watched objects, on a daemon thread that lives only while there are some."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic, *, threaded: bool = True) -> None:
+        self._clock = clock
+        self._threaded = threaded
+        self._reset()
+        if threaded:
+            atexit.register(self.stop)
+            if hasattr(os, "register_at_fork"):
+                os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
+        """Watch nothing. A forked child is part of no fit and has no other thread."""
+        self._lock = threading.RLock()  # a collection within may close a fit, which watches or unwatches
+        self._watched: list[weakref.ref[Watched]] = []
+        self._thread: threading.Thread | None = None
+        self._wake, self._ticked = threading.Event(), threading.Event()
+        self._ended = False
+
+    def watch(self, watched: Watched) -> None:
+        """Tick for this object until it needs no more ticks, or is freed. A second call does nothing."""
+        with self._lock:
+            if not any(one() is watched for one in self._watched):
+                self._watched.append(weakref.ref(watched))
+            if self._threaded and self._thread is None and not self._ended:
+                thread = threading.Thread(target=self._run, name="perf_callbacks watchdog", daemon=True)
+                self._thread = thread
+                try:
+                    thread.start()
+                except BaseException:  # no thread available, or an interrupt: the next call tries again
+                    self._thread = None
+                    raise
+
+    def tick(self) -> bool:
+        """Tick once for all watched objects, and tell if some are left."""
+        now = self._clock()
+        for reference in [*self._watched]:
+            watched = reference()
+            with self._lock:  # an object that registers from now on, during its last tick, is kept
+                self._watched = [one for one in self._watched if one is not reference]
+            try:
+                more = watched is not None and watched.tick(now)
+            except Exception as error:
+                let_pass(error)
+                log.debug("perf_callbacks: a tick failed.", exc_info=error)
+                more = False
+            del watched  # this thread must not keep an object alive by having looked at it last
+            if more:
+                with self._lock:
+                    if not any(one is reference for one in self._watched):
+                        self._watched.append(reference)
+        return bool(self._watched)
+
+    def hurry(self) -> None:
+        """Tick now because a fit has ended, and wait for the end of the thread if nothing is left to watch."""
+        thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return
+        for _ in range(2):  # a tick that was under way when it was asked for has seen nothing of the end
+            self._ticked.clear()
+            self._wake.set()
+            if not self._ticked.wait(HURRY_SECONDS):
+                return
+            if self._thread is not thread:
+                thread.join(HURRY_SECONDS)
+                return
+
+    def stop(self) -> None:
+        """End the thread: at exit it must not return to an interpreter that is shutting down."""
+        thread, self._ended = self._thread, True
+        self._wake.set()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(EXIT_SECONDS)
+
+    def _run(self) -> None:
+        while not self._ended:
+            self._wake.wait(PERIOD_SECONDS)
+            self._wake.clear()
+            if not self._ended and not self.tick():
+                with self._lock:
+                    if not self._watched:
+                        self._thread = None
+            self._ticked.set()
+            if self._thread is not threading.current_thread():
+                return
+
+
+WATCHDOG = Watchdog()
+"""The watchdog of this process."""

@@ -1,0 +1,55 @@
+"""Advisory locks on open files: two writers never share one, and neither waits for the other."""
+
+import os
+import sys
+
+from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+
+if sys.platform == "win32":
+    import msvcrt
+
+    _BEYOND = 2**31 - 2
+    """The byte that is locked. Windows keeps others from reading what is locked, so it lies beyond every record."""
+
+    def _take(file: int) -> None:
+        os.lseek(file, _BEYOND, os.SEEK_SET)
+        msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
+
+    def _release(file: int) -> None:
+        os.lseek(file, _BEYOND, os.SEEK_SET)
+        msvcrt.locking(file, msvcrt.LK_UNLCK, 1)
+
+else:
+    try:
+        import fcntl
+    except ImportError:  # neither Windows nor POSIX, such as WebAssembly
+        fcntl = None  # type: ignore[assignment]
+
+    # A lock by `flock` belongs to the open file, so two fits in one process keep each other out as well.
+
+    def _take(file: int) -> None:
+        if fcntl is None:
+            raise OSError("no locks here")
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _release(file: int) -> None:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def lock(file: int) -> bool:
+    """Lock an open file. False: another writer holds it. A filesystem without locks lets everybody have it."""
+    try:
+        _take(file)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError as error:
+        let_pass(error)
+        return True
+    return True
+
+
+def unlock(file: int) -> None:
+    """Release the lock now. Closing alone doesn't, as long as a forked child holds the same open file."""
+    with suppress(OSError):
+        _release(file)

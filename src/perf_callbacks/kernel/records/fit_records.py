@@ -1,0 +1,397 @@
+"""Records of a run, frozen.
+
+`perf_callbacks.kernel.records.codec` writes them as lines of a journal.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from perf_callbacks.kernel.records.machine_records import Memory, Use
+
+SCHEMA = 1
+"""Version of the journal. It grows when a key changes its meaning or is removed."""
+
+APPLIED = "applied"
+"""Status of a checklist item that is applied."""
+
+TRIED = "on trial"
+"""Status of a checklist item on trial, whose benefit is not known yet."""
+
+SCHEDULED, STARTUP = "schedule", "startup"
+"""Reasons for which the checklist collects."""
+
+Number = int | float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """Record that opens each fit and each attempt. `t` counts from here."""
+
+    run_id: str
+    """Identifies the run: new for each fit, kept when a fit is resumed."""
+    attempt: int
+    """Number of the attempt: 1 for the first start, one more for each resume."""
+    step: int
+    """Optimizer steps done before this attempt."""
+    rank: int
+    world_size: int
+    device: str
+    """Name of the measured device, such as "cpu" or "NVIDIA H200"."""
+    timeline: str
+    """Clock behind steps and stages: "host" or "device"."""
+    door: str
+    """The integration, such as "transformers" or "loop"."""
+    versions: Mapping[str, str]
+    config: Mapping[str, Any]
+    from_env: tuple[str, ...] = ()
+    """Configuration fields that the environment set."""
+    from_file: Mapping[str, str] = field(default_factory=dict)
+    """Configuration fields that a file set, each with the place in the file."""
+    started_unix: float
+    """Wall clock, for people; no duration is computed from it."""
+    schema: int = SCHEMA
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checklist:
+    """One item of the startup checklist. The last record of an item holds."""
+
+    item: str
+    status: str
+    """One of applied, on trial, already so, advised, not applicable, skipped, failed."""
+    before: str | None = None
+    """State before the item. None in this field and the next two: nothing to say."""
+    after: str | None = None
+    """State that the item made, or advises."""
+    why: str | None = None
+    saved_seconds: tuple[float, float, float] | None = None
+    """Seconds that a proven item saves per mean step, between the ends of the 99.9 % interval."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Amounts:
+    """Amounts that the model processed. None: unknown."""
+
+    samples: int | None = 0
+    tokens: int | None = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Steps:
+    """Up to 64 optimizer steps as columns of equal length. An unknown stage is an empty column."""
+
+    step: tuple[int, ...]
+    step_time: tuple[float | None, ...]
+    """Seconds, like the stages; None for a step whose device events were lost."""
+    data_time: tuple[float | None, ...] = ()
+    forward_time: tuple[float | None, ...] = ()
+    backward_time: tuple[float | None, ...] = ()
+    optimizer_time: tuple[float | None, ...] = ()
+    gc_time: tuple[float | None, ...] = ()
+    other_time: tuple[float | None, ...] = ()
+    model_flops: tuple[int | None, ...] = ()
+    """Model FLOPs on this rank; None for a step whose FLOPs are unknown."""
+    samples: tuple[int | None, ...] = ()
+    tokens: tuple[int | None, ...] = ()
+    excluded: tuple[str | None, ...] = ()
+    """Reason that a step is in no row: "first", "restart", "counted", "recounted", "evaluation", "checkpoint", "lost";
+    None: it is in a row."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """Metrics that were logged, and their step."""
+
+    step: int
+    metrics: Mapping[str, Number]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gc:
+    """One garbage collection."""
+
+    step: int
+    """Optimizer step in which it happened."""
+    stage: str
+    """Stage in which it happened, or "aside" for evaluation and checkpoints, "elsewhere" for other threads."""
+    generation: int
+    start: float
+    seconds: float
+    collected: int
+    automatic: bool
+    """False: a call of `gc.collect`."""
+    ours: str | None = None
+    """Reason for a collection by the checklist: "schedule", or "startup" for its first full one. None: by the
+    program."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """Time that belongs to no step."""
+
+    kind: str
+    """One of evaluation, checkpoint."""
+    step: int
+    """Number of optimizer steps done when it began."""
+    start: float
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flops:
+    """Count of one step on this rank."""
+
+    step: int
+    model_flops: int
+    """FLOPs of forward and backward: the numerator of MFU."""
+    hardware_flops: int
+    """All executed FLOPs: the numerator of HFU."""
+    by_phase: Mapping[str, int]
+    """FLOPs by phase: forward, backward, recompute, attention_recompute, optimizer."""
+    by_dtype: Mapping[str, int]
+    """Model FLOPs by the number format of the operands."""
+    source: str
+    """"counted": in the step as it ran. "fake-tensor copy": on a copy of the model with fake tensors. "closed form":
+    from the sizes of the weights."""
+    coverage: float | None
+    """Share, by elements, of the weights that a counted operation multiplied, among those that should be multiplied as
+    matrices."""
+    uncounted: Mapping[str, int]
+    """Calls of operations that multiply matrices, or may do so, and have no formula; modules that ran without gradients
+    outside of the forward."""
+    lower_bound: bool
+    """True: the step has more FLOPs than were counted."""
+    whole_step: bool = True
+    """False: only the batches of a new shape were counted, and those after them."""
+    compiled: bool = False
+    """True: a compiled model or optimizer ran eagerly for the count."""
+    logical_flops: int | None = None
+    """FLOPs of operations on sharded tensors as if one rank did them all; None if there are none."""
+    causal_flops: int = 0
+    """FLOPs of fused attention with a causal mask, in full. A kernel that skips the mask does about half of them."""
+    masked_flops: int = 0
+    """Part of `causal_flops` that falls on masked pairs of query and key, where torch's kernel was told of the mask and
+    there are as many queries as keys."""
+    over_six_n: float | None = None
+    """Model FLOPs divided by six per token and multiplied weight. None if there are no tokens."""
+    products: tuple[tuple[str, str, str, int], ...] = ()
+    """Heaviest products: operation, shapes, number format, FLOPs."""
+    copies: tuple[tuple[str, str, int], ...] = ()
+    """Largest copies: operation, shape, bytes."""
+    reads: Mapping[str, int] = field(default_factory=dict)
+    """Number of times that the host waited to read from the device, by the line that caused it."""
+    values_read: Mapping[str, int] = field(default_factory=dict)
+    """Number of values that Python read from tensors outside of forward, backward and optimizer, by line."""
+    reductions: int = 0
+    """Number of micro-batches in whose backward tensors were summed over ranks, as DDP does with gradients."""
+    errors: Mapping[str, int] = field(default_factory=dict)
+    """Errors in counting, by operation."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """Cause that limits a run, and the change that helps."""
+
+    cause: str
+    """One of data, host, sync, recompute, attention, optimizer, gc, straggler, evaluation, checkpoint, memory,
+    precision, compile, shape."""
+    share: float | None
+    """Part of the fit's wall time after startup that the change could save, from 0 to 1. None: unknown."""
+    evidence: str
+    remedy: str
+    """The line to write, or what to do."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Window:
+    """The same optimizer steps of all ranks, combined. In rank 0's journal."""
+
+    first_step: int
+    last_step: int
+    """Last step by the trainer's count, inclusive, like `first_step`."""
+    steps: int
+    """Number of these steps that are in rows or were counted again. The next fields cover these steps."""
+    ranks: int
+    """Number of ranks of the job."""
+    missing: int = 0
+    """Number of ranks whose part did not come in time. If there are any, the amounts of the job are unknown."""
+    missing_ranks: tuple[int, ...] = ()
+    """These ranks, in order; at most 64 are named."""
+    seconds: float
+    """Time of the slowest rank, which is that of the job."""
+    samples: int | None
+    """Samples over all ranks, like the next two fields. None: unknown."""
+    tokens: int | None
+    useful_tokens: int | None
+    model_flops: int | None = None
+    """Sum of the ranks' own counts, like `hardware_flops`."""
+    hardware_flops: int | None = None
+    asks: Mapping[str, int] = field(default_factory=dict)
+    """Values that the ranks ask each other for, by name: the least value that any rank asks for."""
+    holds: Mapping[str, int] = field(default_factory=dict)
+    """Step from whose end on these values hold."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Summary:
+    """Figures of a fit, so far or at its end. None: unknown."""
+
+    run_id: str
+    attempt: int
+    step: int
+    """The trainer's count of optimizer steps."""
+    steps: int
+    """Optimizer steps of this attempt."""
+    included_steps: int
+    """Steps that are in rows: without the first, and without those that an evaluation or a checkpoint fell in."""
+    lost_steps: int = 0
+    """Steps without a time: their device events were lost."""
+    included_seconds: float
+    """Duration of the included steps."""
+    stage_seconds: Mapping[str, float]
+    """Seconds of each stage in the included steps; empty if unknown."""
+    other_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of parts of the stage `other` that TRL's trainers name: generation, rewards."""
+    span_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Time outside of steps, by kind."""
+    span_counts: Mapping[str, int] = field(default_factory=dict)
+    """Number of evaluations and checkpoints."""
+    wall_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of each part of the fit's wall time: startup, first_step, flop_counting, steps, evaluation, checkpoint,
+    own_work, other. They sum to it."""
+    samples: int | None
+    """Samples of all steps of this attempt, like `tokens`."""
+    tokens: int | None
+    included_samples: int | None
+    """Samples of the included steps, like the next two fields; used for rates."""
+    included_tokens: int | None
+    included_useful_tokens: int | None
+    model_flops: int | None = None
+    """FLOPs of the included steps whose FLOPs are known, on this rank; like the next two fields."""
+    hardware_flops: int | None = None
+    flops_seconds: float | None = None
+    flops_steps: int = 0
+    """Number of included steps whose FLOPs are known."""
+    flops_source: str | None = None
+    """Sources of the FLOPs: "counted", "scaled", "fake-tensor copy", "closed form", or several of these."""
+    flops_checked_step: int | None = None
+    """Last step whose work was found equal to that of an earlier one. None: FLOPs rest on one count of each work."""
+    flops_unknown: str | None = None
+    """Reason that FLOPs are known of fewer steps than are included. None: all are known, or FLOPs are off."""
+    mfu_unknown: str | None = None
+    """Reason that MFU is unknown although FLOPs are known."""
+    flops_coverage: float | None = None
+    """Coverage of the last count, as in `Flops`, like `flops_lower_bound`."""
+    flops_lower_bound: bool = False
+    flops_uncounted: tuple[str, ...] = ()
+    """Names of `Flops.uncounted` in the last count."""
+    unmasked_share: float | None = None
+    """Share of the executed FLOPs that is not masked attention, as in `Flops.masked_flops`. None: no kernel was told of
+    a causal mask, or counts differ."""
+    flops_dtype: str | None = None
+    """Number format that carries most FLOPs. The peak is that of one device in this format."""
+    peak_flops_per_second: float | None = None
+    peak_source: str | None = None
+    peak_measured: bool = False
+    total_samples: int | None
+    """Samples of all attempts so far, as counted by the checkpoints between them, like `total_tokens`."""
+    total_tokens: int | None
+    gc_collections: tuple[int, ...] | None
+    """Number of collections by generation. None in this field and the next four: collections are not timed."""
+    gc_seconds: float | None
+    """Seconds of all collections; `gc_longest` is the longest one."""
+    gc_longest: float | None
+    gc_scheduled_seconds: float | None = None
+    """Seconds of the collections by the checklist's schedule. The other collections are the program's."""
+    gc_startup_seconds: float | None = None
+    """Seconds of the checklist's first full collection. It happens once and is in none of the fields above."""
+    proofs: Mapping[str, str] = field(default_factory=dict)
+    """Verdicts on the checklist items that were on trial."""
+    findings: tuple[Finding, ...] = ()
+    """Causes that limit the run, the one that costs most first. Empty: nothing is wrong, or too little is known."""
+    failure: str | None = None
+    """Reason that measuring stopped early."""
+    stalls: int = 0
+    """Number of stalls on this rank."""
+    stall_seconds: float = 0.0
+    """Seconds without a step in these stalls."""
+    memory_gb: Mapping[str, float] = field(default_factory=dict)
+    """Memory by part, as far as it is known: the fields of `Memory` without `_gb`."""
+    resident_gb_per_hour: float | None = None
+    """Slope of the resident memory of this rank and its children; None: too few `use` records."""
+    compared_steps: int = 0
+    """Steps in which stragglers were looked for, on rank 0. The next fields cover these steps."""
+    compared_seconds: float = 0.0
+    compared_model: bool = True
+    """False: ranks wait for each other within the model, so only time outside of forward and backward was compared."""
+    straggler_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Seconds that the job lost to stragglers, by cause as in `Straggler`."""
+    stragglers: tuple[tuple[int, str, float, int], ...] = ()
+    """The costliest ones: rank, cause, seconds, and number of steps in which it happened."""
+    slowdown: float | None = None
+    """Duration of these steps over the one that they would have if every rank were as fast as a usual one. None:
+    unknown, or there is one rank."""
+    backward_waiting: float | None = None
+    """Part of the backward after the gradient that usually comes last, from 0 to 1. This rank waited for the others in
+    at most this part. None: unknown."""
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs per second divided by the peak, from 0 to 1."""
+        return self._of_peak(self.model_flops)
+
+    @property
+    def hfu(self) -> float | None:
+        """Executed FLOPs per second divided by the peak, from 0 to 1."""
+        return self._of_peak(self.hardware_flops)
+
+    @property
+    def hfu_causal(self) -> float | None:
+        """HFU without the masked part of causal attention, which kernels skip. None as in `unmasked_share`."""
+        return None if self.hfu is None or self.unmasked_share is None else self.hfu * self.unmasked_share
+
+    def _of_peak(self, flops: int | None) -> float | None:
+        if flops is None or not self.flops_seconds or not self.peak_flops_per_second:
+            return None
+        return flops / self.flops_seconds / self.peak_flops_per_second
+
+    @property
+    def step_time(self) -> float | None:
+        """Seconds per included step."""
+        return self.included_seconds / self.included_steps if self.included_steps else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stall:
+    """A rank whose steps have stopped ending, as it was when this was noticed."""
+
+    step: int
+    """Number of the last step that ended."""
+    rank: int
+    stage: str
+    """Stage that the training thread is in: "data", "forward", "backward", "optimizer", "other", "evaluation" or
+    "checkpoint"."""
+    since_seconds: float
+    """Time in this stage."""
+    stack: tuple[str, ...] = ()
+    """Python stack of the training thread, `file:line function`, innermost last."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Straggler:
+    """A rank that the others waited for. In rank 0's journal."""
+
+    step: int
+    rank: int
+    cause: str
+    """One of gc, data, steal (waiting for a CPU), device, host."""
+    seconds_lost: float
+    """Time by which the step, or these steps, would have been shorter without the cause."""
+    steps: int = 1
+    """Number of steps up to `step` in which it happened; more than 1 for a rank that is slow for long."""
+
+
+Record = (
+    Run | Checklist | Steps | Row | Gc | Span | Flops | Finding | Window | Summary | Stall | Straggler | Use | Memory
+)

@@ -1,0 +1,1 @@
+"""Settings: of the code, of a file, of the environment."""

@@ -1,0 +1,211 @@
+"""Settings of a user, checked once, with errors in plain words."""
+
+import re
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+
+class ConfigError(ValueError):
+    """A setting is not legal. The message says what, got, wanted."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
+
+
+def printable(text: str) -> str:
+    r"""Escape what is no printable character: a terminal obeys some of them.
+
+    >>> print(printable("PERF_CALLBACKS_" + chr(27) + "[2J"))
+    PERF_CALLBACKS_\x1b[2J
+    """
+    return "".join([one if one.isprintable() else one.encode("unicode_escape").decode() for one in text])
+
+
+def kind(value: object) -> str:
+    """Return a noun for a value of the wrong type.
+
+    >>> kind({}), kind(dict)
+    ('a dict', 'the class dict')
+    """
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PerfConfig:
+    """Settings of all integrations.
+
+    Each field can also be set from outside as `PERF_CALLBACKS_<FIELD>`, which overrides the code.
+
+    >>> PerfConfig(gc="observe").gc
+    'observe'
+    >>> PerfConfig(gc="sinc")
+    Traceback (most recent call last):
+        ...
+    perf_callbacks.kernel.settings.config.ConfigError: gc: got 'sinc', wanted one of sync, freeze, observe, off.
+    """
+
+    enabled: bool = True
+    """Measure at all. False leaves the callback in place without any effect."""
+    flops: Literal["count", "estimate", "off"] = "count"
+    """Source of the FLOPs of a step: count them, estimate them without running anything, or leave them out."""
+    peak_tflops: str | None = None
+    """Dense peak of the device, "989.5" or by dtype "bf16=989.5,fp32=67". None: the table of known devices."""
+    measure_peak: Literal["auto", "on", "off"] = "auto"
+    """Measure the peak with matmuls. auto: on a CPU and on devices that are not in the table."""
+    checklist: Literal["on", "prove", "off"] = "on"
+    """Apply the startup checklist, apply it and keep only what measurably pays, or leave it out."""
+    skip: str = ""
+    """Checklist items to leave out, by slug, comma-separated."""
+    gc: Literal["sync", "freeze", "observe", "off"] = "sync"
+    """Collect garbage on all ranks at the same step, freeze long-lived objects, only time collections, or not even
+    that."""
+    gc_interval: int = 100
+    """Optimizer steps between young collections."""
+    affinity: Literal["auto", "node", "socket", "exclusive", "off"] = "auto"
+    """Bind a rank to the CPUs of its GPU's NUMA node, of its socket, or to cores of its own. auto: as node, if enough
+    CPUs remain for the loaders' workers."""
+    loaders: Literal["apply", "advise", "off"] = "apply"
+    """Pin memory and copy without blocking where that pays, or only advise it."""
+    exchange: Literal["on", "off"] = "on"
+    """Let the ranks of a job tell each other what they did: for rates of the whole job, for the rank that others wait
+    for, and for collections at the same step. Rank 0's setting holds for all ranks."""
+    stragglers: Literal["on", "off"] = "on"
+    """Add times of each step to what ranks tell each other, to find slow ranks. Rank 0's setting holds for all
+    ranks."""
+    window: int = 50
+    """Optimizer steps between two exchanges."""
+    stall_after: str = "auto"
+    """Seconds without a step after which a stall is reported, such as "120", or "off". auto: 60 seconds, or 20 median
+    steps if that is more. Evaluations, checkpoints and the first three steps may take ten times as long."""
+    metrics: Literal["main", "all"] = "all"
+    """Metrics that loggers get: the five of the console, or all."""
+    console: Literal["main", "all", "off"] = "main"
+    """Metrics that the framework's console and progress bar show: step time, data time, tokens or samples per second,
+    TFLOPS and MFU; all that loggers get; or none."""
+    journal: bool = True
+    """Write `<output_dir>/perf_callbacks/rank<k>.jsonl`."""
+    report: bool = False
+    """Write `<output_dir>/perf_callbacks/report.html` when training ends."""
+    output_dir: str | None = None
+    """Directory of the journal and the report. None: the trainer's output directory, in Lightning that of rank 0's
+    logger, else the working directory."""
+    max_journal_mb: int = 256
+    """Size of one rank's journal beyond which steps and short pauses are no longer written."""
+    baseline: str | None = None
+    """Baseline to scale against: a journal directory, or samples/s per device."""
+    profile: str = "off"
+    """Profile some steps: "20:3" is three steps from step 20 on."""
+    nvtx: bool = False
+    """Mark the stages as NVTX ranges."""
+    memory_snapshot: bool = False
+    """Write a memory snapshot when memory runs out."""
+    anomaly_capture: bool = False
+    """Profile the step after an unusual one."""
+
+    def __post_init__(self) -> None:
+        for name in ("peak_tflops", "stall_after"):
+            value: Any = getattr(self, name)
+            if type(value) in {int, float} and not is_huge(
+                value
+            ):  # an annotation that says so is refused by transformers' argument parser
+                text = format(value, ".15g")
+                object.__setattr__(self, name, text if rules()[name].allows(text) else value)
+        for name, rule in rules().items():
+            value = getattr(self, name)
+            if not rule.allows(value):
+                raise ConfigError(f"{name}: got {shown(value)}, wanted {rule.wanted}.")
+
+
+def shown(value: object) -> str:
+    """Render a value for a sentence, and cut long values off."""
+    text = f"a number of {MOST_DIGITS + 1} digits or more" if is_huge(value) else repr(value)
+    return text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "…"
+
+
+def is_huge(value: object) -> bool:
+    """Tell if a value is a whole number too long to be written."""
+    return isinstance(value, int) and abs(value) >= 10**MOST_DIGITS
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Values that one field accepts, derived from its annotation."""
+
+    kind: Literal["choice", "flag", "count", "text"]
+    wanted: str
+    choices: tuple[str, ...] = ()
+    optional: bool = False
+    pattern: str | None = None
+
+    def allows(self, value: object) -> bool:
+        """Tell if a Python value is legal for the field."""
+        if self.kind == "flag":
+            return isinstance(value, bool)
+        if self.kind == "count":
+            return isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 10**MOST_DIGITS
+        if value is None:
+            return self.optional
+        if not isinstance(value, str):
+            return False
+        if self.kind == "choice":
+            return value in self.choices
+        return self.pattern is None or re.fullmatch(self.pattern, value) is not None
+
+    def parse(self, text: str) -> object:
+        """Parse a string from the environment; return the string itself if it has no value."""
+        word = text.strip()
+        if self.kind == "flag":
+            return FLAGS.get(word.lower(), word)
+        if self.kind == "count":
+            return int(word) if word.isdecimal() and len(word) <= MOST_DIGITS else word
+        if self.optional and word.lower() in {"", "none"}:
+            return None
+        return word
+
+
+MOST_SHOWN = 200
+"""Characters of a value that a sentence shows."""
+
+MOST_DIGITS = 18
+"""Digits of a whole number: Python reads no more than 4,300, and a clock or a file knows fewer still."""
+
+ITEMS = ("gc", "loaders", "affinity")
+"""Slugs of the checklist's items."""
+
+FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+"""Spellings of true and false in the environment."""
+
+_NUMBER = r"(?=[\d.]*[1-9])\d+(\.\d+)?"
+_DTYPE = "(bf16|fp16|half|tf32|fp32|fp64|fp8|bfloat16|float(8|16|32|64)|tfloat32)"
+_ITEMS = r" *({0})?( *, *({0})?)* *".format("|".join(ITEMS))
+_PATTERNS = {
+    "peak_tflops": (
+        rf"{_NUMBER}|{_DTYPE}={_NUMBER}(,{_DTYPE}={_NUMBER})*",
+        'TFLOPS above 0 such as "989.5" or "bf16=989.5,fp32=67", or None',
+    ),
+    "stall_after": (rf"auto|off|{_NUMBER}", 'auto, off, or seconds above 0 such as "120"'),
+    "profile": (r"off|\d+:[1-9]\d*", '"off", or first step and number of steps such as "20:3"'),
+    "skip": (_ITEMS, f"checklist items separated by commas: {', '.join(ITEMS)}"),
+}
+
+
+def rules() -> dict[str, Rule]:
+    """Return the rule of each field, in the order of the fields."""
+    if not _RULES:
+        hints = get_type_hints(PerfConfig)
+        _RULES.update((field.name, _rule(field.name, hints[field.name])) for field in fields(PerfConfig))
+    return _RULES
+
+
+_RULES: dict[str, Rule] = {}
+
+
+def _rule(name: str, hint: object) -> Rule:
+    if get_origin(hint) is Literal:
+        return Rule("choice", "one of " + ", ".join(get_args(hint)), choices=get_args(hint))
+    if hint is bool:
+        return Rule("flag", "true or false")
+    if hint is int:
+        return Rule("count", "a whole number from 1 on")
+    pattern, wanted = _PATTERNS.get(name, (None, "text or None"))
+    return Rule("text", wanted, optional=hint is not str, pattern=pattern)

@@ -1,0 +1,124 @@
+"""Files of settings, in YAML or JSON.
+
+Nodes are composed and never constructed, so a tag can't run code and an alias is not expanded. A value is the text that
+the file holds, read by the same rules as an environment variable: YAML's own `off` would be False.
+"""
+
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from perf_callbacks.kernel.settings.config import ConfigError, PerfConfig
+from perf_callbacks.kernel.settings.in_force import FILE, Entry, Settings, resolve, switched_off
+
+LIMIT = 100_000
+"""Bytes of a file, which PyYAML composes in about a second. Its aliases expand it to ten times as many characters."""
+
+Node = Any
+"""A node of PyYAML, which has no types."""
+
+
+def in_force(config: PerfConfig | None, environ: Mapping[str, str]) -> Settings:
+    """Override a configuration by the file that `PERF_CALLBACKS_CONFIG` names, and both by the environment."""
+    return resolve(config, environ, named(environ))
+
+
+def named(environ: Mapping[str, str]) -> tuple[Entry, ...]:
+    """Read the file that `PERF_CALLBACKS_CONFIG` names."""
+    name = environ.get(FILE)
+    if not name or switched_off(environ):
+        return ()
+    path = Path(name)
+    try:
+        root = compose(path, read(path))
+        return () if root is None else entries(root, name)
+    except ConfigError as error:
+        raise ConfigError(f"{FILE}: {error}") from None
+
+
+def read(path: Path) -> str:
+    """Read a file, its line ends as they are. Raises `ConfigError` for all that is no small text file."""
+    try:
+        regular = stat.S_ISREG(path.stat().st_mode)
+        content = b""
+        if regular:  # reading a pipe could wait for ever
+            with path.open("rb") as file:
+                content = file.read(LIMIT + 1)
+        text = content.decode() if len(content) <= LIMIT else ""
+    except FileNotFoundError:
+        place = "" if path.is_absolute() else f" in {Path.cwd()}"
+        raise ConfigError(f"{path}: there is no such file{place}.") from None
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror or error}.") from None
+    except ValueError as error:  # bytes that aren't UTF-8, a NUL in the path
+        raise ConfigError(f"{str(path)!r} can't be read: {error}.") from None
+    if not regular:
+        raise ConfigError(f"{path} is not a file.")
+    if len(content) > LIMIT:
+        raise ConfigError(f"{path} is larger than {LIMIT:,} bytes.")
+    return text
+
+
+def compose(path: Path, text: str) -> Node | None:
+    """Return the root of a file's nodes, a mapping. None: the file is empty."""
+    import yaml  # noqa: PLC0415 only for those who use a file
+
+    try:
+        # In JSON a tab is white space, and nothing else; YAML does without.
+        root = yaml.compose(text.replace("\t", " ") if path.suffix == ".json" else text, Loader=yaml.SafeLoader)
+        size = 0 if root is None else _size(root, {})
+    except yaml.YAMLError as error:
+        raise ConfigError(_syntax(path, error)) from None
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deeply.") from None
+    if size > 10 * LIMIT:
+        raise ConfigError(f"{path} expands to more than {10 * LIMIT:,} characters.")
+    if root is None or root.tag.endswith(":null"):
+        return None
+    if root.id != "mapping":
+        raise ConfigError(f"{path}, line {line(root)}: got a {root.id}, wanted fields with values, such as window: 20.")
+    return root
+
+
+def entries(mapping: Node, name: str) -> tuple[Entry, ...]:
+    """Return the fields that a mapping sets. `name` is the file's."""
+    found: dict[str, Entry] = {}
+    for key, value in mapping.value:
+        where = f"{name}, line {line(key)}"
+        for node in (key, value):
+            if not node.tag.startswith("tag:yaml.org,2002:") or "/" in node.tag:
+                raise ConfigError(f"{where}: the tag {node.tag} is not allowed.")
+        if key.id != "scalar" or value.id != "scalar":
+            raise ConfigError(f"{where}: got a {(key if key.id != 'scalar' else value).id}, wanted a single value.")
+        if key.value in found:
+            raise ConfigError(f"{where}: {key.value} is set a second time.")
+        if "\0" in value.value:
+            raise ConfigError(f"{where}: {key.value}: a NUL character is not allowed.")
+        text = "" if value.tag.endswith(":null") else value.value
+        found[key.value] = Entry(key.value, text, where)
+    return tuple(found.values())
+
+
+def line(node: Node) -> int:
+    """Return the line of a node, counted from 1."""
+    return int(node.start_mark.line) + 1
+
+
+def _size(node: Node, sizes: dict[int, float]) -> float:
+    """Count the characters of a node with all aliases expanded; infinite for an alias inside of its own anchor."""
+    if id(node) not in sizes:
+        sizes[id(node)] = float("inf")
+        if node.id == "scalar":
+            sizes[id(node)] = len(node.value)
+        else:
+            parts = node.value if node.id == "sequence" else [part for pair in node.value for part in pair]
+            sizes[id(node)] = 1 + sum([_size(part, sizes) for part in parts])
+    return sizes[id(node)]
+
+
+def _syntax(path: Path, error: Any) -> str:
+    mark = getattr(error, "problem_mark", None)
+    place = f"{path}, line {mark.line + 1}" if mark is not None else f"{path}"
+    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    return f"{place} is not valid YAML: {problem}."

@@ -1,0 +1,158 @@
+"""Settings in force: those of the code, overridden by a file and by the environment."""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from perf_callbacks.kernel.settings.config import FLAGS, ConfigError, PerfConfig, printable, rules, shown
+
+SWITCH = "PERF_CALLBACKS"
+PREFIX = "PERF_CALLBACKS_"
+
+FILE = "PERF_CALLBACKS_CONFIG"
+"""Variable that names a file of settings."""
+
+SECTION = "PERF_CALLBACKS_SECTION"
+"""Variable that lists the fields whose variables `perf-callbacks launch` has set, from accelerate's config."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One field as a file sets it."""
+
+    name: str
+    text: str
+    """The value as written; empty for YAML's null."""
+    where: str
+    """File and line."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """Settings in force, and where they came from."""
+
+    config: PerfConfig
+    """Settings in force."""
+    from_env: tuple[str, ...]
+    """The fields that the environment set."""
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Origin of each field that is set from outside: a variable, or a place in a file."""
+    remarks: tuple[str, ...]
+    """Sentences for the log: variables without a meaning, fields of features that are not built yet."""
+
+    @property
+    def from_file(self) -> dict[str, str]:
+        """The fields that a file set, each with the place in the file."""
+        return {name: origin for name, origin in self.origins.items() if name not in self.from_env}
+
+
+def resolve(config: PerfConfig | None, environ: Mapping[str, str], entries: Iterable[Entry] = ()) -> Settings:
+    """Override a configuration by the entries of a file, and both by the environment.
+
+    >>> resolve(PerfConfig(window=10), {"PERF_CALLBACKS_WINDOW": "20"}).config.window
+    20
+    >>> resolve(None, {}, [Entry("window", "30", "perf.yaml, line 1")]).from_file
+    {'window': 'perf.yaml, line 1'}
+    >>> resolve(None, {"PERF_CALLBACKS": "0"}).config.enabled
+    False
+    """
+    config = config or PerfConfig()
+    if switched_off(environ):
+        off = replace(config, enabled=False)
+        return Settings(config=off, from_env=("enabled",), origins={"enabled": SWITCH}, remarks=())
+    entries = tuple(entries)
+    values: dict[str, Any] = parse(entries)
+    found = [name for name in rules() if variable(name) in environ]
+    values |= {name: _value(name, environ[variable(name)], variable(name)) for name in found}
+    handed = environ.get(SECTION, "").split(",")
+    from_env = tuple(name for name in found if name not in handed)
+    origins = {name: variable(name) for name in from_env}
+    origins |= {entry.name: entry.where for entry in entries if entry.name not in found}
+    origins |= {name: "accelerate's config" for name in found if name in handed}
+    config = replace(config, **values)
+    return Settings(
+        config=config,
+        from_env=from_env,
+        origins=origins,
+        remarks=_strangers(environ) + unbuilt(config),
+    )
+
+
+def switched_off(environ: Mapping[str, str]) -> bool:
+    """Tell if `PERF_CALLBACKS=0` turns everything off."""
+    switch = environ.get(SWITCH, "").strip().lower()
+    if switch and switch not in FLAGS:
+        raise ConfigError(f"{SWITCH}: got {shown(environ[SWITCH])}, wanted 0 or 1.")
+    return bool(switch) and not FLAGS[switch]
+
+
+def variable(name: str) -> str:
+    """Return the variable of a field."""
+    return PREFIX + name.upper()
+
+
+def parse(entries: Iterable[Entry]) -> dict[str, Any]:
+    """Return the values of a file's entries.
+
+    >>> parse([Entry("windwo", "20", "perf.yaml, line 3")])
+    Traceback (most recent call last):
+        ...
+    perf_callbacks.kernel.settings.config.ConfigError: perf.yaml, line 3: there is no field 'windwo'; did \
+you mean window?
+    """
+    values: dict[str, Any] = {}
+    for entry in entries:
+        if entry.name not in rules():
+            question = _question(entry.name, [*rules()])
+            raise ConfigError(f"{entry.where}: there is no field {entry.name!r}{question}")
+        values[entry.name] = _value(entry.name, entry.text, f"{entry.where}: {entry.name}")
+    return values
+
+
+def _value(name: str, text: str, where: str) -> object:
+    rule = rules()[name]
+    value = rule.parse(text)
+    if not rule.allows(value):
+        raise ConfigError(f"{where}: got {shown(text)}, wanted {rule.wanted}.")
+    return value
+
+
+_LIKE = re.compile(r"PERF_?CALLBACKS?(_|$)")
+"""Names that are easily written for the switch, or for one with the prefix."""
+
+
+def _strangers(environ: Mapping[str, str]) -> tuple[str, ...]:
+    known = [*map(variable, rules()), FILE, SECTION, SWITCH]
+    similar = [name for name in environ if name.startswith(PREFIX) or _LIKE.match(name)]
+    names = sorted(name for name in similar if name not in known)
+    return tuple(f"{printable(name)} means nothing here{_question(name, known)}" for name in names)
+
+
+def _question(name: str, known: list[str]) -> str:
+    nearest = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {nearest[0]}?" if nearest else "."
+
+
+NOT_BUILT = frozenset(
+    {
+        "baseline",
+        "profile",
+        "nvtx",
+        "memory_snapshot",
+        "anomaly_capture",
+    }
+)
+"""Fields that are checked and have no effect yet."""
+
+
+def unbuilt(config: PerfConfig) -> tuple[str, ...]:
+    """Return a sentence for each field that is set although its feature does not exist yet.
+
+    >>> unbuilt(PerfConfig(nvtx=True))
+    ('nvtx=True is not built yet and has no effect.',)
+    """
+    default = asdict(PerfConfig())
+    chosen = {name: value for name, value in asdict(config).items() if value != default[name]}
+    return tuple(f"{name}={chosen[name]!r} is not built yet and has no effect." for name in chosen if name in NOT_BUILT)

@@ -1,0 +1,232 @@
+"""The section `perf_callbacks` of accelerate's config file.
+
+Editing replaces characters within the section and nothing else, so that the rest of the file, comments too, stays as
+its owner wrote it. The edited text is read again before it is written.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+from perf_callbacks.kernel.settings import config_file
+from perf_callbacks.kernel.settings.config import ConfigError
+from perf_callbacks.kernel.settings.config_file import Node
+from perf_callbacks.kernel.settings.in_force import FILE, SECTION, Entry, parse, variable
+
+KEY = "perf_callbacks"
+
+
+@dataclass(frozen=True, slots=True)
+class AccelerateConfig:
+    """A config file, and its section."""
+
+    path: Path
+    text: str
+    root: Node | None
+    """None: the file is empty."""
+    key: Node | None
+    section: Node | None
+    """The value of the key. None: the file has no section."""
+    entries: tuple[Entry, ...]
+    """The fields that the section sets."""
+
+
+def default_path(environ: Mapping[str, str]) -> Path | None:
+    """Return the path of the config that accelerate reads by default, without the seconds that importing it takes.
+
+    None: there is no home directory.
+    """
+    cache = Path(environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
+    try:
+        return Path(environ.get("HF_HOME", cache)).expanduser() / "accelerate" / "default_config.yaml"
+    except RuntimeError as error:
+        let_pass(error)
+        return None
+
+
+def load(path: Path) -> AccelerateConfig:
+    """Read a file."""
+    return _composed(path, config_file.read(path))
+
+
+def _composed(path: Path, text: str) -> AccelerateConfig:
+    root = config_file.compose(path, text)
+    pairs = [pair for pair in root.value if pair[0].value == KEY] if root is not None else []
+    if not pairs:
+        return AccelerateConfig(path, text, root, None, None, ())
+    key, section = pairs[-1]
+    where = f"{path}, line {config_file.line(key)}"
+    if len(pairs) > 1:
+        raise ConfigError(f"{where}: {KEY} is set a second time.")
+    if section.id != "mapping" and not section.tag.endswith(":null"):
+        raise ConfigError(f"{where}: {KEY}: got a {section.id}, wanted fields with values.")
+    entries = config_file.entries(section, f"{path}") if section.id == "mapping" else ()
+    return AccelerateConfig(path, text, root, key, section, entries)
+
+
+def exports(section: tuple[Entry, ...], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables for all ranks: fields of the section that nothing with more weight sets."""
+    settings = config_file.in_force(None, environ)  # a bad value is found here, and not by every rank
+    parse(section)
+    texts = {entry.name: entry.text for entry in section if entry.name not in settings.origins}
+    variables = {variable(name): text for name, text in texts.items()}
+    if texts:
+        variables[SECTION] = ",".join(texts)
+    if environ.get(FILE):  # a script may change its directory
+        variables[FILE] = str(Path(environ[FILE]).resolve())
+    return variables
+
+
+def without_section(config: AccelerateConfig) -> dict[str, Any]:
+    """Return all of the file but the section, as accelerate would read it."""
+    import yaml  # noqa: PLC0415 only for those who use a file
+
+    try:
+        content = json.loads(config.text) if config.path.suffix == ".json" else yaml.safe_load(config.text) or {}
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{config.path} can't be read: {' '.join(str(error).split())}.") from None
+    return {key: value for key, value in content.items() if key != KEY}
+
+
+def edited(config: AccelerateConfig, values: Mapping[str, object], unset: Collection[str] = ()) -> str:
+    """Return the text with fields set and others removed. Raises `ConfigError` if the section would not be legal."""
+    known = {entry.name: entry.text for entry in config.entries}
+    for name in unset:
+        if name not in known:
+            raise ConfigError(f"{config.path} doesn't set {name}.")
+    wanted = {name: text for name, text in known.items() if name not in unset}
+    wanted |= {name: _text(value) for name, value in values.items()}
+    if config.root is not None and config.root.flow_style:
+        line = f'"{KEY}": {json.dumps(wanted)}'
+        raise ConfigError(f"{config.path} is written in braces, as JSON, and is not edited. Write into it: {line}")
+    text = config.text
+    newline = "\r\n" if "\r\n" in text else "\n"
+    for start, end, new in sorted(_edits(config, values, unset), reverse=True):
+        text = text[:start] + new.replace("\n", newline) + text[end:]
+    _check(config, text, wanted)
+    return text
+
+
+def _edits(
+    config: AccelerateConfig, values: Mapping[str, object], unset: Collection[str]
+) -> list[tuple[int, int, str]]:
+    """Return what to replace: from, to, by."""
+    text, section = config.text, config.section
+    sources = {name: _scalar(value) for name, value in values.items()}
+    if section is None:
+        at = len(text) if config.root is None else config.root.end_mark.index
+        return [(at, at, _new_line(text, at) + f"{KEY}:\n" + _block(sources, 2))] if sources else []
+    if section.id != "mapping":  # `perf_callbacks:` or `perf_callbacks: ~`
+        new = ("\n" + _block(sources, 2)).rstrip("\n")
+        return [(section.start_mark.index, section.end_mark.index, new)]
+    if section.flow_style:
+        kept = {key.value: _source(text, value) for key, value in section.value if key.value not in unset} | sources
+        new = "{" + ", ".join(f"{name}: {source}" for name, source in kept.items()) + "}"
+        return [(section.start_mark.index, section.end_mark.index, new)]
+    nodes = {key.value: (key, value) for key, value in section.value}
+    last = _line_after(text, section.value[-1][1])
+    if not sources and {*nodes} == {*unset}:
+        return [(_line_begin(text, config.key), last, "")]
+    edits = [(_line_begin(text, nodes[name][0]), _line_after(text, nodes[name][1]), "") for name in unset]
+    added = {}
+    for name, source in sources.items():
+        if name not in nodes:
+            added[name] = source
+            continue
+        start, end = nodes[name][1].start_mark.index, nodes[name][1].end_mark.index
+        space = " " if text[start - 1] == ":" else ""
+        edits.append((start, end, space + source + ("\n" if text[start:end].endswith("\n") else "")))
+    if added:
+        edits.append((last, last, _new_line(text, last) + _block(added, section.value[0][0].start_mark.column)))
+    return edits
+
+
+def _check(config: AccelerateConfig, text: str, wanted: Mapping[str, str]) -> None:
+    """Read the edited text again: the section is as it should be, and the rest as it was."""
+    try:
+        new = _composed(config.path, text)
+    except ConfigError:
+        new = None
+    if new is None or _rest(new) != _rest(config) or {entry.name: entry.text for entry in new.entries} != wanted:
+        raise ConfigError(f"{config.path}: the section {KEY} is written in a way that can't be edited: do it by hand.")
+    parse(new.entries)
+
+
+def save(path: Path, text: str) -> None:
+    """Replace a file by another text at once, its mode and owner kept. Raises `ConfigError` if that can't be done."""
+    path = path.resolve()
+    try:
+        if not os.access(path, os.W_OK):
+            raise PermissionError(None, "it is write-protected")
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(descriptor)
+            with suppress(OSError, AttributeError):  # Windows has no owners
+                os.chown(name, path.stat().st_uid, path.stat().st_gid)
+            shutil.copymode(path, name)
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise ConfigError(f"{path} can't be written: {error.strerror or error}.") from None
+
+
+def _rest(config: AccelerateConfig) -> list[object]:
+    pairs = [] if config.root is None else config.root.value
+    return [(_plain(key), _plain(value)) for key, value in pairs if key.value != KEY]
+
+
+def _plain(node: Node) -> object:
+    if node.id == "scalar":
+        return node.tag, node.value
+    parts = node.value if node.id == "sequence" else [part for pair in node.value for part in pair]
+    return node.tag, [_plain(part) for part in parts]
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "" if value is None else str(value)
+
+
+def _scalar(value: object) -> str:
+    """Write a value as YAML, in quotes where it would be read as another type, between braces too."""
+    import yaml  # noqa: PLC0415 as above
+
+    written: str = yaml.safe_dump([value], default_flow_style=True, width=float("inf"), allow_unicode=True)
+    return written.strip()[1:-1]
+
+
+def _block(sources: Mapping[str, str], indent: int) -> str:
+    return "".join(f"{' ' * indent}{name}: {source}\n" for name, source in sources.items())
+
+
+def _source(text: str, node: Node) -> str:
+    return text[node.start_mark.index : node.end_mark.index]
+
+
+def _new_line(text: str, at: int) -> str:
+    return "" if at == 0 or text[at - 1] == "\n" else "\n"
+
+
+def _line_begin(text: str, node: Node) -> int:
+    return text.rfind("\n", 0, node.start_mark.index) + 1
+
+
+def _line_after(text: str, node: Node) -> int:
+    """Return where the line after a node begins."""
+    end: int = node.end_mark.index
+    if text[end - 1] == "\n":  # a block scalar ends there
+        return end
+    found = text.find("\n", end)
+    return len(text) if found < 0 else found + 1

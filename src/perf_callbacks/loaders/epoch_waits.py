@@ -1,0 +1,54 @@
+"""Waits for the first batch of each later epoch, in which a loader starts its workers again unless they persist."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from perf_callbacks.kernel.engine.observer import Observer
+from perf_callbacks.kernel.engine.stages import Stage
+from perf_callbacks.kernel.engine.steps import Step
+from perf_callbacks.kernel.fit.recorder import Recorder
+from perf_callbacks.kernel.records.fit_records import Gc
+
+
+class EpochWaits(Observer):
+    """Adds up the waits in the first step after each end of an epoch."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._epochs = 0
+        self._seconds = self._seconds_in_rows = 0.0
+        self._recorder = recorder
+        self._last: set[int] = set()
+        """Last steps of epochs whose next step is not measured yet."""
+
+    @property
+    def watching(self) -> bool:
+        """Wants to see steps after the end of an epoch."""
+        return bool(self._last)
+
+    def loader_left(self, *, exhausted: bool) -> None:
+        """Note the end of an epoch."""
+        if exhausted:
+            self.epoch_ended()
+
+    def epoch_ended(self) -> None:
+        """Note the end of an epoch."""
+        self._last.add(self._recorder.step)
+
+    def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:  # noqa: ARG002 waits alone matter
+        """Look for the first steps of epochs."""
+        for step in steps:
+            if step.number - 1 in self._last and step.seconds is not None:
+                self._epochs += 1
+                self._seconds += step.seconds[Stage.DATA]
+                self._seconds_in_rows += step.seconds[Stage.DATA] if step.excluded is None else 0.0
+        if steps:
+            self._last = {number for number in self._last if number >= steps[-1].number}
+
+    def facts(self) -> dict[str, Any]:
+        """Return the fields of `Facts` about these waits."""
+        steps = max(1, self._recorder.step - self._recorder.run.step)
+        return {
+            "epochs": self._epochs,
+            "epoch_wait_seconds": self._seconds / steps,
+            "epoch_wait_in_rows": self._seconds_in_rows / steps,
+        }

@@ -1,0 +1,245 @@
+"""Item `loaders`: batches in pinned memory, and copies to the device that the host doesn't wait for.
+
+A copy from memory that is not pinned always waits for the device. A copy from pinned memory waits unless it is told not
+to. The number and order of batches don't change.
+"""
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from perf_callbacks.kernel.engine.steps import NEVER
+from perf_callbacks.kernel.fit.environment import Environment
+from perf_callbacks.kernel.fit.item import ADVISED, ALREADY, NOT_APPLICABLE, SKIPPED, Applied, Fit
+from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+from perf_callbacks.kernel.process.patches import Patches
+from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist
+from perf_callbacks.kernel.settings.config import PerfConfig
+
+PINNING = frozenset({"cuda", "xpu"})
+"""Accelerators that copy from pinned memory by themselves."""
+
+MOST_PINNED = 0.1
+"""Share of the available memory that pinned batches may take. Pinned memory can't be swapped out."""
+
+
+class Loaders:
+    """The item `loaders`."""
+
+    slug = "loaders"
+
+    def decide(self, environment: Environment, config: PerfConfig) -> Checklist:
+        """Decide how batches get to the device."""
+        status, why = _status(environment, config)
+        before = ", ".join(part for part in (_PINS[environment.loaders_pin], _COPIES[environment.copies_go_on]) if part)
+        if status == ADVISED:
+            return Checklist(item=self.slug, status=status, before=before, after=_line(environment), why=why)
+        after = "pinned" if environment.copies_go_on is None else "pinned, copies go on by themselves"
+        return Checklist(
+            item=self.slug, status=status, before=before, after=after if status == APPLIED else None, why=why
+        )
+
+    def apply(self, fit: Fit) -> "Loading":
+        """Pin batches where possible, and don't wait for copies of pinned batches."""
+        return Loading(fit)
+
+
+_PINS = {True: "pinned", False: "not pinned", None: "pinned where a loader says so"}
+_COPIES = {True: "copies go on by themselves", False: "the host may wait for copies", None: ""}
+WHY = "a host that waits for copies can't run ahead of its device"
+
+
+def _status(environment: Environment, config: PerfConfig) -> tuple[str, str]:
+    if config.loaders == "off":
+        return SKIPPED, "loaders=off"
+    if environment.accelerator is None:
+        return NOT_APPLICABLE, "there is no accelerator to copy to"
+    if environment.accelerator not in PINNING:
+        return NOT_APPLICABLE, f"{environment.accelerator} does not copy from pinned memory"
+    if environment.loaders_pin is False:
+        return SKIPPED, "whoever configured the trainer wants nothing pinned"
+    if environment.loaders_pin and environment.copies_go_on is not False:
+        return ALREADY, WHY
+    return (ADVISED if config.loaders == "advise" else APPLIED), WHY
+
+
+def _line(environment: Environment) -> str:
+    """Render the options that the user would set."""
+    pin = "" if environment.loaders_pin else "DataLoader(..., pin_memory=True)"
+    copies = "" if environment.copies_go_on is not False else "non_blocking=True for the trainer's copies"
+    return ", ".join(part for part in (pin, copies) if part)
+
+
+class First:
+    """First batch that is about to be copied: whether it is pinned, and its size."""
+
+    def __init__(self) -> None:
+        self.kind: str | None = None
+        self.pinned = False
+        self.bytes = 0
+
+    def see(self, batch: object) -> None:
+        """Note a batch that is about to be copied."""
+        if self.kind is not None:
+            return
+        tensors = [*_tensors(batch)]
+        self.pinned = bool(tensors) and tensors[0].is_pinned()
+        self.bytes = sum([tensor.nbytes for tensor in tensors])
+        self.kind = type(batch).__name__
+
+
+class Copies:
+    """Switch: copies of pinned batches are asynchronous or not."""
+
+    def __init__(self) -> None:
+        self.go_on = True
+
+
+class Loading(Applied):
+    """Pins, and copies asynchronously, until it is closed. Only copies go on trial; running loaders go on pinning."""
+
+    slug = Loaders.slug
+
+    def __init__(self, fit: Fit) -> None:
+        super().__init__()
+        self._patches = Patches()
+        self._undo = weakref.finalize(self, self._patches.restore)  # holds no reference to this object
+        self._seams = Patches()
+        """Changes to objects that live as long as the fit."""
+        self._room = None
+        if fit.environment.memory_available is not None:
+            self._room = MOST_PINNED * fit.environment.memory_available / fit.environment.local_world_size
+        self._first, self._copies = First(), Copies()
+        self._copied = fit.batches.copy is not None and not fit.environment.copies_go_on
+        self._held: list[int] = []
+        self._due, self._patience = 0, 1
+        batches = fit.batches
+        if fit.environment.loaders_pin is None:
+            pin = functools.partial(_pin, self._patches, self._held)
+            for loader in batches.loaders:
+                pin(loader)
+            if batches.process is not None:
+                self._seams.replace(*batches.process, functools.partial(_processing, pin))
+        if batches.first is not None:
+            self._seams.replace(*batches.first, functools.partial(_seeing, self._first))
+        if batches.copy is not None:
+            self._patches.replace(*batches.copy, functools.partial(_copying, self._first, self._copies))
+
+    def step_ended(self, step: int) -> None:
+        """After the first batch it is known whether it was worth it. Where none is seen it is looked for ever rarer."""
+        if step < self._due:
+            return
+        if self._first.kind is None:
+            self._due, self._patience = step + self._patience, 2 * self._patience
+            return
+        self._due = NEVER
+        needed = self._first.bytes * max(self._held, default=0)
+        if not self._first.pinned:
+            self.closed()
+            self._say(NOT_APPLICABLE, f"batches that are a {self._first.kind} did not get pinned")
+        elif self._room is not None and needed > self._room:
+            self.closed()
+            self._say(SKIPPED, f"pinned batches would take {needed / 1e6:,.0f} MB of {self._room / 1e6:,.0f} to spare")
+
+    @property
+    def turns(self) -> bool:
+        """Tell if a trial is possible."""
+        return self._copied and self._undo.alive
+
+    def hold(self) -> None:
+        """Make copies synchronous until the trial."""
+        self._copies.go_on = False
+
+    def turn(self, step: int, *, done: bool) -> None:  # noqa: ARG002 it is the shape of all
+        """Make copies asynchronous or synchronous for a turn."""
+        self._copies.go_on = done
+
+    def keep(self, step: int) -> None:  # noqa: ARG002 it is the shape of all
+        """Keep copies asynchronous for good: it pays."""
+        self._copies.go_on = True
+
+    def leave(self, step: int) -> None:  # noqa: ARG002 it is the shape of all
+        """Make copies synchronous: it doesn't pay. Pinning was not on trial and stays."""
+        self._copies.go_on = False
+
+    def closed(self) -> None:
+        """Loaders and copies are as they were found. Twice is once."""
+        self._due = NEVER
+        self._seams.restore()
+        self._undo()
+
+
+def _pin(patches: Patches, held: list[int], loader: Any) -> None:
+    """Make a loader pin its batches, unless it is already running. A loader that pins already is not changed."""
+    loader = getattr(loader, "base_dataloader", loader)  # accelerate wraps it
+    if isinstance(loader, DataLoader) and not loader.pin_memory and loader._iterator is None:  # noqa: SLF001
+        patches.add(functools.partial(_unpin, weakref.ref(loader), loader.pin_memory))
+        loader.pin_memory = True
+        held.append((loader.prefetch_factor or 0) * loader.num_workers + 2)
+
+
+def _unpin(reference: "weakref.ref[DataLoader[Any]]", before: bool) -> None:  # noqa: FBT001 the loader's own value
+    loader = reference()
+    if loader is not None and loader.pin_memory is True:
+        loader.pin_memory = before
+
+
+def _processing(pin: Callable[[Any], None], inner: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the function that prepares a loader for a trainer."""
+
+    @functools.wraps(inner)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        loader = inner(*args, **kwargs)
+        with suppress(Exception):  # then it is not pinned, as the first batch shows
+            pin(loader)
+        return loader
+
+    return call
+
+
+def _seeing(first: First, inner: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the function that gets a batch before it is copied."""
+
+    @functools.wraps(inner)
+    def call(batch: Any, *args: Any, **kwargs: Any) -> Any:
+        if first.kind is None:
+            try:
+                first.see(batch)
+            except Exception as error:  # noqa: BLE001 a batch may be anything
+                let_pass(error)
+                first.kind = type(batch).__name__
+        return inner(batch, *args, **kwargs)
+
+    return call
+
+
+def _copying(first: First, copies: Copies, inner: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the function that copies a batch, also for a loader that forgot its configuration."""
+
+    @functools.wraps(inner)
+    def call(batch: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            first.see(batch)
+            pinned = copies.go_on and not args and next(_tensors(batch)).is_pinned()
+        except Exception as error:  # noqa: BLE001 a batch may be anything, and have no tensor at all
+            let_pass(error)
+            pinned = False
+        return inner(batch, device, *args, **(kwargs | {"non_blocking": True} if pinned else kwargs))
+
+    return call
+
+
+def _tensors(batch: object) -> Iterator[torch.Tensor]:
+    """Return the tensors of a batch, where torch looks for them when it pins."""
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from _tensors(value)
+    elif isinstance(batch, tuple | list):
+        for value in batch:
+            yield from _tensors(value)

@@ -1,0 +1,214 @@
+"""Memory of a fit by part, and the use of host and GPU, noted from the watchdog's thread."""
+
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from perf_callbacks.advice.observer import Setup
+from perf_callbacks.kernel.engine.observer import Observer
+from perf_callbacks.kernel.engine.steps import NEVER
+from perf_callbacks.kernel.failures import describe
+from perf_callbacks.kernel.fit.recorder import Recorder, log
+from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+from perf_callbacks.kernel.process import device, processes
+from perf_callbacks.kernel.process.nvml import GpuUse, Monitor
+from perf_callbacks.kernel.process.watchdog import WATCHDOG
+from perf_callbacks.kernel.records.machine_records import Memory, Use
+from perf_callbacks.memory.step_memory import StepMemory
+from perf_callbacks.memory.use import GB, MB, Point, Series, leak, slope
+
+PERIOD_SECONDS = 10.0
+"""Seconds between two `use` records."""
+
+TRIES = 3
+"""Steps that are looked at, at most, until an optimizer has stepped in one: a gradient scaler skips some."""
+
+
+def begin(recorder: Recorder, model: nn.Module | None, setup: Callable[[], Setup]) -> "MemoryWatch":
+    """Watch the memory of this fit."""
+    watch = MemoryWatch(recorder, model)
+    try:
+        watch.optimizers = tuple(map(weakref.ref, setup().optimizers))
+    except Exception as error:  # noqa: BLE001 an integration's objects may be anything
+        let_pass(error)
+        log.info("perf_callbacks can't measure the state of optimizers: %s.", describe(error))
+    with suppress(RuntimeError):  # no thread to be had
+        WATCHDOG.watch(watch)
+    return watch
+
+
+class MemoryWatch(Observer):
+    """Measures the parts of memory in the second step, and notes the use of the machine every ten seconds.
+
+    The training thread does the first, once; the second is left to the watchdog's thread.
+    """
+
+    def __init__(self, recorder: Recorder, model: nn.Module | None) -> None:
+        self.optimizers: tuple[weakref.ref[Any], ...] = ()
+        """Optimizers, as far as the integration knows them."""
+        self._recorder = recorder
+        self._model = model
+        self._first = recorder.run.step
+        self._tries = 0
+        self._measuring: StepMemory | None = None
+        self._unwritten: Memory | None = None
+        self._resident, self._anonymous = Series(), Series()
+        self._began: float | None = None
+        self._next = 0.0
+        self._noted: tuple[float, processes.Processes] | None = None
+        self._monitor: Monitor | None = None
+        self._uuid = _uuid(recorder.device)
+        self._ended = False
+        recorder.engine.memory.begin(partial(device.allocator, recorder.device))
+
+    @property
+    def due(self) -> int:
+        """The end of the first step, and of those that are measured."""
+        if self._tries == TRIES:
+            return NEVER
+        return 0 if self._measuring is not None else self._first + 1
+
+    def step_began(self) -> None:
+        """Measure this step, unless it is the first, in which gradients and optimizer state are made."""
+        if self._tries == TRIES or self._measuring is not None or self._recorder.step <= self._first:
+            return
+        try:
+            self._measuring = StepMemory(self._model, self._recorder.device.type)
+            self._measuring.begin()
+            self._recorder.made = self._measuring.allocations.made
+        except Exception as error:  # noqa: BLE001 models may be anything, and the rest is measured all the same
+            let_pass(error)
+            self._give_up(error)
+
+    def step_ended(self, step: int) -> None:
+        """Note the parts of the step that is ending, if it was measured."""
+        measuring = self._measuring
+        if measuring is None:
+            return
+        self._tries += 1
+        try:
+            if measuring.optimizer_seen or not measuring.hooked or self._tries == TRIES:
+                if not measuring.hooked:
+                    measuring.look([one for one in (reference() for reference in self.optimizers) if one is not None])
+                parts = measuring.parts(self._model, step, device.allocator(self._recorder.device))
+                self._recorder.engine.memory.parts = self._unwritten = parts
+                self._tries = TRIES
+                if self._uuid is None:
+                    self._write(None)
+        except Exception as error:  # noqa: BLE001 as above
+            let_pass(error)
+            self._give_up(error)
+        self._let_go()
+        if self._tries == TRIES:
+            self._model = None
+
+    def loader_left(self, *, exhausted: bool) -> None:
+        """Leave no hook behind where a loop leaves its loader early: training may be over."""
+        if not exhausted:
+            self._let_go()
+
+    def closed(self) -> None:
+        """Measure no more."""
+        self._ended = True
+        self._let_go()
+        self._model = None
+        if self._unwritten is not None:
+            self._write(None)
+
+    def tick(self, now: float) -> bool:
+        """Note the use of the machine now and then. An error here ends that, not the measuring."""
+        if self._ended:
+            if self._monitor is not None:
+                self._monitor.close()
+            return False
+        if self._began is None:
+            self._began, self._next, self._monitor = now, now, Monitor(self._uuid)
+        if self._monitor is not None and now >= self._next:
+            self._next = now + PERIOD_SECONDS
+            self._note(now - self._began, now, self._monitor.read())
+        return True
+
+    def _note(self, seconds: float, now: float, gpu: GpuUse) -> None:
+        """Write a `use` record."""
+        found, step, memory = processes.read(), self._recorder.step, self._recorder.engine.memory
+        load = read_mb = None
+        if found is not None:
+            if self._noted is not None:
+                load, read_mb = _between(self._noted, (now, found))
+            self._noted = now, found
+            self._resident.add(Point(seconds, step, found.resident_bytes / GB))
+            memory.gb_per_hour = slope(self._resident.points)
+            if found.anonymous_bytes is not None:
+                self._anonymous.add(Point(seconds, step, found.anonymous_bytes / GB))
+                memory.leak = leak(self._anonymous.points)
+        if gpu.utilization is not None and step > self._first:
+            memory.saw_gpu(gpu.utilization)
+        if self._unwritten is not None:
+            self._write(gpu.own_bytes)
+        use = Use(
+            step=step,
+            cpu_load=load,
+            resident_gb=None if found is None else found.resident_bytes / GB,
+            anonymous_gb=None if found is None or found.anonymous_bytes is None else found.anonymous_bytes / GB,
+            read_mb=read_mb,
+            gpu_utilization=gpu.utilization,
+            gpu_memory_gb=None if gpu.memory_bytes is None else gpu.memory_bytes / GB,
+            power_watts=gpu.watts,
+            sm_clock_mhz=gpu.sm_mhz,
+            throttled_by=gpu.throttled_by,
+        )
+        if use != Use(step=step):
+            self._recorder.write(use)
+
+    def _write(self, own_bytes: int | None) -> None:
+        """Write the `memory` record, with the context if NVML tells what this process has on the GPU."""
+        parts, self._unwritten = self._unwritten, None
+        if parts is None:
+            return
+        allocator = device.allocator(self._recorder.device)
+        if own_bytes is not None and allocator is not None:
+            parts = replace(parts, context_gb=max(0, own_bytes - allocator.reserved_bytes) / GB)
+            self._recorder.engine.memory.parts = parts
+        self._recorder.write(parts)
+
+    def _let_go(self) -> None:
+        measuring, self._measuring = self._measuring, None
+        if measuring is not None:
+            self._recorder.made = _ignore
+            measuring.end()
+
+    def _give_up(self, error: Exception) -> None:
+        self._tries = TRIES
+        self._let_go()
+        log.info("perf_callbacks could not measure the parts of memory: %s.", describe(error))
+
+
+def _ignore(*_: object) -> None: ...
+
+
+def _between(
+    before: tuple[float, processes.Processes], now: tuple[float, processes.Processes]
+) -> tuple[float | None, float | None]:
+    """Return CPU load and MB read between two moments. A child that was killed takes its share along."""
+    seconds, cpus = now[0] - before[0], processes.allowed_cpus()
+    ran = now[1].cpu_seconds - before[1].cpu_seconds
+    load = ran / seconds / cpus if cpus and seconds > 0 and ran >= 0 else None
+    if now[1].read_bytes is None or before[1].read_bytes is None:
+        return load, None
+    return load, max(0, now[1].read_bytes - before[1].read_bytes) / MB
+
+
+def _uuid(place: torch.device) -> str | None:
+    """Return the UUID of an NVIDIA GPU; None for other devices."""
+    if place.type != "cuda" or torch.version.hip is not None:
+        return None
+    try:
+        return str(torch.cuda.get_device_properties(place).uuid)
+    except (RuntimeError, AttributeError) as error:  # an older torch
+        let_pass(error)
+        return None

@@ -1,0 +1,148 @@
+"""Memory of one optimizer step by part: measured from the tensors themselves while the step runs."""
+
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import _global_optimizer_pre_hooks
+from torch.utils.hooks import RemovableHandle
+
+from perf_callbacks.kernel.foreign_errors import let_pass
+from perf_callbacks.kernel.process.compiler_stance import anything_compiled
+from perf_callbacks.kernel.records.machine_records import Memory
+from perf_callbacks.memory.allocations import Allocations
+from perf_callbacks.memory.use import GB, Allocator
+
+OPERATIONS, ALLOCATOR = "operations", "allocator"
+
+
+class StepMemory:
+    """Looks at the gradients before an optimizer steps, and at the optimizer's state when the step of training ends.
+
+    Optimizers of other models are left out. The hook holds neither the fit nor the model, and an error in it ends the
+    measurement, never the step.
+    """
+
+    def __init__(self, model: nn.Module | None, device: str) -> None:
+        self.allocations = Allocations(device)
+        self.hooked = False
+        """True: optimizers that step are seen."""
+        self._device = device
+        self._trained = set[int]() if model is None else {id(parameter) for parameter in model.parameters()}
+        self._gradients: dict[int, int] = {}
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._failed = False
+        self._hook = RemovableHandle(_global_optimizer_pre_hooks)
+
+    @property
+    def optimizer_seen(self) -> bool:
+        """True: an optimizer has stepped, and could be read."""
+        return bool(self._optimizers) and not self._failed
+
+    def begin(self) -> None:
+        """Look at the optimizers that step from now on. A hook would make the compiler compile compiled ones again."""
+        self.hooked = not anything_compiled()
+        if self.hooked:
+            # torch's own function returns the handle after the hook is in place; an interrupt may come in between
+            _global_optimizer_pre_hooks[self._hook.id] = self._steps
+
+    def end(self) -> None:
+        """Look at nothing any more. Twice is once."""
+        self._hook.remove()
+        self.allocations.end()
+
+    def look(self, found: Iterable[Any]) -> None:
+        """Look at these optimizers after their step, for want of a hook. Gradients that are gone were like weights."""
+        for optimizer in found:
+            trained = [one for one in _parameters(optimizer) if one.requires_grad]
+            self._note(self._gradients, [one if one.grad is None else one.grad for one in trained])
+            self._optimizers.add(optimizer)
+
+    def parts(self, model: nn.Module | None, step: int, allocator: Allocator | None) -> Memory:
+        """Put together what was seen in the step that is ending."""
+        state: dict[int, int] = {}
+        for optimizer in self._optimizers:
+            self._note(state, [*_tensors(optimizer.state)])
+        weights = _sizes([] if model is None else [*model.parameters(), *model.buffers()], self._device)
+        still = {key: size for key, size in state.items() if key not in weights}  # amsgrad and others may share
+        static = sum(weights.values()) + sum(self._gradients.values()) + sum(still.values())
+        followed, activations, temporary, peak = self.allocations, None, None, None
+        source = None
+        if followed.seen:
+            source, activations = OPERATIONS, followed.activation_bytes
+            temporary = followed.temporary_bytes() if self.hooked else None  # else gradients would be among it
+            peak = static - followed.kept_bytes + followed.peak_bytes() if self.hooked else None
+        if allocator is not None:
+            peak = allocator.peak_bytes
+            if activations is None:
+                source, activations = ALLOCATOR, max(0, peak - static)
+            else:
+                temporary = max(temporary or 0, peak - static - activations)
+        return Memory(
+            step=step,
+            device=self._device,
+            source=source,
+            weights_gb=_gb(sum(weights.values()) if weights else None),
+            gradients_gb=_gb(sum(self._gradients.values()) if self.optimizer_seen else None),
+            optimizer_gb=_gb(sum(still.values()) if self.optimizer_seen else None),
+            activations_gb=_gb(activations),
+            temporary_gb=_gb(temporary),
+            peak_gb=_gb(peak),
+        )
+
+    def _steps(self, optimizer: Any, _args: object, _kwargs: object) -> None:
+        try:
+            if not self._failed and self._ours(optimizer):
+                self._note(self._gradients, [one.grad for one in _parameters(optimizer) if one.grad is not None])
+                self._optimizers.add(optimizer)
+        except Exception as error:  # noqa: BLE001 optimizers may be anything
+            self._failed = True
+            let_pass(error)
+
+    def _ours(self, optimizer: Any) -> bool:
+        return not self._trained or any(id(one) in self._trained for one in _parameters(optimizer))
+
+    def _note(self, sizes: dict[int, int], tensors: list[torch.Tensor]) -> None:
+        found = _sizes(tensors, self._device)
+        self.allocations.keep([key for key in found if key not in sizes])
+        sizes.update(found)
+
+
+def _gb(size: int | None) -> float | None:
+    return None if size is None else size / GB
+
+
+def _sizes(tensors: Iterable[torch.Tensor], device: str) -> dict[int, int]:
+    """Return the bytes of each storage on a device, by its identity."""
+    storages = [one.untyped_storage() for one in _plain(tensors) if one.device.type == device]
+    return {storage._cdata: storage.nbytes() for storage in storages}  # noqa: SLF001 there is no public identity
+
+
+def _plain(tensors: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Take apart what has no storage of its own: sharded, quantized and sparse tensors."""
+    for tensor in tensors:
+        if hasattr(tensor, "__tensor_flatten__"):
+            names, _ = tensor.__tensor_flatten__()
+            yield from _plain([getattr(tensor, name) for name in names])
+        elif tensor.layout is torch.sparse_coo:
+            yield from (tensor._indices(), tensor._values())  # noqa: SLF001 as torch's own optimizers do
+        else:
+            yield tensor
+
+
+def _parameters(optimizer: Any) -> list[torch.Tensor]:
+    return [one for group in optimizer.param_groups for one in group["params"]]
+
+
+def _tensors(state: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in an optimizer's state."""
+    if isinstance(state, torch.Tensor):
+        yield state
+    elif isinstance(state, dict):
+        for value in state.values():
+            yield from _tensors(value)
+    elif isinstance(state, list | tuple):
+        for value in state:
+            yield from _tensors(value)

@@ -1,0 +1,202 @@
+"""Memory of a fit: its parts, the slope of resident memory, and leaks of anonymous memory."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from math import isfinite
+from statistics import fmean, median
+from typing import Any, NamedTuple
+
+from perf_callbacks.kernel.records.machine_records import Memory
+
+GB = 1e9
+
+MB = 1e6
+
+HOUR_SECONDS = 3600.0
+
+WARM_UP = 1 / 3
+"""Share of the points, from the first on, that is left out: caches, workers and allocators grow at first."""
+
+FEWEST = 12
+"""Points after warm-up without which there is no slope: with one in 10 seconds, from three minutes on."""
+
+MOST = 96
+"""Points that are kept. Beyond these, every second one is dropped, and only every second one is taken."""
+
+GROUPS = 4
+"""A leak grows from each of so many equal parts of the run to the next."""
+
+STEADY = 0.6
+"""Least growth between two parts in a row, relative to the mean of these: what levels off is no leak."""
+
+LEAST_RISE = 0.05
+"""Least growth from the first part to the last, relative to the memory in use: less is noise."""
+
+
+class Point(NamedTuple):
+    """Resident memory at a moment: total, or the anonymous part."""
+
+    seconds: float
+    step: int
+    gb: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leak:
+    """Growth of anonymous memory that doesn't level off."""
+
+    gb_per_hour: float
+    gb_per_step: float | None
+    """None: no step ended meanwhile."""
+    before_gb: float
+    """Least anonymous memory in the first part of the run after warm-up."""
+    after_gb: float
+    """Least anonymous memory in the last part."""
+
+
+class Allocator(NamedTuple):
+    """State of a device's allocator."""
+
+    peak_bytes: int
+    """Largest sum of all tensors since the program started, or reset it. The callback never does."""
+    reserved_bytes: int
+    """Memory that the allocator holds, for tensors or for later."""
+    retries: int
+    """Times that the device was full, so that the allocator gave memory back and tried again."""
+
+
+class MemoryUse:
+    """Memory of a fit, as far as it is known. Each field is written by one thread, and read by any."""
+
+    def __init__(self) -> None:
+        self.parts: Memory | None = None
+        self.gb_per_hour: float | None = None
+        self.leak: Leak | None = None
+        self.allocator: Callable[[], Allocator | None] = lambda: None
+        """Reads the allocator of the device; None: it has none."""
+        self.retries = 0
+        """Retries of the allocator in all rows so far."""
+        self._retries_before: int | None = None
+        self.gpu_readings = 0
+        """Number of times that the GPU's use was read while training went on."""
+        self._gpu_busy = 0.0
+
+    @property
+    def gpu_busy(self) -> float | None:
+        """Mean share of time in which a kernel ran on the GPU, of any process. None: nobody tells."""
+        return self._gpu_busy / self.gpu_readings if self.gpu_readings else None
+
+    def saw_gpu(self, busy: float) -> None:
+        """Take a reading of the GPU's use, from 0 to 1."""
+        self.gpu_readings += 1
+        self._gpu_busy += busy
+
+    def row(self) -> Mapping[str, float]:
+        """Return the metrics of a row: none where the device has no allocator."""
+        found = self.allocator()
+        if found is None:
+            return {}
+        before, self._retries_before = self._retries_before, found.retries
+        retries = 0 if before is None else max(0, found.retries - before)
+        self.retries += retries
+        return {
+            "perf/memory_allocated_peak_gb": round(found.peak_bytes / GB, 6),
+            "perf/memory_reserved_gb": round(found.reserved_bytes / GB, 6),
+            "perf/allocator_retries": retries,
+        }
+
+    def begin(self, allocator: Callable[[], Allocator | None]) -> None:
+        """Read this allocator from now on: what it did before is not the fit's."""
+        self.allocator = allocator
+        found = allocator()
+        self._retries_before = None if found is None else found.retries
+
+    def summary(self) -> Mapping[str, Any]:
+        """Return fields of `Summary`."""
+        return {
+            "memory_gb": {} if self.parts is None else known(self.parts),
+            "resident_gb_per_hour": self.gb_per_hour,
+        }
+
+
+def known(parts: Memory) -> dict[str, float]:
+    """Return the parts that are known, by name.
+
+    >>> known(Memory(step=2, device="cpu", source=None, weights_gb=0.5, peak_gb=2.0))
+    {'weights': 0.5, 'peak': 2.0}
+    """
+    sizes = {field.name.removesuffix("_gb"): getattr(parts, field.name) for field in fields(Memory)}
+    return {name: size for name, size in sizes.items() if isinstance(size, float)}
+
+
+class Series:
+    """Points of a run of any length, thinned out evenly."""
+
+    def __init__(self) -> None:
+        self.points: list[Point] = []
+        self._stride, self._skipped = 1, 0
+
+    def add(self, point: Point) -> None:
+        """Take a point, or drop it."""
+        self._skipped += 1
+        if self._skipped < self._stride:
+            return
+        self._skipped = 0
+        self.points.append(point)
+        if len(self.points) > MOST:
+            self.points = self.points[::2]
+            self._stride *= 2
+
+
+def after_warm_up(points: Sequence[Point]) -> Sequence[Point]:
+    """Return the points by which growth is judged; none if there are too few."""
+    warm = points[int(len(points) * WARM_UP) :]
+    return warm if len(warm) >= FEWEST else ()
+
+
+def slope(points: Sequence[Point]) -> float | None:
+    """Return the GB per hour by which memory grows: the median slope of all pairs (Theil and Sen).
+
+    A few points far off, such as those in an evaluation, change little. Raises `OverflowError` for points that no run
+    can have.
+    """
+    warm = after_warm_up(points)
+    slopes = [
+        (second.gb - first.gb) / (second.seconds - first.seconds)
+        for place, first in enumerate(warm)
+        for second in warm[place + 1 :]
+        if second.seconds > first.seconds
+    ]
+    if not slopes:
+        return None
+    per_hour = median(slopes) * HOUR_SECONDS
+    if not isfinite(per_hour):
+        raise OverflowError(per_hour)
+    return per_hour
+
+
+def leak(points: Sequence[Point]) -> Leak | None:
+    """Return the leak that the points of anonymous memory show; None if the points show no leak.
+
+    The least memory in each quarter of the run after warm-up must grow from one to the next, by about the same. That of
+    a single jump, of a saw-tooth and of growth that levels off doesn't.
+    """
+    warm = after_warm_up(points)
+    if not warm:
+        return None
+    cuts = [len(warm) * number // GROUPS for number in range(GROUPS + 1)]
+    levels = [min([point.gb for point in warm[start:stop]]) for start, stop in pairwise(cuts)]
+    rises = [second - first for first, second in pairwise(levels)]
+    if min(rises) < STEADY * fmean(rises) or levels[-1] - levels[0] < LEAST_RISE * levels[0] or min(rises) <= 0:
+        return None
+    steps, per_hour = warm[-1].step - warm[0].step, slope(points)
+    if per_hour is None or per_hour <= 0:
+        return None
+    hours = (warm[-1].seconds - warm[0].seconds) / HOUR_SECONDS
+    return Leak(
+        gb_per_hour=per_hour,
+        gb_per_step=per_hour * hours / steps if steps else None,
+        before_gb=levels[0],
+        after_gb=levels[-1],
+    )

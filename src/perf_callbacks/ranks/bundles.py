@@ -1,0 +1,216 @@
+"""Parts of a window bundled: amounts of some ranks added up, and their signals side by side.
+
+The first rank of a machine bundles what its ranks did, so that rank 0 handles a few numbers per machine, however many
+ranks there are.
+"""
+
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from perf_callbacks.kernel.engine.steps import plus
+from perf_callbacks.kernel.engine.windows import MOST_NAMED, Part
+from perf_callbacks.kernel.records.fit_records import Window
+
+Number = TypeVar("Number", int, float)
+
+MOST = 2**96
+"""Amounts from here on are unknown: sums over all ranks of a job stay far below 128 bits."""
+
+
+@dataclass(kw_only=True, slots=True)  # a frozen one takes four times as long to build, and rank 0 builds hundreds
+class Bundle:
+    """Work of some ranks in one window, which counted it alike and have signals of the same names."""
+
+    window: int
+    """Number of the window, as in `Part`, like the next fields."""
+    length: int
+    world_size: int
+    data_parallel: int
+    steps: int
+    attempt: int
+    seconds: float
+    """Seconds of the slowest of these ranks."""
+    amounts: tuple[int | None, ...]
+    """Samples, tokens, useful tokens, model and hardware FLOPs of these ranks together. None: one doesn't know."""
+    asks: Mapping[str, int]
+    """Least of the values that each of them asks for."""
+    ranks: "array[int]"
+    """These ranks, in order."""
+    axes: tuple[str, ...]
+    """Names of their coordinates. Empty: unknown."""
+    places: "array[int]"
+    """Coordinates, rank by rank."""
+    names: tuple[str, ...]
+    """Names of the signals."""
+    columns: "array[float]"
+    """Signals, rank by rank and signal by signal: `length` values each."""
+
+    @classmethod
+    def of(cls, part: Part) -> "Bundle":
+        """Bundle one part. Its amounts are numbers by now."""
+        amounts = part.samples, part.tokens, part.useful_tokens, part.model_flops, part.hardware_flops
+        return cls(
+            window=part.window,
+            length=part.length,
+            world_size=part.world_size,
+            data_parallel=part.data_parallel,
+            steps=part.steps,
+            attempt=part.attempt,
+            seconds=part.seconds,
+            amounts=tuple([amount if amount is not None and 0 <= amount < MOST else None for amount in amounts]),
+            asks=part.asks,
+            ranks=array("I", [part.rank]),
+            axes=tuple(part.role),
+            places=array("q", part.role.values()),
+            names=tuple(part.signals),
+            columns=_joined("f", part.signals.values()),
+        )
+
+    @property
+    def first_step(self) -> int:
+        """First step of the window, by the trainer's count."""
+        return self.window * self.length + 1
+
+    def signals(self) -> dict[int, "RankSignals"]:
+        """Return the signals of each rank."""
+        places = {name: place * self.length for place, name in enumerate(self.names)}
+        size = len(self.names) * self.length
+        return {
+            rank: RankSignals(self.columns, self.length, places, number * size)
+            for number, rank in enumerate(self.ranks)
+        }
+
+    def roles(self) -> dict[int, dict[str, int]]:
+        """Return the coordinates of each rank, where they are known."""
+        number = len(self.axes)
+        starts = range(0, len(self.places), number) if number else ()
+        places = [self.places[start : start + number] for start in starts]
+        return {rank: dict(zip(self.axes, place, strict=True)) for rank, place in zip(self.ranks, places, strict=False)}
+
+
+class RankSignals(Mapping[str, "array[float]"]):
+    """Signals of one rank, by name. Each is cut out of its bundle when it is asked for: of most ranks one is."""
+
+    __slots__ = ("_columns", "_length", "_places", "_start")
+
+    def __init__(self, columns: "array[float]", length: int, places: Mapping[str, int], start: int) -> None:
+        self._columns, self._length, self._places, self._start = columns, length, places, start
+
+    def __getitem__(self, name: str) -> "array[float]":
+        """Cut out one signal."""
+        at = self._start + self._places[name]
+        return self._columns[at : at + self._length]
+
+    def __contains__(self, name: object) -> bool:
+        """Tell if there is such a signal, without cutting it out."""
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        """Go through the names."""
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        """Count the signals."""
+        return len(self._places)
+
+
+def bundled(bundles: Iterable[Bundle]) -> list[Bundle]:
+    """Bundle ranks further, where they counted alike. Their bundles are in the order of ranks."""
+    alike: dict[object, list[Bundle]] = {}
+    for one in bundles:
+        alike.setdefault((*_counting(one), one.attempt, one.axes, one.names), []).append(one)
+    return [some[0] if len(some) == 1 else _together(some) for some in alike.values()]
+
+
+def _together(bundles: Sequence[Bundle]) -> Bundle:
+    asks = bundles[0].asks
+    for one in bundles[1:]:
+        asks = _least(asks, one.asks)
+    return replace(
+        bundles[0],
+        seconds=max([one.seconds for one in bundles]),
+        amounts=tuple([plus(*amounts) for amounts in zip(*[one.amounts for one in bundles], strict=True)]),
+        asks=asks,
+        ranks=_joined("I", [one.ranks for one in bundles]),
+        places=_joined("q", [one.places for one in bundles]),
+        columns=_joined("f", [one.columns for one in bundles]),
+    )
+
+
+class Combination:
+    """All ranks of one window, combined some at a time: with thousands of ranks it takes milliseconds.
+
+    Amounts are exact: an amount is unknown if one rank is missing or doesn't know it, or if it isn't whole, because
+    ranks that share samples counted them differently.
+    """
+
+    def __init__(self) -> None:
+        self._counting: set[tuple[int, ...]] = set()
+        self._ranks: list[int] = []
+        self._seconds = 0.0
+        self._sums: list[int | None] = [0] * 5
+        self._asks: Mapping[str, int] | None = None
+
+    def add(self, bundles: Collection[Bundle]) -> None:
+        """Add some ranks."""
+        for one in bundles:
+            self._counting.add(_counting(one))
+            self._ranks.extend(one.ranks)
+            self._seconds = max(self._seconds, one.seconds)
+            self._asks = one.asks if self._asks is None else _least(self._asks, one.asks)
+        amounts = zip(*[one.amounts for one in bundles], strict=True)
+        self._sums = [plus(known, *column) for known, column in zip(self._sums, amounts, strict=False)]
+
+    def window(self, missing: Sequence[int] = ()) -> Window | None:
+        """Return the window without some ranks, whose parts didn't come.
+
+        There is none if ranks disagree on their counting. They also disagree if they included different numbers of
+        steps, because their amounts then belong to no common time.
+        """
+        if len(self._counting) != 1:
+            return None
+        ((window, length, world_size, data_parallel, steps),) = self._counting
+        if steps == 0 or sorted([*self._ranks, *missing]) != list(range(world_size)):
+            return None
+        samples, tokens, useful_tokens, model_flops, hardware_flops = [None] * 5 if missing else self._sums
+
+        def total(amount: int | None) -> int | None:
+            whole, rest = (0, 1) if amount is None else divmod(amount * data_parallel, world_size)
+            return None if rest else whole
+
+        return Window(
+            first_step=window * length + 1,
+            last_step=(window + 1) * length,
+            steps=steps,
+            ranks=world_size,
+            missing=len(missing),
+            missing_ranks=tuple(missing[:MOST_NAMED]),
+            seconds=self._seconds,
+            samples=total(samples),
+            tokens=total(tokens),
+            useful_tokens=total(useful_tokens),
+            model_flops=model_flops,
+            hardware_flops=hardware_flops,
+            asks={} if missing or self._asks is None else dict(self._asks),
+        )
+
+
+def _counting(one: Bundle) -> tuple[int, int, int, int, int]:
+    """Return the numbers that are the same on all ranks of a window."""
+    return one.window, one.length, one.world_size, one.data_parallel, one.steps
+
+
+def _least(asks: Mapping[str, int], others: Mapping[str, int]) -> Mapping[str, int]:
+    """Return the lesser of two values, by the names that both have."""
+    if asks == others:
+        return asks
+    return {name: min(asks[name], others[name]) for name in sorted({*asks} & {*others})}
+
+
+def _joined(kind: str, arrays: "Iterable[array[Number]]") -> "array[Number]":
+    joined: array[Number] = array(kind)
+    for one in arrays:
+        joined.extend(one)
+    return joined

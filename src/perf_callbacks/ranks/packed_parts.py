@@ -1,0 +1,127 @@
+"""Parts of windows as bytes, for the store: a header, then columns. Nothing is unpickled.
+
+Foreign, torn or damaged bytes are dropped, and cost no other part. The bytes are those of this machine's kind: all
+ranks of a job run the same version on the same kind of machine, and others are told by the first number.
+"""
+
+import json
+import struct
+from array import array
+from collections.abc import Mapping
+from functools import lru_cache
+from math import inf
+from zlib import crc32
+
+from perf_callbacks.ranks.bundles import Bundle, bundled
+
+VERSION = 2
+"""Version of the layout. It changes with the columns of the header."""
+
+MOST_ATTEMPTS = 2**32 - 1
+"""Largest number of an attempt that a part can carry."""
+
+_FRAME = struct.Struct("=4sII")  # magic and version, bytes that follow, checksum of these
+FRAME = _FRAME.size
+"""Bytes before the body of a bundle."""
+
+_MAGIC = b"pcw" + bytes([VERSION])
+_HEADER = struct.Struct("=16sQIIIIIIIId16s16s16s16s16s")
+_NOT_KNOWN = b"\xff" * 16
+
+
+def pack_bundle(bundle: Bundle, fit: bytes) -> bytes:
+    """Turn a bundle of a fit, known by 16 bytes, into bytes. Several of these may be joined."""
+    schema = _schema(bundle.names, tuple(bundle.asks), bundle.axes)
+    header = _HEADER.pack(
+        fit,
+        bundle.window,
+        bundle.length,
+        bundle.world_size,
+        bundle.data_parallel,
+        bundle.steps,
+        min(bundle.attempt, MOST_ATTEMPTS),
+        len(bundle.ranks),
+        len(schema),
+        len(schema) + 8 * len(bundle.asks),
+        bundle.seconds,
+        *[_NOT_KNOWN if amount is None else amount.to_bytes(16, "little") for amount in bundle.amounts],
+    )
+    columns = array("q", bundle.asks.values()), bundle.ranks, bundle.places, bundle.columns
+    body = b"".join([header, schema, *[column.tobytes() for column in columns]])
+    return _FRAME.pack(_MAGIC, len(body), crc32(body)) + body
+
+
+def unpack_bundles(blob: bytes, fit: bytes) -> list[Bundle]:
+    """Return the bundles of that fit in some bytes."""
+    bundles, at, view = [], 0, memoryview(blob)
+    while at + FRAME <= len(blob):
+        magic, length, checksum = _FRAME.unpack_from(blob, at)
+        start, at = at + FRAME, at + FRAME + length
+        if magic != _MAGIC or at > len(blob):
+            break
+        body = view[start:at]
+        if crc32(body) == checksum and body[: len(fit)] == fit:
+            bundle = _bundle(body)
+            if bundle is not None:
+                bundles.append(bundle)
+    return bundles
+
+
+def bundle_again(blob: bytes, fit: bytes) -> bytes:
+    """Bundle the ranks in some bytes further."""
+    return b"".join([pack_bundle(one, fit) for one in bundled(unpack_bundles(blob, fit))])
+
+
+def _bundle(body: memoryview) -> Bundle | None:
+    """Build a bundle; None if its numbers can't be true. Rank 0 does this hundreds of times per window."""
+    try:
+        (
+            _, window, length, world_size, parallel, steps, attempt, count, schema_size, asked_size, seconds, *amounts,
+        ) = _HEADER.unpack_from(body)  # fmt: skip
+        ranks_at = _HEADER.size + asked_size
+        names, asks, axes = _asked(bytes(body[_HEADER.size : ranks_at]), schema_size)
+        places_at = ranks_at + 4 * count
+        columns_at = places_at + 8 * count * len(axes)
+        ranks, places, columns = array("I"), array("q"), array("f")
+        ranks.frombytes(body[ranks_at:places_at])
+        places.frombytes(body[places_at:columns_at])
+        columns.frombytes(body[columns_at:])
+    except (struct.error, TypeError, ValueError, RecursionError):
+        return None
+    if not 0 < len(ranks) == count or [*ranks] != sorted({*ranks}) or ranks[-1] >= world_size:
+        return None
+    if len(columns) != count * len(names) * length or len(places) != count * len(axes):
+        return None
+    if not (0 < length >= steps and 0 < parallel <= world_size and 0 <= seconds < inf):
+        return None
+    return Bundle(
+        window=window,
+        length=length,
+        world_size=world_size,
+        data_parallel=parallel,
+        steps=steps,
+        attempt=attempt,
+        seconds=seconds,
+        amounts=tuple([None if amount == _NOT_KNOWN else int.from_bytes(amount, "little") for amount in amounts]),
+        asks=asks,
+        ranks=ranks,
+        axes=axes,
+        places=places,
+        names=names,
+        columns=columns,
+    )
+
+
+@lru_cache(64)
+def _schema(*names: tuple[str, ...]) -> bytes:
+    return json.dumps(names).encode()
+
+
+@lru_cache(64)  # the ranks of a job have the same names and as a rule the same asks, so that they are read once
+def _asked(schema_and_values: bytes, schema_size: int) -> tuple[tuple[str, ...], Mapping[str, int], tuple[str, ...]]:
+    """Read the names of the signals, the values that are asked for, and the names of the coordinates."""
+    signals, asks, role = [tuple(map(str, names)) for names in json.loads(schema_and_values[:schema_size])]
+    values = array("q", schema_and_values[schema_size:])
+    if min(values, default=0) < 0:
+        raise ValueError(values)
+    return signals, dict(zip(asks, values, strict=True)), role

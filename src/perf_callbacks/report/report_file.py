@@ -1,0 +1,75 @@
+"""Journals read, and what is made of them written: the report of a fit."""
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from perf_callbacks.kernel.clock import perf_counter
+from perf_callbacks.kernel.records.journal_file import FOLDER, files, read
+from perf_callbacks.kernel.settings.config import ConfigError
+from perf_callbacks.report.history import Fit, gather
+from perf_callbacks.report.page import render
+from perf_callbacks.report.payload import payload
+from perf_callbacks.report.units import duration
+
+NAME = "report.html"
+
+
+def fits(source: Path) -> list[Fit]:
+    """Read all fits in the journals of a directory, or in one file. Raises `ConfigError` if there are none."""
+    try:
+        found = gather(map(read, files(source)))
+    except OSError as error:
+        raise ConfigError(str(error) if error.strerror is None else f"{source}: {error.strerror}") from error
+    if not found:
+        raise ConfigError(f"{source}: no fit in the journal, which would begin with a `run` record.")
+    return found
+
+
+def chosen(found: list[Fit], number: int, within: range | None = None) -> Fit:
+    """Return the fit of that number, from 1 on; 0 is the last. Raises `ConfigError` if it or its steps are missing."""
+    if number > len(found):
+        raise ConfigError(f"fit: got {number}, wanted at most {len(found)}: that many fits are in these journals.")
+    fit = found[number - 1]
+    ends = [end for _, attempt in fit.attempts if attempt.step for end in (attempt.step[0], attempt.step[-1])]
+    if within is not None and not (ends and min(ends) < within.stop and within.start <= max(ends)):
+        has = f"{min(ends):,} to {max(ends):,}" if ends else "none"
+        raise ConfigError(f"steps: got {within.start}-{within.stop - 1}, and the fit has {has}.")
+    return fit
+
+
+def default_path(source: Path, name: str) -> Path:
+    """Return the path of a file beside the journals."""
+    if not source.is_dir():
+        return source.with_name(name)
+    inner = source / FOLDER
+    return (inner if inner.is_dir() else source) / name
+
+
+def write_parts(path: Path, parts: Iterable[str]) -> None:
+    """Write a file whole or not at all. Raises `ConfigError` if that is not possible."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            file.writelines(parts)
+        part.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write(found: list[Fit], number: int, path: Path, within: range | None = None) -> None:
+    """Write the report of one of these fits."""
+    chosen(found, number, within)
+    write_parts(path, [render(payload(found, number, within))])
+
+
+def make(journal: Path, run_id: str, clock: Callable[[], float] = perf_counter) -> str:
+    """Write the report of the fit that has just ended, beside its journal, and return the line that says so."""
+    began = clock()
+    found = fits(journal.parent)
+    number = 1 + next((place for place, fit in enumerate(found) if fit.run_id == run_id), len(found) - 1)
+    path = journal.with_name(NAME)
+    write(found, number, path)
+    return f"report {path} (made in {duration(clock() - began)})"

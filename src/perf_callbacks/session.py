@@ -1,0 +1,285 @@
+"""Begin, show and end the fits of one integration, in the same order for all integrations."""
+
+import atexit
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from torch import nn
+
+from perf_callbacks import checklist
+from perf_callbacks.advice import observer as advising
+from perf_callbacks.advice.live_line import LiveAdvice
+from perf_callbacks.advice.observer import Setup
+from perf_callbacks.flops import observer as counting
+from perf_callbacks.kernel.engine.observer import Observer
+from perf_callbacks.kernel.failures import describe
+from perf_callbacks.kernel.fit.item import Batches
+from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.fit.recorder import Recorder, log
+from perf_callbacks.kernel.foreign_errors import let_pass
+from perf_callbacks.kernel.process import terminal
+from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Summary
+from perf_callbacks.kernel.settings import config_file
+from perf_callbacks.kernel.settings.config import FLAGS, ConfigError, PerfConfig, kind, rules
+from perf_callbacks.kernel.settings.in_force import SWITCH
+from perf_callbacks.memory import observer as memory_watch
+from perf_callbacks.report import cards, report_file
+from perf_callbacks.stalls import observer as stalls
+from perf_callbacks.stragglers import observer as stragglers
+
+OBSERVERS: tuple[Callable[[Recorder, nn.Module | None], Observer | None], ...] = (
+    counting.begin,
+    stalls.begin,
+    stragglers.begin,
+)
+"""Makers of what hears of every fit. A new feature is one class and one line here; None: it has nothing to do."""
+
+
+NO_EFFECT = (
+    f"perf_callbacks: {SWITCH}=1 had no effect: nothing arms this program, and it makes no callback of its own. "
+    "Start it with `perf-callbacks run`, or run `perf-callbacks autoload enable` once; "
+    "`perf-callbacks status` says what is measured."
+)
+
+
+class Watch(Protocol):
+    """The calls of a framework or a loop that tell of a fit's stages and steps."""
+
+    def install(self) -> None:
+        """Begin to watch. The recorder undoes it when it closes."""
+
+
+W = TypeVar("W", bound=Watch)
+
+
+def no_batches(_watch: object) -> Batches:
+    """Say nothing of how batches get to the device."""
+    return Batches()
+
+
+def checked(
+    config: object, strays: Mapping[str, object], call: str = "PerfCallback(PerfConfig({}))"
+) -> PerfConfig | None:
+    """Return the configuration that an integration was given.
+
+    Args:
+        config: The argument `config`. Raises `ConfigError` for all but a `PerfConfig` and None.
+        strays: Keyword arguments that the integration doesn't have. The error says where a setting goes.
+        call: The call of the integration, with a place for settings.
+    """
+    fields = [name for name in strays if name in rules()]
+    if fields:
+        example = call.format(f"{fields[0]}={strays[fields[0]]!r}")
+        raise ConfigError(f"{fields[0]}: settings go into a PerfConfig: {example}.")
+    if strays:
+        raise TypeError(f"{call.partition('(')[0]}() got an unexpected keyword argument {next(iter(strays))!r}")
+    if config is not None and not isinstance(config, PerfConfig):
+        raise ConfigError(f'config: got {kind(config)}, wanted a PerfConfig, such as PerfConfig(gc="observe").')
+    return config
+
+
+class Session:
+    """Measures fits, each from `begin` to `end`. An integration has one, and translates its framework's events."""
+
+    def __init__(
+        self,
+        config: PerfConfig | None,
+        show: Callable[[str], object] = print,
+        *,
+        strays: Mapping[str, object] = MappingProxyType({}),
+    ) -> None:
+        atexit.unregister(say_no_effect)
+        self.settings = config_file.in_force(checked(config, strays), os.environ)
+        self.enabled = self.settings.config.enabled
+        """False: turned off by the configuration, or by a failure of ours."""
+        self.recorder: Recorder | None = None
+        """The recorder of the current fit, or of the last one. None before the first."""
+        self._show = show
+        self._checklist: Sequence[Checklist] = ()
+        for remark in self.settings.remarks:
+            log.warning("perf_callbacks: %s", remark)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies, and processes that are spawned, measure for themselves."""
+        return {**self.__dict__, "recorder": None}
+
+    @property
+    def active(self) -> bool:
+        """A fit is being measured."""
+        return self.recorder is not None and self.recorder.active
+
+    @property
+    def summary(self) -> Summary | None:
+        """The current fit so far, or the last one. None before the first."""
+        return self.recorder.summary if self.recorder is not None else None
+
+    def begin(
+        self,
+        place: Place,
+        watch: Callable[[Recorder], W],
+        model: nn.Module | None,
+        batches: Callable[[W], Batches] = no_batches,
+        *,
+        earlier: checklist.Startup | None = None,
+        setup: Callable[[], Setup] = Setup,
+        before_seconds: float = 0.0,
+    ) -> W:
+        """Begin a fit: the recorder, the checklist, the watched calls, the FLOP count, the opening card.
+
+        The checklist comes first: what it replaces lies beneath what is watched, and is put back after it.
+
+        Args:
+            place: Where the fit runs.
+            watch: Makes the watch for a recorder.
+            model: The model whose FLOPs are counted. None: none are.
+            batches: How batches get to the device.
+            earlier: What had to be applied before the fit began.
+            setup: What the fit trains with.
+            before_seconds: How long ago the trainer began with the fit.
+        """
+        self.end("another fit began")
+        self.recorder = None
+        recorder = self.recorder = Recorder(self.settings, place)
+        try:
+            recorder.reader.time_first = model is not None and any(map(_takes_time_first, model.modules()))
+            watching = watch(recorder)
+            recorder.engine.account.before_seconds = before_seconds
+            findings: Sequence[Finding] = ()
+            rows = checklist.start(recorder, self.settings, place.device, batches(watching), earlier)
+            self._checklist = rows
+            if recorder.active:
+                watching.install()
+                recorder.observe(memory_watch.begin(recorder, model, setup))  # before the count, which it follows
+                for make in OBSERVERS:
+                    observer = make(recorder, model)
+                    if observer is not None:
+                        recorder.observe(observer)
+                findings = advising.begin(recorder, model, setup)
+                if place.rank == 0:
+                    recorder.observe(LiveAdvice(recorder, self._show))
+            if recorder.active and place.rank == 0:
+                journal = recorder.journal_path
+                self._show(
+                    cards.opening(
+                        recorder.run,
+                        journal=journal,
+                        staged=place.staged,
+                        checklist=rows,
+                        findings=findings,
+                        columns=terminal.columns(),
+                    )
+                )
+            recorder.attempt(lambda begun: begun.engine.account.started(begun.clock()))
+        except BaseException as error:  # an interrupt too: nobody ends a fit that did not begin
+            recorder.close(describe(error))
+            raise
+        return watching
+
+    def end(self, failure: str | None = None) -> None:
+        """End the fit and undo every change. Twice is once."""
+        if self.recorder is not None:
+            self.recorder.close(failure)
+
+    def show_summary(self) -> None:
+        """Show the closing card of the fit that has ended, on rank 0."""
+        recorder = self.recorder
+        if recorder is None or recorder.run.rank != 0:
+            return
+        try:
+            summary = recorder.summary
+            if summary is not None:
+                self._show(cards.closing(summary, self._checklist, terminal.columns()))
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            recorder.fail(error)
+        self._report(recorder)
+
+    def _report(self, recorder: Recorder) -> None:
+        """Write the report of the fit that has ended, if one is wanted."""
+        if not recorder.config.report or recorder.active:
+            return
+        try:
+            if recorder.journal_path is None:
+                log.warning("perf_callbacks: no report: it is made from the journal, and there is none.")
+            else:
+                self._show(report_file.make(recorder.journal_path, recorder.run.run_id))
+        except Exception as error:  # noqa: BLE001 training is over and well without it
+            let_pass(error)
+            log.warning("perf_callbacks: no report: %s", describe(error), exc_info=error)
+
+    def fail(self, error: Exception) -> None:
+        """Say once that something of ours went wrong, stop measuring, undo every change."""
+        self.enabled = False
+        if self.recorder is not None:
+            self.recorder.fail(error)
+        else:
+            let_pass(error)
+            log.warning("perf_callbacks could not begin, training goes on: %s.", describe(error), exc_info=error)
+
+
+def _takes_time_first(module: nn.Module) -> bool:
+    """Tell if a module takes sequences whose first dimension is time."""
+    return isinstance(module, nn.RNNBase) and not module.batch_first
+
+
+class _Hinting(type):
+    """The type of our callbacks. A trainer may get the class instead of an instance, and the wrong class at that."""
+
+    elsewhere: str
+
+    def __getattr__(cls, name: str) -> Any:
+        """Say which framework the class is for, as its instances do."""
+        raise AttributeError(_lacking(cls, name))
+
+
+class Measures(metaclass=_Hinting):
+    """A framework's callback with a session: what it shows of it, and how it fails."""
+
+    _session: Session
+    armed = False
+    """True: it was added from outside, and yields to one in the program's own code."""
+    elsewhere: ClassVar[str]
+    """Place of the callback for another framework."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Say which framework the callback is for, where another one asks for a hook that it lacks."""
+        raise AttributeError(_lacking(type(self), name))
+
+    @property
+    def enabled(self) -> bool:
+        """False: turned off by the configuration, or by a failure of its own."""
+        return self._session.enabled
+
+    @enabled.setter
+    def enabled(self, value: bool) -> None:
+        self._session.enabled = value
+
+    active = enabled
+
+    @property
+    def summary(self) -> Summary | None:
+        """The current fit so far, or the last one. None before the first."""
+        return self._session.summary
+
+    def fail(self, error: Exception) -> None:
+        """Say once that something of ours went wrong, stop measuring, undo every change."""
+        self._session.fail(error)
+
+
+def _lacking(callback: _Hinting, name: str) -> str:
+    hint = f": for {callback.elsewhere}" if name.startswith("on_") or name in {"setup", "state_key"} else ""
+    return f"{callback.__module__}.{callback.__name__} has no attribute {name!r}{hint}"
+
+
+def say_no_effect(process: int) -> None:
+    """Log that PERF_CALLBACKS=1 had no effect, unless the program has failed: the line would look like the cause."""
+    if process == os.getpid() and not hasattr(sys, "last_value"):  # a fork inherits what is registered
+        log.warning(NO_EFFECT)
+
+
+_SWITCHED_ON = FLAGS.get(os.environ.get(SWITCH, "").strip().lower(), False)
+if _SWITCHED_ON and os.environ.get("RANK", "0") == "0" and multiprocessing.parent_process() is None:  # not in a worker
+    atexit.register(say_no_effect, os.getpid())  # until an integration makes a session, or the process is armed

@@ -1,0 +1,1 @@
+"""Stalls: steps that stop ending, and the rank that causes it."""

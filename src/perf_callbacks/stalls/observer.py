@@ -1,0 +1,167 @@
+"""The watch for stalls: the watchdog's thread looks once a second if steps still end."""
+
+import threading
+
+from torch import nn
+
+from perf_callbacks.kernel.engine.observer import Observer
+from perf_callbacks.kernel.engine.stages import Stage
+from perf_callbacks.kernel.fit.recorder import Recorder, log
+from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.kernel.process import stacks
+from perf_callbacks.kernel.process.stacks import Stack
+from perf_callbacks.kernel.process.watchdog import PERIOD_SECONDS, WATCHDOG
+from perf_callbacks.kernel.records.fit_records import Stall
+from perf_callbacks.ranks.exchange import Exchange
+from perf_callbacks.stalls.diagnosis import ENDED, MOST_RANKS, RUNNING, STALLED, Note, Patience
+from perf_callbacks.stalls.notes import BEATS, NEAREST
+
+ALONE_SECONDS = 8.0
+"""If the store hasn't answered for as long in a stall, a rank tells of itself."""
+
+NO_ANSWER = " The other ranks can't be asked: the store of the job doesn't answer."
+
+
+def begin(recorder: Recorder, _model: nn.Module | None) -> "StallWatch | None":
+    """Watch for stalls of this fit, unless its configuration says otherwise."""
+    if recorder.config.stall_after == "off":
+        return None
+    watch = StallWatch(recorder)
+    with suppress(RuntimeError):  # no thread to be had
+        WATCHDOG.watch(watch)
+    return watch
+
+
+class StallWatch(Observer):
+    """Notices that no step ends, notes where the training thread is, and tells it once. Nothing is done in a step.
+
+    The training thread does nothing for it: the watch reads the number of the step, the open spans and the last mark
+    and, if these stay the same, the stack of the thread.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._engine = recorder.engine
+        self._rank = recorder.run.rank
+        self._thread = threading.get_ident()
+        self._patience: Patience | None = None
+        self._left_at: int | None = None
+        self._beat_at: float | None = None
+        self._doubt = False
+        self._stack: Stack | None = None
+        self._note: Note | None = None
+        self._noticed = 0.0
+        self._told = self._speaks = False
+        self._ended = False
+
+    def loader_left(self, *, exhausted: bool) -> None:  # noqa: ARG002 either may be the end
+        """Have more patience until a step ends: training may be over."""
+        self._left_at = self._engine.step
+
+    def closed(self) -> None:
+        """Watch no more. A stall ends with the fit."""
+        if not self._ended:
+            self._ended = True
+            patience, step = self._patience, self._engine.step
+            if patience is not None and patience.end():
+                self._over("training ended" if step == patience.step else "training goes on")
+            self._stack = None
+            if self._recorder.ranks is not None and self._recorder.exchanging:
+                self._recorder.ranks.stalls.say(self._here(ENDED), 0.0)
+
+    def tick(self, now: float) -> bool:
+        """Look if steps still end. An error here ends the watch, not the measuring."""
+        if self._ended:
+            return False
+        if self._patience is None:
+            self._patience = Patience(self._recorder.config.stall_after, self._recorder.run.step, now)
+        step, spans = self._engine.step, self._engine.aside[:]
+        longer = bool(spans) or step == self._left_at
+        change = self._patience.tick(now, step, spans[-1] if spans else None, longer=longer)
+        if change == "over":
+            self._over("training goes on")
+        elif change == "began":
+            self._stack = stacks.of_thread(self._thread)
+            if self._stack is None:
+                self._patience.end()
+            else:
+                self._note, self._noticed, self._told = self._here(STALLED), now, False
+        if self._recorder.exchanging and self._recorder.ranks is not None:
+            doubt = self._patience.waited >= self._patience.limit(longer=longer) / 2
+            self._share(self._recorder.ranks, self._patience.base, now, doubt=doubt)
+        if self._note is not None and not self._told:
+            self._try_to_tell(self._note, self._patience.without_step, now)
+        return True
+
+    def _here(self, state: str) -> Note:
+        """Make a note of where the training thread is."""
+        spans, passed = self._engine.aside[:], 0.0 if self._patience is None else self._patience.without_step
+        stage, since = self._engine.tape.turned()
+        if spans:
+            name, since = spans[-1]
+        else:
+            name = "other" if stage in {Stage.UNDECIDED, Stage.ASIDE} else stage.name.lower()
+        return Note(
+            state=state,
+            step=self._engine.step,
+            stage=name,
+            since_seconds=round(max(0.0, min(self._recorder.clock() - since, passed + PERIOD_SECONDS)), 1),
+            spanned=bool(spans),
+            waits=self._stack is not None and self._stack.waits,
+            place="" if self._stack is None else self._stack.place,
+        )
+
+    def _share(self, ranks: Exchange, patience: float, now: float, *, doubt: bool) -> None:
+        """Tell the other ranks now and then where this rank is, and of a stall at once."""
+        note = self._note
+        if note is None:
+            soon = self._beat_at is not None and now - self._beat_at < patience / BEATS
+            if soon and (doubt is self._doubt or self._rank > NEAREST):
+                return
+            self._stack = stacks.of_thread(self._thread)
+            note = self._here(RUNNING)
+        elif now > self._noticed:
+            return
+        self._beat_at, self._doubt = now, doubt
+        ranks.stalls.say(note, patience, doubt=doubt)
+        ranks.wake()
+
+    def _try_to_tell(self, note: Note, waited: float, now: float) -> None:
+        """Tell of a stall, or see if another rank has: only one of them does."""
+        size = self._recorder.run.world_size
+        where = f"The training is in {note}." if size == 1 else f"Rank {self._rank} is in {note}."
+        if not self._recorder.exchanging or self._recorder.ranks is None:
+            self._tell(waited, where)
+            return
+        notes = self._recorder.ranks.stalls
+        if notes.told:
+            blamed = notes.blamed
+            self._tell(waited, None if blamed is None else blamed.text)
+            for rank, cause in [] if blamed is None else [*blamed.causes.items()][:MOST_RANKS]:
+                if rank != self._rank:
+                    self._write(rank, cause, ())
+        elif now - max(self._noticed, notes.answered_at) > ALONE_SECONDS:
+            self._tell(waited, where + NO_ANSWER if self._rank <= NEAREST else None)
+
+    def _tell(self, waited: float, text: str | None) -> None:
+        self._told, self._speaks = True, text is not None
+        if self._note is not None and self._stack is not None:
+            self._write(self._rank, self._note, self._stack.frames)
+        if text is not None:
+            shown = "".join([letter if letter.isprintable() else "?" for letter in text])
+            log.warning("perf_callbacks: no step for %.0f s. %s", waited, shown)
+
+    def _write(self, rank: int, note: Note, stack: tuple[str, ...]) -> None:
+        self._recorder.write(
+            Stall(step=note.step, rank=rank, stage=note.stage, since_seconds=note.since_seconds, stack=stack)
+        )
+
+    def _over(self, how: str) -> None:
+        """Say what a stall cost, if it was told of."""
+        lost = 0.0 if self._patience is None else self._patience.lost
+        if self._told:
+            self._engine.stalls.append(lost)
+        if self._speaks:
+            log.warning("perf_callbacks: %s after %.0f s without a step.", how, lost)
+        self._note, self._told, self._speaks = None, False, False
+        self._beat_at = None

@@ -1,0 +1,1 @@
+"""Stragglers: ranks and steps that others wait for."""

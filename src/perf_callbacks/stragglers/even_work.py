@@ -1,0 +1,44 @@
+"""Local times as if no batch were larger than usual: of texts of uneven lengths, some rank always has the longest."""
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+
+from perf_callbacks.stragglers.peers import DEVICE, HOST, LOCAL, SAMPLE, WORK, Peers, Signals, known, median
+
+SLICE = 128
+"""Ranks that are handled in one slice of the work."""
+
+
+def evened(signals: Sequence[Signals], rest: Callable[[], object]) -> Sequence[Signals]:
+    """Take from the local times of ranks that do the same work what larger batches explain.
+
+    A rank without sizes stays as it is. The usual size, and the seconds that go with it, are those of all ranks: a slow
+    rank stays slow.
+    """
+    sized = [one for one in signals if WORK in one]
+    sample = sized[:: max(1, len(sized) // SAMPLE)]
+    sizes = [*chain.from_iterable([known(one[WORK]) for one in sample])]
+    if not sizes or min(sizes) == max(sizes):
+        return signals
+    usual = median(sizes)
+    pace = median([pace for one in sample for pace in _paces(one)])
+    return [_one(signal, usual, pace, rest if place % SLICE == 0 else None) for place, signal in enumerate(signals)]
+
+
+def _paces(signals: Signals) -> list[float]:
+    """Return the seconds per unit of work of each step, without those that don't grow with it."""
+    peers = Peers((0,), (signals,))
+    grown = [sum(seconds) for seconds in zip(peers.column(0, HOST), peers.column(0, DEVICE), strict=True)]
+    return known([seconds / size for seconds, size in zip(grown, signals[WORK], strict=True) if size])
+
+
+def _one(signals: Signals, usual: float, pace: float, rest: Callable[[], object] | None) -> Signals:
+    if rest is not None:
+        rest()
+    if WORK not in signals:
+        return signals
+    local = [
+        seconds - pace * (size - usual) if size > usual else seconds
+        for seconds, size in zip(signals[LOCAL], signals[WORK], strict=True)
+    ]
+    return {**signals, LOCAL: local}

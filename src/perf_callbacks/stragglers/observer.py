@@ -1,0 +1,244 @@
+"""The watch for stragglers of a fit: signals of this rank, and on rank 0 the ranks compared in a side thread."""
+
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from perf_callbacks.kernel.clock import monotonic, perf_counter, sleep
+from perf_callbacks.kernel.engine.observer import Observer
+from perf_callbacks.kernel.engine.stages import Stage
+from perf_callbacks.kernel.engine.steps import Columns
+from perf_callbacks.kernel.engine.windows import GatheredWindow
+from perf_callbacks.kernel.failures import describe
+from perf_callbacks.kernel.fit.meshes import coordinates
+from perf_callbacks.kernel.fit.recorder import Recorder, log, weakly
+from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+from perf_callbacks.kernel.process.watchdog import WATCHDOG
+from perf_callbacks.kernel.records.fit_records import Record, Steps
+from perf_callbacks.ranks.exchange import Exchange
+from perf_callbacks.stragglers import gradient_moments, signals
+from perf_callbacks.stragglers.gradient_moments import GradientMoments
+from perf_callbacks.stragglers.local_times import LocalTimes
+from perf_callbacks.stragglers.peers import Signals
+from perf_callbacks.stragglers.search import Stragglers
+from perf_callbacks.stragglers.text import slow_rank
+
+LAST_SECONDS = 0.5
+"""Seconds that the end of a fit may wait on rank 0 for the other ranks' part of the last window."""
+
+SLICE_SECONDS, BREATH_SECONDS = 0.001, 0.0002
+"""Length of a slice of the analysis, and of the sleep after it, in which the training thread may have the GIL."""
+
+ALONE_STEPS, FEWEST_STEPS = 50, 10
+"""Steps of a single process that are compared with each other, and as few of them at the end."""
+
+NO_MORE = "perf_callbacks: slow ranks are looked for no more, training goes on: %s"
+
+MOST_TOLD = 8
+"""Most ranks that are warned of while training runs, and most losses that a summary names."""
+
+
+def begin(recorder: Recorder, model: nn.Module | None) -> Observer | None:
+    """Look for stragglers in this fit, unless its configuration says otherwise. Rank 0's setting holds for all."""
+    if recorder.run.world_size == 1:
+        if recorder.config.stragglers == "off":
+            return None
+        alone = SingleWatch(recorder)
+        recorder.hearing.append(alone.hear)
+        with suppress(RuntimeError):  # no thread to be had
+            WATCHDOG.watch(alone)
+        return alone
+    ranks = recorder.ranks
+    if ranks is None or (ranks.verdict is not None and not ranks.stragglers):
+        return None
+    try:
+        return RanksWatch(recorder, ranks, model)
+    except Exception as error:  # noqa: BLE001 an error ends this search, not the measuring
+        let_pass(error)
+        log.warning(NO_MORE, describe(error))
+        return None
+
+
+class _Found:
+    """Stragglers found so far. They are found in one thread and asked for in another, which never waits."""
+
+    def __init__(self, recorder: Recorder, *, sharded: bool = False) -> None:
+        self._recorder = recorder
+        self._sharded = sharded
+        self._stragglers = Stragglers()
+        self._warned: set[int] = set()
+        self._lost, self._told = 0.0, 0.0
+        self._summary: dict[str, Any] = {}
+        self.waited_seconds = self.backward_seconds = 0.0
+        """Seconds after the gradient that usually comes last, in which this rank may have waited, and of backwards."""
+
+    def analyse(
+        self,
+        numbers: Sequence[int],
+        ranks: Mapping[int, Signals],
+        roles: Mapping[int, Mapping[str, int]] | None = None,
+    ) -> None:
+        """Compare ranks, and tell of what is found."""
+        stragglers = self._stragglers
+        for one in stragglers.window(numbers, ranks, roles, _Breath()):
+            self._recorder.write(one)
+        worst = sorted(stragglers.lost, key=stragglers.lost.__getitem__, reverse=True)[:MOST_TOLD]
+        self._summary = {
+            "compared_steps": stragglers.steps,
+            "compared_seconds": stragglers.seconds,
+            "compared_model": not self._sharded,
+            "straggler_seconds": stragglers.causes,
+            "stragglers": tuple([(*one, stragglers.lost[one], stragglers.times[one]) for one in worst]),
+            "slowdown": stragglers.slowdown,
+        }
+        self._lost = sum(stragglers.lost.values())
+        for slow in stragglers.slow:
+            if slow.rank not in self._warned and len(self._warned) < MOST_TOLD:
+                self._warned.add(slow.rank)
+                log.warning("perf_callbacks: %s", slow_rank(slow))
+
+    def fields(self, kind: str) -> dict[str, Any]:
+        """Return the metrics of a "row" or of the "whole" fit, or the fields of a "summary"."""
+        if kind == "summary":
+            waiting = self.waited_seconds / self.backward_seconds if self.backward_seconds else None
+            return {**self._summary, "backward_waiting": waiting}
+        if not self._summary or self._recorder.run.world_size == 1:
+            return {}
+        lost, before = self._lost, self._told if kind == "row" else 0.0
+        if kind == "row":
+            self._told = lost
+        return {"perf/straggler_loss": float(f"{lost - before:.6g}")}
+
+
+class RanksWatch(Observer):
+    """Makes the signals of this rank, and on rank 0 compares those of all ranks."""
+
+    def __init__(self, recorder: Recorder, ranks: Exchange, model: nn.Module | None) -> None:
+        self._recorder = recorder
+        self._device = recorder.run.timeline == "device"
+        self._sharded = gradient_moments.sharded(model)
+        ranks.role = coordinates(model)
+        self._found = _Found(recorder, sharded=self._sharded)
+        self._moments: GradientMoments | None = None
+        self._local: LocalTimes | None = None
+        self._made, self._analysed = 0, 1
+        """First step of the newest window of this rank, and the first one after those that were analysed."""
+        self._failed = False
+        parameter = None if self._device or self._sharded else gradient_moments.last_parameter(model)
+        if parameter is not None:
+            self._moments = GradientMoments(parameter, recorder.clock)
+            recorder.patches.add(self._moments.close)
+            self._local = LocalTimes(self._moments.noted)
+            recorder.engine.intake.listen = self._local.read
+        ranks.signals = self._signals
+        recorder.engine.stragglers = self._found.fields
+        ranks.analyse(weakly(self._analyse))  # its thread must not keep an abandoned fit alive
+        recorder.wait = self._wait
+
+    def _signals(self, steps: Columns) -> signals.Signals:
+        """Make the signals of a window. An error ends the signals, not the measuring."""
+        if self._failed:
+            return {}
+        try:
+            return self._make_signals(steps)
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            let_pass(error)
+            self._failed = True
+            log.warning(NO_MORE, describe(error))
+            return {}
+
+    def _make_signals(self, steps: Columns) -> signals.Signals:
+        self._made = steps.number[0]
+        times = [None] * len(steps.number) if self._local is None else self._local.take(steps.number)
+        for time_, backward, reason in zip(times, steps.stages[Stage.BACKWARD], steps.excluded, strict=True):
+            if time_ is not None and reason is None and time_.waited >= 0:
+                self._found.waited_seconds += time_.waited
+                self._found.backward_seconds += backward
+        made = signals.of_gradients(steps, times)
+        return made or signals.of_stages(steps, sharded=self._sharded, device=self._device, alone=False)
+
+    def _analyse(self, window: GatheredWindow) -> None:
+        """Compare the ranks of a window, in the thread of the exchange."""
+        last = window.first_step + window.steps
+        try:
+            self._found.analyse(range(window.first_step, last), window.signals, window.roles)
+        finally:
+            self._analysed = last
+
+    def _wait(self) -> None:
+        """Wait a moment for the last window of all ranks. Its steps may not have been read yet."""
+        if self._recorder.run.rank == 0 and self._recorder.failure is None:
+            deadline = monotonic() + LAST_SECONDS
+            self._recorder.engine.flush(self._recorder.clock())
+            while self._analysed <= self._made and monotonic() < deadline:
+                sleep(0.01)
+                self._recorder.engine.flush(self._recorder.clock())  # a device may tell of its last steps now
+
+
+class SingleWatch(Observer):
+    """Looks for steps of a single process that took unusually long, in the watchdog's thread."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._found = _Found(recorder)
+        self._device = recorder.run.timeline == "device"
+        self._heard: deque[Steps] = deque(maxlen=256)
+        self._kept: list[Steps] = []
+        self._ended = self._failed = False
+        self._comparing = threading.Lock()  # the watchdog's thread may be at it when the fit ends
+        recorder.engine.stragglers = self._fields
+
+    def hear(self, record: Record) -> None:
+        """Take steps that were written."""
+        if isinstance(record, Steps):
+            self._heard.append(record)
+
+    def tick(self, now: float) -> bool:  # noqa: ARG002 the watchdog calls with the time
+        """Compare the steps of the last seconds, if there are enough of them."""
+        if not self._ended:
+            self._compare(ALONE_STEPS)
+        return not self._ended and not self._failed
+
+    def closed(self) -> None:
+        """Compare the last steps with the summary, for which they are written."""
+        self._ended = True
+
+    def _fields(self, kind: str) -> dict[str, Any]:
+        if self._ended:
+            self._compare(FEWEST_STEPS)
+        return self._found.fields(kind)
+
+    def _compare(self, fewest: int) -> None:
+        if self._failed or not self._comparing.acquire(timeout=LAST_SECONDS):
+            return
+        try:
+            while self._heard:
+                self._kept.append(self._heard.popleft())
+            if sum([len(steps.step) for steps in self._kept]) >= fewest:
+                kept, self._kept = self._kept, []
+                self._analyse(kept)
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            let_pass(error)
+            self._failed = True
+            log.warning("perf_callbacks: slow steps are looked for no more, training goes on: %s", describe(error))
+        finally:
+            self._comparing.release()
+
+    def _analyse(self, blocks: list[Steps]) -> None:
+        numbers = [number for steps in blocks for number in steps.step]
+        self._found.analyse(numbers, {0: signals.of_records(blocks, device=self._device)})
+
+
+class _Breath:
+    """Sleeps for a moment after each slice of the analysis."""
+
+    def __init__(self) -> None:
+        self._since = perf_counter()
+
+    def __call__(self) -> None:
+        if perf_counter() - self._since > SLICE_SECONDS:
+            sleep(BREATH_SECONDS)
+            self._since = perf_counter()

@@ -1,0 +1,117 @@
+"""The lines of the program that keep the training thread busy."""
+
+import re
+import threading
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from perf_callbacks import PerfConfig
+from perf_callbacks.kernel.process.watchdog import WATCHDOG
+from perf_callbacks.loop import measure
+
+STEPS = 8
+
+
+def look():
+    """Let the watchdog look once, while this thread waits for longer than it takes to hand a batch over."""
+    thread = threading.Thread(target=WATCHDOG.tick)
+    thread.start()
+    thread.join()
+    threading.Event().wait(0.003)
+
+
+def nothing():
+    pass
+
+
+class Rows(Dataset):
+    def __init__(self, load):
+        self.load = load
+
+    def __len__(self):
+        return 2 * STEPS
+
+    def __getitem__(self, row):
+        self.load()
+        return torch.ones(2)
+
+
+def train(*, load=nothing, after_step=nothing):
+    """Train a tiny model, and return the summary."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(Rows(load), batch_size=2)
+    config = PerfConfig(journal=False, flops="off", checklist="off")
+    with measure(model=model, optimizer=optimizer, loader=loader, config=config) as perf:
+        for batch in perf.loader:
+            loss = model(batch).sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            after_step()
+    return perf.summary
+
+
+def evidence(summary, cause):
+    return next((found.evidence for found in summary.findings if found.cause == cause), "")
+
+
+@pytest.fixture(autouse=True)
+def no_other_looks(monkeypatch):
+    """Keep the watchdog's own thread from looking at a busy machine."""
+    monkeypatch.setattr("perf_callbacks.kernel.process.watchdog.PERIOD_SECONDS", 3600.0)
+
+
+LOOK = r"mostly at test_busy_lines\.py:\d+ `look`"
+
+
+def test_a_function_that_is_called_after_each_step():
+    assert re.search(LOOK, evidence(train(after_step=look), "host"))
+
+
+def test_the_samples_of_a_slow_data_set():
+    summary = train(load=look)
+    assert re.search(LOOK, evidence(summary, "data"))
+    assert "mostly" not in evidence(summary, "host")
+
+
+def test_what_runs_before_the_first_batch_or_after_the_last_is_part_of_no_step():
+    steps = []
+
+    def in_the_last_step():
+        steps.append(None)
+        if len(steps) == STEPS:
+            for _ in range(5):
+                look()
+
+    summary = train(after_step=in_the_last_step)
+    assert len(steps) == STEPS
+    assert "mostly" not in evidence(summary, "host")
+
+
+@pytest.mark.parametrize("looks", [1, 2])
+def test_a_few_looks_name_no_line(looks):
+    left = [look] * looks
+
+    def score():
+        left.pop()() if left else threading.Event().wait(0.001)
+
+    found = evidence(train(after_step=score), "host")
+    assert found
+    assert "mostly" not in found
+
+
+def test_a_framework_that_is_busy_by_itself_is_no_line_of_the_program(monkeypatch):
+    monkeypatch.setattr("perf_callbacks.kernel.process.stacks._LOOPS", ("threading.",))  # as if it were a trainer
+    found = evidence(train(after_step=look), "host")
+    assert found
+    assert "mostly" not in found
+
+
+def test_a_look_that_fails_ends_the_looks_alone(monkeypatch):
+    monkeypatch.setattr("perf_callbacks.kernel.process.stacks.busy_line", lambda _: 1 / 0)
+    summary = train(after_step=look)
+    assert summary.failure is None
+    assert evidence(summary, "host")

@@ -1,0 +1,158 @@
+"""The facts about a fit are read through whatever is wrapped around its parts."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tiny import llama
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
+
+from perf_callbacks.advice.observer import Setup, flat, read
+from perf_callbacks.flops.counting.counter import FlopCounter
+from perf_callbacks.flops.record import counted
+
+
+def facts(model=None, **setup):
+    return read(model, Setup(**setup), door="loop", device=torch.device("cpu"))
+
+
+class Wrapper(torch.nn.Module):
+    """As DDP and Lightning modules hold a model."""
+
+    def __init__(self, name, model):
+        super().__init__()
+        setattr(self, name, model)
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda model: model, *[lambda model, of=of: Wrapper(of, model) for of in ("module", "model")]]
+)
+def test_attention_is_that_of_the_model_within(wrap):
+    found = facts(wrap(llama(attn_implementation="eager")))
+    assert (found.attention, found.sdpa) == ("eager", True)
+
+
+def test_a_model_that_has_no_configuration_has_no_kind_of_attention():
+    assert facts(torch.nn.Linear(2, 2)).attention is None
+
+
+@pytest.mark.parametrize(("options", "fused"), [({}, False), ({"fused": True}, True), ({"foreach": True}, True)])
+def test_an_optimizer_of_torch_is_known_by_its_class(options, fused):
+    optimizer = torch.optim.AdamW(torch.nn.Linear(2, 2).parameters(), **options)
+    found = facts(optimizers=(optimizer,))
+    assert (found.optimizer, found.tensors, found.fused) == ("AdamW", 2, fused)
+
+
+def test_an_optimizer_of_the_users_own_is_not_known():
+    class AdamW(torch.optim.Optimizer):
+        pass
+
+    found = facts(optimizers=(AdamW(torch.nn.Linear(2, 2).parameters(), {}),))
+    assert (found.optimizer, found.tensors) == (None, 2)
+
+
+def test_nothing_is_known_of_nothing():
+    found = facts()
+    assert (found.workers, found.attention, found.optimizer, found.fused) == (None, None, None, False)
+
+
+def test_workers_are_those_of_the_loader_with_fewest():
+    loaders = DataLoader([1], num_workers=2), DataLoader([1], num_workers=1), [1]
+    assert facts(loaders=loaders).workers == 1
+    assert facts(loaders=([1],)).workers is None
+
+
+def test_loaders_are_found_in_whatever_holds_them():
+    assert flat(None) == ()
+    assert flat({"a": 1, "b": [2, (3,)]}) == (1, 2, 3)
+    assert flat(SimpleNamespace(flattened=[1, 2])) == (1, 2)
+
+
+def test_the_weights_are_counted_by_shape():
+    model = llama(hidden_size=24, vocab_size=50, num_attention_heads=2)
+    found = facts(model)
+    assert found.weights[(50, 24)] == 2
+    assert (found.vocabulary, found.head) == (50, 12)
+    assert {len(shape) for shape in found.weights} == {2}
+
+
+def test_a_configuration_of_several_language_models_is_taken_as_it_is():
+    model = llama()
+    model.config.get_text_config = lambda: int("two")
+    assert facts(model).vocabulary == 64
+
+
+def test_a_model_that_needs_eager_attention_is_not_told_to_leave_it():
+    model = llama(attn_implementation="eager")
+    model.config.attn_logit_softcapping = 50.0
+    assert not facts(model).sdpa
+
+
+def test_switches_of_torch_and_of_the_environment(monkeypatch):
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64,expandable_segments:True")
+    found = facts()
+    assert (found.deterministic, found.uncached, found.expandable) == (True, True, True)
+
+
+@pytest.mark.parametrize("fp32", ["tf32", "ieee"])
+@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="from torch 2.9 on")
+def test_tf32_is_known_by_the_setting_of_a_backend(fp32):
+    matmul = torch.backends.cuda.matmul
+    before, matmul.fp32_precision = matmul.fp32_precision, fp32
+    try:
+        assert facts().tf32 == (fp32 == "tf32")
+    finally:
+        matmul.fp32_precision = before
+
+
+@pytest.mark.parametrize(("precision", "tf32"), [("highest", False), ("high", True)])
+def test_tf32_is_known_by_the_precision_of_products(precision, tf32):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        assert facts().tf32 == tf32
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.fixture
+def alone():
+    """A process group of one rank."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+class Checkpointed(torch.nn.Module):
+    """A model whose recomputation is a backward within the backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = torch.nn.ModuleList([torch.nn.Linear(4, 4) for _ in range(3)])
+
+    def forward(self, x):
+        for part in self.parts:
+            x = checkpoint(part, x.requires_grad_(), use_reentrant=True)
+        return x
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("quiet", [True, False])
+@pytest.mark.parametrize("kind", [lambda: torch.nn.Linear(4, 4), Checkpointed])
+def test_reductions_of_gradients_are_counted_by_micro_batch(quiet, kind):
+    model = DistributedDataParallel(kind(), bucket_cap_mb=1e-6)
+    assert not facts(model).ddp  # alone
+    model.process_group = SimpleNamespace(size=lambda: 2)
+    assert facts(model).ddp
+    with FlopCounter() as counter:
+        for last in (False, False, True):
+            with model.no_sync() if quiet and not last else nullcontext():
+                model(torch.ones(2, 4)).sum().backward()
+        distributed.all_reduce(torch.ones(1))  # a loss, to be logged
+    assert counted(counter, 2, None).reductions == (1 if quiet else 3)

@@ -1,0 +1,137 @@
+"""The item `affinity`: what it decides, and what it does to the masks of threads."""
+
+import dataclasses
+
+import pytest
+
+from perf_callbacks import PerfConfig
+from perf_callbacks.affinity import item as affinity_item
+from perf_callbacks.affinity.item import CpuAffinity
+from perf_callbacks.kernel.fit import environment
+from perf_callbacks.kernel.fit.item import Fit
+from perf_callbacks.kernel.process.cpu_masks import Affinity, NoThreads
+from perf_callbacks.kernel.process.cpu_sets import CpuFacts, Gpu, Machine, parse
+
+GPU = Gpu(pci="0000:1b:00.0", node=1, slot=(1, 2), devices=2)
+FACTS = CpuFacts(mask=parse("0-7"), machine=Machine(nodes={0: parse("0-3"), 1: parse("4-7")}), gpu=GPU)
+ON_NODE_1 = "GPU 0000:1b:00.0 is on NUMA node 1"
+
+
+def decided(affinity="auto", **changes):
+    found = dataclasses.replace(environment.read(), cpu_facts=dataclasses.replace(FACTS, **changes))
+    row = CpuAffinity().decide(found, PerfConfig(affinity=affinity))
+    return row.status, row.before, row.after, row.why
+
+
+@pytest.mark.parametrize(
+    ("affinity", "changes", "row"),
+    [
+        ("auto", {}, ("applied", "CPUs 0-7", "CPUs 4-7", ON_NODE_1)),
+        ("off", {}, ("skipped", "CPUs 0-7", None, "affinity=off")),
+        ("exclusive", {}, ("applied", "CPUs 0-7", "CPUs 6-7", "4 cores of NUMA node 1 divided among 2 devices")),
+        ("node", {"mask": parse("4,6")}, ("already so", "CPUs 4,6", None, ON_NODE_1)),
+        (
+            "auto",
+            {"workers": 3},
+            (
+                *("advised", "CPUs 0-7", "affinity=node"),
+                f"{ON_NODE_1}; 4 CPUs for 3 workers and the training",
+            ),
+        ),
+        ("auto", {"workers": 2}, ("applied", "CPUs 0-7", "CPUs 4-7", ON_NODE_1)),
+        (
+            "node",
+            {"mask": parse("0-4")},
+            (
+                *("applied", "CPUs 0-4", "CPU 4"),
+                f"{ON_NODE_1}; 1 CPU for the training",
+            ),
+        ),
+        (
+            "auto",
+            {"mask": parse("0-3"), "bound_by": "srun"},
+            (
+                *("advised", "CPUs 0-3 by srun", "start the rank there"),
+                f"{ON_NODE_1}, whose CPUs are 4-7",
+            ),
+        ),
+        (
+            "auto",
+            {"machine": Machine(nodes={0: parse("0-7")}, quota=2.5)},
+            ("not applicable", "CPUs 0-7, 2.5 CPUs' worth of time", None, "all CPUs are on one NUMA node"),
+        ),
+    ],
+)
+def test_a_row_says_what_was_found_what_is_done_and_why(affinity, changes, row):
+    assert decided(affinity, **changes) == row
+
+
+@pytest.mark.parametrize(
+    ("unknown", "why"), [(None, "this system does not bind threads to CPUs"), ("OSError: no", "OSError: no")]
+)
+def test_without_facts_nothing_is_done(unknown, why):
+    found = dataclasses.replace(environment.read(), cpu_facts=None, cpus_unknown=unknown)
+    row = CpuAffinity().decide(found, PerfConfig())
+    assert (row.status, row.before, row.why) == ("not applicable", None, why)
+
+
+class OneThread(NoThreads):
+    """The only thread of a process."""
+
+    def __init__(self):
+        self.mask = parse("0-7")
+
+    def all(self):
+        return [1]
+
+    def get(self, thread):
+        return self.mask
+
+    def set(self, thread, cpus):
+        self.mask = cpus
+
+
+@pytest.fixture
+def thread(monkeypatch):
+    only = OneThread()
+    owner = Affinity(only)
+    owner._heard_of_forks = True
+    monkeypatch.setattr(affinity_item, "AFFINITY", owner)
+    return only
+
+
+def apply():
+    found = dataclasses.replace(environment.read(), cpu_facts=FACTS)
+    return CpuAffinity().apply(Fit(config=PerfConfig(), environment=found, step=0, memory=dict))
+
+
+def test_threads_are_bound_until_it_is_closed(thread):
+    bound = apply()
+    assert thread.mask == parse("4-7")
+    bound.closed()
+    bound.closed()
+    assert (thread.mask, bound.turns) == (parse("0-7"), False)
+
+
+def test_a_fit_that_nobody_closed_restores_the_masks_when_it_is_freed(thread):
+    bound = apply()
+    assert thread.mask == parse("4-7")
+    del bound
+    assert thread.mask == parse("0-7")
+
+
+def test_on_trial_it_goes_back_and_forth(thread):
+    bound = apply()
+    seen = []
+    for call in (
+        bound.hold,
+        lambda: bound.turn(2, done=True),
+        lambda: bound.turn(34, done=False),
+        lambda: bound.keep(66),
+        lambda: bound.leave(67),
+    ):
+        assert bound.turns
+        call()
+        seen.append(len(thread.mask))
+    assert seen == [8, 4, 8, 4, 8]
+    assert not bound.turns

@@ -1,0 +1,191 @@
+"""The search for a peak, on a clock of its own; and once on this machine."""
+
+import random
+
+import pytest
+import torch
+
+from perf_callbacks.flops.peaks import matmul_peak
+from perf_callbacks.flops.peaks.matmul_peak import Matmuls, measure, search
+
+
+class Machine:
+    """Multiplies at its rate, at most; a round takes no less than its latency. Seconds in powers of two are exact."""
+
+    def __init__(self, *, rate=2.0**36, latency=0.0, sizes=(256, 512, 1024, 2048), slow=(), preparing=0.0):
+        self.now = 0.0
+        self.sizes = sizes
+        self.ran = []
+        self._rate, self._latency, self._slow, self._preparing = rate, latency, set(slow), preparing
+
+    def clock(self):
+        return self.now
+
+    def flops(self, size):
+        return 2.0 * size**3
+
+    def prepare(self, size):
+        self.now += self._preparing
+
+    def run(self, size):
+        self.ran.append(size)
+        seconds = max(self.flops(size) / self._rate, self._latency)
+        self.now += seconds * (16 if len(self.ran) in self._slow else 1)
+
+
+def searched(machine, seconds=1.0):
+    return search(machine, seconds=seconds, clock=machine.clock)
+
+
+def test_the_best_rate_is_that_of_the_machine():
+    machine = Machine()
+    assert searched(machine).flops_per_second == 2.0**36
+    assert set(machine.ran) == set(machine.sizes)
+
+
+@pytest.mark.parametrize("rate", [2.0**24, 2.0**30, 2.0**36, 2.0**42, 2.0**50])
+@pytest.mark.parametrize("latency", [0.0, 2.0**-12, 2.0**-6])
+def test_the_time_is_kept_unless_the_first_round_alone_takes_longer(rate, latency):
+    machine = Machine(rate=rate, latency=latency)
+    first = max(machine.flops(256) / rate, latency)
+    best = searched(machine)
+    assert best.seconds == machine.now <= max(1.0, first)
+    assert best.rounds == len(machine.ran)
+
+
+def test_a_size_that_is_likely_to_take_too_long_is_not_begun():
+    machine = Machine(rate=2.0**28)  # an eighth of a second for the smallest
+    searched(machine)
+    assert set(machine.ran) == {256}
+
+
+def test_where_rounds_only_take_their_latency_the_larger_matrices_win():
+    machine = Machine(rate=2.0**40, latency=2.0**-6)
+    assert searched(machine).size == 2048
+
+
+def test_rounds_that_were_disturbed_do_not_count():
+    machine = Machine(slow=range(1, 10))
+    assert searched(machine).flops_per_second == 2.0**36
+
+
+def test_a_round_that_takes_no_time_at_all_is_no_division_by_zero():
+    machine = Machine(rate=float("inf"))
+    machine.clock = iter(step / 64 for step in range(10_000)).__next__
+    assert searched(machine).flops_per_second > 0
+
+
+class Uneven(Machine):
+    """Each round takes longer than the one before, until it is left alone."""
+
+    def __init__(self, *, alone=float("inf"), **options):
+        super().__init__(**options)
+        self._alone = alone
+
+    def run(self, size):
+        super().run(size)
+        if self.now < self._alone:
+            self.now += self.flops(size) / self._rate * 1.02 ** len(self.ran)
+
+
+def test_a_best_that_other_rounds_confirm_ends_the_search_in_time():
+    best = search(machine := Machine(), seconds=1.0, most_seconds=2.0, clock=lambda: machine.now)
+    assert best.confirmed
+    assert best.seconds <= 1.0
+
+
+def test_a_best_that_no_other_round_comes_close_to_is_looked_for_longer():
+    machine = Uneven(rate=2.0**33, alone=1.0)
+    best = search(machine, seconds=1.0, most_seconds=2.0, clock=machine.clock)
+    assert (best.flops_per_second, best.confirmed) == (2.0**33, True)
+    assert 1.0 < best.seconds <= 1.5
+
+
+def test_where_none_confirms_it_the_best_is_marked():
+    machine = Uneven(rate=2.0**33)
+    best = search(machine, seconds=1.0, most_seconds=2.0, clock=machine.clock)
+    assert not best.confirmed
+    assert best.seconds == pytest.approx(2.0, rel=0.05)  # less a round, or more
+
+
+class Refusing(Machine):
+    def run(self, size):
+        raise RuntimeError('"addmm_impl_cpu_" not implemented for this')
+
+
+def test_what_was_measured_stands_with_its_conditions():
+    machine = Machine()
+    found = measure(
+        torch.device("cpu"),
+        ["float32", "torch.int8", "float32"],
+        clock=machine.clock,
+        cpu_clock=machine.clock,
+        make=lambda device, dtype: machine,
+    )
+    assert list(found) == ["float32"]
+    best = found["float32"]
+    assert (best.flops_per_second, best.dtype, best.threads) == (2.0**36, "float32", torch.get_num_threads())
+    assert best.cpu_share == pytest.approx(1 / best.threads)
+    assert best.seconds == machine.now <= matmul_peak.SECONDS
+
+
+def test_all_dtypes_share_the_time():
+    machine = Machine()
+    names = ["float32", "bfloat16", "float16"]
+    found = measure(torch.device("cpu"), names, clock=machine.clock, make=lambda device, dtype: machine)
+    assert list(found) == names
+    assert machine.now <= matmul_peak.SECONDS
+
+
+def test_a_dtype_that_can_not_be_multiplied_is_left_out():
+    machines = {torch.float32: Machine(), torch.float16: Refusing()}
+    found = measure(
+        torch.device("cpu"),
+        ["float16", "float32"],
+        clock=machines[torch.float32].clock,
+        make=lambda device, dtype: machines[dtype],
+    )
+    assert list(found) == ["float32"]
+
+
+@pytest.mark.parametrize(
+    ("threads", "share", "disturbed"), [(2, 0.5, True), (2, 0.9, False), (1, 0.5, False), (2, None, False)]
+)
+def test_several_threads_that_had_to_wait_for_each_other_were_disturbed(threads, share, disturbed):
+    found = matmul_peak.Measured(
+        flops_per_second=1.0, dtype="float32", threads=threads, size=256, rounds=1, seconds=1.0, cpu_share=share
+    )
+    assert found.disturbed is disturbed
+
+
+def test_a_best_that_was_not_confirmed_is_disturbed():
+    machine = Uneven(rate=2.0**33)
+    found = measure(
+        torch.device("cpu"),
+        ["float32"],
+        clock=machine.clock,
+        cpu_clock=lambda: machine.now * torch.get_num_threads(),
+        make=lambda *_: machine,
+    )
+    assert found["float32"].disturbed
+    assert found["float32"].seconds == pytest.approx(matmul_peak.MOST_SECONDS, rel=0.05)
+
+
+def test_on_this_machine_nothing_changes_but_the_time():
+    before = torch.get_rng_state(), random.getstate(), torch.get_num_threads(), torch.get_float32_matmul_precision()
+    found = measure(torch.device("cpu"), ["float32"], seconds=0.05)["float32"]
+    after = torch.get_rng_state(), random.getstate(), torch.get_num_threads(), torch.get_float32_matmul_precision()
+    assert found.flops_per_second > 1e6
+    assert found.size in matmul_peak.SIZES["cpu"]
+    assert torch.equal(before[0], after[0])
+    assert before[1:] == after[1:]
+
+
+def test_matrices_are_square_of_the_dtype_and_need_no_gradient():
+    matmuls = Matmuls(torch.device("cpu"), torch.bfloat16)
+    matmuls.prepare(8)
+    matmuls.run(4)  # smaller ones lie in the memory of larger ones
+    left, right, result = (memory[:16].view(4, 4) for memory in matmuls._memory)
+    assert {memory.dtype for memory in matmuls._memory} == {torch.bfloat16}
+    assert torch.allclose(result, left @ right)
+    assert not result.requires_grad

@@ -1,0 +1,195 @@
+"""Measured once for all ranks of a machine, and kept."""
+
+import json
+import os
+import time
+
+import pytest
+import torch
+
+from perf_callbacks.flops.peaks import peak_source as module
+from perf_callbacks.flops.peaks.matmul_peak import Measured
+from perf_callbacks.flops.peaks.peak_source import Cache, cache_directory, conditions, forget, measured_peaks
+
+CPU = torch.device("cpu")
+
+
+def found(dtype="float32", rate=2e11, **changes):
+    usual = {"threads": 1, "size": 512, "rounds": 9, "seconds": 0.5, "cpu_share": 1.0}
+    return Measured(flops_per_second=rate, dtype=dtype, **usual | changes)
+
+
+class Bench:
+    """Measures what it is told, and counts how often it is asked."""
+
+    def __init__(self, directory, rate=2e11, **changes):
+        self.directory = directory
+        self.asked = []
+        self.rate, self.changes = rate, changes
+
+    def measure(self, device, dtypes):
+        self.asked.append(list(dtypes))
+        return {dtype: found(dtype, self.rate, **self.changes) for dtype in dtypes if dtype != "float16"}
+
+    def peaks(self, *dtypes, device=CPU, **options):
+        usual = {"directory": self.directory, "measure": self.measure}
+        return measured_peaks(device, dtypes or ("float32",), **usual | options)
+
+
+@pytest.fixture(autouse=True)
+def _another_process():
+    module._KNOWN.clear()
+    yield
+    module._KNOWN.clear()
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Bench(tmp_path / "cache")
+
+
+@pytest.fixture
+def cache(bench):
+    return Cache(bench.directory, conditions(CPU))
+
+
+def test_what_is_measured_is_labelled_so(bench):
+    peaks = bench.peaks()
+    assert peaks.measured
+    assert peaks.by_dtype == {"float32": 2e11}
+    assert peaks.source == "measured on cpu with 1 thread: float32 0.2 TFLOPS at 512 x 512"
+
+
+def test_a_process_measures_once(bench):
+    assert bench.peaks() == bench.peaks() == bench.peaks("torch.float32")
+    assert bench.asked == [["float32"]]
+
+
+def test_a_later_process_takes_what_is_kept(bench):
+    first = bench.peaks()
+    module._KNOWN.clear()
+    assert bench.peaks() == first
+    assert bench.asked == [["float32"]]
+
+
+def test_only_a_dtype_that_is_new_is_measured(bench, cache):
+    bench.peaks("float32")
+    assert bench.peaks("float32", "bf16").by_dtype == {"float32": 2e11, "bfloat16": 2e11}
+    assert bench.asked == [["float32"], ["bfloat16"]]
+    assert sorted(cache.read(fresh=True)) == ["bfloat16", "float32"]
+
+
+def test_what_can_not_be_measured_is_left_out(bench):
+    assert bench.peaks("float16") is None
+    assert bench.peaks("float16", "float32", "float8_e4m3fn").by_dtype == {"float32": 2e11}
+
+
+def test_what_is_kept_for_a_day_is_measured_anew_and_the_better_counts(bench, cache):
+    cache.write({"float32": found(rate=3e11)})
+    old = time.time() - 2 * 86400
+    os.utime(cache.path, (old, old))
+    assert bench.peaks().by_dtype == {"float32": 3e11}
+    assert bench.asked == [["float32"]]
+    assert cache.read(fresh=True)["float32"].flops_per_second == 3e11
+
+
+def test_what_was_measured_on_a_busy_machine_says_so_and_is_measured_anew(bench, tmp_path):
+    busy = Bench(bench.directory, rate=1e9, threads=2, cpu_share=0.3)
+    assert ", while others had the CPU: float32 0.001 TFLOPS" in busy.peaks().source
+    module._KNOWN.clear()
+    assert bench.peaks().by_dtype == {"float32": 2e11}
+
+
+def test_the_other_ranks_of_a_cpu_do_without_until_the_first_has_measured(bench):
+    assert bench.peaks(local_rank=1) is None
+    first = bench.peaks()
+    module._KNOWN.clear()
+    assert bench.peaks(local_rank=1) == first
+    assert bench.asked == [["float32"]]
+
+
+def test_all_ranks_do_without_a_peak_that_only_a_busy_machine_has_shown(bench, cache):
+    cache.write({"float32": found(threads=2, cpu_share=0.3)})
+    assert bench.peaks(local_rank=1) is None
+
+
+def test_a_device_of_its_own_is_measured_by_each_rank(bench, monkeypatch):
+    monkeypatch.setattr(module.devices, "name", lambda device: "Imaginary 9000")
+    peaks = bench.peaks(device=torch.device("meta"), local_rank=1)
+    assert peaks.source.startswith("measured on Imaginary 9000: ")
+
+
+def test_other_conditions_are_another_measurement(bench, monkeypatch):
+    bench.peaks()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    bench.peaks()
+    assert len(bench.asked) == 2
+    assert len(list(bench.directory.iterdir())) == 2
+
+
+def test_what_turned_out_wrong_is_measured_anew(bench):
+    bench.peaks()
+    forget(CPU, bench.directory)
+    forget(CPU, bench.directory)
+    bench.peaks()
+    assert len(bench.asked) == 2
+
+
+def test_where_nothing_can_be_written_nothing_is_kept(tmp_path):
+    (tmp_path / "file").write_text("")
+    bench = Bench(tmp_path / "file" / "cache")
+    assert bench.peaks().by_dtype == {"float32": 2e11}
+    forget(CPU, bench.directory)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "{}", '{"conditions": {}, "measured": {}}', "\x00", '{"conditions": null, "measured": null}'],
+)
+def test_a_file_that_makes_no_sense_is_as_none(bench, cache, content):
+    cache.path.parent.mkdir(parents=True)
+    cache.path.write_text(content)
+    assert cache.read(fresh=True) == {}
+    assert bench.peaks().by_dtype == {"float32": 2e11}
+    assert list(cache.read(fresh=True)) == ["float32"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"rate": rate} for rate in (0, -1, "fast", None, True, float("nan"), float("inf"))]
+    + [{"threads": "two"}, {"size": None}, {"cpu_share": "all"}],
+)
+def test_a_number_that_makes_no_sense_is_as_none(cache, changes):
+    cache.write({"float32": found(**changes)})
+    assert cache.read(fresh=False) == {}
+
+
+def test_no_torn_file_is_left_behind(bench):
+    bench.peaks()
+    (path,) = bench.directory.iterdir()
+    assert path.suffix == ".json"
+    assert json.loads(path.read_text())["conditions"]["device"] == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("variable", "expected"), [("XDG_CACHE_HOME", "perf_callbacks"), ("HOME", ".cache/perf_callbacks")]
+)
+def test_it_is_kept_in_the_cache_of_the_user(monkeypatch, tmp_path, variable, expected):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv(variable, str(tmp_path))
+    assert cache_directory() == tmp_path / expected
+
+
+def test_nobody_has_no_cache(monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(module.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    cache = Cache(cache_directory(), conditions(CPU))
+    cache.write({"float32": found()})
+    assert cache.read(fresh=False) == {}
+
+
+def test_the_processor_goes_by_its_name_where_the_system_tells(monkeypatch):
+    assert module._processor()
+    monkeypatch.setattr(module.Path, "read_text", lambda *_, **__: (_ for _ in ()).throw(OSError()))
+    monkeypatch.setattr(module.platform, "processor", lambda: "a processor")
+    assert module._processor() == "a processor"

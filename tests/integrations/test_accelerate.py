@@ -1,0 +1,576 @@
+"""What the Accelerate door counts and logs in loops that know nothing of it, and what it gets along with."""
+
+import copy
+import functools
+import gc
+import inspect
+import pickle
+import sys
+from contextlib import nullcontext
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard
+from accelerate.utils import DataLoaderConfiguration
+from accelerated import an_accelerator, evaluate, prepared, rows_of_tokens, train
+from launching import python
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tiny import Tokens, llama, records, steps, unwrapped
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from perf_callbacks import PerfConfig
+from perf_callbacks.accelerate import attach
+from perf_callbacks.kernel.records.fit_records import Row, Run, Span, Summary
+
+pytestmark = pytest.mark.usefixtures("accelerate_state")
+
+FORKED = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+
+def test_an_unmodified_loop_with_accumulation_and_evaluation_reaches_tensorboard_beside_the_loss(tmp_path):
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4, log_with="tensorboard", project_dir=tmp_path)
+    perf = attach(accelerator)
+    accelerator.init_trackers("run")
+    train(accelerator, *prepared(accelerator, rows_of_tokens(34), rows_of_tokens(6)), epochs=2)
+    accelerator.end_training()
+
+    assert [(step["step"], step["samples"]) for step in steps(tmp_path)] == [
+        (number, 2 if number in {5, 10} else 8) for number in range(1, 11)
+    ]
+    excluded = {1: "first", 2: "counted", 6: "evaluation"}
+    assert {step["step"]: step["excluded"] for step in steps(tmp_path) if step["excluded"]} == excluded
+    assert [(span.kind, span.step) for span in records(tmp_path, Span)] == [("evaluation", 5), ("evaluation", 10)]
+
+    events = EventAccumulator(str(tmp_path / "run"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("loss")] == [100 + number for number in range(1, 11)]
+    included = [number for number in range(1, 11) if number not in excluded]
+    rows = {row.step: row.metrics for row in records(tmp_path, Row)}
+    assert [*rows] == included
+    for key in ("perf/step_time", "perf/samples_per_second", "perf/tokens_per_second", "perf/data_time"):
+        logged = {event.step: event.value for event in events.Scalars(key)}
+        assert logged == pytest.approx({100 + number: rows[number][key] for number in included}, rel=1e-4)
+    assert perf.summary.failure is None
+
+
+def test_the_keys_of_the_user_win_and_his_values_are_left_as_they_are(tmp_path):
+    accelerator = an_accelerator(tmp_path)
+    attach(accelerator)
+    model, optimizer, training, _ = prepared(accelerator, rows_of_tokens(8))
+    mine = {"perf/step_time": "mine", "loss": 1.0}
+    for batch in training:
+        accelerator.backward(model(**batch).loss)
+        optimizer.step()
+        accelerator.log(values=mine, step=7)
+    accelerator.end_training()
+    step, last = accelerator.trackers[0].rows[-1]
+    assert mine == {"perf/step_time": "mine", "loss": 1.0}
+    assert (step, last["perf/step_time"], last["loss"]) == (7, "mine", 1.0)
+    assert "perf/forward_time" in last
+
+
+def test_a_log_without_a_new_step_is_left_alone(tmp_path):
+    accelerator = an_accelerator(tmp_path)
+    perf = attach(accelerator)
+    values = {"note": "hello"}
+    accelerator.log(values)
+    assert accelerator.trackers[0].rows == [(None, values)]
+    perf.close("not wanted")
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from (Tokens()[index] for index in range(10))
+
+
+def dispatching():
+    return {"dataloader_config": DataLoaderConfiguration(dispatch_batches=True)}
+
+
+@FORKED
+@pytest.mark.parametrize(
+    ("loader", "accumulation", "options", "expected"),
+    [
+        (lambda: rows_of_tokens(8), 1, dict, [(2, 32)] * 4),
+        (lambda: rows_of_tokens(10, batch_size=4), 1, dict, [(4, 64), (4, 64), (2, 32)]),
+        (lambda: rows_of_tokens(22, batch_size=4), 4, dict, [(16, 256), (6, 96)]),
+        (lambda: rows_of_tokens(10, batch_size=4, num_workers=2), 1, dict, [(4, 64), (4, 64), (2, 32)]),
+        (lambda: rows_of_tokens(10, batch_size=4), 1, dispatching, [(4, 64), (4, 64), (2, 32)]),
+        (lambda: DataLoader(Stream(), batch_size=4), 1, dict, [(4, 64), (4, 64), (2, 32)]),
+        (lambda: DataLoader(Stream(), batch_size=4), 1, dispatching, [(4, 64), (4, 64), (2, 32)]),
+    ],
+    ids=["even", "ragged", "accumulated", "two workers", "dispatched", "stream", "stream dispatched"],
+)
+def test_samples_and_tokens_are_exact(tmp_path, loader, accumulation, options, expected):
+    accelerator = an_accelerator(tmp_path, gradient_accumulation_steps=accumulation, **options())
+    with attach(accelerator) as perf:
+        train(accelerator, *prepared(accelerator, loader()))
+    assert [(step["samples"], step["tokens"]) for step in steps(tmp_path)] == expected
+    samples, tokens = (sum(column) for column in zip(*expected, strict=True))
+    summary = perf.summary
+    assert (summary.samples, summary.tokens, summary.total_samples, summary.total_tokens) == (samples, tokens) * 2
+    assert all(step["data_time"] > 0 for step in steps(tmp_path))
+
+
+@pytest.mark.parametrize(("mask", "useful"), [(True, 2 * 16 + 2 * 5), (False, None)])
+def test_useful_tokens_are_those_that_the_mask_keeps(tmp_path, mask, useful):
+    accelerator = an_accelerator(tmp_path)
+    with attach(accelerator, PerfConfig(flops="off")) as perf:
+        train(accelerator, *prepared(accelerator, rows_of_tokens(8, (16, 5), batch_size=4, mask=mask)))
+    assert perf.summary.included_useful_tokens == useful
+
+
+@pytest.mark.parametrize(("options", "kind"), [(dict, DataLoaderShard), (dispatching, DataLoaderDispatcher)])
+def test_a_prepared_loader_is_what_it_was_to_everybody_else(tmp_path, options, kind):
+    accelerator = an_accelerator(tmp_path, **options())
+    perf = attach(accelerator)
+    data = Tokens(10)
+    loader = accelerator.prepare(DataLoader(data, batch_size=4))
+    assert isinstance(loader, DataLoader)
+    assert isinstance(loader, kind)
+    assert (type(loader).__name__, type(loader).__module__) == (kind.__name__, kind.__module__)
+    assert (len(loader), loader.dataset, loader.total_dataset_length) == (3, data, 10)
+    loader.set_epoch(3)
+    assert loader.iteration == 3
+    assert [loader.end_of_dataloader for _ in loader] == [False, False, True]
+    for other in (copy.copy(loader), copy.deepcopy(loader)):
+        assert type(other) is kind
+    assert isinstance(accelerator.skip_first_batches(loader, 1), kind)
+    assert len(list(accelerator.skip_first_batches(loader, 1))) == 2
+    perf.close("enough")
+    assert type(loader) is kind
+
+
+def test_a_measured_loader_pickles_as_it_did(tmp_path):
+    accelerator = an_accelerator(tmp_path)
+    loader = accelerator.prepare(rows_of_tokens(8))
+    plain = pickle.dumps(loader)
+    perf = attach(accelerator)
+    assert pickle.dumps(loader) == plain
+    perf.close("enough")
+
+
+def test_metrics_gathered_in_an_evaluation_are_without_the_duplicates(tmp_path):
+    accelerator = an_accelerator(tmp_path)
+    with attach(accelerator):
+        model, optimizer, training, validation = prepared(accelerator, rows_of_tokens(8), rows_of_tokens(5))
+        train(accelerator, model, optimizer, training)
+        gathered = [accelerator.gather_for_metrics(batch["input_ids"]) for batch in validation]
+    assert [len(one) for one in gathered] == [2, 2, 1]
+
+
+def test_a_resumed_epoch_is_measured_by_the_batches_that_are_left(tmp_path):
+    accelerator = an_accelerator(tmp_path, gradient_accumulation_steps=2)
+    with attach(accelerator):
+        train(accelerator, *prepared(accelerator, rows_of_tokens(20)), skip=5, epochs=2)
+    assert [step["samples"] for step in steps(tmp_path)] == [4, 4, 2, 4, 4, 4, 4, 4]
+    assert all(step["data_time"] > 0 for step in steps(tmp_path))
+
+
+def one_step(accelerator, model, optimizer, batch):
+    accelerator.backward(model(**batch).loss)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def skipping(accelerator, model, optimizer, training, _validation):
+    for number, batch in enumerate(training):
+        if number >= 2:
+            one_step(accelerator, model, optimizer, batch)
+    return [2, 2, 1]
+
+
+def leaving_early(accelerator, model, optimizer, training, _validation):
+    for _epoch in range(2):
+        for number, batch in enumerate(training):
+            if number == 2:
+                break
+            one_step(accelerator, model, optimizer, batch)
+    return [2, 2, 2, 2]
+
+
+def fetching_ahead(accelerator, model, optimizer, training, _validation):
+    batches = iter(training)
+    for _step in range(2):
+        for batch in [next(batches), next(batches)]:
+            accelerator.backward(model(**batch).loss)
+        optimizer.step()
+    return [4, 4]
+
+
+def taking_apart(accelerator, model, optimizer, training, _validation):
+    for batch in training:
+        ids, labels = batch.pop("input_ids"), batch.pop("labels")
+        one_step(accelerator, model, optimizer, {"input_ids": ids, "labels": labels})
+    return [2, 2, 2, 2, 1]
+
+
+def two_backwards(accelerator, model, optimizer, training, _validation):
+    for batch in training:
+        accelerator.backward(model(**batch).loss)
+        one_step(accelerator, model, optimizer, batch)
+    return [2, 2, 2, 2, 1]
+
+
+def side_by_side(accelerator, model, optimizer, training, validation):
+    for batch, other in zip(training, validation, strict=False):
+        loss = model(**batch).loss + model(**other).loss
+        accelerator.backward(loss)
+        optimizer.step()
+    return [5, 4]
+
+
+def side_by_side_and_ahead(accelerator, model, optimizer, training, validation):
+    pairs = zip(training, validation, strict=False)
+    pair = next(pairs)
+    while pair is not None:
+        following = next(pairs, None)
+        accelerator.backward(model(**pair[0]).loss + model(**pair[1]).loss)
+        optimizer.step()
+        pair = following
+    return [5, 4]
+
+
+def evaluating_before_the_step(accelerator, model, optimizer, training, validation):
+    for batch in training:
+        evaluate(model, validation)
+        model.train()
+        one_step(accelerator, model, optimizer, batch)
+    return [2, 2, 2, 2, 1]
+
+
+def evaluating_on_the_same_loader(accelerator, model, optimizer, training, _validation):
+    for batch in training:
+        one_step(accelerator, model, optimizer, batch)
+    evaluate(model, training)
+    model.train()
+    for batch in training:
+        one_step(accelerator, model, optimizer, batch)
+    return [2, 2, 2, 2, 1] * 2
+
+
+def always_in_evaluation_mode(accelerator, model, optimizer, training, validation):
+    for _epoch in range(2):
+        model.eval()  # as for frozen statistics
+        for batch in training:
+            one_step(accelerator, model, optimizer, batch)
+        evaluate(model, validation)
+    return [2, 2, 2, 2, 1] * 2
+
+
+def evaluating_without_eval(accelerator, model, optimizer, training, validation):
+    for _epoch in range(2):
+        for batch in training:
+            one_step(accelerator, model, optimizer, batch)
+        with torch.no_grad():
+            for batch in validation:
+                model(**batch)
+    return [2, 2, 2, 2, 1] * 2
+
+
+LOOPS = [
+    skipping,
+    leaving_early,
+    fetching_ahead,
+    taking_apart,
+    two_backwards,
+    side_by_side,
+    side_by_side_and_ahead,
+    evaluating_before_the_step,
+    evaluating_on_the_same_loader,
+    always_in_evaluation_mode,
+    evaluating_without_eval,
+]
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__.replace("_", " "))
+def test_a_batch_counts_once_it_is_trained_on(tmp_path, loop):
+    accelerator = an_accelerator(tmp_path)
+    with attach(accelerator) as perf:
+        expected = loop(accelerator, *prepared(accelerator, rows_of_tokens(9), rows_of_tokens(5, batch_size=3)))
+    assert [step["samples"] for step in steps(tmp_path)] == expected
+    assert perf.summary.samples == sum(expected)
+
+
+@pytest.mark.parametrize(
+    ("loop", "expected"),
+    [
+        (evaluating_before_the_step, dict.fromkeys(range(2, 6), "evaluation")),
+        (evaluating_on_the_same_loader, {6: "evaluation"}),
+        (always_in_evaluation_mode, {6: "evaluation"}),
+        (evaluating_without_eval, {6: "evaluation"}),
+        (two_backwards, {}),
+        (side_by_side, {}),
+    ],
+    ids=lambda loop: loop.__name__.replace("_", " ") if callable(loop) else "",
+)
+def test_only_the_step_in_which_an_evaluation_falls_is_in_no_row(tmp_path, loop, expected):
+    accelerator = an_accelerator(tmp_path)
+    with attach(accelerator, PerfConfig(flops="off")):
+        loop(accelerator, *prepared(accelerator, rows_of_tokens(9), rows_of_tokens(5, batch_size=3)))
+    found = {step["step"]: step["excluded"] for step in steps(tmp_path)}
+    assert {number: reason for number, reason in found.items() if number > 1 and reason} == expected
+
+
+class Twofold(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, inputs):
+        return self.linear(inputs)
+
+
+@pytest.mark.parametrize("way", ["before", "after", "by accelerate"])
+def test_the_call_of_a_compiled_model_is_forward_and_its_evaluation_is_seen(tmp_path, way):
+    torch._dynamo.reset()
+    accelerator = an_accelerator(tmp_path, **({"dynamo_backend": "eager"} if way == "by accelerate" else {}))
+    with attach(accelerator):
+        model = Twofold()
+        if way == "before":
+            model.compile(backend="eager")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(torch.ones(8, 4), batch_size=2))
+        if way == "after":
+            model.compile(backend="eager")
+        for inputs in loader:
+            accelerator.backward(model(inputs).mean())
+            optimizer.step()
+        with torch.no_grad():
+            model.eval()(torch.ones(2, 4))
+    assert all(step["forward_time"] > 0 for step in steps(tmp_path))
+    assert [(span.kind, span.step) for span in records(tmp_path, Span)] == [("evaluation", 4)]
+
+
+def test_of_several_optimizers_the_first_that_was_prepared_counts(tmp_path):
+    accelerator = an_accelerator(tmp_path)
+    perf = attach(accelerator, PerfConfig(flops="off"))
+    generator, critic = Twofold(), Twofold()
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (generator, critic)]
+    generator, critic, first, second, loader = accelerator.prepare(
+        generator, critic, *optimizers, DataLoader(torch.ones(10, 4), batch_size=2)
+    )
+    for inputs in loader:
+        for _ in range(3):
+            accelerator.backward(critic(generator(inputs).detach()).mean())
+            second.step()
+            second.zero_grad()
+        accelerator.backward(critic(generator(inputs)).mean())
+        first.step()
+        first.zero_grad()
+    accelerator.end_training()
+    assert [(step["step"], step["samples"]) for step in steps(tmp_path)] == [(number, 2) for number in range(1, 6)]
+    assert {step["excluded"] for step in steps(tmp_path)} == {"first", None}
+    assert perf.summary.stage_seconds["optimizer_time"] > 0
+
+
+def test_a_teacher_in_evaluation_mode_is_forward(tmp_path):
+    accelerator = an_accelerator(tmp_path)
+    with attach(accelerator):
+        model, optimizer, training, _ = prepared(accelerator, rows_of_tokens(10))
+        teacher = accelerator.prepare(llama().eval())
+        for batch in training:
+            with torch.no_grad():
+                teacher(**batch)
+            one_step(accelerator, model, optimizer, batch)
+    assert records(tmp_path, Span) == []
+    assert [step["samples"] for step in steps(tmp_path)] == [2] * 5
+
+
+def test_a_step_that_was_skipped_for_an_overflow_does_not_count(tmp_path):
+    accelerator = an_accelerator(tmp_path)
+    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    with attach(accelerator):
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(torch.ones(10, 4), batch_size=2))
+        for number, inputs in enumerate(loader):
+            accelerator.backward(model(inputs).mean() * (float("inf") if number == 2 else 1.0))
+            optimizer.step()
+            assert optimizer.step_was_skipped == (number == 2)
+            optimizer.zero_grad()
+    assert [(step["step"], step["samples"]) for step in steps(tmp_path)] == [(1, 2), (2, 2), (3, 4), (4, 2)]
+
+
+def test_zero_grad_keeps_its_signature_also_where_somebody_wraps_it(tmp_path):
+    accelerator = an_accelerator(tmp_path)
+    model, _, training, _ = prepared(accelerator, rows_of_tokens(4))
+    several = [torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2)]
+    expected = inspect.signature(several[0].zero_grad)
+    with attach(accelerator):
+        for optimizer in several:
+            accelerator.prepare(optimizer)
+        train(accelerator, model, accelerator.prepare(several[0]), training)
+        for optimizer in several:
+            assert "zero_grad" in vars(optimizer)
+            for method in (optimizer.zero_grad, functools.wraps(optimizer.zero_grad)(lambda **_: None)):
+                assert inspect.signature(method) == expected
+
+
+def test_what_was_prepared_before_is_measured_too(tmp_path):
+    accelerator = an_accelerator(tmp_path)
+    mine = prepared(accelerator, rows_of_tokens(10))
+    with attach(accelerator) as perf:
+        train(accelerator, *mine)
+    assert perf.summary.samples == 10
+    assert all(step["data_time"] > 0 for step in steps(tmp_path))
+
+
+def test_a_plain_backward_and_a_loader_of_ones_own_are_measured_as_far_as_they_can_be(tmp_path):
+    accelerator = an_accelerator(tmp_path)
+    with attach(accelerator) as perf:
+        model = nn.Linear(4, 1)
+        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in range(4):
+            accelerator.backward(model(torch.ones(2, 4)).mean())
+            optimizer.step()
+    assert (perf.summary.steps, perf.summary.samples) == (4, None)
+    assert perf.summary.stage_seconds.keys() >= {"forward_time", "backward_time", "optimizer_time"}
+
+
+def test_where_nothing_was_prepared_a_sentence_says_so(tmp_path, caplog):
+    accelerator = an_accelerator(tmp_path)
+    attach(accelerator)
+    accelerator.end_training()
+    assert [record.getMessage() for record in caplog.records if record.name == "perf_callbacks"] == [
+        (
+            "perf_callbacks measured nothing: call attach(accelerator) before accelerator.prepare(...), and prepare "
+            "the model and its optimizer with that accelerator."
+        )
+    ]
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_kill_switch_leaves_everything_alone(tmp_path, monkeypatch, capsys, caplog):
+    monkeypatch.setenv("PERF_CALLBACKS", "0")
+    accelerator = an_accelerator(tmp_path)
+    before = dict(vars(accelerator))
+    perf = attach(accelerator)
+    assert vars(accelerator) == before
+    train(accelerator, *prepared(accelerator, rows_of_tokens(8)))
+    accelerator.end_training()
+    assert (perf.summary, perf.state(), caplog.records) == (None, {}, [])
+    assert not list(tmp_path.iterdir())
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_person_sees_a_line_at_the_start_and_a_table_at_the_end(tmp_path, capsys):
+    accelerator = an_accelerator(tmp_path)
+    attach(accelerator)
+    train(accelerator, *prepared(accelerator, rows_of_tokens(8)))
+    accelerator.end_training()
+    first, collector, loaders, affinity, *table = unwrapped(capsys.readouterr().out).splitlines()
+    assert first.endswith(f"journal {tmp_path / 'perf_callbacks' / 'rank0.jsonl'}")
+    assert [collector.split()[:2], loaders.split()[:3]] == [["gc", "applied"], ["loaders", "not", "applicable"]]
+    assert affinity.split()[:3] == ["affinity", "not", "applicable"]
+    assert table[0].startswith("perf_callbacks: 4 steps, 2 measured (without first step, FLOP counts): ")
+    (run,) = records(tmp_path, Run)
+    assert (run.door, run.device, run.rank, run.world_size, run.step) == ("accelerate", "cpu", 0, 1, 0)
+    assert "accelerate" in run.versions
+
+
+def test_freeing_memory_ends_a_fit_and_what_is_prepared_next_is_another(tmp_path):
+    accelerator = an_accelerator(tmp_path)
+    perf = attach(accelerator)
+    for rows in (8, 12):
+        model, optimizer, training, _ = prepared(accelerator, rows_of_tokens(rows))
+        train(accelerator, model, optimizer, training)
+        model, optimizer, training = accelerator.free_memory(model, optimizer, training)
+    accelerator.end_training()
+    assert [len(steps(tmp_path, attempt=number)) for number in (0, 1)] == [4, 6]
+    first, second = (records(tmp_path, Run, attempt=number)[0] for number in (0, 1))
+    assert (first.run_id != second.run_id, second.attempt, second.step) == (True, 1, 0)
+    assert perf.summary.samples == 12
+
+
+@pytest.mark.skipif(version("accelerate").startswith("1.0."), reason="1.0 keeps it, attached or not")
+def test_freeing_memory_frees_the_model(tmp_path):
+    accelerator = an_accelerator(tmp_path)
+    with attach(accelerator):
+        model, optimizer, training, _ = prepared(accelerator, rows_of_tokens(8))
+        train(accelerator, model, optimizer, training)
+        alive = torch.nn.Parameter.__hash__(next(model.parameters()))
+        model, optimizer, training = accelerator.free_memory(model, optimizer, training)
+        gc.collect()
+        assert alive not in {id(one) for one in gc.get_objects() if isinstance(one, torch.nn.Parameter)}
+
+
+@pytest.mark.parametrize("prepare", [nullcontext, torch.no_grad], ids=["with gradients", "without"])
+def test_a_loop_that_only_evaluates_leaves_no_journal(tmp_path, prepare):
+    accelerator = an_accelerator(tmp_path)
+    perf = attach(accelerator, PerfConfig())
+    model, _, _, validation = prepared(accelerator, rows_of_tokens(2), rows_of_tokens(8))
+    model.eval()
+    with prepare():
+        for batch in validation:
+            model(**batch)
+    perf.close("only looking")
+    assert perf.summary is None
+    assert records_or_nothing(tmp_path) == []
+
+
+RANK = """
+import sys
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader
+from perf_callbacks.accelerate import attach
+
+class Tracker:
+    name = "printed"
+    main_process_only = True
+
+    def log(self, values, step=None, **_):
+        print(step, *sorted(values))
+
+    def finish(self):
+        print("finished")
+
+torch.set_num_threads(1)
+accelerator = Accelerator(gradient_accumulation_steps=2)
+accelerator.trackers = [Tracker()]
+attach(accelerator)
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(torch.ones(26, 8), batch_size=2)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for number, batch in enumerate(loader, 1):
+    with accelerator.accumulate(model):
+        accelerator.backward(model(batch).mean())
+        optimizer.step()
+        optimizer.zero_grad()
+    if accelerator.sync_gradients:
+        accelerator.log({"loss": 1.0}, step=number)
+accelerator.save_state("checkpoint")
+accelerator.end_training()
+"""
+
+
+@pytest.mark.slow
+def test_each_of_two_ranks_has_a_journal_and_the_first_logs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(RANK)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2]
+    local = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+    status, printed = python(*torchrun, "train.py", ACCELERATE_USE_CPU="true", **local)
+    assert status == 0, printed
+    # 13 batches between two ranks: the shorter one gets rows of the first batch once more
+    rows = [line.split() for line in printed.splitlines() if line[:2].strip().isdigit()]
+    assert [row[0] for row in rows] == ["2", "4", "6", "7"]
+    assert "perf/samples_per_second_per_device" in rows[-1]
+    assert "perf/samples_per_second" not in rows[-1]
+    assert printed.count("perf_callbacks: 4 steps") == 1
+    for rank in range(2):
+        (run,) = records(tmp_path, Run, rank=rank)
+        assert (run.rank, run.world_size) == (rank, 2)
+        assert [step["samples"] for step in steps(tmp_path, rank=rank)] == [4, 4, 4, 2]
+        assert (tmp_path / "checkpoint" / ("perf_callbacks.1.json" if rank else "perf_callbacks.json")).is_file()
+
+
+def records_or_nothing(directory):
+    return records(directory, Summary) if (directory / "perf_callbacks").exists() else []

@@ -1,0 +1,147 @@
+"""The CPUs of this process through every door: narrowed while a fit lasts, and as they were found afterwards."""
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from faults import ERRORS
+from sampling import sampled
+from short_trainings import DOORS, STEPS
+from tiny import records
+from torch.utils.data import DataLoader, Dataset
+
+from perf_callbacks import PerfConfig, checklist
+from perf_callbacks.kernel.engine import engine
+from perf_callbacks.kernel.fit import proving, trial
+from perf_callbacks.kernel.fit.trial import Outcome, Trial
+from perf_callbacks.kernel.process import topology
+from perf_callbacks.kernel.process.cpu_sets import part, ranges
+from perf_callbacks.kernel.records.fit_records import Checklist
+from perf_callbacks.loop import measure
+
+ALL = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
+CORES = sorted([core & ALL for core in topology.machine(Path("/"), cores=True).cores if core & ALL], key=min)
+
+pytestmark = [
+    pytest.mark.usefixtures("accelerate_state", "two_ranks"),
+    pytest.mark.skipif(len(CORES) < 2, reason="there is one core, so there is nothing to choose"),
+]
+every_door = pytest.mark.parametrize("through", DOORS.values(), ids=DOORS)
+
+
+@pytest.fixture
+def two_ranks(monkeypatch):
+    """This is the second of two ranks, as an MPI says it; nobody here takes that for a job."""
+    monkeypatch.setenv("MPI_LOCALRANKID", "1")
+    monkeypatch.setenv("MPI_LOCALNRANKS", "2")
+
+
+def masks():
+    return {frozenset(os.sched_getaffinity(int(path.name))) for path in Path("/proc/self/task").iterdir()}
+
+
+def own():
+    return part(CORES, 1, 2) if CORES else ALL
+
+
+@every_door
+def test_a_rank_runs_on_cores_of_its_own_while_a_fit_lasts(tmp_path, through):
+    seen = []
+    summary = through(tmp_path, lambda _: seen.append(masks()), affinity="exclusive").summary
+    assert seen == [{own()}] * STEPS
+    assert masks() == {ALL}
+    (row,) = [row for row in records(tmp_path, Checklist) if row.item == "affinity"]
+    assert (row.status, row.after.split()[1]) == ("applied", ranges(own()))
+    assert row.why.startswith(f"{len(CORES)} cores divided among 2 ranks")
+    assert summary.failure is None
+
+
+@pytest.mark.parametrize(("through", "error"), sampled(DOORS, ERRORS))
+def test_however_it_ends_the_masks_are_back(tmp_path, through, error):
+    def after_step(step):
+        if step == 3:
+            assert masks() == {own()}
+            raise error
+
+    with pytest.raises((type(error), SystemExit)):  # Lightning exits after an interrupt
+        through(tmp_path, after_step, affinity="exclusive")
+    assert masks() == {ALL}
+
+
+@pytest.mark.parametrize(("through", "other"), sampled(DOORS, {name: DOORS[name] for name in ("transformers", "loop")}))
+def test_a_fit_within_a_fit_leaves_the_outer_one_what_it_had(tmp_path, through, other):
+    seen = []
+
+    def after_step(step):
+        seen.append(masks())
+        if step == 4:
+            other(tmp_path / "inner", lambda _: seen.append(masks()), affinity="exclusive")
+
+    through(tmp_path, after_step, affinity="exclusive")
+    assert seen == [{own()}] * 2 * STEPS
+    assert masks() == {ALL}
+
+
+SWITCHES = [{"checklist": "off"}, {"skip": "affinity"}, {"affinity": "off"}, {"enabled": False}]
+
+
+@pytest.mark.parametrize(("through", "config"), sampled(DOORS, SWITCHES))
+def test_each_switch_leaves_the_masks_alone(tmp_path, through, config):
+    seen = []
+    through(tmp_path, lambda _: seen.append(masks()), **{"affinity": "exclusive", **config})
+    assert seen in ([{ALL}] * STEPS, [])
+
+
+class Masks(Dataset):
+    """Number of CPUs where the item is made."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return torch.tensor([float(cpu in os.sched_getaffinity(0)) for cpu in sorted(ALL)])
+
+
+def test_loader_workers_run_on_these_cores_too_and_fits_may_overlap(tmp_path):
+    model = torch.nn.Linear(len(ALL), 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    config = PerfConfig(output_dir=str(tmp_path), affinity="exclusive")
+
+    def fit():
+        return measure(
+            model=model, optimizer=optimizer, loader=DataLoader(Masks(), batch_size=4, num_workers=1), config=config
+        )
+
+    one, other = fit(), fit()
+    one.__enter__()
+    other.__enter__()
+    for batch in other.loader:
+        assert batch.tolist() == [[float(cpu in own()) for cpu in sorted(ALL)]] * 4
+    one.__exit__(None, None, None)
+    assert masks() == {own()}
+    other.__exit__(None, None, None)
+    assert masks() == {ALL}
+
+
+@pytest.mark.parametrize(("through", "kept"), sampled(DOORS, {"kept": True, "not": False}))
+def test_on_trial_the_threads_change_cpus_with_each_turn(tmp_path, monkeypatch, through, kept):
+    monkeypatch.setattr(engine, "FLUSH_SECONDS", math.inf)  # a verdict comes with a full block, not with the clock
+    monkeypatch.setattr(checklist, "SLOT", 0)
+    monkeypatch.setattr(Trial, "outcome", lambda _: Outcome(0.002, 0.001 if kept else -0.001, 0.003, 0.01, 8))
+    for module in (trial, proving):
+        monkeypatch.setattr(module, "TURN", 3)
+        monkeypatch.setattr(module, "PAIRS", 8)
+    seen = {}
+
+    def after_step(step):
+        seen[step] = masks()
+
+    through(tmp_path, after_step, steps=70, checklist="prove", skip="gc", affinity="exclusive")
+    turns = {step: Trial(2).done_after(step) for step in range(2, 64)}
+    assert {step: seen[step] == {own()} for step in turns} == turns
+    assert seen[70] == {own() if kept else ALL}
+    assert masks() == {ALL}
+    rows = [row.status for row in records(tmp_path, Checklist) if row.item == "affinity"]
+    assert rows == ["on trial", "applied" if kept else "skipped"]

@@ -1,0 +1,228 @@
+"""Whatever breaks in counting: training comes to the same, one warning at most, and nothing of it stays behind."""
+
+import itertools
+import warnings as filters
+
+import pytest
+import tiny
+import tiny_lightning
+import torch
+from counted import bits, counts, gpt2, ids, known, left_behind, loop, truth
+from faults import EVALUATES_ALWAYS, Fault, parts, warnings
+from sampling import sampled
+from transformers import TrainerCallback
+
+from perf_callbacks import PerfConfig
+from perf_callbacks.flops.counting import counter as counters
+from perf_callbacks.kernel.records.fit_records import Summary
+from perf_callbacks.transformers import PerfCallback
+
+INSIDE = {
+    "flops.counter.FlopCounter": "_count _formula _turn",
+    "flops.formulas": "formula name",
+    "flops.counter": "phase number_format tensors are_batched",
+    "flops.coverage.Weights": "see behind multiplied passed",
+    "flops.observed.Observed": "product uncounted _copied _note _read",
+    "flops.observed": "_causal _shape _opaque",
+}
+"""What is done for each operation, and each module: errors there are counted, and nothing else."""
+AROUND = {
+    "session.counting.Counting": "step_began step_ended see span_began span_ended _eager trained _next",
+    "core.count_schedule.CountSchedule": "next recount missing wanted",
+    "flops.counter.FlopCounter": "hook enter_stack leave_stack work unhook",
+    "flops.count_window.CountWindow": "open _leave",
+    "flops.stance.EagerStance": "hold release reconcile",
+    "core.shaped_work.ShapedWork": "of knows wants look settle",
+    "core.shaped_work": "_each",
+    "core.shape_counts": "_fold keep",
+    "core.tape.Tape": "unfollow",
+}
+ONCE = {
+    "session.counting": "counted",
+    "session.counting.Counting": "closed _open _shut _put_down _await",
+    "core.count_schedule.CountSchedule": "affordable spend",
+    "session.booking.Booking": "__init__",
+    "flops.counter.FlopCounter": "__init__",
+    "flops.count_window.CountWindow": "__init__",
+    "flops.coverage.Weights": "coverage multiplied_elements",
+    "core.shaped_work.ShapedWork": "learn summary",
+    "core.scaling.Scaling": "predict",
+    "core.tape.Tape": "follow",
+    "core.batches.BatchReader": "forget note look_up",
+}
+"""As before, but called once or twice in the fit."""
+LEFT = {
+    "flops.counter.FlopCounter.unhook": {"before", "after"},
+    "flops.count_window.CountWindow._leave": {"modes"},
+    "flops.counter.FlopCounter.leave_stack": {"modes"},
+    "flops.stance.EagerStance.release": {"stance", "filters"},
+    "flops.stance.EagerStance.reconcile": {"stance", "filters"},
+}
+"""What takes something back can't do so where it is broken itself. All the rest is taken back."""
+
+
+class Spanning(TrainerCallback):
+    """Evaluates in the midst of a step."""
+
+    def __init__(self):
+        self.trainer = None
+
+    def on_pre_optimizer_step(self, args, state, control, **_):
+        self.trainer.evaluate()
+
+
+class Cut:
+    """Collates rows of four lengths."""
+
+    def __init__(self):
+        self.calls = itertools.count(8)
+
+    def __call__(self, rows):
+        length = 8 + next(self.calls) % 4
+        return {name: torch.stack([row[name][:length] for row in rows]) for name in rows[0]}
+
+
+def outcome(directory, flops):
+    """What training with all of it comes to."""
+    spanning = Spanning()
+    arguments = tiny.training_arguments(directory, max_steps=5, logging_steps=2)
+    trainer = tiny.trainer(
+        arguments,
+        PerfCallback(PerfConfig(flops=flops)),
+        spanning,
+        model=gpt2(),
+        train_dataset=tiny.Tokens(32),
+        eval_dataset=tiny.Tokens(4),
+        data_collator=Cut(),
+    )
+    spanning.trainer = trainer
+    trainer.train()
+    losses = [[row.get(key) for key in ("loss", "eval_loss", "train_loss")] for row in trainer.state.log_history]
+    return losses, bits(trainer.model)
+
+
+@pytest.fixture(autouse=True)
+def _whole_again():
+    """A test that fails must not take the next ones along."""
+    found = list(filters.filters)
+    yield
+    repair(left_behind())
+    filters.filters[:] = found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    return outcome(tmp_path_factory.mktemp("undisturbed"), "off")
+
+
+@pytest.fixture(scope="module")
+def true(tmp_path_factory):
+    """Model FLOPs of the counted steps."""
+    directory = tmp_path_factory.mktemp("counted")
+    outcome(directory, "count")
+    return {record.step: record.model_flops for record in counts(directory)}
+
+
+@pytest.mark.parametrize(("part", "first"), [*sampled(parts(AROUND), [0, 2]), *sampled(parts(ONCE), [0])])
+def test_a_part_that_breaks_around_the_count_costs_one_warning(  # noqa: PLR0917 fixtures
+    tmp_path, monkeypatch, caplog, undisturbed, part, first
+):
+    before = left_behind()
+    with monkeypatch.context() as patch:
+        fault = Fault(patch, part, first)
+        assert outcome(tmp_path, "count") == undisturbed
+    changed = {name for name, value in left_behind().items() if value != before[name]}
+    assert changed <= LEFT.get(part, set())
+    assert fault.happened
+    assert ["a bug of ours" in text for text in warnings(caplog, EVALUATES_ALWAYS)] == [True]
+
+
+def repair(left):
+    from torch.nn.modules import module as modules
+
+    for mode in reversed(left["modes"]):
+        mode.leave_stack()
+    from torch._dynamo.eval_frame import _set_stance
+
+    _set_stance(type(torch._dynamo.eval_frame._stance)("default"))
+    for hooks in (modules._global_forward_pre_hooks, modules._global_forward_hooks):
+        hooks.clear()
+
+
+@pytest.mark.parametrize("part", parts(INSIDE))
+def test_a_part_that_breaks_inside_of_the_count_costs_what_it_would_have_counted(  # noqa: PLR0917 fixtures
+    tmp_path, monkeypatch, caplog, undisturbed, true, part
+):
+    before = left_behind()
+    with monkeypatch.context() as patch:
+        fault = Fault(patch, part, 3)
+        assert outcome(tmp_path, "count") == undisturbed
+    assert left_behind() == before
+    assert warnings(caplog, EVALUATES_ALWAYS) == []
+    (summary,) = tiny.records(tmp_path, Summary)
+    assert (summary.steps, summary.failure) == (5, None)
+    found = counts(tmp_path)
+    told = any(record.errors or record.uncounted for record in found) or (not found and summary.flops_unknown)
+    assert told or not fault.happened
+    for record in found:
+        there = true[record.step]
+        assert record.model_flops == there or (record.model_flops < there and record.lower_bound)
+
+
+def test_an_error_in_the_bookkeeping_changes_neither_the_number_nor_its_worth(tmp_path, monkeypatch):
+    inner = counters.phase
+
+    def broken(operands):
+        if any(operand.shape[-1] == 64 for operand in operands):
+            raise ValueError("a bug of ours")
+        return inner(operands)
+
+    monkeypatch.setattr(counters, "phase", broken)
+    model = tiny.llama()
+    loop(tmp_path, model, [ids(2, 8)] * 4)
+    monkeypatch.undo()
+    (record,) = counts(tmp_path)
+    assert record.errors
+    assert all("ValueError" in what for what in record.errors)
+    assert (record.model_flops, record.lower_bound) == (truth(tiny.llama(), ids(2, 8)), False)
+
+
+@pytest.mark.parametrize("part", ["session.counting.Counting._put_down", "flops.count_window.CountWindow.open"])
+def test_so_it_is_with_lightning(tmp_path, monkeypatch, caplog, part):
+    fits = []
+    for flops in ("off", "count"):
+        with monkeypatch.context() as patch:
+            Fault(patch, part, 0)
+            module = tiny_lightning.tree().Automatic()
+            ours = tiny_lightning.tree().PerfCallback(PerfConfig(flops=flops))
+            tiny_lightning.trainer(tmp_path / flops, ours).fit(module, tiny_lightning.loader(32))
+        fits.append(bits(module))
+        before = left_behind()
+        assert (before["modes"], before["before"], before["after"]) == ([], {}, {})
+    assert fits[0] == fits[1]
+    assert len(warnings(caplog, EVALUATES_ALWAYS)) == 1
+
+
+def test_a_model_that_cannot_be_estimated_is_said_to_be_so_without_a_warning(tmp_path, monkeypatch, caplog):
+    Fault(monkeypatch, "flops.offline._emptied", 0)
+    loop(tmp_path, tiny.llama(), [ids(2, 8)] * 4, flops="estimate")
+    assert [record.source for record in counts(tmp_path)] == ["closed form"]
+    assert warnings(caplog, EVALUATES_ALWAYS) == []
+    assert known(tmp_path)[-1] == counts(tmp_path)[0].model_flops
+
+
+def test_a_formula_of_the_users_that_raises_is_an_error_of_the_count_alone(tmp_path, monkeypatch):
+    from perf_callbacks.flops import register_flop_formula
+    from perf_callbacks.flops.counting import formulas
+
+    monkeypatch.setattr(formulas, "_registered", {})
+
+    @register_flop_formula(torch.ops.aten.addmm)
+    def _addmm(*_, **__):
+        raise ZeroDivisionError
+
+    losses = loop(tmp_path, torch.nn.Linear(4, 4), [torch.ones(2, 4)] * 4)
+    (record,) = counts(tmp_path)
+    assert record.errors == {"aten.addmm.default: ZeroDivisionError": 1}
+    assert record.lower_bound
+    assert len(losses) == 4

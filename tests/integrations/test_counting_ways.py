@@ -1,0 +1,222 @@
+"""Steps that call the model in other ways than the counted one: FLOPs are right, or absent for a reason."""
+
+import pytest
+import tiny
+import tiny_lightning
+import torch
+from accelerated import an_accelerator
+from counted import counts, excluded, ids, known, loss_of, truth
+from torch import nn
+from transformers import Trainer
+
+from perf_callbacks import PerfConfig
+from perf_callbacks.accelerate import attach
+from perf_callbacks.flops.counting.counter import FlopCounter
+from perf_callbacks.loop import measure
+from perf_callbacks.transformers import PerfCallback
+
+ROWS, WIDTH = 4, 8
+PRODUCT = 2 * ROWS * WIDTH * WIDTH
+
+
+EVERY = 3
+"""One step in so many has no backward."""
+
+
+def skipping_loop(directory, steps, *, forward):
+    model = nn.Linear(WIDTH, WIDTH)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    config = PerfConfig(output_dir=str(directory), gc="off")
+    with measure(model=model, optimizer=optimizer, loader=[torch.ones(ROWS, WIDTH)] * steps, config=config) as perf:
+        for number, batch in enumerate(perf.loader, start=1):
+            skips = number % EVERY == 0
+            loss = model(batch).sum() if forward or not skips else None
+            if not skips:
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return perf.summary, PRODUCT, 2 * PRODUCT
+
+
+def skipping_accelerate(directory, steps, *, forward):
+    ours = an_accelerator(directory)
+    with attach(ours, PerfConfig(gc="off")) as perf:
+        model = nn.Linear(tiny_lightning.WIDTH, tiny_lightning.WIDTH)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model, optimizer, loader = ours.prepare(model, optimizer, tiny_lightning.loader(4 * steps))
+        for number, batch in enumerate(loader, start=1):
+            skips = number % EVERY == 0
+            loss = model(batch).sum() if forward or not skips else None
+            if not skips:
+                ours.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+    once = 2 * 4 * tiny_lightning.WIDTH**2
+    return perf.summary, once, 2 * once
+
+
+def skipping_lightning(directory, steps, *, forward):
+    kinds = tiny_lightning.tree()
+
+    class Skipping(kinds.Automatic):
+        def training_step(self, batch, batch_idx):
+            skips = (self.global_step + 1) % EVERY == 0
+            loss = self.net(batch).square().mean() if forward or not skips else None
+            return None if skips else loss
+
+    callback = kinds.PerfCallback(PerfConfig(gc="off"))
+    tiny_lightning.trainer(directory, callback, max_steps=steps).fit(Skipping(), tiny_lightning.loader())
+    once = 2 * 4 * tiny_lightning.WIDTH**2
+    return callback.summary, once, 2 * once
+
+
+def skipping_transformers(directory, steps, *, forward):
+    class Skipping(Trainer):
+        def training_step(self, model, inputs, *rest):
+            if (self.state.global_step + 1) % EVERY:
+                return super().training_step(model, inputs, *rest)
+            return self.compute_loss(model, inputs).detach() if forward else torch.zeros(())
+
+    callback = PerfCallback(PerfConfig(gc="off"))
+    arguments = tiny.training_arguments(directory, max_steps=steps, logging_steps=steps)
+    tiny.trainer(arguments, callback, kind=Skipping, train_dataset=tiny.Tokens(4 * steps, mask=False)).train()
+    model = tiny.llama()
+    with FlopCounter() as counter:
+        loss_of(model, ids(4, 16))
+    return callback.summary, counter.work().model_flops, truth(model, ids(4, 16))
+
+
+@pytest.mark.filterwarnings("ignore:.*returned `None`")
+@pytest.mark.parametrize("forward", [False, True])
+@pytest.mark.parametrize("fit", [skipping_loop, skipping_accelerate, skipping_lightning, skipping_transformers])
+def test_a_step_without_a_backward_has_the_work_of_its_forward(tmp_path, fit, forward):
+    steps = 60
+    summary, once, whole = fit(tmp_path, steps, forward=forward)
+    expected = [whole, whole, once * forward] * (steps // EVERY)
+    found = known(tmp_path)
+    assert [(flops, true) for flops, true in zip(found, expected, strict=True) if flops not in {None, true}] == []
+    assert sum(flops is not None for flops in found) >= 0.6 * steps
+    assert found[1] == whole
+    assert summary.flops_unknown is None or "known for" in summary.flops_unknown
+
+
+class Direct(Trainer):
+    """Announces its forward and not its backward."""
+
+    def training_step(self, model, inputs, *_):
+        loss = self.compute_loss(model, inputs)
+        loss.backward()
+        return loss.detach()
+
+
+def test_a_backward_that_no_trainer_announces_is_counted(tmp_path):
+    arguments = tiny.training_arguments(tmp_path, max_steps=6)
+    tiny.trainer(arguments, PerfCallback(), kind=Direct, train_dataset=tiny.Tokens(32, mask=False)).train()
+    assert known(tmp_path)[2:] == [truth(tiny.llama(), ids(4, 16))] * 4
+
+
+def train(directory, steps, step, **options):
+    """A plain loop without a loader of its own; `step` does one step or several."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    config = PerfConfig(output_dir=str(directory), gc="off")
+    with measure(model=model, optimizer=optimizer, config=config, **options) as perf:
+        for batch in perf.loader if options else range(steps):
+            step(model, optimizer, batch)
+    return perf.summary
+
+
+def once(model, optimizer, batch):
+    model(batch).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+NO_BATCH = "no new batch was trained on in these steps"
+
+
+def test_an_echoed_batch_has_its_reason(tmp_path):
+    def echo(model, optimizer, batch):
+        once(model, optimizer, batch)
+        once(model, optimizer, batch)
+
+    summary = train(tmp_path, 20, echo, loader=[torch.ones(ROWS, WIDTH)] * 20)
+    found = known(tmp_path)
+    assert {*found} == {None, 2 * PRODUCT}
+    assert found[3::2] == [None] * 19
+    assert summary.flops_unknown == f"known for {summary.flops_steps} of {summary.included_steps} steps: {NO_BATCH}"
+
+
+def test_truncated_backpropagation_through_time_has_its_reason(tmp_path):
+    def chunked(model, optimizer, batch):
+        for chunk in batch.split(2):
+            once(model, optimizer, chunk)
+
+    summary = train(tmp_path, 8, chunked, loader=[torch.ones(ROWS, WIDTH)] * 8)
+    assert {*known(tmp_path)} <= {None, PRODUCT}
+    assert summary.flops_unknown.endswith(NO_BATCH)
+
+
+def test_calls_of_submodules_have_their_reason(tmp_path):
+    summary = train(tmp_path, 8, lambda model, optimizer, _: once(model[0], optimizer, torch.ones(ROWS, WIDTH)))
+    assert {*known(tmp_path)} == {None}
+    assert summary.flops_unknown == "no new batch was trained on in the steps that were counted"
+
+
+def test_a_short_fit_without_products_keeps_its_times(tmp_path):
+    class Scaled(nn.Linear):
+        def forward(self, x):
+            return x * self.bias
+
+    model = Scaled(WIDTH, WIDTH)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    config = PerfConfig(output_dir=str(tmp_path), gc="off")
+    with measure(model=model, optimizer=optimizer, loader=[torch.ones(ROWS, WIDTH)] * 12, config=config) as perf:
+        for batch in perf.loader:
+            once(model, optimizer, batch)
+    assert excluded(tmp_path) == [2, 3, 11]
+    assert perf.summary.included_steps == 8
+    assert counts(tmp_path) == []
+
+
+class Iterating(nn.Linear):
+    """Multiplies as often as its batch says."""
+
+    def forward(self, batch):
+        x = batch["x"]
+        for _ in range(batch["n"]):
+            x = super().forward(x)
+        return x.sum()
+
+
+ALWAYS = [5] * 40
+
+
+@pytest.mark.parametrize(
+    ("numbers", "others", "least", "reason"),
+    [
+        (ALWAYS, {}, 40, None),
+        ([2, 5] * 20, {}, 40, None),
+        ([2, 5] * 20, {"step": [*range(40)]}, 40, None),
+        (ALWAYS, {"temperature": [1 / (1 + step) for step in range(40)]}, 40, None),
+        (ALWAYS, {"task": ["masked", "next"] * 20}, 40, None),
+        ([1 + step % 7 for step in range(40)], {}, 20, "the work may depend on n in the batch"),
+        ([*range(1, 41)], {}, 4, "the work may depend on n in the batch"),
+    ],
+    ids=["constant", "two", "two-and-step", "temperature", "task", "seven", "ever-new"],
+)
+def test_a_plain_number_in_the_batch_decides_the_work(tmp_path, numbers, others, least, reason):
+    model = Iterating(WIDTH, WIDTH)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    names = ("n", *others)
+    rows = zip(numbers, *others.values(), strict=True)
+    loader = [{"x": torch.ones(ROWS, WIDTH), **dict(zip(names, row, strict=True))} for row in rows]
+    config = PerfConfig(output_dir=str(tmp_path), gc="off")
+    with measure(model=model, optimizer=optimizer, loader=loader, config=config) as perf:
+        for batch in perf.loader:
+            once(model, optimizer, batch)
+    found, whole = known(tmp_path), [(3 * number - 1) * PRODUCT for number in numbers]
+    assert [(flops, true) for flops, true in zip(found, whole, strict=True) if flops not in {None, true}] == []
+    assert sum(flops is not None for flops in found) >= least
+    told = perf.summary.flops_unknown
+    assert told is None if reason is None else reason in told

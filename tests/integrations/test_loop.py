@@ -1,0 +1,537 @@
+"""What the loop door counts, logs and leaves behind, and what it gets along with."""
+
+import copy
+import gc
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import weakref
+from contextlib import nullcontext
+from functools import partial
+
+import pytest
+import torch
+from tiny import Tokens, llama, records, steps, unwrapped
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from perf_callbacks import PerfConfig
+from perf_callbacks.kernel.records.fit_records import Gc, Row, Run, Steps, Summary as SummaryRecord
+from perf_callbacks.loop import measure
+
+FLOPS_OF_A_ROW = 6 * 8 * (8 + 1) - 2 * 8 * 8
+"""Of `mlp`: six per weight, without the gradient of the input."""
+STAGES = ("data", "forward", "backward", "optimizer", "gc", "other")
+FORKED = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+
+def mlp():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+
+
+def pairs(count, rows=4):
+    return [(torch.ones(rows, 8), torch.ones(rows, 1)) for _ in range(count)]
+
+
+def squared_error(model, batch):
+    inputs, targets = batch
+    return (model(inputs) - targets).square().mean()
+
+
+def loss_of_tokens(model, batch):
+    return model(**batch).loss
+
+
+def train(
+    directory,
+    loader,
+    *,
+    model=None,
+    loss=squared_error,
+    accumulation=1,
+    resume=None,
+    after_step=lambda _: None,
+    **config,
+):
+    """Measure one pass over the loader; the last step may have fewer micro-batches."""
+    model = mlp() if model is None else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    config = PerfConfig(output_dir=str(directory), **config)
+    with measure(model=model, optimizer=optimizer, loader=loader, config=config, resume=resume) as perf:
+        last = None
+        for number, batch in enumerate(perf.loader, 1):
+            loss(model, batch).backward()
+            last = number
+            if number % accumulation == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+                after_step(perf)
+        if last is not None and last % accumulation:
+            optimizer.step()
+    return perf
+
+
+def amounts(directory, **which):
+    return [(step["samples"], step["tokens"]) for step in steps(directory, **which)]
+
+
+def rows_of_tokens(**data):
+    return DataLoader(Tokens(**data), batch_size=4)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from (Tokens()[index] for index in range(10))
+
+
+def generated():
+    for start in (0, 4, 8):
+        yield torch.utils.data.default_collate([Tokens()[index] for index in range(start, min(start + 4, 10))])
+
+
+@FORKED
+@pytest.mark.parametrize(
+    ("loader", "accumulation", "expected"),
+    [
+        (rows_of_tokens(rows=8), 1, [(4, 64), (4, 64)]),
+        (rows_of_tokens(rows=10), 1, [(4, 64), (4, 64), (2, 32)]),
+        (rows_of_tokens(rows=22), 4, [(16, 256), (6, 96)]),
+        (rows_of_tokens(rows=8, lengths=(16, 5)), 1, [(4, 64), (4, 64)]),
+        (DataLoader(Tokens(10), batch_size=4, num_workers=2), 1, [(4, 64), (4, 64), (2, 32)]),
+        (DataLoader(Stream(), batch_size=4), 1, [(4, 64), (4, 64), (2, 32)]),
+        (list(generated()), 1, [(4, 64), (4, 64), (2, 32)]),
+    ],
+    ids=["even", "ragged", "accumulated", "masked", "two workers", "stream", "list"],
+)
+def test_samples_and_tokens_are_exact(tmp_path, loader, accumulation, expected):
+    perf = train(tmp_path, loader, model=llama(), loss=loss_of_tokens, accumulation=accumulation, flops="off")
+    assert amounts(tmp_path) == expected
+    samples, tokens = (sum(column) for column in zip(*expected, strict=True))
+    summary = perf.summary
+    assert (summary.samples, summary.tokens, summary.total_samples, summary.total_tokens) == (samples, tokens) * 2
+    assert (summary.included_samples, summary.included_tokens) == (samples - expected[0][0], tokens - expected[0][1])
+
+
+def test_a_generator_is_measured_as_any_loader(tmp_path):
+    train(tmp_path, generated(), model=llama(), loss=loss_of_tokens)
+    assert amounts(tmp_path) == [(4, 64), (4, 64), (2, 32)]
+
+
+@pytest.mark.parametrize(("mask", "useful"), [(True, 2 * 16 + 2 * 5), (False, None)])
+def test_useful_tokens_are_those_that_the_mask_keeps(tmp_path, mask, useful):
+    data = rows_of_tokens(rows=8, lengths=(16, 5), mask=mask)
+    perf = train(tmp_path, data, model=llama(), loss=loss_of_tokens, flops="off")
+    assert perf.summary.included_useful_tokens == useful
+
+
+def test_batches_without_token_ids_have_samples_and_no_tokens(tmp_path):
+    rows = []
+    perf = train(tmp_path, pairs(3), after_step=lambda perf: rows.append(perf.row()))
+    assert amounts(tmp_path) == [(4, None)] * 3
+    assert (perf.summary.samples, perf.summary.tokens) == (12, None)
+    assert {key for key in rows[-1] if "samples" in key or "tokens" in key} == {"perf/samples_per_second"}
+
+
+def test_a_row_is_the_included_steps_since_the_row_before_as_ratios_of_sums(tmp_path):
+    rows = []
+
+    def log(perf):
+        if perf.state()["step"] in {1, 3, 7}:
+            rows.append(perf.row())
+            assert perf.row() == {}
+
+    data = rows_of_tokens(rows=28, lengths=(16, 5))
+    perf = train(tmp_path, data, model=llama(), loss=loss_of_tokens, after_step=log)
+    done = steps(tmp_path)
+    assert rows[0] == {}
+    for row, included in zip(rows[1:], [done[2:3], done[3:7]], strict=True):
+        seconds = sum(step["step_time"] for step in included)
+        expected = {"perf/step_time": seconds / len(included)}
+        for stage in STAGES:
+            expected[f"perf/{stage}_time"] = sum(step[f"{stage}_time"] for step in included) / len(included)
+        for name, amount in {"samples": 4, "tokens": 64, "useful_tokens": 42}.items():
+            expected[f"perf/{name}_per_second"] = amount * len(included) / seconds
+        flops = sum(step["model_flops"] for step in included)
+        expected["perf/tflops"] = flops / seconds / 1e12
+        expected["perf/mfu"] = flops / seconds / perf.summary.peak_flops_per_second
+        assert {key: row[key] for key in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        assert row.keys() - expected.keys() == {
+            f"perf/{name}" for name in ("gc_pause", "gc_loss", "hardware_tflops", "hfu")
+        }
+    journaled = [(record.step, record.metrics) for record in records(tmp_path, Row)]
+    assert [
+        (step, rows.items() <= metrics.items()) for (step, metrics), rows in zip(journaled, rows[1:], strict=True)
+    ] == [(3, True), (7, True)]
+
+
+@pytest.mark.parametrize("sizes", [(3, 4, 3, 4, 3), (3, 4, 4, 3, 3)])
+def test_a_shape_that_only_the_first_step_had_is_counted_when_it_comes_again(tmp_path, sizes):
+    train(tmp_path, [pair for rows in sizes for pair in pairs(1, rows)])
+    again = sizes.index(3, 1) + 1
+    excluded = {step["step"]: step["excluded"] for step in steps(tmp_path) if step["excluded"]}
+    assert excluded == {1: "first", 2: "counted", again: "recounted"}
+    assert [step["model_flops"] for step in steps(tmp_path)[1:]] == [rows * FLOPS_OF_A_ROW for rows in sizes[1:]]
+
+
+def test_the_loader_is_in_all_other_respects_the_users_own(tmp_path):
+    loader = rows_of_tokens(rows=10)
+    perf = measure(model=mlp(), optimizer=torch.optim.SGD([torch.ones(1)]), loader=loader)
+    assert len(perf.loader) == 3
+    assert perf.loader.batch_size == 4
+    assert perf.loader.dataset is loader.dataset
+    assert perf.loader.sampler is loader.sampler
+    with pytest.raises(AttributeError, match="'DataLoader' object has no attribute 'missing'"):
+        _ = perf.loader.missing
+
+
+def test_copies_of_the_measured_loader_are_of_the_loader(tmp_path):
+    model, loader = mlp(), DataLoader(torch.ones(6, 8), batch_size=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with measure(model=model, optimizer=optimizer, loader=loader, config=PerfConfig(output_dir=str(tmp_path))) as perf:
+        for again in (copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))):
+            other = again(perf.loader)
+            assert type(other) is DataLoader
+            assert other is not loader
+            assert [len(batch) for batch in other] == [2, 2, 2]
+
+
+def test_a_generator_has_no_length_inside_the_block_either():
+    perf = measure(model=mlp(), optimizer=torch.optim.SGD([torch.ones(1)]), loader=generated())
+    with pytest.raises(TypeError, match=r"'generator' .*len\(\)"):
+        len(perf.loader)
+
+
+def test_every_pass_over_the_loader_is_measured(tmp_path):
+    model, loader = mlp(), pairs(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with measure(model=model, optimizer=optimizer, loader=loader, config=PerfConfig(output_dir=str(tmp_path))) as perf:
+        for _epoch in range(3):
+            for batch in perf.loader:
+                squared_error(model, batch).backward()
+                optimizer.step()
+    assert amounts(tmp_path) == [(4, None)] * 6
+
+
+def test_a_person_sees_a_line_at_the_start_and_a_table_at_the_end(tmp_path, capsys):
+    train(tmp_path, pairs(3))
+    first, collector, loaders, affinity, *table = unwrapped(capsys.readouterr().out).splitlines()
+    assert first.startswith("perf_callbacks ")
+    assert first.endswith(f"journal {tmp_path / 'perf_callbacks' / 'rank0.jsonl'}")
+    assert [collector.split()[:2], loaders.split()[:3]] == [["gc", "applied"], ["loaders", "not", "applicable"]]
+    assert affinity.split()[:3] == ["affinity", "not", "applicable"]
+    assert table[0].startswith("perf_callbacks: 3 steps, 1 measured ")
+    assert any([" since measuring began: " in line for line in table[1:3]])
+    assert [line[2:12].rstrip() for line in table if line[2:12].rstrip() in STAGES] == list(STAGES)
+
+
+def test_the_kill_switch_leaves_everything_alone(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PERF_CALLBACKS", "0")
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = dict(vars(optimizer)), torch.autograd.backward, list(gc.callbacks)
+    with measure(
+        model=model, optimizer=optimizer, loader=pairs(2), config=PerfConfig(output_dir=str(tmp_path))
+    ) as perf:
+        assert (dict(vars(optimizer)), torch.autograd.backward, list(gc.callbacks)) == before
+        assert not model._forward_pre_hooks
+        for batch in perf.loader:
+            with perf.evaluation(), perf.checkpoint():
+                squared_error(model, batch).backward()
+            optimizer.step()
+            assert perf.row() == {}
+    assert perf.summary is None
+    assert not list(tmp_path.iterdir())
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_resumed_loop_goes_on_counting_under_the_same_id(tmp_path):
+    saved = []
+    data = partial(rows_of_tokens, rows=12)
+    train(tmp_path, data(), model=llama(), loss=loss_of_tokens, after_step=lambda perf: saved.append(perf.state()))
+    state = torch.load(through_a_checkpoint(tmp_path, saved[1]), weights_only=True)
+    perf = train(tmp_path, data(), model=llama(), loss=loss_of_tokens, resume=state)
+
+    first, second = (records(tmp_path, Run, attempt=attempt)[0] for attempt in (0, 1))
+    assert (second.run_id, second.attempt, second.step) == (first.run_id, 2, 2)
+    assert [(step["step"], step["excluded"]) for step in steps(tmp_path)] == [(3, "restart"), (4, "counted"), (5, None)]
+    assert (perf.summary.step, perf.summary.steps) == (5, 3)
+    assert (perf.summary.samples, perf.summary.total_samples) == (12, 8 + 12)
+    assert (perf.summary.tokens, perf.summary.total_tokens) == (192, 128 + 192)
+    assert perf.state() == {**state, "attempt": 2, "step": 5, "samples": 20, "tokens": 320}
+
+
+def through_a_checkpoint(directory, state):
+    path = directory / "checkpoint.pt"
+    torch.save({**state}, path)
+    return path
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"type":"steps","t":1.0,"st'], ids=["whole", "torn"])
+def test_another_run_appends_to_the_journal_on_a_line_of_its_own(tmp_path, torn):
+    train(tmp_path, pairs(2))
+    path = tmp_path / "perf_callbacks" / "rank0.jsonl"
+    path.write_bytes(path.read_bytes() + torn)
+    train(tmp_path, pairs(3))
+    first, second = (records(tmp_path, Run, attempt=attempt)[0] for attempt in (0, 1))
+    assert first.run_id != second.run_id
+    assert (second.attempt, second.step) == (1, 0)
+    assert [len(steps(tmp_path, attempt=attempt)) for attempt in (0, 1)] == [2, 3]
+
+
+def test_nested_measurements_do_not_mix(tmp_path):
+    inner = []
+
+    def train_another(_perf):
+        inner.append(train(tmp_path / "inner", pairs(2, rows=3)))
+
+    outer = train(tmp_path / "outer", pairs(3), after_step=train_another)
+    assert (outer.summary.steps, outer.summary.samples) == (3, 12)
+    assert [(perf.summary.steps, perf.summary.samples) for perf in inner] == [(2, 6)] * 3
+
+
+class Collecting(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        for _ in range(300):  # the journal holds back 256 records
+            gc.collect(0)
+        return torch.ones(8), torch.ones(1)
+
+
+@FORKED
+def test_a_forked_worker_neither_writes_nor_complains_about_its_own_garbage(tmp_path, capfd):
+    loader = DataLoader(Collecting(), batch_size=4, num_workers=2, multiprocessing_context="fork")
+    train(tmp_path, loader, gc="observe")
+    assert [record.automatic for record in records(tmp_path, Gc) if not record.automatic] == []
+    assert (len(records(tmp_path, Run)), len(records(tmp_path, SummaryRecord))) == (1, 1)
+    assert capfd.readouterr().err == ""
+
+
+class Wrapping(torch.optim.SGD):
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+def test_an_optimizer_whose_step_calls_that_of_its_base_class_makes_one_step(tmp_path):
+    torch.optim.SGD(mlp().parameters())  # torch hooks `step` of every class that was made once
+    model = mlp()
+    optimizer = Wrapping(model.parameters(), lr=0.1)
+    config = PerfConfig(output_dir=str(tmp_path))
+    with measure(model=model, optimizer=optimizer, loader=pairs(3), config=config) as perf:
+        for batch in perf.loader:
+            squared_error(model, batch).backward()
+            optimizer.step()
+    assert amounts(tmp_path) == [(4, None)] * 3
+
+
+def test_a_closure_that_runs_the_model_many_times_is_one_step(tmp_path):
+    model = mlp()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+    config = PerfConfig(output_dir=str(tmp_path))
+    with measure(model=model, optimizer=optimizer, loader=pairs(3), config=config) as perf:
+        for batch in perf.loader:
+
+            def closure(batch=batch):
+                optimizer.zero_grad()
+                loss = squared_error(model, batch)
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+    assert amounts(tmp_path) == [(4, None)] * 3
+
+
+def eagerly(model):
+    return torch.compile(model, backend="eager", fullgraph=True)
+
+
+def compile_in_place(model):
+    model.compile(backend="eager", fullgraph=True)
+    return model
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, inner, *, use_reentrant):
+        super().__init__()
+        self.inner, self.use_reentrant = inner, use_reentrant
+
+    def forward(self, inputs):
+        return checkpoint(self.inner, inputs.requires_grad_(), use_reentrant=self.use_reentrant)
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 1)
+
+    def forward(self, inputs):
+        return self.second(self.first(inputs).relu())
+
+
+def losses(model, prepare=lambda model: model, around=nullcontext):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = []
+    with around(model=model, optimizer=optimizer, loader=pairs(3)) as perf:
+        called = prepare(model)
+        for batch in perf.loader:
+            found.append(squared_error(called, batch))
+            found[-1].backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return [loss.item() for loss in found]
+
+
+@pytest.mark.parametrize(
+    ("before", "inside"),
+    [
+        (eagerly, None),
+        (compile_in_place, None),
+        (None, eagerly),
+        (None, compile_in_place),
+        (partial(Checkpointed, use_reentrant=True), None),
+        (partial(Checkpointed, use_reentrant=False), None),
+    ],
+    ids=["compiled", "compiled in place", "inside", "in place inside", "reentrant", "non-reentrant"],
+)
+def test_losses_are_bitwise_those_of_the_plain_model(tmp_path, before, inside):
+    torch._dynamo.reset()
+    around = partial(measure, config=PerfConfig(output_dir=str(tmp_path)))
+    model = (before or (lambda model: model))(Network())
+    assert losses(model, inside or (lambda model: model), around) == losses(Network(), around=Unmeasured)
+    assert len(steps(tmp_path)) == 3
+
+
+class Unmeasured(nullcontext):
+    def __init__(self, *, model, optimizer, loader):
+        super().__init__(self)
+        self.loader = loader
+
+
+def test_the_optimizer_can_be_saved_and_copied_while_it_is_measured(tmp_path):
+    model = Network()
+    optimizer = torch.optim.AdamW(model.parameters())
+    config = PerfConfig(output_dir=str(tmp_path))
+    with measure(model=model, optimizer=optimizer, loader=pairs(2), config=config) as perf:
+        for batch in perf.loader:
+            squared_error(model, batch).backward()
+            optimizer.step()
+            for other in (pickle.loads(pickle.dumps(optimizer)), copy.deepcopy(optimizer)):
+                assert str(other.state_dict()) == str(optimizer.state_dict())
+                other.step()
+                other.zero_grad()
+    assert perf.summary.steps == 2
+
+
+def test_a_model_saved_whole_inside_the_block_loads_where_nothing_of_ours_is_installed(tmp_path):
+    path = tmp_path / "model.pt"
+    with measure(
+        model=(model := nn.Linear(8, 1)),
+        optimizer=torch.optim.SGD(model.parameters()),
+        loader=(),
+        config=PerfConfig(output_dir=str(tmp_path)),
+    ):
+        torch.save(model, path)
+    script = (
+        "import sys, torch\n"
+        "sys.modules['perf_callbacks'] = None\n"
+        f"model = torch.load({str(path)!r}, weights_only=False)\n"
+        "print(model(torch.ones(2, 8)).shape)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=280, check=False)
+    assert (done.stdout, done.stderr) == ("torch.Size([2, 1])\n", "")
+
+
+RANK = """
+import sys
+import threading
+import weakref
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from perf_callbacks.loop import measure
+
+rank, world_size, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+torch.set_num_threads(1)
+torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+model = DistributedDataParallel(nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with measure(model=model, optimizer=optimizer, loader=[torch.ones(4 + rank, 8)] * 5) as perf:
+    for batch in perf.loader:
+        model(batch).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    print(*sorted(perf.row()))
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_each_rank_has_a_journal_and_rates_of_its_own_device(tmp_path, world_size):
+    command = [sys.executable, "-c", RANK]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(world_size), str(tmp_path / "store")],
+            cwd=tmp_path,
+            env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else None,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world_size)
+    ]
+    try:
+        printed = [process.communicate(timeout=280) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in ranks] == [0] * world_size, printed
+    assert [("5 steps, " in out) for out, _ in printed] == [rank == 0 for rank in range(world_size)]
+    for rank, (out, _) in enumerate(printed):
+        keys = {key for line in out.splitlines() if line.startswith("perf/") for key in line.split()}
+        assert ("perf/samples_per_second_per_device" in keys) == (world_size > 1)
+        assert ("perf/samples_per_second" in keys) == (world_size == 1)
+        (run,) = records(tmp_path, Run, rank=rank)
+        assert (run.rank, run.world_size) == (rank, world_size)
+        assert amounts(tmp_path, rank=rank) == [(4 + rank, None)] * 5
+
+
+def test_a_loop_without_a_step_leaves_an_empty_run(tmp_path):
+    perf = train(tmp_path, ())
+    assert (perf.summary.steps, perf.row(), records(tmp_path, Steps)) == (0, {}, [])
+
+
+def test_a_batch_is_freed_when_the_loop_lets_go_of_it(tmp_path):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    alive = []
+    config = PerfConfig(output_dir=str(tmp_path))
+    with measure(
+        model=model, optimizer=optimizer, loader=({"x": torch.ones(2)} for _ in range(3)), config=config
+    ) as perf:
+        for batch in perf.loader:
+            watched = weakref.ref(batch["x"])
+            del batch
+            alive.append(watched() is not None)
+    assert alive == [False] * 3
+
+
+def test_a_thread_that_prefetches_is_counted_and_not_timed(tmp_path):
+    model, data = mlp(), pairs(3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with measure(model=model, optimizer=optimizer, loader=data, config=PerfConfig(output_dir=str(tmp_path))) as perf:
+        fetched = []
+        thread = threading.Thread(target=lambda: fetched.extend(perf.loader))
+        thread.start()
+        thread.join()
+        for batch in fetched:
+            squared_error(model, batch).backward()
+            optimizer.step()
+    assert perf.summary.samples == sum(len(batch[0]) for batch in data)
+    assert {"data_time", "optimizer_time"} & set(perf.summary.stage_seconds) == {"optimizer_time"}

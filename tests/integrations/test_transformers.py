@@ -1,0 +1,299 @@
+"""What arrives in the logs of a real Trainer, and whether the amounts are those that the model saw."""
+
+import json
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from transformers import (
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    T5Config,
+    T5ForConditionalGeneration,
+    TrainerCallback,
+)
+from transformers.integrations import TensorBoardCallback
+
+from perf_callbacks import PerfConfig
+from perf_callbacks.kernel.process import terminal
+from perf_callbacks.kernel.records.fit_records import Row, Run, Span, Summary
+from perf_callbacks.transformers import PerfCallback
+
+STAGES = ("data", "forward", "backward", "optimizer", "gc", "other")
+AMOUNTS = ("samples", "tokens", "useful_tokens")
+KEYS = {
+    *(f"perf/{name}" for name in ("step_time", "gc_pause", "gc_loss")),
+    *(f"perf/{stage}_time" for stage in STAGES),
+    *(f"perf/{amount}_per_second" for amount in AMOUNTS),
+    *(f"perf/{name}" for name in ("tflops", "hardware_tflops", "mfu", "hfu")),
+}
+RUN = {key.replace("perf/", "perf/run/") for key in KEYS}
+CONSTANTS = {f"perf/{name}" for name in ("flops_coverage", "flops_known", "mfu_mixed", "peak_tflops")}
+INTERRUPTIONS = {"eval_strategy": "steps", "eval_steps": 3, "save_strategy": "steps", "save_steps": 4}
+
+
+def perf(row):
+    return {key: value for key, value in row.items() if key.startswith("perf/")}
+
+
+def rows(trainer, key):
+    return [row for row in trainer.state.log_history if key in row]
+
+
+def fit(directory, *, late=False, **arguments):
+    """A fit with evaluation and checkpoint that logs every other step; our callback given at once or added later."""
+    ours = PerfCallback()
+    arguments = tiny.training_arguments(directory, **({"logging_steps": 2} | INTERRUPTIONS | arguments))
+    data = {"train_dataset": tiny.Tokens(24), "eval_dataset": tiny.Tokens(4)}
+    trainer = tiny.trainer(arguments, *([] if late else [ours]), **data)
+    if late:
+        trainer.add_callback(ours)
+    return ours, trainer, trainer.train()
+
+
+either_way = pytest.mark.parametrize("late", [False, True], ids=["given to the constructor", "added afterwards"])
+
+
+@either_way
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_every_training_row_has_all_metrics_and_no_evaluation_row_has_any(tmp_path, late, accumulation):
+    _, trainer, output = fit(tmp_path, late=late, gradient_accumulation_steps=accumulation)
+    training, evaluations, whole = (rows(trainer, key) for key in ("loss", "eval_loss", "train_runtime"))
+    assert [perf(row).keys() for row in training] == [set(), KEYS, KEYS]  # of two steps, one is the first, one counted
+    assert [perf(row) for row in evaluations] == [{}] * 2
+    assert [perf(row) for row in whole] == [perf(output.metrics)]
+    assert perf(output.metrics).keys() == RUN
+    assert {type(value) for row in (*training, *whole) for value in perf(row).values()} <= {int, float}
+
+
+@either_way
+def test_the_saved_state_of_the_trainer_holds_the_metrics(tmp_path, late):
+    _, trainer, _ = fit(tmp_path, late=late)
+    saved = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())["log_history"]
+    assert [perf(row) for row in saved] == [perf(row) for row in trainer.state.log_history[: len(saved)]]
+    assert [perf(row).keys() for row in saved if "loss" in row] == [set(), KEYS]
+
+
+@either_way
+def test_tensorboard_gets_the_metrics_at_the_step_of_the_loss(tmp_path, late):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    ours, trainer, _ = fit(tmp_path, late=late, report_to="tensorboard")
+    callbacks = trainer.callback_handler.callbacks
+    assert callbacks.index(ours) < next(
+        i for i, other in enumerate(callbacks) if isinstance(other, TensorBoardCallback)
+    )
+    (events,) = tmp_path.rglob("events.out.tfevents.*")
+    written = EventAccumulator(str(events)).Reload()
+    assert {name for name in written.Tags()["scalars"] if "perf/" in name} == {f"train/{key}" for key in KEYS | RUN}
+    for key in KEYS | RUN:
+        steps, values = zip(*[(row["step"], row[key]) for row in trainer.state.log_history if key in row], strict=True)
+        events = written.Scalars(f"train/{key}")
+        assert tuple(event.step for event in events) == steps
+        assert tuple(event.value for event in events) == pytest.approx(values)
+
+
+def test_a_row_covers_the_undisturbed_steps_since_the_row_before_it(tmp_path):
+    _, trainer, _ = fit(tmp_path)
+    excluded = [step["excluded"] for step in tiny.steps(tmp_path)]
+    assert excluded == ["first", "counted", None, "evaluation", "checkpoint", None]
+    time = [step["step_time"] for step in tiny.steps(tmp_path)]
+    measured = [row["perf/step_time"] for row in rows(trainer, "perf/step_time") if "loss" in row]
+    assert measured == pytest.approx([time[2], time[5]], rel=1e-4)
+
+
+def test_the_last_line_covers_the_whole_run(tmp_path):
+    ours, _, output = fit(tmp_path)
+    assert output.metrics["perf/run/step_time"] == pytest.approx(ours.summary.step_time, rel=1e-5)
+    assert (ours.summary.steps, ours.summary.included_steps, ours.summary.failure) == (6, 2, None)
+
+
+def test_the_journal_holds_what_was_logged(tmp_path):
+    ours, trainer, _ = fit(tmp_path)
+    logged = [(row["step"], perf(row)) for row in trainer.state.log_history if perf(row)]
+    journal = [(row.step, row.metrics) for row in tiny.records(tmp_path, Row)]
+    assert [step for step, _ in journal] == [step for step, _ in logged]
+    for (_, metrics), (_, row) in zip(journal[:-1], logged[:-1], strict=True):
+        assert row.items() <= metrics.items()
+        assert metrics.keys() - row.keys() == CONSTANTS
+    assert [(span.kind, span.step) for span in tiny.records(tmp_path, Span)] == [
+        ("evaluation", 3),
+        ("checkpoint", 4),
+        ("evaluation", 6),
+        ("checkpoint", 6),
+    ]
+    assert tiny.records(tmp_path, Summary)[0].total_samples == ours.summary.total_samples == 24
+
+
+def test_a_sequence_to_sequence_trainer_logs_them_too(tmp_path):
+    model = T5ForConditionalGeneration(
+        T5Config(
+            vocab_size=tiny.VOCABULARY, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, decoder_start_token_id=0
+        )
+    )
+    arguments = tiny.training_arguments(tmp_path, kind=Seq2SeqTrainingArguments, max_steps=3)
+    trainer = tiny.trainer(arguments, PerfCallback(), kind=Seq2SeqTrainer, model=model)
+    assert perf(trainer.train().metrics).keys() == RUN
+    assert [step["tokens"] for step in tiny.steps(tmp_path)] == [64] * 3
+
+
+class Seen(TrainerCallback):
+    """What went through the model, by optimizer step."""
+
+    def __init__(self):
+        self.steps = {}
+
+    def on_train_begin(self, args, state, control, model, **_):
+        def look(module, _args, kwargs):
+            if module.training:
+                ids, mask = kwargs["input_ids"], kwargs.get("attention_mask")
+                useful = None if mask is None else int(mask.sum())
+                self.steps.setdefault(state.global_step + 1, []).append((len(ids), ids.numel(), useful))
+
+        model.register_forward_pre_hook(look, with_kwargs=True)
+
+    def sums(self, column, steps=None):
+        return [sum(batch[column] for batch in self.steps[step]) for step in steps or self.steps]
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """Rows without a length."""
+
+    def __iter__(self):
+        return iter([tiny.Tokens(22, (16, 5))[index] for index in range(22)])
+
+
+@pytest.mark.parametrize(
+    ("rows", "arguments"),
+    [
+        (tiny.Tokens(22, (16, 5, 9)), {}),
+        (tiny.Tokens(22, (16, 5, 9)), {"gradient_accumulation_steps": 4}),
+        (tiny.Tokens(22), {"gradient_accumulation_steps": 4, **INTERRUPTIONS}),
+        (tiny.Tokens(22, mask=False), {"dataloader_drop_last": True}),
+        (Stream(), {"gradient_accumulation_steps": 4}),
+    ],
+    ids=["padded", "padded, accumulated", "accumulated, interrupted", "no mask, no ragged batch", "no length"],
+)
+def test_samples_and_tokens_are_those_that_the_model_saw(tmp_path, rows, arguments):
+    ours, seen = PerfCallback(), Seen()
+    arguments = tiny.training_arguments(tmp_path, max_steps=7, logging_steps=7, **arguments)
+    tiny.trainer(arguments, ours, seen, train_dataset=rows, eval_dataset=tiny.Tokens(4)).train()
+    steps = tiny.steps(tmp_path)
+    assert [step["step"] for step in steps] == [*seen.steps] == [1, 2, 3, 4, 5, 6, 7]
+    assert [step["samples"] for step in steps] == seen.sums(0)
+    assert [step["tokens"] for step in steps] == seen.sums(1)
+    included = [step["step"] for step in steps if step["excluded"] is None]
+    useful = None if getattr(rows, "mask", True) is False else sum(seen.sums(2, included))
+    assert ours.summary.included_useful_tokens == useful
+    assert (ours.summary.total_samples, ours.summary.total_tokens) == (sum(seen.sums(0)), sum(seen.sums(1)))
+
+
+def test_rates_are_amounts_over_step_time_and_those_without_a_mask_say_nothing_of_useful_tokens(tmp_path):
+    arguments = tiny.training_arguments(tmp_path, gradient_accumulation_steps=2, max_steps=4)
+    metrics = tiny.trainer(arguments, PerfCallback(), train_dataset=tiny.Tokens(32, mask=False)).train().metrics
+    per_step = {
+        amount: metrics[f"perf/run/{amount}_per_second"] * metrics["perf/run/step_time"] for amount in AMOUNTS[:2]
+    }
+    assert per_step == pytest.approx({"samples": 8, "tokens": 128}, rel=1e-4)
+    assert perf(metrics).keys() == {key for key in RUN if "useful" not in key}
+
+
+@pytest.mark.parametrize("switch", ["environment", "configuration"])
+def test_turned_off_nothing_happens(tmp_path, monkeypatch, capsys, switch):
+    if switch == "environment":
+        monkeypatch.setenv("PERF_CALLBACKS", "0")
+    ours = PerfCallback(PerfConfig(enabled=switch == "environment"))
+    trainer = tiny.trainer(tiny.training_arguments(tmp_path), TrainerCallback(), ours)
+    before = list(trainer.callback_handler.callbacks)
+    metrics = trainer.train().metrics
+    assert trainer.callback_handler.callbacks == before
+    assert perf(metrics) == {}
+    assert not any(perf(row) for row in trainer.state.log_history)
+    assert ours.summary is None
+    assert not list(tmp_path.rglob("*.jsonl"))
+    assert "perf" not in capsys.readouterr().out
+
+
+def test_without_a_journal_the_metrics_are_logged_all_the_same(tmp_path):
+    trainer = tiny.trainer(tiny.training_arguments(tmp_path), PerfCallback(PerfConfig(journal=False)))
+    assert perf(trainer.train().metrics).keys() == RUN
+    assert not (tmp_path / "perf_callbacks").exists()
+
+
+def test_the_journal_goes_where_the_configuration_says(tmp_path):
+    config = PerfConfig(output_dir=str(tmp_path / "elsewhere"))
+    tiny.trainer(tiny.training_arguments(tmp_path / "here"), PerfCallback(config)).train()
+    assert len(tiny.steps(tmp_path / "elsewhere")) == 6
+    assert not (tmp_path / "here" / "perf_callbacks").exists()
+
+
+def test_the_journal_says_what_was_measured_with(tmp_path, monkeypatch):
+    monkeypatch.setenv("PERF_CALLBACKS_GC", "off")
+    trainer = tiny.trainer(tiny.training_arguments(tmp_path), PerfCallback())
+    trainer.train()
+    (run,) = tiny.records(tmp_path, Run)
+    assert (run.door, run.device, run.timeline, run.from_env) == ("transformers", "cpu", "host", ("gc",))
+    assert {"perf_callbacks", "python", "torch", "transformers", "accelerate"} == run.versions.keys()
+    assert not any("gc" in key for row in trainer.state.log_history for key in perf(row))
+
+
+@pytest.mark.parametrize(
+    ("steps", "logging_steps", "measured"),
+    [(4, 10, True), (1, 1, False), (1, 10, False), (2, 1, False), (2, 10, False), (3, 1, True)],
+)
+def test_a_run_that_is_shorter_than_its_logging_still_says_what_it_knows(tmp_path, steps, logging_steps, measured):
+    ours = PerfCallback()
+    arguments = tiny.training_arguments(tmp_path, max_steps=steps, logging_steps=logging_steps)
+    metrics = tiny.trainer(arguments, ours).train().metrics
+    assert perf(metrics).keys() == (RUN if measured else set())
+    assert (ours.summary.steps, ours.summary.included_steps) == (steps, max(steps - 2, 0))
+    assert [step["excluded"] for step in tiny.steps(tmp_path)] == ["first", "counted", None, None][:steps]
+
+
+def test_the_try_that_fits_into_memory_is_the_one_that_is_measured(tmp_path):
+    ours, tried = PerfCallback(), []
+
+    def collate(items):
+        tried.append(len(items))
+        if len(items) == 4:
+            raise RuntimeError("CUDA out of memory.")
+        return torch.utils.data.default_collate(items)
+
+    arguments = tiny.training_arguments(tmp_path, auto_find_batch_size=True, max_steps=5)
+    trainer = tiny.trainer(arguments, ours, data_collator=collate)
+    metrics = trainer.train().metrics
+    size = tried[-1]
+    assert tried[0] == 4 > size
+    assert perf(metrics).keys() == RUN
+    assert [step["samples"] for step in tiny.steps(tmp_path)] == [size] * 5
+    assert [row.failure for row in tiny.records(tmp_path, Summary, attempt=0)] == ["RuntimeError: CUDA out of memory."]
+    assert (ours.summary.steps, ours.summary.total_samples, ours.summary.failure) == (5, 5 * size, None)
+
+
+def test_a_trainer_sums_itself_up_while_it_trains(tmp_path):
+    ours, sums = PerfCallback(), []
+
+    class Curious(TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            sums.append((ours.summary.step, ours.summary.steps, ours.summary.samples))
+
+    tiny.trainer(tiny.training_arguments(tmp_path, max_steps=3), Curious(), ours).train()
+    assert sums == [(1, 1, 4), (2, 2, 8), (3, 3, 12)]
+
+
+def test_one_line_opens_and_one_table_closes(tmp_path, capsys):
+    tiny.trainer(tiny.training_arguments(tmp_path), PerfCallback(), train_dataset=tiny.Tokens(24)).train()
+    printed = tiny.unwrapped(capsys.readouterr().out).splitlines()
+    ours = [line for line in printed if line.startswith("perf_callbacks")]
+    assert len(ours) == 2
+    assert str(Path("perf_callbacks") / "rank0.jsonl") in ours[0]
+    assert "6 steps, 4 measured" in ours[1]
+    assert [line.split(",")[0] for line in printed if line.startswith("  checklist: ")] == ["  checklist: gc applied"]
+
+
+def test_cards_are_no_wider_than_the_terminal(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(terminal, "columns", lambda: 48)
+    tiny.trainer(tiny.training_arguments(tmp_path), PerfCallback(PerfConfig(journal=False))).train()
+    lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("{")]
+    assert 40 < max(map(len, lines)) <= 48

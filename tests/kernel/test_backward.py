@@ -1,0 +1,302 @@
+"""`torch.autograd.backward` and `grad`, shared by loops that overlap, and put back as they were found."""
+
+import functools
+import gc
+import os
+import signal
+import threading
+import weakref
+
+import pytest
+import torch
+
+from perf_callbacks.kernel.engine.tape import Tape
+from perf_callbacks.kernel.process import backward
+from perf_callbacks.kernel.process.backward import Backwards
+from perf_callbacks.kernel.process.watchdog import WATCHDOG
+
+FOUND = torch.autograd.backward, torch.autograd.grad
+
+TOLD = ["backward", "undecided"]
+"""A backward that begins and ends."""
+
+
+class Loop(backward.Loop):
+    """Keeps what it was told, in the order in which it was told."""
+
+    def __init__(self):
+        self.told, tape = [], Tape()
+        tape.write = lambda pair: self.told.append(pair[0].name.lower())
+        super().__init__(tape, float, self.told.append)
+
+    def begins_backward(self, root=None):
+        self.told.append("asked")
+        return super().begins_backward(root)
+
+    def turn(self, stage):
+        self.told.append("turns")
+
+    def builds_graph(self):
+        self.told.append("builds")
+
+
+@pytest.fixture
+def ours():
+    owner = Backwards()
+    yield owner
+    owner._listeners = ()
+    owner.tick(0.0)
+
+
+def as_found():
+    return (torch.autograd.backward, torch.autograd.grad) == FOUND
+
+
+def loss():
+    return torch.ones(2, requires_grad=True).sum()
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_in_whatever_order_loops_leave_the_last_one_restores(ours, order):
+    loops = [Loop(), Loop(), Loop()]
+    for loop in loops:
+        ours.join(loop)
+    loss().backward()
+    assert [loop.told for loop in loops] == [["asked", "turns", "undecided"]] * 3
+    for place in order:
+        assert not as_found()
+        ours.leave(loops[place])
+        ours.leave(loops[place])
+    assert as_found()
+
+
+def test_a_backward_in_another_thread_is_none_of_the_loops(ours):
+    loop = Loop()
+    ours.join(loop)
+    thread = threading.Thread(target=loss().backward)
+    thread.start()
+    thread.join(60)
+    assert loop.told == []
+    loss().backward()
+    assert loop.told == TOLD
+
+
+def test_a_backward_within_another_one_is_part_of_that(ours):
+    loop = Loop()
+    ours.join(loop)
+    inner, weight = loss(), torch.ones(2, requires_grad=True)
+    weight.register_hook(lambda _: inner.backward())
+    (weight * 2).sum().backward()
+    assert loop.told == TOLD
+
+
+@pytest.mark.parametrize("state", [{"evaluating": True}, {"late": True}, {"marks_backward": False}], ids=str)
+def test_a_backward_that_needs_more_than_a_mark_is_asked_about(ours, state):
+    loop = Loop()
+    vars(loop).update(state)
+    ours.join(loop)
+    loss().backward()
+    assert loop.told == ["asked", "turns", "undecided"]
+
+
+def test_what_follows_a_backward_in_an_optimizer_step_is_optimizer(ours):
+    loop = Loop()
+    ours.join(loop)
+    loop.optimizing = 1
+    loss().backward()
+    assert loop.told == ["backward", "optimizer"]
+
+
+@pytest.mark.parametrize("after", [0, 1], ids=["begin", "end"])
+def test_a_mark_that_can_not_be_written_fails_the_loop_alone(ours, after):
+    loop, failures, weight = Loop(), [], torch.ones(2, requires_grad=True)
+    ours.join(loop)
+
+    def write(_pair):
+        if len(loop.told) == after:
+            raise RuntimeError("a bug of ours")
+        loop.told.append("written")
+
+    loop.tape.write, loop.fail = write, failures.append
+    weight.sum().backward()
+    assert weight.grad.tolist() == [1.0, 1.0]
+    assert [str(failure) for failure in failures] == ["a bug of ours"]
+
+
+def test_gradients_are_a_backward_unless_they_are_part_of_a_loss(ours):
+    loop, weight = Loop(), torch.ones(2, requires_grad=True)
+    ours.join(loop)
+    (gradient,) = torch.autograd.grad((weight**2).sum(), weight)
+    assert gradient.tolist() == [2.0, 2.0]
+    assert loop.told == ["asked", "turns", "undecided"]
+    loop.told.clear()
+    (penalty,) = torch.autograd.grad((weight**2).sum(), [weight], create_graph=True)
+    assert loop.told == ["builds"]
+    torch.autograd.grad(penalty.sum(), weight, None, None, True)
+    assert loop.told == ["builds", "builds"]
+    loop.told.clear()
+    penalty.sum().backward()
+    assert loop.told == TOLD
+
+
+def test_the_compiler_makes_the_graph_of_a_backward_unheard(ours):
+    loop = Loop()
+    ours.join(loop)
+    compiled = torch.compile(torch.nn.Linear(2, 2), backend="aot_eager")
+    compiled(torch.ones(1, 2)).sum().backward()
+    assert loop.told == TOLD
+
+
+def test_what_raises_in_a_backward_is_raised_and_its_end_told(ours):
+    loop = Loop()
+    ours.join(loop)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        torch.ones(1).sum().backward()
+    assert loop.told == TOLD
+
+
+def test_a_loop_that_is_freed_is_no_reason_to_stay(ours):
+    loop = Loop()
+    ours.join(loop)
+    freed = weakref.ref(loop)
+    del loop
+    while freed() is not None or not as_found():  # every test has a time limit, and the watchdog may be looking at it
+        gc.collect()
+
+
+def test_somebody_elses_wrapper_on_top_is_left_to_them_and_ours_passes_on(ours):
+    loop, calls = Loop(), []
+    ours.join(loop)
+    beneath = torch.autograd.backward
+
+    @functools.wraps(beneath)  # which copies its attributes too
+    def theirs(*args, **kwargs):
+        calls.append("theirs")
+        return beneath(*args, **kwargs)
+
+    torch.autograd.backward = theirs
+    try:
+        ours.leave(loop)
+        assert torch.autograd.backward is theirs
+        loss().backward()
+        assert (calls, loop.told) == (["theirs"], [])
+        ours.join(loop)
+        loss().backward()
+        assert loop.told == ["asked", "turns", "undecided"]  # once: the wrapper beneath is ours too
+        ours.leave(loop)
+        assert torch.autograd.backward is theirs
+    finally:
+        torch.autograd.backward = FOUND[0]
+
+
+def test_a_wrapper_beneath_ours_may_take_other_arguments(ours, monkeypatch):
+    inner, taken, weight = torch.autograd.backward, [], torch.ones(2, requires_grad=True)
+
+    def theirs(tensors, **options):
+        taken.append(options)
+        return inner(tensors, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.autograd, "backward", theirs)
+        loop = Loop()
+        ours.join(loop)
+        torch.autograd.backward(weight.sum(), create_graph=False)
+        ours.leave(loop)
+        assert torch.autograd.backward is theirs
+    assert (taken, weight.grad.tolist()) == ([{"create_graph": False}], [1.0, 1.0])
+    assert loop.told == ["asked", "turns", "undecided"]
+
+
+def test_a_wrapper_beneath_ours_may_have_other_defaults_and_more_arguments(ours, monkeypatch):
+    inner, hints, loss = torch.autograd.backward, [], torch.ones(2, requires_grad=True).sin().sum()
+
+    def theirs(tensors, grad_tensors=None, retain_graph=True, **more):  # noqa: FBT002 as they have it
+        hints.append(more)
+        return inner(tensors, grad_tensors, retain_graph)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.autograd, "backward", theirs)
+        loop = Loop()
+        ours.join(loop)
+        torch.autograd.backward(loss)
+        torch.autograd.backward(loss, hint=1)  # the graph is still there
+        ours.leave(loop)
+    assert hints == [{}, {"hint": 1}]
+
+
+@pytest.mark.parametrize("end", ["join", "leave"])
+def test_an_interrupt_in_the_midst_is_made_good_by_the_watchdog(ours, monkeypatch, end):
+    loop = Loop()
+    if end == "leave":
+        ours.join(loop)
+    with monkeypatch.context() as patch:
+
+        def interrupted():
+            raise KeyboardInterrupt
+
+        patch.setattr(ours, "_arrange", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            getattr(ours, end)(loop)
+    assert ours.tick(0.0) is (end == "join")
+    assert as_found() is (end == "leave")
+
+
+def test_loops_in_threads_share_one_wrapper(ours):
+    loops, inside, through = [Loop(), Loop()], threading.Barrier(3), threading.Event()
+
+    def run(loop):
+        ours.join(loop)
+        inside.wait(60)
+        through.wait(60)
+        ours.leave(loop)
+
+    threads = [threading.Thread(target=run, args=(loop,)) for loop in loops]
+    for thread in threads:
+        thread.start()
+    inside.wait(60)
+    assert torch.autograd.backward.__wrapped__ is FOUND[0]
+    through.set()
+    for thread in threads:
+        thread.join(60)
+    assert as_found()
+
+
+def test_the_watchdog_is_not_asked_with_the_lock_held(ours, monkeypatch):
+    free = []
+
+    def watch(owner):  # a collection in the watchdog's lock, on another thread, may free a loop
+        freeing = threading.Thread(target=owner._freed, args=(None,), daemon=True)
+        freeing.start()
+        freeing.join(5)
+        free.append(not freeing.is_alive())
+
+    monkeypatch.setattr(WATCHDOG, "watch", watch)
+    loop = Loop()
+    ours.join(loop)
+    assert free == [True]
+    assert not as_found()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked on this system")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_does_not_wait_for_a_thread_that_it_lacks(ours):
+    held, go = threading.Event(), threading.Event()
+
+    def hold():
+        with ours._lock:
+            held.set()
+            go.wait()
+
+    other = threading.Thread(target=hold)
+    other.start()
+    held.wait()
+    child = os.fork()
+    if not child:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # no handler of the test runner
+        signal.alarm(5)
+        ours.leave(Loop())
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    go.set()
+    other.join()
+    assert status == 0

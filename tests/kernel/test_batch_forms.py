@@ -1,0 +1,447 @@
+"""Batches of every common form are read; amounts that the tensors don't agree on are unknown."""
+
+from collections import namedtuple
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from torch.nn.utils.rnn import pack_sequence
+from transformers import BatchEncoding
+from transformers.modeling_outputs import BaseModelOutput
+
+from perf_callbacks.flops.unknown_reasons import Unknowns
+from perf_callbacks.kernel.batches.reader import BatchReader, Lookup
+from perf_callbacks.kernel.batches.tensors import MOST_PARTS
+
+IDS = torch.ones(4, 8, dtype=torch.long)
+X, Y = torch.ones(4, 3), torch.ones(4)
+
+
+def t(*sizes):
+    return torch.ones(*sizes)
+
+
+def i(*sizes):
+    return torch.ones(*sizes, dtype=torch.long)
+
+
+def read(batch, **options):
+    reader = BatchReader()
+    for name, value in options.items():
+        setattr(reader, name, value)
+    first = reader.read(batch)
+    second = reader.read(batch)  # from memory
+    assert (first.samples, first.tokens, first.shape) == (second.samples, second.tokens, second.shape)
+    return first
+
+
+@dataclass
+class Fields:
+    input_ids: object
+    labels: object
+    kind: str = "train"
+
+
+@dataclass(slots=True)
+class Slots:
+    input_ids: object
+    labels: object
+
+
+@attrs.define
+class Attrs:
+    input_ids: object
+    labels: object
+
+
+class Plain:
+    def __init__(self, input_ids, labels):
+        self.input_ids, self.labels, self.whole = input_ids, labels, self
+
+
+Named = namedtuple("Named", "input_ids labels")  # noqa: PYI024 as people write it
+
+
+class Storage(dict):
+    """As torch_geometric keeps what a graph has."""
+
+
+class Data:
+    """As torch_geometric's graphs: they are called to go through their parts."""
+
+    def __init__(self, **parts):
+        self.__dict__["_store"] = Storage(parts)
+
+    def keys(self):
+        return list(self._store)
+
+    def __call__(self, *names):
+        return iter(self._store)
+
+
+@pytest.mark.parametrize("form", [Fields, Slots, Attrs, Plain, Named, SimpleNamespace])
+def test_an_object_is_read_by_its_attributes(form):
+    batch = read(form(input_ids=IDS, labels=IDS))
+    assert (batch.samples, batch.tokens) == (4, 32)
+    assert batch.shape == (("input_ids", (4, 8)), ("labels", (4, 8)))
+
+
+@pytest.mark.parametrize("kind", [BatchEncoding, dict])
+def test_arrays_of_numpy_are_read_as_tensors_are(kind):
+    batch = read(kind({"input_ids": IDS.numpy(), "attention_mask": np.array([[1, 1, 0, 0, 0, 0, 0, 0]] * 4)}))
+    assert (batch.samples, batch.tokens, int(batch.useful_tokens)) == (4, 32, 8)
+    assert batch.shape == (("input_ids", (4, 8)), ("attention_mask", (4, 8)))
+
+
+def test_a_mask_of_numbers_says_nothing_in_numpy_either():
+    assert read({"input_ids": IDS.numpy(), "attention_mask": np.ones((4, 8))}).useful_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples", "shape"),
+    [
+        (X.numpy(), 4, (("", (4, 3)),)),
+        ((X.numpy(), Y.numpy()), 4, (("[0]", (4, 3)), ("[1]", (4,)))),
+        (BaseModelOutput(last_hidden_state=X), 4, (("last_hidden_state", (4, 3)),)),
+        ({"a": [X, {"y": Y}], "n": 3}, 4, (("a[0]", (4, 3)), ("a[1].y", (4,)), ("n = 3", ()))),
+        ([Named(X, Y), Y], 4, (("[0].input_ids", (4, 3)), ("[0].labels", (4,)), ("[1]", (4,)))),
+        ({"rows": ["a", "b"], "x": X}, 4, (("x", (4, 3)),)),
+    ],
+)
+def test_shapes_are_read_from_whatever_holds_them(batch, samples, shape):
+    found = read(batch)
+    assert (found.samples, found.shape) == (samples, shape)
+
+
+def test_batches_of_changing_sizes_have_shapes_of_their_own():
+    reader = BatchReader()
+    for make in (lambda x: Fields(x, x), lambda x: x.numpy(), lambda x: {"x": x.numpy()}, lambda x: [{"x": x}], Plain):
+        shapes = {reader.read(make(x) if make is not Plain else Plain(x, x)).shape for x in (t(2, 3), t(5, 3))}
+        assert len(shapes) == 2
+        assert () not in shapes
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [object(), 7, (row for row in "ab"), {"rows": {"a", "b"}}, torch.nn.Linear(2, 2), [object()], len],
+    ids=lambda batch: type(batch).__name__,
+)
+def test_what_can_not_be_read_is_unknown_and_named(batch):
+    unknowns = Unknowns()
+    assert BatchReader(unknowns).read(batch) == (None, None, None, ())
+    assert unknowns.batch == type(batch).__name__
+
+
+def test_a_batch_that_was_read_is_not_named():
+    unknowns = Unknowns()
+    reader = BatchReader(unknowns)
+    reader.read(Fields(IDS, IDS))
+    reader.read(None)
+    assert unknowns.batch is None
+
+
+def test_a_batch_of_too_many_parts_is_not_walked_to_its_end():
+    many = [[X] for _ in range(MOST_PARTS + 1)]
+    assert read(many) == (None, None, None, ())
+    deep = X
+    for _ in range(20):
+        deep = {"x": deep}
+    assert read(deep) == (None, None, None, ())
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+@pytest.mark.parametrize("form", [lambda x: x, lambda x: [x], lambda x: {"x": x}], ids=["alone", "list", "dict"])
+def test_nested_tensors_are_read_with_their_lengths(layout, form):
+    reader = BatchReader()
+    some, others, more = (
+        reader.read(form(torch.nested.nested_tensor([t(length, 2) for length in lengths], layout=layout)))
+        for lengths in ([3, 5], [4, 4], [3, 5, 1])
+    )
+    assert (some.samples, others.samples, more.samples) == (2, 2, 3)
+    assert len({some.shape, others.shape, more.shape}) == 3
+    ids = torch.nested.nested_tensor([t(3).long(), t(5).long()], layout=layout)
+    found = reader.read({"input_ids": ids})
+    assert (found.samples, found.tokens) == (2, 8)
+
+
+def test_a_nested_tensor_on_a_device_is_not_waited_for():
+    ids = torch.nested.nested_tensor_from_jagged(
+        torch.ones(8, device="meta"), torch.zeros(3, dtype=torch.long, device="meta")
+    )
+    found = read({"input_ids": ids})
+    assert (found.samples, found.tokens, found.shape) == (2, 8, ())
+
+
+@pytest.mark.parametrize("enforce_sorted", [True, False])
+def test_packed_sequences_have_rows_and_steps(enforce_sorted):
+    reader = BatchReader()
+    packed = pack_sequence([t(5, 2), t(3, 2), t(1, 2)], enforce_sorted=enforce_sorted)
+    found = reader.read((packed, torch.ones(3)))
+    assert (found.samples, found.shape[0]) == (3, ("[0]", (9, 2)))
+    other = reader.read((pack_sequence([t(5, 2), t(4, 2)], enforce_sorted=enforce_sorted), torch.ones(2)))
+    assert (other.samples, other.shape[0]) == (2, ("[0]", (9, 2)))
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [
+        pytest.param(([t(3, 8, 9), t(3, 7, 6)], [{"boxes": t(n, 4), "labels": t(n)} for n in (5, 2)]),
+                     2, id="detection"),
+        pytest.param(((t(3, 8, 9),), ({"boxes": t(3, 4), "labels": t(3)},)), 1, id="detection, one image, three boxes"),
+        pytest.param([(t(3, 8, 9), {"boxes": t(3, 4), "labels": t(3)})], 1, id="detection, one pair, three boxes"),
+        pytest.param((t(2, 3, 8, 8), [{"boxes": t(5, 4)}, {"boxes": t(1, 4)}]), 2, id="detection, images of one size"),
+        pytest.param({"pixel_values": t(2, 3, 8, 8), "pixel_mask": t(2, 8, 8),
+                      "labels": [{"boxes": t(n, 4), "class_labels": t(n), "image_id": t(1), "area": t(n), "size": t(2)}
+                                 for n in (5, 5)]}, 2, id="DETR"),
+        pytest.param(([t(3, 8, 9), t(3, 7, 6)], [{"boxes": t(5, 4)}, {"boxes": t(5, 4)}]), 2,
+                     id="detection, as many objects in each image"),
+        pytest.param([{"x": t(16, 3), "y": t(16)}, {"x": t(16, 3)}], None, id="two mappings, paired or not"),
+        pytest.param([[t(16, 3), t(16)], [t(16, 3), t(16)]], None, id="two pairs: paired, or of two loaders"),
+        pytest.param((t(50, 4, 7), t(4)), None, id="time-major"),
+        pytest.param((t(50, 4, 7), t(50, 4, 7), t(4)), None, id="time-major, sequences in and out"),
+        pytest.param((t(50, 4, 7), t(4), t(4)), 4, id="time-major, and most agree"),
+        pytest.param((t(10), t(4, 3), t(4)), 4, id="weights of classes first"),
+        pytest.param((t(10), t(4, 10), t(4, 10)), None, id="weights of classes, or rows in the second dimension"),
+        pytest.param({"a": [t(8, 3), t(8)], "b": [t(16, 3), t(16)]}, None, id="a loader each"),
+        pytest.param({"a": [t(8, 3), t(8, 3)], "b": [t(16, 3), t(16, 3), t(16)]}, None, id="a loader each, alike"),
+        pytest.param({"a": t(8, 3), "b": t(16, 3)}, None, id="a loader each, a tensor each"),
+        pytest.param({"labeled": {"x": t(8, 3), "y": t(8)}, "unlabeled": {"x": t(56, 3)}}, None, id="half supervised"),
+        pytest.param({"inputs": {"x": t(4, 3), "weights": t(10)}, "y": t(4)}, None, id="half of the parts"),
+        pytest.param({"batch": {"x": t(4, 3), "y": t(4), "weights": t(10)}}, 4, id="a batch in a batch"),
+        pytest.param({"z": i(30), "pos": t(30, 3), "batch": i(30), "y": t(4)}, 4, id="atoms of molecules"),
+        pytest.param({"z": i(30), "pos": t(30, 3), "batch": i(30)}, None, id="atoms without a value per molecule"),
+        pytest.param({"coord": t(99, 3), "feat": t(99, 6), "segment": i(99), "offset": i(4)}, 4, id="point clouds"),
+        pytest.param({"batch": i(8), "label": i(8)}, None, id="all of it might be indices"),
+        pytest.param([t(5), t(7), t(3)], None, id="rows or columns of all lengths"),
+        pytest.param({"pixel_values": t(900, 12), "image_grid_thw": t(3, 3), "input_ids": IDS, "labels": IDS}, 4,
+                     id="image patches beside token ids"),
+        pytest.param({"anchor_input_ids": t(4, 8), "positive_input_ids": t(4, 9), "label": t(4)}, 4, id="pairs"),
+        pytest.param({"chosen_input_ids": t(4, 8), "rejected_input_ids": t(8, 9)}, None, id="ids that disagree"),
+        pytest.param({"input_ids": t(50), "cu_seqlens": t(5), "labels": t(50)}, None, id="flattened token ids"),
+        pytest.param((t(4, 3), torch.tensor(3)), 4, id="numbers don't vote"),
+        pytest.param(Data(x=t(30, 3), edge_index=t(2, 90), y=t(6), batch=t(30), ptr=t(7)), 6, id="graphs"),
+        pytest.param(Data(x=t(30, 3), edge_index=t(2, 90)), None, id="one graph"),
+    ],
+)  # fmt: skip
+def test_samples_are_what_the_tensors_agree_on_or_unknown(batch, samples):
+    assert read(batch).samples == samples
+    assert read(batch).shape != ()
+
+
+def many(count, make):
+    return [make(place) for place in range(count)]
+
+
+def ids(*sizes):
+    return torch.ones(*sizes, dtype=torch.long)
+
+
+TEXT = {"input_ids": ids(4, 8), "attention_mask": ids(4, 8)}
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [
+        # Samples that nobody put together: lists of mappings, tuples, objects.
+        pytest.param(many(8, lambda _: {"array": t(160)}), 8, id="waves"),
+        pytest.param([{"array": t(160)}], 1, id="a wave"),
+        pytest.param(many(8, lambda n: {"array": t(160 + n), "sampling_rate": 16000}), 8, id="waves of all lengths"),
+        pytest.param(many(8, lambda _: {"image": t(3, 32, 32)}), 8, id="images"),
+        pytest.param(many(8, lambda _: {"image": t(1, 28, 28), "label": 3}), 8, id="images with labels"),
+        pytest.param(many(8, lambda _: (t(3, 32, 32), t(32, 32))), 8, id="images with masks"),
+        pytest.param(many(8, lambda _: [t(3, 32, 32), t(1, 32, 32)]), None, id="a grid of images"),
+        pytest.param(many(8, lambda _: (t(3, 32, 32), t(3, 64, 64))), None, id="small and large images"),
+        pytest.param(many(4, lambda _: (t(160), 16000, "a")), 4, id="wave, rate, text"),
+        pytest.param(many(4, lambda _: (t(1, 160), 16000, "a")), 4, id="torchaudio"),
+        pytest.param(many(3, lambda _: (t(16), torch.tensor(1.0))), 3, id="features and a number"),
+        pytest.param(many(3, lambda _: (torch.tensor(0.5), torch.tensor(1.0))), None, id="a grid of numbers"),
+        pytest.param(many(3, lambda n: (t(16 + n, 3), ids(2))), 3, id="sequences to sequences"),
+        pytest.param(many(2, lambda n: {"input_ids": ids(7 + n), "labels": ids(7 + n)}), 2, id="texts"),
+        pytest.param(many(8, lambda _: {"input_ids": ids(64), "attention_mask": ids(64)}), 8, id="padded texts"),
+        pytest.param(many(2, lambda _: {"input_ids": ids(64), "pixel_values": t(3, 32, 32)}), 2, id="texts, images"),
+        pytest.param(many(2, lambda _: {"input_ids": ids(64), "position_ids": ids(64)}), None, id="lists of packed"),
+        pytest.param(many(2, lambda n: {"image": t(3, 32, 32), "boxes": t(n + 1, 4), "height": 9}), 2, id="Detectron2"),
+        pytest.param(many(5, lambda n: Data(x=t(9 + n, 3), edge_index=t(2, 30), y=t(1))), 5, id="a list of graphs"),
+        pytest.param(many(2, lambda _: Data(x=t(9, 3), batch=t(9), ptr=t(4))), None, id="a list of batches of graphs"),
+        pytest.param(many(3, lambda _: Fields(ids(9), ids(9))), 3, id="samples that are objects"),
+        pytest.param([{"array": t(160)}, {"array": t(120), "text": "a"}], None, id="samples of two forms"),
+        # Tensors in lists: columns, or samples.
+        pytest.param(many(4, lambda _: ids(8)), None, id="four texts, or four columns"),
+        pytest.param([ids(16), ids(16), t(16)], 16, id="users, items, ratings"),
+        pytest.param([ids(16, 8), ids(16, 8)], 16, id="inputs and labels"),
+        pytest.param([t(16, 3), t(16, 3)], 16, id="inputs and targets"),
+        pytest.param([t(16, 3, 32, 32), t(16, 3, 32, 32)], 16, id="two views"),
+        pytest.param((t(16, 3), t(16, 3), t(16, 3)), 16, id="triplets"),
+        pytest.param([t(16, 3)], 16, id="TensorDataset of one"),
+        pytest.param([t(16, 3), t(16, 2), ids(16)], 16, id="TensorDataset of three"),
+        pytest.param(many(8, lambda _: t(3, 32, 32)), None, id="eight images, or eight columns"),
+        pytest.param(many(8, lambda n: t(3, 30 + n, 32)), None, id="eight images of all sizes"),
+        pytest.param([t(5, 3), t(5, 3), t(7, 3)], None, id="clouds of points, most as large"),
+        pytest.param((t(5, 3), t(5, 3), t(7, 3)), None, id="clouds of points in a tuple"),
+        pytest.param([t(8, 3), t(16, 3)], None, id="two loaders, or two samples"),
+        # Columns of samples.
+        pytest.param({"audio": many(8, lambda _: t(160))}, None, id="a column of waves"),
+        pytest.param({"audio": many(8, lambda _: t(160)), "text": ["a"] * 8}, 8, id="waves and texts by column"),
+        pytest.param({"audio": many(8, lambda _: t(160)), "labels": ids(8)}, 8, id="a column of waves, and labels"),
+        pytest.param({"pixel_values": many(8, lambda _: t(3, 32, 32)), "labels": ids(8)}, 8, id="a column of images"),
+        pytest.param((tuple(many(8, lambda _: t(3, 32, 32))), (3,) * 8), 8, id="zip(*batch)"),
+        pytest.param((tuple(many(8, lambda _: t(3, 32, 32))), tuple(many(8, torch.tensor))), 8, id="zip, of tensors"),
+        pytest.param((many(8, lambda _: t(3, 32, 32)), many(8, lambda _: t(32, 32))), 8, id="zip, images and masks"),
+        pytest.param((t(2, 3, 8, 8), many(2, lambda _: {"boxes": t(2, 4), "labels": t(2)})), 2, id="detection, alike"),
+        pytest.param(([TEXT, TEXT], t(4)), 4, id="sentence pairs as a list of columns"),
+        # Batches in a batch: of several loaders, of several micro-batches, or in several roles.
+        pytest.param([TEXT, TEXT], None, id="a list of micro-batches of texts"),
+        pytest.param((TEXT, TEXT), None, id="two batches of texts, paired or not"),
+        pytest.param({"query": TEXT, "passage": TEXT}, 4, id="queries and passages"),
+        pytest.param([TEXT], 4, id="a batch in a list"),
+        pytest.param(([t(8, 3), t(8)], [t(16, 3), t(16)]), None, id="zip of two loaders"),
+        pytest.param({"a": [t(8, 3), t(8)], "b": [t(8, 3), t(8)]}, None, id="a loader each, of one size"),
+        pytest.param(({"x": t(8, 3)}, {"y": t(8)}), 8, id="inputs and targets as mappings"),
+        pytest.param({"inputs": {"x": t(8, 3)}, "targets": {"y": t(8)}}, 8, id="inputs and targets by name"),
+        pytest.param([{"x": t(50, 4, 7), "y": t(4)}, {"x": t(50, 4, 7), "y": t(4)}], None, id="two time-major batches"),
+        pytest.param(({"x": t(8, 3), "y": t(8)}, 0, 0), 8, id="a batch with its number"),
+        pytest.param(([t(8, 3), t(8, 3)], 0, 0), 8, id="a pair with its number"),
+        pytest.param({"input_ids": ids(1, 50), "labels": ids(1, 50), "cu_seq_lens_q": ids(5)}, None, id="packed"),
+        pytest.param({"input_ids": ids(2, 50), "position_ids": ids(2, 50)}, 2, id="rows with positions"),
+    ],
+)  # fmt: skip
+def test_a_list_of_samples_has_as_many_as_it_is_long_and_ambiguous_lists_are_unknown(batch, samples):
+    assert read(batch).samples == samples
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples", "tokens"),
+    [
+        ({"a": [t(8, 3), t(8)], "b": [t(16, 3), t(16)]}, 24, None),
+        ([t(8, 3), t(16, 3)], 24, None),
+        ({"a": [t(8, 3), t(8)], "b": None}, 8, None),
+        ({"a": {"input_ids": t(8, 5)}, "b": {"input_ids": t(2, 7)}}, 10, 54),
+        ({"a": [t(8, 3), t(8)], "b": [t(50, 4), t(4)]}, None, None),
+    ],
+)
+def test_samples_of_several_loaders_add_up(batch, samples, tokens):
+    found = read(batch, several=True)
+    assert (found.samples, found.tokens) == (samples, tokens)
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [
+        ((i(35, 20), i(35, 20)), None),
+        ((t(35, 20, 8), i(35, 20)), None),
+        ((i(20, 20), i(20, 20)), 20),
+        ((i(35, 20), i(35)), 35),
+        ((t(4, 3, 8, 8),), 4),
+        ({"input_ids": i(4, 9), "labels": i(4, 9)}, 4),
+    ],
+)
+def test_sequences_alone_have_no_samples_where_time_may_come_first(batch, samples):
+    assert read(batch, time_first=True).samples == samples
+
+
+def looked_up(reader, batches, *indices, rows=50):
+    reader.note()
+    for batch in batches:
+        reader.read(batch)
+    return reader.look_up(
+        [Lookup(1, rows, one.data_ptr(), one.numel()) for one in indices] + [Lookup(2, 9, t(7).data_ptr(), 7)]
+    )
+
+
+def test_tokens_are_those_of_the_tensor_that_was_looked_up():
+    reader, x, y = BatchReader(), IDS.clone(), IDS.clone()
+    before = reader.read((x, y))
+    assert before.tokens is None
+    assert looked_up(reader, [(y, x)], x)
+    assert reader.with_tokens(before).tokens == reader.read((x, y)).tokens == 32
+    assert reader.read((IDS, IDS[:, :3])).tokens == 12  # the second one, of other batches too
+    assert reader.read([IDS, IDS, IDS]).tokens is None
+    assert reader.read({"x": IDS, "y": IDS}).tokens is None
+
+
+def test_a_tensor_in_larger_memory_is_found_where_it_begins():
+    reader, memory = BatchReader(), torch.ones(4, 9, dtype=torch.long)
+    assert looked_up(reader, [(memory[:, :-1], memory[:, 1:4])], memory[:, 1:4])
+    assert reader.read((IDS, IDS[:, :2])).tokens == 8
+
+
+def test_a_tensor_that_was_copied_since_is_found_by_its_size():
+    reader = BatchReader()
+    assert looked_up(reader, [(IDS, IDS[:, :3], X)], IDS[:, :3].clone())
+    assert reader.read((IDS, IDS[:, :2], X)).tokens == 8
+
+
+def test_of_copies_of_several_as_large_it_is_told_how_many_tokens_there_are():
+    one, both = BatchReader(), BatchReader()
+    assert looked_up(one, [(IDS, IDS)], IDS.clone())
+    assert one.read((IDS, IDS)).tokens == 32
+    copies = IDS.clone(), IDS.clone()
+    assert looked_up(both, [(IDS, IDS)], *copies)
+    assert both.read((IDS, IDS)).tokens == 64
+
+
+def test_where_it_can_not_be_told_tokens_stay_unknown():
+    reader, copies = BatchReader(), [IDS.clone() for _ in range(3)]
+    assert not looked_up(reader, [(IDS.clone(), IDS.clone())], *copies)
+    assert not looked_up(reader, [(IDS, IDS[:, :3])], IDS.clone(), IDS[:, :3].clone())
+    assert not looked_up(reader, [(X, Y.long())], Y.long())  # one a sample: labels
+    assert not looked_up(reader, [(X, X)], IDS.clone())
+    assert not looked_up(reader, [object(), None], IDS.clone())
+
+
+def test_the_largest_vocabulary_is_that_of_tokens():
+    reader, tokens, segments = BatchReader(), IDS.clone(), torch.zeros(4, 8, dtype=torch.long)
+    reader.note()
+    reader.read((segments, tokens))
+    assert reader.look_up([Lookup(1, 2, segments.data_ptr(), 32), Lookup(2, 50, tokens.data_ptr(), 32)])
+    assert reader.read((segments[:, :2], tokens[:, :2])).tokens == 8
+
+
+def test_batches_with_token_ids_by_name_have_said_it():
+    reader, other = BatchReader(), IDS.clone()
+    assert not looked_up(reader, [{"input_ids": IDS, "other": other}], other)
+    assert reader.read({"input_ids": IDS[:, :2], "other": other}).tokens == 8
+
+
+def learned(batch, *tables):
+    """Tokens of a batch whose tensors were looked up in tables, given as (rows, tensor)."""
+    reader = BatchReader()
+    reader.note()
+    reader.read(batch)
+    reader.look_up([Lookup(n, rows, one.data_ptr(), one.numel()) for n, (rows, one) in enumerate(tables)])
+    return reader.read(batch).tokens
+
+
+def test_a_number_for_each_sample_is_no_token_however_large_its_table():
+    users, items, labels, column = ids(4), ids(4, 8), ids(4), ids(4, 1)
+    assert learned((users, items, labels), (1000, users), (50, items)) == 32
+    assert learned((users, items.clone(), labels), (1000, users.clone()), (50, items)) == 32
+    assert learned((t(4, 3, 8, 8), labels), (1000, labels)) is None
+    assert learned((t(4, 3, 8, 8), column), (1000, column)) is None
+    assert learned([users, labels], (1000, users)) is None
+
+
+@pytest.mark.parametrize("clone", [lambda x: x, torch.clone], ids=["itself", "copied"])
+def test_a_tensor_that_is_in_a_batch_twice_is_counted_once(clone):
+    x = ids(4, 8)
+    assert learned((x, x), (50, clone(x))) == 32
+    assert learned({"x": x, "labels": x, "y": ids(4)}, (50, clone(x))) == 32
+
+
+def test_sequences_of_two_lengths_in_two_tables_are_ambiguous():
+    source, target, segments = ids(4, 8), ids(4, 6), ids(4, 8)
+    assert learned((source, target), (1000, source), (900, target)) is None
+    assert learned((source, target), (1000, source.clone()), (900, target.clone())) is None
+    assert learned((source, segments), (1000, source), (2, segments)) == 32
+
+
+def test_sequences_in_one_table_add_up():
+    reader, source, target = BatchReader(), ids(4, 8), ids(4, 6)
+    reader.note()
+    reader.read((source, target))
+    reader.look_up([Lookup(1, 50, one.data_ptr(), one.numel()) for one in (source, target)])
+    assert reader.read((source, target)).tokens == 56

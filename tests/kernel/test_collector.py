@@ -1,0 +1,361 @@
+"""The collector, shared by fits that overlap, and put back exactly as it was found."""
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import timeit
+from pathlib import Path
+
+import pytest
+from collector import FakeGc, put
+
+import perf_callbacks
+from perf_callbacks.kernel.process import collector
+from perf_callbacks.kernel.process.collector import FULL, Collector
+
+SOURCE = Path(perf_callbacks.__file__).parents[1]
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    return put(monkeypatch, FakeGc())
+
+
+@pytest.fixture
+def ours(fake):
+    return fake.owner
+
+
+class Going:
+    """A fit whose steps go on, as far as anybody asks."""
+
+    def __init__(self, longest=0.1):
+        self.steps, self.longest = 0, longest
+
+    def __call__(self):
+        return self.steps, self.longest
+
+
+def hold(ours, progress=None):
+    lease = ours.lease(progress)
+    assert lease.turn_off()
+    lease.freeze()
+    return lease
+
+
+def test_what_was_turned_off_and_frozen_is_as_found_when_it_is_let_go(fake, ours):
+    found = fake.state
+    lease = hold(ours)
+    assert fake.state == (False, True, (0, 10, 10), [])
+    assert (ours.automatic, ours.frozen, ours.thresholds) == (True, 0, (700, 10, 10))
+    lease.let_go()
+    lease.let_go()
+    assert fake.state == found
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_in_whatever_order_two_fits_end_the_last_restores(fake, ours, last):
+    found = fake.state
+    leases = [hold(ours), hold(ours)]
+    leases[1 - last].let_go()
+    assert fake.state[:2] == (False, True)
+    leases[last].let_go()
+    assert fake.state == found
+
+
+def test_collection_that_somebody_else_turned_off_stays_off(fake, ours):
+    fake.disable()
+    lease = ours.lease()
+    assert not lease.turn_off()
+    lease.turn_on()
+    lease.let_go()
+    assert not fake.enabled
+
+
+@pytest.mark.parametrize("threshold", [(700, 10, 10), (0, 10, 10)])
+def test_what_the_program_does_to_collection_in_mid_fit_stays_so(fake, ours, threshold):
+    lease = hold(ours)
+    fake.disable()
+    fake.set_threshold(*threshold)
+    lease.let_go()
+    assert (fake.enabled, fake.threshold) == (False, (700, 10, 10))
+
+
+def test_thresholds_that_were_set_in_mid_fit_stay_and_are_noticed(fake, ours):
+    lease = hold(ours)
+    assert not lease.overruled
+    fake.set_threshold(50_000, 20, 20)
+    assert lease.overruled
+    lease.let_go()
+    assert fake.threshold == (50_000, 20, 20)
+
+
+def test_code_that_disables_collection_for_a_moment_leaves_it_as_it_was():
+    """As `timeit` does, in the middle of a fit."""
+    lease = Collector().lease()
+    assert lease.turn_off()
+    try:
+        timeit.timeit("pass", number=1)
+        assert gc.isenabled()
+        assert gc.get_threshold()[0] == 0
+    finally:
+        lease.let_go()
+    assert gc.get_threshold()[0] != 0
+
+
+def test_what_somebody_else_froze_stays_frozen(fake, ours):
+    fake.freeze()
+    lease = ours.lease()
+    lease.freeze()
+    fake.alive = 10
+    lease.let_go()
+    assert fake.frozen == 5000
+
+
+def test_what_an_interpreter_froze_for_itself_is_nobodys_plan(fake, ours):
+    fake.frozen = 400
+    lease = ours.lease()
+    lease.freeze()
+    assert fake.frozen == 5400
+    lease.let_go()
+    assert fake.frozen == 0
+
+
+def test_what_the_program_freezes_on_top_is_left_to_it(fake, ours):
+    lease = hold(ours)
+    fake.alive = 3
+    fake.freeze()
+    lease.let_go()
+    assert fake.frozen == 5003
+
+
+def test_the_real_collector_tells_a_freeze_on_top_from_none():
+    for on_top in (False, True):
+        lease = Collector().lease()
+        lease.freeze()
+        assert gc.get_freeze_count() > collector.OWN_FROZEN
+        if on_top:
+            gc.freeze()
+        lease.let_go()
+        assert (gc.get_freeze_count() > collector.OWN_FROZEN) is on_top
+        gc.unfreeze()
+
+
+def test_a_collection_of_one_fit_counts_for_the_others(fake, ours):
+    one, other = hold(ours), hold(ours)
+    for _ in range(5):
+        one.collect(FULL)
+        other.collect(FULL)
+    assert fake.collected == [FULL] * 5
+    one.collect(1)
+    other.collect(1)
+    assert fake.collected[5:] == [1]
+
+
+def test_collections_of_fits_before_count_for_none_that_comes_later(fake, ours):
+    earlier = hold(ours)
+    earlier.collect(FULL)
+    earlier.let_go()
+    ours.lease().collect(FULL)  # it has turned nothing off yet
+    assert fake.collected == [FULL, FULL]
+
+
+def test_a_fit_within_a_step_of_another_keeps_its_own_schedule(fake, ours):
+    outer, inner = hold(ours), hold(ours)
+    for _ in range(3):
+        inner.collect(1)
+    outer.collect(1)
+    assert fake.collected == [1, 1, 1]
+
+
+def test_a_collection_says_whose_it_is(fake, ours):
+    seen = []
+    fake.collect = lambda _generation: seen.append(ours.reason) or 0
+    lease = hold(ours)
+    lease.collect(FULL, "startup")
+    lease.collect(1)
+    assert (seen, ours.reason) == (["startup", "schedule"], None)
+
+
+def test_a_fit_whose_steps_stop_gives_the_collector_back_after_a_while(fake, ours):
+    found, going = fake.state, Going(longest=0.1)
+    lease = hold(ours, going)
+    for second in range(3):
+        going.steps += 1
+        assert ours.tick(float(second))
+    assert ours.tick(6.9)
+    assert fake.state[:2] == (False, True)
+    assert not ours.tick(7.0)
+    assert (fake.state, fake.collected, lease.abandoned) == (found, [FULL], True)
+    assert lease.turn_off()
+    assert (fake.automatic, lease.abandoned) == (False, False)
+    lease.let_go()
+    assert fake.state == found
+
+
+@pytest.mark.parametrize(("longest", "aside", "patience"), [(0.4, False, 8.0), (30.0, False, 600.0), (0.1, True, 30.0)])
+def test_longer_steps_and_evaluations_are_waited_for_longer(ours, longest, aside, patience):
+    lease = hold(ours, Going(longest))
+    lease.aside = aside
+    assert ours.tick(0.0)
+    assert ours.tick(patience - 0.1)
+    assert not ours.tick(patience)
+
+
+def test_a_fit_that_was_freed_is_abandoned_at_once_and_the_others_go_on_frozen(fake, ours):
+    hold(ours, lambda: None)
+    going = hold(ours)
+    assert ours.tick(0.0)
+    assert (fake.state[:2], fake.collected) == ((False, True), [FULL])
+    going.let_go()
+    assert fake.state[:2] == (True, False)
+
+
+def test_a_fit_that_holds_nothing_and_stops_is_collected_once_until_its_steps_go_on(fake, ours):
+    going, collected = Going(), []
+    ours.look_after(going)
+    for second in range(30):
+        going.steps = (1, 2)[second >= 20]
+        assert ours.tick(float(second))
+        collected.append(len(fake.collected))
+    assert collected == [0] * 5 + [1] * 20 + [2] * 5
+    assert fake.state == (True, False, (700, 10, 10), [])
+
+
+def test_a_fit_that_stops_is_collected_by_nobody_else_than_who_holds_the_collector(fake, ours):
+    ours.look_after(Going())
+    other = hold(ours)
+    for second in range(30):
+        assert ours.tick(float(second))
+    assert fake.collected == []
+    other.let_go()
+    assert ours.tick(30.0)
+    assert fake.collected == [FULL]
+
+
+def test_where_the_program_turned_collection_off_a_fit_that_stops_is_left_to_it(fake, ours):
+    ours.look_after(Going())
+    fake.disable()
+    for second in range(30):
+        assert ours.tick(float(second))
+    assert fake.collected == []
+
+
+def test_a_fit_that_holds_the_collector_and_stops_is_collected_once(fake, ours):
+    going = Going()
+    ours.look_after(going)
+    hold(ours, going)
+    for second in range(30):
+        ours.tick(float(second))
+    assert fake.collected == [FULL]
+
+
+def test_a_fit_that_is_over_is_looked_after_no_more(fake, ours):
+    over = []
+    ours.look_after(lambda: None if over else (1, 0.1))
+    assert ours.tick(0.0)
+    over.append(True)
+    assert not ours.tick(30.0)
+    assert fake.collected == []
+
+
+@pytest.mark.parametrize("function", ["set_threshold", "freeze", "unfreeze", "get_objects"])
+@pytest.mark.parametrize("after", [False, True])
+def test_an_interrupt_leaves_nothing_that_the_watchdog_does_not_mend(fake, ours, monkeypatch, function, after):
+    found, going = fake.state, Going()
+    real = getattr(fake, function)
+
+    def interrupted(*arguments):
+        monkeypatch.setattr(fake, function, real)
+        if after:
+            real(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fake, function, interrupted)
+    lease = ours.lease(going)
+    with pytest.raises(KeyboardInterrupt):
+        _go_through(lease)
+    for second in range(7):
+        ours.tick(float(second))
+    assert fake.state == found
+
+
+def _go_through(lease):
+    lease.turn_off()
+    lease.freeze()
+    lease.let_go()
+
+
+def test_leases_in_threads_share_the_collector(fake, ours):
+    found = fake.state
+    inside, through = threading.Barrier(3), threading.Event()
+
+    def fit():
+        lease = hold(ours)
+        inside.wait(60)
+        through.wait(60)
+        lease.let_go()
+
+    threads = [threading.Thread(target=fit) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    inside.wait(60)
+    assert fake.state[:2] == (False, True)
+    through.set()
+    for thread in threads:
+        thread.join(60)
+    assert fake.state == found
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked on this system")
+def test_a_forked_child_collects_by_itself_and_is_part_of_no_fit():
+    ours = Collector()
+    lease = ours.lease()
+    assert lease.turn_off()
+    try:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if gc.get_threshold()[0] and not ours.held and ours.lease().turn_off() else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert gc.get_threshold()[0] == 0
+    finally:
+        lease.let_go()
+    assert gc.get_threshold()[0] != 0
+
+
+EXITS = """
+    import atexit, gc, weakref
+    atexit.register(lambda: print(gc.get_threshold()[0] > 0, gc.get_freeze_count() < 1000))
+    from perf_callbacks.kernel.process.collector import COLLECTOR
+    class Fit: pass
+    fit, lease = Fit(), COLLECTOR.lease()
+    weakref.finalize(fit, lease.let_go)
+    assert lease.turn_off() and not gc.get_threshold()[0]
+    lease.freeze()
+    assert gc.get_freeze_count() >= 1000
+"""
+
+
+def test_at_interpreter_exit_everything_is_as_it_was_found():
+    command = [sys.executable, "-c", textwrap.dedent(EXITS)]
+    environ = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=280)
+    assert (done.stdout, done.stderr) == ("True True\n", "")
+
+
+def test_the_watchdog_is_not_asked_with_the_lock_held(fake, ours, monkeypatch):
+    other, free = ours.lease(), []
+
+    def watch(_owner):  # a collection in the watchdog's lock, on another thread, may free a fit
+        freeing = threading.Thread(target=other.let_go, daemon=True)
+        freeing.start()
+        freeing.join(5)
+        free.append(not freeing.is_alive())
+
+    monkeypatch.setattr(collector.WATCHDOG, "watch", watch)
+    hold(ours).let_go()
+    assert free == [True]

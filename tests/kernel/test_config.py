@@ -1,0 +1,153 @@
+"""What may be set, and the sentence that says so."""
+
+import dataclasses
+
+import pytest
+
+from perf_callbacks import ConfigError, PerfConfig
+from perf_callbacks.kernel.settings.config import rules
+
+PEAK = 'TFLOPS above 0 such as "989.5" or "bf16=989.5,fp32=67", or None'
+PROFILE = '"off", or first step and number of steps such as "20:3"'
+COUNT = "a whole number from 1 on"
+FLAG = "true or false"
+TEXT = "text or None"
+
+FIELDS = {
+    "enabled": ([True, False], ["yes", 1, None], FLAG),
+    "flops": (["count", "estimate", "off"], ["counted", None, True], "one of count, estimate, off"),
+    "peak_tflops": (
+        [None, "989.5", "67", "0.5", "bf16=989.5,fp32=67", "bf16=10"],
+        [True, -1, 0.0, "", "0", "0.0", "-1", "fast", "bf16=", "bf16=0", "bf16=0,fp32=67", "bf16=1,", "1e3", "67\n"],
+        PEAK,
+    ),
+    "measure_peak": (["auto", "on", "off"], ["always", True], "one of auto, on, off"),
+    "checklist": (["on", "prove", "off"], ["apply", False], "one of on, prove, off"),
+    "skip": (
+        ["", "gc", "gc, affinity,", " loaders "],
+        [None, "gc;affinity", ["gc"], "gcc", "gc affinity", "gcaffinity", "tf32"],
+        "checklist items separated by commas: gc, loaders, affinity",
+    ),
+    "gc": (["sync", "freeze", "observe", "off"], ["sinc", "SYNC", False], "one of sync, freeze, observe, off"),
+    "gc_interval": ([1, 100], [0, -1, 1.5, "100", True, None], COUNT),
+    "affinity": (
+        ["auto", "node", "socket", "exclusive", "off"],
+        ["numa", None],
+        "one of auto, node, socket, exclusive, off",
+    ),
+    "loaders": (["apply", "advise", "off"], ["on", None], "one of apply, advise, off"),
+    "exchange": (["on", "off"], [True, "auto"], "one of on, off"),
+    "stragglers": (["on", "off"], [True, "auto"], "one of on, off"),
+    "window": ([1, 50, 10**18 - 1], [0, 2.0, "50", False], COUNT),
+    "stall_after": (
+        ["auto", "off", "120", "0.5"],
+        ["never", "0", "-1", "", 0, True, None],
+        'auto, off, or seconds above 0 such as "120"',
+    ),
+    "metrics": (["main", "all"], ["off", None], "one of main, all"),
+    "console": (["main", "all", "off"], ["none", False], "one of main, all, off"),
+    "journal": ([True, False], ["true", 0], FLAG),
+    "report": ([True, False], ["html", None], FLAG),
+    "output_dir": ([None, "out", "/somewhere/else"], [1, b"out"], TEXT),
+    "max_journal_mb": ([1, 256], [0, 0.5, None], COUNT),
+    "baseline": ([None, "runs/1", "1200"], [1200, 1.5], TEXT),
+    "profile": (["off", "20:3", "0:1"], ["on", "20", "20:0", "20:", ":3", "-1:3", None], PROFILE),
+    "nvtx": ([True, False], ["off", None], FLAG),
+    "memory_snapshot": ([True, False], ["off", None], FLAG),
+    "anomaly_capture": ([True, False], ["off", None], FLAG),
+}
+
+
+def test_every_field_has_a_rule_and_is_tested_here():
+    assert list(rules()) == list(FIELDS) == [field.name for field in dataclasses.fields(PerfConfig)]
+
+
+@pytest.mark.parametrize(("number", "text"), [(989.5, "989.5"), (67, "67"), (0.25, "0.25")])
+def test_a_peak_may_be_a_number(number, text):
+    assert PerfConfig(peak_tflops=number).peak_tflops == text
+
+
+@pytest.mark.parametrize(("number", "text"), [(120, "120"), (0.5, "0.5")])
+def test_seconds_may_be_a_number(number, text):
+    assert PerfConfig(stall_after=number).stall_after == text
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, (legal, _, _) in FIELDS.items() for value in legal]
+)
+def test_a_legal_value_is_kept_as_it_is(name, value):
+    assert getattr(PerfConfig(**{name: value}), name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"), [(name, value, wanted) for name, (_, bad, wanted) in FIELDS.items() for value in bad]
+)
+def test_a_bad_value_is_refused_in_words(name, value, wanted):
+    with pytest.raises(ConfigError) as error:
+        PerfConfig(**{name: value})
+    assert str(error.value) == f"{name}: got {value!r}, wanted {wanted}."
+
+
+def test_a_config_error_is_a_value_error():
+    assert issubclass(ConfigError, ValueError)
+
+
+def test_a_configuration_is_frozen_and_only_takes_keywords():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        PerfConfig().window = 1
+    with pytest.raises(TypeError):
+        PerfConfig(True)
+
+
+def test_the_default_is_legal():
+    assert PerfConfig() == PerfConfig(**dataclasses.asdict(PerfConfig()))
+
+
+def test_the_argument_parser_of_transformers_makes_one():
+    from transformers import HfArgumentParser
+
+    words = "--gc observe --window 20 --journal false --nvtx --peak_tflops bf16=989.5 --output_dir out"
+    (config,) = HfArgumentParser(PerfConfig).parse_args_into_dataclasses(words.split())
+    expected = {"gc": "observe", "window": 20, "journal": False, "nvtx": True, "peak_tflops": "bf16=989.5"}
+    assert config == PerfConfig(**expected, output_dir="out")
+
+
+def test_the_argument_parser_of_transformers_leaves_the_defaults():
+    from transformers import HfArgumentParser
+
+    assert HfArgumentParser(PerfConfig).parse_args_into_dataclasses([]) == (PerfConfig(),)
+
+
+def test_the_argument_parser_of_transformers_refuses_a_bad_value(capsys):
+    from transformers import HfArgumentParser
+
+    with pytest.raises(SystemExit):
+        HfArgumentParser(PerfConfig).parse_args_into_dataclasses(["--gc", "sinc"])
+    assert "'sinc'" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="window: got 0, wanted a whole number from 1 on"):
+        HfArgumentParser(PerfConfig).parse_args_into_dataclasses(["--window", "0"])
+
+
+def test_training_arguments_take_their_words_first_and_leave_the_rest(tmp_path):
+    from transformers import HfArgumentParser, TrainingArguments
+
+    words = ["--output_dir", str(tmp_path), "--max_steps", "3", "--use_cpu", "true", "--gc", "observe", "--report"]
+    first = HfArgumentParser(TrainingArguments, allow_abbrev=False)
+    arguments, rest = first.parse_args_into_dataclasses(words, return_remaining_strings=True)
+    (config,) = HfArgumentParser(PerfConfig).parse_args_into_dataclasses(rest)
+    assert (arguments.output_dir, arguments.max_steps) == (str(tmp_path), 3)
+    assert config == PerfConfig(gc="observe", report=True)
+
+
+@pytest.mark.parametrize("name", ["window", "peak_tflops", "stall_after"])
+def test_a_number_too_long_to_be_written_is_refused_in_words(name):
+    with pytest.raises(ConfigError, match=f"^{name}: got a number of 19 digits or more, wanted ") as error:
+        PerfConfig(**{name: 10**5000})
+    assert len(str(error.value)) < 200
+
+
+def test_a_sentence_shows_no_control_character_and_no_long_value():
+    assert str(ConfigError("a\x1b[2J\n")) == "a\\x1b[2J\\n"
+    with pytest.raises(ConfigError) as error:
+        PerfConfig(gc="x" * 5000)
+    assert len(str(error.value)) < 400

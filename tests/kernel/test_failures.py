@@ -1,0 +1,31 @@
+"""What the callback logs."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from perf_callbacks.kernel import failures
+from perf_callbacks.kernel.settings.in_force import resolve
+
+
+def test_a_log_line_shows_no_control_character(caplog):
+    logging.getLogger("perf_callbacks").warning("perf_callbacks: %s is\nno such\tthing", "a\x1b[2J\x07\x9b")
+    assert caplog.messages == ["perf_callbacks: a\\x1b[2J\\x07\\x9b is\nno such\\tthing"]
+    assert failures.describe(ValueError("no")) == "ValueError: no"
+
+
+@pytest.mark.parametrize("argument", [str, Path, ValueError])
+def test_a_line_end_in_an_argument_begins_no_line_of_its_own(caplog, argument):
+    logging.getLogger("perf_callbacks").warning("no\njournal at %s: %d", argument("a\nERROR: b"), 2)
+    assert caplog.messages == ["no\njournal at a\\nERROR: b: 2"]
+
+
+def test_a_traceback_shows_no_control_character(caplog):
+    logging.getLogger("perf_callbacks").warning("no", exc_info=ValueError("a\x1b[2J"))
+    assert caplog.text.endswith("\nValueError: a\\x1b[2J\n")
+
+
+def test_the_name_of_a_variable_is_escaped():
+    (remark,) = resolve(None, {"PERF_CALLBACKS_\x1b]0;x\x07\nW": "1"}).remarks
+    assert remark.startswith("PERF_CALLBACKS_\\x1b]0;x\\x07\\nW means nothing here")

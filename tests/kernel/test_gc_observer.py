@@ -1,0 +1,261 @@
+"""Collections, observed: each one, by whom and where."""
+
+import functools
+import gc
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+from late_signals import PreemptError, Trips
+
+import perf_callbacks
+from perf_callbacks.kernel.process.collector import COLLECTOR
+from perf_callbacks.kernel.process.gc_observer import GcObserver
+
+PATHS = [str(Path(perf_callbacks.__file__).parents[1]), str(Path(__file__).parents[1])]
+
+
+class Pauses(list):
+    def __call__(self, pause):
+        self.append((pause.generation, pause.automatic, pause.here))
+        self.last = (pause.start, pause.seconds, pause.collected)
+
+
+@pytest.fixture
+def pauses():
+    return Pauses()
+
+
+@pytest.fixture
+def observer(pauses):
+    """Installed, in a process that collects by itself only where a test makes it."""
+    found, enabled = gc.get_threshold(), gc.isenabled()
+    gc.set_threshold(1_000_000)
+    gc.enable()
+    gc.collect()
+    observer = GcObserver(pauses)
+    observer.install()
+    yield observer
+    observer.remove()
+    gc.set_threshold(*found)
+    (gc.enable if enabled else gc.disable)()
+
+
+@pytest.mark.usefixtures("observer")
+@pytest.mark.parametrize("generation", [0, 1, 2])
+def test_a_collection_that_was_asked_for_is_told_by_generation(pauses, generation):
+    gc.collect(generation)
+    assert pauses == [(generation, False, True)]
+
+
+def test_the_line_that_asks_for_a_collection_is_named(observer):
+    for _ in range(2):
+        gc.collect()
+    (line,) = observer.calls
+    assert line.startswith("test_gc_observer.py:")
+    assert line.endswith(" `test_the_line_that_asks_for_a_collection_is_named`")
+    assert observer.calls[line] > 0
+
+
+def test_a_collection_that_nobody_asked_for_is_automatic(pauses, observer):
+    gc.set_threshold(50)
+    held = [[] for _ in range(1000)]
+    gc.set_threshold(1_000_000)
+    assert observer.calls == {}
+    assert len(pauses) > 5
+    assert {(automatic, here) for _, automatic, here in pauses} == {(True, True)}
+    assert len(held) == 1000
+
+
+@pytest.mark.usefixtures("observer")
+def test_a_collection_that_was_asked_for_while_none_come_by_themselves_is_not_automatic(pauses):
+    gc.disable()
+    held = [[] for _ in range(1000)]
+    gc.set_threshold(50)
+    gc.collect(0)
+    gc.set_threshold(1_000_000)
+    assert (pauses, len(held)) == ([(0, False, True)], 1000)
+
+
+@pytest.mark.usefixtures("observer")
+def test_a_collection_in_another_thread_is_told_apart(pauses):
+    thread = threading.Thread(target=gc.collect)
+    thread.start()
+    thread.join()
+    assert pauses == [(2, False, False)]
+
+
+@pytest.mark.usefixtures("observer")
+def test_what_was_collected_is_counted(pauses):
+    gc.collect()
+    for _ in range(10):
+        cycle = []
+        cycle.append(cycle)
+    del cycle
+    gc.collect()
+    assert pauses.last[2] == 10
+
+
+def test_the_length_of_a_pause_is_that_of_its_clock(pauses):
+    readings = iter([5.0, 5.75])
+    observer = GcObserver(pauses, clock=lambda: next(readings))
+    observer._on_gc("start", {"generation": 1})
+    observer._on_gc("stop", {"generation": 1, "collected": 3})
+    assert pauses.last == (5.0, 0.75, 3)
+
+
+def test_the_end_of_a_collection_whose_begin_was_not_seen_is_nothing(pauses):
+    GcObserver(pauses)._on_gc("stop", {"generation": 1, "collected": 3})
+    assert pauses == []
+
+
+def test_installing_twice_is_once_and_removing_leaves_all_as_found(pauses):
+    found = list(gc.callbacks)
+    gc.callbacks.append(print)
+    observer, other = GcObserver(pauses), GcObserver(pauses)
+    for one in (observer, other, observer):
+        one.install()
+    assert gc.callbacks == [*found, print, observer._on_gc, other._on_gc]
+    for one in (observer, observer, other):
+        one.remove()
+    assert gc.callbacks == [*found, print]
+    gc.callbacks.remove(print)
+
+
+def test_a_signal_during_a_collection_of_ours_is_not_lost(pauses, observer):
+    def handle(_signum, _frame):
+        raise PreemptError
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    lease, trip = COLLECTOR.lease(), functools.partial(getattr, Trips())
+    found = [*gc.callbacks]
+    # Callbacks of others, as Hypothesis has one, would get the signal in place of ours.
+    gc.callbacks[:] = [trip, observer._on_gc]
+    try:
+        with pytest.raises(PreemptError):
+            lease.collect(2)
+        assert gc.callbacks == [trip, observer._on_gc]
+    finally:
+        gc.callbacks[:] = found
+        signal.signal(signal.SIGUSR1, before)
+    assert pauses == []
+    lease.collect_now(1, "scheduled")
+    assert (pauses, pauses.last[1] > 0) == ([(1, False, True)], True)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked on this system")
+@pytest.mark.usefixtures("observer")
+def test_a_forked_child_tells_nothing(pauses):
+    child = os.fork()
+    if child == 0:
+        gc.collect()
+        os._exit(len(pauses))
+    assert os.waitpid(child, 0)[1] == 0
+
+
+WITHOUT_TORCH = """
+    import gc, sys, threading
+    from fakes import Fit
+    from perf_callbacks import PerfConfig
+    from perf_callbacks.kernel.records.codec import Entry, decode, encode
+    from perf_callbacks.kernel.process.gc_observer import GcObserver
+    from perf_callbacks.report import cards
+
+    pauses = []
+    def report(pause):
+        pauses.append((pause.generation, pause.automatic, pause.here, pause.seconds >= 0))
+    def seen():
+        found = set(pauses)
+        pauses.clear()
+        return found
+
+    gc.set_threshold(1_000_000)
+    observer = GcObserver(report)
+    observer.install()
+    gc.collect(0)
+    assert seen() == {(0, False, True, True)}
+    gc.collect()
+    assert seen() == {(2, False, True, True)}
+    thread = threading.Thread(target=gc.collect)
+    thread.start()
+    thread.join()
+    assert seen() == {(2, False, False, True)}
+    gc.set_threshold(50, 1000, 1000)
+    held = [[] for _ in range(1000)]
+    gc.set_threshold(1_000_000)
+    assert seen() == {(0, True, True, True)}
+    observer.remove()
+    gc.collect()
+    assert seen() == set() and gc.callbacks == []
+
+    fit = Fit()
+    for _ in range(3):
+        fit.feed(4, 32)
+        fit.step(data=0.5, forward=1, backward=2)
+    assert fit.engine.row(3)["perf/step_time"] == 3.5
+    assert len(cards.closing(fit.engine.stop(fit.now)).splitlines()) == 10  # the account is one more
+    assert [decode(encode(Entry(1.0, record))).record for record in fit.records] == fit.records
+    assert PerfConfig(gc="observe").gc == "observe"
+
+    from perf_callbacks.garbage.item import Garbage
+    from perf_callbacks.kernel.fit.item import Fit as Applied
+    from perf_callbacks.kernel.fit import environment
+    from perf_callbacks.kernel.process import resident_memory
+    gc.set_threshold(700, 10, 10)
+    found = gc.isenabled(), gc.get_threshold(), gc.callbacks[:]
+    config = PerfConfig(gc_interval=2)
+    facts = environment.read()
+    assert Garbage().decide(facts, config).status == "applied"
+    observer.install()
+    fit = Applied(config=config, environment=facts, step=0, memory=memory.reading())
+    applied = Garbage().apply(fit)
+    for step in range(1, 21):
+        if step >= applied.due:
+            applied.step_ended(step)
+        assert bool(gc.get_threshold()[0]) == (step < 2)
+    assert gc.get_freeze_count() > 1000
+    observer.remove()
+    told = [(generation, automatic) for generation, automatic, _, _ in pauses if not automatic]
+    assert told == [(1, False)] * 8 + [(2, False)], told
+    applied.closed()
+    assert (gc.isenabled(), gc.get_threshold(), gc.callbacks[:]) == found
+    assert gc.get_freeze_count() < 1000
+    assert "torch" not in sys.modules
+    print("ok", *sys.version_info[:2])
+"""
+
+
+def interpreter(version):
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    for found in [*sorted(pyenv.glob(f"versions/{version}.*/bin/python")), shutil.which(f"python{version}")]:
+        if found and subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return str(found)
+    return None
+
+
+def run_without_torch(python):
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [python, "-c", textwrap.dedent(WITHOUT_TORCH)]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=280)
+
+
+def test_collections_are_observed_and_steps_counted_without_torch():
+    done = run_without_torch(sys.executable)
+    assert (done.stdout, done.stderr) == ("ok {} {}\n".format(*sys.version_info), "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
+def test_collections_are_observed_and_steps_counted_on_every_python(version):
+    python = interpreter(version)
+    if python is None:
+        pytest.skip(f"no Python {version} on this machine")
+    done = run_without_torch(python)
+    assert (done.stdout, done.stderr) == (f"ok {version.replace('.', ' ')}\n", "")

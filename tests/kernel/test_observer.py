@@ -1,0 +1,30 @@
+"""An event reaches the observers that override it."""
+
+from perf_callbacks.kernel.engine.observer import Observer, Observers
+
+
+def test_an_event_reaches_those_alone_that_override_it_and_that_are_due():
+    class Late(Observer):
+        told = ()
+
+        @property
+        def due(self):
+            return 3
+
+        def step_ended(self, step):
+            self.told += (step,)
+
+    observers, late = Observers(), Late()
+    assert observers.due == Observer().due
+    observers.add(Observer())
+    observers.add(late)
+    assert observers.due == 3
+    for step in (1, 2, 3, 4):
+        observers.step_ended(step)
+    observers.step_began()
+    observers.span_began("evaluation", 4)
+    observers.span_ended()
+    observers.loader_left(exhausted=False)
+    observers.agreed({"gc_interval": 1}, 4)
+    observers.steps_measured([], [])
+    assert (late.told, observers.asks, observers.watching) == ((3, 4), {}, False)

@@ -1,0 +1,417 @@
+"""Whatever fails in a recorder, nobody else notices: nothing escapes, it is said once, and everything is put back."""
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import weakref
+from contextlib import suppress
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fakes import FakeClock
+
+from perf_callbacks import PerfConfig
+from perf_callbacks.integrations import methods
+from perf_callbacks.kernel.batches.reader import Batch, BatchReader, Lookup
+from perf_callbacks.kernel.engine.engine import Engine
+from perf_callbacks.kernel.engine.observer import Observer
+from perf_callbacks.kernel.engine.stages import Stage
+from perf_callbacks.kernel.engine.tape import Tape
+from perf_callbacks.kernel.failures import describe
+from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.fit.recorder import Recorder
+from perf_callbacks.kernel.process.gc_observer import GcObserver
+from perf_callbacks.kernel.records.codec import attempts
+from perf_callbacks.kernel.records.fit_records import Gc, Row, Run, Span, Steps, Summary
+from perf_callbacks.kernel.records.journal_file import FileJournal, read
+from perf_callbacks.kernel.settings.in_force import resolve
+
+
+def look_up(recorder):
+    ids = torch.ones(2, 3, dtype=torch.long)
+    recorder.reader.note()
+    recorder.batch((ids,))
+    recorder.look_up([Lookup(table=1, rows=9, address=ids.data_ptr(), elements=6)])
+
+
+CALLS = {
+    "enter": lambda recorder: recorder.enter(Stage.FORWARD),
+    "batch": lambda recorder: recorder.batch({"input_ids": torch.ones(2, 3)}),
+    "add": lambda recorder: recorder.add(Batch(2, 6, None, ())),
+    "look_up": look_up,
+    "collection": lambda _: gc.collect(0),  # an older one goes through all that was ever imported
+    "end_step": lambda recorder: recorder.end_step(10**6),  # one in which everybody has something to do
+    "begin_span": lambda recorder: recorder.begin_span("evaluation"),
+    "end_span": lambda recorder: recorder.end_span(),
+    "row": lambda recorder: recorder.row(1),
+    "whole": lambda recorder: recorder.whole(1),
+    "attempt": lambda recorder: recorder.attempt(lambda _: None),
+    "state": lambda recorder: recorder.state,
+    "summary": lambda recorder: recorder.summary,
+    "journal_path": lambda recorder: recorder.journal_path,
+    "close": lambda recorder: recorder.close(),
+}
+
+POINTS = [
+    *[(Engine, name) for name in vars(Engine) if not name.startswith("_") and name not in {"write_late", "relieve"}],
+    (Tape, "read"),
+    (BatchReader, "read"),
+    (GcObserver, "install"),
+    (GcObserver, "remove"),
+    (FileJournal, "write"),
+    (FileJournal, "flush"),
+    (FileJournal, "close"),
+]
+
+
+class Present(Observer):
+    """Asks for what a recorder hands to its observers, and tells it what they may tell."""
+
+    due = 0
+
+    def __init__(self, recorder):
+        self.recorder = recorder
+
+    def step_ended(self, step):
+        self.recorder.write(Span(kind="counting", step=step, start=len(self.recorder.batches), seconds=0.0))
+
+    def step_began(self):
+        self.recorder.exclude("counted")
+
+
+def original():
+    return "original"
+
+
+@pytest.fixture
+def owner():
+    return SimpleNamespace(method=original)
+
+
+@pytest.fixture
+def make(tmp_path, owner):
+    """Starts recorders that have changed something."""
+    made = []
+
+    def recorder(clock=None, directory=tmp_path, **config):
+        settings = resolve(PerfConfig(**config), {})
+        place = Place(door="loop", directory=directory, device=torch.device("cpu"), versions={})
+        made.append(Recorder(settings, place, **({"clock": clock} if clock else {})))
+        if made[-1].active:
+            methods.stages(made[-1], owner, "method", Stage.FORWARD)
+        return made[-1]
+
+    yield recorder
+    for one in made:
+        one.close()
+
+
+def journal(directory, attempt=-1):
+    return [entry.record for entry in attempts(read(directory / "perf_callbacks" / "rank0.jsonl"))[attempt]]
+
+
+def raising(*_args, **_kwargs):
+    raise ValueError("no")
+
+
+def test_a_fit_leaves_its_records_and_its_summary(tmp_path, make):
+    clock = FakeClock()
+    recorder = make(clock, gc="off")
+    for step in (1, 2, 3):
+        recorder.batch({"input_ids": torch.ones(2, 4)})
+        recorder.enter(Stage.FORWARD)
+        clock.sleep(0.5)
+        recorder.end_step(step)
+    row = recorder.row(3)
+    recorder.close()
+    assert (row["perf/step_time"], row["perf/tokens_per_second"]) == (0.5, 16.0)
+    opening, steps, _, summary = journal(tmp_path)
+    assert (opening, summary) == (recorder.run, recorder.summary)
+    assert (steps.step_time, steps.tokens, steps.excluded) == ((0.5,) * 3, (8,) * 3, ("first", None, None))
+
+
+def test_a_batch_that_was_read_before_goes_into_its_step_as_it_is(make):
+    recorder = make()
+    recorder.add(Batch(2, 8, 5, ()))
+    recorder.batch({"input_ids": torch.ones(2, 4)})
+    recorder.end_step(1)
+    assert (recorder.summary.samples, recorder.summary.tokens) == (4, 16)
+
+
+def test_collections_are_observed_unless_they_are_off(tmp_path, make):
+    for config in ("observe", "off"):
+        recorder = make(gc=config)
+        gc.collect()
+        recorder.close()
+        gc.collect()
+    observed, off = ([type(record) for record in journal(tmp_path, attempt)].count(Gc) for attempt in (0, 1))
+    assert (observed >= 1, off) == (True, 0)
+
+
+def test_without_a_journal_nothing_is_written(tmp_path, make):
+    recorder = make(journal=False)
+    recorder.end_step(1)
+    recorder.close()
+    assert (recorder.journal_path, list(tmp_path.iterdir()), recorder.summary.steps) == (None, [], 1)
+
+
+def test_the_configuration_says_where_the_journal_goes(tmp_path, make):
+    recorder = make(output_dir=str(tmp_path / "elsewhere"))
+    assert recorder.journal_path == tmp_path / "elsewhere" / "perf_callbacks" / "rank0.jsonl"
+
+
+def test_a_disk_that_refuses_the_journal_costs_nothing_else(tmp_path, make, caplog):
+    (tmp_path / "perf_callbacks").write_text("in the way")
+    recorder = make()
+    for step in (1, 2):
+        recorder.end_step(step)
+    assert recorder.row(2)["perf/step_time"] > 0
+    recorder.close()
+    assert (recorder.failure, recorder.summary.steps, len(caplog.records)) == (None, 2, 1)
+
+
+@pytest.mark.parametrize("point", POINTS, ids=lambda point: f"{point[0].__name__}.{point[1]}")
+def test_a_failure_anywhere_is_said_once_and_everything_is_put_back(point, make, owner, caplog, monkeypatch):
+    gc.collect()  # no recorder of an earlier test is freed while its parts are broken
+    found, inner = list(gc.callbacks), getattr(*point)
+
+    def broken(*args, **kwargs):
+        if point == (FileJournal, "close"):  # a file that stays open is told of in whichever test comes next
+            inner(*args, **kwargs)
+        raising()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*point, property(raising) if isinstance(inner, property) else broken)
+        recorder = make()
+        recorder.observe(Present(recorder))
+        for call in [*CALLS.values()] * 2:
+            call(recorder)
+    if point == (GcObserver, "remove"):  # what fails to put something back does not put it back
+        gc.callbacks[:] = found
+    assert [record.getMessage().rsplit(": ", 2)[1:] for record in caplog.records] == [["ValueError", "no."]]
+    assert all(record.exc_info for record in caplog.records)
+    assert (owner.method, gc.callbacks, recorder.active) == (original, found, False)
+
+
+def test_a_failure_in_the_midst_of_a_long_step_is_said_once_too(make, owner, caplog, monkeypatch):
+    monkeypatch.setattr("perf_callbacks.kernel.engine.engine.SEVERAL", 1)
+    monkeypatch.setattr(Engine, "relieve", raising)
+    recorder = make()
+    for _ in range(2):
+        recorder.batch({"input_ids": torch.ones(2, 3)})
+    assert [record.getMessage().rsplit(": ", 2)[1:] for record in caplog.records] == [["ValueError", "no."]]
+    assert (owner.method, recorder.active) == (original, False)
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in {"state", "summary", "journal_path", "close"}])
+def test_what_a_closed_recorder_is_told_is_nothing(name, make, tmp_path):
+    recorder = make()
+    recorder.close()
+    before = journal(tmp_path)
+    assert CALLS[name](recorder) is None or name == "collection"
+    assert journal(tmp_path) == before
+
+
+def test_a_failure_stops_the_measuring_and_keeps_what_there_is(tmp_path, make, caplog):
+    recorder = make()
+    for step in (1, 2, 3):
+        recorder.end_step(step)
+    recorder.attempt(raising)
+    recorder.end_step(4)
+    assert recorder.failure == recorder.summary.failure == "ValueError: no"
+    assert recorder.failed
+    assert caplog.messages == ["perf_callbacks stopped measuring, training goes on: ValueError: no."]
+    summary = journal(tmp_path)[-1]
+    assert (summary, summary.steps) == (recorder.summary, 3)
+
+
+def test_what_cannot_be_undone_keeps_nothing_else_from_it(tmp_path, make, owner, caplog):
+    recorder = make()
+    recorder.patches.add(raising)
+    recorder.close()
+    assert (recorder.failure, recorder.failed) == (None, True)
+    assert caplog.messages == ["perf_callbacks stopped measuring, training goes on: ValueError: no."]
+    assert owner.method is original
+    assert type(journal(tmp_path)[-1]) is Summary
+
+
+def test_a_clock_that_stops_is_a_failure_like_any_other(make, owner, caplog):
+    clock = FakeClock()
+    recorder = make(clock, journal=False)
+    recorder.clock = raising
+    for call in CALLS.values():
+        call(recorder)
+    assert len(caplog.records) == 1
+    assert owner.method is original
+
+
+def test_closing_twice_is_once(tmp_path, make, caplog):
+    recorder = make()
+    recorder.close()
+    recorder.close("again")
+    assert [type(record) for record in journal(tmp_path)].count(Summary) == 1
+    assert (recorder.failure, caplog.records) == (None, [])
+
+
+def test_a_closed_recorder_is_held_by_nobody(tmp_path):
+    place = Place(door="loop", directory=tmp_path, device=torch.device("cpu"), versions={})
+    recorder = Recorder(resolve(None, {}), place)
+    recorder.close()
+    held = weakref.ref(recorder)
+    del recorder
+    gc.collect()
+    assert held() is None
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)], ids=describe)
+def test_an_interrupt_goes_through_and_everything_is_put_back(tmp_path, make, owner, error):
+    def interrupted():
+        raise error
+
+    found = list(gc.callbacks)
+    owner.method, owner.loop = interrupted, lambda: [owner.method()]
+    recorder = make()
+    methods.exits(recorder, owner, "loop")
+    with pytest.raises(type(error)):
+        owner.loop()
+    assert (owner.method, gc.callbacks, recorder.active) == (interrupted, found, False)
+    assert journal(tmp_path)[-1].failure == describe(error)
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [(Tape, "read"), *[(Engine, name) for name in ("batch", "end_step", "begin_span", "row")]],
+    ids=lambda part: getattr(part, "__name__", part),
+)
+def test_an_interrupt_in_our_own_code_is_an_interrupt_of_the_loop(make, owner, monkeypatch, part, name):
+    def interrupted(*_args, **_kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(part, name, interrupted)
+    recorder = make()
+    owner.loop = lambda: [call(recorder) for call in CALLS.values()]
+    found = owner.loop
+    methods.exits(recorder, owner, "loop")
+    with pytest.raises(KeyboardInterrupt):
+        owner.loop()
+    assert (owner.method, owner.loop, recorder.active) == (original, found, False)
+
+
+def test_what_is_measured_when_the_interpreter_exits_is_put_back_and_written(tmp_path):
+    script = f"""
+        import atexit, gc
+        from pathlib import Path
+        from types import SimpleNamespace
+        import torch
+        from perf_callbacks import PerfConfig
+        from perf_callbacks.kernel.settings.in_force import resolve
+        from perf_callbacks.kernel.engine.stages import Stage
+        from perf_callbacks.integrations import methods
+        from perf_callbacks.kernel.fit.place import Place
+        from perf_callbacks.kernel.fit.recorder import Recorder
+
+        owner, callbacks = SimpleNamespace(method=len), list(gc.callbacks)
+        atexit.register(lambda: print(owner.method is len, gc.callbacks == callbacks))
+        place = Place(door="loop", directory=Path({str(tmp_path)!r}), device=torch.device("cpu"), versions={{}})
+        recorder = Recorder(resolve(PerfConfig(), {{}}), place)
+        methods.stages(recorder, owner, "method", Stage.FORWARD)
+        recorder.end_step(1)
+        print(owner.method is len, gc.callbacks == callbacks)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("False False\nTrue True\n", "")
+    written = [record for record in journal(tmp_path) if not isinstance(record, Gc)]
+    assert [type(record) for record in written] == [Run, Steps, Summary]
+    assert written[-1].failure == "the interpreter exited"
+
+
+def test_an_interrupt_while_it_closes_keeps_nothing_from_being_put_back(make, owner, tmp_path, monkeypatch):
+    found = list(gc.callbacks)
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    recorder = make()
+    recorder.end_step(1)
+    monkeypatch.setattr(Recorder, "_drain", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        recorder.close()
+    assert (owner.method, gc.callbacks, recorder.active) == (original, found, False)
+
+
+def test_a_failure_within_a_collection_waits_until_what_it_fell_into_is_done(make, owner, monkeypatch, caplog):
+    monkeypatch.setattr(Engine, "pause", raising)
+    recorder = make()
+
+    def change(_current):
+        gc.collect()  # as it may happen at any moment: here between a change and the note of how to undo it
+        return lambda: "ours"
+
+    owner.other = original
+    recorder.patches.replace(owner, "other", change)
+    assert recorder.active
+    recorder.end_step(1)
+    assert (recorder.active, owner.other, owner.method) == (False, original, original)
+    assert len(caplog.records) == 1
+
+
+def test_a_failure_within_the_last_collection_is_told_at_the_end(tmp_path, make, monkeypatch, caplog):
+    monkeypatch.setattr(Engine, "pause", raising)
+    recorder = make()
+    gc.collect()
+    recorder.close()
+    assert (recorder.failed, len(caplog.records)) == (True, 1)
+    assert journal(tmp_path)[-1].failure == "ValueError: no"
+
+
+def test_what_waits_is_written_while_no_step_ends(tmp_path, make):
+    """The watchdog's thread does so; here it is called by hand."""
+    clock = FakeClock()
+    recorder = make(clock, gc="off")
+    for step in (1, 2, 3):
+        clock.sleep(0.25)
+        recorder.end_step(step)
+    recorder.row(3)
+    seen = []
+    for _ in range(5):
+        clock.sleep(1)
+        recorder._late_writer.tick(0.0)
+        seen.append([type(record) for record in journal(tmp_path)[1:]])
+    assert seen == [[Row]] * 2 + [[Row, Steps]] * 3
+    assert journal(tmp_path)[-1].step == (1, 2, 3)
+    recorder.close()
+    assert not recorder._late_writer.tick(0.0)
+
+
+def test_the_watchdog_looks_after_a_recorder_for_as_long_as_it_lives(make, monkeypatch):
+    watched = []
+    monkeypatch.setattr("perf_callbacks.kernel.fit.recorder.WATCHDOG", SimpleNamespace(watch=watched.append, hurry=int))
+    recorder = make()
+    make(journal=False)
+    assert watched == [recorder._late_writer]
+
+
+@pytest.mark.parametrize(
+    "place", ["journal_file.unlock", "journal_file.FileJournal.flush", "journal_file.FileJournal.close"]
+)
+def test_a_fit_that_is_interrupted_as_it_closes_leaves_no_open_file(tmp_path, monkeypatch, place):
+    recorder = Recorder(
+        resolve(PerfConfig(), {}), Place(door="loop", directory=tmp_path, device=torch.device("cpu"), versions={})
+    )
+    file = recorder._journal._file.fileno()
+    with monkeypatch.context() as patched:
+        patched.setattr(f"perf_callbacks.host.{place}", _interrupted)
+        with suppress(KeyboardInterrupt):
+            recorder.close()
+    del recorder
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(file)
+
+
+def _interrupted(*_args):
+    raise KeyboardInterrupt

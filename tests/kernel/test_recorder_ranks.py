@@ -1,0 +1,98 @@
+"""What two ranks that share their samples, or do not, make of what they did: from the place of a door to its rows."""
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from fakes import FakeClock
+from tiny import records
+
+from perf_callbacks import PerfConfig
+from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.fit.recorder import Recorder
+from perf_callbacks.kernel.records.fit_records import Run, Window
+from perf_callbacks.kernel.settings.in_force import resolve
+from perf_callbacks.ranks import store as board
+
+MASK = (torch.arange(8) < 5).long().expand(4, 8)
+
+
+@pytest.fixture
+def ranks(tmp_path, monkeypatch):
+    """Both ranks of a job, as recorders of one process; what a step takes is told."""
+    store, clock, opened = dist.HashStore(), FakeClock(), []
+    monkeypatch.setattr(board, "default_store", lambda: store)
+    settings = resolve(PerfConfig(window=2, gc="off"), {})
+
+    def open_both(data_parallel, ambiguous=None):
+        for rank in range(2):
+            place = Place(
+                door="loop", directory=tmp_path, device=torch.device("cpu"), versions={}, rank=rank, world_size=2,
+                data_parallel=data_parallel, ambiguous=ambiguous,
+            )  # fmt: skip
+            opened.append(Recorder(settings, place, clock=clock))
+        return opened, clock
+
+    yield open_both
+    for recorder in opened:
+        recorder.close()
+
+
+def train(recorders, clock, *, steps):
+    for number in steps:
+        clock.sleep(1.0)
+        for recorder in recorders:
+            recorder.batch({"input_ids": torch.ones(4, 8, dtype=torch.long), "attention_mask": MASK})
+            recorder.end_step(number)
+
+
+def until(condition):
+    while not condition():  # every test has a time limit
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("data_parallel", "over_all", "per_device"),
+    [(1, 4.0, 2.0), (2, 8.0, 4.0), (None, 8.0, 4.0)],
+    ids=["tensor parallel", "data parallel", "each its own"],
+)
+def test_samples_that_ranks_share_count_once_over_all_and_in_part_per_device(
+    tmp_path, ranks, data_parallel, over_all, per_device
+):
+    recorders, clock = ranks(data_parallel)
+    train(recorders, clock, steps=range(1, 5))
+    until(lambda: all(one.ranks.latest is not None and one.ranks.latest.last_step == 4 for one in recorders))
+    for recorder in recorders:
+        row = recorder.row(4)
+        assert (row["perf/samples_per_second"], row["perf/samples_per_second_per_device"]) == (over_all, per_device)
+        assert (row["perf/tokens_per_second"], row["perf/tokens_per_second_per_device"]) == (
+            8 * over_all,
+            8 * per_device,
+        )
+    for recorder in recorders:
+        recorder.close()
+    last = records(tmp_path, Window)[-1]
+    assert (last.first_step, last.last_step, last.steps, last.ranks, last.seconds) == (3, 4, 2, 2, 2.0)
+    assert (last.samples, last.tokens, last.useful_tokens) == (2 * over_all, 16 * over_all, 10 * over_all)
+    assert records(tmp_path, Window, rank=1) == []
+    assert len({records(tmp_path, Run, rank=rank)[0].run_id for rank in range(2)}) == 1
+
+
+def test_where_nobody_knows_who_shares_samples_there_are_no_rates_of_the_job(tmp_path, ranks, caplog):
+    recorders, clock = ranks(None, ambiguous="a mesh dimension without a name says nothing")
+    train(recorders, clock, steps=range(1, 5))
+    until(lambda: all(one.ranks.latest is not None and one.ranks.latest.last_step == 4 for one in recorders))
+    row = recorders[0].row(4)
+    assert row["perf/step_time"] == 1.0
+    assert [key for key in row if "per_second" in key] == []
+    for recorder in recorders:
+        recorder.close()
+    assert recorders[0].summary.samples == 16  # of this rank
+    last = records(tmp_path, Window)[-1]
+    assert (last.samples, last.tokens, last.useful_tokens) == (None, None, None)
+    (warning,) = caplog.messages
+    assert warning == (
+        "perf_callbacks: rates of the whole job are unknown: a mesh dimension without a name says nothing; "
+        "say how many ranks have samples of their own by measure(..., data_parallel=N)."
+    )

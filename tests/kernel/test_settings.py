@@ -1,0 +1,171 @@
+"""What the environment says wins, and what means nothing is said."""
+
+import pytest
+
+from perf_callbacks import ConfigError, PerfConfig
+from perf_callbacks.kernel.settings.config import rules
+from perf_callbacks.kernel.settings.in_force import NOT_BUILT, Entry, resolve
+
+# for each field what the environment says, what that means, and what it can't mean
+FROM_ENV = {
+    "enabled": ("off", False, "maybe"),
+    "flops": ("estimate", "estimate", "guess"),
+    "peak_tflops": ("bf16=989.5", "bf16=989.5", "fast"),
+    "measure_peak": ("off", "off", "1"),
+    "checklist": ("off", "off", "true"),
+    "skip": ("gc,affinity", "gc,affinity", "gc;affinity"),
+    "gc": ("observe", "observe", "none"),
+    "gc_interval": ("20", 20, "0"),
+    "affinity": ("node", "node", "numa"),
+    "loaders": ("advise", "advise", ""),
+    "exchange": ("off", "off", "0"),
+    "stragglers": ("off", "off", "0"),
+    "window": (" 7 ", 7, "1.5"),
+    "stall_after": ("120", "120", "soon"),
+    "metrics": ("main", "main", "off"),
+    "console": ("off", "off", "0"),
+    "journal": ("No", False, "2"),
+    "report": ("yes", True, "html"),
+    "output_dir": ("elsewhere", "elsewhere", None),
+    "max_journal_mb": ("1", 1, "-1"),
+    "baseline": ("runs/1", "runs/1", None),
+    "profile": ("20:3", "20:3", "20"),
+    "nvtx": ("1", True, "nvtx"),
+    "memory_snapshot": ("TRUE", True, "y"),
+    "anomaly_capture": ("on", True, ""),
+}
+BAD = {name: bad for name, (_, _, bad) in FROM_ENV.items() if bad is not None}
+
+
+def variable(name):
+    return f"PERF_CALLBACKS_{name.upper()}"
+
+
+@pytest.mark.parametrize("name", rules())
+def test_every_field_is_set_by_its_variable(name):
+    text, value, _ = FROM_ENV[name]
+    settings = resolve(None, {variable(name): text})
+    assert settings.config == PerfConfig(**{name: value})
+    assert settings.from_env == (name,)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_variable_is_refused_in_words(name):
+    with pytest.raises(ConfigError) as error:
+        resolve(None, {variable(name): BAD[name]})
+    assert str(error.value) == f"{variable(name)}: got {BAD[name]!r}, wanted {rules()[name].wanted}."
+
+
+@pytest.mark.parametrize("name", ["peak_tflops", "output_dir", "baseline"])
+@pytest.mark.parametrize("text", ["", "none", "None"])
+def test_nothing_can_be_said_of_what_is_optional(name, text):
+    assert getattr(resolve(PerfConfig(**{name: "1"}), {variable(name): text}).config, name) is None
+
+
+def test_the_environment_wins_over_the_code_and_leaves_the_rest_of_it():
+    config = PerfConfig(gc="off", output_dir="here", max_journal_mb=2)
+    settings = resolve(config, {"PERF_CALLBACKS_OUTPUT_DIR": "there", "PERF_CALLBACKS_GC": "observe", "HOME": "/"})
+    assert settings.config == PerfConfig(gc="observe", output_dir="there", max_journal_mb=2)
+    assert settings.from_env == ("gc", "output_dir")
+    assert settings.remarks == ()
+
+
+def test_without_a_word_from_outside_the_code_stands():
+    settings = resolve(PerfConfig(gc="off"), {})
+    assert (settings.config, settings.from_env, settings.remarks) == (PerfConfig(gc="off"), (), ())
+
+
+def at(line, name, text):
+    return Entry(name, text, f"perf.yaml, line {line}")
+
+
+@pytest.mark.parametrize("name", rules())
+def test_every_field_is_set_by_a_file(name):
+    text, value, _ = FROM_ENV[name]
+    settings = resolve(None, {}, [at(3, name, text)])
+    assert settings.config == PerfConfig(**{name: value})
+    assert (settings.from_env, settings.from_file) == ((), {name: "perf.yaml, line 3"})
+    assert settings.origins == {name: "perf.yaml, line 3"}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_value_in_a_file_is_refused_in_words_with_its_line(name):
+    with pytest.raises(ConfigError) as error:
+        resolve(None, {variable(name): FROM_ENV[name][0]}, [at(3, name, BAD[name])])
+    assert str(error.value) == f"perf.yaml, line 3: {name}: got {BAD[name]!r}, wanted {rules()[name].wanted}."
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("windwo", "perf.yaml, line 3: there is no field 'windwo'; did you mean window?"),
+        ("perf_callbacks", "perf.yaml, line 3: there is no field 'perf_callbacks'."),
+    ],
+)
+def test_a_field_that_does_not_exist_is_refused_with_the_nearest_name(name, sentence):
+    with pytest.raises(ConfigError) as error:
+        resolve(None, {}, [at(3, name, "1")])
+    assert str(error.value) == sentence
+
+
+def test_the_environment_wins_over_a_file_and_a_file_over_the_code():
+    entries = [at(1, "gc", "freeze"), at(2, "window", "20")]
+    settings = resolve(PerfConfig(gc="off", window=5, flops="off"), {"PERF_CALLBACKS_GC": "observe"}, entries)
+    assert settings.config == PerfConfig(gc="observe", window=20, flops="off")
+    assert settings.from_env == ("gc",)
+    assert settings.from_file == {"window": "perf.yaml, line 2"}
+    assert settings.origins == {"gc": "PERF_CALLBACKS_GC", "window": "perf.yaml, line 2"}
+
+
+def test_the_variables_that_launch_has_set_are_called_those_of_accelerates_config():
+    environ = {"PERF_CALLBACKS_GC": "observe", "PERF_CALLBACKS_WINDOW": "20", "PERF_CALLBACKS_SECTION": "window"}
+    settings = resolve(None, environ)
+    assert (settings.from_env, settings.from_file) == (("gc",), {"window": "accelerate's config"})
+    assert settings.remarks == ()
+
+
+@pytest.mark.parametrize("off", ["0", "false", "No", " off "])
+def test_the_kill_switch_wins_over_everything(off):
+    everything = {variable(name): bad for name, bad in BAD.items()} | {"PERF_CALLBACKS_WINDWO": "1"}
+    entries = [at(1, "windwo", "1")]
+    settings = resolve(PerfConfig(enabled=True, nvtx=True), everything | {"PERF_CALLBACKS": off}, entries)
+    assert settings.config == PerfConfig(enabled=False, nvtx=True)
+    assert settings.origins == {"enabled": "PERF_CALLBACKS"}
+    assert (settings.from_env, settings.remarks) == (("enabled",), ())
+
+
+@pytest.mark.parametrize("switch", ["1", "true", ""])
+def test_the_switch_alone_changes_nothing_of_what_the_code_says(switch):
+    assert resolve(PerfConfig(enabled=False), {"PERF_CALLBACKS": switch}) == resolve(PerfConfig(enabled=False), {})
+
+
+def test_a_switch_that_is_neither_on_nor_off_is_refused_in_words():
+    with pytest.raises(ConfigError) as error:
+        resolve(None, {"PERF_CALLBACKS": "maybe"})
+    assert str(error.value) == "PERF_CALLBACKS: got 'maybe', wanted 0 or 1."
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("WINDWO", "PERF_CALLBACKS_WINDWO means nothing here; did you mean PERF_CALLBACKS_WINDOW?"),
+        ("GC_INTERVALL", "PERF_CALLBACKS_GC_INTERVALL means nothing here; did you mean PERF_CALLBACKS_GC_INTERVAL?"),
+        ("CONFG", "PERF_CALLBACKS_CONFG means nothing here; did you mean PERF_CALLBACKS_CONFIG?"),
+        ("LIKE_NO_FIELD_AT_ALL_" * 3, f"PERF_CALLBACKS_{'LIKE_NO_FIELD_AT_ALL_' * 3} means nothing here."),
+    ],
+)
+def test_a_variable_that_means_nothing_is_said_with_the_nearest_name(name, sentence):
+    assert resolve(None, {"PERF_CALLBACKS_" + name: "1"}).remarks == (sentence,)
+
+
+@pytest.mark.parametrize("name", sorted(NOT_BUILT))
+def test_what_is_not_built_yet_says_so(name):
+    _, value, _ = FROM_ENV[name]
+    sentence = f"{name}={value!r} is not built yet and has no effect."
+    assert resolve(PerfConfig(**{name: value}), {}).remarks == (sentence,)
+
+
+@pytest.mark.parametrize("name", sorted(set(rules()) - NOT_BUILT))
+def test_what_is_built_needs_no_remark(name):
+    _, value, _ = FROM_ENV[name]
+    assert resolve(PerfConfig(**{name: value}), {}).remarks == ()

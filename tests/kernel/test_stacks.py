@@ -1,0 +1,105 @@
+"""Where another thread is."""
+
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from perf_callbacks.kernel.process import stacks
+
+
+@contextmanager
+def a_thread(target):
+    """A thread that has called `target`, which is to wait for the event that it is given."""
+    begun, end = threading.Event(), threading.Event()
+    thread = threading.Thread(target=lambda: target(begun, end), daemon=True)
+    thread.start()
+    assert begun.wait(60)
+    try:
+        yield thread
+    finally:
+        end.set()
+        thread.join()
+
+
+def waits(begun, end):
+    begun.set()
+    end.wait()  # here
+
+
+def line(comment):
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    return next(number for number, text in enumerate(lines, 1) if text.endswith(f"  # {comment}"))
+
+
+def settled(thread):
+    """Its stack, once it is where it waits."""
+    while not (stack := stacks.of_thread(thread.ident)).place.endswith("`wait`"):
+        time.sleep(0.001)
+    return stack
+
+
+def test_the_innermost_line_of_the_program_is_named_and_where_it_waits():
+    with a_thread(waits) as thread:
+        stack = settled(thread)
+    assert stack.place.startswith(f"test_stacks.py:{line('here')} `waits`, in threading.py:")
+    assert stack.place.endswith(" `wait`")
+    assert f"{__file__}:{line('here')} waits" in stack.frames
+    assert stack.frames[-1].endswith(" wait")
+    assert not stack.waits
+
+
+def test_a_deep_stack_is_cut_on_the_outside():
+    def deep(begun, end, depth=50):
+        if depth:
+            deep(begun, end, depth - 1)
+        else:
+            waits(begun, end)
+
+    with a_thread(deep) as thread:
+        stack = settled(thread)
+    assert len(stack.frames) == stacks.MOST_FRAMES
+    assert stack.frames[-1].endswith(" wait")
+
+
+def run_in(module, source, **names):
+    """A function of a module that doesn't exist."""
+    made = ModuleType(module)
+    vars(made).update(names)
+    exec(compile(source, f"{sys.prefix}/lib/site-packages/{module}.py", "exec"), vars(made))
+    return made.call
+
+
+INNER = "def call(begun, end):\n    begun.set()\n    while not end._flag:\n        pass\n"
+OUTER = "def call(begun, end):\n    inner(begun, end)\n"
+
+
+@pytest.mark.parametrize("module", ["torch.distributed.distributed_c10d", "torch.autograd.graph"])
+def test_a_collective_and_a_backward_are_waits(module):
+    with a_thread(run_in(module, INNER)) as thread:
+        assert stacks.of_thread(thread.ident).waits
+
+
+@pytest.mark.parametrize("module", ["bdb", "pdb", "pydevd", "debugpy._vendored"])
+def test_a_debugger_is_not_looked_at(module):
+    with a_thread(run_in(module, OUTER, inner=run_in("cmd", INNER))) as thread:
+        assert stacks.of_thread(thread.ident) is None
+
+
+def test_a_notebook_is_looked_at_while_a_cell_runs():
+    idle = run_in("ipykernel.kernelapp", OUTER, inner=run_in("asyncio.base_events", INNER))
+    busy = run_in("ipykernel.kernelapp", OUTER, inner=run_in("IPython.core.interactiveshell", INNER))
+    with a_thread(idle) as thread:
+        assert stacks.of_thread(thread.ident) is None
+    with a_thread(busy) as thread:
+        assert stacks.of_thread(thread.ident) is not None
+
+
+def test_a_thread_that_has_ended_is_nowhere():
+    with a_thread(waits) as thread:
+        pass
+    assert stacks.of_thread(thread.ident) is None

@@ -1,0 +1,167 @@
+"""Whoever is watched is ticked for, weakly, until it has had enough."""
+
+import gc
+import os
+import threading
+import weakref
+
+import pytest
+
+from perf_callbacks.kernel.process import watchdog
+from perf_callbacks.kernel.process.watchdog import Watchdog
+
+
+class Ticked:
+    def __init__(self, ticks=None):
+        self.seen, self._ticks = [], ticks
+
+    def tick(self, now):
+        self.seen.append(now)
+        return self._ticks is None or len(self.seen) < self._ticks
+
+
+@pytest.fixture
+def now():
+    return [0.0]
+
+
+@pytest.fixture
+def dog(now):
+    return Watchdog(lambda: now[0], threaded=False)
+
+
+def test_everything_watched_is_ticked_for_until_it_needs_no_more(dog, now):
+    long, short = Ticked(), Ticked(ticks=2)
+    for one in (long, short, long):
+        dog.watch(one)
+    for second in range(4):
+        now[0] = float(second)
+        assert dog.tick()
+    assert (long.seen, short.seen) == ([0.0, 1.0, 2.0, 3.0], [0.0, 1.0])
+
+
+def test_being_watched_keeps_nothing_alive(dog):
+    watched = Ticked()
+    gone = weakref.ref(watched)
+    dog.watch(watched)
+    assert dog.tick()
+    del watched
+    assert gone() is None
+    assert not dog.tick()
+
+
+def test_a_tick_that_fails_is_the_last_and_the_others_go_on(dog):
+    class Failing(Ticked):
+        def tick(self, now):
+            super().tick(now)
+            raise ValueError("no")
+
+    failing, other = Failing(), Ticked()
+    dog.watch(failing)
+    dog.watch(other)
+    assert dog.tick()
+    assert dog.tick()
+    assert (len(failing.seen), len(other.seen)) == (1, 2)
+
+
+def test_the_thread_ticks_by_itself_and_ends_when_nothing_is_left(monkeypatch):
+    monkeypatch.setattr(watchdog, "PERIOD_SECONDS", 0.001)
+    ticked = threading.Event()
+
+    class Once:
+        def tick(self, _now):
+            ticked.set()
+            return False
+
+    dog, once = Watchdog(), Once()
+    dog.watch(once)
+    thread = dog._thread
+    assert ticked.wait(60)
+    thread.join(60)
+    assert not thread.is_alive()
+    dog.watch(once)  # and begins anew
+    again = dog._thread  # None if it has ended already
+    dog.stop()
+    assert again is not thread
+    assert again is None or not again.is_alive()
+
+
+def test_the_thread_ends_as_soon_as_the_last_is_said_to_have_ended(monkeypatch):
+    monkeypatch.setattr(watchdog, "PERIOD_SECONDS", 3600.0)
+    dog, going = Watchdog(), [True]
+    dog.hurry()
+
+    class Fit:
+        def tick(self, _now):
+            return going[0]
+
+    fit = Fit()
+    dog.watch(fit)
+    thread = dog._thread
+    dog.hurry()
+    going[0] = False
+    dog.hurry()
+    thread.join(60)
+    assert not thread.is_alive()
+    dog.stop()
+
+
+def test_the_thread_has_ended_when_the_last_fit_does_also_in_the_midst_of_a_tick(monkeypatch):
+    monkeypatch.setattr(watchdog, "PERIOD_SECONDS", 3600.0)
+    monkeypatch.setattr(watchdog, "HURRY_SECONDS", 60.0)
+    dog, going, begun = Watchdog(), [True], threading.Event()
+    waiting = [threading.Event(), threading.Event()]  # each tick lasts until the end of the fit waits for it
+    ticks, waits = iter(waiting), iter(waiting)
+
+    class Fit:
+        def tick(self, _now):
+            answer = going[0]
+            begun.set()
+            next(ticks).wait(60)
+            return answer
+
+    class Ticks(threading.Event):
+        def wait(self, timeout=None):
+            next(waits).set()
+            return super().wait(timeout)
+
+    fit = Fit()
+    dog.watch(fit)
+    dog._ticked = Ticks()
+    thread = dog._thread
+    dog._wake.set()
+    assert begun.wait(60)
+    going[0] = False
+    dog.hurry()
+    alive = thread.is_alive()
+    waiting[1].set()
+    dog.stop()
+    assert not alive
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked on this system")
+def test_a_forked_child_watches_nothing_and_may_begin_anew():
+    dog, watched = Watchdog(), Ticked()
+    dog.watch(watched)
+    child = os.fork()
+    if child == 0:
+        alone = dog._thread is None and not dog._watched
+        dog.watch(watched)
+        os._exit(0 if alone and dog._thread.is_alive() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    dog.stop()
+    gc.collect(0)
+
+
+def test_one_that_asks_anew_in_the_midst_of_its_last_tick_is_heard(dog):
+    class Asking(Ticked):
+        def tick(self, now):
+            dog.watch(self)  # as another thread may, once the answer is known
+            return super().tick(now)
+
+    asking = Asking(ticks=0)
+    dog.watch(asking)
+    assert dog.tick()
+    assert dog.tick()
+    assert len(asking.seen) == 2

@@ -1,0 +1,187 @@
+"""What a fit asks the other ranks for, and hears that all agree on."""
+
+from dataclasses import replace
+
+import pytest
+from fakes import Fit, a_run
+
+from perf_callbacks.kernel.engine.marks import Pause
+from perf_callbacks.kernel.engine.observer import Observer, Observers
+from perf_callbacks.kernel.engine.steps import WATCHED_BLOCK
+from perf_callbacks.kernel.records.fit_records import Window
+
+
+class FakeRanks:
+    """The other ranks, of whom it is heard when the test says so."""
+
+    signals = None
+
+    def __init__(self, window=None):
+        self.window, self.latest, self.offered = window, None, []
+
+    def offer(self, part):
+        self.offered.append(part)
+
+    def take(self):
+        return []
+
+
+class Asking(Observer):
+    """Asks for what it is told to, and keeps in mind what was agreed on and which steps it saw."""
+
+    asks = watching = None
+
+    def __init__(self, **asks):
+        self.asks, self.heard, self.seen, self.watching = asks, [], [], True
+        self.pauses = []
+
+    def steps_measured(self, steps, pauses):
+        self.seen += [step.number for step in steps]
+        self.pauses += pauses
+
+    def agreed(self, least, step):
+        self.heard.append((dict(least), step))
+
+
+def observed_by(observer):
+    """The observers of a fit."""
+    observers = Observers()
+    observers.add(observer)
+    return observers
+
+
+WINDOW = Window(
+    first_step=1,
+    last_step=4,
+    steps=3,
+    ranks=2,
+    seconds=1.0,
+    samples=None,
+    tokens=None,
+    useful_tokens=None,
+    asks={"less": 3, "more": 7},
+    holds={"less": 12, "more": 20},
+)
+
+
+def steps(fit, count):
+    for _ in range(count):
+        fit.feed(4)
+        fit.step(other=1 / 128)
+
+
+def test_who_is_alone_agrees_with_itself_at_once():
+    asking = Asking(less=5)
+    fit = Fit(observers=observed_by(asking))
+    assert asking.heard == [({"less": 5}, 0)]
+    steps(fit, WATCHED_BLOCK - 1)
+    asking.asks = {"less": 4}
+    assert len(asking.heard) == 1
+    steps(fit, 1)
+    assert asking.heard[1:] == [({"less": 4}, WATCHED_BLOCK)]
+
+
+@pytest.mark.parametrize("ranks", [None, FakeRanks(), FakeRanks(window=4)])
+def test_of_several_ranks_none_agrees_before_it_has_heard_of_all(ranks):
+    asking = Asking(less=5)
+    fit = Fit(a_run(world_size=2), ranks=ranks, observers=observed_by(asking))
+    steps(fit, 3 * WATCHED_BLOCK)
+    fit.engine.stop(fit.now)
+    assert asking.heard == []
+
+
+def test_all_steps_are_seen_once_and_in_order():
+    asking = Asking()
+    fit = Fit(observers=observed_by(asking))
+    steps(fit, 10)
+    fit.engine.row(10)
+    steps(fit, 2 * WATCHED_BLOCK)
+    fit.engine.stop(fit.now)
+    assert asking.seen == [*range(1, 2 * WATCHED_BLOCK + 11)]
+
+
+def test_collections_are_told_of_with_the_steps_they_fell_in():
+    asking = Asking()
+    fit = Fit(observers=observed_by(asking))
+    steps(fit, 3)
+    fit.engine.pause(Pause(2, fit.now, 0.25, 7, automatic=True, here=True))
+    steps(fit, 5)
+    fit.engine.row(8)
+    (pause,) = asking.pauses
+    assert (pause.step, pause.generation, pause.seconds, pause.automatic) == (4, 2, 0.25, True)
+    assert asking.seen == [*range(1, 9)]
+
+
+def test_who_wants_to_see_nothing_is_shown_nothing():
+    asking = Asking()
+    asking.watching = False
+    steps(Fit(observers=observed_by(asking)), 2 * WATCHED_BLOCK)
+    assert asking.seen == []
+
+
+def test_what_a_rank_asks_for_goes_with_each_window_that_it_tells_of():
+    ranks, asking = FakeRanks(window=4), Asking(less=5)
+    fit = Fit(a_run(world_size=2), ranks=ranks, observers=observed_by(asking))
+    steps(fit, 7)
+    asking.asks = {"less": 3, "keep": 1}
+    steps(fit, 5)
+    assert [(part.window, part.asks) for part in ranks.offered] == [
+        (0, {"less": 5}),
+        (1, {"less": 3, "keep": 1}),
+        (2, {"less": 3, "keep": 1}),
+    ]
+
+
+def test_who_asks_for_nothing_says_so():
+    ranks = FakeRanks(window=4)
+    steps(Fit(a_run(world_size=2), ranks=ranks), 4)
+    assert [part.asks for part in ranks.offered] == [{}]
+
+
+def test_what_all_ask_for_is_told_once_with_the_step_from_which_it_holds():
+    ranks, asking = FakeRanks(window=4), Asking(less=5)
+    fit = Fit(a_run(world_size=2), ranks=ranks, observers=observed_by(asking))
+    steps(fit, 4)
+    ranks.latest = WINDOW
+    steps(fit, 3)
+    assert asking.heard == []
+    steps(fit, 13)
+    assert asking.heard == [({"less": 3}, 12), ({"more": 7}, 20)]
+    ranks.latest = replace(WINDOW, first_step=17, last_step=20, asks={"less": 2}, holds={"less": 32})
+    steps(fit, 8)
+    assert asking.heard[2:] == [({"less": 2}, 32)]
+
+
+def test_whenever_a_rank_hears_of_it_it_holds_after_the_same_step():
+    heard = []
+    for late in (1, 2, 3):
+        ranks, asking = FakeRanks(window=4), Asking(less=5)
+        fit = Fit(a_run(world_size=2), ranks=ranks, observers=observed_by(asking))
+        steps(fit, 4 * late)
+        ranks.latest = WINDOW
+        steps(fit, 8)
+        heard.append(asking.heard)
+    assert heard == [[({"less": 3}, 12), ({"more": 7}, 20)]] * 3
+
+
+def test_where_nothing_is_exchanged_any_more_nothing_is_agreed_on():
+    ranks, asking = FakeRanks(window=4), Asking(less=5)
+    fit = Fit(a_run(world_size=2), ranks=ranks, observers=observed_by(asking))
+    steps(fit, 4)
+    ranks.latest, ranks.window = WINDOW, None
+    steps(fit, 2 * WATCHED_BLOCK)
+    assert asking.heard == []
+
+
+def test_the_row_of_a_whole_fit_has_no_rates_of_the_last_window():
+    """The window covers other steps than the rates per device beside it."""
+    ranks = FakeRanks(window=4)
+    fit = Fit(a_run(world_size=2), ranks=ranks)
+    for seconds in (1, 1, 1, 1, 9, 9):
+        fit.feed(8)
+        fit.step(forward=seconds)
+    ranks.latest = replace(WINDOW, seconds=3.0, samples=48)
+    row, whole = fit.engine.row(fit.number), fit.engine.whole(fit.number)
+    assert row["perf/samples_per_second"] == 16.0
+    assert row["perf/samples_per_second_per_device"] == whole["perf/run/samples_per_second_per_device"]
+    assert "perf/run/samples_per_second" not in whole

@@ -1,0 +1,196 @@
+"""Ranks that leave each other notes about stalls: several in one process, their rounds done by hand."""
+
+import dataclasses
+
+import pytest
+import torch.distributed as dist
+
+from perf_callbacks.ranks.store import Board
+from perf_callbacks.stalls.diagnosis import ENDED, RUNNING, STALLED, Note
+from perf_callbacks.stalls.notes import StallNotes
+
+PATIENCE = 60.0
+BUSY = Note(
+    state=RUNNING, step=7, stage="data", since_seconds=1.0, spanned=False, waits=False, place="loader.py:41 `load`"
+)  # fmt: skip
+WAITS = dataclasses.replace(BUSY, stage="backward", waits=True, place="train.py:50 `main`")
+
+
+class Job:
+    """Ranks that notice a stall at second 60, unless they are silent or do something else."""
+
+    def __init__(self, size, fit="fit", board=None):
+        self.board = board or Board(dist.HashStore())
+        self.fit = fit
+        self.ranks = [StallNotes(rank, size) for rank in range(size)]
+        self.states = dict.fromkeys(range(size), WAITS)
+        self.silent, self.told = set(), []
+
+    def go(self, start, stop):
+        for second in range(start, stop):
+            for rank, one in enumerate(self.ranks):
+                if rank in self.silent:
+                    continue
+                note = self.states[rank]
+                if note.state == RUNNING and second % 15 == 5:
+                    one.say(dataclasses.replace(note, since_seconds=float(second)), PATIENCE, doubt=second >= 30)
+                one.round(self.board, self.fit, float(second))
+                if one.blamed is not None and rank not in [by for by, _ in self.told]:
+                    self.told.append((rank, one.blamed.text))
+
+    def stall(self, *ranks):
+        for rank in ranks or {*range(len(self.ranks))} - self.silent:
+            self.states[rank] = dataclasses.replace(self.states[rank], state=STALLED)
+            self.ranks[rank].say(self.states[rank], PATIENCE)
+
+    def on(self, *ranks):
+        for rank in ranks or range(len(self.ranks)):
+            self.states[rank] = dataclasses.replace(self.states[rank], state=RUNNING, step=self.states[rank].step + 1)
+            self.ranks[rank].say(self.states[rank], PATIENCE)
+
+
+def test_rank_0_tells_once_and_all_know_it():
+    job = Job(4)
+    job.states[3] = BUSY
+    job.go(0, 60)
+    assert job.told == []
+    job.stall()
+    job.go(60, 80)
+    assert job.told == [
+        (0, "Rank 3 is in data: loader.py:41 `load`. 3 ranks wait in backward: train.py:50 `main`."),
+    ]
+    assert all(one.told for one in job.ranks)
+
+
+@pytest.mark.parametrize("silent", [0, 1, 5])
+def test_a_silent_rank_is_named_with_what_was_last_heard_of_it(silent):
+    job = Job(6)
+    job.states[silent] = BUSY
+    job.go(0, 6)
+    job.silent.add(silent)
+    job.go(6, 60)
+    job.stall()
+    job.go(60, 72)
+    ((teller, text),) = job.told
+    assert teller == (1 if silent == 0 else 0)
+    assert text.startswith(
+        f"Rank {silent} is silent, last heard of in step 8 in data: loader.py:41 `load`. 5 ranks wait"
+    )
+
+
+def test_another_rank_tells_where_several_of_the_first_are_silent():
+    job = Job(9)
+    job.go(0, 6)
+    job.silent |= {0, 1, 2}
+    job.go(6, 60)
+    job.stall()
+    job.go(60, 140)
+    ((teller, text),) = job.told
+    assert teller == 3
+    assert text.startswith("Ranks 0, 1 and 2 are silent")
+
+
+def test_a_rank_without_the_callback_is_named():
+    job = Job(3)
+    job.silent.add(2)
+    job.go(0, 60)
+    job.stall()
+    job.go(60, 70)
+    assert job.told[0][1].startswith("Rank 2 never said anything")
+
+
+def test_a_rank_that_has_ended_its_training_is_named_and_another_fit_is_not_heard():
+    board = Board(dist.HashStore())
+    earlier = Job(3, "earlier", board)
+    earlier.go(0, 20)
+    job = Job(3, "fit", board)
+    job.go(0, 30)
+    job.ranks[1].say(dataclasses.replace(WAITS, state=ENDED, step=40), 0.0)
+    job.ranks[1].leave(board, "fit")
+    job.silent.add(1)
+    job.go(30, 60)
+    job.stall()
+    job.go(60, 70)
+    assert job.told == [
+        (0, "Rank 1 has ended the training after step 40. 2 ranks wait in backward: train.py:50 `main`."),
+    ]
+    assert not any(one.told for one in earlier.ranks)
+
+
+def test_a_checkpoint_of_one_rank_is_waited_for():
+    job = Job(4)
+    job.states[0] = dataclasses.replace(BUSY, stage="checkpoint", spanned=True)
+    job.go(0, 60)
+    job.stall(1, 2, 3)
+    job.go(60, 500)
+    assert job.told == []
+    job.on()
+    job.go(500, 520)
+    assert job.told == []
+
+
+def test_a_checkpoint_that_hangs_is_told():
+    job = Job(4)
+    job.states[2] = dataclasses.replace(BUSY, stage="checkpoint", spanned=True)
+    job.go(0, 60)
+    job.stall(0, 1, 3)
+    job.go(60, 600)
+    assert job.told == []
+    job.stall(2)
+    job.go(600, 610)
+    ((_, text),) = job.told
+    assert text.startswith("Rank 2 is in a checkpoint: loader.py:41 `load`.")
+
+
+def test_a_rank_that_is_stopped_in_its_checkpoint_is_told_after_the_longer_patience():
+    job = Job(2)
+    job.states[1] = dataclasses.replace(BUSY, stage="checkpoint", spanned=True)
+    job.go(0, 6)
+    job.silent.add(1)
+    job.go(6, 60)
+    job.stall()
+    job.go(60, 590)
+    assert job.told == []
+    job.go(590, 610)
+    assert job.told[0][1].startswith("Rank 1 is silent, last heard of in step 8 in a checkpoint")
+
+
+def test_one_rank_that_hangs_while_the_others_go_on_tells_it_itself():
+    job = Job(4)
+    job.states[2] = BUSY
+    job.go(0, 60)
+    job.stall(2)
+    job.go(60, 100)
+    assert job.told == [(2, "Rank 2 is in data: loader.py:41 `load`. 3 ranks still make steps.")]
+
+
+def test_a_later_stall_is_told_again_and_one_that_lasts_is_not():
+    job = Job(3)
+    job.go(0, 60)
+    job.stall()
+    job.go(60, 400)
+    assert len(job.told) == 1
+    job.on()
+    job.go(400, 470)
+    assert not any(one.told for one in job.ranks)
+    job.told.clear()
+    job.stall()
+    job.go(470, 490)
+    assert [rank for rank, _ in job.told] == [0]
+
+
+def test_few_of_many_ranks_read_all_notes():
+    job, reads = Job(64), []
+    inner = job.board.read_some
+
+    def read_some(*keys):
+        reads.append(len(keys))
+        return inner(*keys)
+
+    job.board.read_some = read_some
+    job.states[0] = dataclasses.replace(BUSY, stage="checkpoint", spanned=True)
+    job.go(0, 60)
+    job.stall(*range(1, 64))
+    before = len(reads)
+    job.go(60, 160)
+    assert len(reads) - before <= 100  # one rank looks, now and then

@@ -1,0 +1,160 @@
+"""The local time of a step, by marks and moments that are told."""
+
+import math
+from collections import deque
+
+import pytest
+from fakes import Fit
+
+from perf_callbacks.stragglers.local_times import MOST_STEPS, LocalTimes
+
+
+class Trained(Fit):
+    """A fit whose backwards end some time after the last gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.moments, self.delay = deque(), 0
+        self.times = LocalTimes(self.moments)
+        self.engine.intake.listen = self.times.read
+
+    def back(self, seconds, waits=0.0, delay=0):
+        self.spend("backward", seconds)
+        self.delay += delay
+        self.moments.append((self.now, b"77 %d 3\n" % self.delay))
+        self.now += waits
+
+    def of_steps(self):
+        self.engine.collect()
+        return self.times.take(range(1, self.number + 1))
+
+
+def test_the_local_time_is_from_the_end_of_a_backward_to_the_last_gradient():
+    fit = Trained()
+    for waits in (0.0, 1.0, 0.5):
+        fit.spend("data", 0.25)
+        fit.spend("forward", 1.0)
+        fit.back(2.0, waits, delay=125_000_000)
+        fit.spend("optimizer", 0.5)
+        fit.end_step()
+    first, second, third = fit.of_steps()
+    assert math.isnan(first.local)
+    assert (second.local, second.waited, second.gc, second.steal) == (3.75, 1.0, 0.0, 0.125)
+    assert (third.local, third.waited) == (3.75, 0.5)
+    assert fit.times.take([2]) == [None]
+
+
+def test_waiting_in_each_of_several_backwards_is_not_local():
+    fit = Trained()
+    for _ in range(2):
+        for waits in (0.5, 0.25):
+            fit.spend("forward", 1.0)
+            fit.back(2.0, waits)
+        fit.step(optimizer=0.5)
+    second = fit.of_steps()[1]
+    assert (second.local, second.waited) == (6.5, 0.75)
+
+
+def test_a_collection_after_the_backward_belongs_to_the_next_local_time():
+    fit = Trained()
+    for _ in range(2):
+        fit.spend("forward", 1.0)
+        fit.back(2.0, 1.0)
+        fit.spend("optimizer", 0.5)
+        fit.pause(0.125)
+        fit.pause(4.0, here=False)
+        fit.end_step()
+    second = fit.of_steps()[1]
+    assert (second.local, second.gc) == (3.0 + 0.5 + 0.125 + 4.0, 0.125)
+
+
+@pytest.mark.parametrize("when", ["before the backward", "after it"])
+def test_an_evaluation_makes_the_local_time_around_it_unknown(when):
+    fit = Trained()
+    for number in range(1, 5):
+        if number == 2 and when == "before the backward":
+            fit.span("evaluation", 9.0)
+        fit.spend("forward", 1.0)
+        fit.back(2.0)
+        fit.turn_back = fit.spend("optimizer", 0.5)
+        if number == 2 and when == "after it":
+            fit.span("evaluation", 9.0)
+        fit.end_step()
+    known = [not math.isnan(one.local) for one in fit.of_steps()]
+    assert known == [False, when == "after it", when == "before the backward", True]
+
+
+def test_steps_without_a_moment_are_unknown_and_are_followed_by_known_ones():
+    fit = Trained()
+    for number in range(1, 6):
+        fit.spend("forward", 1.0)
+        if number == 3:
+            fit.spend("backward", 2.0)
+        else:
+            fit.back(2.0)
+        fit.step(optimizer=0.5)
+    assert [math.isnan(one.local) for one in fit.of_steps()] == [True, False, True, False, False]
+
+
+def test_steps_may_be_read_at_any_moment():
+    fit = Trained()
+    for _ in range(4):
+        fit.spend("forward", 1.0)
+        fit.engine.collect()
+        fit.back(2.0, 1.0)
+        fit.engine.collect()
+        fit.step(optimizer=0.5)
+    assert [one.local for one in fit.of_steps()[1:]] == [3.5] * 3
+
+
+def test_the_time_without_a_cpu_of_several_steps_is_spread_over_them_by_their_length():
+    """The scheduler's count is not read in each of many short steps."""
+    fit, line = Trained(), b""
+    for seconds, read in ((1.0, True), (1.0, False), (1.0, False), (2.0, True), (1.0, True)):
+        fit.back(seconds, delay=250_000_000)
+        line = fit.moments[-1][1] if read else line
+        fit.moments[-1] = fit.now, line
+        fit.end_step()
+    assert [step.steal for step in fit.of_steps()[1:]] == [0.1875, 0.1875, 0.375, 0.25]
+
+
+def test_steps_of_which_the_scheduler_says_nothing_are_not_kept_and_spoil_no_others():
+    fit, line = Trained(), b""
+    for read in (True, False, None, False, True):  # None: it says nothing
+        fit.back(1.0, delay=250_000_000)
+        line = fit.moments[-1][1] if read else line
+        fit.moments[-1] = fit.now, b"" if read is None else line
+        fit.end_step()
+    steal = [step.steal for step in fit.of_steps()]
+    assert math.isnan(steal[2])
+    assert [steal[1], *steal[3:]] == [0.0, 0.5, 0.5]
+    for _ in range(5):
+        fit.back(1.0)
+        fit.moments[-1] = fit.now, b""
+        fit.end_step()
+    fit.of_steps()
+    assert fit.times._unread == []
+
+
+@pytest.mark.parametrize("line", [b"", b"12", b"a b c"])
+def test_without_the_schedulers_word_the_time_without_a_cpu_is_unknown(line):
+    fit = Trained()
+    for _ in range(2):
+        fit.spend("forward", 1.0)
+        fit.back(2.0)
+        fit.moments[-1] = fit.now, line
+        fit.step(optimizer=0.5)
+    second = fit.of_steps()[1]
+    assert math.isnan(second.steal)
+    assert second.local == 3.5
+
+
+def test_times_that_nobody_takes_are_not_kept_for_ever():
+    fit = Trained()
+    for _ in range(MOST_STEPS + 300):
+        fit.spend("forward", 1.0)
+        fit.back(2.0)
+        fit.step(optimizer=0.5)
+    fit.engine.collect()
+    assert fit.times.take([1]) == [None]
+    assert fit.times.take([fit.number])[0].local == 3.5

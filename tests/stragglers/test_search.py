@@ -1,0 +1,193 @@
+"""Stragglers: rank, step, cause and loss, on synthetic signals."""
+
+import math
+import random
+from array import array
+
+import pytest
+import traces
+
+from perf_callbacks.kernel.records.fit_records import Straggler
+from perf_callbacks.stragglers.peers import LOCAL
+from perf_callbacks.stragglers.search import Stragglers
+
+
+def found(windows, stragglers=None, **kwargs):
+    stragglers = stragglers if stragglers is not None else Stragglers()
+    told = []
+    for first, signals in windows:
+        steps = len(next(iter(signals.values()))[LOCAL])
+        told += stragglers.window(range(first, first + steps), signals, **kwargs)
+    return told, stragglers
+
+
+def random_faults(seed, ranks, steps, number):
+    chance = random.Random(seed)
+    places = chance.sample(range(2, steps), number)
+    return [
+        (step, chance.randrange(ranks), chance.choice(["gc", "data", "steal", "host"]), 0.4 + 2 * chance.random())
+        for step in places
+    ]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 64])
+@pytest.mark.parametrize("noise", [0.01, 0.03])
+def test_every_fault_is_named_with_its_step_rank_and_cause(ranks, noise):
+    faults = random_faults(7, ranks, 500, 12)
+    told, stragglers = found(traces.windows(ranks, 500, seed=ranks, noise=noise, faults=faults))
+    assert {(one.step, one.rank, one.cause) for one in told} == {fault[:3] for fault in faults}
+    assert sum(stragglers.causes.values()) == pytest.approx(sum(fault[3] for fault in faults), rel=0.1)
+    assert (stragglers.slowdown is not None and stragglers.slowdown > 1) == (ranks > 1)
+
+
+@pytest.mark.parametrize("ragged", [0.0, 0.2, 0.5])
+@pytest.mark.parametrize("ranks", [1, 2, 4, 32])
+def test_quiet_ranks_are_never_named(ranks, ragged):
+    told, stragglers = found(traces.windows(ranks, 500, seed=3, noise=0.03, tail=0.05, ragged=ragged))
+    assert told == []
+    assert stragglers.slow == []
+    assert stragglers.causes == {}
+
+
+@pytest.mark.parametrize("cause", ["data", "steal", "host"])
+def test_a_rank_that_is_slow_for_long_is_named_with_its_causes_and_its_loss(cause):
+    told, stragglers = found(traces.windows(4, 300, seed=5, slow=(2, cause, 0.12)))
+    assert {one.rank for one in told} == {2}
+    (slow,) = stragglers.slow
+    assert slow.rank == 2
+    assert slow.steps == 300
+    assert slow.share == pytest.approx(0.12 / 1.17, rel=0.1)
+    assert next(iter(slow.causes)) == cause
+    assert slow.causes[cause] > 0.9
+    assert stragglers.causes[cause] == pytest.approx(0.12 * 300, rel=0.15)
+
+
+def test_a_slow_rank_is_told_of_from_the_second_window_on_and_forgotten_when_it_recovers():
+    stragglers = Stragglers()
+    slow = traces.windows(4, 100, seed=5, slow=(1, "host", 0.2))
+    told = [stragglers.window(range(first, first + 50), signals) for first, signals in slow]
+    assert [len(one) > 0 for one in told] == [False, True]
+    assert [slow.rank for slow in stragglers.slow] == [1]
+    found(traces.windows(4, 50, seed=6), stragglers)
+    assert stragglers.slow == []
+
+
+def test_each_window_of_a_slow_rank_is_told_of_with_its_own_last_step():
+    told, _ = found(traces.windows(2, 150, seed=5, slow=(1, "host", 0.2)))
+    assert [one.step for one in told if one.cause == "host"] == [50, 100, 150]
+
+
+def test_the_steps_of_a_slow_rank_before_its_first_window_and_after_its_last_one_count_too():
+    slow = [(step, 1, "host", 0.2) for step in range(32, 169)]
+    told, stragglers = found(traces.windows(4, 250, seed=5, faults=slow))
+    assert [(one.step, one.steps) for one in told if one.cause == "host"] == [(100, 69), (150, 50), (168, 18)]
+    assert stragglers.causes["host"] == pytest.approx(0.2 * len(slow), rel=0.05)
+    assert stragglers.slow == []
+
+
+def test_a_rank_that_is_slow_in_half_of_a_window_is_told_of_by_its_usual_steps():
+    slow = [(step, 1, "data", 0.8) for step in range(206, 231)]
+    told, _ = found(traces.windows(2, 250, seed=5, faults=slow))
+    assert [one.step for one in told] == [*range(206, 231)]
+    assert [one.seconds_lost for one in told] == pytest.approx([0.8] * 25, rel=0.1)
+
+
+def test_ranks_are_compared_only_with_ranks_that_do_the_same_work():
+    pipeline = {rank: {"pipeline": rank // 2, "data": rank % 2} for rank in range(4)}
+    (first, signals), *_ = traces.windows(4, 50, faults=[(9, 3, "gc", 0.6)])
+    for rank in (2, 3):
+        signals[rank][LOCAL] = array("f", [seconds + 3 for seconds in signals[rank][LOCAL]])
+    for _ in range(2):
+        stragglers = Stragglers()
+        told = stragglers.window(range(first, first + 50), signals, pipeline)
+        assert [(one.step, one.rank, one.cause) for one in told] == [(9, 3, "gc")]
+        assert stragglers.slow == []
+
+
+def unlike(signals, ranks):
+    """The same signals; those of some ranks end before the backward, and don't tell of the wait for a CPU."""
+    return {
+        rank: {
+            name: array("f", [seconds - (0.5 if name == LOCAL else 0.0) for seconds in column])
+            for name, column in columns.items()
+            if name != "steal" or rank not in ranks
+        }
+        if rank in ranks
+        else columns
+        for rank, columns in signals.items()
+    }
+
+
+def test_only_local_times_of_one_kind_are_compared():
+    windows = traces.windows(4, 150, faults=[(9, 3, "gc", 0.6), (60, 0, "data", 0.7)])
+    told, stragglers = found([(first, unlike(signals, {2, 3})) for first, signals in windows])
+    assert [(one.step, one.rank, one.cause) for one in told] == [(9, 3, "gc"), (60, 0, "data")]
+    assert stragglers.slow == []
+    assert stragglers.steps == 150
+
+
+def test_a_rank_alone_with_its_kind_of_local_time_is_compared_with_none():
+    told, stragglers = found([(first, unlike(signals, {1})) for first, signals in traces.windows(2, 150)])
+    assert (told, stragglers.steps, stragglers.slowdown) == ([], 0, None)
+    faults = [(9, 0, "gc", 0.6), (20, 2, "gc", 0.6)]
+    told, stragglers = found([(first, unlike(signals, {2})) for first, signals in traces.windows(3, 50, faults=faults)])
+    assert [(one.step, one.rank) for one in told] == [(9, 0)]
+
+
+def test_a_rank_that_was_slow_before_windows_without_it_is_forgotten():
+    windows = traces.windows(4, 150, seed=5, slow=(1, "host", 0.2))
+    stragglers, told = Stragglers(), []
+    for first, signals in windows:
+        heard = unlike(signals, {0, 1, 2, 3}) if first == 51 else signals
+        told += stragglers.window(range(first, first + 50), heard)
+    assert (told, stragglers.slow) == ([], [])
+
+
+def test_a_collection_on_all_ranks_at_once_makes_nobody_wait():
+    faults = [(step, rank, "gc", 0.5) for step in (20, 70) for rank in range(4)]
+    assert found(traces.windows(4, 100, faults=faults))[0] == []
+
+
+def test_collections_on_all_ranks_at_once_cost_what_the_longest_takes_beyond_a_usual_one():
+    faults = [(20, rank, "gc", 0.5 + 0.2 * rank) for rank in range(4)]
+    told, stragglers = found(traces.windows(4, 50, faults=faults))
+    assert [(one.step, one.rank, one.cause) for one in told] == [(20, 3, "gc")]
+    assert stragglers.causes["gc"] == pytest.approx(0.4, rel=0.1)
+
+
+def test_collections_on_all_ranks_that_take_nearly_as_long_make_nobody_wait():
+    faults = [(20, rank, "gc", 1.0 + 0.12 * rank) for rank in range(4)]
+    assert found(traces.windows(4, 50, faults=faults))[0] == []
+
+
+def test_two_ranks_that_are_hit_in_one_step_cost_what_the_slower_one_costs():
+    told, stragglers = found(traces.windows(4, 50, faults=[(9, 0, "gc", 0.8), (9, 2, "gc", 0.6)]))
+    assert [(one.step, one.rank, one.cause) for one in told] == [(9, 0, "gc")]
+    assert stragglers.causes["gc"] == pytest.approx(0.8, rel=0.1)
+
+
+def test_unknown_seconds_and_ranks_that_are_silent_are_left_out():
+    faults = [(9, 1, "data", 0.8)]
+    told, stragglers = Stragglers(), None
+    stragglers = Stragglers()
+    for first, signals in traces.windows(4, 50, faults=faults):
+        signals[0][LOCAL][30] = math.nan
+        signals[2]["steal"][8] = math.nan
+        signals[3] = {}
+        told = stragglers.window(range(first, first + 50), signals)
+    assert told == [Straggler(step=9, rank=1, cause="data", seconds_lost=pytest.approx(0.8, rel=0.1))]
+    assert stragglers.window(range(51, 101), {}) == []
+    assert stragglers.window(range(51, 101), {0: {}, 1: {LOCAL: array("f", [1.0])}}) == []
+    unknown = {rank: {LOCAL: array("f", [math.nan] * 50)} for rank in range(2)}
+    assert stragglers.window(range(51, 101), unknown) == []
+
+
+def test_one_percent_of_a_thousand_ranks_may_be_silent():
+    faults = [(5, 77, "gc", 0.7), (12, 900, "host", 0.9)]
+    (first, signals), *_ = traces.windows(1000, 20, faults=faults, length=20)
+    heard = {rank: signals[rank] for rank in signals if rank % 100 != 5}
+    rests = []
+    stragglers = Stragglers()
+    told = stragglers.window(range(first, first + 20), heard, rest=lambda: rests.append(None))
+    assert [(one.step, one.rank, one.cause) for one in told] == [(5, 77, "gc"), (12, 900, "host")]
+    assert len(rests) > 20

@@ -1,0 +1,280 @@
+"""The checklist of a fit: each item by itself, all of them told, and undone."""
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+from collector import FakeGc, put
+from fakes import FakeClock
+
+from perf_callbacks import PerfConfig, checklist
+from perf_callbacks.checklist import Startup
+from perf_callbacks.kernel.engine.account import Account
+from perf_callbacks.kernel.engine.marks import BACK, BEGIN
+from perf_callbacks.kernel.engine.observer import Observers
+from perf_callbacks.kernel.engine.stages import Stage
+from perf_callbacks.kernel.engine.steps import NEVER
+from perf_callbacks.kernel.fit import environment
+from perf_callbacks.kernel.fit.item import Fit
+from perf_callbacks.kernel.process.patches import Patches
+from perf_callbacks.kernel.records.fit_records import Checklist
+from perf_callbacks.kernel.settings.config import ITEMS
+from perf_callbacks.kernel.settings.in_force import resolve
+
+
+class Upkeep:
+    """Keeps in mind what it is told."""
+
+    def __init__(self, due, failing=""):
+        self.due, self.told, self.failing = due, [], failing
+
+    def tell(self, *what):
+        self.told.append(what)
+        if self.failing == what[0]:
+            raise ValueError("no")
+
+    def step_ended(self, step):
+        self.tell("step_ended", step)
+
+    def span_began(self, kind, step):
+        self.tell("span_began", kind, step)
+
+    def span_ended(self):
+        self.tell("span_ended")
+
+    def steps_measured(self, steps, pauses):
+        self.tell("steps_measured", *steps, *pauses)
+
+    @property
+    def asks(self):
+        return {}
+
+    def agreed(self, asked, step):
+        self.tell("agreed", asked, step)
+
+    @property
+    def turns(self):
+        return False
+
+    def news(self):
+        return []
+
+    def closed(self):
+        self.told.append(("closed",))
+
+
+class Item:
+    def __init__(self, slug, *, status="applied", due=5, failing=""):
+        self.slug, self.status, self.failing = slug, status, failing
+        self.upkeep = Upkeep(due, failing)
+
+    def decide(self, environment, config):
+        if self.failing == "decide":
+            raise ValueError("no")
+        return Checklist(item=self.slug, status=self.status, before="so")
+
+    def apply(self, fit):
+        if self.failing == "apply":
+            raise ValueError("no")
+        return self.upkeep
+
+
+def fit(**config):
+    return Fit(config=PerfConfig(**config), environment=environment.read(), step=0, memory=dict)
+
+
+def test_only_what_is_to_be_applied_is_and_all_is_told():
+    one, other = Item("one", due=7), Item("other", status="already so", due=3)
+    rows = []
+    checklist = Startup(fit(), (one, other), write=rows.append)
+    checklist.announce()
+    assert [(row.item, row.status) for row in rows] == [("one", "applied"), ("other", "already so")]
+    assert checklist.due == 7
+    checklist.span_began("evaluation", 6)
+    checklist.span_ended()
+    checklist.step_ended(7)
+    checklist.closed()
+    checklist.closed()
+    assert one.upkeep.told == [("span_began", "evaluation", 6), ("span_ended",), ("step_ended", 7), ("closed",)]
+    assert (other.upkeep.told, checklist.due) == ([], NEVER)
+
+
+@pytest.mark.parametrize(
+    "point", ["decide", "apply", "steps_measured", "agreed", "step_ended", "span_began", "span_ended"]
+)
+def test_an_item_that_fails_says_so_and_is_undone_and_the_others_go_on(point, caplog):
+    one, other = Item("one", failing=point, due=2), Item("other", due=9)
+    rows = []
+    checklist = Startup(fit(), (one, other), write=rows.append)
+    checklist.announce()
+    checklist.steps_measured(["step"], [])
+    checklist.agreed({"less": 1}, 2)
+    checklist.span_began("evaluation", 1)
+    checklist.span_ended()
+    checklist.step_ended(2)
+    checklist.step_ended(9)
+    failed = [row for row in rows if row.status == "failed"]
+    assert failed == [Checklist(item="one", status="failed", why="ValueError: no")]
+    assert one.upkeep.told[-1:] == ([("closed",)] if point not in {"decide", "apply"} else [])
+    assert [what for what, *_ in other.upkeep.told] == [
+        "steps_measured",
+        "agreed",
+        "span_began",
+        "span_ended",
+        *["step_ended"] * 2,
+    ]
+    assert checklist.due == 9
+    checklist.closed()
+    assert other.upkeep.told[-1] == ("closed",)
+
+
+def test_what_is_to_be_skipped_is():
+    one, other = Item("gc"), Item("other")
+    checklist = Startup(fit(skip="gc , loaders"), (one, other))
+    assert checklist.rows[0] == Checklist(item="gc", status="skipped", before="so", why="skip names gc")
+    assert checklist.rows[1].status == "applied"
+
+
+def test_what_was_applied_earlier_is_told_and_undone_with_the_rest():
+    one, other = Item("one", due=7), Item("other", due=9)
+    earlier = Startup(fit(), (other,))
+    rows = []
+    checklist = Startup(fit(), (one, other), earlier, write=rows.append)
+    checklist.announce()
+    earlier.closed()
+    assert [row.item for row in rows] == ["one", "other"]
+    assert (other.upkeep.told, checklist.due) == ([], 7)
+    checklist.closed()
+    assert (one.upkeep.told, other.upkeep.told) == ([("closed",)], [("closed",)])
+
+
+def test_the_settings_know_every_item():
+    assert [item.slug for item in checklist.ITEMS] == [*ITEMS]
+
+
+def a_recorder(*, active=True):
+    journal = []
+
+    class Recorder:
+        run, patches, observers, marks = SimpleNamespace(step=0), Patches(), Observers(), []
+        clock, engine = FakeClock(), SimpleNamespace(account=Account())
+        going, write, proofs = staticmethod(lambda: (0, 0.0)), journal.append, {}
+
+        def observe(self, observer):
+            self.patches.add(observer.closed)
+            self.observers.add(observer)
+
+        def enter(self, mark):
+            self.marks.append(mark)
+
+    recorder = Recorder()
+    recorder.active = active
+    return recorder, journal
+
+
+CPU = torch.device("cpu")
+
+
+def test_a_fit_that_is_measured_has_its_checklist_until_it_closes(monkeypatch):
+    fake = put(monkeypatch, FakeGc())
+    recorder, journal = a_recorder()
+    rows = checklist.start(recorder, resolve(PerfConfig(), {}), CPU)
+    assert journal == list(rows)
+    assert [row.item for row in rows] == ["gc", "loaders", "affinity"]
+    assert recorder.observers.due == 2
+    recorder.observers.step_ended(2)
+    recorder.observers.step_began()
+    assert (fake.automatic, recorder.observers.due) == (False, 3)
+    assert recorder.marks == []
+    recorder.observers.step_ended(1000)
+    assert recorder.marks == [BEGIN[Stage.ASIDE], BACK]
+    recorder.patches.restore()
+    assert fake.automatic
+
+
+@pytest.mark.parametrize(("ranks", "exchanging"), [(1, False), (2, True)])
+def test_an_item_is_tried_where_all_can_find_out_together_what_it_buys(monkeypatch, ranks, exchanging):
+    fake = put(monkeypatch, FakeGc())
+    recorder, journal = a_recorder()
+    recorder.run, recorder.exchanging = SimpleNamespace(step=100, world_size=ranks), exchanging
+    rows = checklist.start(recorder, resolve(PerfConfig(checklist="prove"), {}), CPU)
+    assert [(row.item, row.status) for row in rows] == [
+        ("gc", "on trial"),
+        ("loaders", "not applicable"),
+        ("affinity", "not applicable"),
+    ]
+    assert (journal, recorder.observers.due) == (list(rows), 102)
+    assert rows[0].why == "done and left in turns of 32 steps until step 1,126, to prove what it buys"
+    recorder.observers.step_ended(102)
+    recorder.observers.step_began()
+    assert (fake.automatic, recorder.observers.due) == (True, 134)
+    recorder.observers.step_ended(134)
+    assert not fake.automatic
+    recorder.patches.restore()
+    assert fake.automatic
+
+
+def test_where_ranks_exchange_nothing_what_was_to_be_tried_is_applied_and_that_is_said(monkeypatch, caplog):
+    fake = put(monkeypatch, FakeGc())
+    recorder, _ = a_recorder()
+    recorder.run, recorder.exchanging = SimpleNamespace(step=0, world_size=2), False
+    rows = checklist.start(recorder, resolve(PerfConfig(checklist="prove"), {}), CPU)
+    assert [row.status for row in rows] == ["applied", "not applicable", "not applicable"]
+    assert [record.message for record in caplog.records] == [
+        "perf_callbacks: checklist='prove' acts as 'on': ranks exchange nothing, and can't agree."
+    ]
+    recorder.observers.step_ended(2)
+    assert not fake.automatic
+    recorder.patches.restore()
+
+
+@pytest.mark.parametrize(("active", "config"), [(False, {}), (True, {"checklist": "off"})])
+def test_without_a_checklist_nothing_is_done(active, config):
+    recorder, journal = a_recorder(active=active)
+    assert checklist.start(recorder, resolve(PerfConfig(**config), {}), CPU) == ()
+    assert (journal, recorder.observers.due) == ([], NEVER)
+
+
+def test_where_it_can_not_be_gone_through_the_fit_is_measured_without(monkeypatch, caplog):
+    def read(**_):
+        raise OSError("no such machine")
+
+    monkeypatch.setattr(environment, "read", read)
+    recorder, journal = a_recorder()
+    assert checklist.start(recorder, resolve(PerfConfig(), {}), CPU) == ()
+    assert (journal, caplog.records[0].levelno) == ([], logging.WARNING)
+    assert "no checklist, measuring goes on: OSError: no such machine." in caplog.text
+
+
+def a_row(status, why=None, **more):
+    return Checklist(item="gc", status=status, why=why, **more)
+
+
+TRIED = a_row("on trial", "done and left in turns")
+KEPT = a_row("applied", "it saves 2 ms", saved_seconds=(0.001, 0.002, 0.003))
+LATER = a_row("applied", "every 50 steps from step 400 on: some rank needs it")
+ENDED = a_row("skipped", "somebody turned automatic collection on before step 90, and it stays on")
+
+
+@pytest.mark.parametrize(
+    ("rows", "proofs"),
+    [
+        ((a_row("applied"),), {}),
+        ((a_row("failed", "OSError: gone"),), {}),
+        ((TRIED,), {"gc": "on trial"}),
+        ((TRIED, LATER), {"gc": "on trial"}),
+        ((TRIED, KEPT), {"gc": KEPT.why}),
+        ((TRIED, KEPT, LATER), {"gc": KEPT.why}),
+        ((TRIED, KEPT, ENDED), {"gc": ENDED.why}),
+        ((TRIED, ENDED), {"gc": ENDED.why}),
+        ((TRIED, a_row("failed", "OSError: gone")), {"gc": "OSError: gone"}),
+        ((TRIED, a_row("skipped", "it was not kept: too few")), {"gc": "it was not kept: too few"}),
+    ],
+)
+def test_what_came_of_a_trial_is_the_last_that_was_said_of_it(rows, proofs):
+    journal, found = [], {}
+    checklist = Startup(fit(), (), write=journal.append, proofs=found)
+    for row in rows:
+        checklist._hear([row])
+    assert (found, journal) == (proofs, [*rows])
