@@ -22,22 +22,22 @@ from perf_callbacks.kernel.records.journal_file import read
 ERRORS = (RuntimeError("no more"), KeyboardInterrupt(), SystemExit(3))
 
 OFTEN = {
-    "core.tape.Tape": "read",
-    "core.engine.Engine": "pause begin_span end_span end_step flush row",
-    "core.intake.Intake": "collect",
-    "core.batches.BatchReader": "read",
-    "doors.methods": "stages",
-    "host.journal_file": "encode",
-    "host.journal_file.FileJournal": "write flush",
+    "kernel.engine.tape.Tape": "read",
+    "kernel.engine.engine.Engine": "pause begin_span end_span end_step flush row",
+    "kernel.engine.step_reader.Intake": "collect",
+    "kernel.batches.reader.BatchReader": "read",
+    "integrations.methods": "stages",
+    "kernel.records.journal_file": "encode",
+    "kernel.records.journal_file.FileJournal": "write flush",
 }
-TWICE = {"core.engine.Engine": "amounts", "host.patches.Patches": "replace"}
+TWICE = {"kernel.engine.engine.Engine": "amounts", "kernel.process.patches.Patches": "replace"}
 ONCE = {
-    "core.engine": "Engine.start Engine.stop Engine.summary",
-    "core.tape.Tape": "begin",
-    "session.recorder": "opening earlier Recorder.__init__",
-    "host.journal_file.FileJournal": "__init__ close",
-    "host.gc_observer.GcObserver": "install",
-    "host.device": "timeline",
+    "kernel.engine.engine": "Engine.start Engine.stop Engine.summary",
+    "kernel.engine.tape.Tape": "begin",
+    "kernel.fit.recorder": "opening earlier Recorder.__init__",
+    "kernel.records.journal_file.FileJournal": "__init__ close",
+    "kernel.process.gc_observer.GcObserver": "install",
+    "kernel.process.device": "timeline",
     "report.cards": "opening closing",
 }
 """Parts that a fit of every integration calls: four times or more, twice or more, once."""

@@ -62,7 +62,7 @@ assert len(list(read("out"))) == 2
 for words in (["status"], ["flops", "--params", "1e9", "--seq", "9"], ["memory", "out"], ["report", "out"],
               ["trace", "out"], ["config", "--config_file", "acc.yaml", "gc=off"]):
     assert main(words) == 0, words
-assert processes.read() is None and memory.peak_bytes() is None
+assert processes.read() is None and resident_memory.peak_bytes() is None
 assert "torch" not in sys.modules
 """
 

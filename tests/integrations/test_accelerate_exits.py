@@ -282,13 +282,17 @@ def test_measuring_changes_no_bit_of_what_training_comes_to(tmp_path, caplog, un
 
 
 FAULTS = faults(
-    often={"doors.prepared.Prepared": "see", "doors.accelerate_watch.AcceleratedWatch": "add evaluate"},
+    often={"integrations.prepared.Prepared": "see", "integrations.accelerate_watch.AcceleratedWatch": "add evaluate"},
     twice={
-        "host.saved_counters": "write read",
+        "integrations.saved_counters": "write read",
         "accelerate": "_place",
-        "doors.accelerate_watch.AcceleratedWatch": "install _watch_accelerator turn",
+        "integrations.accelerate_watch.AcceleratedWatch": "install _watch_accelerator turn",
     },
-    once={"accelerate": "install", "doors.accelerate_fits": "AcceleratedWatch", "doors.prepared": "_measured"},
+    once={
+        "accelerate": "install",
+        "integrations.accelerate_fits": "AcceleratedWatch",
+        "integrations.prepared": "_measured",
+    },
     turn=2,
 )
 

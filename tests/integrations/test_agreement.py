@@ -9,7 +9,7 @@ from perf_callbacks.kernel.records.fit_records import Checklist, Gc
 pytestmark = pytest.mark.slow
 
 RANKS = range(2)
-TRIAL = {"core.trial.TURN": 4, "core.trial.PAIRS": 2}
+TRIAL = {"kernel.fit.trial.TURN": 4, "kernel.fit.trial.PAIRS": 2}
 OVER = 2 + 2 * 2 * 4
 
 
@@ -78,7 +78,7 @@ def test_a_rank_in_danger_is_collected_for_by_all_and_more_often(tmp_path):
     with Job(
         tmp_path,
         plan={"steps": 120},
-        own={1: {"cycles": 400, "limits": {"checklist.growth.MOST_YOUNG": 1500}}},
+        own={1: {"cycles": 400, "limits": {"garbage.growth.MOST_YOUNG": 1500}}},
         environ=all_of(GC_INTERVAL="40"),
     ) as job:
         job.assert_ended(*RANKS)

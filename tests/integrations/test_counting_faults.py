@@ -18,45 +18,45 @@ from perf_callbacks.kernel.records.fit_records import Summary
 from perf_callbacks.transformers import PerfCallback
 
 INSIDE = {
-    "flops.counter.FlopCounter": "_count _formula _turn",
-    "flops.formulas": "formula name",
-    "flops.counter": "phase number_format tensors are_batched",
-    "flops.coverage.Weights": "see behind multiplied passed",
-    "flops.observed.Observed": "product uncounted _copied _note _read",
-    "flops.observed": "_causal _shape _opaque",
+    "flops.counting.counter.FlopCounter": "_count _formula _turn",
+    "flops.counting.formulas": "formula name",
+    "flops.counting.counter": "phase number_format tensors are_batched",
+    "flops.counting.coverage.Weights": "see behind multiplied passed",
+    "flops.counting.observed.Observed": "product uncounted _copied _note _read",
+    "flops.counting.observed": "_causal _shape _opaque",
 }
 """What is done for each operation, and each module: errors there are counted, and nothing else."""
 AROUND = {
-    "session.counting.Counting": "step_began step_ended see span_began span_ended _eager trained _next",
-    "core.count_schedule.CountSchedule": "next recount missing wanted",
-    "flops.counter.FlopCounter": "hook enter_stack leave_stack work unhook",
-    "flops.count_window.CountWindow": "open _leave",
-    "flops.stance.EagerStance": "hold release reconcile",
-    "core.shaped_work.ShapedWork": "of knows wants look settle",
-    "core.shaped_work": "_each",
-    "core.shape_counts": "_fold keep",
-    "core.tape.Tape": "unfollow",
+    "flops.observer.Counting": "step_began step_ended see span_began span_ended _eager trained _next",
+    "flops.count_schedule.CountSchedule": "next recount missing wanted",
+    "flops.counting.counter.FlopCounter": "hook enter_stack leave_stack work unhook",
+    "flops.counting.count_window.CountWindow": "open _leave",
+    "kernel.process.compiler_stance.EagerStance": "hold release reconcile",
+    "flops.known_work.shaped_work.ShapedWork": "of knows wants look settle",
+    "flops.known_work.shaped_work": "_each",
+    "flops.known_work.shape_counts": "_fold keep",
+    "kernel.engine.tape.Tape": "unfollow",
 }
 ONCE = {
-    "session.counting": "counted",
-    "session.counting.Counting": "closed _open _shut _put_down _await",
-    "core.count_schedule.CountSchedule": "affordable spend",
-    "session.booking.Booking": "__init__",
-    "flops.counter.FlopCounter": "__init__",
-    "flops.count_window.CountWindow": "__init__",
-    "flops.coverage.Weights": "coverage multiplied_elements",
-    "core.shaped_work.ShapedWork": "learn summary",
-    "core.scaling.Scaling": "predict",
-    "core.tape.Tape": "follow",
-    "core.batches.BatchReader": "forget note look_up",
+    "flops.observer": "counted",
+    "flops.observer.Counting": "closed _open _shut _put_down _await",
+    "flops.count_schedule.CountSchedule": "affordable spend",
+    "flops.training_filter.Booking": "__init__",
+    "flops.counting.counter.FlopCounter": "__init__",
+    "flops.counting.count_window.CountWindow": "__init__",
+    "flops.counting.coverage.Weights": "coverage multiplied_elements",
+    "flops.known_work.shaped_work.ShapedWork": "learn summary",
+    "flops.known_work.scaling.Scaling": "predict",
+    "kernel.engine.tape.Tape": "follow",
+    "kernel.batches.reader.BatchReader": "forget note look_up",
 }
 """As before, but called once or twice in the fit."""
 LEFT = {
-    "flops.counter.FlopCounter.unhook": {"before", "after"},
-    "flops.count_window.CountWindow._leave": {"modes"},
-    "flops.counter.FlopCounter.leave_stack": {"modes"},
-    "flops.stance.EagerStance.release": {"stance", "filters"},
-    "flops.stance.EagerStance.reconcile": {"stance", "filters"},
+    "flops.counting.counter.FlopCounter.unhook": {"before", "after"},
+    "flops.counting.count_window.CountWindow._leave": {"modes"},
+    "flops.counting.counter.FlopCounter.leave_stack": {"modes"},
+    "kernel.process.compiler_stance.EagerStance.release": {"stance", "filters"},
+    "kernel.process.compiler_stance.EagerStance.reconcile": {"stance", "filters"},
 }
 """What takes something back can't do so where it is broken itself. All the rest is taken back."""
 
@@ -187,7 +187,7 @@ def test_an_error_in_the_bookkeeping_changes_neither_the_number_nor_its_worth(tm
     assert (record.model_flops, record.lower_bound) == (truth(tiny.llama(), ids(2, 8)), False)
 
 
-@pytest.mark.parametrize("part", ["session.counting.Counting._put_down", "flops.count_window.CountWindow.open"])
+@pytest.mark.parametrize("part", ["flops.observer.Counting._put_down", "flops.counting.count_window.CountWindow.open"])
 def test_so_it_is_with_lightning(tmp_path, monkeypatch, caplog, part):
     fits = []
     for flops in ("off", "count"):

@@ -258,23 +258,23 @@ def undisturbed(tmp_path_factory):
 
 FAULTS = faults(
     often={
-        "core.ledger.Ledger": "take_row",
-        "core.ratios": "metrics",
-        "doors.methods": "exits",
-        "host.patches.Patches": "method",
-        "doors.lightning_hooks.LightningHooks": "log_row",
-        "doors.lightning_watch.TrainerWatch": "_end_batch",
+        "kernel.engine.ledger.Ledger": "take_row",
+        "kernel.engine.ratios": "metrics",
+        "integrations.methods": "exits",
+        "kernel.process.patches.Patches": "method",
+        "integrations.lightning_hooks.LightningHooks": "log_row",
+        "integrations.lightning_watch.TrainerWatch": "_end_batch",
     },
     twice={
-        "doors.methods": "spans",
-        "doors.lightning_hooks": "steps_done first",
+        "integrations.methods": "spans",
+        "integrations.lightning_hooks": "steps_done first",
     },
     once={
-        "doors.methods": "turns",
-        "doors.lightning_hooks": "_Afterwards Meanwhile TrainerWatch",
-        "doors.lightning_watch": "_closure_is_enclosed",
-        "doors.lightning_hooks.LightningHooks": "_place _last_state",
-        "doors.lightning_watch.TrainerWatch": "install watch_ends _training_step _settle",
+        "integrations.methods": "turns",
+        "integrations.lightning_hooks": "_Afterwards Meanwhile TrainerWatch",
+        "integrations.lightning_watch": "_closure_is_enclosed",
+        "integrations.lightning_hooks.LightningHooks": "_place _last_state",
+        "integrations.lightning_watch.TrainerWatch": "install watch_ends _training_step _settle",
     },
     turn=0,
 )

@@ -200,7 +200,7 @@ def outcome(losses, mine):
     return losses, [parameter.tolist() for parameter in mine["model"].parameters()], torch.rand(1).item()
 
 
-SEVERAL = [part for part in parts(OFTEN) if not part.startswith("doors.")]
+SEVERAL = [part for part in parts(OFTEN) if not part.startswith("integrations.")]
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_a_fault_of_ours_is_told_once_and_changes_nothing(tmp_path, monkeypatch,
 @pytest.mark.parametrize("after", [1, 3])
 def test_a_fault_is_the_reason_in_the_summary(tmp_path, monkeypatch, after):
     mine = objects()
-    Fault(monkeypatch, "core.batches.BatchReader.read", after)
+    Fault(monkeypatch, "kernel.batches.reader.BatchReader.read", after)
     with measure(**mine, config=PerfConfig(output_dir=str(tmp_path))) as perf:
         train(perf, **mine)
     (summary,) = records(tmp_path, Summary)

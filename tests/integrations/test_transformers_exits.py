@@ -173,14 +173,18 @@ def undisturbed(tmp_path_factory):
 
 
 FAULTS = faults(
-    often={"core.ledger.Ledger": "take_row", "core.ratios": "metrics", "doors.methods": "spans exits"},
-    twice={"transformers": "find_trainer move_to_front", "doors.transformers_watch.TransformersWatch": "_carry"},
+    often={
+        "kernel.engine.ledger.Ledger": "take_row",
+        "kernel.engine.ratios": "metrics",
+        "integrations.methods": "spans exits",
+    },
+    twice={"transformers": "find_trainer move_to_front", "integrations.transformers_watch.TransformersWatch": "_carry"},
     once={
-        "core.engine.Engine": "whole",
-        "doors.methods": "batches",
+        "kernel.engine.engine.Engine": "whole",
+        "integrations.methods": "batches",
         "transformers": "_place",
-        "doors.transformers_watch": "_overrides _outermost",
-        "doors.transformers_watch.TransformersWatch": "install _end_steps",
+        "integrations.transformers_watch": "_overrides _outermost",
+        "integrations.transformers_watch.TransformersWatch": "install _end_steps",
     },
     turn=1,
 )

@@ -148,11 +148,11 @@ def test_a_suppressed_kind_of_error_is_not_suppressed_for_a_handler(handled):
 
 BROAD = {"Exception", "BaseException", "OSError", "RuntimeError", "UNREADABLE"}
 LETS_PASS = {"let_pass", "_let_pass", "fail", "_err"}
-OUTSIDE = ("commands", "run.py", "site", "core/foreign_errors.py", "host/config_file.py", "host/accelerate_config.py")
+OUTSIDE = ("commands", "run.py", "site", "kernel/foreign_errors.py", "kernel/settings/config_file.py", "launch")
 """Run before or after training, in a process or at a moment of our own."""
 UNGUARDED = {
-    "host/patches.py": "collects errors, and raises the first when all is put back",
-    "session/recorder.py": "keeps an error in a callback of the collector, and raises it when the step ends",
+    "kernel/process/patches.py": "collects errors, and raises the first when all is put back",
+    "kernel/fit/recorder.py": "keeps an error in a callback of the collector, and raises it when the step ends",
 }
 
 

@@ -404,7 +404,7 @@ def test_a_fit_that_is_interrupted_as_it_closes_leaves_no_open_file(tmp_path, mo
     )
     file = recorder._journal._file.fileno()
     with monkeypatch.context() as patched:
-        patched.setattr(f"perf_callbacks.host.{place}", _interrupted)
+        patched.setattr(f"perf_callbacks.kernel.records.{place}", _interrupted)
         with suppress(KeyboardInterrupt):
             recorder.close()
     del recorder

@@ -242,5 +242,5 @@ def _line() -> str:
     return "somewhere in torch"
 
 
-_PACKAGES = tuple(str(Path(file).parents[level]) + os.sep for file, level in ((torch.__file__, 0), (__file__, 1)))
+_PACKAGES = tuple(str(Path(file).parents[level]) + os.sep for file, level in ((torch.__file__, 0), (__file__, 2)))
 """Directories of torch and of this package. They are full paths, because a user's directory may be called torch too."""

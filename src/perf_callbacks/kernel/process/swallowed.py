@@ -18,7 +18,7 @@ Heard = Callable[[BaseException], bool | None]
 
 Hook = Callable[[Any], object]
 
-_OURS = str(Path(__file__).parents[1])
+_OURS = str(Path(__file__).parents[2])
 _STANDARD = ("weakref.py", "_weakrefset.py")
 """Files of the standard library whose callbacks run for weak references of ours."""
 
