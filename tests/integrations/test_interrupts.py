@@ -25,7 +25,18 @@ pytestmark = [
 ]
 
 PACKAGE = str(Path(perf_callbacks.__file__).parent)
-PARTS = ("doors", "session", "loop.py", "transformers.py", "accelerate.py", "lightning.py")
+PARTS = (
+    *("integrations", "session.py", "checklist.py", "loop.py", "transformers.py", "accelerate.py", "lightning.py"),
+    *(
+        "kernel/fit/recorder.py",
+        "kernel/fit/late_writer.py",
+        "report/report_file.py",
+        "loaders/epoch_waits.py",
+        "advice",
+    ),
+    *("flops/observer.py", "flops/training_filter.py", "flops/outline.py", "flops/record.py"),
+    *("stragglers/observer.py", "stalls/observer.py", "memory/observer.py", "memory/step_memory.py"),
+)
 WHERE = tuple(str(Path(PACKAGE, part)) for part in PARTS)
 STEPS = 4
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import msgspec
 import torch
 
-from perf_callbacks.core import peaks
-from perf_callbacks.core.config import PerfConfig
-from perf_callbacks.core.foreign_errors import let_pass
-from perf_callbacks.core.peaks import DISTURBED, TERA, Peaks, canonical
-from perf_callbacks.host import device as devices, matmul_peak
-from perf_callbacks.host.clock import unix_time
-from perf_callbacks.host.matmul_peak import Measured
+from perf_callbacks.flops.peaks import matmul_peak, peak_rates as peaks
+from perf_callbacks.flops.peaks.matmul_peak import Measured
+from perf_callbacks.flops.peaks.peak_rates import DISTURBED, TERA, Peaks, canonical
+from perf_callbacks.kernel.clock import unix_time
+from perf_callbacks.kernel.foreign_errors import let_pass
+from perf_callbacks.kernel.process import device as devices
+from perf_callbacks.kernel.settings.config import PerfConfig
 
 FRESH_SECONDS = 86400.0
 """Age from which on a peak is measured anew; the better of both counts."""

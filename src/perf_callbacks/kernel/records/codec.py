@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from perf_callbacks.core.machine_records import Memory, Use
-from perf_callbacks.core.records import (
+from perf_callbacks.kernel.engine.windows import Verdict, possible
+from perf_callbacks.kernel.records.fit_records import (
     Checklist,
     Finding,
     Flops,
@@ -28,8 +28,8 @@ from perf_callbacks.core.records import (
     Summary,
     Window,
 )
-from perf_callbacks.core.stalls import Note
-from perf_callbacks.core.windows import Verdict, possible
+from perf_callbacks.kernel.records.machine_records import Memory, Use
+from perf_callbacks.stalls.diagnosis import Note
 
 T = TypeVar("T")
 
