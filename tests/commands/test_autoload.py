@@ -1,11 +1,13 @@
 """Autoload in a virtual environment of its own: one file, which does nothing unless it is asked to."""
 
 import os
+import shutil
 import subprocess
 import sys
 import venv
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import perf_callbacks
@@ -21,7 +23,11 @@ def environment(tmp_path_factory):
     """Its Python."""
     directory = tmp_path_factory.mktemp("environment")
     venv.create(directory, symlinks=os.name != "nt")
-    return directory / ("Scripts" if os.name == "nt" else "bin") / "python"
+    python = directory / ("Scripts" if os.name == "nt" else "bin") / "python"
+    where = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    packages = subprocess.run(where, capture_output=True, text=True, check=True).stdout.strip()
+    shutil.copytree(Path(msgspec.__file__).parent, Path(packages, "msgspec"))  # the one dependency of the command
+    return python
 
 
 def python(executable, *words, path=SOURCE, **environ):
