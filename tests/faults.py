@@ -26,7 +26,6 @@ OFTEN = {
     "kernel.engine.engine.Engine": "pause begin_span end_span end_step flush row",
     "kernel.engine.step_reader.Intake": "collect",
     "kernel.batches.reader.BatchReader": "read",
-    "integrations.methods": "stages",
     "kernel.records.journal_file": "encode",
     "kernel.records.journal_file.FileJournal": "write flush",
 }

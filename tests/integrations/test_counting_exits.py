@@ -1,4 +1,4 @@
-"""However a counted step ends: training goes on, or ends, as without us, and nothing of the count stays behind."""
+"""Errors, evaluations, checkpoints and other fits in a counted step: the count stays right, and nothing of it stays."""
 
 import signal
 from types import SimpleNamespace
@@ -8,12 +8,11 @@ import tiny
 import tiny_lightning
 import torch
 from counted import bits, counts, excluded, ids, known, left_behind, loop, truth
-from faults import ERRORS
 from torch import nn
 from transformers import TrainerCallback
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.kernel.records.fit_records import Flops, Span, Summary
+from perf_callbacks.kernel.records.fit_records import Flops, Span
 from perf_callbacks.loop import measure
 from perf_callbacks.transformers import PerfCallback
 
@@ -72,30 +71,6 @@ def rows(number=6):
     return [torch.randn(2, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(number)]
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize("place", PLACES)
-def test_what_ends_the_counted_step_of_a_loop_goes_through(tmp_path, place, error):
-    model = Trap(place, error)
-    optimizer = Optimizer(model)
-    perf = measure(model=model, optimizer=optimizer, loader=rows(), config=PerfConfig(output_dir=str(tmp_path)))
-
-    def train():
-        with perf:
-            for batch in perf.loader:
-                model(batch).square().mean().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-
-    with pytest.raises(type(error)) as raised:
-        train()
-    assert raised.value is error
-    assert counts(tmp_path) == []
-    assert perf.summary.steps == 1
-    model.error = ZeroDivisionError("never")
-    loop(tmp_path / "again", model, rows())
-    assert len(counts(tmp_path / "again")) == 1
-
-
 def uneven():
     """Another number of rows each time."""
     return [batch[:1].expand(number, -1) for number, batch in enumerate(rows(9), start=1)]
@@ -123,7 +98,7 @@ def surviving(directory, flops, place, batches):
 
 @pytest.mark.parametrize("batches", [rows(), uneven()], ids=["even", "uneven"])
 @pytest.mark.parametrize("place", PLACES)
-def test_a_loop_that_survives_an_error_in_the_counted_step_goes_on_and_is_not_miscounted(tmp_path, place, batches):
+def test_a_loop_that_survives_an_error_is_not_miscounted(tmp_path, place, batches):
     counted, off = [surviving(tmp_path / flops, flops, place, batches) for flops in ("count", "off")]
     assert counted.outcome == off.outcome
     assert counted.outcome[1] == ["out of memory"]
@@ -132,28 +107,6 @@ def test_a_loop_that_survives_an_error_in_the_counted_step_goes_on_and_is_not_mi
     trained = true[-len(last) :]
     assert [flops for flops, right in zip(last, trained, strict=True) if flops not in {None, right}] == []
     assert last[-1] == trained[-1], "it is counted sooner or later"
-
-
-class Breaking(TrainerCallback):
-    def __init__(self, error, hook):
-        setattr(self, hook, self.explode)
-        self.error = error
-
-    def explode(self, args, state, control, **_):
-        if state.global_step == 1:
-            raise self.error
-
-
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize("hook", ["on_step_begin", "on_pre_optimizer_step", "on_optimizer_step"])
-def test_what_ends_the_counted_step_of_a_transformers_trainer_goes_through(tmp_path, hook, error):
-    trainer = tiny.trainer(tiny.training_arguments(tmp_path), PerfCallback(), Breaking(error, hook))
-    with pytest.raises(type(error)) as raised:
-        trainer.train()
-    assert raised.value is error
-    (summary,) = tiny.records(tmp_path, Summary)
-    assert summary.steps == 1
-    assert counts(tmp_path) == []
 
 
 def module(**overridden):
@@ -171,23 +124,6 @@ def fit(directory, one, flops="count", **options):
     return trainer
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize("place", ["training_step", "on_after_backward", "on_before_zero_grad"])
-def test_what_ends_the_counted_step_of_a_lightning_trainer_goes_through(tmp_path, place, error):
-    inner = getattr(tiny_lightning.tree().Automatic, place)
-
-    def explode(self, *args):
-        if self.batches == 2:
-            raise error
-        return inner(self, *args)
-
-    with pytest.raises((type(error), SystemExit)):
-        fit(tmp_path, module(**{place: explode}))
-    assert counts(tmp_path) == []
-    (summary,) = tiny.records(tmp_path, Summary)
-    assert summary.steps in {1, 2}
-
-
 def without_loss(self, batch, batch_idx):
     loss = None if self.batches in self.skip else self.loss(batch)
     self.losses.append(None if loss is None else loss.item())
@@ -196,7 +132,7 @@ def without_loss(self, batch, batch_idx):
 
 @pytest.mark.filterwarnings("ignore:.training_step. returned .None.")
 @pytest.mark.parametrize("skip", [(2,), (2, 3, 4), (3,), (4, 5)])
-def test_steps_without_a_loss_are_not_taken_for_steps_without_work(tmp_path, skip):
+def test_steps_without_a_loss_are_no_steps_without_work(tmp_path, skip):
     fits = {}
     for flops in ("count", "off"):
         one = module(training_step=without_loss)
@@ -241,7 +177,7 @@ def test_an_evaluation_in_the_counted_step_is_not_counted(tmp_path, framework):
     assert known(tmp_path)[1:] == [true] * 5
 
 
-def test_nor_is_one_of_another_shape_in_a_loop(tmp_path):
+def test_an_evaluation_of_another_shape_in_a_loop_is_not_counted(tmp_path):
     model = tiny.llama()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     config = PerfConfig(output_dir=str(tmp_path))
@@ -263,7 +199,7 @@ def test_nor_is_one_of_another_shape_in_a_loop(tmp_path):
     assert known(tmp_path)[1:] == [true] * 4
 
 
-def test_a_checkpoint_in_the_counted_step(tmp_path):
+def test_a_checkpoint_in_the_counted_step_is_not_counted(tmp_path):
     arguments = tiny.training_arguments(tmp_path, save_strategy="steps", save_steps=1)
     tiny.trainer(arguments, PerfCallback(), train_dataset=tiny.Tokens(32)).train()
     assert [record.model_flops for record in counts(tmp_path)] == [truth(tiny.llama(), ids(4, 16))]
@@ -300,7 +236,7 @@ class Within(TrainerCallback):
 
 
 @pytest.mark.parametrize("step", [0, 1, 3])
-def test_a_fit_inside_of_a_fit_counts_for_itself_and_leaves_the_outer_one_whole(tmp_path, step):
+def test_a_fit_inside_a_fit_counts_for_itself(tmp_path, step):
     arguments = tiny.training_arguments(tmp_path / "outer")
     within = Within(tmp_path / "inner", step)
     trainer = tiny.trainer(arguments, PerfCallback(), within, train_dataset=tiny.Tokens(32))
@@ -315,7 +251,7 @@ def test_a_fit_inside_of_a_fit_counts_for_itself_and_leaves_the_outer_one_whole(
     assert excluded(tmp_path / "outer") == [2]
 
 
-def test_a_mode_that_the_user_enters_in_the_counted_step_and_leaves_later_stays_theirs(tmp_path):
+def test_a_mode_entered_in_the_counted_step_stays_the_users(tmp_path):
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Theirs(TorchDispatchMode):

@@ -8,8 +8,11 @@ import weakref
 
 import pytest
 import tiny
+from places import transformers_trainer
+from tiny import records
 from transformers import Trainer, TrainerCallback
 
+from perf_callbacks.kernel.records.fit_records import Summary
 from perf_callbacks.transformers import PerfCallback
 
 
@@ -199,3 +202,20 @@ def test_a_trainer_is_freed_after_training_without_a_garbage_collection(tmp_path
     finally:
         gc.enable()
     assert ours.summary.steps == 3
+
+
+def test_an_error_in_the_scheduler_is_undone_by_the_next_fit(tmp_path):
+    def act():
+        if armed and training.step == 3:
+            raise RuntimeError("no more")
+
+    training, armed = transformers_trainer.Training(tmp_path), [True]
+    transformers_trainer.scheduler(training, act)
+    with pytest.raises(RuntimeError, match="no more"):
+        training.run()
+    armed.clear()
+    training.run()
+    assert training.world() == training.before
+    (summary,) = records(tmp_path, Summary, attempt=0)
+    watched = transformers_trainer.SCHEDULER_IS_WATCHED
+    assert summary.failure == ("RuntimeError: no more" if watched else "another fit began")

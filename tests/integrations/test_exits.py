@@ -1,0 +1,294 @@
+"""However a fit ends, and whatever fails in the callback: training goes on unchanged, and the world is as it was."""
+
+import functools
+import signal
+import subprocess
+import sys
+
+import pytest
+from counted import counts, left_behind
+from faults import ERRORS, Fault, break_clock, ended, faults, warnings
+from places import accelerate_loop, lightning_trainer, plain_loop, transformers_trainer
+from sampling import sampled
+from tiny import records, steps
+
+from perf_callbacks.kernel.failures import describe
+from perf_callbacks.kernel.records.fit_records import Summary
+
+pytestmark = [
+    pytest.mark.usefixtures("accelerate_state"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore:Detected KeyboardInterrupt"),
+]
+
+TRAININGS = {
+    "transformers": transformers_trainer.Training,
+    "lightning": lightning_trainer.Training,
+    "accelerate": accelerate_loop.Training,
+    "loop": plain_loop.Training,
+}
+COUNTED = 2
+"""The step whose FLOPs the callback counts."""
+
+
+@pytest.fixture(autouse=True)
+def _interruptible():
+    """After one interrupt, Lightning ignores the next."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+class Raise:
+    """Raise an error at a place, from some step on; at once where the loop comes to the place only before it."""
+
+    def __init__(self, error, step=3):
+        self.error, self.step = error, step
+
+    def __call__(self, *_args, **_kwargs):
+        if self.step is not None and self.training.step >= self.step:
+            raise self.error
+
+
+def fit(directory, kind, place, error, step=3, **options):
+    """A training that raises at a place."""
+    early = kind.PLACES[place].when.startswith("before")
+    act = Raise(error, 0 if early else step)
+    act.training = kind(directory, place, act, **options)
+    return act.training, act
+
+
+def leaving(kind):
+    """The places that an error leaves; Python only prints an error in a collection."""
+    return [name for name, place in kind.PLACES.items() if place.stage != "gc"]
+
+
+def raised(training, error):
+    """The class of the error that leaves the training."""
+    if getattr(training, "loud", False):
+        return ValueError
+    interrupted = isinstance(training, lightning_trainer.Training) and isinstance(error, KeyboardInterrupt)
+    return SystemExit if interrupted else type(error)
+
+
+def failure(training, error):
+    """The failure that the summary has."""
+    over = {"after the fit"} | ({"at its end"} if getattr(training, "order", None) == "after ours" else set())
+    if training.PLACES[training.place].when in over:
+        return None
+    taken_over = "another attach(accelerator) took over"
+    return {"close": None, "another attach": taken_over}.get(getattr(training, "way", ""), describe(error))
+
+
+def crossed(places):
+    """Places of all integrations; the ways to train and the errors take turns."""
+    return [
+        pytest.param(kind, *case.values, id=f"{integration}-{case.id}")
+        for integration, kind in TRAININGS.items()
+        for case in sampled(places(kind), kind.WAYS, ERRORS)
+    ]
+
+
+@pytest.mark.parametrize(("kind", "place", "way", "error"), crossed(leaving))
+def test_an_error_leaves_the_world_as_it_was(tmp_path, kind, place, way, error):
+    training, act = fit(tmp_path, kind, place, error, **way)
+    with pytest.raises(raised(training, error)) as caught:
+        training.run()
+    assert caught.value is error or raised(training, error) is not type(error)
+    assert training.world() == training.before
+
+    journals = [path.parents[1] for path in tmp_path.rglob("rank0.jsonl")]
+    assert bool(journals) == (kind.PLACES[place].when != "before the fit")
+    for journal in journals:
+        assert ended(journal) == training.summary
+        assert training.summary.failure == failure(training, error)
+
+    act.step = None
+    again = training.again()
+    again.run()
+    assert again.world() == again.before
+    assert (again.summary.step, again.summary.failure) == (again.steps, None)
+
+
+def counting(kind):
+    """The places between the begin and the end of a step that the callback counts."""
+    over = {"lr_scheduler_step", "zero_grad in manual optimization"}
+    stages = {"forward", "backward", "optimizer"}
+    return [name for name, place in kind.PLACES.items() if place.stage in stages and name not in over]
+
+
+@pytest.mark.parametrize(("kind", "place", "way", "error"), crossed(counting))
+def test_an_error_in_the_counted_step_leaves_no_count(tmp_path, kind, place, way, error):
+    before = left_behind()
+    training, act = fit(tmp_path, kind, place, error, COUNTED, evaluate=None, save=None, **way)
+    with pytest.raises(raised(training, error)):
+        training.run()
+    assert {**left_behind(), "filters": None} == {**before, "filters": None}  # Lightning adds filters of its own
+    assert (counts(tmp_path), ended(tmp_path).steps) == ([], COUNTED - 1)
+    act.step = None
+    training.again().run()
+    assert counts(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The outcome of a training without the callback."""
+
+    @functools.cache
+    def outcome(integration):
+        training = TRAININGS[integration](tmp_path_factory.mktemp(integration), measured=False)
+        training.run()
+        return training.outcome
+
+    return outcome
+
+
+OPTIONS = {"accelerate": {"prepared": "inside", "way": "end_training"}}
+"""A loop that attaches first, and prepares then."""
+
+
+def assert_unchanged(directory, integration, outcome):
+    """Train with the callback: the outcome is the same to the last bit, and the world is as it was."""
+    training = TRAININGS[integration](directory, **OPTIONS.get(integration, {}))
+    training.run()
+    assert training.outcome == outcome
+    assert training.world() == training.before
+    return training
+
+
+@pytest.mark.parametrize("integration", TRAININGS)
+def test_measuring_changes_no_bit_of_a_training(tmp_path, caplog, undisturbed, integration):
+    training = assert_unchanged(tmp_path, integration, undisturbed(integration))
+    assert training.summary.step == training.steps
+    assert warnings(caplog) == []
+
+
+FAULTS = {
+    "transformers": faults(
+        often={
+            "kernel.engine.ledger.Ledger": "take_row",
+            "kernel.engine.ratios": "metrics",
+            "integrations.methods": "stages spans exits",
+        },
+        twice={
+            "transformers": "find_trainer move_to_front",
+            "integrations.transformers_watch.TransformersWatch": "_carry",
+        },
+        once={
+            "kernel.engine.engine.Engine": "whole",
+            "integrations.methods": "batches",
+            "transformers": "_place",
+            "integrations.transformers_watch": "_overrides _outermost",
+            "integrations.transformers_watch.TransformersWatch": "install _end_steps",
+        },
+        turn=1,
+    ),
+    "lightning": faults(
+        often={
+            "kernel.engine.ledger.Ledger": "take_row",
+            "kernel.engine.ratios": "metrics",
+            "integrations.methods": "stages exits",
+            "kernel.process.patches.Patches": "method",
+            "integrations.lightning_hooks.LightningHooks": "log_row",
+            "integrations.lightning_watch.TrainerWatch": "_end_batch",
+        },
+        twice={"integrations.methods": "spans", "integrations.lightning_hooks": "steps_done first"},
+        once={
+            "integrations.methods": "turns",
+            "integrations.lightning_hooks": "_Afterwards Meanwhile TrainerWatch",
+            "integrations.lightning_watch": "_closure_is_enclosed",
+            "integrations.lightning_hooks.LightningHooks": "_place _last_state",
+            "integrations.lightning_watch.TrainerWatch": "install watch_ends _training_step _settle",
+        },
+        turn=0,
+    ),
+    "accelerate": faults(
+        often={
+            "integrations.methods": "stages",
+            "integrations.prepared.Prepared": "see",
+            "integrations.accelerate_watch.AcceleratedWatch": "add evaluate",
+        },
+        twice={
+            "integrations.saved_counters": "write read",
+            "accelerate": "_place",
+            "integrations.accelerate_watch.AcceleratedWatch": "install _watch_accelerator turn",
+        },
+        once={
+            "accelerate": "install",
+            "integrations.accelerate_fits": "AcceleratedWatch",
+            "integrations.prepared": "_measured",
+        },
+        turn=2,
+    ),
+    "loop": faults(often={}, twice={}, once={}, turn=1),
+}
+STOPPING = {"lightning": StopIteration}
+"""The error of a fault, where a trainer takes one for its own."""
+
+
+@pytest.mark.parametrize(
+    ("integration", "part", "first"),
+    [
+        pytest.param(integration, *fault.values, id=f"{integration}-{fault.id}")
+        for integration, several in FAULTS.items()
+        for fault in several
+    ],
+)
+def test_a_fault_costs_one_warning_and_nothing_else(  # noqa: PLR0917 crossed
+    tmp_path, monkeypatch, caplog, undisturbed, integration, part, first
+):
+    outcome = undisturbed(integration)
+    with monkeypatch.context() as patch:
+        fault = Fault(patch, part, first, STOPPING.get(integration, RuntimeError))
+        assert_unchanged(tmp_path, integration, outcome)
+    assert fault.happened
+    assert ["a bug of ours" in text for text in warnings(caplog)] == [True]
+
+
+@pytest.mark.parametrize("reading", [*range(16), 21, 34, 55])
+@pytest.mark.parametrize("integration", TRAININGS)
+def test_a_clock_that_fails_costs_one_warning_and_nothing_else(  # noqa: PLR0917 crossed
+    tmp_path, monkeypatch, caplog, undisturbed, integration, reading
+):
+    outcome = undisturbed(integration)
+    break_clock(monkeypatch, reading, STOPPING.get(integration, RuntimeError))
+    assert_unchanged(tmp_path, integration, outcome)
+    assert ["a bug of ours" in text for text in warnings(caplog)] == [True]
+
+
+IMPORTS = """
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters())
+loader = torch.utils.data.DataLoader(torch.ones(2, 4), batch_size=2)
+"""
+UNFINISHED = {
+    "accelerate": """
+from accelerate import Accelerator
+from perf_callbacks.accelerate import attach
+accelerator = Accelerator(cpu=True)
+attach(accelerator)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for inputs in loader:
+    accelerator.backward(model(inputs).mean())
+    optimizer.step()
+""",
+    "loop": """
+from perf_callbacks.loop import measure
+perf = measure(model=model, optimizer=optimizer, loader=loader).__enter__()
+for inputs in perf.loader:
+    model(inputs).mean().backward()
+    optimizer.step()
+""",
+}
+
+
+@pytest.mark.parametrize("integration", UNFINISHED)
+def test_a_loop_that_never_ends_is_closed_with_the_interpreter(tmp_path, integration):
+    program = IMPORTS + UNFINISHED[integration]
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, timeout=280, check=True, capture_output=True, text=True
+    )
+    assert done.stderr == ""
+    assert len(steps(tmp_path)) == 1
+    (summary,) = records(tmp_path, Summary)
+    assert (summary.steps, summary.failure) == (1, "the interpreter exited")
