@@ -113,7 +113,9 @@ def test_a_file_that_is_missing_or_can_not_be_written_is_refused_in_one_sentence
 
 
 def test_without_a_file_it_is_accelerates_own(path, monkeypatch, capsys):
-    monkeypatch.setattr("accelerate.commands.config.default_config_file", str(path))
+    monkeypatch.setenv("HF_HOME", str(path.parent))
+    (path.parent / "accelerate").mkdir()
+    path = path.rename(path.parent / "accelerate/default_config.yaml")
     assert main(["config", "window=7"]) == 0
     assert path.read_text() == TEXT.replace("20", "7")
     path.unlink()

@@ -13,7 +13,7 @@ from fakes import FakeClock, a_run
 
 from perf_callbacks.kernel.records.codec import Entry, attempts
 from perf_callbacks.kernel.records.fit_records import Checklist, Gc, Row, Span, Steps
-from perf_callbacks.kernel.records.journal_file import LONGEST_LINE, FileJournal, NullJournal, read
+from perf_callbacks.kernel.records.journal_file import LONGEST_LINE, FileJournal, Journal, read
 
 ROW, SPAN = Row(step=1, metrics={"perf/step_time": 0.5}), Span(kind="evaluation", step=1, start=0.0, seconds=1.0)
 RARE = [a_run(), Checklist(item="gc", status="applied")]
@@ -455,7 +455,7 @@ def test_threads_that_write_at_once_leave_whole_lines(path, make):
 
 
 def test_no_journal_takes_everything_and_is_nowhere():
-    journal = NullJournal()
+    journal = Journal()
     journal.write(ROW)
     journal.flush()
     journal.close()

@@ -1,6 +1,7 @@
 """`perf-callbacks config`: the section `perf_callbacks` of accelerate's config, asked for or given."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -63,13 +64,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def default_file() -> Path:
     """Return the path of the config that accelerate reads by default."""
-    try:
-        from accelerate.commands.config import default_config_file  # type: ignore[import-untyped] # noqa: PLC0415
-    except ImportError:
-        raise ConfigError("accelerate is not installed: pip install accelerate, or name a --config_file.") from None
-    path = Path(default_config_file)
-    if not path.is_file():
-        raise ConfigError(f"there is no {path} yet: run `accelerate config` first, or name a --config_file.")
+    path = accelerate_config.default_path(os.environ)
+    if path is None or not path.is_file():
+        raise ConfigError(
+            f"there is no {path or 'config'} yet: run `accelerate config` first, or name a --config_file."
+        )
     return path
 
 

@@ -13,6 +13,7 @@ from perf_callbacks.kernel.settings import config_file
 from perf_callbacks.kernel.settings.config import ConfigError, printable
 from perf_callbacks.kernel.settings.in_force import parse
 from perf_callbacks.launch import accelerate_config
+from perf_callbacks.report.layout import aligned
 
 NAME: str = "status"
 SUMMARY: str = "which programs are measured here without a change to them, by what, and why not"
@@ -38,10 +39,8 @@ def run(arguments: argparse.Namespace) -> int:  # noqa: ARG001 it has none
     print(f"{autoload.SWITCH} is not set." if value is None else f"{autoload.SWITCH}={value} is set.")
     print(f"{command.state()}\n")
     if settings.config.enabled:
-        rows, without = [*_rows()], no_effect()
-        width = max(len(name) for name, _ in rows) + 2
-        for name, said in rows:
-            print(f"{name:<{width}}{said}")
+        print("\n".join(aligned(_rows())))
+        without = no_effect()
         if without is not None:
             print(f"\n{without}")
         print(f"\n{ADVICE}")

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from perf_callbacks.report.layout import aligned
 from perf_callbacks.report.units import DASH
 
 
@@ -37,9 +38,7 @@ def render(bindings: Sequence[Binding | int]) -> str:
        0  0000:1b:00.0  0     0-7   0-3            5        to be applied
        1  —             —     —     —              —        no answer
     """
-    rows = [HEADER, *map(_cells, bindings)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join([_line(row, widths) for row in rows])
+    return "\n".join(aligned([HEADER, *map(_cells, bindings)], right={0}))
 
 
 def _cells(binding: Binding | int) -> tuple[str, ...]:
@@ -54,8 +53,3 @@ def _cells(binding: Binding | int) -> tuple[str, ...]:
         str(binding.threads) if binding.cpus else DASH,
         binding.status,
     )
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    first, *others = zip(cells, widths, strict=True)
-    return "  ".join([f"{first[0]:>{first[1]}}", *[f"{cell:<{width}}" for cell, width in others]]).rstrip()

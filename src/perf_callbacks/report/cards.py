@@ -7,7 +7,7 @@ from perf_callbacks.flops.peaks.peak_rates import DISTURBED
 from perf_callbacks.flops.unknown_reasons import checked
 from perf_callbacks.kernel.records.fit_records import APPLIED, TRIED, Checklist, Finding, Run, Summary
 from perf_callbacks.kernel.settings.config import printable
-from perf_callbacks.report.layout import COLUMNS, INDENT, card, joined, wrapped
+from perf_callbacks.report.layout import COLUMNS, INDENT, aligned, card, joined, wrapped
 from perf_callbacks.report.units import DASH, duration, percent, rate, size, speed
 from perf_callbacks.stragglers import text as straggler_text
 
@@ -121,13 +121,12 @@ def check(
 
 def _items(rows: Sequence[Checklist]) -> Iterable[str]:
     """Render the checklist, one line per item."""
-    widths = [
-        max((len(word) for word in column), default=0) for column in ([r.item for r in rows], [r.status for r in rows])
-    ]
+    cells = []
     for row in rows:
         change = " -> ".join(part for part in (row.before, row.after) if part)
         told = "; ".join(part for part in (change, None if row.status == APPLIED else row.why) if part)
-        yield f"{row.item:<{widths[0]}}  {row.status:<{widths[1]}}  {told}".rstrip()
+        cells.append((row.item, row.status, told))
+    return aligned(cells)
 
 
 def _advice(findings: Sequence[Finding]) -> Iterator[str]:

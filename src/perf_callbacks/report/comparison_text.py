@@ -1,12 +1,12 @@
 """A comparison of two runs as text, as Markdown for a pull request, and as values for JSON."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from perf_callbacks.flops.peaks.peak_rates import TERA
 from perf_callbacks.report.batch_means import Change
 from perf_callbacks.report.comparison import BETTER, SAME, UNDECIDED, WORSE, Comparison, Metric
-from perf_callbacks.report.layout import COLUMNS, INDENT, LONGEST, clean, listed, wrapped
+from perf_callbacks.report.layout import COLUMNS, INDENT, LONGEST, aligned, clean, listed, wrapped
 from perf_callbacks.report.units import DASH, duration, rate, size, speed
 
 SENTENCES = {
@@ -33,13 +33,11 @@ def verdict(comparison: Comparison) -> str:
 
 def text(comparison: Comparison, columns: int = COLUMNS) -> str:
     """Render a comparison for a terminal."""
-    rows = [HEADERS, *map(_row, comparison.metrics)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         *wrapped(f"{verdict(comparison)}.", width=columns),
         f"A: {comparison.steps[0]:,} measured steps, B: {comparison.steps[1]:,}",
         *_missing(comparison),
-        *["  " + "  ".join(_placed(row, widths)).rstrip() for row in rows],
+        *[f"  {line}" for line in aligned([HEADERS, *map(_row, comparison.metrics)], right=range(1, 5))],
     ]
     for name, reason in comparison.not_compared.items():
         lines += wrapped(f"no verdict on {name}: {clean(reason, SENTENCE)}", width=min(columns, COLUMNS - INDENT))
@@ -78,9 +76,7 @@ def values(comparison: Comparison, fail_over: float) -> dict[str, Any]:
                 "metric": one.name,
                 "a": one.a,
                 "b": one.b,
-                "change": None if one.change is None else one.change.change,
-                "low": None if one.change is None else one.change.low,
-                "high": None if one.change is None else one.change.high,
+                **dict(zip(Change._fields, one.change or (None, None, None), strict=True)),
                 "verdict": one.verdict,
             }
             for one in comparison.metrics
@@ -132,9 +128,3 @@ def _percent(change: float) -> str:
 
 def _interval(change: Change) -> str:
     return f"{_percent(change.low)} to {_percent(change.high)}"
-
-
-def _placed(row: Sequence[str], widths: Sequence[int]) -> list[str]:
-    """Align a row: numbers to the right."""
-    cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-    return [row[0].ljust(widths[0]), *cells[1:-1], row[-1]]

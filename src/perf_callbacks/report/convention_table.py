@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from perf_callbacks.flops.calculator.architecture import Architecture
 from perf_callbacks.flops.calculator.conventions import CLOSE, Job, Result, Work, differences, share
 from perf_callbacks.flops.peaks.peak_rates import TERA
+from perf_callbacks.report.layout import aligned
 from perf_callbacks.report.units import DASH, duration, percent, speed
 
 OURS = "matmul"
@@ -48,10 +49,10 @@ def _run(work: Work, job: Job, peak: str | None) -> str:
 
 
 def _table(results: Mapping[str, Result], job: Job) -> Iterable[str]:
-    widths = [max(len(column), 11) for column in _COLUMNS]
-    yield f"{'':<19}" + "  ".join(f"{name:>{width}}" for name, width in zip(_COLUMNS, widths, strict=True))
+    rows = [(" " * 17, *[column.rjust(11) for column in _COLUMNS])]
     for name, result in results.items():
         cells = (
+            name,
             _flops(result.model_flops_per_step),
             _flops(result.hardware_flops_per_step),
             _number(result.model_tflops_per_gpu),
@@ -59,7 +60,8 @@ def _table(results: Mapping[str, Result], job: Job) -> Iterable[str]:
             _percent(result.mfu),
             _percent(result.hfu),
         )
-        yield f"{name:<19}" + "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+        rows.append(cells)
+    return aligned(rows, right=range(1, 7))
 
 
 def _apart(model: Architecture, work: Work, results: Mapping[str, Result]) -> Iterable[str]:

@@ -1,7 +1,7 @@
 """Lines of text within a width, and values from a journal that fit into them."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from textwrap import wrap
 
 from perf_callbacks.report.units import DASH
@@ -45,6 +45,20 @@ def wrapped(text: str, *, indent: str = "  ", width: int = COLUMNS - INDENT) -> 
 def joined(parts: Iterable[str]) -> str:
     """Render a list whose parts are not broken."""
     return ", ".join(part.replace(" ", _JOINED) for part in parts)
+
+
+def aligned(rows: Iterable[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """Align the cells of a table. `right` numbers the columns that are aligned to the right.
+
+    >>> aligned([("rank", "CPUs"), ("0", "0-7"), ("10", "")], right={0})
+    ['rank  CPUs', '   0  0-7', '  10']
+    """
+    columns = [
+        [cell.rjust(width) if place in right else cell.ljust(width) for cell in column]
+        for place, column in enumerate(zip(*rows, strict=True))
+        for width in [max(map(len, column))]
+    ]
+    return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
 
 
 def clean(value: object, longest: int = LONGEST) -> str:

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from perf_callbacks.flops.calculator.model_shapes import Size
 from perf_callbacks.flops.calculator.product_shapes import Uneven
+from perf_callbacks.report.layout import aligned
 
-HEADER = ("", "size", "take", "weights with it")
+HEADER = (" " * 8, "size", "take", "weights with it")
 
 
 def render(sizes: Sequence[Size], waves: Sequence[Uneven], multiprocessors: int | None) -> str:
@@ -16,12 +17,7 @@ def render(sizes: Sequence[Size], waves: Sequence[Uneven], multiprocessors: int 
     MLP       10,922  10,944  134,209,536 -> 134,479,872
     head         128  as is
     """
-    rows = [HEADER, *map(_cells, sizes)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        f"{name:<{max(widths[0], 8)}}  {size:>{widths[1]}}  {take:<{widths[2]}}  {price}".rstrip()
-        for name, size, take, price in rows
-    ]
+    lines = aligned([HEADER, *map(_cells, sizes)], right={1})
     lines += [
         f"{one.rows:,} tokens are {one.waves.tiles:,} tiles in a product, for {multiprocessors} multiprocessors:\n"
         f"  {one.waves.waves} waves, {one.waves.busy:.1%} busy; {one.better_rows:,} tokens take one wave less"

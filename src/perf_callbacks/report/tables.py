@@ -1,16 +1,16 @@
 """Tables of a report: what was found, counted and changed in a fit."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from statistics import median
-from typing import Any
 
 from perf_callbacks.flops.calculator.product_shapes import misaligned
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Flops, Stall, Summary
 from perf_callbacks.kernel.records.machine_records import Memory
+from perf_callbacks.report import units
 from perf_callbacks.report.history import Fit
 from perf_callbacks.report.memory_table import SOURCES
 from perf_callbacks.report.series import OWN, STAGES, Worst
@@ -118,7 +118,7 @@ def products(count: Flops, *, tensor_cores: bool) -> Table | None:
             for one in misaligned([(operation, shapes, dtype, flops)])
         )
         share = flops / count.hardware_flops if count.hardware_flops > 0 else None
-        cells = [operation.removeprefix("aten::"), shapes, dtype, _flops(flops), _percent(share)]
+        cells = [operation.removeprefix("aten::"), shapes, dtype, units.count(flops), _percent(share)]
         rows.append([*cells, advice or "fits"] if tensor_cores else cells)
     columns = [("operation", CODE), ("shapes", CODE), ("format", TEXT), ("FLOPs", NUMBER), ("share", NUMBER)]
     if tensor_cores:
@@ -160,7 +160,8 @@ def phases(count: Flops) -> Table | None:
     """Tabulate the FLOPs of a step by phase."""
     executed = sum(count.by_phase.values())
     rows = [
-        (name.replace("_", " "), _flops(flops), _percent(flops / executed)) for name, flops in count.by_phase.items()
+        (name.replace("_", " "), units.count(flops), _percent(flops / executed))
+        for name, flops in count.by_phase.items()
     ]
     source = f"Source: {count.source}, step {count.step:,}."
     columns = [("phase", TEXT), ("FLOPs", NUMBER), ("share", NUMBER)]
@@ -269,15 +270,14 @@ def distinct_stalls(fit: Fit) -> list[Stall]:
 def environment(fit: Fit) -> Table:
     """Tabulate versions and settings."""
     run = fit.run
-    rows = [("started", f"attempt {run.attempt}", when(run.started_unix)), *_versions(run.versions)]
+    rows = [
+        ("started", f"attempt {run.attempt}", when(run.started_unix)),
+        *[(name, version, "") for name, version in run.versions.items()],
+    ]
     for name, value in run.config.items():
         origin = "environment" if name in run.from_env else run.from_file.get(name, "")
         rows.append((name, _value(value), origin))
     return Table("Versions and settings", [("name", TEXT), ("value", CODE), ("set by", TEXT)], rows)
-
-
-def _versions(versions: Any) -> Iterator[tuple[str, str, str]]:
-    return ((name, str(version), "") for name, version in versions.items())
 
 
 def when(unix: float) -> str:
@@ -301,15 +301,3 @@ def _stage(name: str) -> str:
 
 def _percent(share: float | None) -> str:
     return DASH if share is None else f"{share:.1%}"
-
-
-def _flops(flops: float) -> str:
-    """Render a number of FLOPs.
-
-    >>> _flops(4328521728), _flops(12)
-    ('4.33 G', '12')
-    """
-    for unit, one in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if flops >= one:
-            return f"{rate(flops / one)} {unit}"
-    return f"{flops:.0f}"

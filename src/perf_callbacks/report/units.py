@@ -1,6 +1,7 @@
 """Numbers as text: three figures, and a unit in which they are easy to read."""
 
 import math
+from collections.abc import Mapping
 
 DASH = "—"
 """An unknown number."""
@@ -22,10 +23,7 @@ def size(gb: float) -> str:
     >>> size(12.345), size(0.00629), size(4e-9)
     ('12.3 GB', '6.29 MB', '4 B')
     """
-    for unit, part in (("GB", 1.0), ("MB", 1e-3), ("kB", 1e-6)):
-        if abs(gb) >= part:
-            return f"{rate(gb / part)} {unit}"
-    return f"{gb * 1e9:.0f} B"
+    return _in_unit(gb, {"GB": 1.0, "MB": 1e-3, "kB": 1e-6}) or f"{gb * 1e9:.0f} B"
 
 
 def duration(seconds: float | None) -> str:
@@ -38,10 +36,17 @@ def duration(seconds: float | None) -> str:
         return DASH
     if seconds == 0:
         return "0"
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{rate(seconds / size)} {unit}"
-    return f"{seconds * 1e6:.0f} us"
+    return _in_unit(seconds, {"s": 1.0, "ms": 1e-3}) or f"{seconds * 1e6:.0f} us"
+
+
+def count(flops: float) -> str:
+    """Format a number of FLOPs.
+
+    >>> count(4328521728), count(12)
+    ('4.33 G', '12')
+    """
+    units = {"E": 1e18, "P": 1e15, "T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3}
+    return _in_unit(flops, units) or f"{flops:.0f}"
 
 
 def speed(flops_per_second: float, figures: int | None = None) -> str:
@@ -50,11 +55,16 @@ def speed(flops_per_second: float, figures: int | None = None) -> str:
     >>> speed(989.5e12), speed(1.13e9), speed(0.4), speed(989.5e12, 6)
     ('990 TFLOPS', '1.13 GFLOPS', '0.400 FLOPS', '989.5 TFLOPS')
     """
-    for unit, part in (("TFLOPS", 1e12), ("GFLOPS", 1e9), ("MFLOPS", 1e6), ("kFLOPS", 1e3)):
-        if flops_per_second >= part:
-            value = flops_per_second / part
-            return f"{rate(value) if figures is None else format(value, f'.{figures}g')} {unit}"
-    return f"{rate(flops_per_second)} FLOPS"
+    units = {"TFLOPS": 1e12, "GFLOPS": 1e9, "MFLOPS": 1e6, "kFLOPS": 1e3}
+    return _in_unit(flops_per_second, units, figures) or f"{rate(flops_per_second)} FLOPS"
+
+
+def _in_unit(value: float, units: Mapping[str, float], figures: int | None = None) -> str | None:
+    """Format a value in the first unit that it reaches; None if it is smaller than all of them."""
+    for unit, one in units.items():
+        if abs(value) >= one:
+            return f"{rate(value / one) if figures is None else format(value / one, f'.{figures}g')} {unit}"
+    return None
 
 
 def percent(share: float) -> str:

@@ -33,7 +33,7 @@ from perf_callbacks.kernel.process.patches import Patches
 from perf_callbacks.kernel.process.swallowed import SWALLOWED
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.fit_records import Amounts, Record, Summary
-from perf_callbacks.kernel.records.journal_file import FOLDER, FileJournal, Journal, NullJournal
+from perf_callbacks.kernel.records.journal_file import FOLDER, FileJournal, Journal
 from perf_callbacks.kernel.settings.in_force import Settings
 from perf_callbacks.ranks import exchange
 
@@ -118,7 +118,7 @@ class Recorder:
     def _new_journal(self, place: Place, agreed: str | None, began: float) -> Journal:
         """Make the journal, in `output_dir`, else in the directory that the ranks agreed on."""
         if not self.config.journal:
-            return NullJournal()
+            return Journal()
         chosen = self.config.output_dir
         directory = Path(chosen if chosen is not None else agreed or place.directory).expanduser()
         return FileJournal(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from io import FileIO
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from perf_callbacks.kernel.clock import perf_counter
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
@@ -56,10 +56,10 @@ LONGEST_LINE = 4_000_000
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 
-class Journal(Protocol):
-    """A place for records."""
+class Journal:
+    """A place for records. This one forgets them."""
 
-    path: Path | None
+    path: Path | None = None
     """The file; None where there is none."""
 
     def write(self, record: Record) -> None:
@@ -70,21 +70,6 @@ class Journal(Protocol):
 
     def close(self) -> None:
         """Write what was taken and let go."""
-
-
-class NullJournal:
-    """No journal."""
-
-    path: Path | None = None
-
-    def write(self, record: Record) -> None:
-        """Forget the record."""
-
-    def flush(self) -> None:
-        """Nothing to do."""
-
-    def close(self) -> None:
-        """Nothing to do."""
 
 
 class _File(FileIO):
@@ -105,7 +90,7 @@ def _opened(path: Path) -> _File:
     return file
 
 
-class FileJournal:
+class FileJournal(Journal):
     """Appends to a file. A failure there is told once and ends the journal, not the run.
 
     Lines are written whole, by one system call for many, past every buffer that a forked worker could write again. A
@@ -126,7 +111,7 @@ class FileJournal:
         began: float,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        self.path: Path | None = path
+        self.path = path
         self._wanted = path
         self._where = ""
         self._max_bytes = max_bytes
