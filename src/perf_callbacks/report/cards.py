@@ -144,7 +144,6 @@ def closing(summary: Summary, checklist: Sequence[Checklist] = (), columns: int 
         *_stages(summary),
         *_throughput(summary),
         *_work(summary),
-        _spans(summary),
         _pauses(summary),
         *_applied(checklist),
         *_proofs(summary),
@@ -306,13 +305,6 @@ def _uncounted(summary: Summary) -> Iterable[str]:
         yield "an estimate has one forward of the model, and a step may do more"
     elif not names:
         yield "part of the step was not counted"
-
-
-def _spans(summary: Summary) -> str:
-    if summary.wall_seconds:  # which names them
-        return ""
-    spans = ", ".join(f"{kind} {duration(seconds)}" for kind, seconds in summary.span_seconds.items())
-    return f"outside of steps: {spans}" if spans else ""
 
 
 def _pauses(summary: Summary) -> str:

@@ -12,7 +12,7 @@ from perf_callbacks.kernel.records.fit_records import Checklist, Run, Summary
 from perf_callbacks.kernel.records.machine_records import Memory, Use
 from perf_callbacks.memory.use import known
 from perf_callbacks.report.batch_means import Change, Estimate, change, quick, ratio
-from perf_callbacks.report.history import COLUMNS, Attempt, missing, possible
+from perf_callbacks.report.history import STEP_COLUMNS, Attempt, missing, possible
 from perf_callbacks.report.series import STAGES, included
 from perf_callbacks.report.units import speed
 
@@ -304,7 +304,7 @@ def _columns(ranks: Sequence[Attempt]) -> dict[str, list[float]]:
     places = [{rank.step[place]: place for place in included(rank, 0, len(rank.step))} for rank in ranks]
     common = [step for step in places[0] if all([step in others for others in places[1:]])]
     found = {}
-    for name in COLUMNS:
+    for name in STEP_COLUMNS:
         values = [
             [rank.columns[name][where[step]] for step in common] for rank, where in zip(ranks, places, strict=True)
         ]

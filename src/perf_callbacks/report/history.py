@@ -23,7 +23,7 @@ TIMES = (
 )
 """Times of a step, and its FLOPs."""
 
-COLUMNS = (*TIMES, "samples", "tokens")
+STEP_COLUMNS = (*TIMES, "samples", "tokens")
 """Columns of a step that a history keeps, as floats. Unknown is NaN."""
 
 MEMORY_KEYS = ("perf/memory_allocated_peak_gb", "perf/memory_reserved_gb")
@@ -67,8 +67,8 @@ class Attempt:
 
     run: Run
     step: "array[int]" = field(default_factory=lambda: array("q"))
-    columns: "dict[str, array[float]]" = field(default_factory=lambda: {name: array("d") for name in COLUMNS})
-    """The values of each step, by the names in `COLUMNS`. NaN: unknown."""
+    columns: "dict[str, array[float]]" = field(default_factory=lambda: {name: array("d") for name in STEP_COLUMNS})
+    """The values of each step, by the names in `STEP_COLUMNS`. NaN: unknown."""
     excluded: dict[int, str] = field(default_factory=dict)
     """Reasons for which steps are in no row, by step."""
     pauses: Pauses = field(default_factory=Pauses)
