@@ -19,7 +19,6 @@ import torch
 from torch import nn
 from typing_extensions import TypeVar
 
-from perf_callbacks.advice.observer import Setup
 from perf_callbacks.integrations.loaderless import LoaderlessWatch
 from perf_callbacks.integrations.loop_usage import LOOP, NO_WITH, LoopUsage, check
 from perf_callbacks.integrations.loop_watch import LoopWatch, MeasuredLoader
@@ -27,6 +26,7 @@ from perf_callbacks.kernel.failures import describe
 from perf_callbacks.kernel.fit.item import Batches
 from perf_callbacks.kernel.fit.place import of_loop
 from perf_callbacks.kernel.fit.recorder import Recorder, log
+from perf_callbacks.kernel.fit.setup import Setup
 from perf_callbacks.kernel.records.fit_records import Summary
 from perf_callbacks.kernel.settings.config import ConfigError, PerfConfig
 from perf_callbacks.session import Session, checked

@@ -13,13 +13,13 @@ from torch import nn
 from perf_callbacks import checklist
 from perf_callbacks.advice import observer as advising
 from perf_callbacks.advice.live_line import LiveAdvice
-from perf_callbacks.advice.observer import Setup
 from perf_callbacks.flops import observer as counting
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.failures import describe
 from perf_callbacks.kernel.fit.item import Batches
 from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.fit.recorder import Recorder, log
+from perf_callbacks.kernel.fit.setup import Setup
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Summary

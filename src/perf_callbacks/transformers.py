@@ -16,7 +16,6 @@ import transformers
 from tqdm.auto import tqdm
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from perf_callbacks.advice.observer import Setup
 from perf_callbacks.integrations import saved_counters
 from perf_callbacks.integrations.late_callback import Meanwhile, first, move_to_front, settled
 from perf_callbacks.integrations.transformers_watch import (
@@ -30,6 +29,7 @@ from perf_callbacks.kernel.failures import fails_open
 from perf_callbacks.kernel.fit.item import Batches
 from perf_callbacks.kernel.fit.place import Place, data_parallel
 from perf_callbacks.kernel.fit.recorder import log
+from perf_callbacks.kernel.fit.setup import Setup
 from perf_callbacks.kernel.settings.config import PerfConfig
 from perf_callbacks.session import Measures, Session
 

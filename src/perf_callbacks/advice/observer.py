@@ -5,7 +5,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from perf_callbacks.kernel.failures import describe
 from perf_callbacks.kernel.fit import environment
 from perf_callbacks.kernel.fit.environment import Environment
 from perf_callbacks.kernel.fit.recorder import Recorder, log
+from perf_callbacks.kernel.fit.setup import Setup
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.process import cpu_time
 from perf_callbacks.kernel.records.fit_records import Finding, Summary
@@ -30,18 +31,6 @@ EAGER = ("attn_logit_softcapping", "output_attentions")
 
 TENSOR_CORES = (7, 0)
 """Compute capability of the first devices with tensor cores (V100)."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Setup:
-    """Optimizers and loaders that a fit trains with, as its integration knows them."""
-
-    optimizers: tuple[Any, ...] = ()
-    loaders: tuple[Any, ...] = ()
-    log_every: int | None = None
-    """Steps from one log line of the trainer to the next."""
-    nan_filter: bool = False
-    """True: the trainer looks at each loss for NaN."""
 
 
 def begin(recorder: Recorder, model: nn.Module | None, setup: Callable[[], Setup]) -> tuple[Finding, ...]:
@@ -194,16 +183,6 @@ def _tf32() -> bool:
     if hasattr(matmul, "fp32_precision"):
         return bool(matmul.fp32_precision == "tf32")
     return torch.get_float32_matmul_precision() != "highest"
-
-
-def flat(loaders: Any) -> tuple[Any, ...]:
-    """Return the loaders in lists, mappings and Lightning's `CombinedLoader`."""
-    loaders = getattr(loaders, "flattened", loaders)
-    if isinstance(loaders, dict):
-        loaders = [*loaders.values()]
-    if isinstance(loaders, list | tuple):
-        return tuple([one for loader in loaders for one in flat(loader)])
-    return () if loaders is None else (loaders,)
 
 
 def _inner(outer: Any) -> Any:

@@ -10,7 +10,6 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from perf_callbacks.advice.observer import Setup
 from perf_callbacks.integrations import saved_counters
 from perf_callbacks.integrations.accelerate_watch import AcceleratedWatch
 from perf_callbacks.integrations.loop_usage import ACCELERATE, LoopUsage
@@ -20,6 +19,7 @@ from perf_callbacks.kernel.failures import fails_open
 from perf_callbacks.kernel.fit.item import Batches
 from perf_callbacks.kernel.fit.place import Place, by_meshes
 from perf_callbacks.kernel.fit.recorder import Recorder, log
+from perf_callbacks.kernel.fit.setup import Setup
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process.patches import Patches
 from perf_callbacks.session import Session

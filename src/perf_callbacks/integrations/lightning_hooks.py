@@ -10,7 +10,6 @@ from typing import Any, ClassVar, NoReturn
 from tqdm import tqdm
 
 from perf_callbacks import checklist
-from perf_callbacks.advice.observer import Setup, flat
 from perf_callbacks.integrations.late_callback import Meanwhile, first, settled
 from perf_callbacks.integrations.lightning_watch import TrainerWatch, steps_done
 from perf_callbacks.kernel.clock import perf_counter
@@ -19,6 +18,7 @@ from perf_callbacks.kernel.failures import describe, fails_open
 from perf_callbacks.kernel.fit.item import Batches
 from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.fit.recorder import Recorder, log
+from perf_callbacks.kernel.fit.setup import Setup, flat
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.settings.config import PerfConfig
 from perf_callbacks.session import Measures, Session

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from perf_callbacks.advice.observer import Setup
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.failures import describe
 from perf_callbacks.kernel.fit.recorder import Recorder, log
+from perf_callbacks.kernel.fit.setup import Setup
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.process import device, processes
 from perf_callbacks.kernel.process.nvml import GpuUse, Monitor
