@@ -14,12 +14,13 @@ from torch.utils.checkpoint import checkpoint
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.journal import Memory, Use
+from perf_callbacks.kernel.process.device import Allocator
 from perf_callbacks.kernel.process.nvml import GpuUse
 from perf_callbacks.kernel.process.processes import Processes
 from perf_callbacks.kernel.records.journal_file import read
 from perf_callbacks.loop import measure
 from perf_callbacks.memory import observer as memory, step_memory
-from perf_callbacks.memory.use import GB, Allocator
+from perf_callbacks.memory.use import GB
 from perf_callbacks.transformers import PerfCallback
 
 pytestmark = pytest.mark.usefixtures("accelerate_state", "nothing_compiled")
@@ -362,21 +363,31 @@ def test_without_a_count_the_allocator_tells_activations_with_temporary_memory(t
     assert parts.activations_gb == pytest.approx(1 - 3 * ALL / GB)
 
 
-def test_memory_of_an_allocator_is_in_each_row(tmp_path, monkeypatch):
-    states = iter(Allocator(2 * 10**9, 3 * 10**9, retries) for retries in [5, *[5] * 5, 8, 8, 8, 8, 8, 8])
-    monkeypatch.setattr(memory.device, "allocator", lambda _: next(states))
+def rows_of_a_fit(directory):
     model = a_model()
     optimizer, rows = sgd(model), []
-    config = PerfConfig(output_dir=str(tmp_path))
+    config = PerfConfig(output_dir=str(directory))
     with measure(model=model, optimizer=optimizer, loader=[torch.ones(2, WIDTH)] * 8, config=config) as perf:
         for batch in perf.loader:
             model(batch).sum().backward()
             optimizer.step()
             rows.append(perf.row())
-    found = [row for row in rows if row]
+    return [row for row in rows if row]
+
+
+def test_memory_of_an_allocator_is_in_each_row(tmp_path, monkeypatch):
+    states = iter(Allocator(2 * 10**9, 3 * 10**9, retries) for retries in [5, *[5] * 5, 8, 8, 8, 8, 8, 8])
+    monkeypatch.setattr(memory.device, "allocator", lambda _: next(states))
+    found = rows_of_a_fit(tmp_path)
     assert [row["perf/memory_allocated_peak_gb"] for row in found] == [2.0] * len(found)
     assert [row["perf/memory_reserved_gb"] for row in found] == [3.0] * len(found)
     assert [row["perf/allocator_retries"] for row in found] == [0, 0, 0, 3, 0, 0][: len(found)]
+
+
+def test_without_an_allocator_a_row_has_no_memory(tmp_path):
+    found = rows_of_a_fit(tmp_path)
+    assert found
+    assert not [name for row in found for name in row if "memory" in name or "allocator" in name]
 
 
 class Leaky:

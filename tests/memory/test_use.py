@@ -72,6 +72,5 @@ def test_a_series_of_any_length_keeps_a_few_points_evenly():
     assert leak(series.points) is not None
 
 
-def test_without_an_allocator_a_row_has_no_memory():
-    assert MemoryUse().row() == {}
+def test_a_fit_without_measurements_has_no_memory():
     assert MemoryUse().summary() == {"memory_gb": {}, "resident_gb_per_hour": None}

@@ -40,7 +40,7 @@ def begin(recorder: Recorder, model: nn.Module | None, setup: Callable[[], Setup
     """
     try:
         facts = read(model, setup(), door=recorder.run.door, device=recorder.device)
-        facts = replace(facts, gc=recorder.config.gc, memory=recorder.engine.memory)
+        facts = replace(facts, gc=recorder.config.gc)
         machine = environment.read(accelerator=_accelerator(recorder.device))
         since = _Since(machine.cpus)
         waits, lines, work = EpochWaits(recorder), BusyLines(recorder), recorder.work
@@ -53,7 +53,7 @@ def begin(recorder: Recorder, model: nn.Module | None, setup: Callable[[], Setup
     recorder.observe(lines)
 
     def now() -> Facts:
-        return replace(facts, work=work.counted, **since.facts(), **waits.facts(), **lines.facts())
+        return replace(facts, work=work.counted, **since.facts(), **recorder.observers.facts())
 
     advise = recorder.engine.advise = functools.partial(_advise, machine, now)
     return advise(None)

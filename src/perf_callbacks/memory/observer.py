@@ -1,9 +1,8 @@
 """Memory of a fit by part, and the use of host and GPU, noted from the watchdog's thread."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from perf_callbacks.kernel.process.nvml import GpuUse, Monitor
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.machine_records import Memory, Use
 from perf_callbacks.memory.step_memory import StepMemory
-from perf_callbacks.memory.use import GB, MB, Point, Series, leak, slope
+from perf_callbacks.memory.use import GB, MB, MemoryUse, Point, Series, leak, slope
 
 PERIOD_SECONDS = 10.0
 """Seconds between two `use` records."""
@@ -64,7 +63,11 @@ class MemoryWatch(Observer):
         self._monitor: Monitor | None = None
         self._uuid = _uuid(recorder.device)
         self._ended = False
-        recorder.engine.memory.begin(partial(device.allocator, recorder.device))
+        self.use = MemoryUse()
+        """The parts of memory and its growth, so far."""
+        found = device.allocator(recorder.device)
+        if found is not None:
+            self.use.begin(found.retries)
 
     @property
     def due(self) -> int:
@@ -96,7 +99,7 @@ class MemoryWatch(Observer):
                 if not measuring.hooked:
                     measuring.look([one for one in (reference() for reference in self.optimizers) if one is not None])
                 parts = measuring.parts(self._model, step, device.allocator(self._recorder.device))
-                self._recorder.engine.memory.parts = self._unwritten = parts
+                self.use.parts = self._unwritten = parts
                 self._tries = TRIES
                 if self._uuid is None:
                     self._write(None)
@@ -111,6 +114,25 @@ class MemoryWatch(Observer):
         """Leave no hook behind where a loop leaves its loader early: training may be over."""
         if not exhausted:
             self._let_go()
+
+    def metrics(self, kind: str) -> Mapping[str, float]:  # noqa: ARG002 the same for a row and for the whole fit
+        """Return the allocator's peak, its reserved memory and its retries; nothing if the device has no allocator."""
+        found = device.allocator(self._recorder.device)
+        if found is None:
+            return {}
+        return {
+            "perf/memory_allocated_peak_gb": round(found.peak_bytes / GB, 6),
+            "perf/memory_reserved_gb": round(found.reserved_bytes / GB, 6),
+            "perf/allocator_retries": self.use.retried(found.retries),
+        }
+
+    def summary(self) -> Mapping[str, Any]:
+        """Return the parts of memory and the slope of resident memory."""
+        return self.use.summary()
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return the memory of the fit, for the rules of advice."""
+        return {"memory": self.use}
 
     def closed(self) -> None:
         """Measure no more."""
@@ -135,7 +157,7 @@ class MemoryWatch(Observer):
 
     def _note(self, seconds: float, now: float, gpu: GpuUse) -> None:
         """Write a `use` record."""
-        found, step, memory = processes.read(), self._recorder.step, self._recorder.engine.memory
+        found, step, memory = processes.read(), self._recorder.step, self.use
         load = read_mb = None
         if found is not None:
             if self._noted is not None:
@@ -173,7 +195,7 @@ class MemoryWatch(Observer):
         allocator = device.allocator(self._recorder.device)
         if own_bytes is not None and allocator is not None:
             parts = replace(parts, context_gb=max(0, own_bytes - allocator.reserved_bytes) / GB)
-            self._recorder.engine.memory.parts = parts
+            self.use.parts = parts
         self._recorder.write(parts)
 
     def _let_go(self) -> None:

@@ -1,6 +1,6 @@
 """Memory of a fit: its parts, the slope of resident memory, and leaks of anonymous memory."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from math import isfinite
@@ -55,17 +55,6 @@ class Leak:
     """Least anonymous memory in the last part."""
 
 
-class Allocator(NamedTuple):
-    """State of a device's allocator."""
-
-    peak_bytes: int
-    """Largest sum of all tensors since the program started, or reset it. The callback never does."""
-    reserved_bytes: int
-    """Memory that the allocator holds, for tensors or for later."""
-    retries: int
-    """Times that the device was full, so that the allocator gave memory back and tried again."""
-
-
 class MemoryUse:
     """Memory of a fit, as far as it is known. Each field is written by one thread, and read by any."""
 
@@ -73,10 +62,8 @@ class MemoryUse:
         self.parts: Memory | None = None
         self.gb_per_hour: float | None = None
         self.leak: Leak | None = None
-        self.allocator: Callable[[], Allocator | None] = lambda: None
-        """Reads the allocator of the device; None: it has none."""
         self.retries = 0
-        """Retries of the allocator in all rows so far."""
+        """Retries of the device's allocator in all rows so far."""
         self._retries_before: int | None = None
         self.gpu_readings = 0
         """Number of times that the GPU's use was read while training went on."""
@@ -92,25 +79,16 @@ class MemoryUse:
         self.gpu_readings += 1
         self._gpu_busy += busy
 
-    def row(self) -> Mapping[str, float]:
-        """Return the metrics of a row: none where the device has no allocator."""
-        found = self.allocator()
-        if found is None:
-            return {}
-        before, self._retries_before = self._retries_before, found.retries
-        retries = 0 if before is None else max(0, found.retries - before)
-        self.retries += retries
-        return {
-            "perf/memory_allocated_peak_gb": round(found.peak_bytes / GB, 6),
-            "perf/memory_reserved_gb": round(found.reserved_bytes / GB, 6),
-            "perf/allocator_retries": retries,
-        }
+    def begin(self, retries: int) -> None:
+        """Take the retries that the allocator counted before the fit."""
+        self._retries_before = retries
 
-    def begin(self, allocator: Callable[[], Allocator | None]) -> None:
-        """Read this allocator from now on: what it did before is not the fit's."""
-        self.allocator = allocator
-        found = allocator()
-        self._retries_before = None if found is None else found.retries
+    def retried(self, retries: int) -> int:
+        """Take the allocator's count of retries for a row. Return the retries since the row before it."""
+        before, self._retries_before = self._retries_before, retries
+        since = 0 if before is None else max(0, retries - before)
+        self.retries += since
+        return since
 
     def summary(self) -> Mapping[str, Any]:
         """Return fields of `Summary`."""

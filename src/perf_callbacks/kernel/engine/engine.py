@@ -39,7 +39,6 @@ from perf_callbacks.kernel.engine.tape import Tape
 from perf_callbacks.kernel.engine.window_parts import Parts
 from perf_callbacks.kernel.engine.window_sharing import Sharing
 from perf_callbacks.kernel.records.fit_records import Amounts, Finding, Gc, Record, Row, Run, Span, Summary
-from perf_callbacks.memory.use import MemoryUse
 
 FLUSH_SECONDS = 1.0
 """A step that ends as late as this after the last block is written at once, with those before it."""
@@ -102,7 +101,6 @@ class Engine:
         """Returns the findings of the fit, by its summary so far."""
         self.stragglers: Callable[[str], dict[str, Any]] = lambda _: {}
         """Returns the stragglers for a "row", for the "whole" fit, or for its "summary", as fields."""
-        self.memory = MemoryUse()
         self.aside: list[tuple[str, float]] = []
         """Spans that have begun: kind and time."""
 
@@ -299,7 +297,7 @@ class Engine:
         metrics = ratios.metrics(totals, self._shown, window, rating)
         if metrics:
             metrics |= self.stragglers(kind)
-            metrics |= self.memory.row()
+            metrics |= self._observers.metrics(kind)
             metrics = of_run(metrics) if kind == "whole" else metrics
             self._emit(Row(step=step, metrics=metrics))
         return metrics
@@ -352,7 +350,7 @@ class Engine:
             stalls=len(self.stalls),
             stall_seconds=sum(self.stalls),
             **self.stragglers("summary"),
-            **self.memory.summary(),
+            **self._observers.summary(),
         )
         return replace(summary, findings=self.advise(summary))
 

@@ -1,6 +1,7 @@
 """The base class of everything that hears of a fit, and the list of those that do."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from perf_callbacks.kernel.engine.steps import NEVER, Step
 from perf_callbacks.kernel.records.fit_records import Gc
@@ -51,6 +52,18 @@ class Observer:
     def agreed(self, least: Mapping[str, int], step: int) -> None:
         """The least that any rank asks for holds on all ranks from the end of that step on."""
 
+    def metrics(self, kind: str) -> Mapping[str, float]:  # noqa: ARG002 for observers that tell them apart
+        """Return metrics, by name, for a "row" of the log or for the "whole" fit. Each row is asked for once."""
+        return {}
+
+    def summary(self) -> Mapping[str, Any]:
+        """Return fields of `Summary`: the part of a feature."""
+        return {}
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return fields of `Facts`, by which the rules of advice decide."""
+        return {}
+
     def closed(self) -> None:
         """The fit is over: put everything back. Twice is once."""
 
@@ -64,6 +77,9 @@ EVENTS = (
     "epoch_ended",
     "steps_measured",
     "agreed",
+    "metrics",
+    "summary",
+    "facts",
 )
 
 
@@ -155,3 +171,15 @@ class Observers:
         for observer in self._of["agreed"]:
             observer.agreed(least, step)
         self.look_ahead()
+
+    def metrics(self, kind: str) -> dict[str, float]:
+        """Return the metrics of all observers for a "row" or for the "whole" fit."""
+        return {name: value for observer in self._of["metrics"] for name, value in observer.metrics(kind).items()}
+
+    def summary(self) -> dict[str, Any]:
+        """Return the fields of `Summary` that observers contribute."""
+        return {name: part for observer in self._of["summary"] for name, part in observer.summary().items()}
+
+    def facts(self) -> dict[str, Any]:
+        """Return the fields of `Facts` that observers contribute."""
+        return {name: fact for observer in self._of["facts"] for name, fact in observer.facts().items()}

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -11,7 +11,6 @@ from perf_callbacks.kernel.engine.marks import END, Course, Mark
 from perf_callbacks.kernel.engine.stages import STAGES, Stage
 from perf_callbacks.kernel.engine.steps import UNSEEN
 from perf_callbacks.kernel.foreign_errors import let_pass
-from perf_callbacks.memory.use import Allocator
 
 CAPACITY = 4096
 """Most events in flight. A step that needs more is lost."""
@@ -32,6 +31,17 @@ class Event(Protocol):
     def elapsed_time(self, end_event: Any, /) -> float:
         """Return the milliseconds from this point to another."""
         ...
+
+
+class Allocator(NamedTuple):
+    """State of a device's allocator."""
+
+    peak_bytes: int
+    """Largest sum of all tensors since the program started, or reset it. The callback never does."""
+    reserved_bytes: int
+    """Memory that the allocator holds, for tensors or for later."""
+    retries: int
+    """Times that the device was full, so that the allocator gave memory back and tried again."""
 
 
 class EventTimeline:
