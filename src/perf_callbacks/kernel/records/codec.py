@@ -8,35 +8,17 @@ journal may come from anywhere, and who reads it must be able to rely on the typ
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
-from perf_callbacks.kernel.engine.windows import Verdict, possible
-from perf_callbacks.kernel.records.fit_records import (
-    Checklist,
-    Finding,
-    Flops,
-    Gc,
-    Record,
-    Row,
-    Run,
-    Span,
-    Stall,
-    Steps,
-    Straggler,
-    Summary,
-    Window,
-)
+from perf_callbacks.kernel.engine.windows import possible
+from perf_callbacks.kernel.records.fit_records import Record, Run, Steps
 from perf_callbacks.kernel.records.machine_records import Memory, Use
-from perf_callbacks.stalls.diagnosis import Note
 
 T = TypeVar("T")
 
-_TYPES: dict[str, type[Record]] = {
-    kind.__name__.lower(): kind
-    for kind in (Run, Checklist, Steps, Row, Gc, Span, Flops, Finding, Window, Summary, Stall, Straggler, Use, Memory)
-}
+_TYPES: dict[str, type[Record]] = {kind.__name__.lower(): kind for kind in get_args(Record)}
 
 _FIELDS = {kind: [item.name for item in fields(kind)] for kind in _TYPES.values()}
 
@@ -110,8 +92,8 @@ def decode(line: str) -> Entry | None:
     return Entry(head.t, record)
 
 
-def pack(item: Window | Verdict | Note) -> str:
-    """One line for the other ranks."""
+def pack(item: Any) -> str:
+    """Return one line for the other ranks: a `Window`, a `Verdict` or a `Note`."""
     return _json(item)
 
 
@@ -125,15 +107,9 @@ def _read(kind: type[T], line: str) -> T | None:
     """Read an object with these fields; None if one is missing or has a value of another type."""
     try:
         data = line.encode()
-        found: T | None = None if _TOO_LONG in data.translate(_DIGITS) else _DECODERS[kind].decode(data)
+        return None if _TOO_LONG in data.translate(_DIGITS) else msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
-    return found
-
-
-_DECODERS: dict[type[Any], msgspec.json.Decoder[Any]] = {
-    kind: msgspec.json.Decoder(kind) for kind in (_Head, Verdict, Note, *_TYPES.values())
-}
 
 
 def _even(steps: Steps) -> bool:
