@@ -187,13 +187,15 @@ def ranks(options) -> bool:
 
 
 def simulated(size: int, *, silent: bool) -> bool:
+    from perf_callbacks.ranks.channels import Channel
     from perf_callbacks.ranks.store import Board
     from perf_callbacks.stalls.diagnosis import RUNNING, STALLED, Note
     from perf_callbacks.stalls.notes import StallNotes
 
     store = free_store()
     board, last, told = Board(store), size - 1, []
-    jobs = [StallNotes(rank, size) for rank in range(size)]
+    jobs = [StallNotes() for _ in range(size)]
+    channels = [Channel("stalls", board, "fit", rank=rank, world_size=size) for rank in range(size)]
     cpu, slowest, process = [0.0] * size, 0.0, time.process_time()
     beats = (5, 20, 35, 50)
     for second in range(91):
@@ -211,7 +213,7 @@ def simulated(size: int, *, silent: bool) -> bool:
             elif second < 60 or second % 2:
                 continue
             began = time.thread_time()
-            one.round(board, "fit", float(second))
+            one.round(channels[rank], float(second))
             taken = time.thread_time() - began
             cpu[rank] += taken
             slowest = max(slowest, taken)
@@ -241,6 +243,7 @@ def cost(_options) -> bool:
     from perf_callbacks import PerfConfig, session
     from perf_callbacks.kernel.process import stacks
     from perf_callbacks.loop import measure
+    from perf_callbacks.ranks.channels import Channel
     from perf_callbacks.ranks.store import Board
     from perf_callbacks.stalls import observer as stalls
     from perf_callbacks.stalls.diagnosis import RUNNING, Note
@@ -250,7 +253,8 @@ def cost(_options) -> bool:
     session.OBSERVERS = (lambda recorder, _: watches.append(stalls.StallWatch(recorder)), *session.OBSERVERS)
     model, store = torch.nn.Linear(4, 4), free_store()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    board, notes, looks, shares = Board(store), StallNotes(1, 2), [], []
+    notes, looks, shares = StallNotes(), [], []
+    channel = Channel("stalls", Board(store), "fit", rank=1, world_size=2)
     with tempfile.TemporaryDirectory() as name:
         config = PerfConfig(output_dir=name, flops="off")
         with measure(model=model, optimizer=optimizer, loader=[torch.ones(2, 4)] * 600, config=config) as perf:
@@ -268,7 +272,7 @@ def cost(_options) -> bool:
                     place="" if stack is None else stack.place,
                 )  # fmt: skip
                 notes.say(note, 60.0)
-                notes.round(board, "fit", float(second))
+                notes.round(channel, float(second))
                 shares.append(time.thread_time() - began)
     look, share = (sum(times) / len(times) * 1e3 for times in (looks, shares))
     each = look + share / (60.0 / BEATS)

@@ -4,7 +4,6 @@ import os
 import shutil
 import stat
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from perf_callbacks.ranks import exchange as ranks, node, private_directory, rou
 from perf_callbacks.ranks.bundles import Bundle
 from perf_callbacks.ranks.node import Folder, Node, gathered
 from perf_callbacks.ranks.packed_parts import pack_bundle, unpack_bundles
-from perf_callbacks.stalls.diagnosis import ENDED, RUNNING, STALLED, Note
 
 PER_NODE = 4
 
@@ -120,7 +118,7 @@ def test_without_the_rank_that_talks_the_whole_machine_is_missing(job):
 def test_what_another_rank_left_in_the_directory_is_no_error(job, tmp_path):
     (tmp_path / "node4" / "part0 5").write_bytes(b"\x00" * 100)
     (tmp_path / "node4" / "window").write_bytes(b"\xff{")
-    (tmp_path / "node4" / "stall5").write_bytes(b"\xff\n")
+    (tmp_path / "node4" / "stalls 5").write_bytes(b"\xff\n")
     (tmp_path / "node4" / "verdict").write_bytes(b"[" * 10_000)
     job.through(0)
     assert job.latest[:5] == [job.whole(0)] * 5
@@ -397,40 +395,6 @@ def test_notes_from_shortly_before_the_process_began_are_old_too(tmp_path, monke
 def test_the_time_at_which_a_process_began_is_unknown_on_some_systems(monkeypatch):
     monkeypatch.delattr(time, "CLOCK_BOOTTIME", raising=False)
     assert node.process_began() == 0
-
-
-STALL = Note(
-    state=RUNNING, step=7, stage="data", since_seconds=1.0, spanned=False, waits=False, place="loader.py:41 `load`"
-)  # fmt: skip
-WAITS = replace(STALL, state=STALLED, stage="backward", waits=True, place="train.py:50 `main`")
-
-
-def test_a_stall_is_told_once_whatever_machine_the_rank_is_on(job):
-    for exchange in job.ranks:
-        exchange.stalls.say(STALL, 60.0)
-    job.step()
-    for rank, exchange in enumerate(job.ranks):
-        exchange.stalls.say(replace(WAITS, stage="data", waits=False) if rank == 6 else WAITS, 60.0)
-    for _ in range(15):
-        job.now += 2
-        job.step()
-    assert [exchange.stalls.told for exchange in job.ranks] == [True] * 8
-    (text,) = [exchange.stalls.blamed.text for exchange in job.ranks if exchange.stalls.blamed is not None]
-    assert text.startswith("Rank 6 is in data: ")
-    for exchange in job.ranks:
-        exchange.stalls.say(replace(STALL, step=8), 60.0)
-    job.step()
-    job.step()
-    assert [exchange.stalls.told for exchange in job.ranks] == [False] * 8
-
-
-def test_a_rank_that_has_ended_the_training_says_so_through_the_first_of_its_machine(job):
-    job.ranks[7].stalls.say(replace(STALL, state=ENDED), 0.0)
-    job.ranks[7]._rounds.leave()
-    job.now += node.LOOK_SECONDS
-    job.step(4)
-    note = dist.PrefixStore("perf_callbacks", job.store).get("stall7").decode()
-    assert ENDED in note
 
 
 MANY = rounds.MANY + 8

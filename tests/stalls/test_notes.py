@@ -4,7 +4,11 @@ import dataclasses
 
 import pytest
 import torch.distributed as dist
+from exchange_job import Job as ExchangeJob
 
+from perf_callbacks.ranks import node, rounds
+from perf_callbacks.ranks.channels import Channel
+from perf_callbacks.ranks.node import Node
 from perf_callbacks.ranks.store import Board
 from perf_callbacks.stalls.diagnosis import ENDED, RUNNING, STALLED, Note
 from perf_callbacks.stalls.notes import StallNotes
@@ -21,8 +25,8 @@ class Job:
 
     def __init__(self, size, fit="fit", board=None):
         self.board = board or Board(dist.HashStore())
-        self.fit = fit
-        self.ranks = [StallNotes(rank, size) for rank in range(size)]
+        self.channels = [Channel("stalls", self.board, fit, rank=rank, world_size=size) for rank in range(size)]
+        self.ranks = [StallNotes() for _ in range(size)]
         self.states = dict.fromkeys(range(size), WAITS)
         self.silent, self.told = set(), []
 
@@ -34,7 +38,7 @@ class Job:
                 note = self.states[rank]
                 if note.state == RUNNING and second % 15 == 5:
                     one.say(dataclasses.replace(note, since_seconds=float(second)), PATIENCE, doubt=second >= 30)
-                one.round(self.board, self.fit, float(second))
+                one.round(self.channels[rank], float(second))
                 if one.blamed is not None and rank not in [by for by, _ in self.told]:
                     self.told.append((rank, one.blamed.text))
 
@@ -106,7 +110,7 @@ def test_a_rank_that_has_ended_its_training_is_named_and_another_fit_is_not_hear
     job = Job(3, "fit", board)
     job.go(0, 30)
     job.ranks[1].say(dataclasses.replace(WAITS, state=ENDED, step=40), 0.0)
-    job.ranks[1].leave(board, "fit")
+    job.ranks[1].leave(job.channels[1])
     job.silent.add(1)
     job.go(30, 60)
     job.stall()
@@ -194,3 +198,52 @@ def test_few_of_many_ranks_read_all_notes():
     before = len(reads)
     job.go(60, 160)
     assert len(reads) - before <= 100  # one rank looks, now and then
+
+
+@pytest.fixture
+def machines(tmp_path, monkeypatch):
+    """Eight ranks on two machines, of which the first rank talks with the store; and their notes."""
+    monkeypatch.setattr(rounds, "_obeyed", {})
+
+    def of(rank):
+        first = rank - rank % 4
+        return Node(range(first, first + 4), rank, tmp_path / f"node{first}")
+
+    job, notes = ExchangeJob(world_size=8, nodes=of), [StallNotes() for _ in range(8)]
+    for exchange, own in zip(job.ranks, notes, strict=True):
+        exchange.open("stalls", own)
+    job.step()
+    job.step()
+    return job, notes
+
+
+def test_a_stall_is_told_once_whatever_machine_the_rank_is_on(machines):
+    job, notes = machines
+    for own in notes:
+        own.say(BUSY, PATIENCE)
+    job.step()
+    stalled = dataclasses.replace(WAITS, state=STALLED)
+    for rank, own in enumerate(notes):
+        own.say(dataclasses.replace(stalled, stage="data", waits=False) if rank == 6 else stalled, PATIENCE)
+    for _ in range(15):
+        job.now += 2
+        job.step()
+    assert [own.told for own in notes] == [True] * 8
+    (text,) = [own.blamed.text for own in notes if own.blamed is not None]
+    assert text.startswith("Rank 6 is in data: ")
+    for own in notes:
+        own.say(dataclasses.replace(BUSY, step=8), PATIENCE)
+    job.step()
+    job.step()
+    assert [own.told for own in notes] == [False] * 8
+
+
+def test_a_rank_that_has_ended_the_training_says_so_through_the_first_of_its_machine(machines):
+    job, notes = machines
+    notes[7].say(dataclasses.replace(BUSY, state=ENDED), 0.0)
+    job.ranks[7]._rounds.leave()
+    notes[4].say(BUSY, PATIENCE)
+    job.now += node.LOOK_SECONDS
+    job.step(4)
+    note = dist.PrefixStore("perf_callbacks", job.store).get("stalls 7").decode()
+    assert ENDED in note

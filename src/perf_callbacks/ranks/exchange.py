@@ -23,10 +23,10 @@ from perf_callbacks.kernel.process.cpu_facts import local_ranks
 from perf_callbacks.kernel.records.fit_records import Window
 from perf_callbacks.kernel.settings.config import PerfConfig
 from perf_callbacks.ranks import store as store_room
+from perf_callbacks.ranks.channels import ChannelHandler
 from perf_callbacks.ranks.leader import Analyse, Leader
 from perf_callbacks.ranks.node import Node, gathered
 from perf_callbacks.ranks.rounds import MANY, SOON, Follower, Rounds
-from perf_callbacks.stalls.notes import StallNotes
 
 AGREE_SECONDS = 5.0
 """Seconds that the start of a fit may wait for rank 0."""
@@ -172,13 +172,15 @@ class Exchange:
         """Reason that the exchange stopped early."""
         return self._rounds.failure
 
-    @property
-    def stalls(self) -> StallNotes:
-        """Notes of all ranks about stalls."""
-        return self._rounds.stalls
+    def open(self, name: str, handler: ChannelHandler) -> None:
+        """Open a channel, which a feature has to itself. The side thread calls its handler in each round.
+
+        In a job of many ranks, the rank that talks for a machine passes on the channels that are open there too.
+        """
+        self._rounds.open(name, handler)
 
     def wake(self) -> None:
-        """Let the thread do a round soon: there is a new note about stalls."""
+        """Let the thread do a round soon: a handler has something to say."""
         if self._talk.here:
             self._talk.wake()
 

@@ -1,14 +1,14 @@
 """The ranks of one machine in a job of many: one of them talks with the store for all.
 
 The ranks leave each other notes as files in a directory of their own. The first rank puts their parts of a window
-together into one note in the store, and passes on settings, windows and notes about stalls. So the store has one more
-connection per machine, and not one per rank.
+together into one note in the store, and passes on settings, windows and the notes of channels. So the store has one
+more connection per machine, and not one per rank.
 """
 
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -17,7 +17,7 @@ from perf_callbacks.kernel.clock import seconds_since_boot, unix_time
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.ranks.packed_parts import bundle_again, unpack_bundles
 from perf_callbacks.ranks.private_directory import PrivateDirectory
-from perf_callbacks.ranks.store import LARGEST
+from perf_callbacks.ranks.store import LARGEST, rank_key
 
 GATHER_SECONDS = 3.0
 """Seconds after which the parts of a machine are passed on without those that are missing."""
@@ -26,7 +26,7 @@ CLOCK_SECONDS = 0.2
 """Seconds by which the times of files and processes may differ."""
 
 LOOK_SECONDS = 2.0
-"""Seconds between two looks for notes about stalls."""
+"""Seconds between two looks for notes of channels."""
 
 LEFT_SECONDS = 24 * 3600
 """Seconds without a new note after which a directory was left by a job that ended without removing it."""
@@ -201,9 +201,9 @@ class Relay:
         for old in [*self._open][: -self._kept]:
             del self._open[old]
 
-    def stalls(self) -> dict[str, str]:
-        """Return the notes of the other ranks about stalls that are new."""
-        keys = [f"stall{rank}" for rank in self._others]
+    def notes(self, channels: Iterable[str]) -> dict[str, str]:
+        """Return the notes that the other ranks left in channels since the last call."""
+        keys = [rank_key(name, rank) for name in channels for rank in self._others]
         notes = {key: note.decode(errors="replace") for key, note in zip(keys, self.folder.get(keys), strict=True)}
         new = {key: note for key, note in notes.items() if note and self._passed.get(key) != note}
         self._passed.update(new)

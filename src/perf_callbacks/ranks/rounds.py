@@ -7,7 +7,7 @@ but for a device's number that is part of a message.
 import dataclasses
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from typing import Any, cast
 
@@ -16,10 +16,10 @@ from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.records.codec import pack, unpack
 from perf_callbacks.kernel.records.fit_records import Window
 from perf_callbacks.ranks.bundles import Bundle
+from perf_callbacks.ranks.channels import Channel, ChannelHandler
 from perf_callbacks.ranks.node import LOOK_SECONDS, Folder, Node, Relay
 from perf_callbacks.ranks.packed_parts import pack_bundle
 from perf_callbacks.ranks.store import LARGEST, Board
-from perf_callbacks.stalls.notes import StallNotes
 
 MANY = 64
 """In a job of more ranks than this, one rank of each machine talks for all of them."""
@@ -74,7 +74,8 @@ class Rounds:
         self.verdict: Verdict | None = None
         self.latest: Window | None = None
         self.failure: str | None = None
-        self.stalls = StallNotes(rank, world_size)
+        self._handlers: dict[str, ChannelHandler] = {}
+        self._channels: dict[str, Channel] = {}
         self.agreed = threading.Event()
         """There is a verdict, or none to wait for."""
 
@@ -85,13 +86,26 @@ class Rounds:
         try:
             board = self._join() if self._board is None else self._board
             fit = self.verdict.fit if self.verdict is not None and self.verdict.window is not None else None
-            soon = self.stalls.round(board, fit, now) if fit is not None else None
-            pauses = [soon, self._round(board, now), self._pass_on(board, now)]
+            soon = [] if fit is None else [handler.round(one, now) for handler, one in self._opened(board, fit)]
+            pauses = [*soon, self._round(board, now), self._pass_on(board, now)]
             return min([pause for pause in pauses if pause is not None], default=None)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             let_pass(error)
             self.failure = f"{type(error).__name__}: {error}".partition("\n")[0]
             return None
+
+    def open(self, name: str, handler: ChannelHandler) -> None:
+        """Open a channel."""
+        self._handlers = {**self._handlers, name: handler}  # the thread may be going through them
+
+    def _opened(self, board: Board | Folder, fit: str) -> Iterator[tuple[ChannelHandler, Channel]]:
+        """Yield the handlers, each with its channel in this fit."""
+        for name, handler in self._handlers.items():
+            channel = self._channels.get(name)
+            if channel is None or channel.fit != fit:
+                channel = Channel(name, board, fit, rank=self._rank, world_size=self._world_size)
+                self._channels[name] = channel
+            yield handler, channel
 
     def _join(self) -> Board | Folder:
         """Connect to the store, or open the directory of this machine where another rank talks with the store."""
@@ -113,10 +127,11 @@ class Rounds:
         if relay is None or verdict is None:
             return None
         window = "" if self.latest is None else note_of_window(verdict.fit, self.latest)
-        relay.tell({"window": window, "verdict": pack(verdict), "stall": self.stalls.said})
+        shared = {name: channel.seen for name, channel in self._channels.items()}
+        relay.tell({**shared, "window": window, "verdict": pack(verdict)})
         if verdict.window is None:
             return None
-        cast("Board", board).write_all({**relay.stalls(), **relay.collect(mark(verdict.fit), now)})
+        cast("Board", board).write_all({**relay.notes(self._channels), **relay.collect(mark(verdict.fit), now)})
         return LOOK_SECONDS if relay.since is None else min(LOOK_SECONDS, pause(now - relay.since, SOON_HERE))
 
     def leave(self, *, politely: bool = True) -> None:
@@ -124,7 +139,8 @@ class Rounds:
         try:
             if self._board is not None and self.failure is None and politely:
                 if self.verdict is not None:
-                    self.stalls.leave(self._board, self.verdict.fit)
+                    for handler, channel in self._opened(self._board, self.verdict.fit):
+                        handler.leave(channel)
                 self._take_back(self._board)
             self._leave_node()
         except Exception as error:  # noqa: BLE001 the store may be gone

@@ -71,8 +71,9 @@ def open_files_allowed() -> int | None:
 class Board:
     """Notes by key. A note is never removed, only overwritten.
 
-    So a note that was found once stays, and reading it never waits. When the process group ends, two notes per rank
-    and three of all are left, however many fits, windows and stalls there were.
+    So a note that was found once stays, and reading it never waits. However many fits and windows there were, the
+    process group ends with the same number of notes: settings, a window, some parts of each rank, and of each channel a
+    shared note and one of each rank.
     """
 
     def __init__(self, store: Any) -> None:
@@ -133,6 +134,11 @@ class Board:
             return []
         half = len(keys) // 2
         return [*self._there(keys[:half]), *self._there(keys[half:])]
+
+
+def rank_key(channel: str, rank: int) -> str:
+    """Return the key of a rank's note in a channel."""
+    return f"{channel} {rank}"
 
 
 def _text(note: bytes) -> str:

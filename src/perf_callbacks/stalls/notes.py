@@ -2,14 +2,13 @@
 
 Each rank has one note, written now and then while steps end, and at once when they stop ending. Rank 0 reads all notes
 when it stalls, and tells. If it does not, as its process hangs or its own steps go on, the next rank tells: each rank
-waits a little longer than those below. A further key says that somebody has told, so that nothing is told twice.
+waits a little longer than those below. The shared note says that a rank has told, so that nothing is told twice.
 """
 
 from collections.abc import Mapping
 
 from perf_callbacks.kernel.records.codec import pack, unpack
-from perf_callbacks.ranks.node import Folder
-from perf_callbacks.ranks.store import Board
+from perf_callbacks.ranks.channels import Channel, ChannelHandler
 from perf_callbacks.stalls.diagnosis import LONGER, RUNNING, STALLED, Blame, Note, blame, undecided
 
 LOOK_SECONDS = 2.0
@@ -30,11 +29,10 @@ NEAREST = 1
 _LOOKING, _TOLD, _OVER = "looking", "told", "over"
 
 
-class StallNotes:
+class StallNotes(ChannelHandler):
     """One rank's side of it. `say` is for the watch, the rest for the thread that talks with the store."""
 
-    def __init__(self, rank: int, world_size: int) -> None:
-        self._rank, self._world_size = rank, world_size
+    def __init__(self) -> None:
         self._mine: Note | None = None
         self._written: Note | None = None
         self._beats = self._looks = 0
@@ -43,7 +41,7 @@ class StallNotes:
         self._earlier: tuple[float, Mapping[int, str]] | None = None
         self._since: float | None = None
         self._turn = 0.0
-        self.said = ""
+        self._said = ""
         """Word of the rank that tells, or will: which rank it is, and if it has told."""
         self.answered_at = float("-inf")
         """When the store last answered."""
@@ -57,81 +55,76 @@ class StallNotes:
         self._patience, self._doubt = patience, doubt
         self._mine = note
 
-    def round(self, board: Board | Folder, fit: str, now: float) -> float | None:
+    def round(self, channel: Channel, now: float) -> float | None:
         """Do what is to be done now. Return the seconds until the next round; None: until there is a new note."""
         mine, pause = self._mine, None
         if mine is None:
             return None
-        self._write(board, fit, mine)
+        self._write(channel, mine)
         if mine.state == STALLED:
-            pause = self._stalled(board, fit, now)
+            pause = self._stalled(channel, now)
         else:
-            self._well(board, fit, now)
+            self._well(channel, now)
         self.answered_at = now
         return pause
 
-    def leave(self, board: Board | Folder, fit: str) -> None:
+    def leave(self, channel: Channel) -> None:
         """Say that the fit of this rank is over."""
         if self._mine is not None:
-            self._write(board, fit, self._mine)
+            self._write(channel, self._mine)
 
-    def _write(self, board: Board | Folder, fit: str, mine: Note) -> None:
+    def _write(self, channel: Channel, mine: Note) -> None:
         if mine is not self._written:
             self._beats += 1  # so that a rank whose note stays the same is one that says nothing
-            board.write(_key(self._rank), f"{fit} {self._beats}\n{pack(mine)}")
+            channel.put(f"{self._beats}\n{pack(mine)}")
             self._written = mine
 
-    def _well(self, board: Board | Folder, fit: str, now: float) -> None:
+    def _well(self, channel: Channel, now: float) -> None:
         if self.blamed is not None:
-            board.write("stall", f"{fit} {self._rank} {_OVER}")
-        self._since, self.told, self.blamed, self.said = None, False, None, ""
+            channel.share(f"{channel.rank} {_OVER}")
+        self._since, self.told, self.blamed, self._said = None, False, None, ""
+        channel.forget()
         if not self._doubt:
             self._earlier = None
-        elif self._earlier is None and self._rank <= NEAREST and isinstance(board, Board):
-            self._earlier = (now, self._texts(board, fit))
+        elif self._earlier is None and channel.rank <= NEAREST and channel.reads_all:
+            self._earlier = (now, channel.notes())
 
-    def _stalled(self, board: Board | Folder, fit: str, now: float) -> float | None:
+    def _stalled(self, channel: Channel, now: float) -> float | None:
         """Wait for a lower rank to tell, then look at the notes."""
         if self.told:
             return None
         if self._since is None:
             self._since = self._turn = now
-        said = next(iter(board.read("stall")), "")
-        if said.startswith(fit) and said.endswith(_TOLD):
-            self.said, self.told = said, True
+        said = channel.shared()
+        if said.endswith(_TOLD):
+            self._said, self.told = said, True
             return None
-        if said != self.said:  # another rank is looking
-            self.said, self._turn = said, now
-        if not isinstance(board, Board) or now - self._turn < GRACE_SECONDS * self._rank.bit_length():
+        if said != self._said:  # another rank is looking
+            self._said, self._turn = said, now
+        if not channel.reads_all or now - self._turn < GRACE_SECONDS * channel.rank.bit_length():
             return LOOK_SECONDS  # notes of other machines are read by the rank that talks for this one
         if self._earlier is None:
-            self._earlier = (now, self._texts(board, fit))
-        self._judge(board, fit, now, now - self._since)
+            self._earlier = (now, channel.notes())
+        self._judge(channel, now, now - self._since)
         return None if self.told else LOOK_SECONDS
 
-    def _judge(self, board: Board, fit: str, now: float, waited: float) -> None:
+    def _judge(self, channel: Channel, now: float, waited: float) -> None:
         """Tell, unless it is too early to know who is silent, or the others may be waiting for a checkpoint."""
         before, earlier = self._earlier or (now, {})
-        texts = self._texts(board, fit)
+        texts = channel.notes()
         notes = self._decoded(texts)
-        later = [rank for rank in range(self._world_size) if rank not in notes or notes[rank].state == RUNNING]
+        later = [rank for rank in range(channel.world_size) if rank not in notes or notes[rank].state == RUNNING]
         early = waited < GRACE_SECONDS or now - before < SILENT_BEATS * self._patience / BEATS
         silent = {rank for rank in later if rank in notes and texts[rank] == earlier.get(rank)}
         if waited < (LONGER - 1) * self._patience:  # in a checkpoint a note may stay the same for longer
             silent = {rank for rank in silent if not notes[rank].spanned}
         if (later and early) or undecided(notes, silent):
             self._looks += 1
-            self.said = f"{fit} {self._rank} {_LOOKING} {self._looks}"
-            board.write("stall", self.said)
-        elif board.claim("stall", f"{fit} {self._rank} {_TOLD}", self.said):
-            self.said = f"{fit} {self._rank} {_TOLD}"
-            self.blamed = blame(notes, silent, self._world_size)
+            self._said = f"{channel.rank} {_LOOKING} {self._looks}"
+            channel.share(self._said)
+        elif channel.claim(f"{channel.rank} {_TOLD}"):
+            self.blamed = blame(notes, silent, channel.world_size)
             self.told = True
-
-    def _texts(self, board: Board, fit: str) -> dict[int, str]:
-        """Read the notes of this fit."""
-        keys = {_key(rank): rank for rank in range(self._world_size)}
-        return {keys[key]: text for key, text in board.read_some(*keys).items() if text.startswith(fit)}
 
     def _decoded(self, texts: Mapping[int, str]) -> dict[int, Note]:
         """Decode notes. Thousands of ranks wait in few places, so most notes are equal and decoded once."""
@@ -141,7 +134,3 @@ class StallNotes:
         decoded = {rank: self._notes[body] for rank, body in bodies.items()}
         self._notes = {body: self._notes[body] for body in {*bodies.values()}}
         return {rank: note for rank, note in decoded.items() if note is not None}
-
-
-def _key(rank: int) -> str:
-    return f"stall{rank}"

@@ -14,10 +14,12 @@ from perf_callbacks.kernel.process.watchdog import PERIOD_SECONDS, WATCHDOG
 from perf_callbacks.kernel.records.fit_records import Stall
 from perf_callbacks.ranks.exchange import Exchange
 from perf_callbacks.stalls.diagnosis import ENDED, MOST_RANKS, RUNNING, STALLED, Note, Patience
-from perf_callbacks.stalls.notes import BEATS, NEAREST
+from perf_callbacks.stalls.notes import BEATS, NEAREST, StallNotes
 
 ALONE_SECONDS = 8.0
 """If the store hasn't answered for as long in a stall, a rank tells of itself."""
+
+CHANNEL = "stalls"
 
 NO_ANSWER = " The other ranks can't be asked: the store of the job doesn't answer."
 
@@ -44,6 +46,9 @@ class StallWatch(Observer):
         self._engine = recorder.engine
         self._rank = recorder.run.rank
         self._thread = threading.get_ident()
+        self._notes = StallNotes()
+        if recorder.ranks is not None:
+            recorder.ranks.open(CHANNEL, self._notes)
         self._patience: Patience | None = None
         self._left_at: int | None = None
         self._beat_at: float | None = None
@@ -66,8 +71,8 @@ class StallWatch(Observer):
             if patience is not None and patience.end():
                 self._over("training ended" if step == patience.step else "training goes on")
             self._stack = None
-            if self._recorder.ranks is not None and self._recorder.exchanging:
-                self._recorder.ranks.stalls.say(self._here(ENDED), 0.0)
+            if self._recorder.exchanging:
+                self._notes.say(self._here(ENDED), 0.0)
 
     def tick(self, now: float) -> bool:
         """Look if steps still end. An error here ends the watch, not the measuring."""
@@ -123,17 +128,17 @@ class StallWatch(Observer):
         elif now > self._noticed:
             return
         self._beat_at, self._doubt = now, doubt
-        ranks.stalls.say(note, patience, doubt=doubt)
+        self._notes.say(note, patience, doubt=doubt)
         ranks.wake()
 
     def _try_to_tell(self, note: Note, waited: float, now: float) -> None:
         """Tell of a stall, or see if another rank has: only one of them does."""
         size = self._recorder.run.world_size
         where = f"The training is in {note}." if size == 1 else f"Rank {self._rank} is in {note}."
-        if not self._recorder.exchanging or self._recorder.ranks is None:
+        if not self._recorder.exchanging:
             self._tell(waited, where)
             return
-        notes = self._recorder.ranks.stalls
+        notes = self._notes
         if notes.told:
             blamed = notes.blamed
             self._tell(waited, None if blamed is None else blamed.text)

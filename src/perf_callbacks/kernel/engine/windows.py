@@ -115,7 +115,7 @@ def rates(window: Window) -> dict[str, float]:
 
 
 def possible(item: Any) -> bool:
-    """Tell if the numbers of a `Window`, `Verdict` or `Note` can be true. Their types are right already."""
+    """Tell if the numbers of a note between ranks can be true. Their types are right already."""
     amounts = [getattr(item, one.name) for one in fields(item)]
     asked = [amount for asks in amounts if isinstance(asks, Mapping) for amount in asks.values()]
     if any([amount < 0 for amount in [*amounts, *asked] if isinstance(amount, int | float)]):

@@ -93,7 +93,7 @@ def decode(line: str) -> Entry | None:
 
 
 def pack(item: Any) -> str:
-    """Return one line for the other ranks: a `Window`, a `Verdict` or a `Note`."""
+    """Return a dataclass as one line for the other ranks."""
     return _json(item)
 
 

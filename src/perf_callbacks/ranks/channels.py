@@ -1,0 +1,80 @@
+"""Named channels between ranks: a feature leaves notes for the other ranks, and the exchange carries them unread.
+
+A channel has one note of each rank, and one that all ranks share. Notes are text, which the feature packs and unpacks.
+"""
+
+from abc import ABC, abstractmethod
+
+from perf_callbacks.ranks.node import Folder
+from perf_callbacks.ranks.store import Board, rank_key
+
+
+class Channel:
+    """One channel of one fit, for the thread of the exchange. Notes of other fits are not seen."""
+
+    def __init__(self, name: str, board: Board | Folder, fit: str, *, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+        self.fit = fit
+        """Identifies the fit."""
+        self.seen = ""
+        """Shared note as this rank last read or wrote it, with its fit. The other ranks of its machine read this."""
+        self._name, self._board = name, board
+
+    @property
+    def reads_all(self) -> bool:
+        """True: this rank reads the notes of all ranks. False: another rank of its machine does."""
+        return isinstance(self._board, Board)
+
+    def put(self, note: str) -> None:
+        """Write the note of this rank."""
+        self._board.write(rank_key(self._name, self.rank), f"{self.fit} {note}")
+
+    def notes(self) -> dict[int, str]:
+        """Read the notes of all ranks; none if this rank can't."""
+        if not isinstance(self._board, Board):
+            return {}
+        keys = {rank_key(self._name, rank): rank for rank in range(self.world_size)}
+        found = {keys[key]: self._own(text) for key, text in self._board.read_some(*keys).items()}
+        return {rank: note for rank, note in found.items() if note}
+
+    def shared(self) -> str:
+        """Read the shared note; "" if there is none."""
+        self.seen = next(iter(self._board.read(self._name)), "")
+        return self._own(self.seen)
+
+    def share(self, note: str) -> None:
+        """Write the shared note."""
+        self.seen = f"{self.fit} {note}"
+        self._board.write(self._name, self.seen)
+
+    def claim(self, note: str) -> bool:
+        """Write the shared note, unless another rank has since this rank read or wrote it. True: this rank did."""
+        new = f"{self.fit} {note}"
+        claimed = isinstance(self._board, Board) and self._board.claim(self._name, new, self.seen)
+        if claimed:
+            self.seen = new
+        return claimed
+
+    def forget(self) -> None:
+        """Forget the shared note. The other ranks of this machine see none until this rank reads it again."""
+        self.seen = ""
+
+    def _own(self, text: str) -> str:
+        """Return a note without its fit; "" if it is of another fit."""
+        fit, _, note = text.partition(" ")
+        return note if fit == self.fit else ""
+
+
+class ChannelHandler(ABC):
+    """Base class of a feature's side of a channel. The exchange calls it in its own thread.
+
+    That thread keeps the handler alive: a handler holds neither the recorder nor the exchange.
+    """
+
+    @abstractmethod
+    def round(self, channel: Channel, now: float) -> float | None:
+        """Read and write notes. Return the seconds until the next round; None: until the exchange is woken."""
+
+    @abstractmethod
+    def leave(self, channel: Channel) -> None:
+        """Write the last note: the fit of this rank is over."""
