@@ -35,7 +35,7 @@ from types import SimpleNamespace
 
 import torch.distributed as dist
 
-from perf_callbacks.kernel.engine.windows import Part
+from perf_callbacks.kernel.engine.windows import GatheredWindow, Part, WindowReader
 from perf_callbacks.ranks import leader, node, rounds, store as board
 from perf_callbacks.ranks.exchange import Exchange
 from perf_callbacks.ranks.node import Node
@@ -101,6 +101,13 @@ class Slices:
         self.begin()
 
 
+class Reader(WindowReader):
+    """Reads nothing."""
+
+    def window_gathered(self, window: GatheredWindow) -> None:
+        pass
+
+
 def rank_0(world_size: int, directory: str, *, direct: bool) -> None:
     """Rank 0, told by its input when a window is over."""
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -108,7 +115,7 @@ def rank_0(world_size: int, directory: str, *, direct: bool) -> None:
     before, opened, slices, read = memory(), descriptors(), Slices(), []
     leader.time = SimpleNamespace(sleep=slices.sleep, perf_counter=time.perf_counter)
     exchange = Exchange(
-        server, rank=0, world_size=world_size, window=LENGTH, run_id="run", stragglers=True,
+        server, rank=0, world_size=world_size, window=LENGTH, run_id="run", signals=True,
         node=node_of(0, world_size, directory, direct=direct),
     )  # fmt: skip
     step, get, in_thread = exchange._rounds.step, board.Board.get, [0.0]
@@ -127,7 +134,8 @@ def rank_0(world_size: int, directory: str, *, direct: bool) -> None:
         return blobs
 
     exchange._rounds.step, board.Board.get = timed_step, counted_get
-    exchange.analyse(lambda _: None)  # signals are made for it
+    reader = Reader()
+    exchange.add_reader(reader)  # signals are made for it
     exchange.start()
     print(server.port, flush=True)
     figures = []

@@ -73,7 +73,7 @@ def window():
                 if len(pairs) % (2 * len(marks)) == 10:  # the end of the backward
                     moments.append((now - 0.01, b"3277653508 136843134 389\n"))
                 pairs += [mark, now]
-        return cpu(lambda: (times.read(pairs, numbers), of_gradients(steps, times.take(numbers))))
+        return cpu(lambda: (times.marks_read(pairs, numbers), of_gradients(steps, times.take(numbers))))
 
     least = min([turn(1000.0 * place) for place in range(TURNS * 3)])
     print(f"per window of {WINDOW} steps on each rank: {1e6 * least:.0f} us, {1e6 * least / WINDOW:.1f} us per step")

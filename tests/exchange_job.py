@@ -5,11 +5,23 @@ from dataclasses import replace
 
 import torch.distributed as dist
 
-from perf_callbacks.kernel.engine.windows import Part
+from perf_callbacks.kernel.engine.windows import Part, WindowReader
 from perf_callbacks.kernel.records.fit_records import Window
 from perf_callbacks.ranks.exchange import Exchange
 
 LENGTH = 50
+
+
+class Windows(WindowReader):
+    """Keeps the windows that it reads, and does something with each."""
+
+    def __init__(self, exchange, read=lambda _: None):
+        self.all, self._read = [], read
+        exchange.add_reader(self)
+
+    def window_gathered(self, window):
+        self.all.append(window)
+        self._read(window)
 
 
 class Job:
@@ -37,7 +49,7 @@ class Job:
             window=window,
             run_id=run_id,
             directory=self.directory if rank == 0 else None,
-            stragglers=self.switches.get(rank, True),
+            signals=self.switches.get(rank, True),
             attempt=self.attempt,
             node=self.nodes(rank),
         )

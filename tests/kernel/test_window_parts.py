@@ -6,6 +6,7 @@ import pytest
 from fakes import Fit, a_run
 
 from perf_callbacks.kernel.engine import engine
+from perf_callbacks.kernel.engine.observer import Observer, Observers
 from perf_callbacks.kernel.engine.stages import STAGES
 from perf_callbacks.kernel.engine.steps import BLOCK, Columns, Step
 from perf_callbacks.kernel.engine.window_parts import MOST_STEPS, Parts
@@ -15,7 +16,7 @@ from perf_callbacks.kernel.records.fit_records import Window
 class FakeRanks:
     """The other ranks, of whom it is heard when the test says so."""
 
-    signals = None
+    signals = False
 
     def __init__(self, window=None):
         self.window = window
@@ -31,12 +32,31 @@ class FakeRanks:
         return finished
 
 
+class OwnSeconds(Observer):
+    """Signals of some steps, by their numbers."""
+
+    def window_part(self, steps):
+        return {"own": [number / 2 if number != 6 else None for number in steps.number]}
+
+
+class OtherSeconds(Observer):
+    def window_part(self, steps):
+        return {"other": [seconds[-1] for seconds in zip(*steps.stages, strict=True)]}
+
+
+def observed_by(*some):
+    observers = Observers()
+    for one in some:
+        observers.add(one)
+    return observers
+
+
 def step(number, excluded=None):
     return Step(number, excluded, number, 10 * number, None, None, 0.0, 0.0, [0.5] * len(STAGES))
 
 
 def parts_of(*, after=0, length=None):
-    parts = Parts(step=after, rank=0, world_size=2, data_parallel=2)
+    parts = Parts(step=after, rank=0, world_size=2, data_parallel=2, observers=observed_by(OwnSeconds()))
     parts.length = length
     return parts
 
@@ -131,11 +151,6 @@ def test_what_others_say_of_a_window_goes_to_the_journal_once_and_into_the_rows(
     assert fit.of(Window) == [window]
 
 
-def own_seconds(steps):
-    """Signals of some steps, by their numbers."""
-    return {"own": [number / 2 if number != 6 else None for number in steps.number]}
-
-
 def signals(parts, *numbers, excluded=()):
     steps = [step(number, "evaluation" if number in excluded else None) for number in numbers]
     return [[*part.signals["own"]] for part in parts.add(Columns.of(steps))]
@@ -143,7 +158,7 @@ def signals(parts, *numbers, excluded=()):
 
 def test_a_part_carries_a_value_for_each_step_also_for_those_in_no_row():
     parts = parts_of(length=3)
-    parts.signals = own_seconds
+    parts.signals = True
     assert signals(parts, 1, 2) == []
     assert signals(parts, 3, 4, 5, excluded={3}) == [[0.5, 1.0, 1.5]]
     ((*known, unknown),) = signals(parts, 6)
@@ -153,13 +168,13 @@ def test_a_part_carries_a_value_for_each_step_also_for_those_in_no_row():
 
 def test_steps_before_a_fit_began_or_before_signals_were_wanted_are_unknown():
     parts = parts_of(after=4, length=3)
-    parts.signals = own_seconds
+    parts.signals = True
     ((unknown, *known),) = signals(parts, 5, 6)
     assert math.isnan(unknown)
     assert known[0] == 2.5
     later = parts_of(length=3)
     assert told(later, 1) == []
-    later.signals = own_seconds
+    later.signals = True
     ((unknown, *known),) = signals(later, 2, 3)
     assert math.isnan(unknown)
     assert known == [1.0, 1.5]
@@ -167,16 +182,27 @@ def test_steps_before_a_fit_began_or_before_signals_were_wanted_are_unknown():
 
 def test_windows_of_very_many_steps_carry_no_signals():
     parts = parts_of(length=MOST_STEPS + 1)
-    parts.signals = own_seconds
+    parts.signals = True
     (part,) = parts.add(Columns.of([step(number) for number in range(1, MOST_STEPS + 2)]))
     assert part.signals == {}
 
 
-def test_signals_are_made_from_all_steps_of_a_window_by_whoever_the_ranks_say():
+def test_signals_of_all_observers_are_made_from_all_steps_of_a_window():
     ranks = FakeRanks(window=2)
-    ranks.signals = lambda steps: {"other": [seconds[-1] for seconds in zip(*steps.stages, strict=True)]}
-    fit = Fit(a_run(world_size=2), ranks=ranks)
+    ranks.signals = True
+    fit = Fit(a_run(world_size=2), ranks=ranks, observers=observed_by(OtherSeconds(), Observer(), OwnSeconds()))
     for _ in range(4):
         fit.feed(4, 32)
         fit.step(other=0.5)
     assert [[*part.signals["other"]] for part in ranks.offered] == [[0.5, 0.5]] * 2
+    assert [[*part.signals["own"]] for part in ranks.offered] == [[0.5, 1.0], [1.5, 2.0]]
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_parts_have_no_signals_unless_ranks_want_them_and_an_observer_has_some(wanted):
+    ranks = FakeRanks(window=2)
+    ranks.signals = wanted
+    fit = Fit(a_run(world_size=2), ranks=ranks, observers=observed_by(Observer() if wanted else OwnSeconds()))
+    for _ in range(4):
+        fit.step(other=0.5)
+    assert [part.signals for part in ranks.offered] == [{}, {}]

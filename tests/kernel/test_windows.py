@@ -126,11 +126,11 @@ def test_what_is_torn_anywhere_is_nothing(item):
 
 
 def test_what_is_no_verdict_is_nothing():
-    verdict = {"fit": "f", "run_id": "r", "window": 50, "directory": None, "stragglers": True}
-    assert unpack(Verdict, json.dumps(verdict)) == Verdict(fit="f", run_id="r", window=50, stragglers=True)
+    verdict = {"fit": "f", "run_id": "r", "window": 50, "directory": None, "signals": True}
+    assert unpack(Verdict, json.dumps(verdict)) == Verdict(fit="f", run_id="r", window=50, signals=True)
     for wrong in (
         *[{"window": window} for window in (0, -1, True, 2.0, "50", 10**100)],
-        *[{"run_id": 1}, {"fit": None}, {"directory": 1}, {"directory": ["/out"]}, {"stragglers": 1}],
+        *[{"run_id": 1}, {"fit": None}, {"directory": 1}, {"directory": ["/out"]}, {"signals": 1}],
     ):
         assert unpack(Verdict, json.dumps(verdict | wrong)) is None
     for line in ("", "[]", "{}", "null", '["f","r",50,null,true]', '{"fit":"f","run_id":"r"}'):

@@ -16,7 +16,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
-from exchange_job import LENGTH, Job
+from exchange_job import LENGTH, Job, Windows
 
 from perf_callbacks.kernel.engine.windows import NOTICE, Verdict
 from perf_callbacks.kernel.fit.place import Place
@@ -620,7 +620,7 @@ def test_a_store_that_can_not_be_cloned_is_connected_to_anew(monkeypatch):
 def test_a_verdict_says_what_holds():
     job = Job()
     verdict = job.ranks[0].verdict
-    assert verdict == Verdict(fit=verdict.fit, run_id=job.run_id, window=LENGTH, stragglers=True)
+    assert verdict == Verdict(fit=verdict.fit, run_id=job.run_id, window=LENGTH, signals=True)
     assert len({Job().ranks[0].verdict.fit for _ in range(10)}) == 10
 
 
@@ -647,9 +647,8 @@ COLUMN = array("f", [0.5] * LENGTH)
 
 
 def test_each_window_is_analysed_once_with_the_parts_of_the_ranks(job):
-    gathered = []
-    job.ranks[0].analyse(gathered.append)
-    job.ranks[1].analyse(gathered.append)  # has no effect there
+    reader, elsewhere = Windows(job.ranks[0]), Windows(job.ranks[1])
+    gathered = reader.all
     job.ranks[2].role = {"data": 1, "tensor": 0}
     for window in range(2):
         job.offer(window, signals={"gc": COLUMN})
@@ -661,34 +660,44 @@ def test_each_window_is_analysed_once_with_the_parts_of_the_ranks(job):
     ]
     assert gathered[1].signals == {rank: {"gc": COLUMN} for rank in range(3)}
     assert gathered[1].roles == {2: {"data": 1, "tensor": 0}}
+    assert elsewhere.all == []
 
 
-def test_an_error_in_the_analysis_ends_it_and_nothing_else(job, caplog):
-    calls = []
-
+def test_an_error_in_a_reader_ends_its_reading_and_nothing_else(job, caplog):
     def fail(window):
-        calls.append(window.first_step)
         raise ZeroDivisionError("division by zero")
 
-    job.ranks[0].analyse(fail)
+    failing, reader = Windows(job.ranks[0], fail), Windows(job.ranks[0])
     for window in range(3):
         job.through(window)
-    assert calls == [1]
+    assert (len(failing.all), len(reader.all)) == (1, 3)
     assert job.latest == [job.whole(2)] * 3
-    assert caplog.messages == ["perf_callbacks: slow ranks are looked for no more, training goes on: division by zero"]
+    assert caplog.messages == ["perf_callbacks: Windows reads no more windows, training goes on: division by zero"]
+
+
+def test_a_reader_is_not_kept_alive(job):
+    reader = Windows(job.ranks[0])
+    job.through(0)
+    assert len(reader.all) == 1
+    gone = weakref.ref(reader)
+    del reader
+    assert gone() is None
+    job.through(1)
+    assert job.latest == [job.whole(1)] * 3
 
 
 def test_a_window_is_announced_before_it_is_analysed(job):
     seen = []
     store = dist.PrefixStore("perf_callbacks", job.store)
-    job.ranks[0].analyse(lambda _: seen.append(store.get("window").decode()))
+    reader = Windows(job.ranks[0], lambda _: seen.append(store.get("window").decode()))
     job.through(0)
     assert pack(job.whole(0)) in seen[0]
+    assert len(reader.all) == 1
 
 
 def test_ranks_that_counted_different_steps_are_analysed_all_the_same(job):
-    gathered = []
-    job.ranks[0].analyse(gathered.append)
+    reader = Windows(job.ranks[0])
+    gathered = reader.all
     job.offer(0, 0, 1)
     job.offer(0, 2, steps=3)
     job.step()
@@ -698,8 +707,8 @@ def test_ranks_that_counted_different_steps_are_analysed_all_the_same(job):
 
 
 def test_a_window_goes_without_a_rank_that_is_missing_at_the_deadline_and_says_so_once(job, caplog):
-    gathered = []
-    job.ranks[0].analyse(gathered.append)
+    reader = Windows(job.ranks[0])
+    gathered = reader.all
     for window in range(3):
         job.offer(window, 0, 2)
         job.step(0, 2)
@@ -720,8 +729,8 @@ def test_a_window_goes_without_a_rank_that_is_missing_at_the_deadline_and_says_s
 
 @pytest.mark.parametrize("there", [(0,), (0, 2)])
 def test_a_rank_that_is_heard_of_alone_is_compared_with_nobody(job, there):
-    gathered = []
-    job.ranks[0].analyse(gathered.append)
+    reader = Windows(job.ranks[0])
+    gathered = reader.all
     job.offer(0, *there, signals={"local": COLUMN})
     job.step(*there)
     job.now += rounds.DEADLINE_SECONDS
@@ -806,8 +815,8 @@ def test_ranks_that_were_restarted_take_no_part_of_before_for_theirs():
     before.offer(1)
     before.step(1, 2)  # killed with a part under way
     after = Job(store=before.store, attempt=1)
-    gathered = []
-    after.ranks[0].analyse(gathered.append)
+    reader = Windows(after.ranks[0])
+    gathered = reader.all
     after.step()
     after.offer(1, 0)
     after.step(0)
@@ -822,10 +831,7 @@ def test_ranks_that_were_restarted_take_no_part_of_before_for_theirs():
 def test_settings_that_differ_give_way_to_those_of_rank_0(job):
     job = Job(rank1=None, rank2=7, switches={0: True, 1: False, 2: False})
     job.step()
-    assert [(exchange.window, exchange.stragglers) for exchange in job.ranks] == [(LENGTH, True)] * 3
-    for exchange in job.ranks:
-        exchange.signals = len
-    assert [exchange.signals for exchange in job.ranks] == [len] * 3
+    assert [(exchange.window, exchange.signals) for exchange in job.ranks] == [(LENGTH, True)] * 3
     job.through(0)
     assert job.latest == [job.whole(0)] * 3
 
@@ -833,15 +839,13 @@ def test_settings_that_differ_give_way_to_those_of_rank_0(job):
 def test_without_the_search_for_slow_ranks_parts_carry_no_signals():
     job = Job(switches={0: False, 1: True, 2: True})
     job.step()
-    for exchange in job.ranks:
-        exchange.signals = len
-    assert [exchange.signals for exchange in job.ranks] == [None] * 3
+    assert [exchange.signals for exchange in job.ranks] == [False] * 3
     job.through(0)
     assert job.latest == [job.whole(0)] * 3
 
 
 @pytest.mark.parametrize(
-    ("changes", "window", "stragglers"),
+    ("changes", "window", "signals"),
     [
         ({}, 50, True),
         ({"stragglers": "off"}, 50, False),
@@ -849,10 +853,10 @@ def test_without_the_search_for_slow_ranks_parts_carry_no_signals():
         ({"exchange": "off", "stragglers": "on"}, None, False),
     ],
 )
-def test_exchange_and_search_are_switched_apart(tmp_path, monkeypatch, changes, window, stragglers):
+def test_exchange_and_search_are_switched_apart(tmp_path, monkeypatch, changes, window, signals):
     monkeypatch.setattr(board, "default_store", dist.HashStore)
     exchange = ranks.meet(place(tmp_path, rank=0, world_size=2), PerfConfig(**changes), "run")
-    assert (exchange.window, exchange.stragglers) == (window, stragglers)
+    assert (exchange.window, exchange.signals) == (window, signals)
     exchange.close()
     exchange._talk.wait(20)
 

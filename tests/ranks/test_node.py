@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from exchange_job import Job
+from exchange_job import Job, Windows
 
 from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.settings.config import PerfConfig
@@ -78,15 +78,14 @@ def test_only_first_ranks_connect_to_the_store_and_keys_are_few(job, monkeypatch
 
 
 def test_a_rank_without_a_part_is_missing_and_the_rest_of_its_machine_is_there(job):
-    gathered = []
-    job.ranks[0].analyse(gathered.append)
+    reader = Windows(job.ranks[0])
     there = [rank for rank in range(8) if rank not in {2, 5}]
     job.offer(0, *there)
     for _ in range(5):
         job.step(*there)
         job.now += 4
     assert job.latest[0] == job.lacking(0, 2, 5)
-    assert [(sorted(window.signals), window.missing) for window in gathered] == [(there, (2, 5))]
+    assert [(sorted(window.signals), window.missing) for window in reader.all] == [(there, (2, 5))]
     assert [exchange.latest for exchange in job.ranks if exchange is not job.ranks[2]][4] != job.whole(0)
 
 

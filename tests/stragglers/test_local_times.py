@@ -6,6 +6,7 @@ from collections import deque
 import pytest
 from fakes import Fit
 
+from perf_callbacks.kernel.engine.observer import Observers
 from perf_callbacks.stragglers.local_times import MOST_STEPS, LocalTimes
 
 
@@ -13,10 +14,10 @@ class Trained(Fit):
     """A fit whose backwards end some time after the last gradient."""
 
     def __init__(self):
-        super().__init__()
         self.moments, self.delay = deque(), 0
-        self.times = LocalTimes(self.moments)
-        self.engine.intake.listen = self.times.read
+        self.times, observers = LocalTimes(self.moments), Observers()
+        observers.add(self.times)
+        super().__init__(observers=observers)
 
     def back(self, seconds, waits=0.0, delay=0):
         self.spend("backward", seconds)

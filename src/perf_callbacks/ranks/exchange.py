@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from perf_callbacks.kernel.clock import monotonic, sleep
-from perf_callbacks.kernel.engine.window_parts import Signals
-from perf_callbacks.kernel.engine.windows import Part, Verdict
+from perf_callbacks.kernel.engine.windows import Part, Verdict, WindowReader
 from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process.cpu_facts import local_ranks
@@ -24,7 +23,7 @@ from perf_callbacks.kernel.records.fit_records import Window
 from perf_callbacks.kernel.settings.config import PerfConfig
 from perf_callbacks.ranks import store as store_room
 from perf_callbacks.ranks.channels import ChannelHandler
-from perf_callbacks.ranks.leader import Analyse, Leader
+from perf_callbacks.ranks.leader import Leader
 from perf_callbacks.ranks.node import Node, gathered
 from perf_callbacks.ranks.rounds import MANY, SOON, Follower, Rounds
 
@@ -61,7 +60,7 @@ def meet(place: Place, config: PerfConfig, run_id: str) -> "Exchange | None":
             rank=place.rank,
             world_size=place.world_size,
             window=config.window if config.exchange == "on" else None,
-            stragglers=config.stragglers == "on",
+            signals=config.stragglers == "on",
             run_id=run_id,
             directory=str(place.directory.absolute()) if place.directory_of_all else None,
             node=node,
@@ -90,21 +89,18 @@ class Exchange:
         window: int | None,
         run_id: str,
         directory: str | None = None,
-        stragglers: bool = False,
+        signals: bool = False,
         attempt: int | None = None,
         node: Node | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        verdict = Verdict(
-            fit=uuid.uuid4().hex, run_id=run_id, window=window, directory=directory, stragglers=stragglers
-        )
+        verdict = Verdict(fit=uuid.uuid4().hex, run_id=run_id, window=window, directory=directory, signals=signals)
         attempt = _restarts() if attempt is None else attempt
         self._rounds: Rounds = (
             Follower(store, rank=rank, world_size=world_size, attempt=attempt, node=node)
             if rank
             else Leader(store, world_size=world_size, verdict=verdict, attempt=attempt, node=node)
         )
-        self._signals: Signals | None = None
         self._talk = _Talk(self._rounds, clock)
         # The thread holds no reference to this object, so it ends with it even if the end of the fit was missed.
         weakref.finalize(self, self._talk.end).atexit = False
@@ -130,19 +126,10 @@ class Exchange:
         return self._rounds.verdict.window if self._rounds.verdict is not None else None
 
     @property
-    def stragglers(self) -> bool:
-        """True: parts of this fit carry signals. False: they don't, or this is not known yet."""
+    def signals(self) -> bool:
+        """True: parts of this fit carry signals. False: they carry none, or this is not known yet."""
         verdict = self._rounds.verdict
-        return verdict is not None and verdict.window is not None and verdict.stragglers
-
-    @property
-    def signals(self) -> Signals | None:
-        """Makes the signals that parts carry; None where they carry none. May be set before the fit is agreed on."""
-        return self._signals if self.stragglers else None
-
-    @signals.setter
-    def signals(self, signals: Signals | None) -> None:
-        self._signals = signals
+        return verdict is not None and verdict.window is not None and verdict.signals
 
     @property
     def role(self) -> Mapping[str, int]:
@@ -153,14 +140,14 @@ class Exchange:
     def role(self, role: Mapping[str, int]) -> None:
         self._rounds.role = dict(role)
 
-    def analyse(self, analyse: Analyse) -> None:
-        """Let each window be analysed on rank 0, at its deadline or before; nothing on other ranks.
+    def add_reader(self, reader: WindowReader) -> None:
+        """Show each window to a reader, on rank 0; on other ranks, nothing happens.
 
-        The call is made in the side thread, and should sleep for a moment every 2 ms: the training thread may want
-        the GIL. An error in it ends the analysis, with one message.
+        The exchange holds the reader weakly: its thread must not keep an abandoned fit alive. After an error, the
+        reader gets no more windows.
         """
         if isinstance(self._rounds, Leader):
-            self._rounds.analyse = analyse
+            self._rounds.readers.append(weakref.ref(reader))
 
     @property
     def latest(self) -> Window | None:

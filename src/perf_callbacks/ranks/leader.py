@@ -1,13 +1,14 @@
 """Rank 0's side of the exchange: settings for all ranks, and windows put together from the parts of all ranks."""
 
 import logging
+import weakref
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from perf_callbacks.kernel.clock import perf_counter, sleep
-from perf_callbacks.kernel.engine.windows import GatheredWindow, Verdict, hold
+from perf_callbacks.kernel.engine.windows import GatheredWindow, Verdict, WindowReader, hold
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.records.codec import pack
 from perf_callbacks.kernel.records.fit_records import Window
@@ -44,9 +45,6 @@ MOST_SHOWN = 8
 
 OWN = -1
 """Source of rank 0's own part, which doesn't go through the store."""
-
-Analyse = Callable[[GatheredWindow], None]
-"""Analyses a window. Called in the side thread of rank 0, once per window, in order."""
 
 log = logging.getLogger("perf_callbacks")
 
@@ -87,8 +85,8 @@ class Leader(Rounds):
     ) -> None:
         super().__init__(store, rank=0, world_size=world_size, attempt=attempt, node=node)
         self.verdict = self._mine = verdict
-        self.analyse: Analyse | None = None
-        """Analysis of the windows, if there is one. An error ends it, and not the exchange."""
+        self.readers: list[weakref.ref[WindowReader]] = []
+        """Readers of the windows. An error in one ends its reading, and not the exchange."""
         self._mark = mark(verdict.fit)
         self._together = 1 if node is None else len(node.ranks)
         self._sources = [rank - rank % self._together for rank in range(world_size)]
@@ -187,7 +185,7 @@ class Leader(Rounds):
         if self.latest is not None and self.latest is not before:
             board.write("window", note_of_window(self._mine.fit, self.latest))
         for bundles, missing in closed:
-            self._analyse(bundles, missing)
+            self._show(bundles, missing)
             self._free(bundles)
 
     def _combine(self, bundles: Sequence[Bundle], missing: Sequence[int], windows: int) -> None:
@@ -202,9 +200,9 @@ class Leader(Rounds):
             self.latest = hold(window, self.latest, windows * bundles[0].length)
             self.finished.append(self.latest)
 
-    def _analyse(self, bundles: Sequence[Bundle], missing: tuple[int, ...]) -> None:
-        """Let a window be analysed."""
-        if self.analyse is None:
+    def _show(self, bundles: Sequence[Bundle], missing: tuple[int, ...]) -> None:
+        """Show a window to its readers."""
+        if not self.readers:
             return
         signals: dict[int, Mapping[str, array[float]]] = {}
         roles: dict[int, Mapping[str, int]] = {}
@@ -213,16 +211,22 @@ class Leader(Rounds):
             roles.update(bundle.roles())
             self._breathe()
         first, steps = bundles[0].first_step, bundles[0].length
-        try:
-            self.analyse(GatheredWindow(first_step=first, steps=steps, signals=signals, roles=roles, missing=missing))
-        except Exception as error:
-            let_pass(error)
-            self.analyse = None
-            log.warning(
-                "perf_callbacks: slow ranks are looked for no more, training goes on: %s", error, exc_info=error
-            )
+        window = GatheredWindow(first_step=first, steps=steps, signals=signals, roles=roles, missing=missing)
+        for reference in [*self.readers]:
+            reader = reference()
+            try:
+                if reader is not None:
+                    reader.window_gathered(window)
+            except Exception as error:
+                let_pass(error)
+                self.readers.remove(reference)
+                name = type(reader).__name__
+                log.warning(
+                    "perf_callbacks: %s reads no more windows, training goes on: %s", name, error, exc_info=error
+                )
+            del reader
         held = [*signals.values()]
-        del signals
+        del signals, window
         self._free(held)
 
     def _free(self, held: list[Any]) -> None:

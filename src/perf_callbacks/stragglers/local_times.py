@@ -10,6 +10,7 @@ from itertools import compress
 from typing import Any, NamedTuple
 
 from perf_callbacks.kernel.engine.marks import BEGIN, END, Course, Pause
+from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
 
 MOST_STEPS = 4096
@@ -42,7 +43,7 @@ class Shape(NamedTuple):
     """True: one falls after it."""
 
 
-class LocalTimes:
+class LocalTimes(Observer):
     """Reads the marks of the tape, as they are about to be read, and the moments at which gradients were done.
 
     A moment is a time and a line of `/proc/<pid>/schedstat`, whose second number is the nanoseconds without a CPU. In
@@ -62,7 +63,7 @@ class LocalTimes:
         self._line = b""
         self._unread: list[int] = []  # steps since the line was read
 
-    def read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
+    def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
         """Read marks and their times, in pairs. As many steps end in them as there are numbers."""
         marks, times = [*self._marks, *pairs[::2]], [*self._times, *pairs[1::2]]
         length = len(self._last_marks)

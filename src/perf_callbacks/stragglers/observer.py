@@ -8,13 +8,13 @@ from typing import Any
 from torch import nn
 
 from perf_callbacks.kernel.clock import monotonic, perf_counter, sleep
-from perf_callbacks.kernel.engine.observer import Observer
+from perf_callbacks.kernel.engine.observer import Observer, Signals as StepSignals
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.steps import Columns
-from perf_callbacks.kernel.engine.windows import GatheredWindow
+from perf_callbacks.kernel.engine.windows import GatheredWindow, WindowReader
 from perf_callbacks.kernel.failures import describe
 from perf_callbacks.kernel.fit.meshes import coordinates
-from perf_callbacks.kernel.fit.recorder import Recorder, log, weakly
+from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.fit_records import Record, Steps
@@ -52,7 +52,7 @@ def begin(recorder: Recorder, model: nn.Module | None) -> Observer | None:
             WATCHDOG.watch(alone)
         return alone
     ranks = recorder.ranks
-    if ranks is None or (ranks.verdict is not None and not ranks.stragglers):
+    if ranks is None or (ranks.verdict is not None and not ranks.signals):
         return None
     try:
         return RanksWatch(recorder, ranks, model)
@@ -113,7 +113,7 @@ class _Found:
         return {"perf/straggler_loss": float(f"{lost - before:.6g}")}
 
 
-class RanksWatch(Observer):
+class RanksWatch(Observer, WindowReader):
     """Makes the signals of this rank, and on rank 0 compares those of all ranks."""
 
     def __init__(self, recorder: Recorder, ranks: Exchange, model: nn.Module | None) -> None:
@@ -126,19 +126,18 @@ class RanksWatch(Observer):
         self._local: LocalTimes | None = None
         self._made, self._analysed = 0, 1
         """First step of the newest window of this rank, and the first one after those that were analysed."""
-        self._failed = False
+        self._failed, self._compares = False, True
         parameter = None if self._device or self._sharded else gradient_moments.last_parameter(model)
         if parameter is not None:
             self._moments = GradientMoments(parameter, recorder.clock)
             recorder.patches.add(self._moments.close)
             self._local = LocalTimes(self._moments.noted)
-            recorder.engine.intake.listen = self._local.read
-        ranks.signals = self._signals
+            recorder.observe(self._local)
         recorder.engine.stragglers = self._found.fields
-        ranks.analyse(weakly(self._analyse))  # its thread must not keep an abandoned fit alive
+        ranks.add_reader(self)
         recorder.wait = self._wait
 
-    def _signals(self, steps: Columns) -> signals.Signals:
+    def window_part(self, steps: Columns) -> StepSignals:
         """Make the signals of a window. An error ends the signals, not the measuring."""
         if self._failed:
             return {}
@@ -150,7 +149,7 @@ class RanksWatch(Observer):
             log.warning(NO_MORE, describe(error))
             return {}
 
-    def _make_signals(self, steps: Columns) -> signals.Signals:
+    def _make_signals(self, steps: Columns) -> StepSignals:
         self._made = steps.number[0]
         times = [None] * len(steps.number) if self._local is None else self._local.take(steps.number)
         for time_, backward, reason in zip(times, steps.stages[Stage.BACKWARD], steps.excluded, strict=True):
@@ -160,11 +159,16 @@ class RanksWatch(Observer):
         made = signals.of_gradients(steps, times)
         return made or signals.of_stages(steps, sharded=self._sharded, device=self._device, alone=False)
 
-    def _analyse(self, window: GatheredWindow) -> None:
-        """Compare the ranks of a window, in the thread of the exchange."""
+    def window_gathered(self, window: GatheredWindow) -> None:
+        """Compare the ranks of a window. An error ends the comparison, not the exchange."""
         last = window.first_step + window.steps
         try:
-            self._found.analyse(range(window.first_step, last), window.signals, window.roles)
+            if self._compares:
+                self._found.analyse(range(window.first_step, last), window.signals, window.roles)
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            let_pass(error)
+            self._compares = False
+            log.warning(NO_MORE, describe(error), exc_info=error)
         finally:
             self._analysed = last
 

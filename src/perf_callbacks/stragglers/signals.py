@@ -1,15 +1,14 @@
 """Signals of one rank, from the stages of its steps and from what else is known of them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+from perf_callbacks.kernel.engine.observer import Signals
 from perf_callbacks.kernel.engine.stages import STAGES, Stage
 from perf_callbacks.kernel.engine.steps import Columns
 from perf_callbacks.kernel.records.fit_records import Steps
 from perf_callbacks.stragglers.local_times import LocalTime
 from perf_callbacks.stragglers.peers import DATA, DEVICE, GC, LOCAL, STEAL, STEP, WORK, known, median
-
-Signals = Mapping[str, Sequence[float | None]]
 
 
 def of_gradients(steps: Columns, times: Sequence[LocalTime | None]) -> Signals | None:

@@ -116,10 +116,16 @@ class Engine:
         """A batch may go straight into `batches`: no span is open, no device is to be asked, and the fit goes on."""
         self._pending = Pending(self._work)
         self.ended = self._pending.ended
-        parts = Parts(step=run.step, rank=run.rank, world_size=run.world_size, data_parallel=data_parallel)
+        self._observers = observers or Observers()
+        parts = Parts(
+            step=run.step,
+            rank=run.rank,
+            world_size=run.world_size,
+            data_parallel=data_parallel,
+            observers=self._observers,
+        )
         parts.ambiguous = ambiguous
         self._ledger = Ledger(self._shown, parts)
-        self._observers = observers or Observers()
         self.intake = Intake(
             self.tape,
             self._pending,

@@ -3,8 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perf_callbacks.kernel.engine.steps import NEVER, Step
+from perf_callbacks.kernel.engine.steps import NEVER, Columns, Step
 from perf_callbacks.kernel.records.fit_records import Gc
+
+Signals = Mapping[str, Sequence[float | None]]
+"""Signals of some steps: by name, a column of seconds as long as the steps, with None for an unknown time."""
 
 
 class Observer:
@@ -49,8 +52,18 @@ class Observer:
     def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
         """Steps were measured, some time after their end. Their collections are told of before."""
 
+    def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
+        """Marks and their times, in pairs, are about to be taken from the tape. The steps of these numbers end in them.
+
+        Called by the thread that takes them, which may be that of a loader.
+        """
+
     def agreed(self, least: Mapping[str, int], step: int) -> None:
         """The least that any rank asks for holds on all ranks from the end of that step on."""
+
+    def window_part(self, steps: Columns) -> Signals:  # noqa: ARG002 for observers that have signals
+        """Return signals of the steps of a window, which this rank sends to rank 0 with its part."""
+        return {}
 
     def metrics(self, kind: str) -> Mapping[str, float]:  # noqa: ARG002 for observers that tell them apart
         """Return metrics, by name, for a "row" of the log or for the "whole" fit. Each row is asked for once."""
@@ -76,7 +89,9 @@ EVENTS = (
     "loader_left",
     "epoch_ended",
     "steps_measured",
+    "marks_read",
     "agreed",
+    "window_part",
     "metrics",
     "summary",
     "facts",
@@ -166,11 +181,31 @@ class Observers:
                 observer.steps_measured(steps, pauses)
         self.look_ahead()
 
+    @property
+    def read_marks(self) -> bool:
+        """Some observer reads marks."""
+        return bool(self._of["marks_read"])
+
+    def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
+        """Show marks of the tape to the observers that read them."""
+        for observer in self._of["marks_read"]:
+            observer.marks_read(pairs, numbers)
+
     def agreed(self, least: Mapping[str, int], step: int) -> None:
         """Tell what holds on all ranks."""
         for observer in self._of["agreed"]:
             observer.agreed(least, step)
         self.look_ahead()
+
+    @property
+    def have_signals(self) -> bool:
+        """Some observer makes signals of the steps of a window."""
+        return bool(self._of["window_part"])
+
+    def window_part(self, steps: Columns) -> dict[str, Sequence[float | None]]:
+        """Return the signals that observers make of the steps of a window."""
+        made = [observer.window_part(steps) for observer in self._of["window_part"]]
+        return {name: column for signals in made for name, column in signals.items()}
 
     def metrics(self, kind: str) -> dict[str, float]:
         """Return the metrics of all observers for a "row" or for the "whole" fit."""

@@ -3,7 +3,6 @@
 from typing import Protocol
 
 from perf_callbacks.kernel.engine.marks import Mark
-from perf_callbacks.kernel.engine.window_parts import Signals
 from perf_callbacks.kernel.engine.windows import Part
 from perf_callbacks.kernel.records.fit_records import Window
 
@@ -31,8 +30,8 @@ class Ranks(Protocol):
         """The last window that is known of all of them; None before the first."""
 
     @property
-    def signals(self) -> Signals | None:
-        """Makes the signals that parts carry; None where they carry none."""
+    def signals(self) -> bool:
+        """True: parts carry signals. False: they carry none, or this is not known yet."""
 
     def offer(self, part: Part) -> None:
         """Tell the others what this rank did in a window."""

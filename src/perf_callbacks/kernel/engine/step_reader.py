@@ -47,8 +47,6 @@ class Intake:
         self._reading = False
         self.overdue = False
         """The device is to be asked for its times before the step ends."""
-        self.listen: Callable[[Sequence[Any], Sequence[int]], object] | None = None
-        """Sees the tape before it is read, with the numbers of the steps that have ended."""
         self.longest_step = 0.0
         """Seconds of the longest step so far, without the first, in which things are made and compiled."""
 
@@ -112,8 +110,8 @@ class Intake:
         self._enter_rows(self._pending.timed([None] * len(self._pending.passed)))
 
     def _collect(self) -> None:
-        if self.listen is not None:
-            self.listen(self._tape.pairs[:], [number for number, *_ in self._pending.ended])
+        if self._observers.read_marks:
+            self._observers.marks_read(self._tape.pairs[:], [number for number, *_ in self._pending.ended])
         past, told = self._tape.read()
         ended = self._pending.ended
         pauses = [

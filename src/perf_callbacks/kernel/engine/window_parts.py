@@ -1,23 +1,23 @@
 """The steps of one rank, cut into the windows that ranks exchange."""
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from math import nan
 
+from perf_callbacks.kernel.engine.observer import Observers
 from perf_callbacks.kernel.engine.steps import RECOUNTED, Columns, Totals
 from perf_callbacks.kernel.engine.windows import Part
 
 MOST_STEPS = 1000
 """Most steps of a window whose parts carry signals."""
 
-Signals = Callable[[Columns], Mapping[str, Sequence[float | None]]]
-"""Makes the signals of some steps: by name, a column of seconds as long as theirs, with None for what is unknown."""
-
 
 class Parts:
     """Adds up the included steps of a window until it is over. A window that was heard of too late is left out."""
 
-    def __init__(self, *, step: int, rank: int, world_size: int, data_parallel: int) -> None:
+    def __init__(
+        self, *, step: int, rank: int, world_size: int, data_parallel: int, observers: Observers | None = None
+    ) -> None:
         self._length: int | None = None
         self._start = self._seen = step
         self._after = step  # the totals hold what came after this step
@@ -29,8 +29,9 @@ class Parts:
         """Nobody knows which ranks share their samples: amounts of the job are unknown."""
         self.asks: Mapping[str, int] = {}
         """Values that this rank asks the others for, with whatever it says next."""
-        self.signals: Signals | None = None
-        """Makes the signals of a window's steps, those that are in no row among them. None: parts carry none."""
+        self._observers = observers or Observers()
+        self.signals = False
+        """True: parts carry signals, also of the steps that are in no row."""
         self._steps: list[Columns] = []  # of the window so far, for the signals
 
     @property
@@ -61,7 +62,7 @@ class Parts:
 
     def _add(self, steps: Columns) -> None:
         self._totals.add(_belonging(steps))
-        if self.signals is not None and steps.number and (self._length or 0) <= MOST_STEPS:
+        if self.signals and steps.number and (self._length or 0) <= MOST_STEPS:
             self._steps.append(steps)
 
     def _begin(self, after: int) -> None:
@@ -88,11 +89,11 @@ class Parts:
 
     def _signals(self, first: int, length: int) -> dict[str, "array[float]"]:
         """Make the signals of the window, each as long as the window."""
-        if self.signals is None or not self._steps:
+        if not self.signals or not self._steps:
             return {}
         steps = Columns.joined(self._steps)
         signals = {}
-        for name, column in self.signals(steps).items():
+        for name, column in self._observers.window_part(steps).items():
             signals[name] = array("f", [nan]) * length
             for number, seconds in zip(steps.number, column, strict=True):
                 if seconds is not None and 0 <= number - first < length:

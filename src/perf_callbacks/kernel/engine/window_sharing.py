@@ -47,7 +47,8 @@ class Sharing:
             if self._alone:
                 self._observers.agreed(asks, step)
             return
-        self._parts.asks, self._parts.signals = asks, self._ranks.signals
+        self._parts.asks = asks
+        self._parts.signals = self._ranks.signals and self._observers.have_signals
         for part in self._ledger.take_parts():
             self._ranks.offer(part)
         for window in self._ranks.take():

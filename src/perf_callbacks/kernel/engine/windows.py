@@ -3,6 +3,7 @@
 A window is `length` optimizer steps by the trainer's count. Ranks hand each other `Part`s.
 """
 
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -82,8 +83,19 @@ class Verdict:
     """Optimizer steps per window; None: nothing is exchanged."""
     directory: str | None = None
     """Output directory of all ranks; None: each rank knows its own."""
-    stragglers: bool = False
-    """True: parts carry signals, and rank 0 analyses them."""
+    signals: bool = False
+    """True: parts carry signals, and rank 0 reads them."""
+
+
+class WindowReader(ABC):
+    """Base class of a feature that reads the windows of all ranks on rank 0."""
+
+    @abstractmethod
+    def window_gathered(self, window: GatheredWindow) -> None:
+        """Read a window: in the side thread, once per window, in order, at its deadline or before.
+
+        A reader should sleep for a moment every 2 ms, because the training thread may want the GIL.
+        """
 
 
 def hold(window: Window, before: Window | None, now: int | None = None) -> Window:
