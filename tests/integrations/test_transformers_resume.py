@@ -1,119 +1,38 @@
-"""What goes on from one attempt to the next, with real checkpoints."""
+"""Checkpoints of the `Trainer`: trainer state, older checkpoints, torn journals, a killed run, two ranks."""
 
 import json
 import signal
 
+import attempts
 import pytest
 import tiny
+from attempts import numbers, opened, totals, transformers as fit
 from launching import python
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer
 
-from perf_callbacks.kernel.records.codec import attempts
 from perf_callbacks.kernel.records.fit_records import Run, Summary
-from perf_callbacks.kernel.records.journal_file import read
 from perf_callbacks.transformers import PerfCallback
 
 RESTORING = pytest.mark.parametrize("restoring", [False, True], ids=["", "callbacks restored"])
 
 
-class Stop(TrainerCallback):
-    """Training ends after a step, as if it had been asked to."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_step_end(self, args, state, control, **_):
-        control.should_training_stop = state.global_step >= self.step
-
-
-def fit(directory, ours, *, until, resume=True, rows=40, **arguments):
-    """From the last checkpoint on, in a trainer of its own."""
-    arguments = {"max_steps": 12, "save_strategy": "steps", "save_steps": 2} | arguments
-    callbacks = [*([ours] if ours else []), Stop(until)]
-    trainer = tiny.trainer(tiny.training_arguments(directory, **arguments), *callbacks, train_dataset=tiny.Tokens(rows))
-    trainer.train(resume_from_checkpoint=resume)
-    return trainer
-
-
-def opened(directory):
-    """How each attempt in the journal began."""
-    (*parts,) = attempts(read(directory / "perf_callbacks" / "rank0.jsonl"))
-    return [part[0].record for part in parts]
-
-
-def totals(directory):
-    summaries = [tiny.records(directory, Summary, attempt=number) for number in range(len(opened(directory)))]
-    return [(one.total_samples, one.total_tokens) for (one,) in summaries]
-
-
-@RESTORING
-@pytest.mark.parametrize(("accumulation", "rows"), [(1, 40), (2, 22)], ids=["", "accumulated, ragged"])
-def test_a_resumed_run_goes_on_in_id_steps_and_totals(tmp_path, restoring, accumulation, rows):
-    arguments = {"gradient_accumulation_steps": accumulation, "rows": rows}
-    fit(tmp_path, PerfCallback(), until=4, resume=False, **arguments)
-    fit(tmp_path, PerfCallback(), until=8, restore_callback_states_from_checkpoint=restoring, **arguments)
-    fit(tmp_path, PerfCallback(), until=12, restore_callback_states_from_checkpoint=restoring, **arguments)
-    runs = opened(tmp_path)
-    assert [(run.attempt, run.step) for run in runs] == [(1, 0), (2, 4), (3, 8)]
-    assert len({run.run_id for run in runs}) == 1
-    steps = [tiny.steps(tmp_path, attempt=number) for number in range(3)]
-    assert [step["step"] for attempt in steps for step in attempt] == list(range(1, 13))
-    assert [attempt[0]["excluded"] for attempt in steps] == ["first", "restart", "restart"]
-    samples = [sum(step["samples"] for attempt in steps[: number + 1] for step in attempt) for number in range(3)]
-    assert totals(tmp_path) == [(amount, amount * 16) for amount in samples]
-
-
-def test_a_resume_from_an_earlier_checkpoint_counts_from_there(tmp_path):
-    fit(tmp_path, PerfCallback(), until=6, resume=False)
-    fit(tmp_path, PerfCallback(), until=8, resume=str(tmp_path / "checkpoint-2"))
-    assert [(run.attempt, run.step) for run in opened(tmp_path)] == [(1, 0), (2, 2)]
-    assert totals(tmp_path) == [(24, 384), (32, 512)]
-
-
-@RESTORING
-def test_a_run_that_is_resumed_without_us_goes_on_without_us(tmp_path, restoring):
-    fit(tmp_path, PerfCallback(), until=4, resume=False)
-    trainer = fit(tmp_path, None, until=8, restore_callback_states_from_checkpoint=restoring)
-    assert trainer.state.global_step == 8
-    assert len(opened(tmp_path)) == 1
-
-
-@RESTORING
-def test_a_run_that_is_resumed_with_us_for_the_first_time_knows_no_totals(tmp_path, restoring):
-    fit(tmp_path, None, until=4, resume=False)
-    ours = PerfCallback()
-    fit(tmp_path, ours, until=8, restore_callback_states_from_checkpoint=restoring)
-    assert [(run.attempt, run.step) for run in opened(tmp_path)] == [(1, 4)]
-    assert (ours.summary.samples, ours.summary.total_samples, ours.summary.total_tokens) == (16, None, None)
-    fit(tmp_path, PerfCallback(), until=12)
-    assert [(run.attempt, run.step) for run in opened(tmp_path)] == [(1, 4), (2, 8)]
-    assert totals(tmp_path) == [(None, None)] * 2
-
-
-def test_a_stretch_without_us_leaves_the_totals_unknown(tmp_path):
-    fit(tmp_path, PerfCallback(), until=4, resume=False)
-    fit(tmp_path, None, until=8)
-    fit(tmp_path, PerfCallback(), until=12)
-    assert totals(tmp_path) == [(16, 256), (None, None)]
-
-
 def test_a_second_fit_of_the_same_trainer_is_a_run_of_its_own(tmp_path):
     ours = PerfCallback()
-    trainer = fit(tmp_path, ours, until=4, resume=False)
+    trainer = fit(tmp_path, ours=ours, until=4)
     trainer.train()
     runs = opened(tmp_path)
-    assert [(run.attempt, run.step) for run in runs] == [(1, 0)] * 2
+    assert numbers(tmp_path) == [(1, 0)] * 2
     assert len({run.run_id for run in runs}) == 2
     assert totals(tmp_path) == [(16, 256)] * 2
     assert ours.summary.run_id == runs[1].run_id
 
 
-def test_the_same_trainer_resumes_as_another_one_would(tmp_path):
+def test_the_same_trainer_resumes_as_another_would(tmp_path):
     ours = PerfCallback()
-    trainer = fit(tmp_path, ours, until=4, resume=False)
-    trainer.remove_callback(Stop)
+    trainer = fit(tmp_path, ours=ours, until=4)
+    trainer.remove_callback(attempts.Stop)
     trainer.train(resume_from_checkpoint=True)
-    assert [(run.attempt, run.step) for run in opened(tmp_path)] == [(1, 0), (2, 4)]
+    assert numbers(tmp_path) == [(1, 0), (2, 4)]
     assert totals(tmp_path) == [(16, 256), (48, 768)]
 
 
@@ -128,44 +47,44 @@ def state_of(checkpoint):
 
 @pytest.mark.filterwarnings("ignore:mtime may not be reliable")  # transformers 4, of checkpoints made within a second
 @RESTORING
-def test_a_resumed_run_ends_in_the_trainer_state_of_one_that_never_stopped(tmp_path, restoring):
+def test_a_resumed_run_ends_in_the_state_of_one_that_never_stopped(tmp_path, restoring):
     arguments = {"max_steps": 8, "save_total_limit": 2, "save_steps": 4}
-    fit(tmp_path / "whole", PerfCallback(), until=8, resume=False, **arguments)
-    fit(tmp_path / "parts", PerfCallback(), until=4, resume=False, **arguments)
-    fit(tmp_path / "parts", PerfCallback(), until=8, restore_callback_states_from_checkpoint=restoring, **arguments)
+    fit(tmp_path / "whole", until=8, **arguments)
+    fit(tmp_path / "parts", until=4, **arguments)
+    fit(tmp_path / "parts", until=8, resume=4, restore_callback_states_from_checkpoint=restoring, **arguments)
     whole, parts = [state_of(tmp_path / name / "checkpoint-8") for name in ("whole", "parts")]
     assert whole == parts
     assert "perf_callbacks" not in parts["stateful_callbacks"]
     assert [run.attempt for run in opened(tmp_path / "parts")] == [1, 2]
 
 
-def test_counters_in_the_trainer_state_of_an_older_checkpoint_are_read_and_dropped(tmp_path):
-    fit(tmp_path, None, until=4, resume=False)
+def test_counters_in_an_older_trainer_state_are_read_and_dropped(tmp_path):
+    fit(tmp_path, until=4, measured=False)
     path = tmp_path / "checkpoint-4" / "trainer_state.json"
     older, counters = json.loads(path.read_text()), {"run_id": "r", "attempt": 1, "rank": 0, "step": 4}
     attributes = {**counters, "samples": 16, "tokens": 256}
     older["stateful_callbacks"]["perf_callbacks"] = {"args": {}, "attributes": attributes}
     path.write_text(json.dumps(older))
-    fit(tmp_path, PerfCallback(), until=8)
+    fit(tmp_path, until=8, resume=4)
     assert [(run.run_id, run.attempt) for run in opened(tmp_path)] == [("r", 2)]
     assert totals(tmp_path) == [(32, 512)]
     assert "perf_callbacks" not in state_of(tmp_path / "checkpoint-8")["stateful_callbacks"]
 
 
 def test_a_checkpoint_of_the_model_alone_has_counters(tmp_path):
-    fit(tmp_path, PerfCallback(), until=4, resume=False, save_only_model=True)
-    trainer = fit(tmp_path, PerfCallback(), until=6, save_only_model=True)
+    fit(tmp_path, until=4, save_only_model=True)
+    trainer = fit(tmp_path, until=6, resume=4, save_only_model=True)
     trainer.save_model(str(tmp_path / "model"))
-    assert [(run.attempt, run.step) for run in opened(tmp_path)] == [(1, 0), (2, 4)]
+    assert numbers(tmp_path) == [(1, 0), (2, 4)]
     assert not (tmp_path / "model" / "perf_callbacks.json").exists()
 
 
 def test_a_torn_line_costs_only_itself(tmp_path):
-    fit(tmp_path, PerfCallback(), until=4, resume=False)
+    fit(tmp_path, until=4)
     with (tmp_path / "perf_callbacks" / "rank0.jsonl").open("a") as journal:
         journal.write('{"type":"row","t":1.0,"st')
-    fit(tmp_path, PerfCallback(), until=6)
-    assert [(run.attempt, run.step) for run in opened(tmp_path)] == [(1, 0), (2, 4)]
+    fit(tmp_path, until=6, resume=4)
+    assert numbers(tmp_path) == [(1, 0), (2, 4)]
     assert [step["step"] for step in tiny.steps(tmp_path)] == [5, 6]
 
 
@@ -189,8 +108,8 @@ tiny.trainer(arguments, PerfCallback(), Kill(), train_dataset=tiny.Tokens(40)).t
 def test_a_killed_run_goes_on_from_its_checkpoint(tmp_path):
     status, output = python("-c", KILLED, tmp_path)
     assert status == -signal.SIGKILL, output
-    fit(tmp_path, PerfCallback(), until=8)
-    assert [(run.attempt, run.step) for run in opened(tmp_path)] == [(1, 0), (2, 4)]
+    fit(tmp_path, until=8, resume=4)
+    assert numbers(tmp_path) == [(1, 0), (2, 4)]
     assert len({run.run_id for run in opened(tmp_path)}) == 1
     assert tiny.records(tmp_path, Summary, attempt=0) == []
     assert [step["step"] for step in tiny.steps(tmp_path, attempt=0)] == [1, 2, 3, 4], "up to the checkpoint"
@@ -229,7 +148,7 @@ os._exit(0)  # gloo's threads at times abort the interpreter's own way out
     ],
     ids=["", "resumed"],
 )
-def test_each_of_two_ranks_has_its_journal_and_only_rates_per_device_are_logged(tmp_path, fits):
+def test_two_ranks_have_a_journal_each_and_log_rates_per_device(tmp_path, fits):
     script = tmp_path / "train.py"
     script.write_text(TWO_RANKS)
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
