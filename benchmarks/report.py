@@ -28,6 +28,7 @@ from perf_callbacks.kernel.records.fit_records import (
     Steps,
     Summary,
 )
+from perf_callbacks.kernel.records.summary_parts import FlopsSummary, GcSummary
 
 BLOCK = 256
 MODEL_FLOPS = 9_600_000_000_000
@@ -182,21 +183,21 @@ def a_summary(number: int, last: int, steps: int, now: float) -> Summary:
         included_samples=4 * steps,
         included_tokens=8192 * steps,
         included_useful_tokens=None,
-        model_flops=MODEL_FLOPS * steps,
-        hardware_flops=MODEL_FLOPS * steps * 4 // 3,
-        flops_seconds=now * 0.95,
-        flops_steps=steps,
-        flops_source="counted",
-        flops_coverage=0.994,
-        flops_lower_bound=True,
-        flops_dtype="bfloat16",
-        peak_flops_per_second=PEAK,
-        peak_source="NVIDIA H100 data sheet",
+        flops=FlopsSummary(
+            model_flops=MODEL_FLOPS * steps,
+            hardware_flops=MODEL_FLOPS * steps * 4 // 3,
+            seconds=now * 0.95,
+            steps=steps,
+            source="counted",
+            coverage=0.994,
+            lower_bound=True,
+            dtype="bfloat16",
+            peak_flops_per_second=PEAK,
+            peak_source="NVIDIA H100 data sheet",
+        ),
         total_samples=None,
         total_tokens=None,
-        gc_collections=(900, 90, 100),
-        gc_seconds=11.0,
-        gc_longest=0.2,
+        gc=GcSummary(collections=(900, 90, 100), seconds=11.0, longest=0.2),
         findings=(FINDING,),
     )
 

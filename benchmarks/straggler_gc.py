@@ -57,8 +57,8 @@ def train(rank, ranks, port, job):
     if rank == 0 and summary is not None:
         told = {
             "seconds": summary.included_seconds,
-            "lost": dict(summary.straggler_seconds),
-            "slowdown": summary.slowdown,
+            "lost": dict(summary.stragglers.seconds_by_cause),
+            "slowdown": summary.stragglers.slowdown,
         }
         Path(directory, "told").write_text(json.dumps(told), encoding="utf-8")
     dist.destroy_process_group()

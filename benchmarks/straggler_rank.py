@@ -198,10 +198,10 @@ def main(plan):
         "slept": faults.slept,
         "times": [end - begin for begin, end in pairwise(faults.began)],
         "seconds": time.perf_counter() - began,
-        "losses": dict(summary.straggler_seconds),
-        "compared": summary.compared_seconds,
-        "slowdown": summary.slowdown,
-        "waiting": summary.backward_waiting,
+        "losses": dict(summary.stragglers.seconds_by_cause),
+        "compared": summary.stragglers.seconds,
+        "slowdown": summary.stragglers.slowdown,
+        "waiting": summary.stragglers.backward_waiting,
         "included": summary.included_seconds,
     }
     Path(plan["directory"], f"rank{plan['rank']}.told").write_text(json.dumps(told), encoding="utf-8")

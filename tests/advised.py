@@ -3,9 +3,11 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
+from summaries import a_summary_of
+
 from perf_callbacks.advice import table
 from perf_callbacks.advice.facts import Facts
-from perf_callbacks.kernel.records.fit_records import Flops, Summary
+from perf_callbacks.kernel.records.fit_records import Flops
 
 STAGES = {"data": 0.0, "forward": 0.3, "backward": 0.6, "optimizer": 0.1, "gc": 0.0, "other": 0.0}
 WORK = Flops(
@@ -32,7 +34,7 @@ def summary(*, steps=100, gc=None, spans=None, counts=None, startup=5.0, **stage
     """A fit whose measured steps make up all of its time after startup, unless it has spans."""
     times = {f"{name}_time": steps * seconds for name, seconds in (STAGES | stages).items()}
     seconds = sum(times.values())
-    return Summary(
+    return a_summary_of(
         run_id="a1",
         attempt=1,
         step=steps,

@@ -3,9 +3,10 @@
 from html.parser import HTMLParser
 
 from fakes import a_run
+from summaries import a_summary_of
 
 from perf_callbacks.kernel.records.codec import Entry, encode
-from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Flops, Gc, Span, Stall, Steps, Summary
+from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Flops, Gc, Span, Stall, Steps
 from perf_callbacks.kernel.records.machine_records import Memory, Use
 
 FINDING = Finding(
@@ -72,7 +73,7 @@ def a_summary(**changes):
         "gc_longest": 0.125,
         "findings": (FINDING,),
     }
-    return Summary(**usual | changes)
+    return a_summary_of(**usual | changes)
 
 
 def a_fit(rank=0, *, summary=True, **run):

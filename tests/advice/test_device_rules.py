@@ -7,11 +7,12 @@ from advised import PLAIN, WORK, found, machine, summary
 
 from perf_callbacks.advice.facts import Facts
 from perf_callbacks.kernel.records.fit_records import Finding
+from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 from perf_callbacks.memory.use import MemoryUse
 
 CUDA = machine(accelerator="cuda")
 READS = {"/home/a/train.py:41": 3, "/home/a/train.py:7": 1, "/env/site-packages/transformers/trainer.py:9": 8}
-RATED = {"hardware_flops": 100, "flops_seconds": 1.0, "peak_flops_per_second": 400.0}
+RATED = {"flops": FlopsSummary(hardware_flops=100, seconds=1.0, peak_flops_per_second=400.0)}
 
 
 def busy(*readings):
@@ -148,7 +149,7 @@ SILENT = {
     "busy without a compiler": (
         "compile",
         Facts(tensor_cores=True, work=PLAIN),
-        replace(summary(), **RATED | {"peak_flops_per_second": 200.0}),
+        replace(summary(), flops=replace(RATED["flops"], peak_flops_per_second=200.0)),
         CUDA,
     ),
     "busy but for the loader": (

@@ -92,6 +92,6 @@ def test_a_window_has_what_happened_since():
     )
     window = between(before, after)
     assert (window.included_steps, window.stage_seconds["data_time"]) == (20, 50.0)
-    assert (window.gc_seconds, window.gc_collections, window.gc_scheduled_seconds) == (3.0, (4, 0, 1), 0.5)
+    assert (window.gc.seconds, window.gc.collections, window.gc.scheduled_seconds) == (3.0, (4, 0, 1), 0.5)
     assert (window.wall_seconds["startup"], window.wall_seconds["evaluation"]) == (0.0, 7.0)
     assert window.span_counts == {"evaluation": 2}

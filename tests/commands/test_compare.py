@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 from fakes import a_run
+from summaries import a_summary_of
 
 from perf_callbacks.commands import main
 from perf_callbacks.kernel.records.codec import Entry, encode
-from perf_callbacks.kernel.records.fit_records import Checklist, Steps, Summary
+from perf_callbacks.kernel.records.fit_records import Checklist, Steps
 from perf_callbacks.kernel.records.machine_records import Memory
 
-SUMMARY = Summary(
+SUMMARY = a_summary_of(
     run_id="a1",
     attempt=1,
     step=100,
@@ -180,9 +181,9 @@ def test_tokens_decide_before_samples_and_samples_before_steps(tmp_path, capsys)
 
 
 CHANGES = {
-    "flops_source": ("closed form", {"tflops", "mfu", "hfu"}),
-    "flops_lower_bound": (True, {"tflops", "mfu", "hfu"}),
-    "flops_dtype": ("float32", {"mfu", "hfu"}),
+    "source": ("closed form", {"tflops", "mfu", "hfu"}),
+    "lower_bound": (True, {"tflops", "mfu", "hfu"}),
+    "dtype": ("float32", {"mfu", "hfu"}),
     "peak_flops_per_second": (11e12, {"mfu", "hfu"}),
     "peak_measured": (True, {"mfu", "hfu"}),
 }
@@ -193,7 +194,7 @@ def test_mfu_by_another_convention_has_no_verdict_and_a_reason(tmp_path, capsys,
     value, without = CHANGES[changed]
     block = steps(around(0.1), samples=8, model_flops=10**11)
     a = write(tmp_path / "a", block, SUMMARY)
-    b = write(tmp_path / "b", block, replace(SUMMARY, **{changed: value}))
+    b = write(tmp_path / "b", block, replace(SUMMARY, flops=replace(SUMMARY.flops, **{changed: value})))
     found = as_json(capsys, a, b)
     assert {*found["not_compared"]} == without
     assert {name for name, one in found["metrics"].items() if one["verdict"] is None} == without

@@ -38,5 +38,5 @@ def test_flex_attention_is_counted():
     summary = trained()
     attention = 2 * 2 * 2 * (2 * 128 * 128 * 16)  # two products, batch and heads, without a gradient
     linear = 2 * (2 * 128) * 32 * 96 + 2 * 2 * (2 * 2 * 128) * 16 * 16  # a frozen one, and one with its gradient
-    assert summary.model_flops // summary.flops_steps == attention + linear
-    assert not summary.flops_lower_bound
+    assert summary.flops.model_flops // summary.flops.steps == attention + linear
+    assert not summary.flops.lower_bound

@@ -1,5 +1,7 @@
 """What a batch of another shape takes: looked up, scaled where counts confirm it, and else unknown."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from perf_callbacks.flops.known_work.shape_counts import extent
@@ -414,4 +416,5 @@ def test_it_is_told_why_a_step_is_not_known(unknown, cause):
     shaped = learned(transformer, ids, (2, 8))
     shaped.wanted = True
     unknown(shaped)
-    assert shaped.summary(4, 3, {})["flops_unknown"] == f"known for 3 of 4 steps: {cause}"
+    included = SimpleNamespace(steps=4, effort_steps=3, effort=Effort(2, 2), effort_seconds=1.0)
+    assert shaped.summary(included, {}).unknown == f"known for 3 of 4 steps: {cause}"

@@ -119,8 +119,8 @@ def test_the_first_full_collection_freezes_for_as_long_as_the_fit_lasts(tmp_path
         assert gc.get_freeze_count() < 1000
         (startup,) = [pause for pause in records(tmp_path, Gc) if pause.ours == "startup"]
         assert (startup.step, startup.stage, startup.generation) == (5, "aside", 2)
-        assert after.summary.gc_startup_seconds == pytest.approx(startup.seconds)
-        assert after.summary.gc_collections[2] == 0
+        assert after.summary.gc.startup_seconds == pytest.approx(startup.seconds)
+        assert after.summary.gc.collections[2] == 0
     finally:
         gc.freeze()
 

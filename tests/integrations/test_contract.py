@@ -206,10 +206,10 @@ def test_the_same_script_leaves_the_same_records(tmp_path, monkeypatch, door, *,
     assert summary.stage_seconds.keys() == {f"{stage}_time" for stage in STAGES}
     assert sum(summary.stage_seconds.values()) == pytest.approx(summary.included_seconds)
     batches = ACCUMULATION * len(included)
-    assert summary.model_flops == by_hand(summary.included_samples, batches)
-    assert summary.hardware_flops == all_by_hand(summary.included_samples, batches)
-    assert summary.flops_seconds == pytest.approx(summary.included_seconds)
-    assert (summary.flops_coverage, summary.flops_lower_bound) == (1.0, False)
+    assert summary.flops.model_flops == by_hand(summary.included_samples, batches)
+    assert summary.flops.hardware_flops == all_by_hand(summary.included_samples, batches)
+    assert summary.flops.seconds == pytest.approx(summary.included_seconds)
+    assert (summary.flops.coverage, summary.flops.lower_bound) == (1.0, False)
     assert summary.failure is None
 
 

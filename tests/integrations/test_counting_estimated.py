@@ -120,7 +120,7 @@ def test_a_known_decoder_that_can_not_be_repeated_has_a_closed_form_marked_as_a_
     assert record.model_flops == 3 * (weights + attention) <= truth(tiny.llama(), ids(2, 8))
     assert known(tmp_path) == [record.model_flops] * 4
     (summary,) = tiny.records(tmp_path, Summary)
-    assert summary.flops_lower_bound
+    assert summary.flops.lower_bound
 
 
 @pytest.mark.usefixtures("never_eager")
@@ -128,7 +128,7 @@ def test_of_a_model_that_nobody_knows_nothing_is_said_and_the_table_says_why(tmp
     loop(tmp_path, Plain(), [ids(2, 8)] * 4, flops="estimate")
     assert counts(tmp_path) == []
     (summary,) = tiny.records(tmp_path, Summary)
-    assert summary.flops_unknown == "a fake-tensor copy of the model can't be run, and there is no closed form for it"
+    assert summary.flops.unknown == "a fake-tensor copy of the model can't be run, and there is no closed form for it"
 
 
 @pytest.mark.filterwarnings("ignore")  # PEFT's, about its use of transformers
@@ -147,7 +147,7 @@ def test_of_what_reads_no_tokens_nothing_is_said(tmp_path):
     assert counts(tmp_path) == []
     assert known(tmp_path) == [None] * 4
     (summary,) = tiny.records(tmp_path, Summary)
-    assert (summary.model_flops, summary.flops_coverage) == (None, None)
+    assert (summary.flops.model_flops, summary.flops.coverage) == (None, None)
 
 
 @pytest.mark.usefixtures("never_eager")

@@ -51,15 +51,15 @@ def test_of_a_model_without_products(tmp_path):
 
 def test_of_a_device_without_a_peak(tmp_path):
     summary = summary_of(tmp_path, nn.Linear(8, 8), batches(), peak_tflops=None, measure_peak="off")
-    assert summary.mfu_unknown.startswith("no dense peak is known for ")
-    assert f"MFU unknown: {summary.mfu_unknown}" in table(summary)
-    assert summary.flops_unknown is None
+    assert summary.flops.mfu_unknown.startswith("no dense peak is known for ")
+    assert f"MFU unknown: {summary.flops.mfu_unknown}" in table(summary)
+    assert summary.flops.unknown is None
 
 
 def test_of_a_number_format_without_a_peak(tmp_path, monkeypatch):
     monkeypatch.setattr(counting, "find", lambda *_: Peaks({"bfloat16": 1e12}, "a data sheet"))
     summary = summary_of(tmp_path, nn.Linear(8, 8), batches(), peak_tflops=None)
-    assert summary.mfu_unknown == "no peak is known for float32 (a data sheet)"
+    assert summary.flops.mfu_unknown == "no peak is known for float32 (a data sheet)"
 
 
 def test_of_a_measured_peak_that_is_none(tmp_path, monkeypatch):
@@ -74,9 +74,9 @@ def test_of_a_measured_peak_that_is_none(tmp_path, monkeypatch):
 def test_of_a_stated_peak_that_training_beats_though_no_row_is_asked_for(tmp_path):
     summary = summary_of(tmp_path, nn.Linear(8, 8), batches(), peak_tflops="0.000000000001")
     reason = "training ran faster than the stated peak of 1e-12 TFLOPS in float32"
-    assert (summary.mfu, summary.hfu, summary.mfu_unknown) == (None, None, reason)
+    assert (summary.mfu, summary.hfu, summary.flops.mfu_unknown) == (None, None, reason)
     assert f"MFU unknown: {reason}" in table(summary)
-    assert summary.model_flops
+    assert summary.flops.model_flops
 
 
 def test_of_shapes_that_follow_no_law(tmp_path):
@@ -92,16 +92,16 @@ def test_of_shapes_that_follow_no_law(tmp_path):
 
     lengths = [2, 3, 4, 5, 6, 7, 9, 12, 3, 14]
     summary = summary_of(tmp_path, Jumping(), [torch.ones(2, length, 8) for length in lengths])
-    assert summary.flops_steps < summary.included_steps
-    assert summary.flops_unknown.startswith(
-        f"known for {summary.flops_steps} of {summary.included_steps} steps: batches"
+    assert summary.flops.steps < summary.included_steps
+    assert summary.flops.unknown.startswith(
+        f"known for {summary.flops.steps} of {summary.included_steps} steps: batches"
     )
-    assert f"FLOPs {summary.flops_unknown}" in table(summary)
+    assert f"FLOPs {summary.flops.unknown}" in table(summary)
 
 
 def test_where_nobody_asked_nothing_is_said(tmp_path):
     summary = summary_of(tmp_path, nn.Linear(8, 8), batches(), flops="off")
-    assert (summary.flops_unknown, summary.mfu_unknown) == (None, None)
+    assert (summary.flops.unknown, summary.flops.mfu_unknown) == (None, None)
     assert not [line for line in table(summary) if "unknown" in line and "tokens/s" not in line]
 
 
@@ -115,7 +115,7 @@ def test_where_nobody_asked_nothing_is_said(tmp_path):
 )
 def test_where_flops_come_from(tmp_path, lengths, flops, source):
     summary = summary_of(tmp_path, gpt2(), [ids(2, length) for length in lengths], flops=flops)
-    assert summary.flops_source == source
+    assert summary.flops.source == source
     (line,) = [line for line in table(summary) if "FLOPS of the model" in line]
     assert f", {source}" in line
 

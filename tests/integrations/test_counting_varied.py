@@ -84,9 +84,9 @@ def judge(directory, fit, least=0.4):
     assert right_or_absent(found, truth) == []
     assert sum(flops is not None for flops in found) >= least * len(found)
     assert (
-        fit.summary.flops_unknown is None
-        or fit.summary.flops_steps in {None, 0}
-        or "known for" in fit.summary.flops_unknown
+        fit.summary.flops.unknown is None
+        or fit.summary.flops.steps in {None, 0}
+        or "known for" in fit.summary.flops.unknown
     )
 
 
@@ -149,8 +149,8 @@ def test_a_lazy_regularizer_that_nothing_gives_away_is_marked(tmp_path, every, f
         (loss + fit.model(x) if lazy else loss).backward()
 
     fit = Fit(tmp_path, step, steps=320)
-    assert "the work of equal batches varies (2.00 times between " in fit.summary.flops_unknown
-    assert (fit.summary.model_flops, fit.summary.mfu) == (None, None)
+    assert "the work of equal batches varies (2.00 times between " in fit.summary.flops.unknown
+    assert (fit.summary.flops.model_flops, fit.summary.mfu) == (None, None)
 
 
 def test_a_critic_that_is_trained_five_times_as_often(tmp_path):
@@ -171,7 +171,7 @@ def test_two_losses_in_turn_are_marked(tmp_path):
         fit.train(x, layers=used)
 
     fit = Fit(tmp_path, step, steps=12)
-    assert "varies (1.50 times between the modules of steps 2 and 3)" in fit.summary.flops_unknown
+    assert "varies (1.50 times between the modules of steps 2 and 3)" in fit.summary.flops.unknown
 
 
 def test_closures_of_lbfgs(tmp_path):
@@ -231,20 +231,20 @@ def test_work_that_depends_on_data_is_marked(tmp_path, kind):
         fit.train(x)
 
     fit = Fit(tmp_path, step, model=kind())
-    assert "the work of equal batches varies" in fit.summary.flops_unknown
-    assert fit.summary.model_flops is None
+    assert "the work of equal batches varies" in fit.summary.flops.unknown
+    assert fit.summary.flops.model_flops is None
 
 
 @pytest.mark.parametrize("kind", [Labelled, Dropping])
 def test_work_that_depends_on_data_is_marked_in_ten_steps(tmp_path, kind):
     fit = Fit(tmp_path, lambda fit, number, x: fit.train(x), model=kind(), steps=10)
-    assert "times between the modules of steps " in fit.summary.flops_unknown
-    assert fit.summary.model_flops is None
+    assert "times between the modules of steps " in fit.summary.flops.unknown
+    assert fit.summary.flops.model_flops is None
 
 
 def test_an_argument_of_the_call_that_decides_the_work_is_marked(tmp_path):
     fit = Fit(tmp_path, lambda fit, number, x: fit.train(x, layers=1 + (number > 4)), steps=10)
-    assert "varies (2.00 times between the modules of steps 4 and 5)" in fit.summary.flops_unknown
+    assert "varies (2.00 times between the modules of steps 4 and 5)" in fit.summary.flops.unknown
 
 
 class Cropping(Stack):
@@ -262,8 +262,8 @@ def grow(model, number):
 
 def test_a_crop_that_grows_late_is_marked_within_50_steps(tmp_path):
     fit = Fit(tmp_path, lambda fit, number, x: fit.train(x), model=Cropping(), steps=360, before=grow)
-    assert "varies (4.00 times between the modules of steps " in fit.summary.flops_unknown
-    assert fit.summary.model_flops is None
+    assert "varies (4.00 times between the modules of steps " in fit.summary.flops.unknown
+    assert fit.summary.flops.model_flops is None
 
 
 class Steered(Stack):
@@ -283,8 +283,8 @@ def steer(model, number):
 
 def test_gradients_that_are_enabled_late_are_marked_in_30_steps(tmp_path):
     fit = Fit(tmp_path, lambda fit, number, x: fit.train(x), model=Steered(), steps=30, before=steer)
-    assert "varies (1.80 times between the modules of steps 13 and 16)" in fit.summary.flops_unknown
-    assert fit.summary.model_flops is None
+    assert "varies (1.80 times between the modules of steps 13 and 16)" in fit.summary.flops.unknown
+    assert fit.summary.flops.model_flops is None
 
 
 def test_layers_that_are_trained_in_turns(tmp_path):
@@ -309,7 +309,7 @@ class Experts(Stack):
 def test_rows_that_go_to_other_experts_are_equal_work(tmp_path):
     fit = Fit(tmp_path, lambda fit, number, x: fit.train(x), model=Experts(), steps=20)
     assert {*known(tmp_path)[2:]} == {2 * PRODUCT}
-    assert fit.summary.flops_checked_step == 19
+    assert fit.summary.flops.checked_step == 19
 
 
 @pytest.mark.parametrize(("steps", "told"), [(3, "counted once,"), (10, "counted, 100.0%")])
@@ -327,8 +327,8 @@ def test_work_that_is_the_same_is_counted_again_at_few_steps_and_known_of_all(tm
     fit = Fit(tmp_path, step)
     judge(tmp_path, fit, least=1.0)
     assert excluded(tmp_path) == [2, *[step for step in RECOUNTS if step <= STEPS]]
-    assert (fit.summary.flops_unknown, fit.summary.flops_source) == (None, "counted")
-    assert fit.summary.flops_steps == fit.summary.included_steps
+    assert (fit.summary.flops.unknown, fit.summary.flops.source) == (None, "counted")
+    assert fit.summary.flops.steps == fit.summary.included_steps
 
 
 class Hidden:
@@ -353,8 +353,8 @@ def test_a_batch_that_can_not_be_read_has_no_flops(tmp_path):
             model(batch).backward()
             optimizer.step()
     assert known(tmp_path) == [None] * 6
-    assert perf.summary.flops_unknown.endswith("its batch is a Hidden whose shapes can't be read")
-    assert perf.summary.model_flops is None
+    assert perf.summary.flops.unknown.endswith("its batch is a Hidden whose shapes can't be read")
+    assert perf.summary.flops.model_flops is None
 
 
 class Unfreezing(TrainerCallback):

@@ -97,7 +97,7 @@ def test_a_step_without_a_backward_has_the_work_of_its_forward(tmp_path, fit, fo
     assert [(flops, true) for flops, true in zip(found, expected, strict=True) if flops not in {None, true}] == []
     assert sum(flops is not None for flops in found) >= 0.6 * steps
     assert found[1] == whole
-    assert summary.flops_unknown is None or "known for" in summary.flops_unknown
+    assert summary.flops.unknown is None or "known for" in summary.flops.unknown
 
 
 class Direct(Trainer):
@@ -144,7 +144,7 @@ def test_an_echoed_batch_has_its_reason(tmp_path):
     found = known(tmp_path)
     assert {*found} == {None, 2 * PRODUCT}
     assert found[3::2] == [None] * 19
-    assert summary.flops_unknown == f"known for {summary.flops_steps} of {summary.included_steps} steps: {NO_BATCH}"
+    assert summary.flops.unknown == f"known for {summary.flops.steps} of {summary.included_steps} steps: {NO_BATCH}"
 
 
 def test_truncated_backpropagation_through_time_has_its_reason(tmp_path):
@@ -154,13 +154,13 @@ def test_truncated_backpropagation_through_time_has_its_reason(tmp_path):
 
     summary = train(tmp_path, 8, chunked, loader=[torch.ones(ROWS, WIDTH)] * 8)
     assert {*known(tmp_path)} <= {None, PRODUCT}
-    assert summary.flops_unknown.endswith(NO_BATCH)
+    assert summary.flops.unknown.endswith(NO_BATCH)
 
 
 def test_calls_of_submodules_have_their_reason(tmp_path):
     summary = train(tmp_path, 8, lambda model, optimizer, _: once(model[0], optimizer, torch.ones(ROWS, WIDTH)))
     assert {*known(tmp_path)} == {None}
-    assert summary.flops_unknown == "no new batch was trained on in the steps that were counted"
+    assert summary.flops.unknown == "no new batch was trained on in the steps that were counted"
 
 
 def test_a_short_fit_without_products_keeps_its_times(tmp_path):
@@ -218,5 +218,5 @@ def test_a_plain_number_in_the_batch_decides_the_work(tmp_path, numbers, others,
     found, whole = known(tmp_path), [(3 * number - 1) * PRODUCT for number in numbers]
     assert [(flops, true) for flops, true in zip(found, whole, strict=True) if flops not in {None, true}] == []
     assert sum(flops is not None for flops in found) >= least
-    told = perf.summary.flops_unknown
+    told = perf.summary.flops.unknown
     assert told is None if reason is None else reason in told

@@ -332,7 +332,7 @@ def test_the_flops_of_a_step_are_those_of_the_batch_that_it_trains_on(tmp_path, 
     assert [step["model_flops"] for step in done[2:]] == [
         (6 * 16 * 8 - 2 * 16 * 8 + 6 * 8) * rows for rows in trained[2:]
     ]
-    assert summary.flops_unknown is None
+    assert summary.flops.unknown is None
 
 
 class Skipping(lightning.LightningModule):

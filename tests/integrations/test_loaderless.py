@@ -68,8 +68,8 @@ def test_amounts_and_waits_are_those_that_the_loop_tells(tmp_path, fetch, sample
     summary = fit(tmp_path, fetch)
     assert (summary.steps, summary.samples, summary.tokens) == (STEPS, samples, tokens)
     assert ("data_time" in summary.stage_seconds) is data
-    assert summary.model_flops == summary.flops_steps * FLOPS
-    assert summary.flops_steps == summary.included_steps > 0
+    assert summary.flops.model_flops == summary.flops.steps * FLOPS
+    assert summary.flops.steps == summary.included_steps > 0
 
 
 def test_a_loop_with_a_loader_has_told_its_batches(tmp_path):
@@ -90,7 +90,7 @@ def test_amounts_told_after_the_forward_belong_to_its_step(tmp_path):
             optimizer.step()
             optimizer.zero_grad()
     assert perf.summary.samples == sum(2 * step for step in range(STEPS))
-    assert perf.summary.flops_steps == perf.summary.included_steps > 0
+    assert perf.summary.flops.steps == perf.summary.included_steps > 0
 
 
 def loop(directory, each, steps=STEPS):

@@ -157,7 +157,7 @@ def test_a_row_is_the_included_steps_since_the_row_before_as_ratios_of_sums(tmp_
             expected[f"perf/{name}_per_second"] = amount * len(included) / seconds
         flops = sum(step["model_flops"] for step in included)
         expected["perf/tflops"] = flops / seconds / 1e12
-        expected["perf/mfu"] = flops / seconds / perf.summary.peak_flops_per_second
+        expected["perf/mfu"] = flops / seconds / perf.summary.flops.peak_flops_per_second
         assert {key: row[key] for key in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
         assert row.keys() - expected.keys() == {
             f"perf/{name}" for name in ("gc_pause", "gc_loss", "hardware_tflops", "hfu")

@@ -134,8 +134,8 @@ def test_parts_are_those_that_the_model_is_known_to_have(tmp_path, case):
     assert measured == pytest.approx([size / GB for size in truth], rel=0.02)
     assert (parts.step, parts.device, parts.source, parts.context_gb) == (2, "cpu", "operations", None)
     assert parts.peak_gb >= parts.weights_gb + parts.optimizer_gb + parts.activations_gb
-    assert summary.memory_gb["activations"] == parts.activations_gb
-    assert "context" not in summary.memory_gb
+    assert summary.memory.parts_gb["activations"] == parts.activations_gb
+    assert "context" not in summary.memory.parts_gb
 
 
 def test_temporary_memory_is_what_is_made_and_freed(tmp_path):
@@ -161,7 +161,7 @@ def test_gradients_that_stay_are_counted_once(tmp_path):
 def test_without_a_count_activations_are_unknown_and_the_rest_is_known(tmp_path):
     model = a_model()
     summary = train(tmp_path, model, sgd(model), torch.ones(ROWS, WIDTH), flops="off")
-    assert set(summary.memory_gb) == {"weights", "gradients", "optimizer"}
+    assert set(summary.memory.parts_gb) == {"weights", "gradients", "optimizer"}
 
 
 @pytest.mark.parametrize("zeroed", [True, False])
@@ -177,8 +177,12 @@ def test_if_anything_is_compiled_no_optimizer_is_hooked(tmp_path, monkeypatch, z
         optimizer.step = lambda: (real(), optimizer.zero_grad())
     summary = train(tmp_path, model, optimizer, torch.ones(ROWS, WIDTH))
     assert hooks == [before] * 4
-    assert set(summary.memory_gb) == {"weights", "gradients", "optimizer", "activations"}
-    assert summary.memory_gb["gradients"] == summary.memory_gb["optimizer"] == pytest.approx((ALL - 3 * LAYER) / GB)
+    assert set(summary.memory.parts_gb) == {"weights", "gradients", "optimizer", "activations"}
+    assert (
+        summary.memory.parts_gb["gradients"]
+        == summary.memory.parts_gb["optimizer"]
+        == pytest.approx((ALL - 3 * LAYER) / GB)
+    )
 
 
 def test_an_optimizer_of_another_model_is_left_out(tmp_path):
@@ -296,7 +300,7 @@ def test_every_integration_notes_use_and_parts(tmp_path, ticks, door):
     assert len(parts) == 1
     assert parts[0].weights_gb > 0
     assert parts[0].gradients_gb == pytest.approx(parts[0].weights_gb, rel=0.1)
-    assert done.summary.memory_gb["weights"] == parts[0].weights_gb
+    assert done.summary.memory.parts_gb["weights"] == parts[0].weights_gb
 
 
 def used(monkeypatch, readings, cpus=4):
@@ -321,7 +325,7 @@ def test_where_nothing_is_known_nothing_is_written(tmp_path, ticks, monkeypatch)
     monkeypatch.setattr(memory.processes, "read", lambda: None)
     done = DOORS["loop"](tmp_path, lambda _: ticks.pass_seconds(10))
     assert recorded(tmp_path, Use) == []
-    assert done.summary.resident_gb_per_hour is None
+    assert done.summary.memory.resident_gb_per_hour is None
 
 
 def test_an_error_in_the_watch_ends_no_measuring(tmp_path, ticks, monkeypatch):
@@ -410,7 +414,7 @@ def test_a_leak_is_a_finding_and_a_clean_run_has_none(tmp_path, ticks, monkeypat
     summary = train(
         tmp_path, model, sgd(model), torch.ones(2, WIDTH), steps=30, after_step=lambda _: ticks.pass_seconds(10)
     )
-    assert summary.resident_gb_per_hour == pytest.approx(grows_by / GB * 360)
+    assert summary.memory.resident_gb_per_hour == pytest.approx(grows_by / GB * 360)
     found = [finding for finding in summary.findings if finding.cause == "memory"]
     assert len(found) == bool(anonymous_by)
     for finding in found:
@@ -436,4 +440,4 @@ def test_a_leak_of_real_memory_is_found(tmp_path, ticks, grows):
     summary = train(tmp_path, model, sgd(model), torch.ones(2, WIDTH), steps=40, after_step=after_step)
     assert bool([finding for finding in summary.findings if finding.cause == "memory"]) is leaks
     if grows:
-        assert summary.resident_gb_per_hour == pytest.approx(0.012 * 360, rel=0.1)
+        assert summary.memory.resident_gb_per_hour == pytest.approx(0.012 * 360, rel=0.1)

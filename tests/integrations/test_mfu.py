@@ -58,7 +58,7 @@ def test_a_model_in_two_formats_is_rated_by_the_heavier_one_and_by_both(tmp_path
     assert row["perf/mfu"] == row["perf/hfu"] == pytest.approx(5 * PRODUCT / seconds / 0.1e12, rel=1e-4)
     ideal = 2 * PRODUCT / 0.4e12 + 3 * PRODUCT / 0.1e12
     assert row["perf/mfu_mixed"] == pytest.approx(ideal / seconds, rel=1e-4)
-    assert (summary.mfu, summary.flops_dtype) == (pytest.approx(row["perf/mfu"], rel=1e-4), "float32")
+    assert (summary.mfu, summary.flops.dtype) == (pytest.approx(row["perf/mfu"], rel=1e-4), "float32")
 
 
 @pytest.fixture
@@ -141,8 +141,8 @@ def test_more_than_a_peak_withdraws_it_and_says_so_once(tmp_path, monkeypatch, c
     ]
     assert forgotten == [torch.device("cpu")] * measured
     assert all("perf/tflops" in row.metrics and "perf/mfu" not in row.metrics for row in records(tmp_path, Row))
-    assert (perf.summary.mfu, perf.summary.hfu, perf.summary.peak_source) == (None, None, None)
-    assert perf.summary.model_flops > 0
+    assert (perf.summary.mfu, perf.summary.hfu, perf.summary.flops.peak_source) == (None, None, None)
+    assert perf.summary.flops.model_flops > 0
 
 
 def test_where_nobody_may_measure_there_is_no_mfu_and_one_sentence_that_says_what_to_do(tmp_path, caplog):
@@ -157,8 +157,8 @@ def test_where_nobody_may_measure_there_is_no_mfu_and_one_sentence_that_says_wha
 
 def test_a_measured_peak_is_called_so_where_a_person_sees_it(tmp_path, capsys):
     _, summary = fit(tmp_path)
-    assert summary.peak_measured
-    assert summary.peak_source.startswith("measured on cpu with 1 thread")
+    assert summary.flops.peak_measured
+    assert summary.flops.peak_source.startswith("measured on cpu with 1 thread")
     said = unwrapped(capsys.readouterr().out)
     assert f"MFU {summary.mfu:.1%}, HFU {summary.hfu:.1%} of measured peak" in said
 
@@ -173,7 +173,7 @@ def test_hfu_without_the_masked_half_is_known_while_all_steps_have_the_same_part
     assert record.masked_flops == 2 * (2 + 5) * pairs  # the second step is counted
     assert summary.hfu > 0
     if len(lengths) > 1:
-        assert (summary.hfu_causal, summary.unmasked_share) == (None, None)
+        assert (summary.hfu_causal, summary.flops.unmasked_share) == (None, None)
     else:
         unmasked = 1 - record.masked_flops / record.hardware_flops
         assert summary.hfu_causal == pytest.approx(summary.hfu * unmasked)

@@ -22,13 +22,13 @@ def test_a_long_step_is_told_with_its_cause(tmp_path, door):
     done = DOORS[door](tmp_path, pause, steps=STEPS, flops="off")
     told = [(one.step, one.cause) for one in records(tmp_path, Straggler) if one.seconds_lost > 0.5]
     assert told in ([(LONG, "host")], [(LONG + 1, "host")])
-    assert done.summary.straggler_seconds["host"] > 0.5
-    assert done.summary.stragglers[0][:2] == (0, "host")
-    assert done.summary.slowdown is None
+    assert done.summary.stragglers.seconds_by_cause["host"] > 0.5
+    assert done.summary.stragglers.costliest[0][:2] == (0, "host")
+    assert done.summary.stragglers.slowdown is None
 
 
 @pytest.mark.parametrize("door", DOORS)
 def test_nothing_is_compared_with_stragglers_off(tmp_path, door):
     done = DOORS[door](tmp_path, lambda _: None, steps=STEPS, stragglers="off")
-    assert done.summary.compared_steps == 0
+    assert done.summary.stragglers.steps == 0
     assert records(tmp_path, Straggler) == []

@@ -200,7 +200,7 @@ def test_the_reference_model_of_an_online_trainer_makes_a_lower_bound(
     tiny.llama().save_pretrained(tmp_path / "model")
     online(tmp_path, tokenizer, ours, model=str(tmp_path / "model"), max_steps=6, **more).train()
     names = ("LlamaForCausalLM without gradients",) * lower_bound
-    assert (ours.summary.flops_lower_bound, ours.summary.flops_uncounted) == (lower_bound, names)
+    assert (ours.summary.flops.lower_bound, ours.summary.flops.uncounted) == (lower_bound, names)
 
 
 @pytest.mark.filterwarnings("ignore")  # as above

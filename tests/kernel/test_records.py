@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from fakes import a_run
+from summaries import a_summary_of
 
 from perf_callbacks.kernel.records.codec import Entry, attempts, decode, encode, entries
 from perf_callbacks.kernel.records.fit_records import (
@@ -18,13 +19,12 @@ from perf_callbacks.kernel.records.fit_records import (
     Span,
     Stall,
     Steps,
-    Summary,
     Window,
 )
 from perf_callbacks.kernel.records.machine_records import Memory, Use
 
 FINDING = Finding(cause="data", share=0.25, evidence="Waiting for data", remedy="DataLoader(num_workers=2)")
-SUMMARY = Summary(
+SUMMARY = a_summary_of(
     run_id="a1",
     attempt=1,
     step=3,
@@ -119,7 +119,7 @@ def test_unknown_use_and_memory_is_left_out():
 
 
 def test_a_run_carries_the_version_of_the_journal():
-    assert json.loads(encode(Entry(0.0, a_run())))["schema"] == SCHEMA == 1
+    assert json.loads(encode(Entry(0.0, a_run())))["schema"] == SCHEMA == 2
 
 
 def test_times_are_kept_to_a_tenth_of_a_microsecond():

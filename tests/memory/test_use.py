@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from perf_callbacks.kernel.records.summary_parts import MemorySummary
 from perf_callbacks.memory.use import FEWEST, MOST, MemoryUse, Point, Series, leak, slope
 
 SHAPES = {
@@ -73,4 +74,4 @@ def test_a_series_of_any_length_keeps_a_few_points_evenly():
 
 
 def test_a_fit_without_measurements_has_no_memory():
-    assert MemoryUse().summary() == {"memory_gb": {}, "resident_gb_per_hour": None}
+    assert MemoryUse().summary() == MemorySummary()

@@ -10,6 +10,13 @@ from perf_callbacks.kernel.records.codec import Entry, attempts, decode, encode
 from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Gc, Row, Span, Stall, Steps, Summary, Window
 from perf_callbacks.kernel.records.journal_file import FileJournal, read
 from perf_callbacks.kernel.records.machine_records import Memory, Use
+from perf_callbacks.kernel.records.summary_parts import (
+    FlopsSummary,
+    GcSummary,
+    MemorySummary,
+    StallSummary,
+    StragglerSummary,
+)
 
 COUNTS = st.integers(0, 2**40)
 SECONDS = st.floats(0, 1e6)
@@ -78,9 +85,13 @@ SUMMARIES = st.builds(
     included_useful_tokens=MAYBE,
     total_samples=MAYBE,
     total_tokens=MAYBE,
-    gc_collections=st.none() | st.tuples(COUNTS, COUNTS, COUNTS),
-    gc_seconds=st.none() | SECONDS,
-    gc_longest=st.none() | SECONDS,
+    flops=st.none()
+    | st.builds(FlopsSummary, model_flops=MAYBE, seconds=st.none() | SECONDS, unknown=st.none() | WORDS),
+    gc=st.none()
+    | st.builds(GcSummary, collections=st.tuples(COUNTS, COUNTS, COUNTS), seconds=SECONDS, longest=SECONDS),
+    stalls=st.none() | st.builds(StallSummary, count=COUNTS, seconds=SECONDS),
+    memory=st.none() | st.builds(MemorySummary, parts_gb=st.dictionaries(WORDS, SECONDS, max_size=3)),
+    stragglers=st.none() | st.builds(StragglerSummary, steps=COUNTS, seconds_by_cause=st.dictionaries(WORDS, SECONDS)),
     findings=st.lists(FINDINGS, max_size=3).map(tuple),
     failure=st.none() | WORDS,
 )

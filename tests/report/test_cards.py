@@ -2,9 +2,10 @@
 
 import pytest
 from fakes import BLOCKING, LOADER, OPTIMIZER, a_run
+from summaries import a_summary_of
 from tiny import unwrapped
 
-from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist, Summary
+from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist
 from perf_callbacks.report import cards
 
 
@@ -40,7 +41,7 @@ def summary(**changes):
         "gc_seconds": 0.25,
         "gc_longest": 0.0125,
     }
-    return Summary(**usual | changes)
+    return a_summary_of(**usual | changes)
 
 
 FULL = """\

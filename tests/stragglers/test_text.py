@@ -1,12 +1,16 @@
 """Sentences about stragglers, in the closing card and as advice."""
 
 import pytest
+from summaries import a_summary_of
 
 from perf_callbacks.advice.facts import Facts, Measured
 from perf_callbacks.advice.straggler import straggler
-from perf_callbacks.kernel.records.fit_records import Summary
 from perf_callbacks.stragglers.search import SlowRank
 from perf_callbacks.stragglers.text import REMEDIES, lines, slow_rank
+
+
+def lines_of(of):
+    return lines(of.stragglers)
 
 
 def summary(**changes):
@@ -19,11 +23,11 @@ def summary(**changes):
         "straggler_seconds": {"gc": 10.0, "data": 6.2},
         "stragglers": ((3, "gc", 10.0, 38), (0, "data", 6.0, 1), (1, "data", 0.2, 1)),
     }  # fmt: skip
-    return Summary(**usual | changes)
+    return a_summary_of(**usual | changes)
 
 
 def test_the_worst_ranks_are_named_with_cause_cost_and_remedy():
-    assert [*lines(summary(backward_waiting=0.25))] == [
+    assert [*lines_of(summary(backward_waiting=0.25))] == [
         f"rank 3 cost the job 10 s of 100 s: garbage collection, 38 pauses; try {REMEDIES['gc']}",
         f"rank 0 cost the job 6 s of 100 s: waiting for data, 1 step; try {REMEDIES['data']}",
         "at most 25% of backward on this rank was waiting for other ranks",
@@ -32,31 +36,31 @@ def test_the_worst_ranks_are_named_with_cause_cost_and_remedy():
 
 def test_small_losses_of_many_ranks_are_summed_up():
     many = tuple([(rank, "host", 2.0, 3) for rank in range(8)])
-    told = [*lines(summary(stragglers=many, straggler_seconds={"host": 30.0}))]
+    told = [*lines_of(summary(stragglers=many, straggler_seconds={"host": 30.0}))]
     assert len(told) == 4
     assert told[-1] == "other stragglers cost 24 s"
 
 
 def test_ranks_that_are_equally_fast_are_said_to_be():
     quiet = summary(stragglers=(), straggler_seconds={}, slowdown=1.0)
-    assert [*lines(quiet)] == ["no slow rank was seen: 0 s of 100 s lost to stragglers, in 100 steps"]
+    assert [*lines_of(quiet)] == ["no slow rank was seen: 0 s of 100 s lost to stragglers, in 100 steps"]
 
 
 def test_a_model_that_is_spread_over_ranks_is_said_not_to_be_compared():
     spread = summary(stragglers=(), straggler_seconds={}, compared_model=False)
-    assert [*lines(spread)][
+    assert [*lines_of(spread)][
         1
     ] == "forward and backward of the ranks were not compared: ranks wait for each other in them"
 
 
 def test_a_single_process_has_slow_steps_and_no_slow_rank():
     alone = summary(slowdown=None, stragglers=((0, "data", 6.0, 2),), straggler_seconds={"data": 6.0})
-    assert [*lines(alone)] == ["slow steps lost 6 s of 100 s: waiting for data, 2 steps"]
-    assert [*lines(summary(slowdown=None, stragglers=(), straggler_seconds={}))] == []
+    assert [*lines_of(alone)] == ["slow steps lost 6 s of 100 s: waiting for data, 2 steps"]
+    assert [*lines_of(summary(slowdown=None, stragglers=(), straggler_seconds={}))] == []
 
 
 def test_nothing_is_said_where_nothing_was_compared():
-    assert [*lines(summary(compared_steps=0))] == []
+    assert [*lines_of(summary(compared_steps=0))] == []
 
 
 def test_a_slow_rank_is_described_with_its_causes_while_it_runs():

@@ -6,12 +6,10 @@ from perf_callbacks.kernel.records.fit_records import Finding
 
 def garbage(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
     """Name the time of garbage collection, by the program's calls and by the schedule of the checklist."""
-    if measured is None or not measured.known or not measured.summary.gc_seconds:
+    found = None if measured is None else measured.summary.gc
+    if measured is None or not measured.known or found is None or not found.seconds:
         return None
-    summary = measured.summary
-    seconds = summary.gc_seconds or 0.0
-    count = sum(summary.gc_collections or ())
-    scheduled = summary.gc_scheduled_seconds or 0.0
+    seconds, count, scheduled = found.seconds, sum(found.collections), found.scheduled_seconds or 0.0
     evidence = f"Garbage collection took {seconds / measured.seconds:.0%} of the run ({count:,} collections)"
     if scheduled > seconds / 2:
         remedy = "breaking reference cycles: gc.set_debug(gc.DEBUG_SAVEALL) shows which objects are in gc.garbage"

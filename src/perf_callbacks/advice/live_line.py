@@ -11,6 +11,7 @@ from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.records.fit_records import Summary
+from perf_callbacks.kernel.records.summary_parts import GcSummary
 from perf_callbacks.report import cards
 
 WINDOW_SECONDS = 60.0
@@ -77,7 +78,6 @@ class LiveAdvice(Observer):
 
 def between(before: Summary, after: Summary) -> Summary:
     """Return what happened from one summary of a fit to a later one, as far as rules look at it."""
-    counts, scheduled = after.gc_collections, after.gc_scheduled_seconds
     return replace(
         after,
         steps=after.steps - before.steps,
@@ -87,9 +87,16 @@ def between(before: Summary, after: Summary) -> Summary:
         other_seconds=_less(after.other_seconds, before.other_seconds),
         wall_seconds=_less(after.wall_seconds, before.wall_seconds),
         span_counts={kind: count - before.span_counts.get(kind, 0) for kind, count in after.span_counts.items()},
-        gc_seconds=None if after.gc_seconds is None else after.gc_seconds - (before.gc_seconds or 0.0),
-        gc_scheduled_seconds=None if scheduled is None else scheduled - (before.gc_scheduled_seconds or 0.0),
-        gc_collections=counts and tuple(map(sub, counts, before.gc_collections or counts)),
+        gc=after.gc and before.gc and _later(before.gc, after.gc),
+    )
+
+
+def _later(before: GcSummary, after: GcSummary) -> GcSummary:
+    return replace(
+        after,
+        seconds=after.seconds - before.seconds,
+        scheduled_seconds=(after.scheduled_seconds or 0.0) - (before.scheduled_seconds or 0.0),
+        collections=tuple(map(sub, after.collections, before.collections)),
     )
 
 

@@ -8,16 +8,16 @@ from perf_callbacks.stragglers.text import NAMES, REMEDIES
 
 def straggler(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
     """Name the rank that costs the job most, and the cause. The share is what all stragglers cost."""
-    if measured is None or not measured.known or not measured.summary.stragglers:
+    found = None if measured is None else measured.summary.stragglers
+    if measured is None or not measured.known or found is None or not found.costliest:
         return None
-    summary = measured.summary
-    if summary.slowdown is None or not summary.compared_seconds:  # one rank: the other rules name its causes
+    if found.slowdown is None or not found.seconds:  # one rank: the other rules name its causes
         return None
-    rank, cause, seconds, _ = summary.stragglers[0]
-    part = sum(summary.straggler_seconds.values()) / summary.compared_seconds
+    rank, cause, seconds, _ = found.costliest[0]
+    part = sum(found.seconds_by_cause.values()) / found.seconds
     evidence = (
         f"The job waited for slow ranks for {part:.0%} of its steps, longest for rank {rank}: {NAMES[cause]}, "
-        f"{seconds:,.3g} s of {summary.compared_seconds:,.3g} s"
+        f"{seconds:,.3g} s of {found.seconds:,.3g} s"
     )
     remedy = "removing calls of gc.collect()" if cause == GC and facts.gc == "sync" else REMEDIES[cause]
     share = part * measured.steps_seconds / measured.seconds

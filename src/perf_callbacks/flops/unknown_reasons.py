@@ -3,6 +3,8 @@
 from collections import Counter
 from collections.abc import Mapping
 
+from perf_callbacks.kernel.records.summary_parts import FlopsSummary
+
 _MOST = 256
 
 
@@ -31,10 +33,10 @@ class Unknowns:
         if len(self._shapes) < _MOST:
             self._shapes.add(shape)
 
-    def summary(self, steps: int, known: int, excluded: Mapping[str, int]) -> dict[str, str | None]:
-        """Return the `Summary` fields of a fit with this many included steps, and this many whose work is known."""
-        flops = self._flops(steps, known, excluded)
-        return {"flops_unknown": flops, "mfu_unknown": self.peak if known and self.varies is None else None}
+    def summary(self, steps: int, known: int, excluded: Mapping[str, int]) -> FlopsSummary:
+        """Return the reasons in a fit with this many included steps, and this many whose work is known."""
+        mfu_unknown = self.peak if known and self.varies is None else None
+        return FlopsSummary(unknown=self._flops(steps, known, excluded), mfu_unknown=mfu_unknown)
 
     def _flops(self, steps: int, known: int, excluded: Mapping[str, int]) -> str | None:
         if self.varies is not None:

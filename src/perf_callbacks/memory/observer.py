@@ -18,6 +18,7 @@ from perf_callbacks.kernel.process import device, processes
 from perf_callbacks.kernel.process.nvml import GpuUse, Monitor
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.machine_records import Memory, Use
+from perf_callbacks.kernel.records.summary_parts import MemorySummary
 from perf_callbacks.memory.step_memory import StepMemory
 from perf_callbacks.memory.use import GB, MB, MemoryUse, Point, Series, leak, slope
 
@@ -126,9 +127,9 @@ class MemoryWatch(Observer):
             "perf/allocator_retries": self.use.retried(found.retries),
         }
 
-    def summary(self) -> Mapping[str, Any]:
+    def summary(self) -> dict[str, MemorySummary]:
         """Return the parts of memory and the slope of resident memory."""
-        return self.use.summary()
+        return {"memory": self.use.summary()}
 
     def facts(self) -> Mapping[str, Any]:
         """Return the memory of the fit, for the rules of advice."""

@@ -1,13 +1,14 @@
 """Memory of a fit: its parts, the slope of resident memory, and leaks of anonymous memory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from math import isfinite
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from perf_callbacks.kernel.records.machine_records import Memory
+from perf_callbacks.kernel.records.summary_parts import MemorySummary
 
 GB = 1e9
 
@@ -90,12 +91,11 @@ class MemoryUse:
         self.retries += since
         return since
 
-    def summary(self) -> Mapping[str, Any]:
-        """Return fields of `Summary`."""
-        return {
-            "memory_gb": {} if self.parts is None else known(self.parts),
-            "resident_gb_per_hour": self.gb_per_hour,
-        }
+    def summary(self) -> MemorySummary:
+        """Return the parts and the slope so far."""
+        return MemorySummary(
+            parts_gb={} if self.parts is None else known(self.parts), resident_gb_per_hour=self.gb_per_hour
+        )
 
 
 def known(parts: Memory) -> dict[str, float]:

@@ -6,6 +6,7 @@ from perf_callbacks.flops.known_work.shaped_work import CLOSED_FORM, COPY
 from perf_callbacks.flops.peaks.peak_rates import DISTURBED
 from perf_callbacks.flops.unknown_reasons import checked
 from perf_callbacks.kernel.records.fit_records import APPLIED, TRIED, Checklist, Finding, Run, Summary
+from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 from perf_callbacks.kernel.settings.config import printable
 from perf_callbacks.report.layout import COLUMNS, INDENT, aligned, card, joined, wrapped
 from perf_callbacks.report.units import DASH, duration, percent, rate, size, speed
@@ -147,7 +148,7 @@ def closing(summary: Summary, checklist: Sequence[Checklist] = (), columns: int 
         _pauses(summary),
         *_applied(checklist),
         *_proofs(summary),
-        *straggler_text.lines(summary),
+        *straggler_text.lines(summary.stragglers),
         _stalls(summary),
         *_memory(summary),
     ]
@@ -262,67 +263,70 @@ def _throughput(summary: Summary) -> Iterable[str]:
     if seconds and summary.included_samples is None:
         yield "samples/s unknown: some batches don't show how many samples they hold"
     if seconds and summary.included_tokens is None:
+        counted = summary.flops is not None and summary.flops.source is not None
         unseen = "; embeddings are seen where FLOPs are counted"
         seen = ", and no embedding that looks tokens up"
-        yield f"tokens/s unknown: no `input_ids`{unseen if summary.flops_source is None else seen}"
+        yield f"tokens/s unknown: no `input_ids`{seen if counted else unseen}"
 
 
 def _work(summary: Summary) -> Iterable[str]:
-    at_least = "≥ " if summary.flops_lower_bound else ""
-    if not summary.flops_seconds or summary.model_flops is None or summary.hardware_flops is None:
-        if summary.flops_unknown is not None:
-            yield f"TFLOPS and MFU unknown: {summary.flops_unknown}"
+    flops = summary.flops or FlopsSummary()
+    at_least = "≥ " if flops.lower_bound else ""
+    if not flops.seconds or flops.model_flops is None or flops.hardware_flops is None:
+        if flops.unknown is not None:
+            yield f"TFLOPS and MFU unknown: {flops.unknown}"
         return
-    model, hardware = [speed(flops / summary.flops_seconds) for flops in (summary.model_flops, summary.hardware_flops)]
+    model, hardware = [speed(amount / flops.seconds) for amount in (flops.model_flops, flops.hardware_flops)]
     parts = [f"{at_least}{model} of the model, {at_least}{hardware} including recomputation"]
-    if summary.flops_source is not None:
-        parts.append(checked(summary.flops_source, summary.flops_checked_step, summary.step))
-    if summary.flops_coverage is not None:
-        parts.append(f"{summary.flops_coverage:.1%} of the weights covered")
+    if flops.source is not None:
+        parts.append(checked(flops.source, flops.checked_step, summary.step))
+    if flops.coverage is not None:
+        parts.append(f"{flops.coverage:.1%} of the weights covered")
     yield ", ".join(parts)
-    if summary.flops_lower_bound:
-        yield f"≥: {'; '.join(_uncounted(summary))}"
-    if summary.mfu is not None and summary.hfu is not None and summary.peak_flops_per_second is not None:
-        kind = "measured peak" if summary.peak_measured else "peak"
-        low = "; others had the CPU then, so it is too low" if DISTURBED in (summary.peak_source or "") else ""
-        peak = f"{kind} {speed(summary.peak_flops_per_second)} ({summary.flops_dtype}{low})"
-        yield f"MFU {at_least}{percent(summary.mfu)}, HFU {at_least}{percent(summary.hfu)} of {peak}"
-    elif summary.mfu_unknown is not None:
-        yield f"MFU unknown: {summary.mfu_unknown}"
-    if summary.flops_unknown is not None:
-        yield f"FLOPs {summary.flops_unknown}"
+    if flops.lower_bound:
+        yield f"≥: {'; '.join(_uncounted(flops))}"
+    if flops.mfu is not None and flops.hfu is not None and flops.peak_flops_per_second is not None:
+        kind = "measured peak" if flops.peak_measured else "peak"
+        low = "; others had the CPU then, so it is too low" if DISTURBED in (flops.peak_source or "") else ""
+        peak = f"{kind} {speed(flops.peak_flops_per_second)} ({flops.dtype}{low})"
+        yield f"MFU {at_least}{percent(flops.mfu)}, HFU {at_least}{percent(flops.hfu)} of {peak}"
+    elif flops.mfu_unknown is not None:
+        yield f"MFU unknown: {flops.mfu_unknown}"
+    if flops.unknown is not None:
+        yield f"FLOPs {flops.unknown}"
 
 
-def _uncounted(summary: Summary) -> Iterable[str]:
+def _uncounted(flops: FlopsSummary) -> Iterable[str]:
     """Say why FLOPs are a lower bound."""
-    names, coverage = summary.flops_uncounted, summary.flops_coverage
+    names, coverage = flops.uncounted, flops.coverage
     if names:
         more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
         yield f"the count lacks {', '.join(names[:MOST_NAMES])}{more}"
     if coverage is not None and coverage < ENOUGH_COVERED:
         yield f"{percent(1 - coverage)} of the weights were in no counted product"
-    elif summary.flops_source in {COPY, CLOSED_FORM}:
+    elif flops.source in {COPY, CLOSED_FORM}:
         yield "an estimate has one forward of the model, and a step may do more"
     elif not names:
         yield "part of the step was not counted"
 
 
 def _pauses(summary: Summary) -> str:
-    if summary.gc_collections is None:
+    found = summary.gc
+    if found is None:
         return ""
-    count = sum(summary.gc_collections)
-    by_generation = "/".join(str(number) for number in summary.gc_collections)
+    count = sum(found.collections)
+    by_generation = "/".join(str(number) for number in found.collections)
     told = (
         f"{_count(count, 'garbage collection')} (young/middle/full {by_generation}) "
-        f"took {duration(summary.gc_seconds)}, the longest {duration(summary.gc_longest)}"
+        f"took {duration(found.seconds)}, the longest {duration(found.longest)}"
     )
     if summary.stage_seconds.get("gc_time") == 0:
         told += ", none in a measured step"
     parts = [told if count else "no garbage collection ran"]
-    if summary.gc_scheduled_seconds:
-        parts.append(f"{duration(summary.gc_scheduled_seconds)} of it scheduled by the checklist")
-    if summary.gc_startup_seconds:
-        parts.append(f"one full collection by the checklist took {duration(summary.gc_startup_seconds)}")
+    if found.scheduled_seconds:
+        parts.append(f"{duration(found.scheduled_seconds)} of it scheduled by the checklist")
+    if found.startup_seconds:
+        parts.append(f"one full collection by the checklist took {duration(found.startup_seconds)}")
     return "; ".join(parts)
 
 
@@ -339,13 +343,16 @@ def _proofs(summary: Summary) -> Iterable[str]:
 
 
 def _stalls(summary: Summary) -> str:
-    seconds = duration(summary.stall_seconds)
-    return f"{_count(summary.stalls, 'stall')}, {seconds} without a step" if summary.stalls else ""
+    found = summary.stalls
+    if found is None or not found.count:
+        return ""
+    return f"{_count(found.count, 'stall')}, {duration(found.seconds)} without a step"
 
 
 def _memory(summary: Summary) -> Iterable[str]:
     """Render the parts of memory that are known."""
-    parts = [f"{name} {size(gb)}" for name, gb in summary.memory_gb.items() if gb]
+    known = {} if summary.memory is None else summary.memory.parts_gb
+    parts = [f"{name} {size(gb)}" for name, gb in known.items() if gb]
     return [f"memory, each part at its largest: {joined(parts)}"] if parts else ()
 
 

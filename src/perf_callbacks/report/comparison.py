@@ -10,6 +10,7 @@ from typing import Any
 from perf_callbacks.flops.peaks.peak_rates import TERA
 from perf_callbacks.kernel.records.fit_records import Checklist, Run, Summary
 from perf_callbacks.kernel.records.machine_records import Memory, Use
+from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 from perf_callbacks.memory.use import known
 from perf_callbacks.report.batch_means import Change, Estimate, change, quick, ratio
 from perf_callbacks.report.history import STEP_COLUMNS, Attempt, missing, possible
@@ -177,17 +178,21 @@ def _tflops(side: Side) -> Estimate | None:
     return _scaled(side.estimate("model_flops", "step_time"), 1 / TERA)
 
 
-def _of_peak(share: Callable[[Summary], float | None]) -> Estimator:
+def _flops(side: Side) -> FlopsSummary | None:
+    return None if side.summary is None else side.summary.flops
+
+
+def _of_peak(share: Callable[[FlopsSummary], float | None]) -> Estimator:
     """The share of a peak in each step: as in the summary, by the FLOPs of the steps."""
 
     def estimate(side: Side) -> Estimate | None:
-        summary, found = side.summary, _tflops(side)
-        if summary is None or found is None:
+        flops, found = _flops(side), _tflops(side)
+        if flops is None or found is None:
             return None
-        value = share(summary)
-        if not value or not summary.model_flops or not summary.flops_seconds:
+        value = share(flops)
+        if not value or not flops.model_flops or not flops.seconds:
             return None
-        return _scaled(found, value / (summary.model_flops / summary.flops_seconds / TERA))
+        return _scaled(found, value / (flops.model_flops / flops.seconds / TERA))
 
     return estimate
 
@@ -198,8 +203,8 @@ METRICS: Mapping[str, Estimator] = {
     "samples/s": _rate("samples"),
     "tokens/s": _rate("tokens"),
     "tflops": _tflops,
-    "mfu": _of_peak(lambda summary: summary.mfu),
-    "hfu": _of_peak(lambda summary: summary.hfu),
+    "mfu": _of_peak(lambda flops: flops.mfu),
+    "hfu": _of_peak(lambda flops: flops.hfu),
     **{name: _time(name) for name in STAGES},
 }
 """Metrics of steps; rates are those of one rank."""
@@ -240,23 +245,24 @@ def _incomparable(name: str, a: Side, b: Side) -> str | None:
         return f"a step has other {others[0]} in A than in B" if others else None
     if name not in {"tflops", "mfu", "hfu"}:
         return None
+    of_a, of_b = _flops(a), _flops(b)
     if a.summary is None or b.summary is None:
         return f"{'A' if a.summary is None else 'B'} has no summary, which names the source of FLOPs and the peak"
     for field_name, noun in CONVENTIONS.items() if name != "tflops" else [*CONVENTIONS.items()][:2]:
-        one, other = getattr(a.summary, field_name), getattr(b.summary, field_name)
+        one, other = getattr(of_a, field_name, None), getattr(of_b, field_name, None)
         if one != other:
             return f"{noun}: {_said(one)} in A, {_said(other)} in B"
     return None
 
 
 CONVENTIONS = {
-    "flops_source": "FLOPs come from different sources",
-    "flops_lower_bound": "FLOPs are a lower bound in one of them",
-    "flops_dtype": "the peaks are of different number formats",
+    "source": "FLOPs come from different sources",
+    "lower_bound": "FLOPs are a lower bound in one of them",
+    "dtype": "the peaks are of different number formats",
     "peak_measured": "one peak is measured and one is not",
     "peak_flops_per_second": "the peaks differ",
 }
-"""Fields of the summary that must agree before MFU is compared, the first two for TFLOPS too."""
+"""Fields of `FlopsSummary` that must agree before MFU is compared, the first two for TFLOPS too."""
 
 
 def _said(value: object) -> str:

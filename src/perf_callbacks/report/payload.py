@@ -7,6 +7,7 @@ from typing import Any
 from perf_callbacks.flops.peaks.peak_rates import TERA
 from perf_callbacks.kernel.records.fit_records import Flops, Summary, Window
 from perf_callbacks.kernel.records.machine_records import Memory
+from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 from perf_callbacks.report import machine, tables
 from perf_callbacks.report.cards import TIMELINES, verdict
 from perf_callbacks.report.events import marks
@@ -69,7 +70,7 @@ def payload(fits: Sequence[Fit], number: int = 0, within: range | None = None) -
         ("memory", lambda: None if memory is None else tables.memory(memory)),
         ("checklist", lambda: tables.checklist(fit)),
         ("stalls", lambda: tables.stalls(fit)),
-        ("stragglers", lambda: None if summary is None else tables.stragglers(summary)),
+        ("stragglers", lambda: None if summary is None else tables.stragglers(summary.stragglers)),
         ("environment", lambda: tables.environment(fit)),
     ]
     found = {name: guarded(name, make) for name, make in rows}
@@ -141,6 +142,7 @@ def _verdict(fit: Fit, drawn: StepSeries) -> str:
 
 def _figures(fit: Fit, drawn: StepSeries, peak: float | None) -> list[dict[str, str]]:
     summary = fit.summary
+    flops = (None if summary is None else summary.flops) or FlopsSummary()
     ranks = f"mean of {drawn.steps:,} steps" + (f" of {len(fit.ranks):,} ranks" if len(fit.ranks) > 1 else "")
     figures = [("step time", duration(drawn.mean_seconds), ranks)]
     count = _count(fit)
@@ -148,19 +150,19 @@ def _figures(fit: Fit, drawn: StepSeries, peak: float | None) -> list[dict[str, 
     if drawn.flops_seconds:
         done = drawn.flops / drawn.flops_seconds
         if peak:
-            kind = "measured peak" if summary is not None and summary.peak_measured else "peak"
-            dtype = "" if summary is None or summary.flops_dtype is None else f", {summary.flops_dtype}"
+            kind = "measured peak" if flops.peak_measured else "peak"
+            dtype = "" if flops.dtype is None else f", {flops.dtype}"
             note = f"of the {kind}, {speed(peak)}{dtype}"
             note += "; at least, some work is uncounted" if low else ""
             figures.append(("MFU", f"{low}{percent(done / peak)}", note))
         number, unit = speed(done).split()
         figures.append((unit, f"{low}{number}", "model FLOPs per second and rank"))
     figures += _rates(fit)
-    if summary is not None and summary.gc_seconds is not None and summary.gc_collections is not None:
-        longest = duration(summary.gc_longest)
+    if summary is not None and summary.gc is not None:
+        longest = duration(summary.gc.longest)
         attempt = f", in attempt {summary.attempt}" if summary.attempt > 1 else ""
-        note = f"{sum(summary.gc_collections):,} collections, longest {longest}{attempt}"
-        figures.append(("garbage collection", duration(summary.gc_seconds), note))
+        note = f"{sum(summary.gc.collections):,} collections, longest {longest}{attempt}"
+        figures.append(("garbage collection", duration(summary.gc.seconds), note))
     wall = sum(attempt.seconds for attempt in fit.first)
     done = sum(count for _, count in fit.kept(min(fit.ranks)))
     attempts = f" in {len(fit.first)} attempts" if len(fit.first) > 1 else ""
@@ -315,7 +317,8 @@ def _count(fit: Fit) -> Flops | None:
 def _peak(fit: Fit) -> float | None:
     """The peak of a device in FLOPs per second, as the summary or the last row has it."""
     summary: Summary | None = fit.summary
-    if summary is not None and summary.peak_flops_per_second and summary.peak_flops_per_second > 0:
-        return summary.peak_flops_per_second
+    peak = None if summary is None or summary.flops is None else summary.flops.peak_flops_per_second
+    if peak is not None and peak > 0:
+        return peak
     logged = fit.first[-1].peak_tflops
     return logged * TERA if logged and logged > 0 else None

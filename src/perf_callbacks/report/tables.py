@@ -10,6 +10,7 @@ from perf_callbacks.flops.calculator.product_shapes import misaligned
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Flops, Stall, Summary
 from perf_callbacks.kernel.records.machine_records import Memory
+from perf_callbacks.kernel.records.summary_parts import StragglerSummary
 from perf_callbacks.report import units
 from perf_callbacks.report.history import Fit
 from perf_callbacks.report.memory_table import SOURCES
@@ -143,7 +144,8 @@ def uncounted(count: Flops, summary: Summary | None) -> Table | None:
         *[("host waits for the device", line, f"{times:,} times") for line, times in count.reads.items()],
         *[("values read by Python", line, f"{times:,} values") for line, times in count.values_read.items()],
     ]
-    unknown = [] if summary is None else [summary.flops_unknown, summary.mfu_unknown]
+    flops = None if summary is None else summary.flops
+    unknown = [] if flops is None else [flops.unknown, flops.mfu_unknown]
     rows += [("unknown", reason, "") for reason in unknown if reason]
     covered = "" if count.coverage is None else f"{count.coverage:.1%} of the weights were seen in counted products. "
     low = "The FLOPs, and so MFU, are a lower bound." if count.lower_bound else ""
@@ -215,11 +217,11 @@ def memory_parts(found: Memory) -> list[tuple[str, float]]:
     return [(name, gb) for name, gb in values if gb is not None]
 
 
-def stragglers(summary: Summary) -> Table | None:
+def stragglers(found: StragglerSummary | None) -> Table | None:
     """Tabulate what slow ranks cost the job."""
-    if not summary.compared_steps:
+    if found is None or not found.steps:
         return None
-    several = summary.slowdown is not None
+    several = found.slowdown is not None
     rows = [
         (
             str(rank),
@@ -228,15 +230,13 @@ def stragglers(summary: Summary) -> Table | None:
             f"{steps:,}",
             REMEDIES.get(cause, "") if several else "",
         )
-        for rank, cause, seconds, steps in summary.stragglers
+        for rank, cause, seconds, steps in found.costliest
     ]
-    parts = [f"In {summary.compared_steps:,} compared steps of {duration(summary.compared_seconds)}."]
-    if summary.slowdown is not None:
-        parts.append(
-            f"A step takes {rate(summary.slowdown)} times as long as with ranks that are all as fast as usual."
-        )
-    if summary.backward_waiting is not None:
-        parts.append(f"At most {summary.backward_waiting:.0%} of rank 0's backward is waiting for other ranks.")
+    parts = [f"In {found.steps:,} compared steps of {duration(found.seconds)}."]
+    if found.slowdown is not None:
+        parts.append(f"A step takes {rate(found.slowdown)} times as long as with ranks that are all as fast as usual.")
+    if found.backward_waiting is not None:
+        parts.append(f"At most {found.backward_waiting:.0%} of rank 0's backward is waiting for other ranks.")
     columns = [("rank", NUMBER), ("cause", TEXT), ("cost", NUMBER), ("steps", NUMBER), ("try", TEXT)]
     return (
         Table("Stragglers" if several else "Steps that took unusually long", columns, rows[:MOST_ROWS], " ".join(parts))

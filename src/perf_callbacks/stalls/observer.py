@@ -12,6 +12,7 @@ from perf_callbacks.kernel.process import stacks
 from perf_callbacks.kernel.process.stacks import Stack
 from perf_callbacks.kernel.process.watchdog import PERIOD_SECONDS, WATCHDOG
 from perf_callbacks.kernel.records.fit_records import Stall
+from perf_callbacks.kernel.records.summary_parts import StallSummary
 from perf_callbacks.ranks.exchange import Exchange
 from perf_callbacks.stalls.diagnosis import ENDED, MOST_RANKS, RUNNING, STALLED, Note, Patience
 from perf_callbacks.stalls.notes import BEATS, NEAREST, StallNotes
@@ -58,6 +59,11 @@ class StallWatch(Observer):
         self._noticed = 0.0
         self._told = self._speaks = False
         self._ended = False
+        self._stalls: list[float] = []  # seconds of each stall that is over
+
+    def summary(self) -> dict[str, StallSummary]:
+        """Return the stalls so far."""
+        return {"stalls": StallSummary(count=len(self._stalls), seconds=sum(self._stalls))}
 
     def loader_left(self, *, exhausted: bool) -> None:  # noqa: ARG002 either may be the end
         """Have more patience until a step ends: training may be over."""
@@ -165,7 +171,7 @@ class StallWatch(Observer):
         """Say what a stall cost, if it was told of."""
         lost = 0.0 if self._patience is None else self._patience.lost
         if self._told:
-            self._engine.stalls.append(lost)
+            self._stalls.append(lost)
         if self._speaks:
             log.warning("perf_callbacks: %s after %.0f s without a step.", how, lost)
         self._note, self._told, self._speaks = None, False, False

@@ -3,7 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
 from torch import nn
 
@@ -18,6 +18,7 @@ from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.fit_records import Record, Steps
+from perf_callbacks.kernel.records.summary_parts import StragglerSummary
 from perf_callbacks.ranks.exchange import Exchange
 from perf_callbacks.stragglers import gradient_moments, signals
 from perf_callbacks.stragglers.gradient_moments import GradientMoments
@@ -71,7 +72,7 @@ class _Found:
         self._stragglers = Stragglers()
         self._warned: set[int] = set()
         self._lost, self._told = 0.0, 0.0
-        self._summary: dict[str, Any] = {}
+        self._summary: StragglerSummary | None = None
         self.waited_seconds = self.backward_seconds = 0.0
         """Seconds after the gradient that usually comes last, in which this rank may have waited, and of backwards."""
 
@@ -86,26 +87,28 @@ class _Found:
         for one in stragglers.window(numbers, ranks, roles, _Breath()):
             self._recorder.write(one)
         worst = sorted(stragglers.lost, key=stragglers.lost.__getitem__, reverse=True)[:MOST_TOLD]
-        self._summary = {
-            "compared_steps": stragglers.steps,
-            "compared_seconds": stragglers.seconds,
-            "compared_model": not self._sharded,
-            "straggler_seconds": stragglers.causes,
-            "stragglers": tuple([(*one, stragglers.lost[one], stragglers.times[one]) for one in worst]),
-            "slowdown": stragglers.slowdown,
-        }
+        self._summary = StragglerSummary(
+            steps=stragglers.steps,
+            seconds=stragglers.seconds,
+            model_compared=not self._sharded,
+            seconds_by_cause=stragglers.causes,
+            costliest=tuple([(*one, stragglers.lost[one], stragglers.times[one]) for one in worst]),
+            slowdown=stragglers.slowdown,
+        )
         self._lost = sum(stragglers.lost.values())
         for slow in stragglers.slow:
             if slow.rank not in self._warned and len(self._warned) < MOST_TOLD:
                 self._warned.add(slow.rank)
                 log.warning("perf_callbacks: %s", slow_rank(slow))
 
-    def fields(self, kind: str) -> dict[str, Any]:
-        """Return the metrics of a "row" or of the "whole" fit, or the fields of a "summary"."""
-        if kind == "summary":
-            waiting = self.waited_seconds / self.backward_seconds if self.backward_seconds else None
-            return {**self._summary, "backward_waiting": waiting}
-        if not self._summary or self._recorder.run.world_size == 1:
+    def summary(self) -> dict[str, StragglerSummary]:
+        """Return the part of the summary."""
+        waiting = self.waited_seconds / self.backward_seconds if self.backward_seconds else None
+        return {"stragglers": replace(self._summary or StragglerSummary(), backward_waiting=waiting)}
+
+    def metrics(self, kind: str) -> dict[str, float]:
+        """Return the metrics of a "row" or of the "whole" fit."""
+        if self._summary is None or self._recorder.run.world_size == 1:
             return {}
         lost, before = self._lost, self._told if kind == "row" else 0.0
         if kind == "row":
@@ -133,9 +136,16 @@ class RanksWatch(Observer, WindowReader):
             recorder.patches.add(self._moments.close)
             self._local = LocalTimes(self._moments.noted)
             recorder.observe(self._local)
-        recorder.engine.stragglers = self._found.fields
         ranks.add_reader(self)
         recorder.wait = self._wait
+
+    def metrics(self, kind: str) -> dict[str, float]:
+        """Return the seconds lost to stragglers."""
+        return self._found.metrics(kind)
+
+    def summary(self) -> dict[str, StragglerSummary]:
+        """Return the stragglers so far."""
+        return self._found.summary()
 
     def window_part(self, steps: Columns) -> StepSignals:
         """Make the signals of a window. An error ends the signals, not the measuring."""
@@ -193,7 +203,6 @@ class SingleWatch(Observer):
         self._kept: list[Steps] = []
         self._ended = self._failed = False
         self._comparing = threading.Lock()  # the watchdog's thread may be at it when the fit ends
-        recorder.engine.stragglers = self._fields
 
     def hear(self, record: Record) -> None:
         """Take steps that were written."""
@@ -210,10 +219,11 @@ class SingleWatch(Observer):
         """Compare the last steps with the summary, for which they are written."""
         self._ended = True
 
-    def _fields(self, kind: str) -> dict[str, Any]:
+    def summary(self) -> dict[str, StragglerSummary]:
+        """Return the slow steps so far."""
         if self._ended:
             self._compare(FEWEST_STEPS)
-        return self._found.fields(kind)
+        return self._found.summary()
 
     def _compare(self, fewest: int) -> None:
         if self._failed or not self._comparing.acquire(timeout=LAST_SECONDS):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from perf_callbacks.kernel.records.fit_records import Summary
+from perf_callbacks.kernel.records.summary_parts import StragglerSummary
 from perf_callbacks.stragglers.peers import DATA, DEVICE, GC, HOST, STEAL
 from perf_callbacks.stragglers.search import SlowRank
 
@@ -47,13 +47,13 @@ def slow_rank(slow: SlowRank) -> str:
     )
 
 
-def lines(summary: Summary) -> Iterator[str]:
+def lines(found: StragglerSummary | None) -> Iterator[str]:
     """Return what stragglers cost, the worst first: nothing if nothing was compared."""
-    if not summary.compared_steps:
+    if found is None or not found.steps:
         return
-    several, lost = summary.slowdown is not None, sum(summary.straggler_seconds.values())
-    whole = f"{summary.compared_seconds:,.3g} s"
-    large = [one for one in summary.stragglers if one[2] >= WORTH_A_LINE * summary.compared_seconds]
+    several, lost = found.slowdown is not None, sum(found.seconds_by_cause.values())
+    whole = f"{found.seconds:,.3g} s"
+    large = [one for one in found.costliest if one[2] >= WORTH_A_LINE * found.seconds]
     for rank, cause, seconds, times in large[:MOST_LINES]:
         who = f"rank {rank} cost the job" if several else "slow steps lost"
         count = f"{times:,} {'pause' if cause == GC else 'step'}{'' if times == 1 else 's'}"
@@ -63,10 +63,10 @@ def lines(summary: Summary) -> Iterator[str]:
         return
     rest = lost - sum([seconds for *_, seconds, _ in large[:MOST_LINES]])
     if not large:
-        yield f"no slow rank was seen: {lost:,.3g} s of {whole} lost to stragglers, in {summary.compared_steps:,} steps"
-    elif rest >= WORTH_A_LINE * summary.compared_seconds:
+        yield f"no slow rank was seen: {lost:,.3g} s of {whole} lost to stragglers, in {found.steps:,} steps"
+    elif rest >= WORTH_A_LINE * found.seconds:
         yield f"other stragglers cost {rest:,.3g} s"
-    if not summary.compared_model:
+    if not found.model_compared:
         yield "forward and backward of the ranks were not compared: ranks wait for each other in them"
-    if summary.backward_waiting is not None:
-        yield f"at most {summary.backward_waiting:.0%} of backward on this rank was waiting for other ranks"
+    if found.backward_waiting is not None:
+        yield f"at most {found.backward_waiting:.0%} of backward on this rank was waiting for other ranks"

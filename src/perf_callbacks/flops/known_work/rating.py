@@ -51,12 +51,12 @@ class Rating:
         return {**values, "mfu": model / peak, "hfu": hardware / peak, "mfu_mixed": mixed, "peak_tflops": peak / TERA}
 
     def summary(self) -> dict[str, Any]:
-        """Compute the fields of the `Summary` record."""
+        """Return fields of `FlopsSummary`."""
         return {
-            "flops_coverage": self.coverage,
-            "flops_lower_bound": self.lower_bound,
-            "flops_uncounted": self.uncounted,
-            "flops_dtype": self.dtype,
+            "coverage": self.coverage,
+            "lower_bound": self.lower_bound,
+            "uncounted": self.uncounted,
+            "dtype": self.dtype,
             "unmasked_share": self.unmasked_share,
             "peak_flops_per_second": self.peak_flops_per_second,
             "peak_source": None if self.peaks is None else self.peaks.source,

@@ -2,8 +2,8 @@
 
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from math import isfinite
-from typing import Any
 
 from perf_callbacks.flops.known_work.rating import Rating
 from perf_callbacks.flops.known_work.shape_counts import MOST_COUNTS, SAME, SCALED, Book, Count, Learned, keep
@@ -12,7 +12,9 @@ from perf_callbacks.flops.unknown_reasons import UNEVEN, UNREAD, Unknowns
 from perf_callbacks.flops.work import Effort, Work
 from perf_callbacks.kernel.batches.plain_values import AGREEING, PlainValues, ShapeKey, names, without
 from perf_callbacks.kernel.engine.marks import Calls
+from perf_callbacks.kernel.engine.steps import Totals
 from perf_callbacks.kernel.records.fit_records import Flops
+from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 
 MOST_BOOKS = 16
 """Most sets of trained parameters and calls whose counts are kept. Beyond it the oldest is dropped."""
@@ -79,17 +81,22 @@ class ShapedWork:
         """Tell if equal batches took different work. Then no batch has known FLOPs."""
         return self.unknowns.varies is not None
 
-    def summary(self, steps: int, known: int, excluded: Mapping[str, int]) -> dict[str, Any]:
-        """Return the `Summary` fields of a fit with this many included steps, and this many whose work is known."""
-        told = self.unknowns.summary(steps, known, excluded) if self.wanted else {}
-        if self.rating is None or not known or self.varies:
-            return told
-        return {
-            **told,
-            "flops_source": self.source,
-            "flops_checked_step": self.checked,
-            **self.rating.summary(),
-        }
+    def summary(self, included: Totals, excluded: Mapping[str, int]) -> FlopsSummary | None:
+        """Return the FLOPs of the included steps. None: FLOPs are off."""
+        known = included.effort_steps
+        summary = self.unknowns.summary(included.steps, known, excluded) if self.wanted else None
+        if not known or self.varies:
+            return summary
+        summary = replace(
+            summary or FlopsSummary(),
+            model_flops=included.effort.model_flops,
+            hardware_flops=included.effort.hardware_flops,
+            seconds=included.effort_seconds,
+            steps=known,
+        )
+        if self.rating is None:
+            return summary
+        return replace(summary, **self.rating.summary(), source=self.source, checked_step=self.checked)
 
     @property
     def fresh(self) -> bool:

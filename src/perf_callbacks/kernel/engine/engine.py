@@ -8,7 +8,6 @@ row.
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from perf_callbacks.flops.known_work.shaped_work import ShapedWork
 from perf_callbacks.flops.known_work.trained_looks import TrainedLooks
@@ -99,8 +98,6 @@ class Engine:
         self.account = Account()
         self.advise: Callable[[Summary], tuple[Finding, ...]] = lambda _: ()
         """Returns the findings of the fit, by its summary so far."""
-        self.stragglers: Callable[[str], dict[str, Any]] = lambda _: {}
-        """Returns the stragglers for a "row", for the "whole" fit, or for its "summary", as fields."""
         self.aside: list[tuple[str, float]] = []
         """Spans that have begun: kind and time."""
 
@@ -145,8 +142,6 @@ class Engine:
         """The step at whose end it is looked which parameters are trained."""
         self._looks = TrainedLooks(self._work)
         self._collections = Pauses()
-        self.stalls: list[float] = []
-        """Seconds of each stall that is over."""
 
     def start(self, now: float) -> None:
         """Training begins. The step that follows is in no row."""
@@ -302,7 +297,6 @@ class Engine:
         window = self._sharing.latest if kind == "row" else None
         metrics = ratios.metrics(totals, self._shown, window, rating)
         if metrics:
-            metrics |= self.stragglers(kind)
             metrics |= self._observers.metrics(kind)
             metrics = of_run(metrics) if kind == "whole" else metrics
             self._emit(Row(step=step, metrics=metrics))
@@ -346,16 +340,17 @@ class Engine:
             wall_seconds=self.account.parts(now, included, self._ledger),
             samples=done.samples,
             tokens=done.tokens,
-            **included.summary(varies=self._work.varies),
-            **self._work.summary(included.steps, included.effort_steps, self._ledger.excluded),
+            included_steps=included.steps,
+            included_seconds=included.step_seconds,
+            included_samples=included.samples,
+            included_tokens=included.tokens,
+            included_useful_tokens=included.useful_tokens,
+            flops=self._work.summary(included, self._ledger.excluded),
             total_samples=total.samples,
             total_tokens=total.tokens,
-            **self._collections.summary(timed=self._shown.gc_timed),
+            gc=self._collections.summary() if self._shown.gc_timed else None,
             proofs=dict(proofs or {}),
             failure=failure,
-            stalls=len(self.stalls),
-            stall_seconds=sum(self.stalls),
-            **self.stragglers("summary"),
             **self._observers.summary(),
         )
         return replace(summary, findings=self.advise(summary))

@@ -1,9 +1,8 @@
 """Garbage collections, counted."""
 
-from typing import Any
-
 from perf_callbacks.kernel.engine.marks import Pause
 from perf_callbacks.kernel.records.fit_records import STARTUP, Gc
+from perf_callbacks.kernel.records.summary_parts import GcSummary
 
 GENERATIONS = 3
 
@@ -25,16 +24,15 @@ class Pauses:
         self._scheduled += pause.seconds if pause.ours else 0.0
         self._longest = max(self._longest, pause.seconds)
 
-    def summary(self, *, timed: bool) -> dict[str, Any]:
-        """The fields of a summary; None where collections were not timed."""
-        known = {
-            "gc_collections": tuple(self._collections),
-            "gc_seconds": self._seconds,
-            "gc_longest": self._longest,
-            "gc_scheduled_seconds": self._scheduled,
-            "gc_startup_seconds": self._startup,
-        }
-        return known if timed else dict.fromkeys(known)
+    def summary(self) -> GcSummary:
+        """Return the collections so far."""
+        return GcSummary(
+            collections=tuple(self._collections),
+            seconds=self._seconds,
+            longest=self._longest,
+            scheduled_seconds=self._scheduled,
+            startup_seconds=self._startup,
+        )
 
 
 def collection(pause: Pause, stage: str, step: int, began: float) -> Gc:

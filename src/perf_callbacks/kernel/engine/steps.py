@@ -206,21 +206,6 @@ class Totals:
         self.pause_seconds += other.pause_seconds
         self.longest_pause = max(self.longest_pause, other.longest_pause)
 
-    def summary(self, *, varies: bool) -> dict[str, Any]:
-        """Return the `Summary` fields of the included steps. FLOPs of work that varies are unknown."""
-        worked = self.effort_steps > 0 and not varies
-        return {
-            "included_steps": self.steps,
-            "included_seconds": self.step_seconds,
-            "included_samples": self.samples,
-            "included_tokens": self.tokens,
-            "included_useful_tokens": self.useful_tokens,
-            "model_flops": self.effort.model_flops if worked else None,
-            "hardware_flops": self.effort.hardware_flops if worked else None,
-            "flops_seconds": self.effort_seconds if worked else None,
-            "flops_steps": self.effort_steps if worked else 0,
-        }
-
     def settle(self) -> None:
         """Wait for numbers that are still under way on the device. Once per row, never in between."""
         if self.useful_tokens is not None:

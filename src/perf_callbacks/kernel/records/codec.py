@@ -13,6 +13,7 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from perf_callbacks.kernel.engine.windows import possible
+from perf_callbacks.kernel.records import schema_1
 from perf_callbacks.kernel.records.fit_records import Record, Run, Steps
 from perf_callbacks.kernel.records.machine_records import Memory, Use
 
@@ -86,6 +87,8 @@ _ENCODER = msgspec.json.Encoder(enc_hook=_plain)
 def decode(line: str) -> Entry | None:
     """The entry on one line; None where the line is torn, foreign, of a type that came later, or holds a wrong type."""
     head = _read(_Head, line)
+    if head is not None and head.type == "summary":
+        line = _in_parts(line)
     record = None if head is None or head.type not in _TYPES else _read(_TYPES[head.type], line)
     if head is None or record is None or (isinstance(record, Steps) and not _even(record)):
         return None
@@ -110,6 +113,12 @@ def _read(kind: type[T], line: str) -> T | None:
         return None if _TOO_LONG in data.translate(_DIGITS) else msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
+
+
+def _in_parts(line: str) -> str:
+    """Return the line of a summary with a part per feature, also if it was written in schema 1."""
+    summary = _read(dict, line)
+    return line if summary is None or not schema_1.is_old(summary) else _json(schema_1.converted(summary))
 
 
 def _even(steps: Steps) -> bool:

@@ -8,8 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perf_callbacks.kernel.records.machine_records import Memory, Use
+from perf_callbacks.kernel.records.summary_parts import (
+    FlopsSummary,
+    GcSummary,
+    MemorySummary,
+    StallSummary,
+    StragglerSummary,
+)
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the journal. It grows when a key changes its meaning or is removed."""
 
 APPLIED = "applied"
@@ -235,7 +242,7 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """Figures of a fit, so far or at its end. None: unknown."""
+    """Figures of a fit, so far or at its end: a core, and a part per feature. None: unknown, or the feature is off."""
 
     run_id: str
     attempt: int
@@ -267,94 +274,35 @@ class Summary:
     """Samples of the included steps, like the next two fields; used for rates."""
     included_tokens: int | None
     included_useful_tokens: int | None
-    model_flops: int | None = None
-    """FLOPs of the included steps whose FLOPs are known, on this rank; like the next two fields."""
-    hardware_flops: int | None = None
-    flops_seconds: float | None = None
-    flops_steps: int = 0
-    """Number of included steps whose FLOPs are known."""
-    flops_source: str | None = None
-    """Sources of the FLOPs: "counted", "scaled", "fake-tensor copy", "closed form", or several of these."""
-    flops_checked_step: int | None = None
-    """Last step whose work was found equal to that of an earlier one. None: FLOPs rest on one count of each work."""
-    flops_unknown: str | None = None
-    """Reason that FLOPs are known of fewer steps than are included. None: all are known, or FLOPs are off."""
-    mfu_unknown: str | None = None
-    """Reason that MFU is unknown although FLOPs are known."""
-    flops_coverage: float | None = None
-    """Coverage of the last count, as in `Flops`, like `flops_lower_bound`."""
-    flops_lower_bound: bool = False
-    flops_uncounted: tuple[str, ...] = ()
-    """Names of `Flops.uncounted` in the last count."""
-    unmasked_share: float | None = None
-    """Share of the executed FLOPs that is not masked attention, as in `Flops.masked_flops`. None: no kernel was told of
-    a causal mask, or counts differ."""
-    flops_dtype: str | None = None
-    """Number format that carries most FLOPs. The peak is that of one device in this format."""
-    peak_flops_per_second: float | None = None
-    peak_source: str | None = None
-    peak_measured: bool = False
     total_samples: int | None
     """Samples of all attempts so far, as counted by the checkpoints between them, like `total_tokens`."""
     total_tokens: int | None
-    gc_collections: tuple[int, ...] | None
-    """Number of collections by generation. None in this field and the next four: collections are not timed."""
-    gc_seconds: float | None
-    """Seconds of all collections; `gc_longest` is the longest one."""
-    gc_longest: float | None
-    gc_scheduled_seconds: float | None = None
-    """Seconds of the collections by the checklist's schedule. The other collections are the program's."""
-    gc_startup_seconds: float | None = None
-    """Seconds of the checklist's first full collection. It happens once and is in none of the fields above."""
     proofs: Mapping[str, str] = field(default_factory=dict)
     """Verdicts on the checklist items that were on trial."""
     findings: tuple[Finding, ...] = ()
     """Causes that limit the run, the one that costs most first. Empty: nothing is wrong, or too little is known."""
     failure: str | None = None
     """Reason that measuring stopped early."""
-    stalls: int = 0
-    """Number of stalls on this rank."""
-    stall_seconds: float = 0.0
-    """Seconds without a step in these stalls."""
-    memory_gb: Mapping[str, float] = field(default_factory=dict)
-    """Memory by part, as far as it is known: the fields of `Memory` without `_gb`."""
-    resident_gb_per_hour: float | None = None
-    """Slope of the resident memory of this rank and its children; None: too few `use` records."""
-    compared_steps: int = 0
-    """Steps in which stragglers were looked for, on rank 0. The next fields cover these steps."""
-    compared_seconds: float = 0.0
-    compared_model: bool = True
-    """False: ranks wait for each other within the model, so only time outside of forward and backward was compared."""
-    straggler_seconds: Mapping[str, float] = field(default_factory=dict)
-    """Seconds that the job lost to stragglers, by cause as in `Straggler`."""
-    stragglers: tuple[tuple[int, str, float, int], ...] = ()
-    """The costliest ones: rank, cause, seconds, and number of steps in which it happened."""
-    slowdown: float | None = None
-    """Duration of these steps over the one that they would have if every rank were as fast as a usual one. None:
-    unknown, or there is one rank."""
-    backward_waiting: float | None = None
-    """Part of the backward after the gradient that usually comes last, from 0 to 1. This rank waited for the others in
-    at most this part. None: unknown."""
+    flops: FlopsSummary | None = None
+    gc: GcSummary | None = None
+    stalls: StallSummary | None = None
+    memory: MemorySummary | None = None
+    stragglers: StragglerSummary | None = None
 
     @property
     def mfu(self) -> float | None:
         """Model FLOPs per second divided by the peak, from 0 to 1."""
-        return self._of_peak(self.model_flops)
+        return None if self.flops is None else self.flops.mfu
 
     @property
     def hfu(self) -> float | None:
         """Executed FLOPs per second divided by the peak, from 0 to 1."""
-        return self._of_peak(self.hardware_flops)
+        return None if self.flops is None else self.flops.hfu
 
     @property
     def hfu_causal(self) -> float | None:
-        """HFU without the masked part of causal attention, which kernels skip. None as in `unmasked_share`."""
-        return None if self.hfu is None or self.unmasked_share is None else self.hfu * self.unmasked_share
-
-    def _of_peak(self, flops: int | None) -> float | None:
-        if flops is None or not self.flops_seconds or not self.peak_flops_per_second:
-            return None
-        return flops / self.flops_seconds / self.peak_flops_per_second
+        """HFU without the masked part of causal attention. None as in `FlopsSummary.unmasked_share`."""
+        return None if self.flops is None else self.flops.hfu_causal
 
     @property
     def step_time(self) -> float | None:

@@ -1,0 +1,112 @@
+"""Parts of a summary, one per feature. A part is None if its feature is off."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FlopsSummary:
+    """FLOPs of the included steps on this rank, and the peak to compare them with. None: unknown."""
+
+    model_flops: int | None = None
+    """FLOPs of the included steps whose FLOPs are known; like the next three fields."""
+    hardware_flops: int | None = None
+    seconds: float | None = None
+    steps: int = 0
+    source: str | None = None
+    """Sources of the FLOPs: "counted", "scaled", "fake-tensor copy", "closed form", or several of these."""
+    checked_step: int | None = None
+    """Last step whose work was found equal to that of an earlier one. None: FLOPs rest on one count of each work."""
+    unknown: str | None = None
+    """Reason that FLOPs are known of fewer steps than are included. None: all are known, or FLOPs are off."""
+    mfu_unknown: str | None = None
+    """Reason that MFU is unknown although FLOPs are known."""
+    coverage: float | None = None
+    """Coverage of the last count, as in `Flops`, like `lower_bound`."""
+    lower_bound: bool = False
+    uncounted: tuple[str, ...] = ()
+    """Names of `Flops.uncounted` in the last count."""
+    unmasked_share: float | None = None
+    """Share of the executed FLOPs that is not masked attention, as in `Flops.masked_flops`. None: no kernel was told of
+    a causal mask, or counts differ."""
+    dtype: str | None = None
+    """Number format that carries most FLOPs. The peak is that of one device in this format."""
+    peak_flops_per_second: float | None = None
+    peak_source: str | None = None
+    peak_measured: bool = False
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs per second divided by the peak, from 0 to 1."""
+        return self._of_peak(self.model_flops)
+
+    @property
+    def hfu(self) -> float | None:
+        """Executed FLOPs per second divided by the peak, from 0 to 1."""
+        return self._of_peak(self.hardware_flops)
+
+    @property
+    def hfu_causal(self) -> float | None:
+        """HFU without the masked part of causal attention, which kernels skip. None as in `unmasked_share`."""
+        return None if self.hfu is None or self.unmasked_share is None else self.hfu * self.unmasked_share
+
+    def _of_peak(self, flops: int | None) -> float | None:
+        if flops is None or not self.seconds or not self.peak_flops_per_second:
+            return None
+        return flops / self.seconds / self.peak_flops_per_second
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GcSummary:
+    """Garbage collections of a fit."""
+
+    collections: tuple[int, ...]
+    """Number of collections by generation."""
+    seconds: float
+    """Seconds of all collections; `longest` is the longest one."""
+    longest: float
+    scheduled_seconds: float | None = None
+    """Seconds of the collections by the checklist's schedule. The other collections are the program's. None: unknown,
+    like the next field."""
+    startup_seconds: float | None = None
+    """Seconds of the checklist's first full collection. It happens once and is in none of the fields above."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StallSummary:
+    """Stalls of this rank."""
+
+    count: int = 0
+    seconds: float = 0.0
+    """Seconds without a step in these stalls."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemorySummary:
+    """Memory of this rank."""
+
+    parts_gb: Mapping[str, float] = field(default_factory=dict)
+    """Memory by part, as far as it is known: the fields of `Memory` without `_gb`."""
+    resident_gb_per_hour: float | None = None
+    """Slope of the resident memory of this rank and its children; None: too few `use` records."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StragglerSummary:
+    """Stragglers, on rank 0."""
+
+    steps: int = 0
+    """Steps in which stragglers were looked for. The next fields cover these steps."""
+    seconds: float = 0.0
+    model_compared: bool = True
+    """False: ranks wait for each other within the model, so only time outside of forward and backward was compared."""
+    seconds_by_cause: Mapping[str, float] = field(default_factory=dict)
+    """Seconds that the job lost to stragglers, by cause as in `Straggler`."""
+    costliest: tuple[tuple[int, str, float, int], ...] = ()
+    """Rank, cause, seconds, and number of steps in which it happened."""
+    slowdown: float | None = None
+    """Duration of these steps over the one that they would have if every rank were as fast as a usual one. None:
+    unknown, or there is one rank."""
+    backward_waiting: float | None = None
+    """Part of the backward after the gradient that usually comes last, from 0 to 1. This rank waited for the others in
+    at most this part. None: unknown."""
