@@ -34,6 +34,13 @@ from perf_callbacks.kernel.records.fit_records import (
 )
 from perf_callbacks.kernel.records.journal_file import files, read
 from perf_callbacks.kernel.records.machine_records import Memory, Use
+from perf_callbacks.kernel.records.summary_parts import (
+    FlopsSummary,
+    GcSummary,
+    MemorySummary,
+    StallSummary,
+    StragglerSummary,
+)
 
 __all__ = [
     "SCHEMA",
@@ -41,15 +48,20 @@ __all__ = [
     "Entry",
     "Finding",
     "Flops",
+    "FlopsSummary",
     "Gc",
+    "GcSummary",
     "Memory",
+    "MemorySummary",
     "Record",
     "Row",
     "Run",
     "Span",
     "Stall",
+    "StallSummary",
     "Steps",
     "Straggler",
+    "StragglerSummary",
     "Summary",
     "Use",
     "Window",

@@ -6,10 +6,10 @@ import time
 
 import pytest
 import torch
-from perf_callbacks.flops.peaks.flops.peak_source import Cache, cache_directory, conditions, forget, measured_peaks
 
 from perf_callbacks.flops.peaks import peak_source as module
 from perf_callbacks.flops.peaks.matmul_peak import Measured
+from perf_callbacks.flops.peaks.peak_source import Cache, cache_directory, conditions, forget, measured_peaks
 
 CPU = torch.device("cpu")
 

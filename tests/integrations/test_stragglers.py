@@ -30,5 +30,5 @@ def test_a_long_step_is_told_with_its_cause(tmp_path, door):
 @pytest.mark.parametrize("door", DOORS)
 def test_nothing_is_compared_with_stragglers_off(tmp_path, door):
     done = DOORS[door](tmp_path, lambda _: None, steps=STEPS, stragglers="off")
-    assert done.summary.stragglers.steps == 0
+    assert done.summary.stragglers is None
     assert records(tmp_path, Straggler) == []
