@@ -56,7 +56,7 @@ class ByHand(Trainer):
         return loss.detach()
 
 
-def test_a_stage_that_a_trainer_goes_through_in_its_own_way_is_left_out_and_not_0(tmp_path):
+def test_a_stage_in_a_trainers_own_way_is_left_out_and_not_0(tmp_path):
     trainer = tiny.trainer(tiny.training_arguments(tmp_path), PerfCallback(), kind=ByHand)
     trainer.train()
     row = trainer.state.log_history[4]  # it is counted twice: how its model is called is not known at first
