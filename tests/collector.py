@@ -79,7 +79,6 @@ class FakeGc:
 def put(monkeypatch, fake):
     """In place of the collector; with it, no fit has a claim on it."""
     fake.owner = ours = collector.Collector()
-    ours._heard_of_forks = True
     for module in (gc_item, growth, collector):
         monkeypatch.setattr(module, "gc", fake)
     for module in (gc_item, environment, collector):

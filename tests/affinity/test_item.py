@@ -95,7 +95,6 @@ class OneThread(NoThreads):
 def thread(monkeypatch):
     only = OneThread()
     owner = Affinity(only)
-    owner._heard_of_forks = True
     monkeypatch.setattr(affinity_item, "AFFINITY", owner)
     return only
 

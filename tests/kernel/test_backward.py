@@ -44,7 +44,7 @@ class Loop(backward.Loop):
 def ours():
     owner = Backwards()
     yield owner
-    owner._listeners = ()
+    owner._claims.clear()
     owner.tick(0.0)
 
 

@@ -15,6 +15,7 @@ from collector import FakeGc, put
 import perf_callbacks
 from perf_callbacks.kernel.process import collector
 from perf_callbacks.kernel.process.collector import FULL, Collector
+from perf_callbacks.kernel.process.watchdog import WATCHDOG
 
 SOURCE = Path(perf_callbacks.__file__).parents[1]
 
@@ -356,6 +357,6 @@ def test_the_watchdog_is_not_asked_with_the_lock_held(fake, ours, monkeypatch):
         freeing.join(5)
         free.append(not freeing.is_alive())
 
-    monkeypatch.setattr(collector.WATCHDOG, "watch", watch)
+    monkeypatch.setattr(WATCHDOG, "watch", watch)
     hold(ours).let_go()
     assert free == [True]

@@ -49,16 +49,10 @@ class FakeThreads:
         return [sorted(mask) for mask in self.masks.values()]
 
 
-def owner(threads):
-    made = Affinity(threads)
-    made._heard_of_forks = True
-    return made
-
-
 def test_all_threads_with_the_main_threads_mask_move_and_return():
     threads = FakeThreads("0-3", "0-3", "2", "0-3")
     threads.vanishing = {99}
-    affinity = owner(threads)
+    affinity = Affinity(threads)
     affinity.bind(FIT, parse("1-2"))
     assert threads.told == [[1, 2], [1, 2], [2], [1, 2]]
     assert affinity.found == parse("0-3")
@@ -70,7 +64,7 @@ def test_all_threads_with_the_main_threads_mask_move_and_return():
 
 def test_threads_born_meanwhile_return_too_and_threads_pinned_meanwhile_stay():
     threads = FakeThreads("0-3", "1-2", "0-3")
-    affinity = owner(threads)
+    affinity = Affinity(threads)
     affinity.bind(FIT, parse("1-2"))
     threads.start(7)
     threads.set(3, parse("3"))
@@ -80,7 +74,7 @@ def test_threads_born_meanwhile_return_too_and_threads_pinned_meanwhile_stay():
 
 def test_the_first_mask_returns_with_the_last_fit_in_whatever_order_they_end():
     threads = FakeThreads("0-3", "0-3")
-    affinity = owner(threads)
+    affinity = Affinity(threads)
     affinity.bind(ONE, parse("0-1"))
     affinity.bind(OTHER, parse("0-2"))
     affinity.let_go(ONE)
@@ -91,7 +85,7 @@ def test_the_first_mask_returns_with_the_last_fit_in_whatever_order_they_end():
 
 def test_fits_that_want_nothing_in_common_stay_where_the_first_is():
     threads = FakeThreads("0-3")
-    affinity = owner(threads)
+    affinity = Affinity(threads)
     affinity.bind(ONE, parse("0-1"))
     affinity.bind(OTHER, parse("2-3"))
     assert threads.told == [[0, 1]]
@@ -101,7 +95,7 @@ def test_fits_that_want_nothing_in_common_stay_where_the_first_is():
 
 def test_a_mask_is_never_widened():
     threads = FakeThreads("0")
-    affinity = owner(threads)
+    affinity = Affinity(threads)
     affinity.bind(FIT, parse("0-7"))
     assert threads.told == [[0]]
     affinity.bind(FIT, parse("1"))
@@ -110,7 +104,7 @@ def test_a_mask_is_never_widened():
 
 def test_who_chose_another_mask_meanwhile_keeps_it():
     threads = FakeThreads("0-3", "0-3")
-    affinity = owner(threads)
+    affinity = Affinity(threads)
     affinity.bind(FIT, parse("1"))
     for thread in threads.masks:
         threads.set(thread, parse("2-3"))
@@ -121,7 +115,7 @@ def test_who_chose_another_mask_meanwhile_keeps_it():
 
 def test_a_system_that_refuses_changes_nothing_and_says_so():
     threads = FakeThreads("0-3", "0-3")
-    affinity = owner(threads)
+    affinity = Affinity(threads)
     threads.refused = PermissionError("no")
     with pytest.raises(PermissionError):
         affinity.bind(FIT, parse("1"))
@@ -137,7 +131,7 @@ def test_a_system_that_refuses_changes_nothing_and_says_so():
 def test_an_interrupt_is_made_up_for_by_the_next_call(after):
     threads = FakeThreads("0-3", "0-3")
     set_mask = threads.set
-    affinity = owner(threads)
+    affinity = Affinity(threads)
 
     def interrupted(thread, cpus):
         if threads.moves == after - 1:
@@ -156,7 +150,7 @@ def test_an_interrupt_is_made_up_for_by_the_next_call(after):
 
 def test_a_finalizer_that_ends_a_fit_in_the_midst_of_another_one():
     threads = FakeThreads("0-3", "0-3", "0-3")
-    affinity = owner(threads)
+    affinity = Affinity(threads)
     set_mask = threads.set
     affinity.bind(OLD, parse("0-1"))
 
@@ -174,7 +168,7 @@ def test_a_finalizer_that_ends_a_fit_in_the_midst_of_another_one():
 def test_a_fit_that_was_freed_without_an_end_is_made_up_for_by_the_next_one():
     """An interrupt in its finalizer, for example."""
     threads = FakeThreads("0-3", "0-3")
-    affinity = owner(threads)
+    affinity = Affinity(threads)
     affinity.bind(Fit(), parse("0-1"))
     affinity.bind(FIT, parse("1-2"))
     assert threads.told == [[1, 2]] * 2
@@ -183,7 +177,7 @@ def test_a_fit_that_was_freed_without_an_end_is_made_up_for_by_the_next_one():
 
 
 def test_a_system_without_masks_is_left_alone():
-    affinity = owner(NoThreads())
+    affinity = Affinity(NoThreads())
     affinity.bind(FIT, parse("0"))
     affinity.let_go(FIT)
     assert (affinity.found, affinity.now) == (None, [])
@@ -196,6 +190,6 @@ def test_a_child_is_part_of_no_fit_and_keeps_its_mask():
     child = os.fork()
     if child == 0:
         affinity.let_go(FIT)
-        os._exit(0 if affinity.found == os.sched_getaffinity(0) == {0} and not affinity._bound else 1)
+        os._exit(0 if affinity.found == os.sched_getaffinity(0) == {0} and not affinity._claims else 1)
     assert os.waitpid(child, 0)[1] == 0
     affinity.let_go(FIT)

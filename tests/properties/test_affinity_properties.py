@@ -42,7 +42,6 @@ class Threads:
 def test_any_order_of_fits_and_threads_restores_the_world(masks, events):
     threads = Threads(masks)
     affinity = Affinity(threads)
-    affinity._heard_of_forks = True
     found, pinned = masks[0], {thread: mask for thread, mask in threads.masks.items() if mask != masks[0]}
     bound = set()
     for number, (kind, one, cpus) in enumerate(events):

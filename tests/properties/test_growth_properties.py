@@ -22,7 +22,6 @@ class Rank:
 
     def __init__(self, patch, danger, delay, interval):
         self.fake, self.owner = FakeGc(), collector.Collector()
-        self.owner._heard_of_forks = True
         self.at_once = SimpleNamespace(get_count=lambda: (self.fake.young, 0, 0))
         self.patch, self.danger, self.delay = patch, danger, delay
         self.enter()

@@ -1,18 +1,15 @@
 """`torch.autograd.backward` and `torch.autograd.grad`, wrapped once for all measured loops.
 
-Every backward of a loop goes through one of the two, and torch has no hook for either. Overlapping fits share the
-wrappers, and the last fit to leave removes them, in whatever order the fits began. The wrapped function is kept as an
-attribute of the wrapper and nowhere else, so an interrupt can't leave a wrong record of it.
+Every backward of a loop goes through one of the two, and torch has no hook for either. The wrapped function is an
+attribute of the wrapper and stored nowhere else, so an interrupt can't leave a wrong record of it.
 """
 
 import functools
-import os
-import threading
-import weakref
 from collections.abc import Callable
 from inspect import CO_VARARGS, CO_VARKEYWORDS
 from threading import get_ident
 from typing import Any, Protocol
+from weakref import ref
 
 import torch
 from torch._guards import TracingContext
@@ -21,9 +18,8 @@ from perf_callbacks.kernel.batches.waiting import Waiting
 from perf_callbacks.kernel.engine.marks import ONE_MORE_FORWARD, Mark
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.tape import Tape
-from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process.graphs import Start
-from perf_callbacks.kernel.process.watchdog import WATCHDOG
+from perf_callbacks.kernel.process.owner import Owner
 
 _OURS = "_perf_callbacks"
 """An attribute of a wrapper: the wrapper itself, so that a copy of its attributes on another wrapper is told apart."""
@@ -43,23 +39,23 @@ _BACKWARD, _OPTIMIZER, _UNDECIDED = Stage.BACKWARD, Stage.OPTIMIZER, Stage.UNDEC
 
 
 class Listener(Protocol):
-    """A fit that hears of gradients. Its methods raise nothing."""
+    """Receives the calls of `torch.autograd.grad`. Its methods raise nothing."""
 
     def begins_gradients(self, root: object = None) -> bool:
-        """Take a call of `torch.autograd.grad` that builds no graph for a backward. False: its end is not told."""
+        """Begin a call that builds no graph for a backward. False: `ends_backward` is not to be called."""
         ...
 
     def builds_graph(self) -> None:
-        """Take a call of `torch.autograd.grad` that builds a graph for one more turn of the forward."""
+        """Count a call that builds a graph as one more turn of the forward."""
 
     def ends_backward(self) -> None:
-        """End what `begins_gradients` began."""
+        """End a call that `begins_gradients` began."""
 
 
 class Loop:
-    """A loop in the thread that is measured: where its marks go, and what decides whether one is written.
+    """A loop in the measured thread: its tape, and the flags that decide if a watched call writes a mark.
 
-    While the loop trains, each watched call writes its mark by itself: frames are what measuring costs.
+    While the loop trains, the wrappers write marks without a call of a method: frames are what measuring costs.
     """
 
     marks_backward = True
@@ -136,70 +132,30 @@ class Loop:
             self.fail(error)
 
 
-class Backwards:
-    """The owner of both functions. Listeners are held weakly: a freed fit is no reason to stay wrapped."""
+class Backwards(Owner[bool]):
+    """Owner of both functions. The wish of a listener is True if the listener is a `Loop`: backwards concern it too."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._listeners: tuple[weakref.ref[Listener], ...] = ()
-        self._only: Callable[[], Loop | None] = _nobody
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._forked)
+        super().__init__()
+        self._only: Callable[[], Any] = _nobody
+        """The loop that alone hears of backwards: it costs least."""
+        self._loops: list[ref[Any]] = []
 
     def join(self, listener: Listener) -> None:
-        """Tell this fit of gradients, and if it is a `Loop`, of backwards.
-
-        The watchdog has a lock of its own. A collection within that lock may free a fit, and `_freed` would wait for
-        our lock, so the watchdog is called without it.
-        """
-        with self._lock:
-            self._listeners = (*self._alive(), weakref.ref(listener, self._freed))
-            self._find_only()
-        with suppress(RuntimeError):  # no thread can be started: then an interrupt may leave a wrapper behind
-            WATCHDOG.watch(self)
-        with self._lock:
-            self._arrange()
+        """Call the listener for gradients from here on, and if it is a `Loop`, for backwards."""
+        self._claim(listener, isinstance(listener, Loop))
+        self._ask_for_ticks()
+        self.reconcile()
 
     def leave(self, listener: Listener) -> None:
-        """Stop telling this fit. Idempotent."""
-        with self._lock:
-            self._listeners = tuple([one for one in self._alive() if one() is not listener])
-            self._find_only()
-            self._arrange()
-
-    def tick(self, now: float) -> bool:  # noqa: ARG002 the watchdog calls with the time
-        """Finish a change that an interrupt cut in half."""
-        with self._lock:
-            self._listeners = self._alive()
-            self._find_only()
-            self._arrange()
-            return bool(self._listeners)
-
-    def _freed(self, _reference: object) -> None:
-        """Remove the wrappers now if the lock is free: a collection may call this anywhere."""
-        if self._lock.acquire(blocking=False):
-            try:
-                self.tick(0.0)
-            finally:
-                self._lock.release()
-
-    def _forked(self) -> None:
-        """Replace the lock: in a forked child, no thread releases one that the watchdog held."""
-        self._lock = threading.RLock()
-
-    def _find_only(self) -> None:
-        """Find the loop that alone hears of backwards: it costs least."""
-        loops: list[Any] = [one for one in self._listeners if isinstance(one(), Loop)]
-        self._only = loops[0] if len(loops) == 1 else _nobody
-
-    def _alive(self) -> tuple["weakref.ref[Listener]", ...]:
-        return tuple([one for one in self._listeners if one() is not None])
+        """Stop calling the listener. Idempotent."""
+        self.release(listener)
 
     def _arrange(self) -> None:
         """Wrap or unwrap both functions as needed. A wrapper of ours beneath another's stays, and passes calls on."""
-        heard = [one for one in [one() for one in self._listeners] if one is not None]
-        loops = any(isinstance(one, Loop) for one in heard)
-        for name, make, wanted in (("backward", self._backward, loops), ("grad", self._grad, bool(heard))):
+        loops = self._loops = [reference for reference, is_loop in self._claims.copy().items() if is_loop]
+        self._only = loops[0] if len(loops) == 1 else _nobody
+        for name, make, wanted in (("backward", self._backward, loops), ("grad", self._grad, self._claims)):
             current = getattr(torch.autograd, name)
             wrapped = getattr(current, _OURS, None) is current
             if wanted and not wrapped:
@@ -263,12 +219,12 @@ class Backwards:
         return _signed(backward)
 
     def _in_several(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call the backward of several loops, or of one that is not simply training."""
+        """Call `backward` for several loops, or for a loop that is not simply training."""
         heard: list[Loop] = []
         try:
-            for reference in self._listeners:
+            for reference in self._loops:
                 loop = reference()
-                if isinstance(loop, Loop) and not loop.in_backward and get_ident() == loop.thread:
+                if loop is not None and not loop.in_backward and get_ident() == loop.thread:
                     try:
                         begun = loop.begins_backward(args[0] if args else kwargs.get("tensors"))
                     except Exception as error:  # noqa: BLE001 an observer never ends the run
@@ -286,7 +242,7 @@ class Backwards:
         @functools.wraps(inner)
         def grad(*args: Any, **kwargs: Any) -> Any:
             create_graph = args[_CREATE_GRAPH] if len(args) > _CREATE_GRAPH else kwargs.get("create_graph")
-            listeners = [] if _tracing() else [one for one in [one() for one in self._listeners] if one is not None]
+            listeners = [] if _tracing() else [one for one in [one() for one in [*self._claims]] if one is not None]
             if create_graph:
                 for listener in listeners:
                     listener.builds_graph()
@@ -318,4 +274,4 @@ def _tracing() -> bool:
 
 
 BACKWARDS = Backwards()
-"""The one owner in this process."""
+"""The owner of this process."""

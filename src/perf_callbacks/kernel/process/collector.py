@@ -10,15 +10,13 @@ moment (`timeit` does) or for good then does so independently of the fits, so no
 """
 
 import gc
-import os
 import sysconfig
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Protocol
+from weakref import ref
 
-from perf_callbacks.kernel.foreign_errors import suppress
-from perf_callbacks.kernel.process.watchdog import WATCHDOG
+from perf_callbacks.kernel.process.owner import Owner
 from perf_callbacks.kernel.records.fit_records import SCHEDULED
 
 OWN_FROZEN = 1000
@@ -36,9 +34,6 @@ PATIENCE_STEPS = 20
 ASIDE_PATIENCE = 6
 """Factor on both within an evaluation or a checkpoint."""
 
-MOMENT_SECONDS = 0.5
-"""Seconds that the end of a fit may wait for the watchdog to release the collector."""
-
 _FREEZING = object()
 """Placeholder for a freeze that was interrupted."""
 
@@ -47,7 +42,7 @@ class Observer(Protocol):
     """Times collections by a callback of the collector."""
 
     def timing(self, generation: int) -> AbstractContextManager[Callable[[int], object]]:
-        """Time a collection without the callback. What is given is to be called with the number of objects found."""
+        """Time a collection without the callback. The block gets a function that takes the number of objects found."""
         ...
 
 
@@ -98,8 +93,9 @@ class Lease:
         return self._owner.turn_off(self)
 
     def turn_on(self) -> None:
-        """Resume automatic collection for this fit."""
-        self._owner.turn_on(self)
+        """Resume automatic collection if no other fit wants it off."""
+        self._owner.off.discard(self)
+        self._owner.reconcile()
 
     def freeze(self) -> None:
         """Freeze all live objects, unless other code froze objects before."""
@@ -145,7 +141,8 @@ class Lease:
         self._steps, self.abandoned, self.ended = -1, False, False
 
     def let_go(self) -> None:
-        """Release the claim. A second call does nothing."""
+        """Release the claim. Idempotent. If the lock isn't free soon, the watchdog sees that the fit has ended."""
+        self.ended = True
         self._owner.let_go(self)
 
     @property
@@ -165,20 +162,15 @@ class Lease:
         return now - self._since >= patience
 
 
-class Collector:
-    """Owner of the garbage collector.
-
-    Each wish is noted before it is carried out, and `_restore` acts on the state that it finds. So after an interrupt
-    in between, the next call or tick of the watchdog repairs the state.
-    """
+class Collector(Owner[Lease]):
+    """Owner of the garbage collector. Each claim keeps its lease, until `Lease.idle` tells that the fit has ended."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        super().__init__()
         self._clear()
-        self._heard_of_forks = False
 
     def _clear(self) -> None:
-        self.held: set[Lease] = set()
+        self._claims.clear()
         self.off: set[Lease] = set()
         self._watched: set[Lease] = set()
         self._found: tuple[int, int, int] | None = None  # thresholds, while automatic collection is off
@@ -186,7 +178,7 @@ class Collector:
         self.collections = self.fulls = 0
         """Number of collections by the schedule of any fit so far, and of the full ones among them."""
         self.reason: str | None = None
-        """Why a fit is collecting at this moment. None: whoever collects, it is no fit."""
+        """Reason of the collection that a fit is making. None: no fit is collecting."""
         self.observers: list[Observer] = []
         """Observers of collections that have a callback in `gc.callbacks`."""
 
@@ -206,6 +198,11 @@ class Collector:
             self._watched.add(lease)
         self._ask_for_ticks()
         return lease
+
+    @property
+    def held(self) -> set[Lease]:
+        """Leases with a claim."""
+        return {*self._claims.values()}
 
     @property
     def automatic(self) -> bool:
@@ -241,13 +238,6 @@ class Collector:
                 gc.set_threshold(0, *found[1:])
             return True
 
-    def turn_on(self, lease: Lease) -> None:
-        """Resume automatic collection if no fit wants it off any more."""
-        with self._lock:
-            self.off.discard(lease)
-            if not self.off:
-                self._resume()
-
     def freeze(self, lease: Lease) -> None:
         """Freeze all live objects for as long as any fit has a claim."""
         self._hold(lease)
@@ -256,21 +246,6 @@ class Collector:
                 self._frozen = _FREEZING
                 gc.freeze()
                 self._frozen = []
-
-    def let_go(self, lease: Lease) -> None:
-        """Release a fit's claim; the last release restores the state that was found.
-
-        A finalizer may call this anywhere, so it waits only briefly; otherwise the watchdog notices that the fit has
-        ended.
-        """
-        lease.ended = True
-        if self._lock.acquire(timeout=MOMENT_SECONDS):
-            try:
-                self.off.discard(lease)
-                self.held.discard(lease)
-                self._restore()
-            finally:
-                self._lock.release()
 
     @contextmanager
     def collecting(self, why: str) -> Iterator[None]:
@@ -287,14 +262,13 @@ class Collector:
             idle = {lease for lease in self.held if lease.idle(now)}
             for lease in idle:
                 lease.abandoned = True
-            self.off -= idle
-            self.held -= idle
+                self._claims.pop(ref(lease), None)
             self._watched = {lease for lease in self._watched if not lease.over}
             quiet = {lease for lease in self._watched if lease.idle(now) and not lease.abandoned}
             frozen = self._frozen is not None
             if idle and frozen:
                 self._unfreeze()  # their garbage is in the frozen objects
-            self._restore()
+            self.reconcile()
             forgotten = bool(quiet) and not self.held and self.automatic
             if idle or forgotten:
                 for lease in quiet:
@@ -306,32 +280,19 @@ class Collector:
             with self._lock:
                 if frozen and self.held:
                     self.freeze(next(iter(self.held)))
-        return bool(self.held or self._watched)
+        return bool(self._claims or self._watched)
 
     def _hold(self, lease: Lease) -> None:
-        """Note a claim.
-
-        The watchdog has its own lock, in which a collection may free a fit, and `let_go` would then wait for our lock.
-        So the watchdog is not called while our lock is held.
-        """
-        if lease in self.held:
-            return
-        with self._lock:
+        if lease not in self.held:
             lease.begin()
-            self.held.add(lease)
-        self._ask_for_ticks()
+            self._claim(lease, lease)
+            self._ask_for_ticks()
 
-    def _ask_for_ticks(self) -> None:
-        if not self._heard_of_forks and hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._forked)
-        self._heard_of_forks = True
-        with suppress(RuntimeError):  # no thread available: nothing then looks after an abandoned fit
-            WATCHDOG.watch(self)
-
-    def _restore(self) -> None:
+    def _arrange(self) -> None:
+        self.off &= self.held
         if not self.off:
             self._resume()
-        if not self.held and self._frozen is not None:
+        if not self._claims and self._frozen is not None:
             self._unfreeze()
 
     def _resume(self) -> None:
@@ -350,7 +311,7 @@ class Collector:
 
     def _forked(self) -> None:
         """Reset in a child, which is part of no fit. Frozen objects stay frozen, because their pages are shared."""
-        self._lock = threading.RLock()
+        super()._forked()
         self._resume()
         self._clear()
 

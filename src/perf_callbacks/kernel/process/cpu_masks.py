@@ -6,16 +6,12 @@ while any fit is bound; the last one to end restores them, of threads born since
 """
 
 import os
-import threading
 from pathlib import Path
 from typing import Protocol
-from weakref import WeakKeyDictionary
 
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.process.cpu_sets import Cpus
-
-MOMENT_SECONDS = 0.5
-"""Seconds that the end of a fit may wait for another thread that is binding or restoring."""
+from perf_callbacks.kernel.process.owner import Owner
 
 TASKS = Path("/proc/self/task")
 
@@ -75,24 +71,19 @@ class LinuxThreads:
         os.sched_setaffinity(thread, cpus)
 
 
-class Affinity:
-    """Owner of the masks of a process's threads.
-
-    Each wish is noted before it is carried out, so that the next call finishes what an interrupt cut short. Fits are
-    held weakly, because an interrupt that strikes in a finalizer is swallowed, and the finalizer doesn't run again.
-    """
+class Affinity(Owner[Cpus]):
+    """Owner of the masks of a process's threads. A fit wishes for CPUs."""
 
     def __init__(self, threads: Threads) -> None:
+        super().__init__()
         self._threads = threads
         self._clear()
-        self._heard_of_forks = False
 
     def _clear(self) -> None:
-        self._lock = threading.RLock()
-        self._bound: WeakKeyDictionary[object, Cpus] = WeakKeyDictionary()  # in the order of their coming
+        self._claims.clear()
         self._found: Cpus | None = None  # mask of the main thread, while any fit is bound
         self._target: Cpus = frozenset()
-        self._ours: set[Cpus] = set()  # masks that threads have by us, or had before
+        self._ours: set[Cpus] = set()  # the mask that was found, and all that we set
         self._others: dict[int, Cpus] = {}  # masks of threads that other code pinned before
 
     @property
@@ -115,7 +106,6 @@ class Affinity:
         Raises `OSError` if the system refuses; nothing has changed then.
         """
         with self._lock:
-            self._hear_of_forks()
             found = self.found
             if found is None:
                 return
@@ -123,31 +113,24 @@ class Affinity:
                 self._others = {thread: mask for thread, mask in self.now if mask != found}
                 self._ours = {found}
                 self._found = found
-            self._bound[fit] = cpus
+            self._claim(fit, cpus)
             try:
-                self._settle()
+                self.reconcile()
             except OSError:
                 self.let_go(fit)
                 raise
 
     def let_go(self, fit: object) -> None:
-        """Restore the masks if no other fit is bound. A second call does nothing. Finalizers may call this anywhere."""
-        if self._lock.acquire(timeout=MOMENT_SECONDS):
-            try:
-                self._bound.pop(fit, None)
-                with suppress(OSError):  # the CPUs that were found are no longer allowed
-                    self._settle()
-                if not [*self._bound.values()]:  # its length counts fits that are being freed
-                    self._found = None
-            finally:
-                self._lock.release()
+        """Restore the masks if no other fit is bound. Idempotent, and callable from finalizers."""
+        with suppress(OSError):  # the CPUs that were found are no longer allowed
+            super().let_go(fit)
 
-    def _settle(self) -> None:
+    def _arrange(self) -> None:
         """Move all threads to where the bound fits want them."""
         if self._found is None:
             return
         target = self._found
-        for cpus in [*self._bound.values()]:
+        for cpus in [*self._claims.values()]:
             target = target & cpus or target
         self._target = target
         self._ours.add(target)
@@ -156,6 +139,8 @@ class Affinity:
             refused.clear()
             if not [thread for thread in self._threads.all() if self._move(thread, refused)]:
                 break
+        if not self._claims:
+            self._found = None
         if refused:
             raise refused[0]
 
@@ -182,10 +167,10 @@ class Affinity:
             let_pass(error)
             return None
 
-    def _hear_of_forks(self) -> None:
-        if not self._heard_of_forks and hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._clear)  # a child keeps its mask, and is part of no fit
-        self._heard_of_forks = True
+    def _forked(self) -> None:
+        """Forget all fits: a child keeps its mask, and is part of none."""
+        super()._forked()
+        self._clear()
 
 
 AFFINITY = Affinity(LinuxThreads() if hasattr(os, "sched_setaffinity") else NoThreads())

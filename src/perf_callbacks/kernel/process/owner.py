@@ -1,0 +1,104 @@
+"""Base of the owners of process-wide state, which several fits want changed at once."""
+
+import os
+from threading import RLock
+from typing import Any, Generic, TypeVar
+from weakref import WeakSet, ref
+
+from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.kernel.process.watchdog import WATCHDOG
+
+MOMENT_SECONDS = 0.5
+"""Seconds that a finalizer may wait for the lock of an owner."""
+
+Wish = TypeVar("Wish")
+
+
+class Owner(Generic[Wish]):
+    """Changes one thing of the process while any fit claims it, and restores it after the last claim.
+
+    Fits overlap, nest, alternate, run in threads, get interrupted and are forgotten. Four rules keep the state right:
+
+    - Claims change before the state does. `_arrange` then derives the state from the remaining claims, whatever state
+      it finds. So fits may end in any order, and after an interrupt between any two instructions the next call
+      finishes the change. Owners that ask for ticks are called once a second.
+    - Claims are weak. The callback of the weak reference releases a fit that was freed without an end. Python swallows
+      an interrupt that strikes in this callback, and never calls it again, so `reconcile` looks for dead claims too.
+    - Only the holder of the lock changes claims. Else `tick` could count a claim as gone, and ask for no more ticks,
+      before anything was restored. Readers need no lock, but a copy: `[*claims]`, `[*claims.values()]` and
+      `claims.copy()` are one call into C, while iterating `items()` makes tuples, so a collection may free a fit there.
+    - The lock is reentrant, because a collection may run a finalizer in the midst of a change, on the same thread. A
+      finalizer on another thread may interrupt code that holds any other lock. So finalizers wait for our lock only
+      a moment, and the watchdog, which has a lock of its own, is never called while we hold ours.
+    """
+
+    def __init__(self) -> None:
+        self._lock = RLock()
+        self._claims: dict[ref[Any], Wish] = {}
+        """Wish of each fit, in the order in which the fits came. A wish that refers to its fit keeps the claim."""
+        _OWNERS.add(self)
+
+    def _arrange(self) -> None:
+        """Make the state what the claims need, from whatever state it is in. The lock is held."""
+        raise NotImplementedError
+
+    def _claim(self, fit: object, wish: Wish) -> None:
+        """Record the wish of a fit, in place of an earlier one. Nothing changes before `reconcile`."""
+        with self._lock:
+            self._claims[ref(fit, self._freed)] = wish
+
+    def _ask_for_ticks(self) -> None:
+        with suppress(RuntimeError):  # no thread can be started: then nothing looks after interrupted and lost fits
+            WATCHDOG.watch(self)
+
+    def reconcile(self) -> None:
+        """Make the state what the claims need."""
+        with self._lock:
+            for reference in [*self._claims]:
+                if reference() is None:
+                    self._claims.pop(reference, None)
+            self._arrange()
+
+    def tick(self, now: float) -> bool:  # noqa: ARG002 the watchdog calls with the time
+        """Finish an interrupted change. False: no claims are left."""
+        with self._lock:
+            self.reconcile()
+            return bool(self._claims)
+
+    def release(self, fit: object) -> None:
+        """Drop the claim of a fit. Idempotent."""
+        with self._lock:
+            self._claims.pop(ref(fit), None)
+            self.reconcile()
+
+    def let_go(self, fit: object) -> None:
+        """Drop the claim of a fit. Idempotent, and callable from finalizers: gives up if the lock isn't free soon."""
+        self._drop(ref(fit), MOMENT_SECONDS)
+
+    def _freed(self, reference: Any) -> None:
+        with suppress(Exception):  # no caller would see an error here
+            self._drop(reference, 0)
+
+    def _drop(self, reference: Any, seconds: float) -> None:
+        if self._lock.acquire(timeout=seconds):
+            try:
+                self._claims.pop(reference, None)
+                self.reconcile()
+            finally:
+                self._lock.release()
+
+    def _forked(self) -> None:
+        """Replace the lock in a forked child: the thread that may hold it doesn't exist there."""
+        self._lock = RLock()
+
+
+_OWNERS: "WeakSet[Owner[Any]]" = WeakSet()
+
+
+def _in_child() -> None:
+    for owner in [*_OWNERS]:
+        owner._forked()  # noqa: SLF001 of this module
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

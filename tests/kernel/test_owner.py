@@ -1,0 +1,107 @@
+"""The base of the owners of process-wide state."""
+
+import threading
+
+import pytest
+
+from perf_callbacks.kernel.process.owner import Owner
+from perf_callbacks.kernel.process.watchdog import WATCHDOG
+
+
+class Lamp(Owner[int]):
+    """Is as bright as the brightest wish."""
+
+    def __init__(self):
+        super().__init__()
+        self.bright = 0
+
+    def _arrange(self):
+        self.bright = max(self._claims.values(), default=0)
+
+    def wish(self, fit, bright):
+        self._claim(fit, bright)
+        self.reconcile()
+
+
+class Fit:
+    """A fit."""
+
+
+class Busy:
+    """Holds the lock of an owner on another thread."""
+
+    def __init__(self, owner):
+        self._held, self._go = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._hold, args=(owner,))
+
+    def _hold(self, owner):
+        with owner._lock:
+            self._held.set()
+            self._go.wait(60)
+
+    def __enter__(self):
+        self._thread.start()
+        assert self._held.wait(60)
+
+    def __exit__(self, *_):
+        self._go.set()
+        self._thread.join(60)
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_the_last_of_two_fits_to_end_restores(last):
+    lamp, fits = Lamp(), [Fit(), Fit()]
+    lamp.wish(fits[0], 1)
+    lamp.wish(fits[1], 2)
+    lamp.release(fits[1 - last])
+    assert lamp.bright == last + 1
+    lamp.let_go(fits[last])
+    lamp.let_go(fits[last])
+    assert lamp.bright == 0
+
+
+def test_a_fit_that_is_freed_has_no_claim():
+    lamp, fit = Lamp(), Fit()
+    lamp.wish(fit, 1)
+    del fit
+    assert lamp.bright == 0
+
+
+def test_a_fit_that_keeps_its_place_may_change_its_wish():
+    lamp, fits = Lamp(), [Fit(), Fit()]
+    for fit in (*fits, fits[0]):
+        lamp._claim(fit, fits.index(fit))
+    assert [reference() for reference in lamp._claims] == fits
+
+
+@pytest.mark.parametrize("end", ["freed", "let_go"])
+def test_a_fit_that_ends_while_the_lock_is_taken_keeps_its_claim_until_the_next_tick(end, monkeypatch):
+    """Else the owner would ask for no more ticks, and nothing would ever restore the state."""
+    monkeypatch.setattr("perf_callbacks.kernel.process.owner.MOMENT_SECONDS", 0.001)
+    lamp, fit = Lamp(), Fit()
+    lamp.wish(fit, 1)
+    with Busy(lamp):
+        if end == "let_go":
+            lamp.let_go(fit)
+        else:
+            del fit
+        assert (lamp.bright, len(lamp._claims)) == (1, 1)
+    assert lamp.tick(0.0) is (end == "let_go")
+    assert lamp.bright == (end == "let_go")
+
+
+def test_a_wish_that_refers_to_its_fit_keeps_the_claim():
+    owner = Lamp()
+    owner._arrange = lambda: None
+    fit = Fit()
+    owner.wish(fit, fit)
+    del fit
+    assert owner.tick(0.0)
+
+
+def test_without_threads_an_owner_goes_without_ticks(monkeypatch):
+    def refuse(_owner):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(WATCHDOG, "watch", refuse)
+    Lamp()._ask_for_ticks()
