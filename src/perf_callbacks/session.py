@@ -158,7 +158,10 @@ class Session:
                     observer = make(recorder, model)
                     if observer is not None:
                         recorder.observe(observer)
-                findings = advising.begin(recorder, model, setup)
+                advice = advising.begin(recorder, model, setup)
+                if advice is not None:
+                    recorder.observe(advice)
+                findings = recorder.observers.findings(None)
                 if place.rank == 0:
                     recorder.observe(LiveAdvice(recorder, self._show))
             if recorder.active and place.rank == 0:

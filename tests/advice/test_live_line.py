@@ -19,11 +19,12 @@ def cause(name, share=0.5):
 def fit():
     """A fit with steps of a second, and what its windows find."""
     clock, said = FakeClock(), []
-    engine = SimpleNamespace(summary=lambda now: summary(steps=1 + round(now - 1000.0)), advise=None)
-    live = LiveAdvice(SimpleNamespace(step=0, clock=clock, engine=engine), said.append)
+    engine = SimpleNamespace(summary=lambda now: summary(steps=1 + round(now - 1000.0)))
+    observers = SimpleNamespace(findings=None)
+    live = LiveAdvice(SimpleNamespace(step=0, clock=clock, engine=engine, observers=observers), said.append)
 
     def train(seconds, *findings, pace=1.0):
-        engine.advise, done = lambda window: seen.append(window) or findings, fit.step + round(seconds / pace)
+        observers.findings, done = lambda window: seen.append(window) or findings, fit.step + round(seconds / pace)
         while fit.step < done:
             fit.step += 1
             clock.sleep(pace)

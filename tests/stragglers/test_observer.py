@@ -17,6 +17,7 @@ from torch._dynamo import compiled_autograd
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.engine.marks import Pause
+from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.fit.recorder import Recorder
@@ -176,10 +177,11 @@ def test_an_error_while_rank_0_waits_costs_neither_steps_nor_summary(tmp_path, j
     train(ranks, WINDOW)
     recorder = ranks[0].recorder
 
-    def fail():
-        raise error
+    class Failing(Observer):
+        def before_summary(self):
+            raise error
 
-    recorder.wait = fail
+    recorder.observe(Failing())
     with nullcontext() if error is ValueError else pytest.raises(error):
         recorder.close()
     assert recorder.summary.steps == WINDOW

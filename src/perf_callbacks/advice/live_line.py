@@ -67,7 +67,7 @@ class LiveAdvice(Observer):
         summary, seconds = engine.summary(now=now), now - self._began
         window = summary if self._before is None else between(self._before, summary)
         self._before = summary
-        worst = next(iter(engine.advise(window)), None)
+        worst = next(iter(self._recorder.observers.findings(window)), None)
         if worst is None or worst.share is None or worst.share < LARGE or worst.cause in self._told:
             return
         if now - self._told_at >= QUIET_SECONDS:

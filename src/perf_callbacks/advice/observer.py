@@ -1,6 +1,5 @@
 """Advice on one fit: the facts are read when it begins, the rules are asked when somebody wants its summary."""
 
-import functools
 import os
 import threading
 from collections import Counter
@@ -16,6 +15,7 @@ from perf_callbacks.advice import table
 from perf_callbacks.advice.busy_lines import BusyLines
 from perf_callbacks.advice.facts import Facts
 from perf_callbacks.kernel.clock import perf_counter
+from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.failures import describe
 from perf_callbacks.kernel.fit import environment
 from perf_callbacks.kernel.fit.environment import Environment
@@ -33,30 +33,45 @@ TENSOR_CORES = (7, 0)
 """Compute capability of the first devices with tensor cores (V100)."""
 
 
-def begin(recorder: Recorder, model: nn.Module | None, setup: Callable[[], Setup]) -> tuple[Finding, ...]:
-    """Let a recorder's summary have findings, and return those that are known before the first step.
-
-    Without the facts it has none, and measuring goes on.
-    """
+def begin(recorder: Recorder, model: nn.Module | None, setup: Callable[[], Setup]) -> "Advice | None":
+    """Give advice on this fit. If its facts can't be read there is none, and measuring goes on."""
     try:
         facts = read(model, setup(), door=recorder.run.door, device=recorder.device)
         facts = replace(facts, gc=recorder.config.gc)
         machine = environment.read(accelerator=_accelerator(recorder.device))
         since = _Since(machine.cpus)
-        waits, lines, work = EpochWaits(recorder), BusyLines(recorder), recorder.work
+        waits, lines = EpochWaits(recorder), BusyLines(recorder)
     except Exception as error:  # noqa: BLE001 models and loaders may be anything
         let_pass(error)
         log.info("perf_callbacks gives no advice: %s.", describe(error))
-        return ()
+        return None
     if facts.workers and not facts.persistent:
         recorder.observe(waits)
     recorder.observe(lines)
+    return Advice(recorder, machine, facts, since)
 
-    def now() -> Facts:
-        return replace(facts, work=work.counted, **since.facts(), **recorder.observers.facts())
 
-    advise = recorder.engine.advise = functools.partial(_advise, machine, now)
-    return advise(None)
+class Advice(Observer):
+    """Asks the rules what limits the fit, by the facts that were read when it began and those of all observers."""
+
+    def __init__(self, recorder: Recorder, machine: Environment, facts: Facts, since: "_Since") -> None:
+        self._recorder = recorder
+        self._machine = machine
+        self._facts = facts
+        self._since = since
+
+    def findings(self, summary: Summary | None) -> tuple[Finding, ...]:
+        """Ask all rules. Without a summary, only those that need no run may find something."""
+        recorder = self._recorder
+        try:
+            facts = replace(
+                self._facts, work=recorder.work.counted, **self._since.facts(), **recorder.observers.facts()
+            )
+            return table.findings(self._machine, facts, summary)
+        except Exception as error:  # noqa: BLE001 a summary without advice is still one
+            let_pass(error)
+            log.warning("perf_callbacks gives no advice: %s.", describe(error), exc_info=error)
+            return ()
 
 
 def without_run(device: torch.device) -> tuple[Finding, ...]:
@@ -194,12 +209,3 @@ def _inner(outer: Any) -> Any:
         ):
             return _inner(inner)
     return outer
-
-
-def _advise(machine: Environment, facts: Callable[[], Facts], summary: Summary | None) -> tuple[Finding, ...]:
-    try:
-        return table.findings(machine, facts(), summary)
-    except Exception as error:  # noqa: BLE001 a summary without advice is still one
-        let_pass(error)
-        log.warning("perf_callbacks gives no advice: %s.", describe(error), exc_info=error)
-        return ()

@@ -30,7 +30,7 @@ from perf_callbacks.kernel.engine.marks import ONE_MORE_FORWARD, Calls
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import COUNTED, RECOUNTED, plus
 from perf_callbacks.kernel.failures import describe
-from perf_callbacks.kernel.fit.recorder import Recorder, log
+from perf_callbacks.kernel.fit.recorder import Recorder, log, weakly
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.process.backward import BACKWARDS
 from perf_callbacks.kernel.process.compiler_stance import anything_compiled
@@ -245,9 +245,10 @@ class Counting(Observer):
         self._recorder.exclude(RECOUNTED if self._schedule.done else COUNTED)
         self._schedule.spend()
         step_seconds = (self._recorder.clock() - self._began) / max(self._schedule.steps, 1)
-        window = CountWindow(max(PATIENCE_SECONDS, PATIENCE_STEPS * step_seconds))
+        observers = self._recorder.observers
+        follow = weakly(observers.operation) if observers.following else None  # a counter must keep no fit alive
+        window = CountWindow(max(PATIENCE_SECONDS, PATIENCE_STEPS * step_seconds), follow)
         self._booking = Booking(self._recorder.tape, announced=self._announced)
-        window.counter.made = self._recorder.made
         window.counter.books, window.counter.between = self._booking, self._booking.between
         self._window = window
         with suppress(RuntimeError):  # no thread to be had: nobody looks after the window, which is no reason to fail

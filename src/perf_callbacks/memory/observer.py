@@ -77,6 +77,17 @@ class MemoryWatch(Observer):
             return NEVER
         return 0 if self._measuring is not None else self._first + 1
 
+    @property
+    def following(self) -> bool:
+        """Follow the operations of a step that is measured."""
+        return self._measuring is not None
+
+    def operation(self, function: Any, output: Any, backward: int) -> None:
+        """Follow the storages of an operation's result."""
+        measuring = self._measuring
+        if measuring is not None:
+            measuring.allocations.made(function, output, backward)
+
     def step_began(self) -> None:
         """Measure this step, unless it is the first, in which gradients and optimizer state are made."""
         if self._tries == TRIES or self._measuring is not None or self._recorder.step <= self._first:
@@ -84,7 +95,6 @@ class MemoryWatch(Observer):
         try:
             self._measuring = StepMemory(self._model, self._recorder.device.type)
             self._measuring.begin()
-            self._recorder.made = self._measuring.allocations.made
         except Exception as error:  # noqa: BLE001 models may be anything, and the rest is measured all the same
             let_pass(error)
             self._give_up(error)
@@ -202,16 +212,12 @@ class MemoryWatch(Observer):
     def _let_go(self) -> None:
         measuring, self._measuring = self._measuring, None
         if measuring is not None:
-            self._recorder.made = _ignore
             measuring.end()
 
     def _give_up(self, error: Exception) -> None:
         self._tries = TRIES
         self._let_go()
         log.info("perf_callbacks could not measure the parts of memory: %s.", describe(error))
-
-
-def _ignore(*_: object) -> None: ...
 
 
 def _between(

@@ -48,7 +48,6 @@ def begin(recorder: Recorder, model: nn.Module | None) -> Observer | None:
         if recorder.config.stragglers == "off":
             return None
         alone = SingleWatch(recorder)
-        recorder.hearing.append(alone.hear)
         with suppress(RuntimeError):  # no thread to be had
             WATCHDOG.watch(alone)
         return alone
@@ -137,7 +136,6 @@ class RanksWatch(Observer, WindowReader):
             self._local = LocalTimes(self._moments.noted)
             recorder.observe(self._local)
         ranks.add_reader(self)
-        recorder.wait = self._wait
 
     def metrics(self, kind: str) -> dict[str, float]:
         """Return the seconds lost to stragglers."""
@@ -182,7 +180,7 @@ class RanksWatch(Observer, WindowReader):
         finally:
             self._analysed = last
 
-    def _wait(self) -> None:
+    def before_summary(self) -> None:
         """Wait a moment for the last window of all ranks. Its steps may not have been read yet."""
         if self._recorder.run.rank == 0 and self._recorder.failure is None:
             deadline = monotonic() + LAST_SECONDS
@@ -204,7 +202,7 @@ class SingleWatch(Observer):
         self._ended = self._failed = False
         self._comparing = threading.Lock()  # the watchdog's thread may be at it when the fit ends
 
-    def hear(self, record: Record) -> None:
+    def record_written(self, record: Record) -> None:
         """Take steps that were written."""
         if isinstance(record, Steps):
             self._heard.append(record)

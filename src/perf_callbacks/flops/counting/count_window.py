@@ -1,8 +1,10 @@
 """A counted stretch of training: the counter is entered and left during the run, without a `with` block."""
 
 import math
+from collections.abc import Callable
 from contextlib import ExitStack
 from threading import current_thread
+from typing import Any
 from weakref import finalize
 
 import torch
@@ -23,8 +25,10 @@ class CountWindow:
     interrupt at any point, the next call, the death of the window, or a tick restores everything.
     """
 
-    def __init__(self, patience_seconds: float = math.inf) -> None:
-        self.counter = FlopCounter()
+    def __init__(
+        self, patience_seconds: float = math.inf, follow: Callable[[Any, Any, int], object] | None = None
+    ) -> None:
+        self.counter = FlopCounter(follow)
         self.patience_seconds = patience_seconds
         """Seconds without any operation after which the count is abandoned: the loop may be over without notice."""
         self._thread = current_thread()

@@ -30,6 +30,9 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
 
     Compiled models must run eagerly meanwhile: see `perf_callbacks.flops.counting.count_window`.
 
+    Args:
+        follow: Called with each counted operation, its result, and the number of the backward that it is in, or 0.
+
     >>> with FlopCounter() as counter:
     ...     product = torch.ones(2, 3) @ torch.ones(3, 5)
     ...     print(counter.work().by_phase)
@@ -43,7 +46,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         """Keep compiled code compiled. If nothing made it run eagerly, fewer FLOPs are counted."""
         return True
 
-    def __init__(self) -> None:
+    def __init__(self, follow: Callable[[Any, Any, int], object] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # as above
         self.inert = False
         """True: the counter can't be removed from the stack of modes and counts no more."""
@@ -64,11 +67,10 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         """Counts as if sharded tensors were whole, if there are sharded tensors."""
         self.weights = Weights()
         self.observed = Observed()
-        self.made: Callable[[Any, Any, int], object] = _ignore
-        """Called with each counted operation, its result, and the number of the backward that it is in, or 0."""
         self.errors: Counter[str] = Counter()
         """Errors in the counter itself, by operation."""
         self._repeats = Repeats()
+        self._follower = follow
         self._apart: dict[int, Counter[Cell]] = {}
         """Products that are no training work unless a backward goes through their nodes, by these nodes' numbers."""
         self._aside: tuple[int, int] | None = None  # the thread that was left, and the size of its stack
@@ -225,7 +227,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         """Follow the gradients and the memory of the step. An error there takes nothing from the count."""
         try:
             self._repeats.follow(func, args, out)
-            self.made(func, out, backward)
+            if self._follower is not None:
+                self._follower(func, out, backward)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self._err(func, error)
 
@@ -354,9 +357,6 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
 
 def _always() -> bool:
     return True
-
-
-def _ignore(_func: Any, _out: Any, _backward: int) -> None: ...
 
 
 _READS_VALUE = torch.ops.aten._local_scalar_dense.default  # noqa: SLF001 the operation of `.item()`

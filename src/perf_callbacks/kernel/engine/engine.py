@@ -37,7 +37,7 @@ from perf_callbacks.kernel.engine.steps import (
 from perf_callbacks.kernel.engine.tape import Tape
 from perf_callbacks.kernel.engine.window_parts import Parts
 from perf_callbacks.kernel.engine.window_sharing import Sharing
-from perf_callbacks.kernel.records.fit_records import Amounts, Finding, Gc, Record, Row, Run, Span, Summary
+from perf_callbacks.kernel.records.fit_records import Amounts, Gc, Record, Row, Run, Span, Summary
 
 FLUSH_SECONDS = 1.0
 """A step that ends as late as this after the last block is written at once, with those before it."""
@@ -96,8 +96,6 @@ class Engine:
         """Where the training thread writes what it turns to."""
         self._began = 0.0
         self.account = Account()
-        self.advise: Callable[[Summary], tuple[Finding, ...]] = lambda _: ()
-        """Returns the findings of the fit, by its summary so far."""
         self.aside: list[tuple[str, float]] = []
         """Spans that have begun: kind and time."""
 
@@ -353,7 +351,7 @@ class Engine:
             failure=failure,
             **self._observers.summary(),
         )
-        return replace(summary, findings=self.advise(summary))
+        return replace(summary, findings=self._observers.findings(summary))
 
     def stop(self, now: float, failure: str | None = None, proofs: Mapping[str, str] | None = None) -> Summary:
         """Training is over. Steps that the device still owes are lost."""

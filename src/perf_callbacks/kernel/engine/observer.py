@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perf_callbacks.kernel.engine.steps import NEVER, Columns, Step
-from perf_callbacks.kernel.records.fit_records import Gc
+from perf_callbacks.kernel.records.fit_records import Finding, Gc, Record, Summary
 
 Signals = Mapping[str, Sequence[float | None]]
 """Signals of some steps: by name, a column of seconds as long as the steps, with None for an unknown time."""
@@ -24,6 +24,11 @@ class Observer:
     @property
     def watching(self) -> bool:
         """Wants to see measured steps, for now."""
+        return False
+
+    @property
+    def following(self) -> bool:
+        """Wants to hear of operations, for now."""
         return False
 
     @property
@@ -65,6 +70,15 @@ class Observer:
         """Return signals of the steps of a window, which this rank sends to rank 0 with its part."""
         return {}
 
+    def operation(self, function: Any, output: Any, backward: int) -> None:
+        """An operation of a counted step has run, in the backward of that number or in none (0)."""
+
+    def record_written(self, record: Record) -> None:
+        """A record was written, in this thread or another."""
+
+    def before_summary(self) -> None:
+        """The fit is closed, and its summary is made next: wait a moment for the messages of other ranks."""
+
     def metrics(self, kind: str) -> Mapping[str, float]:  # noqa: ARG002 for observers that tell them apart
         """Return metrics, by name, for a "row" of the log or for the "whole" fit. Each row is asked for once."""
         return {}
@@ -76,6 +90,10 @@ class Observer:
     def facts(self) -> Mapping[str, Any]:
         """Return fields of `Facts`, by which the rules of advice decide."""
         return {}
+
+    def findings(self, summary: Summary | None) -> tuple[Finding, ...]:  # noqa: ARG002 as above
+        """Return findings by the summary so far; by the facts alone if there is none yet."""
+        return ()
 
     def closed(self) -> None:
         """The fit is over: put everything back. Twice is once."""
@@ -92,9 +110,13 @@ EVENTS = (
     "marks_read",
     "agreed",
     "window_part",
+    "operation",
+    "record_written",
+    "before_summary",
     "metrics",
     "summary",
     "facts",
+    "findings",
 )
 
 
@@ -134,6 +156,11 @@ class Observers:
     def watching(self) -> bool:
         """Some observer wants to see measured steps."""
         return any([observer.watching for observer in self._all])
+
+    @property
+    def following(self) -> bool:
+        """Some observer wants to hear of operations."""
+        return any([observer.following for observer in self._all])
 
     @property
     def asks(self) -> dict[str, int]:
@@ -207,6 +234,21 @@ class Observers:
         made = [observer.window_part(steps) for observer in self._of["window_part"]]
         return {name: column for signals in made for name, column in signals.items()}
 
+    def operation(self, function: Any, output: Any, backward: int) -> None:
+        """Pass on an operation of a counted step."""
+        for observer in self._of["operation"]:
+            observer.operation(function, output, backward)
+
+    def record_written(self, record: Record) -> None:
+        """Pass on a record that was written."""
+        for observer in self._of["record_written"]:
+            observer.record_written(record)
+
+    def before_summary(self) -> None:
+        """Let the observers wait for what their parts of the summary still lack."""
+        for observer in self._of["before_summary"]:
+            observer.before_summary()
+
     def metrics(self, kind: str) -> dict[str, float]:
         """Return the metrics of all observers for a "row" or for the "whole" fit."""
         return {name: value for observer in self._of["metrics"] for name, value in observer.metrics(kind).items()}
@@ -218,3 +260,7 @@ class Observers:
     def facts(self) -> dict[str, Any]:
         """Return the fields of `Facts` that observers contribute."""
         return {name: fact for observer in self._of["facts"] for name, fact in observer.facts().items()}
+
+    def findings(self, summary: Summary | None) -> tuple[Finding, ...]:
+        """Return the findings of all observers."""
+        return tuple([found for observer in self._of["findings"] for found in observer.findings(summary)])

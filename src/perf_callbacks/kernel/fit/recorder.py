@@ -72,15 +72,10 @@ class Recorder:
         began = clock()
         self._journal = self._new_journal(place, verdict.directory if verdict is not None else None, began)
         self.logged = Logged(config.metrics)
-        self.hearing: list[Callable[[Record], object]] = []
-        """Called with each record after it was written, in whichever thread wrote it."""
         self.work = ShapedWork()
         """FLOPs of steps, as far as they were counted."""
-        self.made: Callable[[Any, Any, int], object] = lambda *_: None
-        """Follows what the operations of the next counted step make, as `FlopCounter.made`."""
         self.observers = Observers()
         """All that hears of the steps and spans of this fit."""
-        self.wait: Callable[[], object] = lambda: None  # for what other ranks tell at the end, when all is put back
         self.proofs: dict[str, str] = {}
         """Items of the checklist that were tried, each with the latest finding."""
         self.engine = Engine(
@@ -278,8 +273,8 @@ class Recorder:
 
     def write(self, record: Record) -> None:
         """Put something into the journal."""
-        for hear in (self._journal.write, *self.hearing):
-            hear(record)
+        self._journal.write(record)
+        self.observers.record_written(record)
 
     @fails_open
     def row(self, step: int) -> dict[str, float]:
@@ -373,8 +368,11 @@ class Recorder:
             steps.callback(self.tape.ignore)
             if self.ranks is not None:
                 steps.callback(self._asked, self.ranks.close)
-            for step in (self._journal.close, self._finish, self.wait, self._observer.remove, self.patches.restore):
-                steps.callback(self._asked, step)
+            steps.callback(self._asked, self._journal.close)
+            steps.callback(self._asked, self._finish)
+            steps.callback(self._asked, self.observers.before_summary)
+            steps.callback(self._asked, self._observer.remove)
+            steps.callback(self._asked, self.patches.restore)
         self._abandon.detach()  # after an interrupt it stays, and does the rest when we are freed
 
     def _drain(self) -> None:
