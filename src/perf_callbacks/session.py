@@ -27,6 +27,7 @@ from perf_callbacks.kernel.settings import config_file
 from perf_callbacks.kernel.settings.config import FLAGS, ConfigError, PerfConfig, kind, rules
 from perf_callbacks.kernel.settings.in_force import SWITCH
 from perf_callbacks.memory import observer as memory_watch
+from perf_callbacks.ranks import exchange
 from perf_callbacks.report import cards, report_file
 from perf_callbacks.stalls import observer as stalls
 from perf_callbacks.stragglers import observer as stragglers
@@ -143,7 +144,8 @@ class Session:
         """
         self.end("another fit began")
         self.recorder = None
-        recorder = self.recorder = Recorder(self.settings, place)
+        ranks = exchange.meet(place, self.settings.config)
+        recorder = self.recorder = Recorder(self.settings, place, ranks=ranks)
         try:
             recorder.reader.time_first = model is not None and any(map(_takes_time_first, model.modules()))
             watching = watch(recorder)

@@ -13,7 +13,7 @@ from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.records.fit_records import Run, Window
 from perf_callbacks.kernel.settings.in_force import resolve
-from perf_callbacks.ranks import store as board
+from perf_callbacks.ranks import exchange, store as board
 
 MASK = (torch.arange(8) < 5).long().expand(4, 8)
 
@@ -31,7 +31,7 @@ def ranks(tmp_path, monkeypatch):
                 door="loop", directory=tmp_path, device=torch.device("cpu"), versions={}, rank=rank, world_size=2,
                 data_parallel=data_parallel, ambiguous=ambiguous,
             )  # fmt: skip
-            opened.append(Recorder(settings, place, clock=clock))
+            opened.append(Recorder(settings, place, ranks=exchange.meet(place, settings.config), clock=clock))
         return opened, clock
 
     yield open_both

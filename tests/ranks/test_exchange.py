@@ -855,7 +855,7 @@ def test_without_the_search_for_slow_ranks_parts_carry_no_signals():
 )
 def test_exchange_and_search_are_switched_apart(tmp_path, monkeypatch, changes, window, signals):
     monkeypatch.setattr(board, "default_store", dist.HashStore)
-    exchange = ranks.meet(place(tmp_path, rank=0, world_size=2), PerfConfig(**changes), "run")
+    exchange = ranks.meet(place(tmp_path, rank=0, world_size=2), PerfConfig(**changes))
     assert (exchange.window, exchange.signals) == (window, signals)
     exchange.close()
     exchange._talk.wait(20)
@@ -938,7 +938,7 @@ def test_more_ranks_than_files_may_be_open_exchange_nothing(served, tmp_path, mo
     needed = allowed * 3 // 8 + 1
     opened = []
     monkeypatch.setattr(board, "connection", opened.append)
-    assert ranks.meet(place(tmp_path, rank=rank, world_size=needed), PerfConfig(), "run") is None
+    assert ranks.meet(place(tmp_path, rank=rank, world_size=needed), PerfConfig()) is None
     assert opened == []
     said = f"{allowed:,} open files are allowed and {needed:,} ranks would need {-(-needed * 8 // 3):,}"
     message = f"perf_callbacks: ranks exchange nothing, training goes on: {said}; raise `ulimit -n`."

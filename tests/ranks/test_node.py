@@ -443,9 +443,15 @@ def test_a_job_of_many_ranks_takes_one_connection_for_each_machine(tmp_path, mon
         monkeypatch.setenv("LOCAL_RANK", str(rank))
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
         place = Place(
-            door="loop", directory=tmp_path, device=torch.device("cpu"), versions={}, rank=rank, world_size=512
+            door="loop",
+            directory=tmp_path,
+            device=torch.device("cpu"),
+            versions={},
+            rank=rank,
+            world_size=512,
+            carried={"run_id": f"run{rank}"},
         )
-        met.append(ranks.meet(place, PerfConfig(), f"run{rank}"))
+        met.append(ranks.meet(place, PerfConfig()))
     assert {exchange.agree(30).run_id for exchange in met} == {"run0"}
     assert len(connections) == 1
     for exchange in met:

@@ -23,7 +23,7 @@ from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.records.fit_records import Steps, Straggler, Summary
 from perf_callbacks.kernel.settings.in_force import resolve
-from perf_callbacks.ranks import store as board
+from perf_callbacks.ranks import exchange, store as board
 from perf_callbacks.stragglers import gradient_moments, observer as stragglers
 
 WINDOW = 20
@@ -40,7 +40,7 @@ class Rank:
         place = Place(
             door="loop", directory=directory, device=torch.device("cpu"), versions={}, rank=rank, world_size=world_size
         )
-        self.recorder = Recorder(settings, place, clock=self.clock)
+        self.recorder = Recorder(settings, place, ranks=exchange.meet(place, settings.config), clock=self.clock)
         observer = stragglers.begin(self.recorder, self.model if timed else None)
         if observer is not None:
             self.recorder.observe(observer)

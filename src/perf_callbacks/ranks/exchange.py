@@ -16,7 +16,8 @@ from typing import Any
 
 from perf_callbacks.kernel.clock import monotonic, sleep
 from perf_callbacks.kernel.engine.windows import Part, Verdict, WindowReader
-from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.fit.place import Place, run_id
+from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process.cpu_facts import local_ranks
 from perf_callbacks.kernel.records.fit_records import Window
@@ -39,8 +40,8 @@ EXIT_SECONDS = 1.0
 log = logging.getLogger("perf_callbacks")
 
 
-def meet(place: Place, config: PerfConfig, run_id: str) -> "Exchange | None":
-    """The other ranks of a fit; None where there are none, or they can't be reached."""
+def meet(place: Place, config: PerfConfig) -> "Exchange | None":
+    """Start the exchange with the other ranks of a fit; None if there are none, or they can't be reached."""
     try:
         store = store_room.default_store() if place.world_size > 1 else None
         if store is None:
@@ -61,7 +62,7 @@ def meet(place: Place, config: PerfConfig, run_id: str) -> "Exchange | None":
             world_size=place.world_size,
             window=config.window if config.exchange == "on" else None,
             signals=config.stragglers == "on",
-            run_id=run_id,
+            run_id=run_id(place),
             directory=str(place.directory.absolute()) if place.directory_of_all else None,
             node=node,
         )
@@ -71,6 +72,11 @@ def meet(place: Place, config: PerfConfig, run_id: str) -> "Exchange | None":
         log.warning("perf_callbacks: ranks exchange nothing, training goes on: %s", error)
         return None
     return exchange
+
+
+def of(recorder: Recorder) -> "Exchange | None":
+    """Return the exchange of a fit, for a feature; None if the fit has none."""
+    return recorder.ranks if isinstance(recorder.ranks, Exchange) else None
 
 
 class Exchange:

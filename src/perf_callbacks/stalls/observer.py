@@ -13,6 +13,7 @@ from perf_callbacks.kernel.process.stacks import Stack
 from perf_callbacks.kernel.process.watchdog import PERIOD_SECONDS, WATCHDOG
 from perf_callbacks.kernel.records.fit_records import Stall
 from perf_callbacks.kernel.records.summary_parts import StallSummary
+from perf_callbacks.ranks import exchange
 from perf_callbacks.ranks.exchange import Exchange
 from perf_callbacks.stalls.diagnosis import ENDED, MOST_RANKS, RUNNING, STALLED, Note, Patience
 from perf_callbacks.stalls.notes import BEATS, NEAREST, StallNotes
@@ -48,8 +49,9 @@ class StallWatch(Observer):
         self._rank = recorder.run.rank
         self._thread = threading.get_ident()
         self._notes = StallNotes()
-        if recorder.ranks is not None:
-            recorder.ranks.open(CHANNEL, self._notes)
+        self._ranks = exchange.of(recorder)
+        if self._ranks is not None:
+            self._ranks.open(CHANNEL, self._notes)
         self._patience: Patience | None = None
         self._left_at: int | None = None
         self._beat_at: float | None = None
@@ -97,9 +99,9 @@ class StallWatch(Observer):
                 self._patience.end()
             else:
                 self._note, self._noticed, self._told = self._here(STALLED), now, False
-        if self._recorder.exchanging and self._recorder.ranks is not None:
+        if self._recorder.exchanging and self._ranks is not None:
             doubt = self._patience.waited >= self._patience.limit(longer=longer) / 2
-            self._share(self._recorder.ranks, self._patience.base, now, doubt=doubt)
+            self._share(self._ranks, self._patience.base, now, doubt=doubt)
         if self._note is not None and not self._told:
             self._try_to_tell(self._note, self._patience.without_step, now)
         return True

@@ -19,6 +19,7 @@ from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.fit_records import Record, Steps
 from perf_callbacks.kernel.records.summary_parts import StragglerSummary
+from perf_callbacks.ranks import exchange
 from perf_callbacks.ranks.exchange import Exchange
 from perf_callbacks.stragglers import gradient_moments, signals
 from perf_callbacks.stragglers.gradient_moments import GradientMoments
@@ -51,7 +52,7 @@ def begin(recorder: Recorder, model: nn.Module | None) -> Observer | None:
         with suppress(RuntimeError):  # no thread to be had
             WATCHDOG.watch(alone)
         return alone
-    ranks = recorder.ranks
+    ranks = exchange.of(recorder)
     if ranks is None or (ranks.verdict is not None and not ranks.signals):
         return None
     try:

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from perf_callbacks.kernel.engine.marks import Mark
-from perf_callbacks.kernel.engine.windows import Part
+from perf_callbacks.kernel.engine.windows import Part, Verdict
 from perf_callbacks.kernel.records.fit_records import Window
 
 
@@ -19,7 +19,15 @@ class DeviceTimeline(Protocol):
 
 
 class Ranks(Protocol):
-    """The other ranks of a job, as far as they are heard of. Nothing here waits."""
+    """The other ranks of a job, as far as this rank knows of them. Only `agree` and `close` wait."""
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Settings of this fit that hold for all ranks; None: not known yet."""
+
+    def agree(self) -> Verdict | None:
+        """Wait a moment for these settings."""
+        ...
 
     @property
     def window(self) -> int | None:
@@ -39,3 +47,6 @@ class Ranks(Protocol):
     def take(self) -> list[Window]:
         """The windows that are to be written down here and were not yet."""
         ...
+
+    def close(self) -> None:
+        """End the exchange with them."""

@@ -50,7 +50,7 @@ def opening(settings: Settings, place: Place, timeline: str) -> Run:
     """Make the record that opens a fit. A resumed fit keeps its id."""
     carried = place.carried or {}
     return Run(
-        run_id=str(carried.get("run_id") or uuid.uuid4().hex),
+        run_id=run_id(place),
         attempt=int(carried.get("attempt") or 0) + 1,
         step=place.step,
         rank=place.rank,
@@ -69,6 +69,11 @@ def opening(settings: Settings, place: Place, timeline: str) -> Run:
         from_file=settings.from_file,
         started_unix=unix_time(),
     )
+
+
+def run_id(place: Place) -> str:
+    """Return the id of the run that is resumed, or a new one."""
+    return str((place.carried or {}).get("run_id") or uuid.uuid4().hex)
 
 
 def earlier(place: Place) -> Amounts:

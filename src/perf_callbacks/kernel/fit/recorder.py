@@ -20,6 +20,7 @@ from perf_callbacks.kernel.clock import perf_counter, sleep
 from perf_callbacks.kernel.engine.engine import Engine
 from perf_callbacks.kernel.engine.marks import END, Mark, Pause
 from perf_callbacks.kernel.engine.observer import Observer, Observers
+from perf_callbacks.kernel.engine.protocols import Ranks
 from perf_callbacks.kernel.engine.shown_metrics import Logged
 from perf_callbacks.kernel.failures import describe, fails_open
 from perf_callbacks.kernel.fit import meshes
@@ -35,7 +36,6 @@ from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.fit_records import Amounts, Record, Summary
 from perf_callbacks.kernel.records.journal_file import FOLDER, FileJournal, Journal
 from perf_callbacks.kernel.settings.in_force import Settings
-from perf_callbacks.ranks import exchange
 
 EMPTY_ROWS = 3
 """Rows without a step, one after the other, until it is said why. A single one is no loss."""
@@ -52,7 +52,22 @@ T = TypeVar("T")
 class Recorder:
     """Measures one fit from `__init__` until `close`."""
 
-    def __init__(self, settings: Settings, place: Place, *, clock: Callable[[], float] = perf_counter) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        place: Place,
+        *,
+        ranks: Ranks | None = None,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        """Begin to measure.
+
+        Args:
+            settings: Settings in force.
+            place: Where the fit runs.
+            ranks: The other ranks of the job. None: there are none, or they can't be reached. The recorder closes it.
+            clock: Clock of all times.
+        """
         config = self.config = settings.config
         self.clock, self.device = clock, place.device
         self.patches = Patches()
@@ -65,8 +80,8 @@ class Recorder:
         self._left_after: int | None = None  # number of the step after which the loop left its loader
         timeline = device.timeline(place.device)
         self.run = opening(settings, place, "host" if timeline is None else "device")
-        self.ranks = exchange.meet(place, config, self.run.run_id)
-        verdict = self.ranks.agree() if self.ranks is not None else None
+        self.ranks = ranks
+        verdict = ranks.agree() if ranks is not None else None
         if verdict is not None:
             self.run = dataclasses.replace(self.run, run_id=verdict.run_id)
         began = clock()
@@ -83,7 +98,7 @@ class Recorder:
             self.write,
             earlier=earlier(place),
             device=timeline,
-            ranks=self.ranks,
+            ranks=ranks,
             devices=place.devices,
             data_parallel=place.data_parallel,
             ambiguous=place.ambiguous is not None,
