@@ -157,12 +157,6 @@ def test_an_item_that_is_skipped_says_so(check):
     assert "; skip names gc\n" in printed
 
 
-def test_a_setting_that_has_no_effect_is_told(check):
-    assert check(_NVTX="1", _PEAK_TFLOPS="989.5")[1].splitlines()[-3] == (
-        "nvtx=True is not built yet and has no effect."
-    )
-
-
 def test_a_setting_of_a_file_is_told_with_its_line(check, tmp_path):
     path = tmp_path / "perf.yaml"
     path.write_text("# ours\nwindow: 20\nflops: off\n")

@@ -6,10 +6,9 @@ import pytest
 
 from perf_callbacks.commands import configure, main
 from perf_callbacks.kernel.settings.config import rules
-from perf_callbacks.kernel.settings.in_force import NOT_BUILT
 
 TEXT = "distributed_type: 'NO'  # one process\nperf_callbacks:\n  window: 20  # steps\n"
-ASKED = [name for name in rules() if name not in NOT_BUILT]
+ASKED = [*rules()]
 
 
 @pytest.fixture

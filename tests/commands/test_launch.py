@@ -129,10 +129,10 @@ def test_the_environment_and_a_file_win_over_the_section(launched, monkeypatch, 
 
 
 def test_a_config_may_be_json(launched):
-    Path("acc.json").write_text('{\n\t"distributed_type": "NO", "perf_callbacks": {"nvtx": true}\n}')
+    Path("acc.json").write_text('{\n\t"distributed_type": "NO", "perf_callbacks": {"report": true}\n}')
     found = launched("--config_file", "acc.json", "train.py")
     assert (found["path"], found["config"]) == ("acc.json", {"distributed_type": "NO"})
-    assert found["environ"]["PERF_CALLBACKS_NVTX"] == "true"
+    assert found["environ"]["PERF_CALLBACKS_REPORT"] == "true"
 
 
 def test_the_default_config_is_read_where_accelerate_reads_it(launched, default):

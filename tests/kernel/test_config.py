@@ -8,7 +8,6 @@ from perf_callbacks import ConfigError, PerfConfig
 from perf_callbacks.kernel.settings.config import rules
 
 PEAK = 'TFLOPS above 0 such as "989.5" or "bf16=989.5,fp32=67", or None'
-PROFILE = '"off", or first step and number of steps such as "20:3"'
 COUNT = "a whole number from 1 on"
 FLAG = "true or false"
 TEXT = "text or None"
@@ -50,11 +49,6 @@ FIELDS = {
     "report": ([True, False], ["html", None], FLAG),
     "output_dir": ([None, "out", "/somewhere/else"], [1, b"out"], TEXT),
     "max_journal_mb": ([1, 256], [0, 0.5, None], COUNT),
-    "baseline": ([None, "runs/1", "1200"], [1200, 1.5], TEXT),
-    "profile": (["off", "20:3", "0:1"], ["on", "20", "20:0", "20:", ":3", "-1:3", None], PROFILE),
-    "nvtx": ([True, False], ["off", None], FLAG),
-    "memory_snapshot": ([True, False], ["off", None], FLAG),
-    "anomaly_capture": ([True, False], ["off", None], FLAG),
 }
 
 
@@ -106,9 +100,9 @@ def test_the_default_is_legal():
 def test_the_argument_parser_of_transformers_makes_one():
     from transformers import HfArgumentParser
 
-    words = "--gc observe --window 20 --journal false --nvtx --peak_tflops bf16=989.5 --output_dir out"
+    words = "--gc observe --window 20 --journal false --report --peak_tflops bf16=989.5 --output_dir out"
     (config,) = HfArgumentParser(PerfConfig).parse_args_into_dataclasses(words.split())
-    expected = {"gc": "observe", "window": 20, "journal": False, "nvtx": True, "peak_tflops": "bf16=989.5"}
+    expected = {"gc": "observe", "window": 20, "journal": False, "report": True, "peak_tflops": "bf16=989.5"}
     assert config == PerfConfig(**expected, output_dir="out")
 
 

@@ -33,9 +33,11 @@ def in_force(text, name="perf.yaml", **environ):
 def test_values_are_read_as_they_are_written():
     """PyYAML would make False of off, and 1203 of 20:3."""
     config = in_force(
-        "flops: off\nprofile: 20:3\njournal: off\nnvtx: yes\npeak_tflops: 989.5\nwindow: 7 # steps\n"
+        "flops: off\noutput_dir: 20:3\njournal: off\nreport: yes\npeak_tflops: 989.5\nwindow: 7 # steps\n"
     ).config
-    assert config == PerfConfig(flops="off", profile="20:3", journal=False, nvtx=True, peak_tflops="989.5", window=7)
+    assert config == PerfConfig(
+        flops="off", output_dir="20:3", journal=False, report=True, peak_tflops="989.5", window=7
+    )
 
 
 @pytest.mark.parametrize("null", ["", " ~", " null", " none", ' ""'])
@@ -46,7 +48,7 @@ def test_a_field_can_be_set_to_nothing(null):
 
 
 def test_json_is_read_too():
-    settings = in_force('{\n\t"window": 20,\n\t"gc": "off", "baseline": null}', "perf.json")
+    settings = in_force('{\n\t"window": 20,\n\t"gc": "off", "output_dir": null}', "perf.json")
     assert settings.config == PerfConfig(window=20, gc="off")
     assert settings.origins["gc"] == "perf.json, line 3"
 

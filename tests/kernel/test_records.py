@@ -54,7 +54,7 @@ RECORDS = [
         attempt=2,
         step=40,
         from_env=("gc", "window"),
-        from_file={"nvtx": "a.yaml, line 1"},
+        from_file={"report": "a.yaml, line 1"},
         versions={"torch": "2.13"},
         started_unix=1.7e9,
     ),

@@ -4,7 +4,7 @@ import pytest
 
 from perf_callbacks import ConfigError, PerfConfig
 from perf_callbacks.kernel.settings.config import rules
-from perf_callbacks.kernel.settings.in_force import NOT_BUILT, Entry, resolve
+from perf_callbacks.kernel.settings.in_force import Entry, resolve
 
 # for each field what the environment says, what that means, and what it can't mean
 FROM_ENV = {
@@ -28,11 +28,6 @@ FROM_ENV = {
     "report": ("yes", True, "html"),
     "output_dir": ("elsewhere", "elsewhere", None),
     "max_journal_mb": ("1", 1, "-1"),
-    "baseline": ("runs/1", "runs/1", None),
-    "profile": ("20:3", "20:3", "20"),
-    "nvtx": ("1", True, "nvtx"),
-    "memory_snapshot": ("TRUE", True, "y"),
-    "anomaly_capture": ("on", True, ""),
 }
 BAD = {name: bad for name, (_, _, bad) in FROM_ENV.items() if bad is not None}
 
@@ -56,7 +51,7 @@ def test_a_bad_variable_is_refused_in_words(name):
     assert str(error.value) == f"{variable(name)}: got {BAD[name]!r}, wanted {rules()[name].wanted}."
 
 
-@pytest.mark.parametrize("name", ["peak_tflops", "output_dir", "baseline"])
+@pytest.mark.parametrize("name", ["peak_tflops", "output_dir"])
 @pytest.mark.parametrize("text", ["", "none", "None"])
 def test_nothing_can_be_said_of_what_is_optional(name, text):
     assert getattr(resolve(PerfConfig(**{name: "1"}), {variable(name): text}).config, name) is None
@@ -128,8 +123,8 @@ def test_the_variables_that_launch_has_set_are_called_those_of_accelerates_confi
 def test_the_kill_switch_wins_over_everything(off):
     everything = {variable(name): bad for name, bad in BAD.items()} | {"PERF_CALLBACKS_WINDWO": "1"}
     entries = [at(1, "windwo", "1")]
-    settings = resolve(PerfConfig(enabled=True, nvtx=True), everything | {"PERF_CALLBACKS": off}, entries)
-    assert settings.config == PerfConfig(enabled=False, nvtx=True)
+    settings = resolve(PerfConfig(enabled=True, report=True), everything | {"PERF_CALLBACKS": off}, entries)
+    assert settings.config == PerfConfig(enabled=False, report=True)
     assert settings.origins == {"enabled": "PERF_CALLBACKS"}
     assert (settings.from_env, settings.remarks) == (("enabled",), ())
 
@@ -158,14 +153,7 @@ def test_a_variable_that_means_nothing_is_said_with_the_nearest_name(name, sente
     assert resolve(None, {"PERF_CALLBACKS_" + name: "1"}).remarks == (sentence,)
 
 
-@pytest.mark.parametrize("name", sorted(NOT_BUILT))
-def test_what_is_not_built_yet_says_so(name):
-    _, value, _ = FROM_ENV[name]
-    sentence = f"{name}={value!r} is not built yet and has no effect."
-    assert resolve(PerfConfig(**{name: value}), {}).remarks == (sentence,)
-
-
-@pytest.mark.parametrize("name", sorted(set(rules()) - NOT_BUILT))
+@pytest.mark.parametrize("name", sorted(rules()))
 def test_what_is_built_needs_no_remark(name):
     _, value, _ = FROM_ENV[name]
     assert resolve(PerfConfig(**{name: value}), {}).remarks == ()

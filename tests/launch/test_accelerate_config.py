@@ -43,10 +43,10 @@ EDITS = {
     "remove": (FULL, {}, ("window",), FULL.replace("  window: 20  # steps\n", "")),
     "all at once": (
         FULL,
-        {"window": 7, "profile": "20:3", "flops": "off", "output_dir": None},
+        {"window": 7, "peak_tflops": "989.5", "flops": "off", "output_dir": None},
         ("gc",),
         FULL.replace("20  #", "7  #").replace(
-            "  gc: observe\n", "  profile: '20:3'\n  flops: 'off'\n  output_dir: null\n"
+            "  gc: observe\n", "  peak_tflops: '989.5'\n  flops: 'off'\n  output_dir: null\n"
         ),
     ),
     "remove the last": (
@@ -61,13 +61,13 @@ EDITS = {
     "an empty file": ("", {"window": 5}, (), "perf_callbacks:\n  window: 5\n"),
     "comments only": ("# later\n", {"window": 5}, (), "# later\nperf_callbacks:\n  window: 5\n"),
     "nothing in it": ("perf_callbacks:\na: 1\n", {"window": 5}, (), "perf_callbacks:\n  window: 5\na: 1\n"),
-    "null in it": ("perf_callbacks: ~ # to do\n", {"nvtx": True}, (), "perf_callbacks: \n  nvtx: true # to do\n"),
+    "null in it": ("perf_callbacks: ~ # to do\n", {"report": True}, (), "perf_callbacks: \n  report: true # to do\n"),
     "a field without value": ("perf_callbacks:\n  skip:\n", {"skip": "gc"}, (), "perf_callbacks:\n  skip: gc\n"),
     "braces": (
         "perf_callbacks: {window: 20, gc: 'off'} # ours\n",
-        {"window": 7, "nvtx": True},
+        {"window": 7, "report": True},
         ("gc",),
-        "perf_callbacks: {window: 7, nvtx: true} # ours\n",
+        "perf_callbacks: {window: 7, report: true} # ours\n",
     ),
     "empty braces": ("perf_callbacks: {}\na: 1\n", {"window": 7}, (), "perf_callbacks: {window: 7}\na: 1\n"),
     "four spaces": (
@@ -149,8 +149,8 @@ def test_what_can_not_be_edited_safely_is_refused(case):
 
 def test_a_field_that_is_not_set_can_not_be_removed():
     with pytest.raises(ConfigError) as error:
-        edited(FULL, ["nvtx"])
-    assert str(error.value) == "acc.yaml doesn't set nvtx."
+        edited(FULL, ["report"])
+    assert str(error.value) == "acc.yaml doesn't set report."
 
 
 def test_a_file_is_replaced_at_once_and_keeps_its_mode(tmp_path):

@@ -10,7 +10,7 @@ from perf_callbacks.launch import accelerate_config
 LEGAL = {
     "window": st.integers(1, 99),
     "flops": st.sampled_from(rules()["flops"].choices),
-    "nvtx": st.booleans(),
+    "report": st.booleans(),
     "output_dir": st.none() | st.text("abc: #'\"{},&*!ü", min_size=1).map(str.strip).filter(bool),
     "skip": st.sampled_from(["", "gc", "gc, loaders"]),
 }

@@ -293,13 +293,13 @@ set by environment: gc, window, no journal""",
                 from_env=("gc",),
                 from_file={
                     "window": "perf.yaml, line 2",
-                    "nvtx": "accelerate's config",
+                    "report": "accelerate's config",
                     "flops": "perf.yaml, line 3",
                 },
             ),
             None,
             """cpu (host clock), garbage collection timed, set by environment: gc, \
-set by perf.yaml: window, flops, set by accelerate's config: nvtx, no journal""",
+set by perf.yaml: window, flops, set by accelerate's config: report, no journal""",
         ),
     ],
 )

@@ -38,11 +38,6 @@ def config() -> None:
     assert_type(settings.report, bool)
     assert_type(settings.output_dir, str | None)
     assert_type(settings.max_journal_mb, int)
-    assert_type(settings.baseline, str | None)
-    assert_type(settings.profile, str)
-    assert_type(settings.nvtx, bool)
-    assert_type(settings.memory_snapshot, bool)
-    assert_type(settings.anomaly_capture, bool)
 
 
 def wrong_settings() -> None:

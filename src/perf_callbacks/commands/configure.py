@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from perf_callbacks.kernel.settings.config import ConfigError, PerfConfig, Rule, rules
-from perf_callbacks.kernel.settings.in_force import NOT_BUILT, Entry, parse
+from perf_callbacks.kernel.settings.in_force import Entry, parse
 from perf_callbacks.launch import accelerate_config
 from perf_callbacks.launch.accelerate_config import AccelerateConfig
 
@@ -85,8 +85,6 @@ def _ask(config: AccelerateConfig) -> dict[str, object]:
     now = parse(config.entries)
     values: dict[str, object] = {}
     for name, rule in rules().items():
-        if name in NOT_BUILT:
-            continue
         kept = now.get(name, getattr(PerfConfig(), name))
         answer = _answer(f"{name} ({rule.wanted}) [{_shown(kept)}]: ", rule, kept)
         if answer != kept:

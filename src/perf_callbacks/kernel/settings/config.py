@@ -91,16 +91,6 @@ class PerfConfig:
     logger, else the working directory."""
     max_journal_mb: int = 256
     """Size of one rank's journal beyond which steps and short pauses are no longer written."""
-    baseline: str | None = None
-    """Baseline to scale against: a journal directory, or samples/s per device."""
-    profile: str = "off"
-    """Profile some steps: "20:3" is three steps from step 20 on."""
-    nvtx: bool = False
-    """Mark the stages as NVTX ranges."""
-    memory_snapshot: bool = False
-    """Write a memory snapshot when memory runs out."""
-    anomaly_capture: bool = False
-    """Profile the step after an unusual one."""
 
     def __post_init__(self) -> None:
         for name in ("peak_tflops", "stall_after"):
@@ -184,7 +174,6 @@ _PATTERNS = {
         'TFLOPS above 0 such as "989.5" or "bf16=989.5,fp32=67", or None',
     ),
     "stall_after": (rf"auto|off|{_NUMBER}", 'auto, off, or seconds above 0 such as "120"'),
-    "profile": (r"off|\d+:[1-9]\d*", '"off", or first step and number of steps such as "20:3"'),
     "skip": (_ITEMS, f"checklist items separated by commas: {', '.join(ITEMS)}"),
 }
 

@@ -3,7 +3,7 @@
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from perf_callbacks.kernel.settings.config import FLAGS, ConfigError, PerfConfig, printable, rules, shown
@@ -76,7 +76,7 @@ def resolve(config: PerfConfig | None, environ: Mapping[str, str], entries: Iter
         config=config,
         from_env=from_env,
         origins=origins,
-        remarks=_strangers(environ) + unbuilt(config),
+        remarks=_strangers(environ),
     )
 
 
@@ -133,26 +133,3 @@ def _strangers(environ: Mapping[str, str]) -> tuple[str, ...]:
 def _question(name: str, known: list[str]) -> str:
     nearest = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {nearest[0]}?" if nearest else "."
-
-
-NOT_BUILT = frozenset(
-    {
-        "baseline",
-        "profile",
-        "nvtx",
-        "memory_snapshot",
-        "anomaly_capture",
-    }
-)
-"""Fields that are checked and have no effect yet."""
-
-
-def unbuilt(config: PerfConfig) -> tuple[str, ...]:
-    """Return a sentence for each field that is set although its feature does not exist yet.
-
-    >>> unbuilt(PerfConfig(nvtx=True))
-    ('nvtx=True is not built yet and has no effect.',)
-    """
-    default = asdict(PerfConfig())
-    chosen = {name: value for name, value in asdict(config).items() if value != default[name]}
-    return tuple(f"{name}={chosen[name]!r} is not built yet and has no effect." for name in chosen if name in NOT_BUILT)
