@@ -12,21 +12,21 @@ from perf_callbacks.kernel.process.collector import COLLECTOR
 from perf_callbacks.kernel.process.stacks import calling_line
 
 MOST_CALLS = 64
-"""Lines that call `gc.collect()` and are told apart."""
+"""Most lines that call `gc.collect()` and are counted separately."""
 
 
 class GcObserver:
-    """Time every collection while installed. Between collections it costs nothing.
+    """Times every collection while installed. Between collections it costs nothing.
 
-    A collection is automatic if the youngest generation was over its threshold when it began. One that is asked for at
-    that very moment passes for automatic.
+    A collection is automatic if the youngest generation was over its threshold when it began. A call of
+    `gc.collect()` at that very moment passes for automatic.
     """
 
     def __init__(self, report: Callable[[Pause], object], clock: Callable[[], float] = perf_counter) -> None:
         self._report = report
         self._clock = clock
         self.calls: dict[str, float] = {}
-        """Seconds of the collections that were asked for, by the line of the program; empty: a framework asked."""
+        """Seconds in `gc.collect()`, by the line of the program that called it; empty: a framework called it."""
         self._line: str | None = None
         self._start: float | None = None
         self._automatic = False
@@ -35,14 +35,14 @@ class GcObserver:
         self._process = os.getpid()
 
     def install(self) -> None:
-        """Begin to observe. Twice is once."""
+        """Begin to observe. Idempotent."""
         if self._on_gc not in gc.callbacks:
             gc.callbacks.append(self._on_gc)
         if self not in COLLECTOR.observers:
             COLLECTOR.observers.append(self)
 
     def remove(self) -> None:
-        """Observe no longer."""
+        """Stop observing. Idempotent."""
         if self in COLLECTOR.observers:
             COLLECTOR.observers.remove(self)
         if self._on_gc in gc.callbacks:

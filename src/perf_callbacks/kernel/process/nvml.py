@@ -1,7 +1,7 @@
 """NVIDIA GPUs of the machine, as NVML lists them: all that it manages, whatever CUDA shows to this process.
 
-No other file imports `pynvml`, and this one does only when it is asked. Without NVML the list is empty, and a monitor
-reads nothing.
+No other file imports `pynvml`, and this one only when a function needs it. Without NVML the list is empty, and a
+monitor reads nothing.
 """
 
 import os
@@ -81,7 +81,7 @@ class Monitor:
                 self._handle = self._handle or pynvml.nvmlDeviceGetHandleByUUID(prefix + bare(uuid))
 
     def read(self) -> GpuUse:
-        """Read what this GPU tells."""
+        """Read all values that this GPU supports."""
         nvml, handle = self._nvml, self._handle
         if nvml is None or handle is None:
             return GpuUse()
@@ -100,7 +100,7 @@ class Monitor:
         )
 
     def close(self) -> None:
-        """Let go of NVML. Twice is once."""
+        """Close NVML. Idempotent."""
         found, self._nvml = self._nvml, None
         if found is not None:
             with suppress(Exception):

@@ -7,10 +7,10 @@ from pathlib import Path
 from types import FrameType
 
 MOST_FRAMES = 20
-"""Frames of a stack that are kept, from the innermost outwards."""
+"""Most frames of a stack that are stored, from the innermost outwards."""
 
 DEEPEST = 1000
-"""Frames that are looked at."""
+"""Most frames that are searched."""
 
 _OURS = str(Path(__file__).parents[2])
 _INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))

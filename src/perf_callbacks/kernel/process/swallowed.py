@@ -14,7 +14,7 @@ from typing import Any
 from perf_callbacks.kernel.foreign_errors import of_handler
 
 Heard = Callable[[BaseException], bool | None]
-"""Takes an exception. True: it will be raised later."""
+"""Receives an exception. True: the fit will raise it later."""
 
 Hook = Callable[[Any], object]
 
@@ -24,7 +24,7 @@ _STANDARD = ("weakref.py", "_weakrefset.py")
 
 
 class Swallowed:
-    """Hand exceptions that nobody can catch to the last fit that joined."""
+    """Hands exceptions that Python would only print to the last fit that joined."""
 
     def __init__(self) -> None:
         self._fits: list[Heard] = []
@@ -32,14 +32,14 @@ class Swallowed:
         self._before: Hook = sys.__unraisablehook__
 
     def join(self, heard: Heard) -> None:
-        """Offer each such exception to `heard` first. The first fit replaces the hook of the process."""
+        """Offer these exceptions to `heard` first. The first fit replaces the hook of the process."""
         if not self._fits and (self._hook is None or sys.unraisablehook is not self._hook):
             self._before = sys.unraisablehook
             self._hook = sys.unraisablehook = self._on_top_of(self._before)
         self._fits.append(heard)
 
     def leave(self, heard: Heard) -> None:
-        """Offer no more. The last fit restores the hook, unless somebody has replaced ours. Idempotent."""
+        """Offer no more exceptions. The last fit restores the hook, unless other code replaced it. Idempotent."""
         if heard in self._fits:
             self._fits.remove(heard)
         hook = self._hook
@@ -47,7 +47,7 @@ class Swallowed:
             self._hook, sys.unraisablehook = None, self._before
 
     def _on_top_of(self, before: Hook) -> Hook:
-        """Make a hook that passes on to `before` all that no fit takes; an outdated hook passes everything on."""
+        """Make a hook that passes exceptions on to `before` unless a fit takes them. An outdated hook passes all on."""
 
         def see(unraisable: Any) -> None:
             if self._hook is not see or not self._taken(unraisable.exc_value):

@@ -1,8 +1,8 @@
 """A side thread that looks after fits whose training thread is busy or gone.
 
-Hooks tell that a step ends, but nothing tells that steps have stopped ending: an exception that a loop swallows, a fit
-that is never closed, a step that takes minutes. The watchdog ticks once a second for every registered object, so that
-process-wide state is released and records reach the disk anyway.
+Hooks report the end of a step, but no hook reports that steps have stopped ending: after an exception that a loop
+swallows, in a fit that is never closed, in a step that takes minutes. The watchdog ticks once a second for every
+registered object, so that process-wide state is released and records reach the disk anyway.
 """
 
 import atexit
@@ -71,7 +71,7 @@ class Watchdog:
                     raise
 
     def tick(self) -> bool:
-        """Tick once for all watched objects, and tell if some are left."""
+        """Tick once for all watched objects. False: none are left."""
         now = self._clock()
         for reference in [*self._watched]:
             watched = reference()
