@@ -11,15 +11,14 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from torch import nn
 
 from perf_callbacks import checklist
-from perf_callbacks.advice import observer as advising
-from perf_callbacks.advice.live_line import LiveAdvice
+from perf_callbacks.advice import live_line, observer as advising
 from perf_callbacks.flops import observer as counting
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.failures import describe
 from perf_callbacks.kernel.fit.item import Batches
 from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.fit.recorder import Recorder, log
-from perf_callbacks.kernel.fit.setup import Setup
+from perf_callbacks.kernel.fit.setup import Setup, Training
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Summary
@@ -32,10 +31,13 @@ from perf_callbacks.report import cards, report_file
 from perf_callbacks.stalls import observer as stalls
 from perf_callbacks.stragglers import observer as stragglers
 
-OBSERVERS: tuple[Callable[[Recorder, nn.Module | None], Observer | None], ...] = (
+OBSERVERS: tuple[Callable[[Recorder, Training], Observer | None], ...] = (
+    memory_watch.begin,  # before the count, whose operations it follows
     counting.begin,
     stalls.begin,
     stragglers.begin,
+    advising.begin,
+    live_line.begin,
 )
 """Makers of what hears of every fit. A new feature is one class and one line here; None: it has nothing to do."""
 
@@ -155,17 +157,12 @@ class Session:
             self._checklist = rows
             if recorder.active:
                 watching.install()
-                recorder.observe(memory_watch.begin(recorder, model, setup))  # before the count, which it follows
+                training = Training(model=model, setup=setup, show=self._show)
                 for make in OBSERVERS:
-                    observer = make(recorder, model)
+                    observer = make(recorder, training)
                     if observer is not None:
                         recorder.observe(observer)
-                advice = advising.begin(recorder, model, setup)
-                if advice is not None:
-                    recorder.observe(advice)
                 findings = recorder.observers.findings(None)
-                if place.rank == 0:
-                    recorder.observe(LiveAdvice(recorder, self._show))
             if recorder.active and place.rank == 0:
                 journal = recorder.journal_path
                 self._show(

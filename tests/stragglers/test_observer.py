@@ -21,6 +21,7 @@ from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.fit.recorder import Recorder
+from perf_callbacks.kernel.fit.setup import Training
 from perf_callbacks.kernel.records.fit_records import Steps, Straggler, Summary
 from perf_callbacks.kernel.settings.in_force import resolve
 from perf_callbacks.ranks import exchange, store as board
@@ -41,7 +42,7 @@ class Rank:
             door="loop", directory=directory, device=torch.device("cpu"), versions={}, rank=rank, world_size=world_size
         )
         self.recorder = Recorder(settings, place, ranks=exchange.meet(place, settings.config), clock=self.clock)
-        observer = stragglers.begin(self.recorder, self.model if timed else None)
+        observer = stragglers.begin(self.recorder, Training(model=self.model if timed else None))
         if observer is not None:
             self.recorder.observe(observer)
 

@@ -8,6 +8,7 @@ from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.failures import describe
 from perf_callbacks.kernel.fit.recorder import Recorder, log
+from perf_callbacks.kernel.fit.setup import Training
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.records.fit_records import Summary
@@ -25,6 +26,11 @@ LARGE = 0.1
 
 MOST_STEPS = 10_000
 """Steps after which the time is looked at in any case."""
+
+
+def begin(recorder: Recorder, training: Training) -> "LiveAdvice | None":
+    """Give advice while this fit goes on, on rank 0."""
+    return LiveAdvice(recorder, training.show) if recorder.run.rank == 0 else None
 
 
 class LiveAdvice(Observer):

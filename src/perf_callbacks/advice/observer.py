@@ -3,7 +3,7 @@
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from perf_callbacks.kernel.failures import describe
 from perf_callbacks.kernel.fit import environment
 from perf_callbacks.kernel.fit.environment import Environment
 from perf_callbacks.kernel.fit.recorder import Recorder, log
-from perf_callbacks.kernel.fit.setup import Setup
+from perf_callbacks.kernel.fit.setup import Setup, Training
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.process import cpu_time
 from perf_callbacks.kernel.records.fit_records import Finding, Summary
@@ -33,10 +33,10 @@ TENSOR_CORES = (7, 0)
 """Compute capability of the first devices with tensor cores (V100)."""
 
 
-def begin(recorder: Recorder, model: nn.Module | None, setup: Callable[[], Setup]) -> "Advice | None":
+def begin(recorder: Recorder, training: Training) -> "Advice | None":
     """Give advice on this fit. If its facts can't be read there is none, and measuring goes on."""
     try:
-        facts = read(model, setup(), door=recorder.run.door, device=recorder.device)
+        facts = read(training.model, training.setup(), door=recorder.run.door, device=recorder.device)
         facts = replace(facts, gc=recorder.config.gc)
         machine = environment.read(accelerator=_accelerator(recorder.device))
         since = _Since(machine.cpus)

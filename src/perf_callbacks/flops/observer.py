@@ -31,6 +31,7 @@ from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import COUNTED, RECOUNTED, plus
 from perf_callbacks.kernel.failures import describe
 from perf_callbacks.kernel.fit.recorder import Recorder, log, weakly
+from perf_callbacks.kernel.fit.setup import Training
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.process.backward import BACKWARDS
 from perf_callbacks.kernel.process.compiler_stance import anything_compiled
@@ -54,12 +55,12 @@ LOOPS = ("loop", "accelerate")
 _trains = attrgetter("requires_grad")
 
 
-def begin(recorder: Recorder, model: nn.Module | None) -> "Counting | None":
+def begin(recorder: Recorder, training: Training) -> "Counting | None":
     """Count the FLOPs of the steps of this fit, unless its configuration says otherwise."""
     how = recorder.run.config["flops"]
-    if model is None or how == "off":
+    if training.model is None or how == "off":
         return None
-    counting = Counting(recorder, model, live=how == "count")
+    counting = Counting(recorder, training.model, live=how == "count")
     recorder.reader.news = counting.see
     recorder.work.wanted = True
     recorder.work.news = counting.wake

@@ -1,7 +1,7 @@
 """Memory of a fit by part, and the use of host and GPU, noted from the watchdog's thread."""
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.failures import describe
 from perf_callbacks.kernel.fit.recorder import Recorder, log
-from perf_callbacks.kernel.fit.setup import Setup
+from perf_callbacks.kernel.fit.setup import Training
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.process import device, processes
 from perf_callbacks.kernel.process.nvml import GpuUse, Monitor
@@ -29,11 +29,11 @@ TRIES = 3
 """Steps that are looked at, at most, until an optimizer has stepped in one: a gradient scaler skips some."""
 
 
-def begin(recorder: Recorder, model: nn.Module | None, setup: Callable[[], Setup]) -> "MemoryWatch":
+def begin(recorder: Recorder, training: Training) -> "MemoryWatch":
     """Watch the memory of this fit."""
-    watch = MemoryWatch(recorder, model)
+    watch = MemoryWatch(recorder, training.model)
     try:
-        watch.optimizers = tuple(map(weakref.ref, setup().optimizers))
+        watch.optimizers = tuple(map(weakref.ref, training.setup().optimizers))
     except Exception as error:  # noqa: BLE001 an integration's objects may be anything
         let_pass(error)
         log.info("perf_callbacks can't measure the state of optimizers: %s.", describe(error))

@@ -2,11 +2,10 @@
 
 import threading
 
-from torch import nn
-
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.fit.recorder import Recorder, log
+from perf_callbacks.kernel.fit.setup import Training
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process import stacks
 from perf_callbacks.kernel.process.stacks import Stack
@@ -26,7 +25,7 @@ CHANNEL = "stalls"
 NO_ANSWER = " The other ranks can't be asked: the store of the job doesn't answer."
 
 
-def begin(recorder: Recorder, _model: nn.Module | None) -> "StallWatch | None":
+def begin(recorder: Recorder, _training: Training) -> "StallWatch | None":
     """Watch for stalls of this fit, unless its configuration says otherwise."""
     if recorder.config.stall_after == "off":
         return None

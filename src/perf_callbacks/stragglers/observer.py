@@ -15,6 +15,7 @@ from perf_callbacks.kernel.engine.windows import GatheredWindow, WindowReader
 from perf_callbacks.kernel.failures import describe
 from perf_callbacks.kernel.fit.meshes import coordinates
 from perf_callbacks.kernel.fit.recorder import Recorder, log
+from perf_callbacks.kernel.fit.setup import Training
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.fit_records import Record, Steps
@@ -43,7 +44,7 @@ MOST_TOLD = 8
 """Most ranks that are warned of while training runs, and most losses that a summary names."""
 
 
-def begin(recorder: Recorder, model: nn.Module | None) -> Observer | None:
+def begin(recorder: Recorder, training: Training) -> Observer | None:
     """Look for stragglers in this fit, unless its configuration says otherwise. Rank 0's setting holds for all."""
     if recorder.run.world_size == 1:
         if recorder.config.stragglers == "off":
@@ -56,7 +57,7 @@ def begin(recorder: Recorder, model: nn.Module | None) -> Observer | None:
     if ranks is None or (ranks.verdict is not None and not ranks.signals):
         return None
     try:
-        return RanksWatch(recorder, ranks, model)
+        return RanksWatch(recorder, ranks, training.model)
     except Exception as error:  # noqa: BLE001 an error ends this search, not the measuring
         let_pass(error)
         log.warning(NO_MORE, describe(error))

@@ -1,7 +1,10 @@
-"""Optimizers and loaders that a fit trains with, as its integration knows them."""
+"""Model, optimizers and loaders that a fit trains with, as its integration knows them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from torch import nn
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -14,6 +17,18 @@ class Setup:
     """Steps from one log line of the trainer to the next."""
     nan_filter: bool = False
     """True: the trainer looks at each loss for NaN."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """The arguments of a fit that observers are made from, besides its recorder."""
+
+    model: nn.Module | None
+    """The model whose FLOPs are counted. None: no FLOPs are counted."""
+    setup: Callable[[], Setup] = Setup
+    """Reads what the fit trains with. It may raise: an integration's objects may be anything."""
+    show: Callable[[str], object] = print
+    """Shows a line on the console of rank 0."""
 
 
 def flat(loaders: Any) -> tuple[Any, ...]:
