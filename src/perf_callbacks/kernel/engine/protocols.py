@@ -40,6 +40,7 @@ class Ranks(Protocol):
     @property
     def signals(self) -> bool:
         """True: parts carry signals. False: they carry none, or this is not known yet."""
+        ...
 
     def offer(self, part: Part) -> None:
         """Tell the others what this rank did in a window."""

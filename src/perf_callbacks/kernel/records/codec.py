@@ -101,7 +101,7 @@ def pack(item: Any) -> str:
 
 
 def unpack(kind: type[T], line: str) -> T | None:
-    """Return the `Window`, `Verdict` or `Note` on a line; None where the line is torn or foreign."""
+    """Return the dataclass on a line; None if the line is torn or foreign."""
     item = _read(kind, line)
     return item if item is not None and possible(item) else None
 
