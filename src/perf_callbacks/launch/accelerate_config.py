@@ -1,7 +1,7 @@
 """The section `perf_callbacks` of accelerate's config file.
 
-Editing replaces characters within the section and nothing else, so that the rest of the file, comments too, stays as
-its owner wrote it. The edited text is read again before it is written.
+Editing changes only characters within the section: the rest of the file, with its comments, stays as it was. The
+edited text is parsed again before it is saved.
 """
 
 import json
@@ -24,7 +24,7 @@ KEY = "perf_callbacks"
 
 @dataclass(frozen=True, slots=True)
 class AccelerateConfig:
-    """A config file, and its section."""
+    """A config file and its section."""
 
     path: Path
     text: str
@@ -38,7 +38,7 @@ class AccelerateConfig:
 
 
 def default_path(environ: Mapping[str, str]) -> Path | None:
-    """Return the path of the config that accelerate reads by default, without the seconds that importing it takes.
+    """Return the path of accelerate's default config, without importing accelerate, which takes seconds.
 
     None: there is no home directory.
     """
@@ -51,7 +51,7 @@ def default_path(environ: Mapping[str, str]) -> Path | None:
 
 
 def load(path: Path) -> AccelerateConfig:
-    """Read a file."""
+    """Read a config file."""
     return _composed(path, config_file.read(path))
 
 
@@ -71,8 +71,8 @@ def _composed(path: Path, text: str) -> AccelerateConfig:
 
 
 def exports(section: tuple[Entry, ...], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables for all ranks: fields of the section that nothing with more weight sets."""
-    settings = config_file.in_force(None, environ)  # a bad value is found here, and not by every rank
+    """Return environment variables for all ranks: fields of the section that no stronger source sets."""
+    settings = config_file.in_force(None, environ)  # reports a bad value once, and not on every rank
     parse(section)
     texts = {entry.name: entry.text for entry in section if entry.name not in settings.origins}
     variables = {variable(name): text for name, text in texts.items()}
@@ -84,7 +84,7 @@ def exports(section: tuple[Entry, ...], environ: Mapping[str, str]) -> dict[str,
 
 
 def without_section(config: AccelerateConfig) -> dict[str, Any]:
-    """Return all of the file but the section, as accelerate would read it."""
+    """Return the file without the section, as accelerate would read the rest."""
     import yaml  # noqa: PLC0415 only for those who use a file
 
     try:
@@ -95,7 +95,7 @@ def without_section(config: AccelerateConfig) -> dict[str, Any]:
 
 
 def edited(config: AccelerateConfig, values: Mapping[str, object], unset: Collection[str] = ()) -> str:
-    """Return the text with fields set and others removed. Raises `ConfigError` if the section would not be legal."""
+    """Return the text with fields set or removed. Raise `ConfigError` if the section would not be legal."""
     known = {entry.name: entry.text for entry in config.entries}
     for name in unset:
         if name not in known:
@@ -116,7 +116,7 @@ def edited(config: AccelerateConfig, values: Mapping[str, object], unset: Collec
 def _edits(
     config: AccelerateConfig, values: Mapping[str, object], unset: Collection[str]
 ) -> list[tuple[int, int, str]]:
-    """Return what to replace: from, to, by."""
+    """Return the replacements: start, end, new text."""
     text, section = config.text, config.section
     sources = {name: _scalar(value) for name, value in values.items()}
     if section is None:
@@ -148,7 +148,7 @@ def _edits(
 
 
 def _check(config: AccelerateConfig, text: str, wanted: Mapping[str, str]) -> None:
-    """Read the edited text again: the section is as it should be, and the rest as it was."""
+    """Raise `ConfigError` unless the edited text has the wanted section and the old rest."""
     try:
         new = _composed(config.path, text)
     except ConfigError:
@@ -159,7 +159,7 @@ def _check(config: AccelerateConfig, text: str, wanted: Mapping[str, str]) -> No
 
 
 def save(path: Path, text: str) -> None:
-    """Replace a file by another text at once, its mode and owner kept. Raises `ConfigError` if that can't be done."""
+    """Replace the text of a file atomically, keeping mode and owner. Raise `ConfigError` on failure."""
     path = path.resolve()
     try:
         if not os.access(path, os.W_OK):
@@ -200,7 +200,7 @@ def _text(value: object) -> str:
 
 
 def _scalar(value: object) -> str:
-    """Write a value as YAML, in quotes where it would be read as another type, between braces too."""
+    """Write a value as YAML, also for use between braces: quoted if YAML would read another type."""
     import yaml  # noqa: PLC0415 as above
 
     written: str = yaml.safe_dump([value], default_flow_style=True, width=float("inf"), allow_unicode=True)

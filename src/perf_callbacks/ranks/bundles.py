@@ -1,7 +1,7 @@
-"""Parts of a window bundled: amounts of some ranks added up, and their signals side by side.
+"""Bundles of parts of a window: amounts of several ranks added up, their signals side by side.
 
-The first rank of a machine bundles what its ranks did, so that rank 0 handles a few numbers per machine, however many
-ranks there are.
+The first rank of a machine bundles the parts of its ranks, so that rank 0 handles a few numbers per machine, however
+many ranks there are.
 """
 
 from array import array
@@ -19,12 +19,12 @@ MOST = 2**96
 """Amounts from here on are unknown: sums over all ranks of a job stay far below 128 bits."""
 
 
-@dataclass(kw_only=True, slots=True)  # a frozen one takes four times as long to build, and rank 0 builds hundreds
+@dataclass(kw_only=True, slots=True)  # a frozen class takes four times as long to build, and rank 0 builds hundreds
 class Bundle:
-    """Work of some ranks in one window, which counted it alike and have signals of the same names."""
+    """Work of several ranks in one window. These ranks counted alike and have signals of the same names."""
 
     window: int
-    """Number of the window, as in `Part`, like the next fields."""
+    """Number of the window. This field and the next five are those of `Part`."""
     length: int
     world_size: int
     data_parallel: int
@@ -33,13 +33,13 @@ class Bundle:
     seconds: float
     """Seconds of the slowest of these ranks."""
     amounts: tuple[int | None, ...]
-    """Samples, tokens, useful tokens, model and hardware FLOPs of these ranks together. None: one doesn't know."""
+    """Samples, tokens, useful tokens, model and hardware FLOPs of these ranks together. None: a rank doesn't know."""
     asks: Mapping[str, int]
-    """Least of the values that each of them asks for."""
+    """Values that the ranks ask for: for each name, the minimum over the ranks."""
     ranks: "array[int]"
-    """These ranks, in order."""
+    """The ranks, in ascending order."""
     axes: tuple[str, ...]
-    """Names of their coordinates. Empty: unknown."""
+    """Names of the ranks' coordinates. Empty: unknown."""
     places: "array[int]"
     """Coordinates, rank by rank."""
     names: tuple[str, ...]
@@ -49,7 +49,7 @@ class Bundle:
 
     @classmethod
     def of(cls, part: Part) -> "Bundle":
-        """Bundle one part. Its amounts are numbers by now."""
+        """Make a bundle from a part whose useful tokens have been read from the device."""
         amounts = part.samples, part.tokens, part.useful_tokens, part.model_flops, part.hardware_flops
         return cls(
             window=part.window,
@@ -83,7 +83,7 @@ class Bundle:
         }
 
     def roles(self) -> dict[int, dict[str, int]]:
-        """Return the coordinates of each rank, where they are known."""
+        """Return the coordinates of each rank; empty if unknown."""
         number = len(self.axes)
         starts = range(0, len(self.places), number) if number else ()
         places = [self.places[start : start + number] for start in starts]
@@ -91,7 +91,7 @@ class Bundle:
 
 
 class RankSignals(Mapping[str, "array[float]"]):
-    """Signals of one rank, by name. Each is cut out of its bundle when it is asked for: of most ranks one is."""
+    """Signals of one rank, by name, each cut out of the bundle on access: readers use one signal of most ranks."""
 
     __slots__ = ("_columns", "_length", "_places", "_start")
 
@@ -104,11 +104,11 @@ class RankSignals(Mapping[str, "array[float]"]):
         return self._columns[at : at + self._length]
 
     def __contains__(self, name: object) -> bool:
-        """Tell if there is such a signal, without cutting it out."""
+        """Return True if the rank has this signal, without cutting out the signal."""
         return name in self._places
 
     def __iter__(self) -> Iterator[str]:
-        """Go through the names."""
+        """Iterate over the names."""
         return iter(self._places)
 
     def __len__(self) -> int:
@@ -117,7 +117,7 @@ class RankSignals(Mapping[str, "array[float]"]):
 
 
 def bundled(bundles: Iterable[Bundle]) -> list[Bundle]:
-    """Bundle ranks further, where they counted alike. Their bundles are in the order of ranks."""
+    """Merge bundles whose ranks counted alike. The bundles must be in the order of their ranks."""
     alike: dict[object, list[Bundle]] = {}
     for one in bundles:
         alike.setdefault((*_counting(one), one.attempt, one.axes, one.names), []).append(one)
@@ -140,10 +140,10 @@ def _together(bundles: Sequence[Bundle]) -> Bundle:
 
 
 class Combination:
-    """All ranks of one window, combined some at a time: with thousands of ranks it takes milliseconds.
+    """Sum over all ranks of one window, built in slices, because thousands of ranks take milliseconds.
 
-    Amounts are exact: an amount is unknown if one rank is missing or doesn't know it, or if it isn't whole, because
-    ranks that share samples counted them differently.
+    Amounts are exact. An amount is unknown if a rank is missing or doesn't know it. It is also unknown if it isn't
+    whole: ranks that share samples then counted differently.
     """
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ class Combination:
         self._asks: Mapping[str, int] | None = None
 
     def add(self, bundles: Collection[Bundle]) -> None:
-        """Add some ranks."""
+        """Add the ranks of these bundles."""
         for one in bundles:
             self._counting.add(_counting(one))
             self._ranks.extend(one.ranks)
@@ -164,10 +164,9 @@ class Combination:
         self._sums = [plus(known, *column) for known, column in zip(self._sums, amounts, strict=False)]
 
     def window(self, missing: Sequence[int] = ()) -> Window | None:
-        """Return the window without some ranks, whose parts didn't come.
+        """Return the window, without the missing ranks. None if the ranks counted differently.
 
-        There is none if ranks disagree on their counting. They also disagree if they included different numbers of
-        steps, because their amounts then belong to no common time.
+        Ranks that included different numbers of steps count as different too: their amounts belong to no common time.
         """
         if len(self._counting) != 1:
             return None
@@ -198,12 +197,12 @@ class Combination:
 
 
 def _counting(one: Bundle) -> tuple[int, int, int, int, int]:
-    """Return the numbers that are the same on all ranks of a window."""
+    """Return the numbers that must agree on all ranks of a window."""
     return one.window, one.length, one.world_size, one.data_parallel, one.steps
 
 
 def _least(asks: Mapping[str, int], others: Mapping[str, int]) -> Mapping[str, int]:
-    """Return the lesser of two values, by the names that both have."""
+    """Return the smaller value for each name that both mappings have."""
     if asks == others:
         return asks
     return {name: min(asks[name], others[name]) for name in sorted({*asks} & {*others})}

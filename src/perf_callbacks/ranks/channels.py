@@ -1,6 +1,6 @@
 """Named channels between ranks: a feature leaves notes for the other ranks, and the exchange carries them unread.
 
-A channel has one note of each rank, and one that all ranks share. Notes are text, which the feature packs and unpacks.
+A channel has one note per rank and one note that all ranks share. Notes are text, which the feature packs and unpacks.
 """
 
 from abc import ABC, abstractmethod
@@ -17,12 +17,12 @@ class Channel:
         self.fit = fit
         """Identifies the fit."""
         self.seen = ""
-        """Shared note as this rank last read or wrote it, with its fit. The other ranks of its machine read this."""
+        """Shared note as last read or written here, with its fit. A rank that talks for its machine passes it on."""
         self._name, self._board = name, board
 
     @property
     def reads_all(self) -> bool:
-        """True: this rank reads the notes of all ranks. False: another rank of its machine does."""
+        """True if this rank reads the notes of all ranks. False if another rank of its machine does."""
         return isinstance(self._board, Board)
 
     def put(self, note: str) -> None:
@@ -30,7 +30,7 @@ class Channel:
         self._board.write(rank_key(self._name, self.rank), f"{self.fit} {note}")
 
     def notes(self) -> dict[int, str]:
-        """Read the notes of all ranks; none if this rank can't."""
+        """Read the notes of all ranks; empty if another rank of this machine reads the notes."""
         if not isinstance(self._board, Board):
             return {}
         keys = {rank_key(self._name, rank): rank for rank in range(self.world_size)}
@@ -48,7 +48,7 @@ class Channel:
         self._board.write(self._name, self.seen)
 
     def claim(self, note: str) -> bool:
-        """Write the shared note, unless another rank has since this rank read or wrote it. True: this rank did."""
+        """Write the shared note unless another rank wrote since this rank's last look. Return True if written."""
         new = f"{self.fit} {note}"
         claimed = isinstance(self._board, Board) and self._board.claim(self._name, new, self.seen)
         if claimed:
@@ -56,11 +56,11 @@ class Channel:
         return claimed
 
     def forget(self) -> None:
-        """Forget the shared note. The other ranks of this machine see none until this rank reads it again."""
+        """Forget the shared note: other ranks of this machine see no note until this rank reads again."""
         self.seen = ""
 
     def _own(self, text: str) -> str:
-        """Return a note without its fit; "" if it is of another fit."""
+        """Return a note without its fit; "" for a note of another fit."""
         fit, _, note = text.partition(" ")
         return note if fit == self.fit else ""
 
@@ -68,7 +68,7 @@ class Channel:
 class ChannelHandler(ABC):
     """Base class of a feature's side of a channel. The exchange calls it in its own thread.
 
-    That thread keeps the handler alive: a handler holds neither the recorder nor the exchange.
+    That thread keeps the handler alive, so a handler must hold neither the recorder nor the exchange.
     """
 
     @abstractmethod

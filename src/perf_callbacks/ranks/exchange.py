@@ -1,7 +1,7 @@
 """Exchange of windows between ranks during training, without collectives and without waits in the training thread.
 
-All calls to the process group's store are made in a thread of their own, and return at once. If a rank crashes, hangs,
-ends early or lacks the callback, windows go without it; nothing else happens.
+A side thread makes all calls to the process group's store, and each call returns at once. If a rank crashes, hangs,
+ends early or lacks the callback, windows are closed without its parts; training continues.
 """
 
 import atexit
@@ -32,7 +32,7 @@ AGREE_SECONDS = 5.0
 """Seconds that the start of a fit may wait for rank 0."""
 
 CLOSE_SECONDS = 2.0
-"""Seconds that the end of a fit may wait for the thread: it ends at once, unless the store does not answer."""
+"""Seconds that the end of a fit may wait for the thread, which ends at once unless the store does not answer."""
 
 EXIT_SECONDS = 1.0
 """Seconds that the end of the interpreter may wait for a call that the store does not answer."""
@@ -41,7 +41,7 @@ log = logging.getLogger("perf_callbacks")
 
 
 def meet(place: Place, config: PerfConfig) -> "Exchange | None":
-    """Start the exchange with the other ranks of a fit; None if there are none, or they can't be reached."""
+    """Start the exchange between the ranks of a fit; None for a single rank or without a usable store."""
     try:
         store = store_room.default_store() if place.world_size > 1 else None
         if store is None:
@@ -80,7 +80,7 @@ def of(recorder: Recorder) -> "Exchange | None":
 
 
 class Exchange:
-    """This rank's part in the exchange of one fit, for its training thread. Only `agree` waits.
+    """This rank's side of the exchange in one fit, for the training thread. Only `agree` and `close` wait.
 
     Rank 0's window, run and directory hold for all ranks; those of the other ranks have no effect. If rank 0's `window`
     is None, nothing is exchanged.
@@ -108,7 +108,7 @@ class Exchange:
             else Leader(store, world_size=world_size, verdict=verdict, attempt=attempt, node=node)
         )
         self._talk = _Talk(self._rounds, clock)
-        # The thread holds no reference to this object, so it ends with it even if the end of the fit was missed.
+        # The thread holds no reference to this object, so both end together even if the end of the fit was missed.
         weakref.finalize(self, self._talk.end).atexit = False
 
     def start(self) -> None:
@@ -116,7 +116,7 @@ class Exchange:
         self._talk.start()
 
     def agree(self, timeout: float = AGREE_SECONDS) -> Verdict | None:
-        """Wait for rank 0's settings. None if they haven't arrived: they may still come, see `verdict`."""
+        """Wait for rank 0's settings; None at the timeout. Later settings appear in `verdict`."""
         if self._talk.here:
             self._rounds.agreed.wait(timeout)
         return self._rounds.verdict
@@ -133,7 +133,7 @@ class Exchange:
 
     @property
     def signals(self) -> bool:
-        """True: parts of this fit carry signals. False: they carry none, or this is not known yet."""
+        """True if parts of this fit carry signals. False if not, or not known yet."""
         verdict = self._rounds.verdict
         return verdict is not None and verdict.window is not None and verdict.signals
 
@@ -147,7 +147,7 @@ class Exchange:
         self._rounds.role = dict(role)
 
     def add_reader(self, reader: WindowReader) -> None:
-        """Show each window to a reader, on rank 0; on other ranks, nothing happens.
+        """Register a reader of the gathered windows on rank 0; other ranks ignore the call.
 
         The exchange holds the reader weakly: its thread must not keep an abandoned fit alive. After an error, the
         reader gets no more windows.
@@ -162,32 +162,32 @@ class Exchange:
 
     @property
     def failure(self) -> str | None:
-        """Reason that the exchange stopped early."""
+        """Error that stopped the exchange early. None: no error."""
         return self._rounds.failure
 
     def open(self, name: str, handler: ChannelHandler) -> None:
-        """Open a channel, which a feature has to itself. The side thread calls its handler in each round.
+        """Open a channel for a feature. The side thread calls the handler in each round.
 
-        In a job of many ranks, the rank that talks for a machine passes on the channels that are open there too.
+        In a job of many ranks, the rank that talks for a machine passes on only the channels that it has opened too.
         """
         self._rounds.open(name, handler)
 
     def wake(self) -> None:
-        """Let the thread do a round soon: a handler has something to say."""
+        """Make the thread run a round soon, because a handler has a note to write."""
         if self._talk.here:
             self._talk.wake()
 
     def offer(self, part: Part) -> None:
-        """Offer this rank's part of a window that is over. Only recent parts are kept.
+        """Hand this rank's part of a finished window to the thread, which keeps only recent parts.
 
-        Its useful tokens may still be in computation on a device; this method doesn't wait for them.
+        A device may still be computing the useful tokens; this method doesn't wait for the device.
         """
         if self._talk.here:
             self._rounds.offers.append(part)
             self._talk.wake()
 
     def take(self) -> list[Window]:
-        """Take the windows that were closed since the last call, on rank 0: for the journal."""
+        """Return the windows closed since the last call, for rank 0's journal."""
         finished = self._rounds.finished
         return [finished.popleft() for _ in range(len(finished))]
 
@@ -211,7 +211,7 @@ class _Talk:
 
     @property
     def here(self) -> bool:
-        """True: this is the process of the thread, and not a fork of it."""
+        """True if this is the process of the thread, and not a fork."""
         return os.getpid() == self._process
 
     def start(self) -> None:
@@ -233,7 +233,7 @@ class _Talk:
             self._calls.put(None)
 
     def end(self, *, politely: bool = True) -> None:
-        """Stop after the running call."""
+        """Stop the thread after its current call."""
         if self._ending or not self.here:
             return
         self._politely = politely
@@ -277,7 +277,7 @@ class _Talk:
 
 
 def _node(store: Any, place: Place) -> Node | None:
-    """Return the ranks of this machine, if one of them is to talk for all."""
+    """Return the ranks of this machine if its first rank is to talk for all; None if each rank talks."""
     address = store_room.address(store)
     if address is None:
         return None

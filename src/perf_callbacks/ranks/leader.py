@@ -19,26 +19,26 @@ from perf_callbacks.ranks.rounds import MANY, Rounds, mark, note_of_window, pati
 from perf_callbacks.ranks.store import Board
 
 SOON_OF_MANY = 1.0
-"""Seconds until parts of more than `MANY` ranks are looked for: each look costs rank 0 milliseconds."""
+"""Seconds until rank 0 first looks for the parts of more than `MANY` ranks: each look costs it milliseconds."""
 
 SELDOM_OF_MANY = 3.0
-"""Times as long as the wait so far is each further pause then: the next look comes after `GATHER_SECONDS`."""
+"""Each further pause in such a job, as a multiple of the wait so far: the second look comes after `GATHER_SECONDS`."""
 
 SLICE_SECONDS = 0.001
-"""Seconds of work after which the training thread may have the GIL. A slice ends up to half a millisecond later."""
+"""Seconds of work after which this thread yields the GIL to training. A slice may run half a millisecond longer."""
 
 SLICE = 128
-"""Bundles that are combined without a look at the clock."""
+"""Bundles combined between two looks at the clock."""
 
 BREATH_SECONDS = 0.0002
 """Seconds between two slices. A sleep of 0 may take the GIL back before a waiting thread has woken up."""
 
 MOST_READ, MOST_BYTES = 32, 400_000
-"""Most notes, and bytes of signals in them, that are read at once."""
+"""Most notes, and most bytes of signals, that are read at once."""
 
 LATE_SECONDS = 1.0
-"""Seconds after a deadline from which on this process must have been stopped, and with it the store that it serves.
-What the others tried to write meanwhile gets a moment to come in."""
+"""If rank 0 looks this many seconds after a deadline, its process was stopped, and with it the store that it serves.
+The window then stays open for this many seconds more, so that the other ranks' delayed notes arrive."""
 
 MOST_SHOWN = 8
 """Most missing ranks that the message names."""
@@ -51,22 +51,22 @@ log = logging.getLogger("perf_callbacks")
 
 @dataclass(slots=True)
 class _Pending:
-    """A window that isn't over for rank 0."""
+    """A window that rank 0 has not closed yet."""
 
     since: float
     deadline: float
     look_at: float
     bundles: dict[int, list[Bundle]] = field(default_factory=dict)
-    """Work of the ranks that were heard of, by source: the rank under whose key it lies."""
+    """Bundles received so far, by source: the rank whose key holds the bundles."""
     ranks: set[int] = field(default_factory=set)
-    """These ranks."""
+    """Ranks of these bundles."""
     prolonged: bool = False
-    """True: the deadline was moved, since this process did nothing when it came."""
+    """True: the deadline was moved, because this process was stopped when it passed."""
     read: dict[int, tuple[int, bytes]] = field(default_factory=dict)
-    """Length and first bytes of the last note of each source: where they are the same, nothing was added."""
+    """Length and first bytes of the last note of each source: if both are the same, the note has not changed."""
 
     def take(self, source: int, bundles: list[Bundle]) -> bool:
-        """Take the bundles of a source instead of those before, if they hold more ranks, and none of other sources."""
+        """Replace a source's bundles if the new bundles keep its ranks and add ranks that no other source has."""
         ranks = [rank for bundle in bundles for rank in bundle.ranks]
         before = {rank for bundle in self.bundles.get(source, ()) for rank in bundle.ranks}
         new = {*ranks} - before
@@ -86,11 +86,11 @@ class Leader(Rounds):
         super().__init__(store, rank=0, world_size=world_size, attempt=attempt, node=node)
         self.verdict = self._mine = verdict
         self.readers: list[weakref.ref[WindowReader]] = []
-        """Readers of the windows. An error in one ends its reading, and not the exchange."""
+        """Readers of the windows. A reader that raises gets no more windows; the exchange continues."""
         self._mark = mark(verdict.fit)
         self._together = 1 if node is None else len(node.ranks)
         self._sources = [rank - rank % self._together for rank in range(world_size)]
-        """The rank under whose key each rank's part lies: as if all machines were like this one, until a part tells."""
+        """For each rank, the rank whose key holds its part. Until a part arrives: a guess from this machine's size."""
         self._said = self._warned = False
         self._breathed = 0.0  # when the training thread last had the GIL
         self._pending: dict[int, _Pending] = {}
@@ -100,13 +100,13 @@ class Leader(Rounds):
         board = cast("Board", board)  # rank 0 is the first rank of its machine
         self._breathed = perf_counter()
         if not self._said:
-            # Reading keys that are all there is one call. Finding those that are there costs a call per silent rank.
+            # If all keys exist, one call reads them. Finding out which keys exist costs a call per silent rank.
             first = 1 if self._node is None else 0
             ranks = range(first, self._world_size) if self._mine.window is not None else ()
             kept = range(slots(self._world_size))
             keys = ["window", *[slot(rank, window, self._world_size) for window in kept for rank in ranks]]
             board.write_all(dict.fromkeys(keys, ""))
-        if self.offers or not self._said:  # again with each window: a fit within this one may have had its own
+        if self.offers or not self._said:  # again with each window: a nested fit may have replaced them
             board.write("verdict", pack(self._mine))
             self._said = True
         for part in self._drained(self._mine.window or 0):
@@ -118,7 +118,7 @@ class Leader(Rounds):
         for pending in self._pending.values():
             if now > pending.deadline + LATE_SECONDS and not pending.prolonged:
                 pending.deadline, pending.prolonged = now + LATE_SECONDS, True
-        for window in sorted(self._pending, reverse=True):  # a rank sends in order: what came late is found below
+        for window in sorted(self._pending, reverse=True):  # newest first: the older ones were sent before
             if self._world_size <= MANY or now >= self._pending[window].look_at:
                 self._read(board, window, now)
         self._close(board, now)
@@ -126,14 +126,14 @@ class Leader(Rounds):
         return min([min(one.look_at, one.deadline) - now for one in self._pending.values()], default=None)
 
     def _read(self, board: Board, window: int, now: float) -> None:
-        """Read the parts of a window that haven't come yet."""
+        """Read the missing parts of a window."""
         pending = self._pending[window]
         waited = now - pending.since
         next_look = pause(waited) if self._world_size <= MANY else pause(SELDOM_OF_MANY * waited, SOON_OF_MANY)
         pending.look_at = min(now + next_look, max(now, pending.deadline))
         missing = [rank for rank in range(self._world_size) if rank not in pending.ranks]
         sources = {self._sources[rank] for rank in missing}
-        if waited > GATHER_SECONDS:  # they may talk for themselves, or for a machine of another size
+        if waited > GATHER_SECONDS:  # a missing rank may talk for itself, or for a machine of another size
             sources.update(missing)
         ordered = sorted(sources)
         size = 4 * len(pending.bundles[OWN][0].columns) * self._together
@@ -154,18 +154,18 @@ class Leader(Rounds):
                 self._breathe()
 
     def _possible(self, bundle: Bundle, source: int, window: int) -> bool:
-        """Tell if a bundle may be of that source and window."""
+        """Return True if a bundle fits its source and window."""
         known = (bundle.window, bundle.length) == (window, self._mine.window)
         return known and source <= bundle.ranks[0] <= bundle.ranks[-1] < self._world_size
 
     def _breathe(self, after: float = SLICE_SECONDS) -> None:
-        """Let other threads have the GIL after a slice of work. A job of few ranks has no use for it."""
+        """Yield the GIL after a slice of work, if the job has more than `MANY` ranks."""
         if self._world_size > MANY and perf_counter() - self._breathed > after:
             sleep(BREATH_SECONDS)
             self._breathed = perf_counter()
 
     def _close(self, board: Board, now: float) -> None:
-        """Close windows that are complete, that are over their deadline, or whose parts are being overwritten."""
+        """Close windows that are complete, past their deadline, or about to be overwritten in the store."""
         windows = sorted(self._pending)
         over = [window for window in windows if len(self._pending[window].ranks) == self._world_size]
         over += windows[: -slots(self._world_size)]
@@ -189,7 +189,7 @@ class Leader(Rounds):
             self._free(bundles)
 
     def _combine(self, bundles: Sequence[Bundle], missing: Sequence[int], windows: int) -> None:
-        """Put the ranks of a window together. So many windows are over by now."""
+        """Combine the bundles of a window. `windows`: number of windows that are over by now."""
         combination = Combination()
         for start in range(0, len(bundles), SLICE):
             combination.add(bundles[start : start + SLICE])
@@ -201,7 +201,7 @@ class Leader(Rounds):
             self.finished.append(self.latest)
 
     def _show(self, bundles: Sequence[Bundle], missing: tuple[int, ...]) -> None:
-        """Show a window to its readers."""
+        """Pass a window to the readers."""
         if not self.readers:
             return
         signals: dict[int, Mapping[str, array[float]]] = {}
@@ -230,13 +230,13 @@ class Leader(Rounds):
         self._free(held)
 
     def _free(self, held: list[Any]) -> None:
-        """Empty a list in slices: to free what thousands of ranks sent takes milliseconds."""
+        """Empty a list in slices: freeing the signals of thousands of ranks takes milliseconds."""
         while held:
             del held[-SLICE:]
             self._breathe()
 
     def _warn(self, bundle: Bundle, missing: Sequence[int]) -> None:
-        """Say once that ranks are missing from a window."""
+        """Log once that ranks are missing from a window."""
         if self._warned:
             return
         self._warned = True

@@ -1,6 +1,6 @@
-"""One note from each rank of this machine, handed to the first of them: for a command that a launcher started.
+"""Notes from all ranks of this machine, collected by its first rank: for a command that a launcher started.
 
-The ranks meet in the store to which the launcher's variables lead. There is no process group.
+The ranks meet in the store that the launcher's environment variables point to. There is no process group.
 """
 
 from collections.abc import Mapping
@@ -18,9 +18,10 @@ PATIENCE_SECONDS = 20.0
 
 
 def hand_in(note: str, local: tuple[int, int], environ: Mapping[str, str]) -> list[str | None] | None:
-    """Hand a note to the first rank of this machine, which gets those of all ranks; None for one that didn't come.
+    """Send a note to the first rank of this machine. That rank gets all notes, other ranks get None.
 
-    Others get None. Raises an exception if the ranks can't meet; each of them is alone then.
+    In the list of notes, None stands for a note that didn't come in time. Raise an exception if the ranks can't meet;
+    each rank is alone then.
     """
     place, number = local
     if number == 1:
@@ -38,6 +39,6 @@ def hand_in(note: str, local: tuple[int, int], environ: Mapping[str, str]) -> li
 def _note(store: Any, key: str) -> str | None:
     try:
         return bytes(store.get(key)).decode()
-    except RuntimeError as error:  # it didn't come in time
+    except RuntimeError as error:  # the note didn't come in time
         let_pass(error)
         return None

@@ -1,8 +1,8 @@
-"""The ranks of one machine in a job of many: one of them talks with the store for all.
+"""The ranks of one machine in a large job, where the first rank of each machine talks with the store for all.
 
 The ranks leave each other notes as files in a directory of their own. The first rank puts their parts of a window
 together into one note in the store, and passes on settings, windows and the notes of channels. So the store has one
-more connection per machine, and not one per rank.
+more connection per machine, not per rank.
 """
 
 import os
@@ -20,7 +20,7 @@ from perf_callbacks.ranks.private_directory import PrivateDirectory
 from perf_callbacks.ranks.store import LARGEST, rank_key
 
 GATHER_SECONDS = 3.0
-"""Seconds after which the parts of a machine are passed on without those that are missing."""
+"""Seconds after which the first rank passes on the parts of its machine, even if some are missing."""
 
 CLOCK_SECONDS = 0.2
 """Seconds by which the times of files and processes may differ."""
@@ -29,10 +29,10 @@ LOOK_SECONDS = 2.0
 """Seconds between two looks for notes of channels."""
 
 LEFT_SECONDS = 24 * 3600
-"""Seconds without a new note after which a directory was left by a job that ended without removing it."""
+"""A directory without a new note for this many seconds was left by a job that ended without removing it."""
 
 TRIES = 4
-"""Times that a note is written, if another rank removes the directory meanwhile."""
+"""Attempts to write a note, because another rank may remove the directory meanwhile."""
 
 _changing = threading.RLock()  # fits of a process overwrite each other's notes, and remove them
 
@@ -45,28 +45,28 @@ class Node:
     rank: int
     """The rank of this process."""
     directory: Path
-    """Directory of their notes."""
+    """Directory of the notes."""
 
     @property
     def talks(self) -> bool:
-        """True: this rank talks with the store for the others."""
+        """True if this rank talks with the store for its machine."""
         return self.rank == self.ranks[0]
 
 
 def gathered(
     rank: int, world_size: int, local: tuple[int, int] | None, *, many: int, job: Sequence[str], attempt: int = 0
 ) -> Node | None:
-    """Return the ranks of this machine, if one of them is to talk for all of them. None: each one talks.
+    """Return the ranks of this machine if its first rank is to talk for all; None if each rank talks.
 
-    The ranks of a machine have to decide the same, each by itself, as talking would take a connection. Machines may
-    decide differently: rank 0 finds the ranks that talk. Launchers number the ranks of a machine one after the other.
+    All ranks of a machine must come to the same answer, each by itself: asking would take a connection. Machines may
+    differ: rank 0 finds the ranks that talk. Launchers number the ranks of a machine one after the other.
 
     Args:
         rank: Rank of this process.
         world_size: Number of ranks of the job.
         local: Rank on this machine and number of ranks there. None: unknown.
-        many: Number of ranks up to which each one talks.
-        job: Words that tell this job from others on the machine.
+        many: Largest number of ranks at which each rank talks.
+        job: Words that distinguish this job from other jobs on the machine.
         attempt: Number of times that the job was restarted. Each attempt has a directory of its own.
     """
     place, number = local or (0, 1)
@@ -105,7 +105,7 @@ class Folder:
                     self._directory.make()
 
     def read(self, *keys: str) -> list[str]:
-        """Read the notes under some keys, in order; none of them while one is missing."""
+        """Read the notes under these keys, in order; an empty list if a note is missing."""
         with _changing:
             try:
                 self._directory.find()
@@ -115,7 +115,7 @@ class Folder:
                 return []
 
     def get(self, keys: Sequence[str]) -> list[bytes]:
-        """Read the bytes under some keys; none where nothing is."""
+        """Read the bytes under these keys; empty for a missing note."""
         notes = dict.fromkeys(keys, b"")
         with _changing, suppress(OSError):
             self._directory.find()
@@ -125,10 +125,11 @@ class Folder:
         return [notes[key] for key in keys]
 
     def leave(self, *, talks: bool = False) -> None:
-        """Remove notes that nobody reads any more.
+        """Remove notes that no rank reads any more.
 
-        The rank that talks removes the directory, unless the settings in it are those of the next fit, which other
-        ranks may have heard. The others leave their notes to it, and remove them only if it has left before.
+        The rank that talks removes the directory. If the directory holds settings of the next fit, which other ranks
+        may have read, the rank removes only its own notes. Any other rank leaves its notes to the rank that talks,
+        and removes them only if that rank has already left.
         """
         with _changing, suppress(OSError):  # the next fit of the rank that talks announces its settings before or after
             self._directory.find()
@@ -139,7 +140,7 @@ class Folder:
         self._directory.close()
 
     def _own(self, key: str) -> bool:
-        """Return True if a note is the one that was written here, and not by another fit of this process."""
+        """Return True if this object wrote the note, and not another fit of this process."""
         try:
             return self._written.get(key) == self._directory.identity(key)
         except OSError as error:
@@ -148,10 +149,10 @@ class Folder:
 
 
 def remove_earlier(directory: Path) -> None:
-    """Remove the directories of earlier attempts of a job, which were killed, and of jobs that left theirs long ago.
+    """Remove directories that killed attempts of this job left behind, or that any job has not used for a day.
 
-    While a job runs, its ranks leave notes with each window. If one wrote none for a day, its ranks know all that was
-    written before, and make the directory again.
+    While a job runs, its ranks write notes with each window. If a job wrote none for a day, its ranks have read all
+    earlier notes, and make the directory again with the next note.
     """
     job, _, _ = directory.name.rpartition("-")
     user, _, _ = job.rpartition("-")
@@ -165,7 +166,7 @@ def remove_earlier(directory: Path) -> None:
 
 
 def process_began() -> float:
-    """Return the time of the wall clock at which this process began. 0: unknown.
+    """Return the wall-clock time at which this process began. 0: unknown.
 
     Ranks of one job write their notes after all processes have begun, because the process group waits for them.
     """
@@ -178,25 +179,25 @@ def process_began() -> float:
 
 
 class Relay:
-    """The first rank of a machine, as it talks with the store for the others."""
+    """Notes that the first rank of a machine passes between the store and the other ranks."""
 
     def __init__(self, node: Node, key: Callable[[int, int], str], kept: int) -> None:
         remove_earlier(node.directory)
         self.folder = Folder(node.directory)
         self._ranks, self._others = node.ranks, node.ranks[1:]
-        self._key, self._kept = key, kept  # of a rank's part in a window; windows for which there are keys
+        self._key, self._kept = key, kept  # of a rank's part in a window; number of windows that have keys
         self._passed: dict[str, str] = {}
         self._open: dict[int, _Open] = {}
 
     def tell(self, notes: Mapping[str, str]) -> None:
-        """Pass notes from the store on to the other ranks, where they have changed."""
+        """Pass changed notes from the store on to the other ranks."""
         for key, note in notes.items():
             if self._passed.get(key) != note:  # files are written rarely, and read often
                 self.folder.write(key, note)
                 self._passed[key] = note
 
     def open(self, window: int, own: bytes, now: float, deadline: float) -> None:
-        """Begin to collect a window. `own` is the part of this rank, unless it doesn't go into the store."""
+        """Begin to collect a window. `own`: this rank's part; empty on rank 0, which doesn't store its part."""
         self._open[window] = _Open(own, now, deadline)
         for old in [*self._open][: -self._kept]:
             del self._open[old]
@@ -210,9 +211,9 @@ class Relay:
         return new
 
     def collect(self, fit: bytes, now: float) -> dict[str, bytes]:
-        """Return what is to be written into the store: parts of a window of all ranks, or of those that are there.
+        """Return the notes to write into the store: windows that are complete or have waited `GATHER_SECONDS`.
 
-        Parts that come later than others are passed on too, until the deadline of the window.
+        Parts that come later are passed on too, until the deadline of the window.
         """
         notes: dict[str, bytes] = {}
         for window, one in [*self._open.items()]:
@@ -231,7 +232,7 @@ class Relay:
         return notes
 
     def _joined(self, window: int, parts: Mapping[int, bytes], fit: bytes) -> dict[str, bytes]:
-        """Bundle parts in one note, or in several under the keys of other ranks if one would be too large."""
+        """Bundle parts into a single note, or into several under further ranks' keys if it would be too large."""
         number = max(1, LARGEST // max(1, *[len(part) for part in parts.values()]))
         groups = [self._ranks[start : start + number] for start in range(0, len(self._ranks), number)]
         notes = {self._key(some[0], window): b"".join([parts.get(rank, b"") for rank in some]) for some in groups}
@@ -239,7 +240,7 @@ class Relay:
 
     @property
     def since(self) -> float | None:
-        """The time at which the newest window that is being collected was opened."""
+        """Time at which the newest open window was opened. None: no window is open."""
         return max([one.since for one in self._open.values()], default=None)
 
 
@@ -251,4 +252,4 @@ class _Open:
     since: float
     deadline: float
     sent: int = -1
-    """Number of other parts that were passed on."""
+    """Number of parts that were passed on, besides `own`."""

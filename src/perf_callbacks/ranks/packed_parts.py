@@ -1,7 +1,7 @@
 """Parts of windows as bytes, for the store: a header, then columns. Nothing is unpickled.
 
-Foreign, torn or damaged bytes are dropped, and cost no other part. The bytes are those of this machine's kind: all
-ranks of a job run the same version on the same kind of machine, and others are told by the first number.
+Foreign, torn or damaged bytes are dropped, and cost no other part. Byte order is native: all ranks of a job run the
+same version on the same kind of machine. The first bytes reveal another version.
 """
 
 import json
@@ -20,7 +20,7 @@ VERSION = 2
 MOST_ATTEMPTS = 2**32 - 1
 """Largest number of an attempt that a part can carry."""
 
-_FRAME = struct.Struct("=4sII")  # magic and version, bytes that follow, checksum of these
+_FRAME = struct.Struct("=4sII")  # magic and version, number of bytes that follow, their checksum
 FRAME = _FRAME.size
 """Bytes before the body of a bundle."""
 
@@ -30,7 +30,7 @@ _NOT_KNOWN = b"\xff" * 16
 
 
 def pack_bundle(bundle: Bundle, fit: bytes) -> bytes:
-    """Turn a bundle of a fit, known by 16 bytes, into bytes. Several of these may be joined."""
+    """Pack a bundle into bytes. `fit`: 16 bytes that identify the fit. Packed bundles may be joined."""
     schema = _schema(bundle.names, tuple(bundle.asks), bundle.axes)
     header = _HEADER.pack(
         fit,
@@ -52,7 +52,7 @@ def pack_bundle(bundle: Bundle, fit: bytes) -> bytes:
 
 
 def unpack_bundles(blob: bytes, fit: bytes) -> list[Bundle]:
-    """Return the bundles of that fit in some bytes."""
+    """Return the bundles in `blob` that belong to the fit."""
     bundles, at, view = [], 0, memoryview(blob)
     while at + FRAME <= len(blob):
         magic, length, checksum = _FRAME.unpack_from(blob, at)
@@ -68,12 +68,12 @@ def unpack_bundles(blob: bytes, fit: bytes) -> list[Bundle]:
 
 
 def bundle_again(blob: bytes, fit: bytes) -> bytes:
-    """Bundle the ranks in some bytes further."""
+    """Merge the bundles in `blob` whose ranks counted alike."""
     return b"".join([pack_bundle(one, fit) for one in bundled(unpack_bundles(blob, fit))])
 
 
 def _bundle(body: memoryview) -> Bundle | None:
-    """Build a bundle; None if its numbers can't be true. Rank 0 does this hundreds of times per window."""
+    """Build a bundle; None if its numbers are impossible. Rank 0 does this hundreds of times per window."""
     try:
         (
             _, window, length, world_size, parallel, steps, attempt, count, schema_size, asked_size, seconds, *amounts,
@@ -117,9 +117,9 @@ def _schema(*names: tuple[str, ...]) -> bytes:
     return json.dumps(names).encode()
 
 
-@lru_cache(64)  # the ranks of a job have the same names and as a rule the same asks, so that they are read once
+@lru_cache(64)  # the ranks of a job have the same names and usually the same asks: parse the text once
 def _asked(schema_and_values: bytes, schema_size: int) -> tuple[tuple[str, ...], Mapping[str, int], tuple[str, ...]]:
-    """Read the names of the signals, the values that are asked for, and the names of the coordinates."""
+    """Read the names of the signals, the values that the ranks ask for, and the names of the coordinates."""
     signals, asks, role = [tuple(map(str, names)) for names in json.loads(schema_and_values[:schema_size])]
     values = array("q", schema_and_values[schema_size:])
     if min(values, default=0) < 0:

@@ -1,8 +1,8 @@
-"""A directory of this user's own in one that all users may write to.
+"""A private directory inside a directory that all users may write to.
 
-Without a sticky bit on the directory around it, another user may put something else in its place at any time. So the
-directory is opened, checked after that, and held: files in it are reached through the open directory, never through
-its path, and no link is followed. Windows can't hold a directory: paths are checked there.
+Without a sticky bit on the outer directory, another user may replace the private one at any time. So this module opens
+the directory, checks it and keeps it open: "held". Files are reached through the held directory, never through its
+path, and no link is followed. Windows can't hold a directory: there, paths are checked.
 """
 
 import os
@@ -14,17 +14,17 @@ from pathlib import Path
 from perf_callbacks.kernel.foreign_errors import suppress
 
 HOLDS = {os.open, os.stat, os.unlink, os.rename} <= os.supports_dir_fd and os.listdir in os.supports_fd
-"""True: this system opens files through an open directory."""
+"""True if this system opens files through an open directory."""
 
 _DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 _READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 _NOTE = re.compile(r"[a-z]+\d*( \d+)?(\.\d+)?")
-"""Name of a note, or of one that is being written."""
+"""Name of a note, finished or still being written."""
 
 LARGEST_FILE = 64_000_000
-"""Most bytes of a note that are read."""
+"""Bytes of the largest note that is read."""
 
 
 class PrivateDirectory:
@@ -35,14 +35,14 @@ class PrivateDirectory:
         self._held: int | None = None
 
     def make(self) -> None:
-        """Make the directory, and hold it. Raises `PermissionError` if somebody else may write to it."""
+        """Make and hold the directory. Raise `PermissionError` if another user may write to the directory."""
         with suppress(FileExistsError):
             self.path.mkdir(mode=0o700)
         with suppress(FileNotFoundError):  # the last rank of an earlier fit has just removed it
             self.find()
 
     def find(self) -> None:
-        """Hold the directory that is there now. Raises `OSError` if there is none, or others may write to it."""
+        """Hold the directory now at the path. Raise `OSError` if it is missing or open to other users."""
         found = os.lstat(self.path)
         if self._held is not None and os.path.samestat(os.fstat(self._held), found):
             return
@@ -61,7 +61,7 @@ class PrivateDirectory:
         self._held = held
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Close the held directory."""
         held, self._held = self._held, None
         if held is not None:
             os.close(held)
@@ -69,7 +69,7 @@ class PrivateDirectory:
     def __del__(self) -> None:
         try:  # noqa: SIM105 at the exit of the interpreter, `suppress` may be gone
             self.close()
-        except Exception:  # noqa: BLE001, S110 a finalizer has nobody to tell
+        except Exception:  # noqa: BLE001, S110 a finalizer has no caller
             pass
 
     def _check(self, found: os.stat_result) -> None:
@@ -82,7 +82,7 @@ class PrivateDirectory:
             raise PermissionError(f"the directory {self.path} is open to other users (mode {mode:o}); remove it")
 
     def _at(self, name: str) -> str:
-        """Return the path of a file: within the held directory, its name."""
+        """Return the path of a file; in a held directory, only its name."""
         if HOLDS and self._held is None:
             raise FileNotFoundError(f"{self.path} is not held")
         return name if HOLDS else str(self.path / name)
@@ -98,11 +98,11 @@ class PrivateDirectory:
             os.close(file)
 
     def rename(self, name: str, new: str) -> None:
-        """Rename a file, in place of another one."""
+        """Rename a file, and overwrite any file of the new name."""
         os.replace(self._at(name), self._at(new), src_dir_fd=self._held, dst_dir_fd=self._held)
 
     def read(self, name: str, *, since: float) -> bytes:
-        """Read a file of this user's. An older one is taken for missing: a job with the same address has left it."""
+        """Read a file of this user. A file older than `since` counts as missing: an earlier job left it."""
         file = os.open(self._at(name), _READ, dir_fd=self._held)
         try:
             found = os.fstat(file)
@@ -114,13 +114,13 @@ class PrivateDirectory:
             os.close(file)
 
     def identity(self, name: str) -> tuple[int, int]:
-        """Return what tells a file from a later one of the same name."""
+        """Return inode and time of change of a file: a later file of the same name differs."""
         return _identity(os.stat(self._at(name), dir_fd=self._held, follow_symlinks=False))
 
     def remove(self, names: Iterable[str] | None = None) -> None:
-        """Remove some files, or all of them, and the directory if it is empty then.
+        """Remove these files (None: all), and the directory if empty then.
 
-        None are removed if one doesn't have the name of a note: another user may have moved a directory here.
+        "All" removes nothing if any file doesn't have the name of a note: another user may have moved a directory here.
         """
         if names is None:
             names = os.listdir(self.path if self._held is None else self._held)  # noqa: PTH208 of the open directory

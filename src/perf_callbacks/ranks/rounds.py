@@ -1,7 +1,7 @@
 """Messages between ranks, one round at a time: rank 0's settings, each rank's parts, windows.
 
-A round does what is possible now and returns when the next one is due. Nothing here reads a clock, and nothing waits
-but for a device's number that is part of a message.
+A round does all work that is possible now and returns the seconds until the next round. Nothing here reads a clock.
+Nothing waits, except for a number of a message that a device is still computing.
 """
 
 import dataclasses
@@ -25,22 +25,23 @@ MANY = 64
 """In a job of more ranks than this, one rank of each machine talks for all of them."""
 
 FEW = 16
-"""In a job of more ranks than this, a rank hears of a window with its next part. In others, it looks until then."""
+"""In a job of more ranks than this, a rank reads rank 0's window when it sends its next part. In smaller jobs, the rank
+also looks in between."""
 
 KEPT = 8
-"""Most parts of one rank that are kept, here or in the store. If it is further behind, windows go without it."""
+"""Most parts of a rank that are kept, here or in the store. If a rank is further behind, windows close without it."""
 
 KEPT_OF_MANY = 4
-"""Most parts that the store keeps of each of `MANY` ranks."""
+"""Most parts of a rank that the store keeps in a job of more than `MANY` ranks."""
 
 DEADLINE_SECONDS = 10.0
-"""Seconds after which a window goes without the ranks that are missing, or two steps if that is longer."""
+"""Seconds after which a window closes without the missing ranks; two steps if that is longer."""
 
 FINISHED = 64
-"""Most windows that wait to be taken."""
+"""Most windows that wait for `Exchange.take`."""
 
 SOON = 0.1
-"""Seconds until missing notes are looked for again. Each further pause is as long as the wait so far…"""
+"""Seconds until a rank looks again for missing notes. Each further pause is as long as the wait so far…"""
 
 SOON_HERE = 0.5
 """Like `SOON`, for notes of the other ranks of a machine."""
@@ -51,7 +52,7 @@ SELDOM = 30.0
 EARLY = 0.01
 """Like `SOON`, for the settings that training waits for. These pauses are an eighth of the wait so far."""
 
-_obeyed: dict[int, str] = {}  # settings of the fit that each rank of this process last obeyed
+_obeyed: dict[int, str] = {}  # by rank of this process: the fit whose settings the rank last followed
 
 
 class Rounds:
@@ -77,10 +78,10 @@ class Rounds:
         self._handlers: dict[str, ChannelHandler] = {}
         self._channels: dict[str, Channel] = {}
         self.agreed = threading.Event()
-        """There is a verdict, or none to wait for."""
+        """Set once there is a verdict, or none to wait for."""
 
     def step(self, now: float) -> float | None:
-        """Run one round. Return the seconds until the next one; None: until the next offer."""
+        """Run a round. Return the seconds until the next round; None: until the next offer."""
         if self.failure is not None:
             return None
         try:
@@ -96,7 +97,7 @@ class Rounds:
 
     def open(self, name: str, handler: ChannelHandler) -> None:
         """Open a channel."""
-        self._handlers = {**self._handlers, name: handler}  # the thread may be going through them
+        self._handlers = {**self._handlers, name: handler}  # new, as the thread may be reading the old dict
 
     def _opened(self, board: Board | Folder, fit: str) -> Iterator[tuple[ChannelHandler, Channel]]:
         """Yield the handlers, each with its channel in this fit."""
@@ -108,7 +109,7 @@ class Rounds:
             yield handler, channel
 
     def _join(self) -> Board | Folder:
-        """Connect to the store, or open the directory of this machine where another rank talks with the store."""
+        """Connect to the store. If another rank talks for this machine, open the machine's directory instead."""
         if self._node is not None and not self._node.talks:
             self._board = Folder(self._node.directory)
             return self._board
@@ -122,7 +123,7 @@ class Rounds:
         raise NotImplementedError
 
     def _pass_on(self, board: Board | Folder, now: float) -> float | None:
-        """Pass on notes between the store and the other ranks of this machine, if this rank talks for them."""
+        """If this rank talks for its machine, pass notes between the store and the machine's other ranks."""
         relay, verdict = self._relay, self.verdict
         if relay is None or verdict is None:
             return None
@@ -135,7 +136,7 @@ class Rounds:
         return LOOK_SECONDS if relay.since is None else min(LOOK_SECONDS, pause(now - relay.since, SOON_HERE))
 
     def leave(self, *, politely: bool = True) -> None:
-        """Release the store. Politely: first take back notes that no longer hold, which is one more call."""
+        """Release the store. `politely`: first take back notes that no longer hold, with another call."""
         try:
             if self._board is not None and self.failure is None and politely:
                 if self.verdict is not None:
@@ -151,7 +152,7 @@ class Rounds:
             self.agreed.set()
 
     def _leave_node(self) -> None:
-        """Remove the notes of this machine, if this rank talks for it, or if the rank that does has left."""
+        """Remove this machine's notes if this rank talks for the machine, or the rank that talks has left."""
         if self._relay is not None:
             self._relay.folder.leave(talks=True)
         elif isinstance(self._board, Folder):
@@ -161,7 +162,7 @@ class Rounds:
         """Take back notes; a rank that only sends parts has none."""
 
     def _drained(self, window: int) -> list[Part]:
-        """Take the parts offered since the last round, for windows of that length."""
+        """Take the parts offered since the last round; drop parts of windows of another length."""
         parts = [self.offers.popleft() for _ in range(len(self.offers))]
         return [
             dataclasses.replace(part, useful_tokens=_settled(part.useful_tokens), role=self.role, attempt=self._attempt)
@@ -171,10 +172,10 @@ class Rounds:
 
 
 class Follower(Rounds):
-    """Any other rank: follows rank 0's settings, however late they arrive, and sends its parts.
+    """A rank other than rank 0: follows rank 0's settings, however late, and sends its parts.
 
-    Settings that this process obeyed before belong to an earlier fit. Rank 0 may not have removed the settings of an
-    earlier fit in which this process had no part. They are then taken for the current ones until those arrive, which
+    Settings that this process has followed before belong to an earlier fit. Rank 0 may also have left the settings of
+    an earlier fit in which this process had no part. This rank follows those until the current settings arrive, which
     happens before the first window is sent.
     """
 
@@ -213,7 +214,7 @@ class Follower(Rounds):
         return self.latest.last_step if self.latest is not None else 0
 
     def _hear(self, board: Board | Folder) -> None:
-        """Read rank 0's newest window, and its settings unless this window is of the fit that is known."""
+        """Read rank 0's newest window, and its settings unless that window belongs to the current fit."""
         if self._awaited and self.verdict is not None and isinstance(board, Board):
             note = board.peek("window")  # thousands of ranks do this with each window
             if note.startswith(self.verdict.fit):
@@ -242,7 +243,7 @@ class Follower(Rounds):
 
 
 def _settled(amount: Any) -> int | None:
-    """Return a number that a device may still be computing, after waiting for it."""
+    """Wait for a number that a device may still be computing. None: an error, or no number."""
     try:
         return None if amount is None else int(amount)
     except Exception as error:  # noqa: BLE001 a device may raise anything
@@ -251,20 +252,20 @@ def _settled(amount: Any) -> int | None:
 
 
 def pause(waited: float, least: float = SOON) -> float:
-    """Return the seconds until the next look of a rank that has waited for as long."""
+    """Return the seconds until a rank that has waited for `waited` seconds looks again."""
     return min(max(least, waited), SELDOM)
 
 
 def patience(part: Part) -> float:
-    """Return the seconds after which a window goes without the ranks that are missing.
+    """Return the seconds after which a window closes without the missing ranks.
 
-    Where steps are long, a rank may tell of its last step with the end of the next one.
+    If steps are long, a rank may send its last step only at the end of the next step.
     """
     return max(DEADLINE_SECONDS, 2 * part.seconds / max(1, part.steps))
 
 
 def slot(rank: int, window: int, world_size: int) -> str:
-    """Return the key of a rank's part. As many windows later it is overwritten, so that the number of keys is fixed."""
+    """Return the key of a rank's part. Every `slots` windows the keys are reused, so their number is fixed."""
     return f"part{window % slots(world_size)} {rank}"
 
 
@@ -274,7 +275,7 @@ def slots(world_size: int) -> int:
 
 
 def mark(fit: str) -> bytes:
-    """Return the bytes by which parts of a fit are known."""
+    """Return the 16 bytes that identify the parts of a fit."""
     return sha256(fit.encode()).digest()[:16]
 
 

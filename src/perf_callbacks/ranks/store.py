@@ -30,22 +30,22 @@ MOST_WRITTEN = 1_000
 _NOBODY_WRITES = "?"
 
 SHARE = 0.75
-"""Share of the files of a process that the connections of all ranks may take."""
+"""Share of a process's allowed open files that the connections of all ranks may take."""
 
 
 def default_store() -> Any:
-    """The store of the default process group; None where there is no group."""
+    """Return the store of the default process group; None without a group."""
     if dist.is_available() and dist.is_initialized():
-        return c10d.distributed_c10d._get_default_store()  # noqa: SLF001 the one way to it
+        return c10d.distributed_c10d._get_default_store()  # noqa: SLF001 torch has no public function for it
     return None
 
 
 def shortage(store: Any, world_size: int, connections: int) -> str | None:
-    """Say why the process that serves a store can't hold so many connections beside that of each rank; None if it can.
+    """Return the reason why a store's server can't take this many more connections; None if possible.
 
-    A process without free descriptors fails in its own `open`, and training fails with it. Each rank decides this by
-    itself, because asking the others would take the connection in question. Limits that differ between nodes are not
-    seen.
+    Each rank has one connection already. A process without free descriptors fails in its own `open`, and training
+    fails with it. Each rank decides by itself, because asking other ranks would take the connection in question.
+    Limits that differ between nodes are not detected.
     """
     allowed = open_files_allowed()
     if allowed is None or address(store) is None:
@@ -57,13 +57,13 @@ def shortage(store: Any, world_size: int, connections: int) -> str | None:
 
 
 def address(store: Any) -> tuple[str, str] | None:
-    """Return host and port of the process that serves a store; None if ranks don't connect to one."""
+    """Return host and port of a store's server; None for a store without a server."""
     inner = _innermost(store)
     return (str(inner.host), str(inner.port)) if isinstance(inner, c10d.TCPStore) else None
 
 
 def open_files_allowed() -> int | None:
-    """Return the number of files that this process may have open; None if it is unlimited or unknown."""
+    """Return the number of files that this process may have open; None: unlimited or unknown."""
     allowed = None if resource is None else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return None if resource is None or allowed == resource.RLIM_INFINITY else allowed
 
@@ -71,9 +71,8 @@ def open_files_allowed() -> int | None:
 class Board:
     """Notes by key. A note is never removed, only overwritten.
 
-    So a note that was found once stays, and reading it never waits. However many fits and windows there were, the
-    process group ends with the same number of notes: settings, a window, some parts of each rank, and of each channel a
-    shared note and one of each rank.
+    So a note that was found once stays, and reading it never waits. The number of notes doesn't grow with fits and
+    windows: settings, a window, some parts of each rank, and for each channel a shared note and one note per rank.
     """
 
     def __init__(self, store: Any) -> None:
@@ -96,19 +95,19 @@ class Board:
                 self._store.set(key, note)
 
     def get(self, keys: Sequence[str]) -> list[bytes]:
-        """Read the bytes under some keys. All of them must be there: the store would wait for them."""
+        """Read the bytes under these keys. All keys must exist: the store would wait for a missing key."""
         return [note if len(note) <= LARGEST else b"" for note in self._store.multi_get(list(keys))]
 
     def replace(self, key: str, note: str, other: str) -> None:
-        """Overwrite a note, unless another rank has."""
+        """Write `other` if the key still holds `note`."""
         self._store.compare_set(key, note, other)
 
     def claim(self, key: str, note: str, other: str) -> bool:
-        """Overwrite a note, unless another rank has. True: this rank did."""
+        """Write `note` if the key still holds `other`. Return True if written."""
         return _text(self._store.compare_set(key, other, note)) == note
 
     def read(self, *keys: str) -> list[str]:
-        """Read the notes under some keys, in order; none of them while one is missing. Never waits."""
+        """Read the notes under these keys, in order; an empty list if a note is missing. Never wait."""
         new = [key for key in keys if key not in self._found]
         if new and not self._store.check(new):
             return []
@@ -116,16 +115,16 @@ class Board:
         return [_text(note) for note in self._store.multi_get(list(keys))] if keys else []
 
     def read_some(self, *keys: str) -> dict[str, str]:
-        """Read the notes under those of the keys that are there. Never waits."""
+        """Read the notes under these keys, leaving out missing notes. Never wait."""
         there = self._there(keys)
         return dict(zip(there, [_text(note) for note in self._store.multi_get(there)], strict=True)) if there else {}
 
     def peek(self, key: str) -> str:
-        """Read a note; "" if there is none. One request: `multi_get` waits for the keys first, which is a second."""
+        """Read a note; "" if missing. Takes a single request: `multi_get` first sends another to wait for the keys."""
         return _text(self._store.compare_set(key, _NOBODY_WRITES, _NOBODY_WRITES)).removeprefix(_NOBODY_WRITES)
 
     def _there(self, keys: Sequence[str]) -> list[str]:
-        """Find the keys that are there. The store tells if all of some are, so halves of them are asked for."""
+        """Find the keys that exist. The store can only check if several keys all exist, so this method bisects."""
         new = [key for key in keys if key not in self._found]
         if not new or self._store.check(new):
             self._found.update(new)
@@ -148,8 +147,8 @@ def _text(note: bytes) -> str:
 def connection(store: Any) -> Any:
     """Open a separate connection to a store's server.
 
-    A connection does one thing at a time. On a shared one, a stalled call of ours would hold up the trainer's next
-    call.
+    A connection handles one call at a time. On a shared connection, a stalled call of ours would hold up the trainer's
+    next call.
     """
     if hasattr(store, "clone"):  # torch >= 2.8
         return store.clone()
@@ -162,7 +161,7 @@ def connection(store: Any) -> Any:
 
 
 def _innermost(store: Any) -> Any:
-    """Return the store behind those that only add a prefix."""
+    """Return the store behind any `PrefixStore`."""
     while isinstance(store, c10d.PrefixStore):
         store = store.underlying_store
     return store
