@@ -20,6 +20,7 @@ import torch
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.flops.known_work.rating import Rating
+from perf_callbacks.flops.known_work.shaped_work import ShapedWork
 from perf_callbacks.flops.work import Cell, Work
 from perf_callbacks.kernel.engine.marks import Calls
 from perf_callbacks.kernel.engine.stages import Stage
@@ -61,17 +62,18 @@ def recorder_in(directory, several):
     settings = resolve(PerfConfig(output_dir=directory), {})
     place = Place(door="loop", directory=Path(directory), device=torch.device("cpu"), versions={})
     recorder = Recorder(settings, place, clock=clock_of_training(several))
-    recorder.work.wanted = True
-    recorder.work.rate(Rating(dtype="float32", coverage=1.0, lower_bound=False))
-    return recorder
+    shaped = ShapedWork(recorder.reader)
+    shaped.rate(Rating(dtype="float32", coverage=1.0, lower_bound=False))
+    recorder.engine.use(shaped)
+    return recorder, shaped
 
 
-def learn(recorder, batches, several):
+def learn(recorder, shaped, batches, several):
     """As after a counted step of each shape."""
     work = Work({Cell("forward", "float32", "matmul"): 10**9, Cell("backward", "float32", "matmul"): 2 * 10**9})
     for batch in batches:
         shape = recorder.reader.read(batch).shape
-        recorder.work.learn([shape] * several, [work] * several, Calls(several, several))
+        shaped.learn([shape] * several, [work] * several, Calls(several, several))
 
 
 def measure(batches, several, blocks):
@@ -79,8 +81,8 @@ def measure(batches, several, blocks):
     clock = time.perf_counter
     read, ended, full = [], [], []
     with tempfile.TemporaryDirectory() as directory:
-        recorder = recorder_in(directory, several)
-        learn(recorder, batches, several)
+        recorder, shaped = recorder_in(directory, several)
+        learn(recorder, shaped, batches, several)
         following = itertools.cycle(batches)
         step = 0
         for _ in range(blocks + 2):

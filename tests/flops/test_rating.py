@@ -4,7 +4,8 @@ import pytest
 
 from perf_callbacks.flops.known_work.rating import Rating, rate
 from perf_callbacks.flops.peaks.peak_rates import Peaks
-from perf_callbacks.flops.work import Cell, Effort, Work
+from perf_callbacks.flops.work import Cell, Work
+from perf_callbacks.kernel.engine.steps import StepFlops
 
 WORK = Work(
     {
@@ -24,7 +25,7 @@ def test_mfu_goes_by_the_format_with_most_flops_of_the_model_and_mfu_mixed_by_ea
     rating = rated()
     assert (rating.dtype, rating.peak_flops_per_second) == ("bfloat16", 4_000.0)
     effort = rating.effort(WORK)
-    assert effort == Effort(8_000, 17_000, 6_000 / 4_000 + 2_000 / 1_000)
+    assert effort == StepFlops(8_000, 17_000, 6_000 / 4_000 + 2_000 / 1_000)
     assert rating.metrics(effort, 10.0) == {
         "tflops": 800e-12,
         "hardware_tflops": 1_700e-12,
@@ -38,12 +39,12 @@ def test_mfu_goes_by_the_format_with_most_flops_of_the_model_and_mfu_mixed_by_ea
 
 def test_without_a_peak_there_are_flops_and_no_ratios():
     rating = rated(None)
-    assert rating.effort(WORK) == Effort(8_000, 17_000, None)
+    assert rating.effort(WORK) == StepFlops(8_000, 17_000, None)
     assert rating.metrics(rating.effort(WORK), 10.0).keys() == {"tflops", "hardware_tflops", "flops_coverage"}
 
 
 def test_where_a_format_has_no_peak_there_is_no_mixed_ratio_and_the_others_stand():
-    metrics = rated(Peaks({"bfloat16": 4_000.0}, "by hand")).metrics(Effort(8_000, 17_000, None), 10.0)
+    metrics = rated(Peaks({"bfloat16": 4_000.0}, "by hand")).metrics(StepFlops(8_000, 17_000, None), 10.0)
     assert (metrics["mfu"], metrics["mfu_mixed"]) == (0.2, None)
 
 
@@ -64,7 +65,7 @@ STATED = "training ran faster than the stated peak of 4e-09 TFLOPS in bfloat16"
 )
 def test_a_peak_is_refuted_by_steps_that_did_more(peaks, seconds, refuted):
     rating = rated(peaks)
-    assert rating.refuted(Effort(8_000, 17_000, None), seconds) == refuted
+    assert rating.refuted(StepFlops(8_000, 17_000, None), seconds) == refuted
     assert rating.without_peak() == Rating(dtype="bfloat16", coverage=1.0, lower_bound=False)
 
 

@@ -1,13 +1,12 @@
 """What a batch of another shape takes: looked up, scaled where counts confirm it, and else unknown."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from perf_callbacks.flops.known_work.shape_counts import extent
 from perf_callbacks.flops.known_work.shaped_work import ShapedWork
-from perf_callbacks.flops.work import Cell, Effort, Work
+from perf_callbacks.flops.work import Cell, Work
 from perf_callbacks.kernel.engine.marks import Calls
+from perf_callbacks.kernel.engine.steps import StepFlops, Totals
 
 LINEAR = Cell("forward", "float32", "matmul")
 BACK = Cell("backward", "float32", "matmul")
@@ -29,8 +28,8 @@ def transformer(rows, length):
     return Work({LINEAR: 10 * rows * length, BACK: 20 * rows * length, SCORES: 4 * rows * length**2})
 
 
-def learned(work=transformer, of=ids, *sizes):
-    shaped = ShapedWork()
+def learned(work=transformer, of=ids, *sizes, trained=None):
+    shaped = ShapedWork(trained=trained)
     for size in sizes:
         shaped.learn([of(*size)], [work(*size)])
     return shaped
@@ -44,7 +43,7 @@ def test_nothing_is_known_before_a_count():
 
 def test_a_counted_shape_is_looked_up():
     shaped = learned(transformer, ids, (2, 8))
-    assert shaped.of([ids(2, 8)]) == Effort(transformer(2, 8).model_flops, transformer(2, 8).hardware_flops)
+    assert shaped.of([ids(2, 8)]) == StepFlops(transformer(2, 8).model_flops, transformer(2, 8).hardware_flops)
     assert shaped.knows(ids(2, 8))
 
 
@@ -54,7 +53,7 @@ def test_a_step_is_the_sum_of_its_batches_and_of_the_optimizer():
 
     shaped = learned(with_optimizer, ids, (2, 8), (4, 16))
     both = transformer(2, 8).model_flops + transformer(4, 16).model_flops
-    assert shaped.of([ids(2, 8), ids(4, 16)]) == Effort(both, both + 7)
+    assert shaped.of([ids(2, 8), ids(4, 16)]) == StepFlops(both, both + 7)
     assert shaped.of([ids(2, 8), images(2)]) is None
 
 
@@ -251,11 +250,11 @@ def test_what_is_not_read_is_neither_learned_nor_wanted():
 
 
 def test_other_calls_and_other_trained_parameters_are_counted_apart():
-    shaped, trained = ShapedWork(), [(True, False)]
-    shaped.trained = lambda: trained[-1]
+    trained = [(True, False)]
+    shaped = ShapedWork(trained=lambda: trained[-1])
     shaped.look()
     shaped.learn([ids(2, 8)] * 2, [Work({LINEAR: 100})] * 2, Calls(2, 2))
-    assert shaped.of([ids(2, 8)] * 3, Calls(3, 3)) == Effort(300, 300)
+    assert shaped.of([ids(2, 8)] * 3, Calls(3, 3)) == StepFlops(300, 300)
     assert shaped.of([ids(2, 8)] * 2, Calls(4, 2)) is None
     assert shaped.missing == {(2, 1): (0, 0)}
     trained.append((True, True))
@@ -264,11 +263,11 @@ def test_other_calls_and_other_trained_parameters_are_counted_apart():
     assert shaped.fresh
     shaped.settle()
     shaped.learn([ids(2, 8)], [Work({LINEAR: 150})], Calls(1, 1))
-    assert shaped.of([ids(2, 8)], Calls(1, 1)) == Effort(150, 150)
+    assert shaped.of([ids(2, 8)], Calls(1, 1)) == StepFlops(150, 150)
     trained.append((True, False))
     shaped.look()
     shaped.settle()
-    assert shaped.of([ids(2, 8)], Calls(1, 1)) == Effort(100, 100)
+    assert shaped.of([ids(2, 8)], Calls(1, 1)) == StepFlops(100, 100)
 
 
 @pytest.mark.parametrize(("second", "varies"), [(100, False), (100.9, False), (102, True), (50, True)])
@@ -305,25 +304,25 @@ def test_the_batches_of_a_step_are_learned_apart_where_each_had_a_pass_of_its_ow
 def test_batches_that_are_alike_share_what_was_counted_in_one_pass():
     shaped = ShapedWork()
     shaped.learn([ids(2, 8)] * 4, [Work({LINEAR: 400, BACK: 800})])
-    assert shaped.of([ids(2, 8)]) == Effort(300, 300)
-    assert shaped.of([ids(2, 8)] * 3) == Effort(900, 900)
+    assert shaped.of([ids(2, 8)]) == StepFlops(300, 300)
+    assert shaped.of([ids(2, 8)] * 3) == StepFlops(900, 900)
 
 
 def test_what_can_not_be_shared_is_known_of_such_a_step_alone():
     shaped = ShapedWork()
     batches = [ids(2, 8), ids(3, 12)]
     shaped.learn(batches, [Work({LINEAR: 401})])
-    assert shaped.of(batches) == shaped.of(batches[::-1]) == Effort(401, 401)
+    assert shaped.of(batches) == shaped.of(batches[::-1]) == StepFlops(401, 401)
     assert [shaped.of([one]) for one in batches] == [None, None]
     shaped.learn([ids(2, 8)] * 2, [Work({LINEAR: 401})])
-    assert shaped.of([ids(2, 8)] * 2) == Effort(401, 401)
+    assert shaped.of([ids(2, 8)] * 2) == StepFlops(401, 401)
     assert shaped.of([ids(2, 8)]) is None
 
 
 def test_batches_of_one_shape_that_took_different_work_are_not_taken_for_alike():
     shaped = ShapedWork()
     shaped.learn([ids(2, 8)] * 2, [Work({LINEAR: 100}), Work({LINEAR: 102})])
-    assert shaped.of([ids(2, 8)] * 2) == Effort(202, 202)
+    assert shaped.of([ids(2, 8)] * 2) == StepFlops(202, 202)
     assert shaped.of([ids(2, 8)]) is None
 
 
@@ -348,7 +347,7 @@ def test_recomputation_is_scaled_and_is_no_work_of_the_model():
 
     shaped = learned(checkpointed, ids, (2, 8), (4, 16))
     scaled = shaped.of([ids(3, 5)])
-    assert scaled == Effort(transformer(3, 5).model_flops, checkpointed(3, 5).hardware_flops)
+    assert scaled == StepFlops(transformer(3, 5).model_flops, checkpointed(3, 5).hardware_flops)
 
 
 def test_a_sort_of_work_that_only_some_shapes_have_is_not_scaled():
@@ -374,28 +373,26 @@ def test_the_extent_of_a_batch_is_that_of_its_token_ids_or_of_its_first_tensor(s
     assert extent(shape) == expected
 
 
-def other_calls(shaped):
+def other_calls(shaped, _trained):
     assert shaped.of([ids(2, 8)], Calls(2, 1)) is None
 
 
-def uneven_calls(shaped):
+def uneven_calls(shaped, _trained):
     shaped.learn([ids(2, 8)] * 2, [Work({LINEAR: 300})], Calls(2, 1))
     assert shaped.of([ids(2, 8)] * 2, Calls(2, 1)).model_flops == 300
     shaped.learn([ids(2, 8), images(2)], [Work({LINEAR: 400})], Calls(2, 1))
     assert shaped.of([ids(2, 8), images(2)], Calls(2, 1)) is None
 
 
-def other_shape(shaped):
+def other_shape(shaped, _trained):
     assert shaped.of([images(2)], Calls(1, 1)) is None
 
 
-def unread(shaped):
+def unread(shaped, _trained):
     assert shaped.of([()], Calls(1, 1)) is None
 
 
-def other_parameters(shaped):
-    trained = [(True,)]
-    shaped.trained = lambda: trained[0]
+def other_parameters(shaped, trained):
     shaped.look(4)
     trained[0] = (False,)
     shaped.look(5)
@@ -413,8 +410,9 @@ def other_parameters(shaped):
     ],
 )
 def test_it_is_told_why_a_step_is_not_known(unknown, cause):
-    shaped = learned(transformer, ids, (2, 8))
-    shaped.wanted = True
-    unknown(shaped)
-    included = SimpleNamespace(steps=4, effort_steps=3, effort=Effort(2, 2), effort_seconds=1.0)
-    assert shaped.summary(included, {}).unknown == f"known for 3 of 4 steps: {cause}"
+    trained = [(True,)]
+    shaped = learned(transformer, ids, (2, 8), trained=lambda: trained[0])
+    unknown(shaped, trained)
+    totals = Totals()
+    totals.steps, totals.effort_steps = 4, 3
+    assert shaped.summary(totals, {}).unknown == f"known for 3 of 4 steps: {cause}"

@@ -27,7 +27,7 @@ INSIDE = {
 }
 """What is done for each operation, and each module: errors there are counted, and nothing else."""
 AROUND = {
-    "flops.observer.Counting": "step_began step_ended see span_began span_ended _eager trained _next",
+    "flops.observer.Counting": "step_began step_ended shape_seen span_began span_ended _eager trained _next",
     "flops.count_schedule.CountSchedule": "next recount missing wanted",
     "flops.counting.counter.FlopCounter": "hook enter_stack leave_stack work unhook",
     "flops.counting.count_window.CountWindow": "open _leave",

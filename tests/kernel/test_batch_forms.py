@@ -12,7 +12,6 @@ from torch.nn.utils.rnn import pack_sequence
 from transformers import BatchEncoding
 from transformers.modeling_outputs import BaseModelOutput
 
-from perf_callbacks.flops.unknown_reasons import Unknowns
 from perf_callbacks.kernel.batches.reader import BatchReader, Lookup
 from perf_callbacks.kernel.batches.tensors import MOST_PARTS
 
@@ -130,17 +129,16 @@ def test_batches_of_changing_sizes_have_shapes_of_their_own():
     ids=lambda batch: type(batch).__name__,
 )
 def test_what_can_not_be_read_is_unknown_and_named(batch):
-    unknowns = Unknowns()
-    assert BatchReader(unknowns).read(batch) == (None, None, None, ())
-    assert unknowns.batch == type(batch).__name__
+    reader = BatchReader()
+    assert reader.read(batch) == (None, None, None, ())
+    assert reader.unreadable == type(batch).__name__
 
 
 def test_a_batch_that_was_read_is_not_named():
-    unknowns = Unknowns()
-    reader = BatchReader(unknowns)
+    reader = BatchReader()
     reader.read(Fields(IDS, IDS))
     reader.read(None)
-    assert unknowns.batch is None
+    assert reader.unreadable is None
 
 
 def test_a_batch_of_too_many_parts_is_not_walked_to_its_end():

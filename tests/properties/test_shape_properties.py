@@ -5,7 +5,8 @@ from operator import itemgetter
 from hypothesis import given, strategies as st
 
 from perf_callbacks.flops.known_work.shaped_work import ShapedWork
-from perf_callbacks.flops.work import Cell, Effort, Work
+from perf_callbacks.flops.work import Cell, Work
+from perf_callbacks.kernel.engine.steps import StepFlops
 
 factors = st.integers(0, 10**9)
 rows_of = st.integers(1, 64)
@@ -53,7 +54,7 @@ def test_an_answer_is_exactly_right(work, counts, asked):
     for size in [*counts, *asked]:
         effort, true = shaped.of([shape(size)]), work(*size)
         if effort is not None:
-            assert effort == Effort(true.model_flops, true.hardware_flops)
+            assert effort == StepFlops(true.model_flops, true.hardware_flops)
         else:
             assert size not in counts
 
@@ -67,7 +68,7 @@ def test_nor_is_one_wrong_where_batches_have_as_many_tokens_each_time(work, once
 
     counts = [(2**halving, 2 ** (budget - halving)) for halving in halvings if halving <= budget]
     effort, true = learned(with_weights, counts).of([shape(asked)]), with_weights(*asked)
-    assert effort in {None, Effort(true.model_flops, true.hardware_flops)}
+    assert effort in {None, StepFlops(true.model_flops, true.hardware_flops)}
 
 
 longer = st.tuples(st.integers(1, 64), st.integers(2, 512))  # a length of 1 looks like a dimension that is not there
@@ -121,7 +122,7 @@ def test_what_was_counted_is_repeated_whatever_it_was(counts, asked):
     cell = Cell("forward", "float32", "matmul")
     shaped = learned(lambda *size: Work({cell: counts[size]}), counts)
     for size, flops in counts.items():
-        assert shaped.of([shape(size)]) == Effort(flops, flops)
+        assert shaped.of([shape(size)]) == StepFlops(flops, flops)
     assert (shaped.of([shape(asked)]) is not None) == shaped.knows(shape(asked))
 
 

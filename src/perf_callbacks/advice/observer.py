@@ -65,7 +65,7 @@ class Advice(Observer):
         recorder = self._recorder
         try:
             facts = replace(
-                self._facts, work=recorder.work.counted, **self._since.facts(), **recorder.observers.facts()
+                self._facts, work=recorder.engine.work.counted, **self._since.facts(), **recorder.observers.facts()
             )
             return table.findings(self._machine, facts, summary)
         except Exception as error:  # noqa: BLE001 a summary without advice is still one

@@ -17,7 +17,7 @@ from perf_callbacks.flops.counting.counter import FlopCounter
 from perf_callbacks.flops.counting.phases import in_backward
 from perf_callbacks.flops.known_work.rating import rate
 from perf_callbacks.flops.known_work.shape_counts import extent
-from perf_callbacks.flops.known_work.shaped_work import COPY
+from perf_callbacks.flops.known_work.shaped_work import COPY, ShapedWork
 from perf_callbacks.flops.offline import Example
 from perf_callbacks.flops.outline import Looks
 from perf_callbacks.flops.peaks.peak_rates import Peaks, advice
@@ -61,11 +61,8 @@ def begin(recorder: Recorder, training: Training) -> "Counting | None":
     if training.model is None or how == "off":
         return None
     counting = Counting(recorder, training.model, live=how == "count")
-    recorder.reader.news = counting.see
-    recorder.work.wanted = True
-    recorder.work.news = counting.wake
-    recorder.work.trained = counting.trained
-    recorder.work.look()
+    work = counting.begin()
+    recorder.attempt(lambda begun: begun.engine.use(work))
     if recorder.run.door not in LOOPS:  # these hear of gradients by themselves
         recorder.patches.add(partial(BACKWARDS.leave, counting))
         BACKWARDS.join(counting)
@@ -92,16 +89,22 @@ class Counting(Observer):
         self._left: list[CountWindow] = []
         self._before = 0
         self._first = recorder.run.step
-        self._schedule = CountSchedule(recorder.work)
+        self._work = ShapedWork(recorder.reader, trained=self.trained, on_change=self.wake)
+        self._schedule = CountSchedule(self._work)
         self._spans = 0
+        self._closed = False
         self._began = recorder.clock()
         self._next_after = 0  # the number of steps done from which on there is something to do
         self._apart: dict[str, int] = {}
         self._examples: dict[ShapeKey, Example] = {}
         """Batches of shapes whose work is not known yet."""
-        recorder.work.unknowns.counting = "the fit ended before a step was counted"
+        self._work.unknowns.counting = "the fit ended before a step was counted"
+        self._looks = Looks(recorder, self._work)
 
-        self._looks = Looks(recorder)
+    def begin(self) -> ShapedWork:
+        """Look which parameters are trained, and return the work model of the fit."""
+        self._work.begin(self._first, self._began)
+        return self._work
 
     def trained(self) -> tuple[bool, ...]:
         """Which parameters require gradients."""
@@ -139,9 +142,9 @@ class Counting(Observer):
         self._schedule.steps = self._recorder.step - self._first
         if self._schedule.steps < self._next_after:
             return
-        if self._recorder.work.refuted is not None:
-            self._look_at_peak(self._recorder.work.refuted)
-        if self._recorder.work.varies:
+        if self._work.refuted is not None:
+            self._look_at_peak(self._work.refuted)
+        if self._work.varies:
             pass
         elif not self._live or not self._eager():
             self._work_out()
@@ -187,9 +190,9 @@ class Counting(Observer):
         if self._window is not None and not self._spans:
             self._window.open()
 
-    def see(self, shape: ShapeKey, tensors: Mapping[str, Any]) -> None:
-        """A batch of a new shape is about to be trained on, or evaluated."""
-        if self._recorder.work.varies or not self._recorder.work.wants(shape):
+    def shape_seen(self, shape: ShapeKey, tensors: Mapping[str, Any]) -> None:
+        """Count the step of a batch of a new shape, or keep the batch for a later count."""
+        if self._closed or self._work.varies or not self._work.wants(shape):
             return
         self._schedule.steps = self._recorder.step - self._first
         here = self._window is None and not self._spans and get_ident() == self._thread
@@ -203,10 +206,8 @@ class Counting(Observer):
 
     def closed(self) -> None:
         """Count no more."""
-        work = self._recorder.work
-        work.look()
-        work.trained, work.news = None, None
-        self._recorder.reader.news = self._model = None
+        self._work.close()
+        self._closed, self._model = True, None
         self._looks.drop()
         self._recorder.tape.unfollow()
         self._parameters = []
@@ -275,7 +276,7 @@ class Counting(Observer):
         self._recorder.look_up(counter.observed.lookups)
         total, batches = counter.work(), self._recorder.batches[self._before :]
         calls = self._booking.course.calls if self._booking is not None else Calls(1, 1)
-        work = self._recorder.work
+        work = self._work
         unannounced = self._announced and self._is_unannounced(calls)
         if unannounced and work.rating is None:
             self._announced = False
@@ -306,7 +307,7 @@ class Counting(Observer):
         """Tell if the step may have had calls that the trainer did not announce."""
         if self._booking is not None and self._booking.unannounced and not calls.backwards:
             return True
-        return not calls.forwards and self._recorder.work.rating is None
+        return not calls.forwards and self._work.rating is None
 
     def _note_apart(self, booking: Booking | None) -> None:
         """Mark all FLOPs as a lower bound from the first step on in which a model ran apart from the forward."""
@@ -315,7 +316,7 @@ class Counting(Observer):
         booking.settle()
         news = {name: calls for name, calls in booking.apart.items() if name not in self._apart}
         self._apart |= news
-        work = self._recorder.work
+        work = self._work
         if news and work.counted is not None and work.rating is not None:
             work.counted = self._with_apart(work.counted)
             self._recorder.write(work.counted)
@@ -328,7 +329,7 @@ class Counting(Observer):
     def _conclude(self, record: Flops, total: Work) -> None:
         record = self._with_apart(record)
         self._recorder.write(record)
-        work = self._recorder.work
+        work = self._work
         work.counted = record
         peaks = work.rating.peaks if work.rating is not None else self._peaks(total)
         rating = rate(
@@ -349,21 +350,21 @@ class Counting(Observer):
         recorder = self._recorder
         found = find(recorder.device, total.by_dtype, recorder.config)
         if found is None:
-            recorder.work.unknowns.peak = f"no dense peak is known for {recorder.run.device}: set peak_tflops"
+            self._work.unknowns.peak = f"no dense peak is known for {recorder.run.device}: set peak_tflops"
             if recorder.run.rank == 0:
                 log.warning("perf_callbacks: %s", advice(recorder.run.device))
         return found
 
     def _look_at_peak(self, refuted: Peaks) -> None:
         """Log that training ran faster than the peak. A measured peak is measured anew the next time."""
-        self._recorder.work.refuted = None
-        log.warning("perf_callbacks: %s; MFU and HFU are left out from now on.", self._recorder.work.unknowns.peak)
+        self._work.refuted = None
+        log.warning("perf_callbacks: %s; MFU and HFU are left out from now on.", self._work.unknowns.peak)
         if refuted.measured:
             forget(self._recorder.device)
 
     def _work_out(self) -> None:
         """The FLOPs of one shape that is not known, without running it: the last resort is a closed form."""
-        work = self._recorder.work
+        work = self._work
         examples = {shape: example for shape, example in self._examples.items() if work.wants(shape)}
         if not self._schedule.done:
             self._schedule.done = True
@@ -380,7 +381,7 @@ class Counting(Observer):
         self._examples = examples
 
     def _estimate(self, model: nn.Module, shape: ShapeKey, example: Example) -> None:
-        work, (rows, length) = self._recorder.work, extent(shape)
+        work, (rows, length) = self._work, extent(shape)
         try:
             with self._recorder.tape.paused():
                 counter = offline.count(model, example)

@@ -16,6 +16,7 @@ from torch.nn.modules import module as modules
 from torch.utils.hooks import RemovableHandle
 
 from perf_callbacks.flops.counting.phases import in_backward
+from perf_callbacks.flops.known_work.shaped_work import ShapedWork
 from perf_callbacks.flops.training_filter import Booking
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.foreign_errors import let_pass
@@ -93,8 +94,9 @@ class Looks:
     Hooks on modules would make compiled ones compile again. If anything is compiled, only counted steps have outlines.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, work: ShapedWork) -> None:
         self._recorder = recorder
+        self._work = work
         self._outline = Outline()
         self.booking: Booking | None = None
         """Follows the step that is looked at."""
@@ -126,8 +128,8 @@ class Looks:
         self.drop()
         if booking is not None and not any(booking.course.earlier):
             shapes = [batch.shape for batch in self._recorder.batches]
-            self._recorder.work.outline(shapes, booking.course.calls, products, step)
-            if self._recorder.work.unsure:
+            self._work.outline(shapes, booking.course.calls, products, step)
+            if self._work.trainable_changed:
                 self._recorder.engine.plan()  # to look at the next steps too
 
     def drop(self) -> None:

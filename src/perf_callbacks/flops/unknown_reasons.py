@@ -3,6 +3,8 @@
 from collections import Counter
 from collections.abc import Mapping
 
+from perf_callbacks.kernel.batches.reader import BatchReader
+from perf_callbacks.kernel.engine.ledger import reasons
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 
 _MOST = 256
@@ -11,11 +13,10 @@ _MOST = 256
 class Unknowns:
     """Reasons for unknown FLOPs and MFU."""
 
-    def __init__(self) -> None:
+    def __init__(self, reader: BatchReader) -> None:
+        self._reader = reader
         self.varies: str | None = None
         """Known difference between equal batches, which makes all FLOPs unknown."""
-        self.batch: str | None = None
-        """Type of the batch whose shapes can't be read."""
         self.counting: str | None = None
         """Reason that nothing was counted."""
         self.peak: str | None = None
@@ -49,8 +50,9 @@ class Unknowns:
 
     def _cause(self) -> str:
         """Return the most frequent cause."""
-        if UNREAD in self._causes and self.batch is not None:
-            return f"its batch is a {self.batch} whose shapes can't be read"
+        unreadable = self._reader.unreadable
+        if UNREAD in self._causes and unreadable is not None:
+            return f"its batch is a {unreadable} whose shapes can't be read"
         if self.counting is not None:
             return self.counting
         cause = max(self._causes, key=self._causes.__getitem__, default=_LATER)
@@ -60,15 +62,6 @@ class Unknowns:
             return "batches of 1 shape have a size that was not counted and doesn't scale"
         more = "or more " if len(self._shapes) == _MOST else ""
         return f"batches of {len(self._shapes):,} {more}shapes have sizes that were not counted and don't scale"
-
-
-def reasons(excluded: Mapping[str, int]) -> str:
-    """List the reasons for steps in no row with their numbers, the most frequent first.
-
-    >>> reasons({"first": 1, "evaluation": 4})
-    '4 evaluation, 1 first'
-    """
-    return ", ".join([f"{steps:,} {reason}" for reason, steps in sorted(excluded.items(), key=lambda one: -one[1])])
 
 
 def checked(source: str, checked_step: int | None, step: int) -> str:

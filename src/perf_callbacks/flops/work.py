@@ -28,15 +28,6 @@ class Cell(NamedTuple):
     kind: Kind
 
 
-class Effort(NamedTuple):
-    """FLOPs of an optimizer step, and how long they take at peak."""
-
-    model_flops: int
-    hardware_flops: int
-    ideal_seconds: float | None = None
-    """Seconds that the model's work takes at peak, each number format at its own; None: unknown."""
-
-
 @dataclass(frozen=True, slots=True)
 class Work:
     """FLOPs by phase, number format and kind.

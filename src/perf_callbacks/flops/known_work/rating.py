@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from perf_callbacks.flops.peaks.peak_rates import TERA, Peaks, ideal_seconds
-from perf_callbacks.flops.work import Effort, Work
+from perf_callbacks.flops.work import Work
+from perf_callbacks.kernel.engine.steps import StepFlops
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,12 +31,12 @@ class Rating:
         """Peak of one device in that format."""
         return None if self.peaks is None else self.peaks.peak_flops_per_second(self.dtype)
 
-    def effort(self, work: Work) -> Effort:
+    def effort(self, work: Work) -> StepFlops:
         """Compute the effort of a step with this work."""
         ideal = None if self.peaks is None else ideal_seconds(work.by_dtype, self.peaks)
-        return Effort(work.model_flops, work.hardware_flops, ideal)
+        return StepFlops(work.model_flops, work.hardware_flops, ideal)
 
-    def metrics(self, effort: Effort, seconds: float) -> Mapping[str, float | None]:
+    def metrics(self, effort: StepFlops, seconds: float) -> Mapping[str, float | None]:
         """Compute the metrics of work that took this long."""
         model, hardware, peak = (
             effort.model_flops / seconds,
@@ -63,7 +64,7 @@ class Rating:
             "peak_measured": self.peaks is not None and self.peaks.measured,
         }
 
-    def refuted(self, effort: Effort, seconds: float) -> str | None:
+    def refuted(self, effort: StepFlops, seconds: float) -> str | None:
         """Say that the work exceeds the peak; None: it doesn't, or there is no peak."""
         peak = self.peak_flops_per_second
         if self.peaks is None or peak is None or effort.hardware_flops <= peak * seconds:

@@ -7,12 +7,14 @@ from math import isfinite
 
 from perf_callbacks.flops.known_work.rating import Rating
 from perf_callbacks.flops.known_work.shape_counts import MOST_COUNTS, SAME, SCALED, Book, Count, Learned, keep
+from perf_callbacks.flops.known_work.trained_looks import TrainedLooks
 from perf_callbacks.flops.peaks.peak_rates import Peaks
-from perf_callbacks.flops.unknown_reasons import UNEVEN, UNREAD, Unknowns
-from perf_callbacks.flops.work import Effort, Work
-from perf_callbacks.kernel.batches.plain_values import AGREEING, PlainValues, ShapeKey, names, without
+from perf_callbacks.flops.unknown_reasons import NO_BATCH, UNEVEN, UNREAD, Unknowns
+from perf_callbacks.flops.work import Work
+from perf_callbacks.kernel.batches.plain_values import AGREEING, ShapeKey, names, without
+from perf_callbacks.kernel.batches.reader import BatchReader
 from perf_callbacks.kernel.engine.marks import Calls
-from perf_callbacks.kernel.engine.steps import Totals
+from perf_callbacks.kernel.engine.steps import StepFlops, Totals
 from perf_callbacks.kernel.records.fit_records import Flops
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 
@@ -35,27 +37,36 @@ SOURCES = (COUNTED, SCALED, COPY, CLOSED_FORM)
 
 
 class ShapedWork:
-    """Work of batches by their shapes, kept apart by the calls of the model in a step and by the trained parameters."""
+    """Work of batches by their shapes, kept apart by the calls of the model in a step and by the trained parameters.
 
-    def __init__(self) -> None:
+    Args:
+        reader: The reader of the batches.
+        trained: Returns the parameters that require gradients. None: always the same ones.
+        on_change: Called when there is something to count.
+    """
+
+    def __init__(
+        self,
+        reader: BatchReader | None = None,
+        *,
+        trained: Callable[[], Hashable] | None = None,
+        on_change: Callable[[], object] | None = None,
+    ) -> None:
+        reader = reader or BatchReader()
+        self._find_trained, self._on_change = trained, on_change
+        self._looks = TrainedLooks()
         self.rating: Rating | None = None
         """Peak and coverage that work is compared with. None: nothing was counted yet."""
         self.refuted: Peaks | None = None
         """Peak that steps beat, until somebody logs it."""
         self.counted: Flops | None = None
         """The last count."""
-        self.wanted = False
-        """True: FLOPs are wanted at all."""
-        self.plain = PlainValues()
+        self.plain = reader.plain
         """Plain values in batches."""
         self._counts: deque[tuple[tuple[Hashable, Each], list[ShapeKey], list[Count]]] = deque(maxlen=MOST_COUNTS)
         self._weighed = 0, frozenset[str]()
-        self.unknowns = Unknowns()
+        self.unknowns = Unknowns(reader)
         """Reasons for which steps have no FLOPs."""
-        self.trained: Callable[[], Hashable] | None = None
-        """Returns the parameters that require gradients."""
-        self.news: Callable[[], object] | None = None
-        """Called when there is something to count."""
         self.missing: dict[Each, tuple[int, int]] = {}
         """Calls of the model that were never counted: the last two steps that had them."""
         self._trained: Hashable = None
@@ -64,12 +75,12 @@ class ShapedWork:
         self.checked: int | None = None
         """The last step whose work was found equal to that of an earlier one. None: FLOPs rest on one count."""
         self._outlines: dict[tuple[Hashable, ...], tuple[int, int]] = {}
-        self.unsure = False
+        self.trainable_changed = False
         """True: the trained parameters have changed, nobody saw after which step."""
         self._sure: tuple[Hashable, int] = None, 0  # parameters that were trained up to a step
         self._books: dict[tuple[Hashable, Each], Book] = {}
         self._sources: set[str] = set()
-        self._efforts: dict[tuple[tuple[ShapeKey, ...], Calls | None], Effort | None] = {}
+        self._efforts: dict[tuple[tuple[ShapeKey, ...], Calls | None], StepFlops | None] = {}
 
     @property
     def source(self) -> str | None:
@@ -81,14 +92,23 @@ class ShapedWork:
         """Tell if equal batches took different work. Then no batch has known FLOPs."""
         return self.unknowns.varies is not None
 
-    def summary(self, included: Totals, excluded: Mapping[str, int]) -> FlopsSummary | None:
-        """Return the FLOPs of the included steps. None: FLOPs are off."""
+    def metrics(self, totals: Totals) -> dict[str, float | None]:
+        """Compute FLOPs per second, MFU and the like of these steps. Empty: unknown."""
+        self._judge(totals)
+        if self.rating is None or self.varies or totals.effort_seconds <= 0:
+            return {}
+        metrics = self.rating.metrics(totals.effort, totals.effort_seconds)
+        return {**metrics, "flops_known": totals.effort_steps / totals.steps}
+
+    def summary(self, included: Totals, excluded: Mapping[str, int]) -> FlopsSummary:
+        """Return the FLOPs of the included steps. FLOPs of work that varies are unknown."""
+        self._judge(included)
         known = included.effort_steps
-        summary = self.unknowns.summary(included.steps, known, excluded) if self.wanted else None
+        summary = self.unknowns.summary(included.steps, known, excluded)
         if not known or self.varies:
             return summary
         summary = replace(
-            summary or FlopsSummary(),
+            summary,
             model_flops=included.effort.model_flops,
             hardware_flops=included.effort.hardware_flops,
             seconds=included.effort_seconds,
@@ -108,36 +128,52 @@ class ShapedWork:
         self.rating = rating
         self._efforts.clear()
 
-    def judge(self, effort: Effort, seconds: float) -> None:
+    def _judge(self, totals: Totals) -> None:
         """Drop the peak if these steps were faster than it allows."""
-        reason = None if self.rating is None else self.rating.refuted(effort, seconds)
+        reason = None if self.rating is None else self.rating.refuted(totals.effort, totals.effort_seconds)
         if self.rating is not None and reason is not None:
             self.refuted = self.rating.peaks
             self.unknowns.peak = reason
             self.rate(self.rating.without_peak())
             self._tell()
 
-    def look(self, step: int = 0) -> None:
+    def begin(self, step: int, now: float) -> None:
+        """Look at the trained parameters for the first time, after that step."""
+        self._looks.begin(step, now)
+        self.look()
+
+    def look_after(self, step: int) -> int:
+        """Return the step after which to look again, if the last look was after `step`."""
+        return self._looks.after(step, self.changed)
+
+    def look(self, step: int = 0, now: float | None = None) -> None:
         """Check after a step which parameters are trained.
 
         If they changed, steps since the last check may have had either set.
         """
-        trained = self._trained if self.trained is None else self.trained()
+        if now is not None:
+            self._looks.looked(step, now)
+        trained = self._trained if self._find_trained is None else self._find_trained()
         if trained == self._trained:
-            if step and not self.unsure:
+            if step and not self.trainable_changed:
                 self._sure = trained, step
         else:
             if self._trained is not None:
-                self.unsure, self.changed = True, step
+                self.trainable_changed, self.changed = True, step
             self._trained = trained
             self._efforts.clear()
             if self._books:
                 self.missing.clear()
                 self._tell()
 
+    def close(self) -> None:
+        """Look for the last time, and keep neither the model nor the counting alive."""
+        self.look()
+        self._find_trained = self._on_change = None
+
     def settle(self) -> None:
         """Accept the FLOPs of the steps up to the last check."""
-        self.unsure = False
+        self.trainable_changed = False
 
     def learn(
         self,
@@ -179,7 +215,7 @@ class ShapedWork:
         """Compare a step with an earlier one of the same batches, calls and trained parameters, by their outlines."""
         self.look(step)
         each = _each(calls, len(shapes))
-        if not products or not all(shapes) or self.varies or self.unsure:
+        if not products or not all(shapes) or self.varies or self.trainable_changed:
             return
         shapes = [self.plain.strip(shape) for shape in shapes]
         key = self._trained, each, frozenset(Counter(shapes).items())
@@ -194,9 +230,12 @@ class ShapedWork:
             self.checked = step
         keep(self._outlines, key, (products, step), MOST_COUNTS)
 
-    def of(self, shapes: Sequence[ShapeKey], calls: Calls | None = None, step: int = 0) -> Effort | None:
+    def of(self, shapes: Sequence[ShapeKey], calls: Calls | None = None, step: int = 0) -> StepFlops | None:
         """Return the work of a step with batches of these shapes; None: unknown."""
-        if self.unsure:
+        if not shapes:
+            self.unknowns.note(NO_BATCH)
+            return None
+        if self.trainable_changed:
             trained, last = self._sure
             known = self._effort(tuple(shapes), _each(calls, len(shapes)), trained) if step <= last else None
             if known is None:
@@ -224,7 +263,7 @@ class ShapedWork:
         room = all(book.room(shape) for (trained, _), book in self._books.items() if trained == self._trained)
         return bool(shape) and room and not self.knows(shape)
 
-    def _effort(self, shapes: tuple[ShapeKey, ...], each: Each, trained: Hashable) -> Effort | None:
+    def _effort(self, shapes: tuple[ShapeKey, ...], each: Each, trained: Hashable) -> StepFlops | None:
         self._weigh()
         shapes = tuple([self.plain.strip(shape) for shape in shapes])
         book = self._books.get((trained, each))
@@ -234,7 +273,7 @@ class ShapedWork:
             return None
         self._sources |= found.sources
         work = found.work
-        return Effort(work.model_flops, work.hardware_flops) if self.rating is None else self.rating.effort(work)
+        return StepFlops(work.model_flops, work.hardware_flops) if self.rating is None else self.rating.effort(work)
 
     def _weigh(self) -> None:
         """Leave out the names of plain values that vary much, if counts of several of their values agree."""
@@ -259,8 +298,8 @@ class ShapedWork:
             self._outlines.clear()
 
     def _tell(self) -> None:
-        if self.news is not None:
-            self.news()
+        if self._on_change is not None:
+            self._on_change()
 
     def _miss(self, shapes: tuple[ShapeKey, ...], each: Each, step: int) -> None:
         if not all(shapes):

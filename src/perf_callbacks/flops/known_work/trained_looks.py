@@ -1,12 +1,9 @@
 """When to look which parameters are trained: a count holds only for the same ones."""
 
-from perf_callbacks.flops.known_work.shaped_work import ShapedWork
-
-LOOK_STEPS = 50
-"""A count is used for no more steps than this without a look…"""
+from perf_callbacks.kernel.engine.work_model import LOOK_STEPS
 
 LOOK_SECONDS = 0.25
-"""…and for about as long as this, where that is fewer steps…"""
+"""A count is used for about as long as this without a look, and for no more steps than `LOOK_STEPS`…"""
 
 LEAST_STEPS = 5
 """…but no fewer than these…"""
@@ -16,10 +13,9 @@ CLOSE_STEPS = 2 * LOOK_STEPS
 
 
 class TrainedLooks:
-    """Looks so often that it costs little, however long steps are."""
+    """Spaces the looks so that they cost little, however long steps are."""
 
-    def __init__(self, work: ShapedWork) -> None:
-        self._work = work
+    def __init__(self) -> None:
         self._every = LEAST_STEPS
         self._last = 0, 0.0
 
@@ -27,15 +23,15 @@ class TrainedLooks:
         """Training begins after that step."""
         self._last = step, now
 
-    def after(self, step: int) -> int:
-        """Return the step after which to look again, if it was looked after this one."""
-        changed = self._work.changed
+    def after(self, step: int, changed: int | None) -> int:
+        """Return the step after which to look again, if the last look was after `step`.
+
+        `changed` is the last step after which other parameters were found trained; None: there was no change.
+        """
         return step + (1 if changed is not None and step < changed + CLOSE_STEPS else self._every)
 
-    def look(self, step: int, now: float) -> bool:
-        """Look, and find out how long steps are. True: parameters were frozen or unfrozen in the meantime."""
-        self._work.look(step)
+    def looked(self, step: int, now: float) -> None:
+        """Take the time of a look, to find out how long steps are."""
         (before, then), self._last = self._last, (step, now)
         seconds = max(now - then, 1e-9)
         self._every = max(LEAST_STEPS, min(LOOK_STEPS, int((step - before) * LOOK_SECONDS / seconds)))
-        return self._work.unsure

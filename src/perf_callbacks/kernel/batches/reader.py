@@ -5,7 +5,6 @@ from math import prod
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from perf_callbacks.flops.unknown_reasons import Unknowns
 from perf_callbacks.kernel.batches.plain_values import PlainValues, ShapeKey, tensors
 from perf_callbacks.kernel.batches.sample_counts import matching, samples
 from perf_callbacks.kernel.batches.tensors import Leaf, is_array, leaves
@@ -99,17 +98,21 @@ class BatchReader:
 
     A shape that was seen before costs a look-up. The shapes seen are kept, for whoever counts FLOPs by shape.
 
+    Args:
+        on_new_shape: Called with a shape that is new, or was forgotten, and its tensors, before the batch is used.
+
     >>> BatchReader().read([{"prompt": "a"}, {"prompt": "b"}])
     Batch(samples=2, tokens=None, useful_tokens=None, shape=())
     """
 
-    def __init__(self, unknowns: Unknowns | None = None, plain: PlainValues | None = None) -> None:
-        self._unknowns = unknowns or Unknowns()
-        self._plain = plain or PlainValues()
+    def __init__(self, on_new_shape: Callable[[ShapeKey, Mapping[str, Any]], object] | None = None) -> None:
+        self._on_new_shape = on_new_shape
+        self.plain = PlainValues()
+        """Plain values in batches, which shapes include."""
+        self.unreadable: str | None = None
+        """Type of the last batch whose shapes can't be read. None: all were read."""
         self.seen: dict[ShapeKey, tuple[Batch, tuple[str, ...]]] = {}
         """For each shape its batch, and the names of its masks."""
-        self.news: Callable[[ShapeKey, Mapping[str, Any]], object] | None = None
-        """Told of a shape that was not seen before, or was forgotten, before the batch of these tensors is used."""
         self.several = False
         """Each batch holds one of each of several loaders: their samples add up."""
         self.time_first = False
@@ -166,7 +169,7 @@ class BatchReader:
         return self._has_read
 
     def forget(self, shape: ShapeKey) -> None:
-        """The next batch of this shape is news."""
+        """Treat the next batch of this shape as new."""
         self.seen.pop(shape, None)
         self._known = {key: known for key, known in self._known.items() if known.batch.shape != shape}
         self.guided.clear()
@@ -264,7 +267,7 @@ class BatchReader:
     def _unread(self, batch: Any, found: Sequence[Leaf]) -> Batch:
         """A batch without a shape: a list of rows that nobody has put into tensors yet, or whatever else it is."""
         if batch is not None:
-            self._unknowns.batch = type(batch).__name__
+            self.unreadable = type(batch).__name__
         if isinstance(batch, list) and batch and not found and isinstance(batch[0], Mapping | str):
             return Batch(len(batch), None, None, ())
         named = matching([one.name for one in found], "input_ids")
@@ -276,14 +279,15 @@ class BatchReader:
     def _learn(self, batch: Any, found: Sequence[Leaf]) -> tuple[Batch, tuple[str, ...]]:
         shape: ShapeKey = tuple([(one.name, one.sizes) for one in found])
         shape += tuple([(f"{one.name}.lengths", one.lengths) for one in found if one.lengths])
-        shape += self._plain.entries(batch)
+        shape += self.plain.entries(batch)
         if shape not in self.seen:
             if len(self.seen) == _MOST_SHAPES:
                 del self.seen[next(iter(self.seen))]
             rows = samples(batch, several=self.several, time_first=self.time_first)
             self.seen[shape] = Batch(rows, self._tokens(shape), None, shape), _masks(found)
-            if self.news is not None:
-                self.news(shape, {one.name: one.tensor for one in found if one.whole and hasattr(one.tensor, "device")})
+            if self._on_new_shape is not None:
+                whole = {one.name: one.tensor for one in found if one.whole and hasattr(one.tensor, "device")}
+                self._on_new_shape(shape, whole)
         return self.seen[shape]
 
     def _tokens(self, shape: ShapeKey) -> int | None:

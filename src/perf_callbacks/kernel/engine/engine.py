@@ -9,14 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from perf_callbacks.flops.known_work.shaped_work import ShapedWork
-from perf_callbacks.flops.known_work.trained_looks import TrainedLooks
-from perf_callbacks.flops.unknown_reasons import reasons
 from perf_callbacks.kernel.batches.reader import Batch, together
 from perf_callbacks.kernel.engine import ratios
 from perf_callbacks.kernel.engine.account import BEGINNING, Account
 from perf_callbacks.kernel.engine.gc_pauses import Pauses, collection
-from perf_callbacks.kernel.engine.ledger import Ledger
+from perf_callbacks.kernel.engine.ledger import Ledger, reasons
 from perf_callbacks.kernel.engine.marks import BACK, BEGIN, END, Pause
 from perf_callbacks.kernel.engine.observer import Observers
 from perf_callbacks.kernel.engine.open_steps import Pending
@@ -37,6 +34,7 @@ from perf_callbacks.kernel.engine.steps import (
 from perf_callbacks.kernel.engine.tape import Tape
 from perf_callbacks.kernel.engine.window_parts import Parts
 from perf_callbacks.kernel.engine.window_sharing import Sharing
+from perf_callbacks.kernel.engine.work_model import UnknownWork, WorkModel
 from perf_callbacks.kernel.records.fit_records import Amounts, Gc, Record, Row, Run, Span, Summary
 
 FLUSH_SECONDS = 1.0
@@ -76,14 +74,14 @@ class Engine:
         ambiguous: bool = False,
         staged: bool = True,
         gc_timed: bool = True,
-        work: ShapedWork | None = None,
         observers: Observers | None = None,
     ) -> None:
         self._run = run
         self._emit = emit
         self._earlier = earlier or Amounts()
         self._device = device
-        self._work = work or ShapedWork()
+        self.work: WorkModel = UnknownWork()
+        """The source of FLOPs. `use` changes it."""
         data_parallel = data_parallel or run.world_size
         self._shown = Shown(
             staged=staged,
@@ -109,7 +107,7 @@ class Engine:
         """As many of them call for `relieve`."""
         self.ordinary = True
         """A batch may go straight into `batches`: no span is open, no device is to be asked, and the fit goes on."""
-        self._pending = Pending(self._work)
+        self._pending = Pending(self.work)
         self.ended = self._pending.ended
         self._observers = observers or Observers()
         parts = Parts(
@@ -137,21 +135,24 @@ class Engine:
         self._due = 0
         """The step at whose end they are handed out again: a block is full, or a window is complete."""
         self._look_at = 0
-        """The step at whose end it is looked which parameters are trained."""
-        self._looks = TrainedLooks(self._work)
+        """The step at whose end the work model checks which parameters are trained."""
         self._collections = Pauses()
 
     def start(self, now: float) -> None:
         """Training begins. The step that follows is in no row."""
         self._began = self.account.began = now
         self.flush_at = now + FLUSH_SECONDS
-        self._looks.begin(self.step, now)
         self.tape.begin(now)
         self._emit(self._run)
         self._sharing.do(self.step)
         self.plan()
         if self._device is not None:
             self._device.mark(_OTHER)
+
+    def use(self, work: WorkModel) -> None:
+        """Take the FLOPs of steps from a work model, from the current step on."""
+        self.work = self._pending.work = work
+        self.plan()
 
     def batch(self, batch: Batch) -> None:
         """A micro-batch goes into the current step."""
@@ -226,7 +227,8 @@ class Engine:
         if step >= self._due or now > self.flush_at:
             self.flush(now)
         elif step >= self._look_at:
-            if self._looks.look(step, now):
+            self.work.look(step, now)
+            if self.work.trainable_changed:
                 self.intake.collect()
             self.plan()
 
@@ -234,7 +236,7 @@ class Engine:
         """Plan the next step whose end is more than a mark: at once, where a span may be open or a device is asked."""
         block = WATCHED_BLOCK if self._observers.watching else BLOCK
         self._due = min(self.step + block - self._ledger.kept - len(self.ended), self._sharing.due or NEVER)
-        self._look_at = self._looks.after(self.step)
+        self._look_at = self.work.look_after(self.step)
         self._observers.plan(0 if self.aside or self._device is not None else min(self._due, self._look_at))
 
     def collect(self, *, show: bool = True) -> bool:
@@ -289,11 +291,10 @@ class Engine:
             return self._logged(step, self._ledger.included(), "whole")
 
     def _logged(self, step: int, totals: Totals, kind: str) -> dict[str, float]:
-        self._work.judge(totals.effort, totals.effort_seconds)
-        rating = None if self._work.varies else self._work.rating
+        flops = self.work.metrics(totals)
         # The last window is as recent as a row, and says nothing of a whole fit: its rates are left out there.
         window = self._sharing.latest if kind == "row" else None
-        metrics = ratios.metrics(totals, self._shown, window, rating)
+        metrics = ratios.metrics(totals, self._shown, window, flops)
         if metrics:
             metrics |= self._observers.metrics(kind)
             metrics = of_run(metrics) if kind == "whole" else metrics
@@ -324,7 +325,6 @@ class Engine:
         with self.intake.alone():
             total, (steps, done, lost) = self.amounts(), self._all()
             included = self._ledger.included()
-        self._work.judge(included.effort, included.effort_seconds)
         summary = Summary(
             run_id=self._run.run_id,
             attempt=self._run.attempt,
@@ -343,7 +343,7 @@ class Engine:
             included_samples=included.samples,
             included_tokens=included.tokens,
             included_useful_tokens=included.useful_tokens,
-            flops=self._work.summary(included, self._ledger.excluded),
+            flops=self.work.summary(included, self._ledger.excluded),
             total_samples=total.samples,
             total_tokens=total.tokens,
             gc=self._collections.summary() if self._shown.gc_timed else None,

@@ -149,5 +149,14 @@ class Ledger:
             self._untold[new.number[place]] = new.excluded[place] is None
 
 
+def reasons(excluded: Mapping[str, int]) -> str:
+    """List the reasons for steps in no row with their numbers, the most frequent first.
+
+    >>> reasons({"first": 1, "evaluation": 4})
+    '4 evaluation, 1 first'
+    """
+    return ", ".join([f"{steps:,} {reason}" for reason, steps in sorted(excluded.items(), key=lambda one: -one[1])])
+
+
 def _either(tokens: int | None, told: int | None) -> int | None:
     return told if tokens is None else tokens

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from perf_callbacks.kernel.batches.plain_values import ShapeKey
 from perf_callbacks.kernel.engine.steps import NEVER, Columns, Step
 from perf_callbacks.kernel.records.fit_records import Finding, Gc, Record, Summary
 
@@ -95,6 +96,9 @@ class Observer:
         """Return findings by the summary so far; by the facts alone if there is none yet."""
         return ()
 
+    def shape_seen(self, shape: ShapeKey, tensors: Mapping[str, Any]) -> None:
+        """Handle a batch of a new shape, before it is used. Evaluation has batches, too."""
+
     def closed(self) -> None:
         """The fit is over: put everything back. Twice is once."""
 
@@ -117,6 +121,7 @@ EVENTS = (
     "summary",
     "facts",
     "findings",
+    "shape_seen",
 )
 
 
@@ -264,3 +269,8 @@ class Observers:
     def findings(self, summary: Summary | None) -> tuple[Finding, ...]:
         """Return the findings of all observers."""
         return tuple([found for observer in self._of["findings"] for found in observer.findings(summary)])
+
+    def shape_seen(self, shape: ShapeKey, tensors: Mapping[str, Any]) -> None:
+        """Hand a batch of a new shape to the observers."""
+        for observer in self._of["shape_seen"]:
+            observer.shape_seen(shape, tensors)

@@ -6,22 +6,19 @@ from itertools import chain, repeat
 from operator import is_
 from typing import Any
 
-from perf_callbacks.flops.known_work.shaped_work import ShapedWork
-from perf_callbacks.flops.known_work.trained_looks import LOOK_STEPS
-from perf_callbacks.flops.unknown_reasons import NO_BATCH
-from perf_callbacks.flops.work import Effort
 from perf_callbacks.kernel.batches.reader import Batch, nothing, together
 from perf_callbacks.kernel.engine.ledger import MOST_UNTOLD
 from perf_callbacks.kernel.engine.marks import Calls
-from perf_callbacks.kernel.engine.steps import Columns, Step, plus
+from perf_callbacks.kernel.engine.steps import Columns, Step, StepFlops, plus
 from perf_callbacks.kernel.engine.tape import Past
+from perf_callbacks.kernel.engine.work_model import LOOK_STEPS, WorkModel
 
 
 class Pending:
     """Holds what each step went through until the tape, and the device if there is one, tell its times."""
 
-    def __init__(self, work: ShapedWork) -> None:
-        self._work = work
+    def __init__(self, work: WorkModel) -> None:
+        self.work = work
         self.ended: deque[tuple[int, str | None, list[Batch]]] = deque()
         """Number, reason of the exclusion and batches of steps whose marks were not read."""
         self.passed: deque[Step] = deque()
@@ -35,7 +32,7 @@ class Pending:
         """Put together one or more steps whose marks were read."""
         ended = map(deque.popleft, repeat(self.ended, len(past.calls)))
         number, excluded, batches = zip(*ended, strict=True)
-        self._work.look(number[-1])
+        self.work.look(number[-1])
         alike = _alike(batches)
         if alike and batches[0]:
             amounts = self._through(batches[0], past.calls[0])
@@ -45,7 +42,7 @@ class Pending:
         if None in tokens and (self._with_tokens is not None or len(self._untold) < MOST_UNTOLD):
             tokens = tuple(map(self._find_tokens, number, batches, tokens))
         efforts = self._efforts(number, batches, past.calls, alike=alike)
-        self._work.settle()
+        self.work.settle()
         paused = longest = [0.0] * len(number)
         if any(past.pauses):
             paused = [float(sum(pauses)) for pauses in past.pauses]
@@ -59,7 +56,7 @@ class Pending:
         self._unlooked += len(past.calls)
         if self._unlooked >= LOOK_STEPS:
             self._unlooked = 0
-            self._work.look(self.ended[len(past.calls) - 1][0])
+            self.work.look(self.ended[len(past.calls) - 1][0])
         for pauses, calls in zip(past.pauses, past.calls, strict=True):
             number, excluded, batches = self.ended.popleft()
             effort = self._effort(number, batches, calls)
@@ -68,7 +65,7 @@ class Pending:
                 tokens = self._find_tokens(number, batches)
             paused = (sum(pauses), max(pauses)) if pauses else (0.0, 0.0)
             self.passed.append(Step(number, excluded, samples, tokens, useful_tokens, effort, *paused, None))
-        self._work.settle()
+        self.work.settle()
 
     def timed(self, times: Sequence[tuple[float, ...] | None]) -> list[Step]:
         """The first of the steps that wait for the device, with its times; None for the times of a lost one."""
@@ -113,18 +110,15 @@ class Pending:
 
     def _efforts(
         self, numbers: Sequence[int], batches: Sequence[list[Batch]], calls: Sequence[Calls], *, alike: bool
-    ) -> Sequence[Effort | None]:
+    ) -> Sequence[StepFlops | None]:
         """The work of each step. Where it is unknown, each step is asked for: the reasons are counted."""
         first = self._effort(numbers[0], batches[0], calls[0])
-        if alike and first is not None and not self._work.unsure and calls.count(calls[0]) == len(calls):
+        if alike and first is not None and not self.work.trainable_changed and calls.count(calls[0]) == len(calls):
             return (first,) * len(numbers)
         return [first, *map(self._effort, numbers[1:], batches[1:], calls[1:])]
 
-    def _effort(self, number: int, batches: list[Batch], calls: Calls) -> Effort | None:
-        if not batches:
-            self._work.unknowns.note(NO_BATCH)
-            return None
-        return self._work.of([batch.shape for batch in batches], calls, number)
+    def _effort(self, number: int, batches: list[Batch], calls: Calls) -> StepFlops | None:
+        return self.work.of([batch.shape for batch in batches], calls, number)
 
 
 def _alike(steps: Sequence[list[Batch]]) -> bool:

@@ -1,6 +1,8 @@
 """Turn totals into metrics: ratios of sums."""
 
-from perf_callbacks.flops.known_work.rating import Rating
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from perf_callbacks.kernel.engine import windows
 from perf_callbacks.kernel.engine.steps import Shown, Totals
 from perf_callbacks.kernel.records.fit_records import Window
@@ -8,15 +10,17 @@ from perf_callbacks.kernel.records.fit_records import Window
 PREFIX = "perf/"
 _DIGITS = 6
 
+NO_FLOPS: Mapping[str, float | None] = MappingProxyType({})
+
 
 def metrics(
-    totals: Totals, shown: Shown, window: Window | None = None, rating: Rating | None = None
+    totals: Totals, shown: Shown, window: Window | None = None, flops: Mapping[str, float | None] = NO_FLOPS
 ) -> dict[str, float]:
     """Compute the metrics of some steps. Unknown metrics are left out; no steps have no metrics.
 
     Rates over all devices are those of the same steps if one process sees all devices, else those of the last complete
     window of all ranks. Rates per device are those of the steps, on this rank; one
-    device alone has none. FLOPs per second are those of the steps whose FLOPs are known.
+    device alone has none. `flops` are the metrics of the steps whose FLOPs are known.
     """
     seconds = totals.step_seconds
     if not totals.steps or seconds <= 0:
@@ -31,9 +35,7 @@ def metrics(
             values[f"{name}_per_second_per_device"] = rate / shown.devices
     if shown.processes > 1 and window is not None:
         values |= windows.rates(window)
-    if rating is not None and totals.effort_seconds > 0:
-        values |= rating.metrics(totals.effort, totals.effort_seconds)
-        values["flops_known"] = totals.effort_steps / totals.steps
+    values |= flops
     if shown.gc_timed:
         values |= {"gc_pause": totals.longest_pause, "gc_loss": totals.pause_seconds}
     return {PREFIX + name: float(f"{value:.{_DIGITS}g}") for name, value in values.items() if value is not None}

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from itertools import chain, compress
 from typing import Any, NamedTuple
 
-from perf_callbacks.flops.work import Effort
 from perf_callbacks.kernel.engine.stages import STAGES, Stage
 from perf_callbacks.kernel.records.fit_records import Steps
 
@@ -32,6 +31,15 @@ RECOUNTED = "recounted"
 """Why one is in which they are counted for a new shape: ranks may meet it at different steps, so windows have it."""
 
 
+class StepFlops(NamedTuple):
+    """FLOPs of an optimizer step, and how long they take at peak."""
+
+    model_flops: int
+    hardware_flops: int
+    ideal_seconds: float | None = None
+    """Seconds that the model's work takes at peak, each number format at its own; None: unknown."""
+
+
 class Step(NamedTuple):
     """A finished optimizer step."""
 
@@ -43,7 +51,7 @@ class Step(NamedTuple):
     tokens: int | None
     useful_tokens: Any
     """As `Batch.useful_tokens`."""
-    effort: Effort | None
+    effort: StepFlops | None
     """None: nobody knows what it took."""
     pause_seconds: float
     """Garbage collection, on either timeline."""
@@ -60,7 +68,7 @@ class Columns(NamedTuple):
     samples: Sequence[int | None]
     tokens: Sequence[int | None]
     useful_tokens: Sequence[Any]
-    effort: Sequence[Effort | None]
+    effort: Sequence[StepFlops | None]
     pause_seconds: Sequence[float]
     longest_pause: Sequence[float]
     step_seconds: Sequence[float | None]
@@ -139,7 +147,7 @@ class Totals:
         self.untold_steps = 0
         """Steps whose tokens are not known, or not yet."""
         self.useful_tokens: Any = 0
-        self.effort = Effort(0, 0, 0.0)
+        self.effort = StepFlops(0, 0, 0.0)
         """Of the steps whose effort is known; so the next two."""
         self.effort_steps = 0
         self.effort_seconds = 0.0
@@ -177,7 +185,7 @@ class Totals:
         self.longest_pause = max(self.longest_pause, *steps.longest_pause)
 
     def _exert(self, steps: Columns) -> None:
-        known: list[Effort] = [*filter(None, steps.effort)]
+        known: list[StepFlops] = [*filter(None, steps.effort)]
         if not known:
             return
         seconds: Sequence[Any] = steps.step_seconds
@@ -186,7 +194,7 @@ class Totals:
             amounts = [[amount and amount * len(known)] for amount in known[0]]
         model, hardware, ideal = amounts
         before = self.effort
-        self.effort = Effort(
+        self.effort = StepFlops(
             sum(model, before.model_flops), sum(hardware, before.hardware_flops), sum_of(ideal, before.ideal_seconds)
         )
         self.effort_steps += len(known)
@@ -200,7 +208,7 @@ class Totals:
         self.known_tokens += other.known_tokens
         self.untold_steps += other.untold_steps
         self.useful_tokens = plus(self.useful_tokens, other.useful_tokens)
-        self.effort = Effort(*[plus(*amounts) for amounts in zip(self.effort, other.effort, strict=True)])
+        self.effort = StepFlops(*[plus(*amounts) for amounts in zip(self.effort, other.effort, strict=True)])
         self.effort_steps += other.effort_steps
         self.effort_seconds += other.effort_seconds
         self.pause_seconds += other.pause_seconds

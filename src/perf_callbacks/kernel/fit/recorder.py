@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from perf_callbacks.flops.known_work.shaped_work import ShapedWork
 from perf_callbacks.kernel.batches.reader import ROWS, UNREADABLE, Batch, BatchReader, Lookup
 from perf_callbacks.kernel.clock import perf_counter, sleep
 from perf_callbacks.kernel.engine.engine import Engine
@@ -87,8 +86,6 @@ class Recorder:
         began = clock()
         self._journal = self._new_journal(place, verdict.directory if verdict is not None else None, began)
         self.logged = Logged(config.metrics)
-        self.work = ShapedWork()
-        """FLOPs of steps, as far as they were counted."""
         self.observers = Observers()
         """All that hears of the steps and spans of this fit."""
         self.proofs: dict[str, str] = {}
@@ -104,13 +101,12 @@ class Recorder:
             ambiguous=place.ambiguous is not None,
             staged=place.staged,
             gc_timed=config.gc != "off",
-            work=self.work,
             observers=self.observers,
         )
         self._late_writer = LateWriter(self.engine, self._journal, clock)
         if place.ambiguous is not None and place.rank == 0:
             log.warning("perf_callbacks: rates of the whole job are unknown: %s; %s.", place.ambiguous, meshes.ADVICE)
-        self.reader = BatchReader(self.work.unknowns, self.work.plain)
+        self.reader = BatchReader(self.observers.shape_seen)
         self.tape = self.engine.tape
         """For whoever turns to a stage in every step: to write a mark and the time costs least."""
         self._observer, self._swallowed = GcObserver(weakly(self.on_collection), clock), weakly(self.on_swallowed)
