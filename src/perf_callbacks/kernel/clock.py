@@ -1,7 +1,7 @@
 """The clocks of this process, bound once.
 
-A test that replaces `time.perf_counter` by a mock counts the calls, and its values are for the tested code alone.
-So only this module imports `time`.
+A test may replace `time.perf_counter` by a mock that counts calls and returns values for the tested code alone. Such a
+mock doesn't reach the names bound here, so only this module imports `time`.
 """
 
 import time
@@ -11,5 +11,5 @@ __all__ = ["monotonic", "perf_counter", "process_time", "seconds_since_boot", "s
 
 
 def seconds_since_boot() -> float:
-    """Return the age of the machine, suspended time included. Raises an `AttributeError` where it isn't Linux."""
+    """Return the seconds since the machine booted, including suspended time. Linux only, else `AttributeError`."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,4 +1,4 @@
-"""Keep errors of the callback away from training: a decorator for methods, and an error in one line."""
+"""Keep errors of the callback away from training: a decorator for methods, and text for logs."""
 
 import functools
 import logging
@@ -12,7 +12,7 @@ from perf_callbacks.kernel.settings.config import printable
 def _escape(record: logging.LogRecord) -> bool:
     """Escape control characters: names and paths in a message may come from anywhere."""
     args = record.args
-    if isinstance(args, tuple):  # a line end in one of them would begin a line of its own
+    if isinstance(args, tuple):  # a line end in an argument would begin a new log line
         record.args = tuple([printable(str(one)) if isinstance(one, str | Path | Exception) else one for one in args])
     record.msg, record.args = _by_line(record.getMessage()), None
     if record.exc_info:
@@ -31,22 +31,22 @@ T = TypeVar("T")
 
 
 class Measuring(Protocol):
-    """Measures until something of its own goes wrong."""
+    """Object whose methods measure until one of them raises an error."""
 
     @property
     def active(self) -> bool:
-        """False: it measures no more, or was never to."""
+        """False: measuring has ended, or never began."""
         ...
 
     def fail(self, error: Exception) -> None:
-        """Something of ours went wrong."""
+        """End measuring after an error of the callback itself."""
 
 
 M = TypeVar("M", bound=Measuring)
 
 
 def fails_open(method: Callable[Concatenate[M, P], T]) -> Callable[Concatenate[M, P], T | None]:
-    """Make a method that does nothing once measuring has ended, and ends it where the method raises an `Exception`."""
+    """Wrap a method: an `Exception` ends measuring instead of the run, and later calls do nothing."""
 
     @functools.wraps(method)
     def call(self: M, /, *args: P.args, **kwargs: P.kwargs) -> T | None:
@@ -55,7 +55,7 @@ def fails_open(method: Callable[Concatenate[M, P], T]) -> Callable[Concatenate[M
         except AttributeError:
             if isinstance(self, type) or type(self).__module__.startswith("perf_callbacks"):
                 raise
-            # The framework was given the class, and calls it on the first argument of the hook.
+            # The user passed the class, so the framework calls the hook with its own first argument as `self`.
             raise TypeError(
                 f"{method.__qualname__} needs an instance: write PerfCallback(), not PerfCallback"
             ) from None
@@ -71,7 +71,7 @@ def fails_open(method: Callable[Concatenate[M, P], T]) -> Callable[Concatenate[M
 
 
 def describe(error: BaseException) -> str:
-    """An exception in one line.
+    """Render an exception in one line.
 
     >>> describe(ValueError("no"))
     'ValueError: no'

@@ -16,14 +16,14 @@ _NUMBERS = signal.valid_signals()
 
 
 def let_pass(error: BaseException) -> None:
-    """Raise an exception that a signal handler raised. Every guard of ours that ends an error calls this first."""
+    """Raise the exception of a signal handler behind this error, if any. Every guard of ours calls this first."""
     foreign = of_handler(error)
     if foreign is not None:
         raise foreign
 
 
 def of_handler(error: BaseException) -> BaseException | None:
-    """Return the exception of a signal handler that this error is, or was made from.
+    """Return this error, or the error that caused it, if a signal handler raised it.
 
     An implicit context counts if it was caught on the way of this error: `Thread.start` raises a `KeyError` while it
     handles one. The program may have caught any other context long ago.
@@ -44,7 +44,7 @@ def of_handler(error: BaseException) -> BaseException | None:
 
 
 class suppress(contextlib.suppress):  # noqa: N801 it stands in for the one of the standard library
-    """Suppress these errors, but none of a signal handler's: a `TimeoutError` is an `OSError`."""
+    """Suppress these errors unless a signal handler raised them: a handler's `TimeoutError` is an `OSError` too."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -59,7 +59,7 @@ def _frames(trace: TracebackType | None) -> Iterator[FrameType]:
 
 
 def _interrupts(outer: FrameType, inner: FrameType) -> bool:
-    """Tell if a function received the number of a signal and then the interrupted frame, as handlers do.
+    """Return True if a function received the number of a signal and then the interrupted frame, as handlers do.
 
     A handler may have been replaced by now: many restore the default before they raise.
     """

@@ -22,7 +22,7 @@ from perf_callbacks.kernel.process.graphs import Start
 from perf_callbacks.kernel.process.owner import Owner
 
 _OURS = "_perf_callbacks"
-"""An attribute of a wrapper: the wrapper itself, so that a copy of its attributes on another wrapper is told apart."""
+"""Attribute of a wrapper that holds the wrapper itself. A copy of it on another wrapper holds the first wrapper."""
 
 
 _CREATE_GRAPH = 4
@@ -32,7 +32,7 @@ _ARGUMENTS = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_v
 """Names of the arguments of `torch.autograd.backward`."""
 
 _DEFAULTS = (None, None, False, None, None)
-"""Default values of these arguments, of all but the first."""
+"""Default values of all these arguments but the first."""
 
 # Looking a member up in its class costs as much as recording it.
 _BACKWARD, _OPTIMIZER, _UNDECIDED = Stage.BACKWARD, Stage.OPTIMIZER, Stage.UNDECIDED
@@ -42,11 +42,11 @@ class Listener(Protocol):
     """Receives the calls of `torch.autograd.grad`. Its methods raise nothing."""
 
     def begins_gradients(self, root: object = None) -> bool:
-        """Begin a call that builds no graph for a backward. False: `ends_backward` is not to be called."""
+        """Begin a call that builds no graph for a backward. If True, the caller calls `ends_backward` afterwards."""
         ...
 
     def builds_graph(self) -> None:
-        """Count a call that builds a graph as one more turn of the forward."""
+        """Count a call that builds a graph as part of the forward."""
 
     def ends_backward(self) -> None:
         """End a call that `begins_gradients` began."""
@@ -55,43 +55,43 @@ class Listener(Protocol):
 class Loop:
     """A loop in the measured thread: its tape, and the flags that decide if a watched call writes a mark.
 
-    While the loop trains, the wrappers write marks without a call of a method: frames are what measuring costs.
+    While the loop trains, the wrappers write marks without calling a method: Python frames are the main cost.
     """
 
     marks_backward = True
-    """A backward needs nothing but its marks while the loop trains. Otherwise `begins_backward` is always called."""
+    """True: while the loop trains, a backward writes only its marks. False: `begins_backward` is always called."""
 
     def __init__(self, tape: Tape, clock: Callable[[], float], fail: Callable[[Exception], object]) -> None:
         self.tape, self.clock, self.fail = tape, clock, fail
         self.thread = get_ident()
         self.evaluating = False
-        """An evaluation was seen to begin, and no training since."""
+        """True: an evaluation began, and training has not resumed."""
         self.spans = 0
-        """Spans that the user has begun and not ended."""
+        """Number of spans that the user has begun and not ended."""
         self.late = False
-        """The next step could not begin where the last one ended, and begins at the next call."""
+        """True: the next step could not begin where the last step ended, and begins at the next call."""
         self.in_backward = False
         self.optimizing = 0
-        """Optimizer steps under way, one within the other."""
+        """Number of nested optimizer steps under way."""
         self.waiting: list[Waiting] = []
-        """Batches that were fetched, and that no model was called with yet."""
+        """Batches that were fetched, and not yet passed to a model."""
         self.several = False
-        """Two or more batches waited at once, and one still does."""
+        """True: two or more batches waited at once, and at least one is still waiting."""
         self.starts: list[Start] = []
-        """For each batch that a model was called with and no backward learned from: the start of that call."""
+        """Start of the model call of each batch that no backward has used yet."""
         self.ran = False
-        """A model was called in training since the last batch was fetched."""
+        """True: a model was called in training since the last batch was fetched."""
         self.backed = False
-        """There was a backward."""
+        """True: there was a backward."""
         self.engine: Any = None
-        """The engine whose step a batch is added to, where batches wait."""
+        """Engine whose step a waiting batch is added to."""
 
     def turn(self, stage: Stage) -> None:
-        """Turn to a stage of training, whatever went on before. Raises nothing."""
+        """Begin a stage of training, whatever the stage before. Raises nothing."""
         raise NotImplementedError
 
     def begins_backward(self, root: object = None) -> bool:
-        """Begin a backward. False: it is in another thread, or within a backward, as in reentrant checkpointing."""
+        """Begin a backward. Return False in another thread, or within a backward, as in reentrant checkpointing."""
         if self.in_backward or get_ident() != self.thread:
             return False
         self.in_backward = True
@@ -100,10 +100,10 @@ class Loop:
         return True
 
     def takes(self, arguments: object) -> None:
-        """Take what a model is called with out of several batches that wait."""
+        """Match the arguments of a model call to the waiting batches. Does nothing here; subclasses override it."""
 
     def backpropagates(self, root: object) -> None:  # noqa: ARG002 others need the loss
-        """Note that a backward begins at a loss, for the batches that the model was called with since the last one."""
+        """Record that a backward begins at a loss of the batches since the previous backward."""
         self.backed = True
         self.starts.clear()
 
@@ -113,13 +113,13 @@ class Loop:
         self._mark(_OPTIMIZER if self.optimizing else _UNDECIDED)
 
     def begins_gradients(self, root: object = None) -> bool:
-        """Take a call of `torch.autograd.grad` for a backward, but not in an evaluation."""
+        """Treat a call of `torch.autograd.grad` as a backward, except in an evaluation."""
         return not self.evaluating and self.begins_backward(root)
 
     def builds_graph(self) -> None:
-        """Take a gradient that is part of the loss for one more turn to the forward, which takes no time.
+        """Mark a gradient that is part of the loss as a second forward of no duration.
 
-        So steps with a penalty are told from steps without one, whichever steps have it.
+        This distinguishes steps with a gradient penalty from steps without.
         """
         if not (self.in_backward or self.evaluating or self.spans or get_ident() != self.thread):
             self._mark(*ONE_MORE_FORWARD)
@@ -133,16 +133,16 @@ class Loop:
 
 
 class Backwards(Owner[bool]):
-    """Owner of both functions. The wish of a listener is True if the listener is a `Loop`: backwards concern it too."""
+    """Owner of both functions. A listener's wish is True for a `Loop`, which gets backwards too."""
 
     def __init__(self) -> None:
         super().__init__()
         self._only: Callable[[], Any] = _nobody
-        """The loop that alone hears of backwards: it costs least."""
+        """Returns the only loop, for the cheapest wrapper; None if there are several or none."""
         self._loops: list[ref[Any]] = []
 
     def join(self, listener: Listener) -> None:
-        """Call the listener for gradients from here on, and if it is a `Loop`, for backwards."""
+        """Call the listener for gradients from now on, and a `Loop` for backwards too."""
         self._claim(listener, isinstance(listener, Loop))
         self._ask_for_ticks()
         self.reconcile()
@@ -152,7 +152,7 @@ class Backwards(Owner[bool]):
         self.release(listener)
 
     def _arrange(self) -> None:
-        """Wrap or unwrap both functions as needed. A wrapper of ours beneath another's stays, and passes calls on."""
+        """Wrap or unwrap both functions as needed. Our wrapper stays if other code wrapped it, and passes calls on."""
         loops = self._loops = [reference for reference, is_loop in self._claims.copy().items() if is_loop]
         self._only = loops[0] if len(loops) == 1 else _nobody
         for name, make, wanted in (("backward", self._backward, loops), ("grad", self._grad, self._claims)):
@@ -164,9 +164,9 @@ class Backwards(Owner[bool]):
                 setattr(torch.autograd, name, current.__wrapped__)
 
     def _backward(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `backward` with torch's own signature, since to unpack arguments costs a microsecond in each step.
+        """Wrap `backward` with torch's own signature, since unpacking arguments costs a microsecond in each step.
 
-        Another wrapper beneath ours, or a torch to come, may take other arguments.
+        A wrapper of other code, or a later version of torch, may take other arguments.
         """
         code = getattr(inner, "__code__", None)
         names = None if code is None or code.co_kwonlyargcount else code.co_varnames[: code.co_argcount]
@@ -201,7 +201,7 @@ class Backwards(Owner[bool]):
                     if len(loop.starts) > 1:
                         loop.backpropagates(tensors)
                     else:
-                        loop.backed = True  # as it does, without its frame
+                        loop.backed = True  # as `backpropagates` does, without its frame
                         loop.starts.clear()
                     loop.tape.write((_BACKWARD, loop.clock()))
                 except Exception as error:  # noqa: BLE001 an observer never ends the run
@@ -219,7 +219,7 @@ class Backwards(Owner[bool]):
         return _signed(backward)
 
     def _in_several(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call `backward` for several loops, or for a loop that is not simply training."""
+        """Call `backward` for several loops, or for a loop that is not just training."""
         heard: list[Loop] = []
         try:
             for reference in self._loops:
@@ -269,7 +269,7 @@ def _signed(wrapper: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _tracing() -> bool:
-    """Tell if torch's compiler is tracing: it makes the graph of a backward by `grad`, within a forward."""
+    """Return True if torch's compiler is tracing. The compiler calls `grad` within a forward to trace the backward."""
     return TracingContext.try_get() is not None
 
 

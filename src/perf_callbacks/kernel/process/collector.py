@@ -29,10 +29,10 @@ LEAST_PATIENCE = 5.0
 """Fewest seconds without the end of a step after which a fit counts as abandoned."""
 
 PATIENCE_STEPS = 20
-"""Number of its longest steps that must have passed as well."""
+"""A fit counts as abandoned only after this many times its longest step as well."""
 
 ASIDE_PATIENCE = 6
-"""Factor on both within an evaluation or a checkpoint."""
+"""Factor on both limits within an evaluation or a checkpoint."""
 
 _FREEZING = object()
 """Placeholder for a freeze that was interrupted."""
@@ -47,11 +47,11 @@ class Observer(Protocol):
 
 
 Progress = Callable[[], tuple[int, float] | None]
-"""Number of steps that a fit has done, and the seconds of its longest one. None: the fit no longer exists."""
+"""Number of steps that a fit has done, and the seconds of its longest step. None: the fit no longer exists."""
 
 
 def generational() -> bool:
-    """Tell if young objects can be collected separately: not in free-threaded and incremental interpreters.
+    """Return True if young objects can be collected separately: not in free-threaded and incremental interpreters.
 
     Incremental collectors came and went in bugfix releases. Their thresholds identify them.
     """
@@ -89,7 +89,7 @@ class Lease:
         return self.off and self._owner.overruled
 
     def turn_off(self) -> bool:
-        """Stop automatic collection. False: it is off already, but not because of a fit."""
+        """Stop automatic collection. Return False if the program itself has turned collection off."""
         return self._owner.turn_off(self)
 
     def turn_on(self) -> None:
@@ -102,7 +102,7 @@ class Lease:
         self._owner.freeze(self)
 
     def collect(self, generation: int, why: str = SCHEDULED) -> int:
-        """Collect by the schedule, unless another fit has collected as much since this fit last did."""
+        """Collect by the schedule, unless another fit made the same collection since this fit's last."""
         owner, found = self._owner, 0
         if not self._behind(generation):
             owner.collections += 1
@@ -114,9 +114,9 @@ class Lease:
     def collect_now(self, generation: int, why: str = SCHEDULED) -> int:
         """Collect, independent of other fits. Return the number of garbage objects.
 
-        The observers' callbacks are taken out meanwhile. Python handles a signal that comes during a collection in the
-        first Python function that runs after it, and swallows what a handler raises in a callback of the collector. So
-        observers time the collection from here, where an exception gets through.
+        The observers' callbacks are removed meanwhile. Python handles a signal that comes during a collection in the
+        first Python function that runs after it, and swallows an exception of the handler in a callback of the
+        collector. So observers time the collection from here, where the exception reaches the program.
         """
         observers = [*self._owner.observers]
         with self._owner.collecting(why), ExitStack() as timed:
@@ -151,7 +151,7 @@ class Lease:
         return self._progress is not None and self._progress() is None
 
     def idle(self, now: float) -> bool:
-        """Tell if this fit's steps have stopped ending. Called about once a second."""
+        """Return True if this fit's steps have stopped ending. The watchdog calls this about once a second."""
         progress = self._progress() if self._progress is not None else (0, float("inf"))
         if progress is None or self.ended:
             return True
@@ -163,7 +163,7 @@ class Lease:
 
 
 class Collector(Owner[Lease]):
-    """Owner of the garbage collector. Each claim keeps its lease, until `Lease.idle` tells that the fit has ended."""
+    """Owner of the garbage collector. Each claim keeps its lease until `Lease.idle` finds that the fit has ended."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -176,22 +176,22 @@ class Collector(Owner[Lease]):
         self._found: tuple[int, int, int] | None = None  # thresholds, while automatic collection is off
         self._frozen: object | None = None  # a list made after the freeze; a later freeze by other code takes it along
         self.collections = self.fulls = 0
-        """Number of collections by the schedule of any fit so far, and of the full ones among them."""
+        """Number of collections by the schedule of any fit so far; `fulls` counts the full collections."""
         self.reason: str | None = None
         """Reason of the collection that a fit is making. None: no fit is collecting."""
         self.observers: list[Observer] = []
         """Observers of collections that have a callback in `gc.callbacks`."""
 
     def lease(self, progress: Progress | None = None) -> Lease:
-        """Make a claim for a fit; it changes nothing yet."""
+        """Create the lease of a fit, without any claim yet."""
         return Lease(self, progress)
 
     def look_after(self, progress: Progress) -> Lease:
-        """Make a claim for a single collection, in case the fit's steps stop ending.
+        """Collect once if the steps of a fit without a claim stop ending.
 
-        A fit that raised and was forgotten is a cycle with its hooks and wrappers. It might never be collected, because
-        the process may have nothing more to do. If a fit holds the collector, its own end or idleness takes care of
-        this.
+        A fit that raised and was forgotten is a cycle with its hooks and wrappers. The cycle might never be
+        collected, because the process may have nothing more to do. A fit that holds the collector needs no such
+        collection: its own end or idleness triggers one.
         """
         lease = self.lease(progress)
         with self._lock:
@@ -211,17 +211,17 @@ class Collector(Owner[Lease]):
 
     @property
     def thresholds(self) -> tuple[int, int, int]:
-        """Thresholds of the process, or those that it would have without fits."""
+        """Thresholds that the process has apart from fits."""
         return gc.get_threshold() if self._found is None or self.overruled else self._found
 
     @property
     def frozen(self) -> int:
-        """Number of objects that other code froze. Counting them takes milliseconds if there are many."""
+        """Number of objects that other code froze. Counting many objects takes milliseconds."""
         return 0 if self._frozen is not None else gc.get_freeze_count()
 
     @property
     def overruled(self) -> bool:
-        """True: automatic collection is on, or thresholds were set, although fits want it off."""
+        """True: other code turned automatic collection on, or set thresholds, while fits want collection off."""
         return self._found is not None and gc.get_threshold() != (0, *self._found[1:])
 
     def turn_off(self, lease: Lease) -> bool:
@@ -296,14 +296,14 @@ class Collector(Owner[Lease]):
             self._unfreeze()
 
     def _resume(self) -> None:
-        """Restore the thresholds, unless other code has set them."""
+        """Restore the thresholds, unless other code has set new thresholds."""
         if self._found is not None:
             if not self.overruled:
                 gc.set_threshold(*self._found)
             self._found = None
 
     def _unfreeze(self) -> None:
-        """Unfreeze the objects that a fit froze. If other code froze more since, all frozen objects are its own."""
+        """Unfreeze the objects that a fit froze. If other code froze more since, all objects stay frozen for it."""
         mark = self._frozen
         if mark is _FREEZING or any(one is mark for one in gc.get_objects()):
             gc.unfreeze()

@@ -1,8 +1,8 @@
 """Stance of torch's compiler, one for the whole process: eager while a count runs.
 
-torch keeps it in `torch._dynamo.eval_frame._stance`, and each `set_stance` restores the stance that it found (in torch
-2.6 to 2.13). Two of them that overlap without nesting therefore leave the first one's stance behind. Here the stance
-has one owner.
+torch keeps the stance in `torch._dynamo.eval_frame._stance`, and each `set_stance` restores the stance that it found
+(in torch 2.6 to 2.13). Two calls that overlap without nesting therefore leave the stance of the first call behind.
+Here the stance has one owner.
 """
 
 import re
@@ -14,7 +14,7 @@ from typing import Any
 from perf_callbacks.kernel.process.owner import Owner
 
 GLOBAL_HOOKS = "Using .torch.compile.module.. when there are global hooks on modules"
-"""Warning of compiled modules about hooks on all modules, which make no difference to them."""
+"""Warning of compiled modules about hooks on all modules, which don't affect compiled modules."""
 
 
 class EagerStance(Owner[None]):
@@ -23,21 +23,21 @@ class EagerStance(Owner[None]):
     def __init__(self) -> None:
         super().__init__()
         self.ours: Any = None
-        """Stance that is in force for the holders; None while there are none."""
+        """Stance in force for the holders; None without holders."""
         self._before: Any = None
 
     def hold(self, holder: object) -> None:
-        """Run eagerly from here on. A second call does nothing. Without torch's compiler, nothing is compiled."""
+        """Run compiled code eagerly from now on. Idempotent; does nothing without torch's compiler."""
         with self._lock:
             self._claim(holder, None)
             self.reconcile()
             frame = _eval_frame()
             if frame is not None and frame._stance is not self.ours:  # noqa: SLF001 there is no public way to ask
-                self._before = frame._stance  # noqa: SLF001 somebody else has set it since
+                self._before = frame._stance  # noqa: SLF001 other code has set it since
                 frame._stance = self.ours  # noqa: SLF001 as in `reconcile`
 
     def _arrange(self) -> None:
-        """Set the stance, and the filter of warnings, as the remaining holders need."""
+        """Set the stance and the warning filter that the remaining holders need."""
         frame = _eval_frame()
         if frame is None:
             return
@@ -67,10 +67,10 @@ STANCE = EagerStance()
 
 
 def in_compiled_call() -> bool:
-    """Tell if a call of compiled code is under way in this thread, though it may run eagerly.
+    """Return True if a call of compiled code is under way in this thread, even if the code runs eagerly.
 
-    When such a call ends, torch restores the thread's dispatch keys, and with them whether modes are active. A mode
-    that is pushed in it becomes inactive; after a mode is popped in it, every operation fails.
+    When such a call ends, torch restores the thread's dispatch keys, which also decide if modes are active. A mode that
+    was pushed during the call becomes inactive; after a mode was popped during the call, every operation fails.
     """
     eval_frame = _eval_frame()
     if eval_frame is None:
@@ -84,7 +84,7 @@ def in_compiled_call() -> bool:
 
 
 def anything_compiled() -> bool:
-    """Tell whether torch's compiler has compiled anything in this process."""
+    """Return True if torch's compiler has compiled anything in this process."""
     compiler: Any = sys.modules.get("torch._dynamo.utils")
     return compiler is not None and bool(compiler.counters["stats"].get("unique_graphs"))
 

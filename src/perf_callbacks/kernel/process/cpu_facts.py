@@ -18,18 +18,18 @@ LOCAL_RANKS = (
     ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),  # Open MPI
     ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH and Intel MPI
 )
-"""Variables in which launchers tell a rank's place on its machine, and the number of ranks there.
+"""Variables by which launchers pass a rank's place on its machine, and the number of ranks there.
 
-Slurm's are not among them: a batch script has them too, whatever it starts.
+Slurm's variables are left out: a batch script has them too, whatever it starts.
 """
 
 BINDERS = (("ACCELERATE_CPU_AFFINITY", "accelerate"), ("TORCHELASTIC_RUN_ID", "torchrun"), ("SLURM_CPU_BIND", "srun"))
-"""Variables that tell which program may have bound a process."""
+"""Variables that identify the program that may have bound a process."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sources:
-    """Sources of the facts: those of this machine, unless a test has others."""
+    """Sources of the facts: this machine, except in tests."""
 
     root: Path = Path("/")
     """Directory that contains `/proc` and `/sys`."""
@@ -48,15 +48,15 @@ def read(
     local: tuple[int, int] | None = None,
     sources: Sources | None = None,
 ) -> CpuFacts | None:
-    """Read the facts for one way of choosing; "off" needs the mask alone. None: this system has no masks.
+    """Read the facts that this mode needs; "off" needs only the mask. Return None on a system without masks.
 
     Args:
         mode: Setting `affinity`.
-        accelerator: Kind of accelerator that the process trains on. None: it trains on the CPU.
-        properties: Gives torch's properties of a CUDA device, and is called for no other kind: this starts CUDA.
-        devices: Devices that the process drives.
-        workers: Worker processes of the loaders, as far as they are known.
-        local: Rank on this machine and number of ranks there, if the integration knows. None: the environment tells.
+        accelerator: Kind of accelerator that the process trains on. None: the CPU.
+        properties: Returns torch's properties of a CUDA device. Called for CUDA only, because the call starts CUDA.
+        devices: Number of devices that the process drives.
+        workers: Number of the loaders' worker processes, as far as known.
+        local: Rank on this machine and number of ranks there, if the integration knows. None: read the environment.
         sources: Sources of the facts. None: this machine.
     """
     sources = sources or Sources()
@@ -89,7 +89,7 @@ def read(
 
 
 def local_ranks(environ: Mapping[str, str]) -> tuple[int, int] | None:
-    """Return a rank's place on its machine and the number of ranks there. None: the environment doesn't tell."""
+    """Return a rank's place on its machine and the number of ranks there; None if the environment lacks both."""
     for names in LOCAL_RANKS:
         words = [environ.get(name, "") for name in names]
         if all([word.isdecimal() for word in words]) and int(words[0]) < int(words[1]):
@@ -110,11 +110,11 @@ def _bound_by(mask: Cpus, parent: Cpus | None, environ: Mapping[str, str]) -> st
 
 
 def _gpu(mode: str, found: Any, machine: Machine, sources: Sources) -> tuple[Gpu | None, str | None]:
-    """Return the location of a CUDA device by its properties, or the reason that it is unknown.
+    """Return the location of a CUDA device by its properties, or the reason why the location is unknown.
 
-    The device itself tells its PCI id, or else its UUID, so that neither CUDA_VISIBLE_DEVICES nor CUDA_DEVICE_ORDER
-    matters. NVML is asked only for what torch doesn't know: the PCI id to a UUID, in older versions, and the other
-    devices at the same node.
+    torch gives the PCI id of the device, or else its UUID, so neither CUDA_VISIBLE_DEVICES nor CUDA_DEVICE_ORDER
+    matters. NVML gives only the rest: in older versions of torch the PCI id of a UUID, and the other devices at the
+    same node.
     """
     uuid, pci = bare(str(getattr(found, "uuid", ""))), None
     if hasattr(found, "pci_bus_id"):
@@ -133,9 +133,9 @@ def _gpu(mode: str, found: Any, machine: Machine, sources: Sources) -> tuple[Gpu
 
 
 def _unit(gpu: Listed, uuid: str, environ: Mapping[str, str]) -> str | None:
-    """Return the UUID of what this process owns: the GPU, or the MIG instance.
+    """Return the UUID of the GPU or MIG instance that this process owns.
 
-    CUDA shows a process one MIG instance only, the first that CUDA_VISIBLE_DEVICES names. A name may be a prefix.
+    CUDA shows a process a single MIG instance, the first that CUDA_VISIBLE_DEVICES names. A name may be a prefix.
     """
     if not gpu.instances or uuid in gpu.instances:
         return uuid if gpu.instances else gpu.uuid

@@ -1,8 +1,8 @@
-"""The CPUs that the process's threads may run on, narrowed for several fits at once and restored as they were found.
+"""The CPUs that the process's threads may run on, narrowed for several fits at once and restored at the end.
 
-On Linux each thread has a mask of its own and hands it on to threads and processes that it starts. So all threads that
-share the mask of the main thread are moved; a thread that other code pinned elsewhere stays there. Masks stay narrow
-while any fit is bound; the last one to end restores them, of threads born since too.
+On Linux each thread has its own mask, which new threads and processes inherit. So all threads that share the mask of
+the main thread are moved; a thread that other code pinned elsewhere stays there. Masks stay narrow while any fit is
+bound. When the last fit ends, all masks are restored, including the masks of threads born since.
 """
 
 import os
@@ -16,7 +16,7 @@ from perf_callbacks.kernel.process.owner import Owner
 TASKS = Path("/proc/self/task")
 
 PASSES = 3
-"""Most walks over all threads. One that is being born during a walk may still inherit the old mask."""
+"""Most walks over all threads. A thread that is born during a walk may still inherit the old mask."""
 
 
 class Threads(Protocol):
@@ -27,7 +27,7 @@ class Threads(Protocol):
         ...
 
     def get(self, thread: int) -> Cpus:
-        """Return a thread's mask. Raises `OSError` for a thread that has ended."""
+        """Return a thread's mask. Raises `OSError` if the thread has ended."""
         ...
 
     def set(self, thread: int, cpus: Cpus) -> None:
@@ -35,14 +35,14 @@ class Threads(Protocol):
 
 
 class NoThreads:
-    """Threads of a process on a system without masks, which shows none."""
+    """Threads of a process on a system without masks: always empty."""
 
     def all(self) -> list[int]:
-        """Return nothing."""
+        """Return an empty list."""
         return []
 
     def get(self, thread: int) -> Cpus:
-        """Raise `OSError`: there is no such thread."""
+        """Raise `OSError`: no thread is known."""
         raise ProcessLookupError(thread)
 
     def set(self, thread: int, cpus: Cpus) -> None:
@@ -63,7 +63,7 @@ class LinuxThreads:
         return [main, *others]
 
     def get(self, thread: int) -> Cpus:
-        """Return a thread's mask. Raises `OSError` for a thread that has ended."""
+        """Return a thread's mask. Raises `OSError` if the thread has ended."""
         return frozenset(os.sched_getaffinity(thread))
 
     def set(self, thread: int, cpus: Cpus) -> None:
@@ -83,12 +83,12 @@ class Affinity(Owner[Cpus]):
         self._claims.clear()
         self._found: Cpus | None = None  # mask of the main thread, while any fit is bound
         self._target: Cpus = frozenset()
-        self._ours: set[Cpus] = set()  # the mask that was found, and all that we set
+        self._ours: set[Cpus] = set()  # the mask that was found, and all masks that we set
         self._others: dict[int, Cpus] = {}  # masks of threads that other code pinned before
 
     @property
     def found(self) -> Cpus | None:
-        """CPUs of the process, or those that it would have without fits. None: this system has no masks."""
+        """CPUs that the process may use apart from fits. None: this system has no masks."""
         if self._found is not None:
             return self._found
         main = self._threads.all()[:1]
@@ -101,9 +101,9 @@ class Affinity(Owner[Cpus]):
         return [(thread, mask) for thread, mask in masks if mask is not None]
 
     def bind(self, fit: object, cpus: Cpus) -> None:
-        """Narrow the masks for a fit. Masks that fits want at once are intersected, unless nothing is left.
+        """Narrow the masks for a fit. Masks of simultaneous fits are intersected, unless nothing is left.
 
-        Raises `OSError` if the system refuses; nothing has changed then.
+        Raises `OSError`, without any change, if the system refuses.
         """
         with self._lock:
             found = self.found
@@ -126,7 +126,7 @@ class Affinity(Owner[Cpus]):
             super().let_go(fit)
 
     def _arrange(self) -> None:
-        """Move all threads to where the bound fits want them."""
+        """Move all threads to the CPUs that the bound fits want."""
         if self._found is None:
             return
         target = self._found
@@ -145,7 +145,7 @@ class Affinity(Owner[Cpus]):
             raise refused[0]
 
     def _move(self, thread: int, refused: list[OSError]) -> bool:
-        """Move a thread to the target, if it is where we put it or found it. True: it was moved."""
+        """Move a thread to the target unless other code pinned the thread. Return True if the thread was moved."""
         mask = self._mask(thread)
         pinned = self._others.get(thread)  # an id may be used again
         if mask == self._target or mask not in self._ours or mask == pinned:
@@ -160,7 +160,7 @@ class Affinity(Owner[Cpus]):
         return True
 
     def _mask(self, thread: int) -> Cpus | None:
-        """Return the mask of a thread; None if it has ended."""
+        """Return the mask of a thread; None if the thread has ended."""
         try:
             return self._threads.get(thread)
         except OSError as error:
@@ -168,7 +168,7 @@ class Affinity(Owner[Cpus]):
             return None
 
     def _forked(self) -> None:
-        """Forget all fits: a child keeps its mask, and is part of none."""
+        """Forget all fits: a child keeps its mask and belongs to no fit."""
         super()._forked()
         self._clear()
 

@@ -12,10 +12,10 @@ class Machine:
     """Online CPUs of a machine, grouped. Empty groups are left out."""
 
     nodes: Mapping[int, Cpus]
-    """CPUs of each NUMA node that has some. Empty: unknown."""
+    """CPUs of each NUMA node that has CPUs. Empty: unknown."""
     sockets: tuple[Cpus, ...] = ()
     cores: tuple[Cpus, ...] = ()
-    """Hardware threads of each core. A CPU of no known core counts as a core."""
+    """Hardware threads of each core. A CPU without a known core counts as a core."""
     quota: float | None = None
     """CPUs' worth of time that the control group allows. None: no limit is known."""
 
@@ -26,11 +26,11 @@ class Gpu:
 
     pci: str
     node: int | None
-    """NUMA node. None: there are several, and the firmware doesn't say."""
+    """NUMA node. None: there are several nodes, and the firmware names none for this GPU."""
     slot: tuple[int, int] | None = None
-    """Place among the devices at this node that ranks can own (GPUs or MIG instances), and their number."""
+    """Place among the devices (GPUs or MIG instances) at this node that a rank can own, and the number of these."""
     devices: int = 0
-    """Devices of the machine that ranks can own."""
+    """Number of devices of the machine that a rank can own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,15 +42,15 @@ class CpuFacts:
     machine: Machine
     gpu: Gpu | None = None
     gpu_unknown: str | None = None
-    """Reason that the location of the accelerator is unknown. None: it is known, or training runs on the CPU."""
+    """Reason why the location of the accelerator is unknown. None: known, or training runs on the CPU."""
     local_rank: int = 0
     local_world_size: int = 1
     ranks_unknown: bool = False
-    """True: there are other ranks, and nothing tells how many of them are on this machine."""
+    """True: there are other ranks, and their number on this machine is unknown."""
     workers: int = 0
-    """Worker processes of the loaders, as far as they are known."""
+    """Number of the loaders' worker processes, as far as known."""
     bound_by: str | None = None
-    """Program that gave the process a mask narrower than its parent's. None: it has its parent's mask."""
+    """Program that gave the process a mask narrower than its parent's. None: the mask is the parent's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,12 @@ class Choice:
     """CPUs for a process, and the reason."""
 
     cpus: Cpus | None
-    """CPUs within the current mask. Empty: none of the right CPUs is allowed. None: there is nothing to choose."""
+    """CPUs within the current mask. Empty: the mask excludes all suitable CPUs. None: there is nothing to choose."""
     why: str
 
 
 def parse(text: str) -> Cpus:
-    """Parse a list of CPUs as the kernel writes it.
+    """Parse a list of CPUs in the Linux kernel's format.
 
     >>> sorted(parse("0-2,8"))
     [0, 1, 2, 8]
@@ -73,7 +73,7 @@ def parse(text: str) -> Cpus:
 
 
 def ranges(cpus: Iterable[int]) -> str:
-    """Render CPUs as the kernel writes them.
+    """Render CPUs in the Linux kernel's format.
 
     >>> ranges({8, 0, 1, 2})
     '0-2,8'
@@ -83,7 +83,7 @@ def ranges(cpus: Iterable[int]) -> str:
 
 
 def choose(mode: str, facts: CpuFacts) -> Choice:
-    """Choose the CPUs for a process: those of its node, those of its socket, or cores of its own.
+    """Choose the CPUs for a process: the CPUs of its NUMA node or socket, or exclusive cores.
 
     >>> facts = CpuFacts(
     ...     mask=parse("2-7"),
@@ -103,7 +103,7 @@ def choose(mode: str, facts: CpuFacts) -> Choice:
 
 
 def _nothing(mode: str, facts: CpuFacts) -> str | None:
-    """Return the reason that there is nothing to choose."""
+    """Return the reason why there is nothing to choose, if any."""
     nodes = len(facts.machine.nodes)
     if nodes == 0:
         return "the system does not show its NUMA nodes"
@@ -115,7 +115,7 @@ def _nothing(mode: str, facts: CpuFacts) -> str | None:
 
 
 def part(items: Sequence[Cpus], place: int, number: int) -> Cpus:
-    """Return the CPUs of one of several equal parts. With fewer items than parts, neighbours get the same item.
+    """Return the CPUs of part `place` of `number` equal parts. With fewer items than parts, neighbours share an item.
 
     >>> [sorted(part([frozenset({0}), frozenset({1}), frozenset({2})], place, 2)) for place in (0, 1)]
     [[0], [1, 2]]
@@ -172,7 +172,7 @@ def _exclusive(facts: CpuFacts) -> Choice:
 
 
 def _cores(machine: Machine, cpus: Cpus) -> list[Cpus]:
-    """Return the cores that have some of these CPUs, lowest CPU first."""
+    """Return the cores that contain any of these CPUs, lowest CPU first."""
     known = {core for core in machine.cores if core & cpus}
     alone = cpus.difference(*known)
     return sorted([*known, *[frozenset({cpu}) for cpu in alone]], key=min)
@@ -185,7 +185,7 @@ def _remark(facts: CpuFacts) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Render a number of things.
+    """Render a number with its noun.
 
     >>> count(1, "CPU"), count(1040, "CPU")
     ('1 CPU', '1,040 CPUs')

@@ -1,4 +1,4 @@
-"""CPU time of a thread, the time in which it waited for a CPU, and that of idle CPUs, as Linux counts them."""
+"""CPU time of a thread, its waiting time for a CPU, and the idle time of CPUs, as Linux counts them."""
 
 import os
 import threading
@@ -11,7 +11,7 @@ from perf_callbacks.kernel.foreign_errors import suppress
 NANO = 1e-9
 
 _IDLE, _WAITING = 3, 4
-"""Columns of /proc/stat: ticks without a task, and ticks in which the tasks waited for a disk."""
+"""Columns of /proc/stat: idle ticks, and idle ticks while tasks waited for a disk."""
 
 
 class CpuTime(NamedTuple):
@@ -19,15 +19,15 @@ class CpuTime(NamedTuple):
 
     ran: float
     queued: float
-    """Time in which the thread could have run, had there been a CPU."""
+    """Time in which the thread was ready to run and waited for a CPU."""
 
     def since(self, before: "CpuTime") -> "CpuTime":
-        """Return the seconds from an earlier reading to this one."""
+        """Return the seconds since an earlier reading."""
         return CpuTime(self.ran - before.ran, self.queued - before.queued)
 
 
 def read(thread: int | None = None, root: Path = Path("/")) -> CpuTime | None:
-    """Read the times of a thread by its native id, or those of the calling thread. None: the system doesn't tell."""
+    """Read the times of the thread with this native id, by default of the caller; None if unavailable."""
     with suppress(OSError, ValueError, IndexError):
         file = root / f"proc/self/task/{thread or threading.get_native_id()}/schedstat"
         ran, queued, *_ = map(int, file.read_text(encoding="ascii").split())
@@ -36,7 +36,7 @@ def read(thread: int | None = None, root: Path = Path("/")) -> CpuTime | None:
 
 
 def idle(cpus: Collection[int], root: Path = Path("/")) -> float | None:
-    """Return the seconds in which nothing ran on these CPUs, added up. None: the system doesn't tell."""
+    """Return the idle seconds of these CPUs, added up; None if unavailable."""
     found = []
     if not hasattr(os, "sysconf"):  # Windows
         return None

@@ -1,4 +1,4 @@
-"""The device that training runs on, and its own clock if it has one."""
+"""The device that training runs on, and the device's clock if any."""
 
 from collections import deque
 from collections.abc import Callable
@@ -25,11 +25,11 @@ class Event(Protocol):
         """Record the point at the current end of the stream."""
 
     def query(self) -> bool:
-        """Tell if the stream has passed the point."""
+        """Return True if the stream has passed the point."""
         ...
 
     def elapsed_time(self, end_event: Any, /) -> float:
-        """Return the milliseconds from this point to another."""
+        """Return the milliseconds from this point to a later point."""
         ...
 
 
@@ -37,18 +37,18 @@ class Allocator(NamedTuple):
     """State of a device's allocator."""
 
     peak_bytes: int
-    """Largest sum of all tensors since the program started, or reset it. The callback never does."""
+    """Largest sum of all tensors since the program started or reset this value. The callback never resets it."""
     reserved_bytes: int
-    """Memory that the allocator holds, for tensors or for later."""
+    """Memory that the allocator holds, used or free."""
     retries: int
-    """Times that the device was full, so that the allocator gave memory back and tried again."""
+    """Number of times that the device was full, so that the allocator returned memory and tried again."""
 
 
 class EventTimeline:
     """Steps and stages as differences between neighbouring events on the training stream; the stages sum to the step.
 
-    The host queues events and never waits for them. Data time is the time that the stream was idle, plus the copy
-    itself. A loader that works while the device is busy costs nothing.
+    The host queues events and never waits for them. Data time is the time in which the stream was idle, plus the copy
+    of the batch. A loader that works while the device is busy adds no data time.
     """
 
     def __init__(self, make: Callable[[], Event], *, capacity: int = CAPACITY) -> None:
@@ -61,17 +61,17 @@ class EventTimeline:
         self._closed: deque[tuple[list[tuple[Mark, Event]], Event | None]] = deque()
 
     def mark(self, mark: Mark) -> None:
-        """Begin a stage or step: work that is queued from here on belongs to this mark."""
+        """Begin a stage or step: work queued after this call belongs to this mark."""
         if mark is END:
             self._cut()
         elif not (self._open and isinstance(mark, Stage) and self._open[-1][0] is mark):
             self._boundary(mark)
 
     def _cut(self) -> None:
-        """End a step; the event that ends it begins the next one."""
+        """End a step; the same event begins the next step."""
         finished, self._open = self._open, []
         end = self._boundary(END)
-        if end is None and len(finished) > 1:  # the step is lost; one of its own events begins the next one
+        if end is None and len(finished) > 1:  # the step is lost; an event of the lost step begins the next step
             end = finished.pop()[1]
             end.record()
             self._open.append((END, end))
@@ -79,7 +79,7 @@ class EventTimeline:
         self._broken = end is None
 
     def ready(self) -> list[tuple[float, ...] | None]:
-        """Return the stage seconds of the steps that finished since the last call; None for a lost one."""
+        """Return the stage seconds of the steps that finished since the last call; None for a lost step."""
         done: list[tuple[float, ...] | None] = []
         while self._closed:
             marks, end = self._closed[0]
@@ -124,7 +124,7 @@ def _measure(marks: list[tuple[Mark, Event]], end: Event | None) -> tuple[float,
 
 
 def timeline(device: torch.device) -> EventTimeline | None:
-    """Return the device's own clock; None if it has none, so that the host's clock is used."""
+    """Return the device's own clock; None if the host's clock is to be used."""
     if device.type not in EVENT_DEVICES:
         return None
     module = torch.get_device_module(device)
@@ -132,7 +132,7 @@ def timeline(device: torch.device) -> EventTimeline | None:
 
 
 def default(local_rank: int = 0) -> torch.device:
-    """Return the device that trainers use by default in one of the ranks of this machine."""
+    """Return the device that trainers use by default in this rank of the machine."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator is None:
         return torch.device("cpu")
@@ -147,7 +147,7 @@ def name(device: torch.device) -> str:
 
 
 def allocator(device: torch.device) -> Allocator | None:
-    """Read the allocator of a device; None if it has none. Doesn't wait for the device."""
+    """Read the allocator statistics of a device; None without any. Doesn't wait for the device."""
     if device.type not in EVENT_DEVICES:
         return None
     try:
@@ -157,13 +157,13 @@ def allocator(device: torch.device) -> Allocator | None:
             reserved_bytes=stats["reserved_bytes.all.current"],
             retries=stats.get("num_alloc_retries", 0),
         )
-    except (RuntimeError, KeyError, AttributeError) as error:  # the allocator of somebody else
+    except (RuntimeError, KeyError, AttributeError) as error:  # an allocator that is not torch's
         let_pass(error)
         return None
 
 
 def allocated_bytes(device: torch.device) -> int | None:
-    """Return the bytes of the device that tensors hold; None if it doesn't say. Doesn't wait for the device."""
+    """Return the bytes that tensors hold on the device; None if unknown. Doesn't wait for the device."""
     if device.type not in EVENT_DEVICES:
         return None
     return int(torch.get_device_module(device).memory_allocated(device))

@@ -1,4 +1,4 @@
-"""Garbage collection, observed."""
+"""Times garbage collections by a callback of the collector."""
 
 import gc
 import os
@@ -16,10 +16,10 @@ MOST_CALLS = 64
 
 
 class GcObserver:
-    """Times every collection while installed. Between collections it costs nothing.
+    """Times every collection while installed, at no cost between collections.
 
     A collection is automatic if the youngest generation was over its threshold when it began. A call of
-    `gc.collect()` at that very moment passes for automatic.
+    `gc.collect()` at that very moment counts as automatic.
     """
 
     def __init__(self, report: Callable[[Pause], object], clock: Callable[[], float] = perf_counter) -> None:

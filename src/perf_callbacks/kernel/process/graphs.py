@@ -1,4 +1,4 @@
-"""The graph of a loss: which calls of a model it comes from, by the numbers that torch gives to the nodes in order."""
+"""Find the model calls that a loss comes from, by the sequence numbers of the nodes in its autograd graph."""
 
 from bisect import bisect_right
 from collections import deque
@@ -8,20 +8,20 @@ from typing import Any
 import torch
 
 Start = tuple[int, int]
-"""The beginning of a call: the number of the next node, and how many calls came before."""
+"""Beginning of a model call: the sequence number of the next node, and the number of earlier calls."""
 
 FIRST: Start = (0, 0)
 
 
 def next_start(calls: int) -> Start:
-    """Return the start of a call, after some others."""
+    """Return the start of a call that begins now, after `calls` earlier calls."""
     return int(torch.autograd._get_sequence_nr()), calls  # type: ignore[attr-defined]  # noqa: SLF001 nothing public
 
 
 def reached(roots: Any, starts: Sequence[Start]) -> set[Start]:
-    """Return which of some starts, in ascending order, a graph has nodes after, up to the next start.
+    """Return the starts whose calls made nodes of the graph. `starts` are in ascending order.
 
-    A loss without a graph may come from all of them.
+    Nodes belong to the last start before them. A loss without a graph may come from all calls.
     """
     each: Iterable[Any] = roots if isinstance(roots, list | tuple) else (roots,)
     nodes = deque([one.grad_fn for one in each if getattr(one, "grad_fn", None) is not None])
@@ -30,7 +30,7 @@ def reached(roots: Any, starts: Sequence[Start]) -> set[Start]:
     every, found, seen = {*starts}, set[Start](), {*nodes}
     while nodes and found != every:
         node = nodes.popleft()
-        if node.next_functions:  # the others are parameters, which all graphs share
+        if node.next_functions:  # the other nodes are parameters, which all graphs share
             found.add(starts[bisect_right(starts, (node._sequence_nr(), len(starts))) - 1])  # noqa: SLF001 nothing public
         following = [one for one, _ in node.next_functions if one is not None and one not in seen]
         seen.update(following)

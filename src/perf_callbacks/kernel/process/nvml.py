@@ -1,7 +1,7 @@
-"""NVIDIA GPUs of the machine, as NVML lists them: all that it manages, whatever CUDA shows to this process.
+"""NVIDIA GPUs of the machine, as NVML lists them, including GPUs that CUDA hides from this process.
 
-No other file imports `pynvml`, and this one only when a function needs it. Without NVML the list is empty, and a
-monitor reads nothing.
+Only this file imports `pynvml`, and only when a function needs it. Without NVML the list is empty, and a monitor reads
+nothing.
 """
 
 import os
@@ -18,7 +18,7 @@ class Listed:
     """A GPU in NVML's list. UUIDs have no prefix."""
 
     pci: str
-    """PCI id as `/sys` writes it."""
+    """PCI id as in `/sys`."""
     uuid: str
     instances: tuple[str, ...] = ()
     """UUIDs of its MIG instances."""
@@ -30,7 +30,7 @@ class Inventory:
 
     gpus: tuple[Listed, ...] = ()
     missing: str | None = None
-    """Reason that NVML lists none."""
+    """Reason why NVML lists no GPU."""
 
 
 THROTTLES = {
@@ -43,7 +43,7 @@ THROTTLES = {
     0x080: "power brake",
     0x100: "display clocks",
 }
-"""Reasons for a lower clock: nvmlClocksThrottleReason* and nvmlClocksEventReason* in nvml.h. An idle GPU is none."""
+"""Reasons for a lower clock: nvmlClocksThrottleReason* and nvmlClocksEventReason* in nvml.h. Idleness is left out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,14 +108,14 @@ class Monitor:
 
 
 def _told(ask: Callable[[], Any]) -> Any:
-    """Return an answer of NVML; None where this GPU doesn't support the question."""
+    """Return an answer of NVML; None if this GPU doesn't support the query."""
     with suppress(Exception):
         return ask()
     return None
 
 
 def inventory() -> Inventory:
-    """List the GPUs. NVML takes some milliseconds to begin."""
+    """List the GPUs. Starting NVML takes a few milliseconds."""
     try:
         import pynvml  # noqa: PLC0415 it takes some milliseconds, and not every machine has a GPU
 
@@ -138,7 +138,7 @@ def _gpus(pynvml: Any) -> tuple[Listed, ...]:
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             bus = pynvml.nvmlDeviceGetPciInfo(handle)
-        except pynvml.NVMLError:  # this GPU is lost or belongs to others
+        except pynvml.NVMLError:  # this GPU is lost, or this process may not use it
             continue
         uuid = bare(pynvml.nvmlDeviceGetUUID(handle))
         found.append(Listed(pci=pci_id(bus.domain, bus.bus, bus.device), uuid=uuid, instances=_mig(pynvml, handle)))
@@ -146,7 +146,7 @@ def _gpus(pynvml: Any) -> tuple[Listed, ...]:
 
 
 def _mig(pynvml: Any, handle: Any) -> tuple[str, ...]:
-    """Return the UUIDs of a GPU's MIG instances; none if it isn't divided, or can't be."""
+    """Return the UUIDs of a GPU's MIG instances; empty if the GPU is not divided."""
     found = []
     try:
         for place in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
@@ -161,7 +161,7 @@ def _mig(pynvml: Any, handle: Any) -> tuple[str, ...]:
 
 
 def pci_id(domain: int, bus: int, device: int) -> str:
-    """Return the PCI id of a GPU as `/sys` writes it.
+    """Format the PCI id of a GPU as in `/sys`.
 
     >>> pci_id(0, 0x1B, 0)
     '0000:1b:00.0'

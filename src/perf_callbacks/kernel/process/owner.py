@@ -1,4 +1,4 @@
-"""Base of the owners of process-wide state, which several fits want changed at once."""
+"""Base class for owners of process-wide state that several fits change at once."""
 
 import os
 from threading import RLock
@@ -15,12 +15,12 @@ Wish = TypeVar("Wish")
 
 
 class Owner(Generic[Wish]):
-    """Changes one thing of the process while any fit claims it, and restores it after the last claim.
+    """Changes one piece of process-wide state while any fit claims it, and restores it after the last claim.
 
     Fits overlap, nest, alternate, run in threads, get interrupted and are forgotten. Four rules keep the state right:
 
-    - Claims change before the state does. `_arrange` then derives the state from the remaining claims, whatever state
-      it finds. So fits may end in any order, and after an interrupt between any two instructions the next call
+    - Claims change before the state does. `_arrange` then derives the state from the remaining claims, whatever the
+      current state. So fits may end in any order, and after an interrupt between any two instructions the next call
       finishes the change. Owners that ask for ticks are called once a second.
     - Claims are weak. The callback of the weak reference releases a fit that was freed without an end. Python swallows
       an interrupt that strikes in this callback, and never calls it again, so `reconcile` looks for dead claims too.
@@ -35,24 +35,24 @@ class Owner(Generic[Wish]):
     def __init__(self) -> None:
         self._lock = RLock()
         self._claims: dict[ref[Any], Wish] = {}
-        """Wish of each fit, in the order in which the fits came. A wish that refers to its fit keeps the claim."""
+        """Wish of each fit, oldest first. A wish that refers to its fit keeps the fit alive, and so the claim."""
         _OWNERS.add(self)
 
     def _arrange(self) -> None:
-        """Make the state what the claims need, from whatever state it is in. The lock is held."""
+        """Set the state that the claims need, whatever the current state. The caller holds the lock."""
         raise NotImplementedError
 
     def _claim(self, fit: object, wish: Wish) -> None:
-        """Record the wish of a fit, in place of an earlier one. Nothing changes before `reconcile`."""
+        """Record the wish of a fit, replacing an earlier wish. The state changes at the next `reconcile`."""
         with self._lock:
             self._claims[ref(fit, self._freed)] = wish
 
     def _ask_for_ticks(self) -> None:
-        with suppress(RuntimeError):  # no thread can be started: then nothing looks after interrupted and lost fits
+        with suppress(RuntimeError):  # no thread can be started: nothing cleans up after interrupted and lost fits then
             WATCHDOG.watch(self)
 
     def reconcile(self) -> None:
-        """Make the state what the claims need."""
+        """Set the state that the claims need."""
         with self._lock:
             for reference in [*self._claims]:
                 if reference() is None:
@@ -60,7 +60,7 @@ class Owner(Generic[Wish]):
             self._arrange()
 
     def tick(self, now: float) -> bool:  # noqa: ARG002 the watchdog calls with the time
-        """Finish an interrupted change. False: no claims are left."""
+        """Finish an interrupted change. Return False if no claims are left."""
         with self._lock:
             self.reconcile()
             return bool(self._claims)
@@ -72,7 +72,7 @@ class Owner(Generic[Wish]):
             self.reconcile()
 
     def let_go(self, fit: object) -> None:
-        """Drop the claim of a fit. Idempotent, and callable from finalizers: gives up if the lock isn't free soon."""
+        """Drop the claim of a fit. Idempotent, and safe in finalizers: gives up if the lock isn't free soon."""
         self._drop(ref(fit), MOMENT_SECONDS)
 
     def _freed(self, reference: Any) -> None:
@@ -88,7 +88,7 @@ class Owner(Generic[Wish]):
                 self._lock.release()
 
     def _forked(self) -> None:
-        """Replace the lock in a forked child: the thread that may hold it doesn't exist there."""
+        """Replace the lock in a forked child, where a thread that held the lock no longer exists."""
         self._lock = RLock()
 
 

@@ -1,4 +1,4 @@
-"""Changes to objects of other code, and how to undo them."""
+"""Changes to objects of other code, and their undo."""
 
 import functools
 import inspect
@@ -11,10 +11,10 @@ _ABSENT = object()
 
 
 class Replacement:
-    """An attribute that was replaced, until it is put back.
+    """A replaced attribute of an object, which `put_back` restores.
 
-    If other code replaced it on top of ours, its replacement stays. Ours beneath it still works, since every
-    replacement passes its call on. If another fit of ours did, that fit puts back what was there before both.
+    If other code replaced our replacement, the attribute stays as it is. Our replacement beneath still works, since
+    every replacement passes its call on. If another fit replaced our replacement, that fit restores the original.
     """
 
     def __init__(self, owner: Any, name: str, after: object) -> None:
@@ -37,7 +37,7 @@ class Replacement:
 
 
 _REPLACEMENTS: list[weakref.ref[Replacement]] = []
-"""All that may yet be put back, by the fits of all threads."""
+"""Replacements of all fits and threads that are not put back yet."""
 
 
 class Patches:
@@ -68,7 +68,7 @@ class Patches:
         self.replace(owner, name, lambda current: MethodType(make(_unbound(current, owner)), owner))
 
     def restore(self) -> None:
-        """Undo all changes. A second call does nothing; a change that can't be undone doesn't stop the others."""
+        """Undo all changes. Idempotent. An error in an undo doesn't stop the remaining undos."""
         errors: list[BaseException] = []
         while self._undo:
             try:

@@ -8,28 +8,28 @@ from pathlib import Path
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 
 DEEPEST = 8
-"""Generations of children that are followed."""
+"""Most generations of children that are read."""
 
 UTIME, STIME, CUTIME, CSTIME = 11, 12, 13, 14
-"""Places in `/proc/<pid>/stat` after the name, which is in parentheses and may hold anything."""
+"""Positions in `/proc/<pid>/stat` after the name, which is in parentheses and may contain anything."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Processes:
-    """Totals of a process and its children. Children that have ended and were waited for count in the CPU time."""
+    """Totals of a process and its children. The CPU time includes children that ended and were waited for."""
 
     cpu_seconds: float
     resident_bytes: int
-    """Pages that processes share are counted in each of them."""
+    """Pages that processes share are counted once per process."""
     anonymous_bytes: int | None
     """Resident memory without pages of files and of shared memory, which the kernel takes back or other processes hold.
-    None: the system doesn't say."""
+    None: unavailable."""
     read_bytes: int | None
-    """Bytes read from disks. None: the system doesn't say."""
+    """Bytes read from disks. None: unavailable."""
 
 
 def read(root: Path = Path("/"), pid: int | None = None) -> Processes | None:
-    """Read the totals; None where there is no such `/proc`. It takes some 30 us per process and 10 per thread."""
+    """Read the totals; None without Linux's `/proc`. Takes about 30 us per process and 10 us per thread."""
     proc = root / "proc"
     try:
         pids = {*_tree(proc, os.getpid() if pid is None else pid)}
@@ -46,7 +46,7 @@ def read(root: Path = Path("/"), pid: int | None = None) -> Processes | None:
     return Processes(
         cpu_seconds=sum([ran for ran, _ in found]) / ticks,
         resident_bytes=resident * page,
-        anonymous_bytes=(resident - shared) * page if shared else None,  # gVisor says 0, which no process has
+        anonymous_bytes=(resident - shared) * page if shared else None,  # gVisor reports 0, which no process has
         read_bytes=sum(known) if known else None,
     )
 
@@ -57,7 +57,7 @@ def allowed_cpus() -> int | None:
 
 
 def _tree(proc: Path, pid: int, depth: int = 0) -> Iterator[int]:
-    """Yield a process and its children. Threads have children, and the kernel lists them by thread."""
+    """Yield a process and its children, which Linux lists by the thread that started them."""
     yield pid
     threads = proc / str(pid) / "task"
     if not (threads / str(pid) / "children").exists():
@@ -72,9 +72,9 @@ def _tree(proc: Path, pid: int, depth: int = 0) -> Iterator[int]:
 
 
 def _stat(process: Path) -> tuple[int, tuple[int, int]] | None:
-    """Return clock ticks of a process, and its resident pages: all, and those of files and shared memory.
+    """Return the clock ticks of a process, its resident pages, and its pages of files and shared memory.
 
-    None: it has just ended.
+    None: the process has just ended.
     """
     try:
         values = (process / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""Memory that a process uses, at the price of a system call."""
+"""Memory that a process uses, read by a single system call."""
 
 from collections.abc import Callable, Mapping
 
@@ -10,16 +10,16 @@ except ImportError:  # not on Windows
 import sys
 
 UNIT = 1 if sys.platform == "darwin" else 1024
-"""Bytes of the system's unit of memory."""
+"""Bytes per unit of `ru_maxrss`: macOS counts bytes, Linux KiB."""
 
 
 def peak_bytes() -> int | None:
-    """Return the largest host memory of this process so far; None if the system doesn't say."""
+    """Return the peak resident memory of this process in bytes; None on Windows."""
     return None if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * UNIT
 
 
 def reading(allocated: Callable[[], int | None] = lambda: None) -> Callable[[], Mapping[str, int]]:
-    """Return functions for the bytes in use, by kind. `allocated` gives those of an accelerator."""
+    """Return a function that reads the bytes in use by kind. `allocated` reads the memory of an accelerator."""
 
     def read() -> Mapping[str, int]:
         found = {"host": peak_bytes(), "device": allocated()}

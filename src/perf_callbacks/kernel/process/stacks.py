@@ -10,31 +10,31 @@ MOST_FRAMES = 20
 """Most frames of a stack that are stored, from the innermost outwards."""
 
 DEEPEST = 1000
-"""Most frames that are searched."""
+"""Most frames that a search visits."""
 
 _OURS = str(Path(__file__).parents[2])
 _INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _BACKWARD = "torch.autograd"
 _COLLECTIVES = ("torch.distributed", "torch.nn.parallel.distributed", _BACKWARD)
 _LOOPS = ("accelerate.", "lightning.", "pytorch_lightning.", "torch.utils.data.", "transformers.", "trl.")
-"""Frameworks that run a loop of their own. A line of the program that calls one of them is not busy itself."""
+"""Frameworks with their own training loop. A line of the program that calls such a framework is not busy itself."""
 _DEBUGGERS = ("bdb", "pdb", "pydevd", "_pydevd_bundle", "debugpy")
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Place where a thread is."""
+    """Position of a thread in its code."""
 
     frames: tuple[str, ...]
-    """`file:line function`, innermost last, without those of this package."""
+    """`file:line function`, innermost last, without frames of this package."""
     place: str
-    """Innermost line of the user's own code and, if that is another, the innermost of all."""
+    """Innermost line of the user's own code and, if different, the innermost line of all."""
     waits: bool
-    """True: it is in a collective or in a backward, where a rank waits for the others."""
+    """True: the thread is in a collective or a backward, where a rank waits for other ranks."""
 
 
 def of_thread(thread: int) -> Stack | None:
-    """Read the stack of a thread. None: the thread runs nothing, or a person is at its prompt or debugger."""
+    """Read the stack of a thread. None: the thread runs nothing, or is at a prompt or in a debugger."""
     frame: FrameType | None = sys._current_frames().get(thread)  # noqa: SLF001 the one way to it
     frames: list[FrameType] = []
     while frame is not None and len(frames) < DEEPEST:
@@ -56,7 +56,7 @@ def of_thread(thread: int) -> Stack | None:
 
 
 def busy_line(thread: int) -> str | None:
-    """Return the innermost line of the program that a thread is in. None: a framework is at work there by itself."""
+    """Return the innermost line of the program in a thread; None if a framework works there by itself."""
     return _busy(sys._current_frames().get(thread))  # noqa: SLF001 the one way to it
 
 
@@ -79,7 +79,7 @@ def _busy(frame: FrameType | None) -> str | None:
 
 
 def _person(modules: list[str]) -> bool:
-    """Tell if a debugger waits for input, or a notebook for its next cell."""
+    """Return True if a debugger waits for input, or a notebook for its next cell."""
     if any([module.partition(".")[0] in _DEBUGGERS for module in modules]):
         return True
     return "ipykernel.kernelapp" in modules and "IPython.core.interactiveshell" not in modules

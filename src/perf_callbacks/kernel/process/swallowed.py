@@ -1,6 +1,6 @@
-"""Exceptions of signal handlers that Python would only print, because they rise in a callback of ours.
+"""Exceptions of signal handlers that Python would only print, because they occur in a callback of ours.
 
-Python swallows what is raised in a callback of the collector or of a weak reference, and in a finalizer. A signal that
+Python swallows exceptions in a callback of the collector or of a weak reference, and in a finalizer. A signal that
 arrives during a collection is handled in the first Python frame after it, which is such a callback of ours. While a fit
 lasts, `sys.unraisablehook` hands these exceptions to the fit, which raises them at the end of its step.
 """
@@ -32,14 +32,14 @@ class Swallowed:
         self._before: Hook = sys.__unraisablehook__
 
     def join(self, heard: Heard) -> None:
-        """Offer these exceptions to `heard` first. The first fit replaces the hook of the process."""
+        """Pass these exceptions to `heard` first. The first fit replaces the hook of the process."""
         if not self._fits and (self._hook is None or sys.unraisablehook is not self._hook):
             self._before = sys.unraisablehook
             self._hook = sys.unraisablehook = self._on_top_of(self._before)
         self._fits.append(heard)
 
     def leave(self, heard: Heard) -> None:
-        """Offer no more exceptions. The last fit restores the hook, unless other code replaced it. Idempotent."""
+        """Stop passing exceptions to `heard`. The last fit restores the hook found by `join`. Idempotent."""
         if heard in self._fits:
             self._fits.remove(heard)
         hook = self._hook
@@ -47,7 +47,7 @@ class Swallowed:
             self._hook, sys.unraisablehook = None, self._before
 
     def _on_top_of(self, before: Hook) -> Hook:
-        """Make a hook that passes exceptions on to `before` unless a fit takes them. An outdated hook passes all on."""
+        """Make a hook that calls `before` unless a fit takes the exception. An outdated hook always calls `before`."""
 
         def see(unraisable: Any) -> None:
             if self._hook is not see or not self._taken(unraisable.exc_value):

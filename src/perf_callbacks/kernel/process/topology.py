@@ -19,7 +19,7 @@ QUOTAS = (
 
 
 def machine(root: Path, *, cores: bool = False) -> Machine:
-    """Read the machine. Cores take a file for each of them, and are read only on request."""
+    """Read the CPUs of the machine. Cores are read on request only, because each core takes a file."""
     nodes = {int(path.name[4:]): _cpus(path / "cpulist") for path in (root / NODES).glob("node[0-9]*")}
     nodes = {node: cpus for node, cpus in sorted(nodes.items()) if cpus}
     packages: dict[str, Cpus] = {}
@@ -32,7 +32,7 @@ def machine(root: Path, *, cores: bool = False) -> Machine:
 
 
 def node(root: Path, pci: str, known: Machine) -> int | None:
-    """Return the NUMA node of a PCI device. If all CPUs are on one node, it is that; None: the firmware says -1."""
+    """Return the NUMA node of a PCI device: the only node with CPUs, or the firmware's. None: the firmware says -1."""
     if len(known.nodes) == 1:
         return next(iter(known.nodes))
     text = _text(root / PCI / pci / "numa_node")
@@ -59,7 +59,7 @@ def _cores(root: Path, cpus: Cpus) -> tuple[Cpus, ...]:
 
 
 def quota(root: Path) -> float | None:
-    """Return the CPUs' worth of time that the control group mounted here may use; None if it has no limit."""
+    """Return the CPU quota, in CPUs, of the control group mounted here; None without a limit."""
     for names in QUOTAS:
         words = " ".join([_text(root / name) or "" for name in names]).split()
         if len(words) == len(QUOTAS) and words[0].isdecimal() and int(words[1]):  # "max" and -1 are no limit

@@ -29,15 +29,15 @@ log = logging.getLogger("perf_callbacks")
 
 
 class Watched(Protocol):
-    """Object that is ticked once a second. It is held weakly, so watching doesn't keep it alive."""
+    """Object that the watchdog ticks once a second. The watchdog holds a weak reference only."""
 
     def tick(self, now: float) -> bool:
-        """Check the object, on the watchdog's thread and clock. False: no more ticks are needed."""
+        """Check the object, on the watchdog's thread and clock. Return False if no more ticks are needed."""
         ...
 
 
 class Watchdog:
-    """Ticks for all watched objects, on a daemon thread that lives only while there are some."""
+    """Ticks all watched objects, on a daemon thread that lives only while objects are watched."""
 
     def __init__(self, clock: Callable[[], float] = monotonic, *, threaded: bool = True) -> None:
         self._clock = clock
@@ -49,7 +49,7 @@ class Watchdog:
                 os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
-        """Watch nothing. A forked child is part of no fit and has no other thread."""
+        """Watch nothing. A forked child belongs to no fit and has no other thread."""
         self._lock = threading.RLock()  # a collection within may close a fit, which watches or unwatches
         self._watched: list[weakref.ref[Watched]] = []
         self._thread: threading.Thread | None = None
@@ -57,7 +57,7 @@ class Watchdog:
         self._ended = False
 
     def watch(self, watched: Watched) -> None:
-        """Tick for this object until it needs no more ticks, or is freed. A second call does nothing."""
+        """Tick this object once a second until `tick` returns False or the object is freed. Idempotent."""
         with self._lock:
             if not any(one() is watched for one in self._watched):
                 self._watched.append(weakref.ref(watched))
@@ -71,7 +71,7 @@ class Watchdog:
                     raise
 
     def tick(self) -> bool:
-        """Tick once for all watched objects. False: none are left."""
+        """Tick all watched objects once. Return False if none are left."""
         now = self._clock()
         for reference in [*self._watched]:
             watched = reference()
@@ -83,7 +83,7 @@ class Watchdog:
                 let_pass(error)
                 log.debug("perf_callbacks: a tick failed.", exc_info=error)
                 more = False
-            del watched  # this thread must not keep an object alive by having looked at it last
+            del watched  # this thread must not keep the object alive until the next tick
             if more:
                 with self._lock:
                     if not any(one is reference for one in self._watched):
@@ -95,7 +95,7 @@ class Watchdog:
         thread = self._thread
         if thread is None or thread is threading.current_thread():
             return
-        for _ in range(2):  # a tick that was under way when it was asked for has seen nothing of the end
+        for _ in range(2):  # a tick that was already under way may have missed the end of the fit
             self._ticked.clear()
             self._wake.set()
             if not self._ticked.wait(HURRY_SECONDS):
@@ -105,7 +105,7 @@ class Watchdog:
                 return
 
     def stop(self) -> None:
-        """End the thread: at exit it must not return to an interpreter that is shutting down."""
+        """End the thread, which must not return to an interpreter that is shutting down."""
         thread, self._ended = self._thread, True
         self._wake.set()
         if thread is not None and thread is not threading.current_thread():
