@@ -36,7 +36,7 @@ class Command(Protocol):
         """Add the command's arguments."""
 
     def run(self, arguments: argparse.Namespace, /) -> int:
-        """Run the command and return its exit status. Raises `ConfigError` for settings that make no sense."""
+        """Run the command and return its exit status. Raise `ConfigError` for settings that make no sense."""
         ...
 
 
@@ -57,7 +57,7 @@ COMMANDS: tuple[Command, ...] = (
 
 
 PIPE_CLOSED = 141
-"""Exit status of a command whose reader has left, as in `perf-callbacks status | head -1`."""
+"""Exit status of a command whose output pipe was closed, as in `perf-callbacks status | head -1`."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -69,7 +69,7 @@ def main(words: Sequence[str] | None = None) -> int:
             if sys.stdout is not None:
                 sys.stdout.flush()
     except BrokenPipeError:
-        with suppress(OSError, ValueError):  # else Python complains about what is left to write when it ends
+        with suppress(OSError, ValueError):  # else Python complains at exit about unwritten output
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1 if sys.stdout is None else sys.stdout.fileno())
         return PIPE_CLOSED
 

@@ -18,7 +18,7 @@ LINE = (
     'import os; exec("try:\\n import perf_callbacks.autoload as a; a.arm_if_asked()\\nexcept Exception: pass") '
     'if os.environ.get("PERF_CALLBACKS", "0") not in ("", "0") else None\n'
 )
-"""Python runs this line when it starts. It imports nothing unless asked to, and does nothing without the package."""
+"""Python runs this line at startup. Without PERF_CALLBACKS or without the package, the line does nothing."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write or remove the file, and say how things are."""
+    """Write or remove the file, and print the state of autoload."""
     try:
         if arguments.action == "enable":
             place().mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def state() -> str:
-    """Say if autoload is on, and if it works."""
+    """Return a sentence about whether autoload is on and works."""
     found = files()
     if not found:
         return "Autoload is off."
@@ -58,7 +58,7 @@ def state() -> str:
 
 
 def place() -> Path:
-    """Return the directory for the file: a Python that reads it there can import the package by then."""
+    """Return the site directory for the file: if possible, the directory in which the package is installed."""
     package = Path(perf_callbacks.__file__).parents[1]
     if package in directories():
         return package
@@ -73,13 +73,13 @@ def directories() -> list[Path]:
 
 
 def files() -> list[Path]:
-    """Return the file, wherever it was written."""
+    """Return all copies of the file in the site directories."""
     places = dict.fromkeys([*directories(), place()])
     return [directory / FILE for directory in places if (directory / FILE).is_file()]
 
 
 def works() -> bool:
-    """Start a Python and see if it arms itself."""
+    """Return True if a new Python process arms the callback."""
     look = "import sys; sys.exit(0 if 'perf_callbacks.autoload' in sys.modules else 1)"
     environ = {**os.environ, "PERF_CALLBACKS": "1"}
     return subprocess.run([sys.executable, "-c", look], env=environ, check=False).returncode == 0  # noqa: S603 ours

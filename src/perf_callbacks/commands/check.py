@@ -26,7 +26,7 @@ SUMMARY: str = "what the startup checklist would do on this machine, advice, and
 _NAMES = {WHATEVER: "any number format"}
 
 LEFT_TO_DO = 1
-"""Exit status if something is left to do by hand."""
+"""Exit status if an item is left to do by hand."""
 
 ITEM = "affinity"
 
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what a training would begin with."""
+    """Print the checklist, the advice and the peak with which training would begin."""
     from perf_callbacks import checklist  # noqa: PLC0415 other commands do without torch
     from perf_callbacks.advice import observer as advising  # noqa: PLC0415 as above
     from perf_callbacks.flops.peaks import peak_source  # noqa: PLC0415 as above
@@ -116,7 +116,7 @@ def _binding(rows: Sequence[Checklist], environment: "Environment", mode: str) -
 
 
 def _gathered(mine: Binding, local: tuple[int, int]) -> list[Binding | int] | None:
-    """Return the CPUs of all ranks of this machine, with the number of one that didn't answer; None on the others."""
+    """Collect the CPUs of all ranks on this machine's first rank, with a number for a silent rank; else return None."""
     from perf_callbacks.ranks import local_notes  # noqa: PLC0415 other commands do without torch
 
     try:
@@ -139,6 +139,6 @@ def _said(peak: Peaks | None, without: str) -> str:
     if peak is None:
         return f"There would be no MFU: {without}"
     figures = None if peak.measured else 6
-    source = peak.source.rpartition(": ")[0] if peak.measured else peak.source  # what was measured has its rates there
+    source = peak.source.rpartition(": ")[0] if peak.measured else peak.source  # without its rates
     rates = [f"{speed(flops, figures)} in {_NAMES.get(dtype, dtype)}" for dtype, flops in peak.by_dtype.items()]
     return f"MFU would be of a peak of {', '.join(rates)} ({source})"

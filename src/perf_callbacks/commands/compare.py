@@ -14,7 +14,7 @@ NAME: str = "compare"
 SUMMARY: str = "whether one recorded run is slower than another, metric by metric"
 
 REGRESSION, UNKNOWN = 1, 2
-"""Exit status if B is slower, and if nothing can be said."""
+"""Exit status if B is slower, and if no verdict is possible."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

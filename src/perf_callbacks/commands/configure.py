@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def default_file() -> Path:
-    """Return the path of the config that accelerate reads by default."""
+    """Return the path of accelerate's default config. Raise `ConfigError` if there is no such file."""
     path = accelerate_config.default_path(os.environ)
     if path is None or not path.is_file():
         raise ConfigError(

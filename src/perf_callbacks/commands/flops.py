@@ -31,7 +31,7 @@ _MODEL: dict[str, tuple[type, str]] = {
 }
 
 LEAST = 1e-9
-"""Least time of a step in seconds, or rate."""
+"""Smallest step time in seconds, and smallest rate, that the command accepts."""
 
 _RUN: dict[str, tuple[type, str]] = {
     "batch": (int, "sequences in an optimizer step, over all GPUs"),
@@ -104,7 +104,7 @@ def _model(arguments: argparse.Namespace) -> Architecture:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read the `config.json` of a model. Raises `ConfigError` if it is none."""
+    """Read the `config.json` of a model. Raise `ConfigError` for any other file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -142,7 +142,7 @@ def _check(**values: float | None) -> None:
 
 
 def _check_shares(results: Iterable[Result]) -> None:
-    """Refuse a run that is faster than its GPUs, by every convention: some count work that kernels skip."""
+    """Raise `ConfigError` if MFU is above 1 by every convention: some conventions count work that kernels skip."""
     least = min([result.mfu for result in results if result.mfu is not None], default=0.0)
     if least > 1:
         raise ConfigError(

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Become the program."""
+    """Run the program in this process."""
     from perf_callbacks import run as program  # noqa: PLC0415 other commands do without it
 
     return program.main(["-m", *arguments.words] if arguments.module else arguments.words)

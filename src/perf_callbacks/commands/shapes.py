@@ -14,7 +14,7 @@ NAME: str = "shapes"
 SUMMARY: str = "sizes of a model that tensor cores can't use well, and what to take instead"
 
 TO_CHANGE = 1
-"""Exit status if a size should be another one."""
+"""Exit status if a size should change."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "The answer is that of this Python and this environment; nothing is changed."
 
 
-def run(arguments: argparse.Namespace) -> int:  # noqa: ARG001 it has none
+def run(arguments: argparse.Namespace) -> int:  # noqa: ARG001 the command has no arguments
     """Print what is set, what is measured, and the settings."""
     settings = config_file.in_force(None, os.environ)
     value = os.environ.get(autoload.SWITCH)
@@ -55,14 +55,14 @@ def run(arguments: argparse.Namespace) -> int:  # noqa: ARG001 it has none
 
 
 def no_effect() -> str | None:
-    """Return a sentence if PERF_CALLBACKS=1 is set and measures no program that is started here."""
+    """Return a sentence if PERF_CALLBACKS=1 is set but measures no program that is started here."""
     if not autoload.asked() or any(said.startswith("measured") for _, said in _rows()):
         return None
     return f"{autoload.SWITCH}={os.environ[autoload.SWITCH]} has no effect here."
 
 
 def _section(path: Path | None) -> Iterator[str]:
-    """Show the settings in accelerate's default config."""
+    """Yield lines about the settings in accelerate's default config."""
     try:
         if path is None or not (_installed("accelerate") and path.is_file()):
             return
@@ -77,7 +77,7 @@ def _section(path: Path | None) -> Iterator[str]:
 
 
 def _rows() -> Iterator[tuple[str, str]]:
-    """Say for each kind of training what measures it."""
+    """Yield each kind of training, and whether this package measures that kind here."""
     for name, package in (("Hugging Face Trainer", "transformers"), ("Accelerate loop", "accelerate")):
         yield name, _armed() if _installed(package) else f"{package} is not installed"
     for package, tree in TREES.items():
@@ -94,7 +94,7 @@ def _installed(package: str) -> bool:
 
 
 def _armed() -> str:
-    """Tell by this process, which has started as the others will."""
+    """Describe whether programs are armed here, judging by this process, which started the same way."""
     if any(isinstance(finder, autoload.Finder) for finder in sys.meta_path):
         return f"measured, by {'perf-callbacks run' if autoload.RUN in os.environ else 'autoload'}"
     return f"not measured: {UNSET if command.files() else 'autoload is off'}"

@@ -1,1 +1,1 @@
-"""Stalls: steps that stop ending, and the rank that causes it."""
+"""Stalls: steps stop ending. Find the rank that causes this."""

@@ -1,4 +1,7 @@
-"""Stalls: steps have stopped ending. Notice one, find the rank that causes it, and say so. Time is an argument."""
+"""Diagnosis of stalls: notice that steps have stopped ending, and find the rank that causes the stall.
+
+Time is an argument.
+"""
 
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
@@ -7,26 +10,26 @@ from statistics import median
 from typing import Literal
 
 FIRST_STEPS = 3
-"""Steps at the beginning of a fit that may take longer: things are compiled, and files fetched."""
+"""Steps at the beginning of a fit that may take longer, because models are compiled and files fetched."""
 
 LONGER = 10
-"""Factor on the patience in these steps, in evaluations and in checkpoints."""
+"""Factor on the patience in the first steps, in evaluations and in checkpoints."""
 
 LEAST_SECONDS = 60.0
 MEDIAN_STEPS = 20
-"""Unless a user says otherwise, a stall lasts for as many seconds, and for as many median steps."""
+"""By default, a wait is a stall after at least this many seconds and this many median steps."""
 
 KEPT_STEPS = 64
-"""Durations that the median is taken of."""
+"""Number of step durations in the median."""
 
 LONGEST_TICK, SHORT_TICK = 3.0, 1.0
-"""Seconds beyond which a tick counts for a short one: a stopped process or a suspended laptop is not a stall."""
+"""A tick longer than the first counts as the second, in seconds: a suspended laptop is not a stall."""
 
 MOST_RANKS = 4
-"""Ranks that are listed by number; more are counted."""
+"""Most ranks that are listed by number; further ranks are only counted."""
 
 MOST_PLACES = 3
-"""Places of ranks that are told; more are counted."""
+"""Most places that are described; ranks in further places are only counted."""
 
 RUNNING, STALLED, ENDED = "running", "stalled", "ended"
 
@@ -34,7 +37,7 @@ Change = Literal["began", "over"]
 
 
 class Patience:
-    """Decides when the steps of one rank have stopped ending. Its clock stands still while the process does."""
+    """Decides when the steps of a rank have stopped ending. Time in which the process was stopped hardly counts."""
 
     def __init__(self, setting: str, first_step: int, now: float) -> None:
         self._auto = setting == "auto"
@@ -58,21 +61,21 @@ class Patience:
 
     @property
     def without_step(self) -> float:
-        """All seconds since a step ended, also those in which the process did not run, or this thread could not."""
+        """All seconds since a step ended, including time in which the process or this thread did not run."""
         return self._now - self._began
 
     def limit(self, *, longer: bool) -> float:
-        """Seconds of waiting that make a stall, now."""
+        """Return the seconds of waiting that make a stall now."""
         return self.base * LONGER if longer or self._seen[0] - self._first_step < FIRST_STEPS else self.base
 
     def tick(self, now: float, step: int, span: object, *, longer: bool = False) -> Change | None:
-        """Tell if a stall has begun, or is over.
+        """Return "began" if a stall has begun, "over" if a stall has ended, else None.
 
         Args:
             now: The time.
             step: Number of the last step that ended.
-            span: Identifies the evaluation or checkpoint that is under way. None: there is none.
-            longer: Something is under way that may take long.
+            span: Identifies the evaluation or checkpoint that is under way. None: neither.
+            longer: True: an operation that may take long is under way.
         """
         passed, self._now = now - self._now, now
         passed = passed if passed <= LONGEST_TICK else SHORT_TICK
@@ -93,7 +96,7 @@ class Patience:
         return self.end()
 
     def end(self) -> Change | None:
-        """End a stall, if there is one, and begin to wait anew."""
+        """End any stall, and begin a new wait."""
         was, self.stalled = self.stalled, False
         self.lost = self.without_step if was else self.lost
         self.waited, self._began = 0.0, self._now
@@ -102,7 +105,7 @@ class Patience:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Note:
-    """Position of a rank's training thread, as the rank tells the others."""
+    """Position of a rank's training thread, as the rank sends it to the other ranks."""
 
     state: str
     """"running", "stalled", or "ended": its fit is over."""
@@ -114,7 +117,7 @@ class Note:
     spanned: bool
     """True: an evaluation or a checkpoint is under way."""
     waits: bool
-    """True: it is in a collective or in a backward, where a rank waits for the others."""
+    """True: the thread is in a collective or in a backward, where a rank waits for other ranks."""
     place: str
     """Line of code; empty: unknown."""
 
@@ -130,25 +133,25 @@ Notes = Mapping[int, Note]
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """The ranks behind a stall, and the others."""
+    """Result of a diagnosis: the ranks that cause a stall, and sentences about all ranks."""
 
     text: str
-    """Sentences that name them."""
+    """Sentences about the causes and the other ranks."""
     causes: Notes
-    """The ranks that cause it."""
+    """Last notes of the ranks that cause the stall."""
 
 
 def undecided(notes: Notes, silent: Collection[int]) -> bool:
-    """Tell if a stall may be none: a rank is in an evaluation or a checkpoint, and the others may be waiting for it."""
+    """Return True if the stalled ranks may only be waiting for a rank's evaluation or checkpoint."""
     return any([note.spanned and note.state == RUNNING and rank not in silent for rank, note in notes.items()])
 
 
 def blame(notes: Notes, silent: Collection[int], world_size: int) -> Blame:
-    """Name the ranks that cause a stall: those that are silent or have ended; else those that are behind.
+    """Find the ranks that cause a stall: silent or ended ranks, else the ranks that are behind.
 
     Args:
-        notes: The last note of each rank. Ranks without one were never heard of.
-        silent: Ranks whose side thread says nothing any more.
+        notes: The last note of each rank. A rank without a note has never written any.
+        silent: Ranks whose side thread writes no notes any more.
         world_size: Number of ranks.
     """
     unheard = [rank for rank in range(world_size) if rank not in notes]
@@ -171,7 +174,7 @@ def blame(notes: Notes, silent: Collection[int], world_size: int) -> Blame:
 
 
 def _behind(stuck: Notes) -> Notes:
-    """Find the ranks that the rest waits for; none if they can't be told apart."""
+    """Find the ranks that the remaining ranks wait for; empty if the notes don't show which."""
     last = max([note.step for note in stuck.values()], default=0)
     stages = Counter([note.stage for note in stuck.values()])
     usual = [stage for stage, number in stages.items() if 2 * number > len(stuck)]
@@ -182,7 +185,7 @@ def _behind(stuck: Notes) -> Notes:
 
 
 def _each(notes: Notes, sentence: str) -> list[str]:
-    """One sentence for each place in which ranks are, and one for those in further places."""
+    """Return a sentence for each place with ranks, and a last sentence for all further places."""
     groups: dict[tuple[int, str], list[int]] = {}
     for rank, note in sorted(notes.items()):
         groups.setdefault((note.step, str(note)), []).append(rank)
@@ -196,7 +199,7 @@ def _each(notes: Notes, sentence: str) -> list[str]:
 
 
 def _waiting(notes: Notes) -> list[str]:
-    """One sentence for ranks that wait: their number and their stages, and their line if it is the same."""
+    """Return sentences about ranks that wait: number, stages, and the line of code if all share the same."""
     if not notes:
         return []
     places = {str(note) for note in notes.values()}
@@ -213,7 +216,7 @@ def _waiting(notes: Notes) -> list[str]:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    """Ranks by number.
+    """Write ranks by number.
 
     >>> _ranks([3]), _ranks([1, 2]), _ranks(range(100))
     ('Rank 3', 'Ranks 1 and 2', 'Ranks 0, 1, 2, 3 and 96 more')

@@ -1,8 +1,9 @@
-"""Notes that ranks leave for each other about stalls, so that one rank tells of all.
+"""Notes that ranks write for each other about stalls, so that a single rank reports each stall.
 
-Each rank has one note, written now and then while steps end, and at once when they stop ending. Rank 0 reads all notes
-when it stalls, and tells. If it does not, as its process hangs or its own steps go on, the next rank tells: each rank
-waits a little longer than those below. The shared note says that a rank has told, so that nothing is told twice.
+Each rank has one note, written now and then while steps end, and at once when steps stop ending. When rank 0 stalls, it
+reads all notes and reports the stall. If it does not, because its process hangs or its own steps go on, the next rank
+reports: each rank waits a little longer than the ranks below. The shared note says that a rank has reported, so that no
+stall is reported twice.
 """
 
 from collections.abc import Mapping
@@ -15,22 +16,22 @@ LOOK_SECONDS = 2.0
 """Seconds between two looks of a stalled rank."""
 
 GRACE_SECONDS = 4.0
-"""Seconds that rank 0 waits for ranks that notice later. For others, each doubling of the rank adds as many."""
+"""Seconds that rank 0 waits for ranks that notice the stall later. Each doubling of the rank adds the same again."""
 
 BEATS = 4
-"""Notes that a rank writes in the patience of a stall, while its steps end."""
+"""Notes that a rank writes, while its steps end, in the time that would make a stall."""
 
 SILENT_BEATS = 1.5
-"""A rank whose note stays the same for as many of them is silent."""
+"""A rank whose note stays the same for this many beats is silent."""
 
 NEAREST = 1
-"""Ranks up to this one read all notes before they stall, to tell at once which ranks fell silent."""
+"""Ranks up to this number read all notes before they stall, to know at once which ranks fell silent."""
 
 _LOOKING, _TOLD, _OVER = "looking", "told", "over"
 
 
 class StallNotes(ChannelHandler):
-    """One rank's side of it. `say` is for the watch, the rest for the thread that talks with the store."""
+    """A rank's side of the channel. The watch calls `say`, the thread that talks with the store calls the rest."""
 
     def __init__(self) -> None:
         self._mine: Note | None = None
@@ -42,21 +43,24 @@ class StallNotes(ChannelHandler):
         self._since: float | None = None
         self._turn = 0.0
         self._said = ""
-        """Word of the rank that tells, or will: which rank it is, and if it has told."""
+        """Shared note as last seen: which rank looks into the stall, or has reported it."""
         self.answered_at = float("-inf")
         """When the store last answered."""
         self.told = False
-        """The stall of this rank is told, here or by another rank."""
+        """True: the stall of this rank is reported, here or by another rank."""
         self.blamed: Blame | None = None
-        """The ranks that this rank tells of. None: it doesn't, or not yet."""
+        """Diagnosis that this rank reports. None: another rank reports, or no rank yet."""
 
     def say(self, note: Note, patience: float, *, doubt: bool = False) -> None:
-        """Set the note of this rank. With a doubt, half of its patience is over."""
+        """Set the note of this rank. `doubt`: half of the patience has passed without a step."""
         self._patience, self._doubt = patience, doubt
         self._mine = note
 
     def round(self, channel: Channel, now: float) -> float | None:
-        """Do what is to be done now. Return the seconds until the next round; None: until there is a new note."""
+        """Write a new note; in a stall, read the notes of all ranks.
+
+        Return the seconds until the next round; None: until there is a new note.
+        """
         mine, pause = self._mine, None
         if mine is None:
             return None
@@ -69,13 +73,13 @@ class StallNotes(ChannelHandler):
         return pause
 
     def leave(self, channel: Channel) -> None:
-        """Say that the fit of this rank is over."""
+        """Write the last note: the fit of this rank is over."""
         if self._mine is not None:
             self._write(channel, self._mine)
 
     def _write(self, channel: Channel, mine: Note) -> None:
         if mine is not self._written:
-            self._beats += 1  # so that a rank whose note stays the same is one that says nothing
+            self._beats += 1  # so that only the note of a silent rank stays the same
             channel.put(f"{self._beats}\n{pack(mine)}")
             self._written = mine
 
@@ -90,7 +94,7 @@ class StallNotes(ChannelHandler):
             self._earlier = (now, channel.notes())
 
     def _stalled(self, channel: Channel, now: float) -> float | None:
-        """Wait for a lower rank to tell, then look at the notes."""
+        """Wait for a lower rank to report the stall, then diagnose the stall here."""
         if self.told:
             return None
         if self._since is None:
@@ -102,14 +106,14 @@ class StallNotes(ChannelHandler):
         if said != self._said:  # another rank is looking
             self._said, self._turn = said, now
         if not channel.reads_all or now - self._turn < GRACE_SECONDS * channel.rank.bit_length():
-            return LOOK_SECONDS  # notes of other machines are read by the rank that talks for this one
+            return LOOK_SECONDS  # the rank that talks for this machine reads the notes of others
         if self._earlier is None:
             self._earlier = (now, channel.notes())
         self._judge(channel, now, now - self._since)
         return None if self.told else LOOK_SECONDS
 
     def _judge(self, channel: Channel, now: float, waited: float) -> None:
-        """Tell, unless it is too early to know who is silent, or the others may be waiting for a checkpoint."""
+        """Diagnose the stall, unless ranks may still fall silent or may be waiting for a checkpoint."""
         before, earlier = self._earlier or (now, {})
         texts = channel.notes()
         notes = self._decoded(texts)

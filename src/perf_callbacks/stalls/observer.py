@@ -1,4 +1,4 @@
-"""The watch for stalls: the watchdog's thread looks once a second if steps still end."""
+"""The watch for stalls: the watchdog's thread checks once a second that steps still end."""
 
 import threading
 
@@ -18,7 +18,7 @@ from perf_callbacks.stalls.diagnosis import ENDED, MOST_RANKS, RUNNING, STALLED,
 from perf_callbacks.stalls.notes import BEATS, NEAREST, StallNotes
 
 ALONE_SECONDS = 8.0
-"""If the store hasn't answered for as long in a stall, a rank tells of itself."""
+"""If the store hasn't answered for this many seconds in a stall, a rank reports its own position."""
 
 CHANNEL = "stalls"
 
@@ -26,20 +26,20 @@ NO_ANSWER = " The other ranks can't be asked: the store of the job doesn't answe
 
 
 def begin(recorder: Recorder, _training: Training) -> "StallWatch | None":
-    """Watch for stalls of this fit, unless its configuration says otherwise."""
+    """Watch for stalls of this fit, unless `stall_after` is "off"."""
     if recorder.config.stall_after == "off":
         return None
     watch = StallWatch(recorder)
-    with suppress(RuntimeError):  # no thread to be had
+    with suppress(RuntimeError):  # no thread available
         WATCHDOG.watch(watch)
     return watch
 
 
 class StallWatch(Observer):
-    """Notices that no step ends, notes where the training thread is, and tells it once. Nothing is done in a step.
+    """Notices that no step ends, records where the training thread is, and reports the stall once.
 
-    The training thread does nothing for it: the watch reads the number of the step, the open spans and the last mark
-    and, if these stay the same, the stack of the thread.
+    The training thread does nothing for the watch. The watch reads the number of the step, the open spans and the last
+    mark and, if these stay the same, the stack of the thread.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -67,11 +67,11 @@ class StallWatch(Observer):
         return {"stalls": StallSummary(count=len(self._stalls), seconds=sum(self._stalls))}
 
     def loader_left(self, *, exhausted: bool) -> None:  # noqa: ARG002 either may be the end
-        """Have more patience until a step ends: training may be over."""
+        """Wait longer until a step ends, because training may be over."""
         self._left_at = self._engine.step
 
     def closed(self) -> None:
-        """Watch no more. A stall ends with the fit."""
+        """Stop watching. A stall ends with the fit."""
         if not self._ended:
             self._ended = True
             patience, step = self._patience, self._engine.step
@@ -82,7 +82,7 @@ class StallWatch(Observer):
                 self._notes.say(self._here(ENDED), 0.0)
 
     def tick(self, now: float) -> bool:
-        """Look if steps still end. An error here ends the watch, not the measuring."""
+        """Check that steps still end. An error here ends the watch, not the measuring."""
         if self._ended:
             return False
         if self._patience is None:
@@ -106,7 +106,7 @@ class StallWatch(Observer):
         return True
 
     def _here(self, state: str) -> Note:
-        """Make a note of where the training thread is."""
+        """Make a note of the training thread's position."""
         spans, passed = self._engine.aside[:], 0.0 if self._patience is None else self._patience.without_step
         stage, since = self._engine.tape.turned()
         if spans:
@@ -124,7 +124,7 @@ class StallWatch(Observer):
         )
 
     def _share(self, ranks: Exchange, patience: float, now: float, *, doubt: bool) -> None:
-        """Tell the other ranks now and then where this rank is, and of a stall at once."""
+        """Send this rank's position to the other ranks: now and then, and in a stall at once."""
         note = self._note
         if note is None:
             soon = self._beat_at is not None and now - self._beat_at < patience / BEATS
@@ -139,7 +139,7 @@ class StallWatch(Observer):
         ranks.wake()
 
     def _try_to_tell(self, note: Note, waited: float, now: float) -> None:
-        """Tell of a stall, or see if another rank has: only one of them does."""
+        """Report the stall if this rank is to report. If another rank has reported, only record the stall."""
         size = self._recorder.run.world_size
         where = f"The training is in {note}." if size == 1 else f"Rank {self._rank} is in {note}."
         if not self._recorder.exchanging:
@@ -169,7 +169,7 @@ class StallWatch(Observer):
         )
 
     def _over(self, how: str) -> None:
-        """Say what a stall cost, if it was told of."""
+        """Log the duration of a reported stall."""
         lost = 0.0 if self._patience is None else self._patience.lost
         if self._told:
             self._stalls.append(lost)

@@ -1,1 +1,1 @@
-"""Stragglers: ranks and steps that others wait for."""
+"""Stragglers: ranks that other ranks wait for, and steps that take unusually long."""

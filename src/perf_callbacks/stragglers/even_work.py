@@ -1,4 +1,4 @@
-"""Local times as if no batch were larger than usual: of texts of uneven lengths, some rank always has the longest."""
+"""Local times as if no batch were larger than usual: with texts of uneven lengths, some rank always has the longest."""
 
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -10,10 +10,9 @@ SLICE = 128
 
 
 def evened(signals: Sequence[Signals], rest: Callable[[], object]) -> Sequence[Signals]:
-    """Take from the local times of ranks that do the same work what larger batches explain.
+    """Subtract from local times the seconds that larger batches explain, for ranks that do the same work.
 
-    A rank without sizes stays as it is. The usual size, and the seconds that go with it, are those of all ranks: a slow
-    rank stays slow.
+    A rank without sizes stays as it is. Usual size and pace are medians over all ranks, so a slow rank stays slow.
     """
     sized = [one for one in signals if WORK in one]
     sample = sized[:: max(1, len(sized) // SAMPLE)]
@@ -26,7 +25,7 @@ def evened(signals: Sequence[Signals], rest: Callable[[], object]) -> Sequence[S
 
 
 def _paces(signals: Signals) -> list[float]:
-    """Return the seconds per unit of work of each step, without those that don't grow with it."""
+    """Return the seconds per unit of work of each step, counting only the causes that grow with work."""
     peers = Peers((0,), (signals,))
     grown = [sum(seconds) for seconds in zip(peers.column(0, HOST), peers.column(0, DEVICE), strict=True)]
     return known([seconds / size for seconds, size in zip(grown, signals[WORK], strict=True) if size])

@@ -1,7 +1,7 @@
-"""The moment at which the last gradient of a backward is done on this rank, before it waits for the others.
+"""The moment at which the last gradient of a backward is done on this rank, before the rank waits for other ranks.
 
-torch tells of it by a hook on a parameter. The parameter that a model names first is, as a rule, used first, and gets
-its gradient last.
+A hook on a parameter records the moment. The parameter that a model names first is usually used first, and gets its
+gradient last.
 """
 
 import math
@@ -19,24 +19,23 @@ from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.stragglers.search import LEAST_SECONDS
 
 MOST_MOMENTS = 4096
-"""Moments that are kept until they are read."""
+"""Most moments that wait to be read."""
 
 APART_SECONDS = LEAST_SECONDS
-"""Least time between two looks at the time without a CPU, as one costs 6 us. A loss that is told is no shorter."""
+"""Least time between two readings of the time without a CPU: a reading costs 6 us, and no shorter loss is reported."""
 
 
 class GradientMoments:
-    """Notes these moments, and the time that the thread has been without a CPU by then."""
+    """Records these moments, each with the thread's time without a CPU so far."""
 
     def __init__(self, parameter: Any, clock: Callable[[], float]) -> None:
         self.noted: deque[tuple[float, bytes]] = deque(maxlen=MOST_MOMENTS)
-        """Times by the clock, each with a line of `/proc/<pid>/schedstat`, which is empty where there is no such file.
-        """
+        """Times by the clock, each with a line of `/proc/<pid>/schedstat`, empty if there is no such file."""
         self._file = _schedstat()
         self._hook: Any = parameter.register_post_accumulate_grad_hook(_noter(self.noted.append, clock, self._file))
 
     def close(self) -> None:
-        """Remove the hook. A second call does nothing."""
+        """Remove the hook and close the file. Idempotent."""
         hook, self._hook = self._hook, None
         if hook is not None:
             hook.remove()
@@ -47,15 +46,15 @@ class GradientMoments:
     def __del__(self) -> None:
         try:  # noqa: SIM105 at the exit of the interpreter, `suppress` may be gone
             self.close()
-        except Exception:  # noqa: BLE001, S110 a finalizer has nobody to tell
+        except Exception:  # noqa: BLE001, S110 a finalizer has no caller
             pass
 
 
 def last_parameter(model: nn.Module | None) -> torch.Tensor | None:
-    """Return the parameter whose gradient is done last, by its place in the model.
+    """Return the parameter whose gradient is done last, guessed from the order in the model.
 
-    Numbers such as the scale of a loss come first in some models, and their gradients come early. None: there is no
-    such parameter, or a lazy module has parameters without a shape.
+    In some models, scalars such as the scale of a loss come first, but get their gradients early: any parameter with
+    two dimensions is preferred. None: no parameter is trained, or a lazy module has parameters without a shape.
     """
     trained = [] if model is None else [one for one in model.parameters() if one.requires_grad and one.is_leaf]
     if any(map(is_lazy, trained)):
@@ -64,7 +63,7 @@ def last_parameter(model: nn.Module | None) -> torch.Tensor | None:
 
 
 def sharded(model: nn.Module | None) -> bool:
-    """Tell if ranks wait for each other in the forward: parameters are put together, or products added up, there."""
+    """Return True if ranks wait for each other in the forward, to gather parameters or to add up products."""
     if model is None:
         return False
     wrapped = any("FullyShardedDataParallel" in type(module).__name__ for module in model.modules())
@@ -77,7 +76,7 @@ def sharded(model: nn.Module | None) -> bool:
 def _noter(
     note: Callable[[tuple[float, bytes]], object], clock: Callable[[], float], file: int | None
 ) -> Callable[[object], None]:
-    """Make the hook. It holds neither the model nor us."""
+    """Make the hook, which references neither the model nor `GradientMoments`."""
     read, tracing = getattr(os, "pread", None), torch.compiler.is_dynamo_compiling  # Windows has no `pread`
     line, due = b"", -math.inf
 

@@ -1,6 +1,6 @@
 """The local time of each step: from the end of a backward, where all ranks go on together, to the last local gradient.
 
-Between that gradient and the end of the backward, a rank of data-parallel training waits for the others.
+Between that gradient and the end of the backward, a rank of data-parallel training waits for the other ranks.
 """
 
 import math
@@ -14,7 +14,7 @@ from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
 
 MOST_STEPS = 4096
-"""Steps that are kept until somebody asks for them."""
+"""Most steps that wait for `take`."""
 
 NANOSECONDS = 1e-9
 
@@ -25,9 +25,9 @@ class LocalTime(NamedTuple):
     local: float
     """Time from the end of the last step's backward to the last gradient of this step, without waiting."""
     gc: float
-    """Part of it in garbage collections."""
+    """Part of `local` in garbage collections."""
     steal: float
-    """Part of it in which the thread was ready to run and had no CPU."""
+    """Part of `local` in which the thread was ready to run and had no CPU."""
     waited: float
     """Time from the last gradient to the end of the backward, added up over the step's backwards."""
 
@@ -38,16 +38,16 @@ class Shape(NamedTuple):
     backward_ends: tuple[int, ...]
     """Places of the marks that end a backward."""
     aside: bool
-    """True: an evaluation or the like falls before the last of them."""
+    """True: an evaluation or the like falls before the last of these marks."""
     aside_after: bool
-    """True: one falls after it."""
+    """True: an evaluation or the like falls after the last of these marks."""
 
 
 class LocalTimes(Observer):
-    """Reads the marks of the tape, as they are about to be read, and the moments at which gradients were done.
+    """Computes local times from the marks of the tape and the moments at which gradients were done.
 
     A moment is a time and a line of `/proc/<pid>/schedstat`, whose second number is the nanoseconds without a CPU. In
-    short steps the line is not read each time, and the last one stands there.
+    short steps the file is not read each time, and the moment carries the previous line again.
     """
 
     def __init__(self, moments: "deque[tuple[float, bytes]]") -> None:
@@ -64,7 +64,7 @@ class LocalTimes(Observer):
         self._unread: list[int] = []  # steps since the line was read
 
     def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
-        """Read marks and their times, in pairs. As many steps end in them as there are numbers."""
+        """Read marks and times, in pairs. `numbers`: the steps that end in these marks."""
         marks, times = [*self._marks, *pairs[::2]], [*self._times, *pairs[1::2]]
         length = len(self._last_marks)
         alike = length > 0 and marks == self._last_marks * len(numbers)  # as a rule: a comparison in C
@@ -90,7 +90,7 @@ class LocalTimes(Observer):
             del self._steps[next(iter(self._steps))]
 
     def take(self, numbers: Sequence[int]) -> list[LocalTime | None]:
-        """Take the times of some steps; None for one that was not read."""
+        """Take the times of these steps; None for a step that was not read."""
         return [self._steps.pop(number, None) for number in numbers]
 
     def _step(self, number: int, ends: Sequence[float], shape: Shape) -> None:
@@ -106,7 +106,7 @@ class LocalTimes(Observer):
         self._released, self._delay = (ends[-1] if ends else math.nan), delay
         if shape.aside_after:
             self._released = math.nan
-        if not line:  # nobody says
+        if not line:  # there is no such file
             self._unread.clear()
         elif line is self._line:
             self._unread.append(number)
@@ -116,10 +116,10 @@ class LocalTimes(Observer):
                 self._spread([*unread, number])
 
     def _spread(self, numbers: Sequence[int]) -> None:
-        """Spread the time without a CPU that was read in the last of some steps over all of them, by their length."""
+        """Spread the time without a CPU, read in the last of these steps, over all of these steps by length."""
         steal = self._steps[numbers[-1]].steal
         found = {number: self._steps[number] for number in numbers if number in self._steps}
-        lengths = [max(0.0, one.local) for one in found.values()]  # 0, where it is unknown
+        lengths = [max(0.0, one.local) for one in found.values()]  # 0 if unknown
         whole = sum(lengths)
         if whole > 0 and steal > 0:
             for (number, one), length in zip(found.items(), lengths, strict=True):
@@ -136,7 +136,7 @@ class LocalTimes(Observer):
 
 
 def shape(marks: Sequence[Any]) -> Shape:
-    """Find the ends of backwards, and what belongs to no step, among the marks of a step."""
+    """Find the ends of backwards, and evaluations and the like, among the marks of a step."""
     course, ends, asides = Course(), [], []
     for place, mark in enumerate(marks):
         if course.turn(mark) is Stage.BACKWARD and course.stage is not Stage.BACKWARD:

@@ -1,4 +1,4 @@
-"""The watch for stragglers of a fit: signals of this rank, and on rank 0 the ranks compared in a side thread."""
+"""The search for stragglers in a fit: signals of this rank, and on rank 0 the ranks compared in a side thread."""
 
 import threading
 from collections import deque
@@ -33,24 +33,24 @@ LAST_SECONDS = 0.5
 """Seconds that the end of a fit may wait on rank 0 for the other ranks' part of the last window."""
 
 SLICE_SECONDS, BREATH_SECONDS = 0.001, 0.0002
-"""Length of a slice of the analysis, and of the sleep after it, in which the training thread may have the GIL."""
+"""Length of a slice of the analysis, and of the sleep afterwards, which yields the GIL to the training thread."""
 
 ALONE_STEPS, FEWEST_STEPS = 50, 10
-"""Steps of a single process that are compared with each other, and as few of them at the end."""
+"""Fewest steps of a single process that are compared with each other: during training, and at the end."""
 
 NO_MORE = "perf_callbacks: slow ranks are looked for no more, training goes on: %s"
 
 MOST_TOLD = 8
-"""Most ranks that are warned of while training runs, and most losses that a summary names."""
+"""Most ranks that warnings name while training runs, and most losses that a summary names."""
 
 
 def begin(recorder: Recorder, training: Training) -> Observer | None:
-    """Look for stragglers in this fit, unless its configuration says otherwise. Rank 0's setting holds for all."""
+    """Search for stragglers in this fit, unless `stragglers` is "off". Rank 0's setting holds for all ranks."""
     if recorder.run.world_size == 1:
         if recorder.config.stragglers == "off":
             return None
         alone = SingleWatch(recorder)
-        with suppress(RuntimeError):  # no thread to be had
+        with suppress(RuntimeError):  # no thread available
             WATCHDOG.watch(alone)
         return alone
     ranks = exchange.of(recorder)
@@ -65,7 +65,7 @@ def begin(recorder: Recorder, training: Training) -> Observer | None:
 
 
 class _Found:
-    """Stragglers found so far. They are found in one thread and asked for in another, which never waits."""
+    """Stragglers found so far. One thread compares ranks, another reads the results and never waits."""
 
     def __init__(self, recorder: Recorder, *, sharded: bool = False) -> None:
         self._recorder = recorder
@@ -75,7 +75,7 @@ class _Found:
         self._lost, self._told = 0.0, 0.0
         self._summary: StragglerSummary | None = None
         self.waited_seconds = self.backward_seconds = 0.0
-        """Seconds after the gradient that usually comes last, in which this rank may have waited, and of backwards."""
+        """Seconds after the last gradient, in which this rank may have waited, and all seconds of backward."""
 
     def analyse(
         self,
@@ -83,7 +83,7 @@ class _Found:
         ranks: Mapping[int, Signals],
         roles: Mapping[int, Mapping[str, int]] | None = None,
     ) -> None:
-        """Compare ranks, and tell of what is found."""
+        """Compare ranks, write a record of each straggler, and warn of slow ranks."""
         stragglers = self._stragglers
         for one in stragglers.window(numbers, ranks, roles, _Breath()):
             self._recorder.write(one)
@@ -103,7 +103,7 @@ class _Found:
                 log.warning("perf_callbacks: %s", slow_rank(slow))
 
     def summary(self) -> dict[str, StragglerSummary]:
-        """Return the part of the summary."""
+        """Return the stragglers' part of the summary."""
         waiting = self.waited_seconds / self.backward_seconds if self.backward_seconds else None
         return {"stragglers": replace(self._summary or StragglerSummary(), backward_waiting=waiting)}
 
@@ -118,7 +118,7 @@ class _Found:
 
 
 class RanksWatch(Observer, WindowReader):
-    """Makes the signals of this rank, and on rank 0 compares those of all ranks."""
+    """Makes the signals of this rank, and on rank 0 compares the signals of all ranks."""
 
     def __init__(self, recorder: Recorder, ranks: Exchange, model: nn.Module | None) -> None:
         self._recorder = recorder
@@ -129,7 +129,7 @@ class RanksWatch(Observer, WindowReader):
         self._moments: GradientMoments | None = None
         self._local: LocalTimes | None = None
         self._made, self._analysed = 0, 1
-        """First step of the newest window of this rank, and the first one after those that were analysed."""
+        """First step of this rank's newest window, and first step after the analysed windows."""
         self._failed, self._compares = False, True
         parameter = None if self._device or self._sharded else gradient_moments.last_parameter(model)
         if parameter is not None:
@@ -183,13 +183,13 @@ class RanksWatch(Observer, WindowReader):
             self._analysed = last
 
     def before_summary(self) -> None:
-        """Wait a moment for the last window of all ranks. Its steps may not have been read yet."""
+        """On rank 0, wait a moment for the last window of all ranks, whose steps may not have been read yet."""
         if self._recorder.run.rank == 0 and self._recorder.failure is None:
             deadline = monotonic() + LAST_SECONDS
             self._recorder.engine.flush(self._recorder.clock())
             while self._analysed <= self._made and monotonic() < deadline:
                 sleep(0.01)
-                self._recorder.engine.flush(self._recorder.clock())  # a device may tell of its last steps now
+                self._recorder.engine.flush(self._recorder.clock())  # a device may have ended its last steps now
 
 
 class SingleWatch(Observer):
@@ -202,21 +202,21 @@ class SingleWatch(Observer):
         self._heard: deque[Steps] = deque(maxlen=256)
         self._kept: list[Steps] = []
         self._ended = self._failed = False
-        self._comparing = threading.Lock()  # the watchdog's thread may be at it when the fit ends
+        self._comparing = threading.Lock()  # the watchdog's thread may be comparing when the fit ends
 
     def record_written(self, record: Record) -> None:
-        """Take steps that were written."""
+        """Keep a record of steps for the next comparison."""
         if isinstance(record, Steps):
             self._heard.append(record)
 
     def tick(self, now: float) -> bool:  # noqa: ARG002 the watchdog calls with the time
-        """Compare the steps of the last seconds, if there are enough of them."""
+        """Compare the latest steps, if there are enough."""
         if not self._ended:
             self._compare(ALONE_STEPS)
         return not self._ended and not self._failed
 
     def closed(self) -> None:
-        """Compare the last steps with the summary, for which they are written."""
+        """Stop the watch. `summary` compares the last steps, which are written before."""
         self._ended = True
 
     def summary(self) -> dict[str, StragglerSummary]:

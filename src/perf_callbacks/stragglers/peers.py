@@ -1,8 +1,8 @@
 """Signals of ranks that do the same work, side by side.
 
 A signal is a column of one rank: seconds of each step of a window, NaN if unknown. `LOCAL` is the time that the rank
-took until it waited for the others, `STEP` the whole step, and each of `CAUSES` but the last is a part of the local
-time. The last one is the rest. `WORK` is no time but the size of the batch, where sizes vary.
+took until it waited for other ranks, `STEP` the whole step. Each of `CAUSES` is a part of the local time; the last,
+`HOST`, is the rest. `WORK` is not a time but the size of the batch, present only if sizes vary.
 """
 
 import math
@@ -18,13 +18,13 @@ CAUSES = (GC, DATA, STEAL, DEVICE, HOST)
 """Causes: garbage collection, waiting for data, waiting for a CPU, computing on the device, and anything else."""
 
 SEEN = 8
-"""Slowest ranks of a step that are looked at. The job gains nothing beyond them."""
+"""Number of slowest ranks of a step that are examined. The time of the next rank limits the gain."""
 
 SAMPLE = 63
-"""Ranks that stand for all of them where a median is wanted. At 4,096 ranks it moves by 2 % of the spread."""
+"""Ranks in the sample for a median over all ranks. At 4,096 ranks, sampling moves it by 2 % of the spread."""
 
 LEAST_PART = 0.1
-"""Part of a slow rank's lead that a cause explains at least. Less may be chance."""
+"""Least part of a slow rank's lead that a cause must explain to be named. Less may be chance."""
 
 Signals = Mapping[str, Sequence[float]]
 
@@ -38,9 +38,9 @@ class Compared:
     slowest: int
     """Place of the slowest rank."""
     late: float
-    """Seconds that it took beyond a usual rank."""
+    """Seconds that the slowest rank took beyond a usual rank."""
     ahead: float
-    """Seconds that it took beyond the next one."""
+    """Seconds that the slowest rank took beyond the second slowest."""
     gains: Mapping[str, float]
     """Seconds by which the step would be shorter without the excess of a cause on any rank."""
     gain: float
@@ -49,7 +49,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """Ranks that do the same work in one window, and the columns that were asked for."""
+    """Ranks that do the same work in one window, with a cache of their columns."""
 
     ranks: Sequence[int]
     signals: Sequence[Signals]
@@ -60,7 +60,7 @@ class Peers:
         return max(1, len(self.ranks) // SAMPLE)
 
     def compare(self) -> Iterable[Compared | None]:
-        """Compare the ranks step by step; None: too few ranks are known. Each step is a slice of the work."""
+        """Compare the ranks step by step; None: too few ranks have a known time. Each step is a slice of the work."""
         alone = len(self.ranks) == 1
         usual = median(known(self.signals[0][LOCAL])) if alone else 0.0
         stride = self._stride
@@ -83,10 +83,10 @@ class Peers:
             yield Compared(step, top[0], late, late if alone else row[top[0]] - row[top[1]], gains, whole)
 
     def _gain(self, row: Sequence[float], top: Sequence[int], step: int, *causes: str) -> float:
-        """Return the seconds by which a step would be shorter without the excess of some causes on any rank."""
+        """Return the seconds by which a step would be shorter without the excess of these causes on any rank."""
         least = row[top[SEEN]] if len(top) > SEEN else -math.inf
         for place in top[:SEEN]:
-            if row[place] <= least:  # those that follow are faster still
+            if row[place] <= least:  # the remaining ranks are faster still
                 break
             excess = 0.0
             for cause in causes:
@@ -96,7 +96,7 @@ class Peers:
         return row[top[0]] - least
 
     def common(self, step: int, cause: str) -> float:
-        """Return the excess of a cause on a usual rank in that step: all collect in it, or wait for one disk."""
+        """Return the excess of a cause on a usual rank in a step: if all ranks collect, or wait for the same disk."""
         columns = [self._column(place, cause) for place in range(0, len(self.ranks), self._stride)]
         return lower_median([max(0.0, column[step] - usual) for column, usual in columns])
 
@@ -109,7 +109,7 @@ class Peers:
         return {cause: found[cause] / whole for cause in sorted(found, key=lambda cause: -found[cause])}
 
     def more(self, place: int, cause: str) -> float:
-        """Return the median seconds of a cause on one rank beyond those on a usual one of the others."""
+        """Return the median seconds of a cause on a rank, less the median on a usual other rank."""
         others = [one for one in range(len(self.ranks)) if one != place]
         others = others[:: max(1, len(others) // SAMPLE)]
         return self.median(place, cause) - lower_median([self.median(one, cause) for one in others])
@@ -120,15 +120,15 @@ class Peers:
         return median([self.median(place, cause) for place in places])
 
     def median(self, place: int, cause: str) -> float:
-        """Return the median seconds of a cause on one rank."""
+        """Return the median seconds of a cause on a rank."""
         return self._column(place, cause)[1]
 
     def column(self, place: int, cause: str) -> Sequence[float]:
-        """Return the seconds of a cause on one rank, step by step."""
+        """Return the seconds of a cause on a rank, step by step."""
         return self._column(place, cause)[0]
 
     def _column(self, place: int, cause: str) -> tuple[Sequence[float], float]:
-        """Return the seconds of a cause on one rank, and their median. Those of an unknown cause count as the rest."""
+        """Return the seconds of a cause on a rank, and the median. Time of an unknown cause counts as `HOST`."""
         found = self._columns.get((place, cause))
         if found is None:
             signals = self.signals[place]
@@ -137,14 +137,14 @@ class Peers:
                 column: Sequence[float] = [*map(_rest, signals[LOCAL], *parts)]
             else:
                 column = signals.get(cause, (0.0,) * len(signals[LOCAL]))
-            # the lower one: where a rank is slow in half of the steps, its usual ones are the others
+            # the lower median: if a rank is slow in half of the steps, the other half is usual
             middle = lower_median((known(column) if math.isnan(sum(column)) else column) or (0.0,))
             found = self._columns[place, cause] = column, middle
         return found
 
 
 def _rest(local: float, *parts: float) -> float:
-    """Return the local time without those of its parts that are known."""
+    """Return the local time without its known parts."""
     taken = sum(parts)
     return max(local - (sum(known(parts)) if math.isnan(taken) else taken), 0.0)
 
@@ -155,7 +155,7 @@ def known(values: Sequence[float]) -> list[float]:
 
 
 def median(values: Collection[float]) -> float:
-    """Return the median; 0 of nothing.
+    """Return the median; 0 if there are no values.
 
     >>> median([3.0, 1.0, 2.0, 4.0]), median([])
     (2.5, 0.0)
@@ -167,7 +167,7 @@ def median(values: Collection[float]) -> float:
 
 
 def lower_median(values: Collection[float]) -> float:
-    """Return the lower one of the two values in the middle: of two ranks, the faster one is the usual one.
+    """Return the lower of the two middle values: of two ranks, the faster rank is usual.
 
     >>> lower_median([3.0, 1.0])
     1.0

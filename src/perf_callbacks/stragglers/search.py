@@ -1,8 +1,8 @@
-"""Stragglers: the ranks that others waited for, why, and the seconds that the job lost by them.
+"""The search for stragglers: which ranks made other ranks wait, why, and how many seconds the job lost.
 
-After a collective all ranks go on together. The time that a rank takes from there until it waits again is measured on
-its own clock, and can be compared with that of other ranks although their clocks can't. The slowest rank sets the pace:
-the job loses what this rank took beyond the others.
+After a collective all ranks go on together. Each rank measures, on its own clock, the time from there until it waits
+again. These times can be compared between ranks, although clocks can't. The slowest rank sets the pace: the job loses
+the seconds that this rank took beyond the other ranks.
 """
 
 from collections import Counter, deque
@@ -34,31 +34,31 @@ LEAST_SHARE, LEAST_SECONDS = 0.25, 0.003
 """Part of a median step, and seconds, that a step must lose before a rank is named."""
 
 EXACT = frozenset({GC, STEAL})
-"""Causes that are measured by themselves. Waiting for data holds some of their time too, so they come first."""
+"""Causes that are measured directly. Waiting for data includes some of this time, so these causes come first."""
 
 DEVIATIONS = 8 * 1.4826
-"""Median deviations by which a step must lose more than others by the other causes. 1.4826 of them are a standard
-deviation."""
+"""For the other causes, a step must lose this many median deviations more than usual. 1.4826 median deviations are a
+standard deviation."""
 
 MEMORY = 200
-"""Steps whose losses are remembered to tell an unusual one."""
+"""Number of last steps whose losses define the usual loss."""
 
 SHORTAGE = 2.0
-"""Times that the other causes must exceed a usual step's wait for a CPU: where CPUs are short, all times vary."""
+"""Limits of the other causes grow by this multiple of the usual wait for a CPU: if CPUs are short, all times vary."""
 
 KINDS = frozenset({STEAL, DEVICE})
-"""Signals that tell kinds of local times apart: up to the last gradient, of stages on a device, or of stages. Only
-times of one kind are compared, as one holds the backward and another doesn't."""
+"""Signals that distinguish kinds of local times: up to the last gradient, of stages on a device, or of stages. Only
+times of the same kind are compared, because some kinds include the backward."""
 
 SLICE = 256
-"""Ranks whose roles are looked at in one slice of the work."""
+"""Ranks whose roles are read in one slice of the work."""
 
 SLOW_SHARE, SLOW_STEPS = 0.05, 0.6
-"""A rank is slow in a window if it takes this part of a step longer than a usual rank, and is the slowest one in this
+"""A rank is slow in a window if it takes this part of a step longer than a usual rank, and is the slowest in this
 part of the steps."""
 
 LONG_WINDOWS, LONG_STEPS = 2, 30
-"""Windows in a row, and steps of them, from which on a rank is slow for long."""
+"""A slow rank is reported after this many windows in a row, with this many steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,11 +67,11 @@ class SlowRank:
 
     rank: int
     step: int
-    """Last step of the newest of them."""
+    """Last step of the newest window."""
     steps: int
     """Steps of these windows."""
     share: float
-    """Part of a step that it takes longer than a usual rank, in the newest one."""
+    """Part of a step that the rank takes longer than a usual rank, in the newest window."""
     causes: Mapping[str, float]
     """Part of this difference that each cause explains, the largest first."""
 
@@ -82,9 +82,9 @@ class _Lead(NamedTuple):
     step: int
     rank: int
     late: float
-    """Seconds that it took beyond a usual rank."""
+    """Seconds that the rank took beyond a usual rank."""
     ahead: float
-    """Seconds that it took beyond the next one."""
+    """Seconds that the rank took beyond the second slowest."""
 
 
 @dataclass(slots=True)
@@ -93,27 +93,27 @@ class _Spell:
 
     rank: int
     more: float = 0.0
-    """Seconds that a step takes it beyond a usual rank, in the newest window."""
+    """Seconds per step that the rank takes beyond a usual rank, in the newest window."""
     usual: float = 0.0
-    """Seconds that it led by in a step, on an average, before it was slow: by chance, some rank is always the last."""
+    """Average seconds per step by which the rank was last before it was slow: by chance, some rank always is."""
     causes: Mapping[str, float] = field(default_factory=dict)
     steps: int = 0
     windows: int = 0
     told: bool = False
-    """True once the spell has lasted for so long that it was told of."""
+    """True once the spell was long enough to be reported."""
 
     def begin(self, leads: Sequence[_Lead]) -> list[Straggler]:
-        """Return what was lost in the steps of the windows before, from that on in which the rank became slow."""
+        """Return the losses in the windows before, from the step in which the rank became slow."""
         place = len(leads) - self._slow_steps(leads[::-1])
         self.usual = sum([lead.ahead for lead in leads[:place] if lead.rank == self.rank]) / max(1, place)
         return self.lost(leads[place:])
 
     def end(self, leads: Sequence[_Lead]) -> list[Straggler]:
-        """Return what was lost in the steps of the window after, up to that in which the rank recovered."""
+        """Return the losses in the window after, up to the step in which the rank recovered."""
         return self.lost(leads[: self._slow_steps(leads)])
 
     def lost(self, leads: Sequence[_Lead]) -> list[Straggler]:
-        """Return what was lost in these steps: what the rank leads by in them, without what it led by before."""
+        """Return the losses in these steps: the rank's lead, less its average lead before the spell."""
         mine = [lead for lead in leads if lead.rank == self.rank]
         lost = sum([lead.ahead for lead in mine]) - self.usual * len(leads)
         return [
@@ -123,9 +123,9 @@ class _Spell:
         ]
 
     def _slow_steps(self, leads: Sequence[_Lead]) -> int:
-        """Return how many of the first steps are slow, if one place parts slow steps from usual ones.
+        """Return the number of slow steps at the beginning, split where slow and usual steps part best.
 
-        Two or three steps that are slow by chance are none.
+        Two or three steps that are slow by chance count as 0.
         """
         late = [lead.late if lead.rank == self.rank else 0.0 for lead in leads]
         gains = [*accumulate([seconds - self.more / 2 for seconds in late], initial=0.0)]
@@ -133,18 +133,18 @@ class _Spell:
 
 
 class Stragglers:
-    """Finds stragglers, window by window, and adds up what they cost. It doesn't grow with the number of steps."""
+    """Finds stragglers, window by window, and adds up the lost seconds. Memory doesn't grow with the steps."""
 
     def __init__(self) -> None:
         self._groups: dict[object, _Group] = {}
         self.lost: dict[tuple[int, str], float] = {}
         """Seconds that the job lost, by rank and cause."""
         self.times: Counter[tuple[int, str]] = Counter()
-        """Number of steps in which it lost them."""
+        """Number of steps with a loss, by rank and cause."""
         self.steps = 0
         """Steps that were compared."""
         self.seconds = self.uneven_seconds = 0.0
-        """Duration of these steps, and how much shorter they would be if each rank were as fast as a usual one."""
+        """Duration of these steps, and the seconds saved if each rank were as fast as a usual rank."""
         self._several = False
 
     def window(
@@ -154,11 +154,11 @@ class Stragglers:
         roles: Mapping[int, Mapping[str, int]] | None = None,
         rest: Callable[[], object] = lambda: None,
     ) -> list[Straggler]:
-        """Compare the ranks of one window, and return what was found.
+        """Compare the ranks of a window, and return the stragglers found.
 
         Args:
-            numbers: Numbers of its steps.
-            ranks: Signals of each rank that is heard of. A rank without as many steps is left out.
+            numbers: Numbers of the window's steps.
+            ranks: Signals by rank. A rank with another number of steps is left out.
             roles: Coordinates of the ranks, such as their pipeline stage.
             rest: Called between slices of the work, each of which takes less than a millisecond.
         """
@@ -177,7 +177,7 @@ class Stragglers:
         if not work:
             return []
         one = ranks[min(map(min, work.values()))]
-        durations = known(one.get(STEP, one[LOCAL]))  # those of any rank: they all wait for each other
+        durations = known(one.get(STEP, one[LOCAL]))  # of any rank, as all ranks wait for each other
         uneven = [0.0] * steps
         found: list[Straggler] = []
         for like, group in work.items():
@@ -203,7 +203,7 @@ class Stragglers:
 
     @property
     def slow(self) -> list[SlowRank]:
-        """The slow ranks of the newest window, at most one among ranks that are compared with each other."""
+        """Slow ranks of the newest window, at most a single rank per group that is compared."""
         return [group.slow for group in self._groups.values() if group.slow is not None]
 
     @property
@@ -216,18 +216,18 @@ class Stragglers:
 
     @property
     def slowdown(self) -> float | None:
-        """Duration of the steps over the one that they would have if no rank were slow. None: there is one rank."""
+        """Ratio of the steps' duration to the duration without slow ranks. None: the job has a single rank."""
         rest = self.seconds - self.uneven_seconds
         return self.seconds / rest if rest > 0 and self._several else None
 
 
 class _Group:
-    """Ranks that do the same work, over the windows."""
+    """Ranks that do the same work, over all windows."""
 
     def __init__(self) -> None:
         self._noise: dict[str, deque[float]] = {}
         self._spell: _Spell | None = None
-        self._leads: list[_Lead] = []  # of the last windows, as far as they were not told of
+        self._leads: list[_Lead] = []  # of the last windows, unless reported
         self.slow: SlowRank | None = None
 
     def find(
@@ -240,14 +240,14 @@ class _Group:
         return found
 
     def skip(self) -> None:
-        """Pass over a window in which these ranks weren't compared: who was slow before it is slow no more."""
+        """Skip a window in which these ranks weren't compared: a slow rank counts as recovered."""
         self._spell = self.slow = None
         self._leads = []
 
     def _events(
         self, numbers: Sequence[int], peers: Peers, compared: Sequence[Compared], step_seconds: float
     ) -> list[Straggler]:
-        """Name rank and cause of each step that lost unusually much."""
+        """Find rank and cause of each step with an unusually large loss."""
         least = max(LEAST_SHARE * step_seconds, LEAST_SECONDS)
         limits = dict.fromkeys(EXACT, least)
         for cause in compared[0].gains.keys() - EXACT if compared else ():
@@ -272,9 +272,9 @@ class _Group:
     def _persistent(
         self, numbers: Sequence[int], peers: Peers, compared: Sequence[Compared], step_seconds: float, named: set[int]
     ) -> list[Straggler]:
-        """Tell if one rank is slow for long: by how much, and by which causes.
+        """Find the rank that is slow for several windows in a row, and return its losses.
 
-        A rank becomes slow, and recovers, in the midst of a window. The slow part of that window counts too.
+        A rank may become slow, or recover, within a window. The slow part of that window counts too.
         """
         leads = [_Lead(numbers[one.step], peers.ranks[one.slowest], one.late, one.ahead) for one in compared]
         leads = [lead for lead in leads if lead.step not in named]
@@ -302,12 +302,12 @@ class _Group:
         return found
 
     def _forget(self, rank: int) -> None:
-        """Forget the steps in which a rank was slow: they were told of."""
+        """Forget the leads of a rank, because they are reported."""
         self._leads = [lead for lead in self._leads if lead.rank != rank]
 
 
 def _slowest(peers: Peers, compared: Sequence[Compared]) -> int | None:
-    """Return the place of the rank that is the slowest one in most steps; None: there is none."""
+    """Return the place of the rank that is slowest in most steps; None: no rank is."""
     counts = Counter([one.slowest for one in compared])
     place = max(counts, key=lambda one: (counts[one], -one), default=None)
     if place is None or counts[place] <= len(compared) * max(SLOW_STEPS, 1.5 / len(peers.ranks)):

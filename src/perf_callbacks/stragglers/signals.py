@@ -1,4 +1,4 @@
-"""Signals of one rank, from the stages of its steps and from what else is known of them."""
+"""Signals of a rank, from the stages of its steps, the moments of its gradients, or its journal."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from perf_callbacks.stragglers.peers import DATA, DEVICE, GC, LOCAL, STEAL, STEP
 
 
 def of_gradients(steps: Columns, times: Sequence[LocalTime | None]) -> Signals | None:
-    """Return the signals of steps whose local time is known up to the last gradient; None: it is of no step."""
+    """Return the signals from local times up to the last gradient; None: no step has such a time."""
     timed = [time is not None and not math.isnan(time.local) for time in times]
     if not any(timed):
         return None
@@ -23,13 +23,13 @@ def of_gradients(steps: Columns, times: Sequence[LocalTime | None]) -> Signals |
 
 
 def of_stages(steps: Columns, *, sharded: bool, device: bool, alone: bool) -> Signals:
-    """Return the signals of steps of which only the stages are known.
+    """Return the signals from the stages of steps, if no moments of gradients are known.
 
     Args:
         steps: The steps.
         sharded: Ranks wait for each other in the forward too, so that only the time outside of the model is local.
         device: The stages are times on a device. Garbage collections are then part of them.
-        alone: There is one rank: nothing is waited for.
+        alone: The job has a single rank, which never waits for another.
     """
     data, forward, backward, optimizer, other = [_stage(steps, stage) for stage in STAGES if stage is not Stage.GC]
     collected = steps.pause_seconds if device else _stage(steps, Stage.GC)
@@ -47,7 +47,7 @@ def of_stages(steps: Columns, *, sharded: bool, device: bool, alone: bool) -> Si
 
 
 def of_records(blocks: Sequence[Steps], *, device: bool) -> dict[str, list[float]]:
-    """Return the signals of steps of a single process as they are in the journal. The whole step is local."""
+    """Return the signals of a single process, from the steps of its journal. The whole step is local."""
     included = [reason is None for steps in blocks for reason in steps.excluded or [None] * len(steps.step)]
 
     def column(name: str) -> list[float]:
@@ -65,8 +65,8 @@ def of_records(blocks: Sequence[Steps], *, device: bool) -> dict[str, list[float
 def _woken(local: Sequence[float], steal: Sequence[float]) -> Sequence[float]:
     """Add to local times the wait for a CPU after the other ranks were done, which the scheduler counts in `steal`.
 
-    A rank whose local time is as usual, although it had no CPU for a while, had none when the ranks went on together:
-    it began late. Its own clock can't tell, as it noticed the end of the backward late, too.
+    If a rank lacked a CPU for a while, and yet has a usual local time, it lacked the CPU when the ranks went on
+    together: it began late. Its own clock can't show this, because it noticed the end of the backward late, too.
     """
     usual, usual_steal = median(known(local)), median(known(steal))
     late = [lost - usual_steal - max(0.0, own - usual) for own, lost in zip(local, steal, strict=True)]
@@ -78,7 +78,7 @@ def _stage(steps: Columns, stage: Stage) -> Sequence[float | None]:
 
 
 def _signals(steps: Columns, signals: Signals) -> Signals:
-    """Add what all signals need, and leave out steps that are in no row."""
+    """Add step times, and batch sizes if sizes vary. Set excluded steps to None."""
     found = {STEP: steps.step_seconds, **signals}
     sizes = steps.tokens if None not in steps.tokens else steps.samples
     told = [size for size in sizes if size is not None]

@@ -48,7 +48,7 @@ def slow_rank(slow: SlowRank) -> str:
 
 
 def lines(found: StragglerSummary | None) -> Iterator[str]:
-    """Return what stragglers cost, the worst first: nothing if nothing was compared."""
+    """Yield lines about the cost of stragglers, the worst first; no lines if no step was compared."""
     if found is None or not found.steps:
         return
     several, lost = found.slowdown is not None, sum(found.seconds_by_cause.values())
