@@ -1,7 +1,7 @@
-"""Confidence intervals for ratios of sums, and for quick steps, where steps depend on each other.
+"""Confidence intervals for ratios of sums, and for quick steps, if steps depend on each other.
 
-A slow step is often followed by another one: an interval that takes steps for independent is too narrow. The steps are
-cut into a few long batches, whose means hardly depend on each other (the method of batch means).
+Slow steps often come in a row, so an interval that assumes independent steps is too narrow. The method of batch means
+cuts the steps into a few long batches, whose means hardly depend on each other.
 """
 
 import math
@@ -14,27 +14,27 @@ BATCHES = 16
 """Batches into which the steps of a run are cut."""
 
 FEWEST_BATCHES = 5
-"""Batches of two steps without which nothing is estimated."""
+"""Fewest batches, of two steps or more, for an estimate."""
 
 CONFIDENCE = 0.99
-"""Share of intervals that hold the truth: a comparison that fails builds by chance is soon ignored."""
+"""Share of intervals that contain the true value: a comparison that fails builds by chance is soon ignored."""
 
 QUANTILE = 0.05
-"""Share of the steps that are shorter than a quick one."""
+"""Share of the steps that are shorter than a quick step."""
 
 QUICK_BATCHES = 6
-"""Batches that are left out in turn: with more of them, the jackknife's intervals are too narrow."""
+"""Batches that the jackknife leaves out in turn: with more batches, its intervals are too narrow."""
 
 FEWEST_QUICK = 120
-"""Steps without which no quick one is looked for."""
+"""Fewest steps for an estimate of quick steps."""
 
 
 class Estimate(NamedTuple):
-    """A ratio of sums, and how far off it may be."""
+    """A ratio of sums with its standard error."""
 
     value: float
     error: float
-    """Standard error of its logarithm."""
+    """Standard error of the logarithm of `value`."""
     batches: int
 
 
@@ -48,7 +48,7 @@ class Change(NamedTuple):
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> Estimate | None:
-    """Estimate the sum of one column over that of another; None for too few steps, or sums that aren't positive.
+    """Estimate the ratio of two columns' sums; None for too few steps, or sums that aren't positive.
 
     >>> ratio([3.0] * 40, [2.0] * 40)
     Estimate(value=1.5, error=0.0, batches=16)
@@ -66,10 +66,10 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> Estimate | None:
 
 
 def quick(times: Sequence[float]) -> Estimate | None:
-    """Estimate the time of a quick step, a low quantile of all steps; None for too few of them.
+    """Estimate the time of a quick step, a low quantile of all steps; None for too few steps.
 
-    Whatever else a machine does makes some steps longer, and quick ones hardly. The error is the jackknife's: by how
-    much the quantile moves if one batch is left out. Quantiles of single batches would move with each slow phase of the
+    Other work on a machine makes some steps longer, but hardly affects quick steps. The error is the jackknife's: how
+    far the quantile moves if a batch is left out. Quantiles of single batches would move with each slow phase of the
     machine that fills a batch.
 
     >>> quick([2.0, 9.0] * 60)
@@ -101,9 +101,9 @@ def change(before: Estimate, after: Estimate) -> Change:
 
 
 def _quantile(freedom: float) -> float:
-    """Return the two-sided quantile of Student's t, by its expansion around the normal one.
+    """Return the two-sided quantile of Student's t, by expansion around the normal quantile.
 
-    With 4 degrees of freedom, the fewest here, it is 1 % too small; with 10, nothing.
+    With 4 degrees of freedom, the fewest here, the result is 1 % too small; with 10, the error is negligible.
     """
     z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     first = (z**3 + z) / 4

@@ -9,19 +9,19 @@ from perf_callbacks.report.units import DASH
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Binding:
-    """CPUs of one rank. None: unknown, or there is none."""
+    """CPUs of a rank. None: unknown, or there is no GPU."""
 
     rank: int
     gpu: str | None
     """PCI id."""
     numa_nodes: str | None
-    """NUMA node of the GPU, or those of the CPUs if there is no GPU."""
+    """NUMA node of the GPU, or NUMA nodes of the CPUs if there is no GPU."""
     cpus: str | None
     """CPUs that the rank may run on now."""
     cpus_in_training: str | None
-    """CPUs that it would run on in a training."""
+    """CPUs that the rank would run on in a training."""
     threads: int
-    """Threads of the process that may run on these CPUs now; others were pinned elsewhere."""
+    """Threads of the process that may run on `cpus` now; other threads were pinned elsewhere."""
     status: str
     """Status of the item `affinity`."""
 

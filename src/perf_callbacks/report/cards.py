@@ -1,4 +1,4 @@
-"""Text for a person: some lines when training starts, a short table when it ends, at most 80 columns wide."""
+"""Text for a person, at most 80 columns wide: some lines when training starts, a short table at the end."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -17,24 +17,24 @@ WORTH_SAYING = 0.05
 """Least share of the run for which a finding is the verdict."""
 
 ENOUGH_COVERED = 0.98
-"""Share of the weights under which FLOPs are a lower bound."""
+"""If a smaller share of the weights was counted, FLOPs are a lower bound."""
 
 MOST_NAMES = 3
-"""Operations without a formula that are named."""
+"""Most operations without a formula that are named."""
 
 MOST_ADVICE = 3
-"""Findings at the start, where nobody knows yet what they are worth."""
+"""Most findings at the start, when their gain is not known yet."""
 
 ENOUGH_STEPS = 5
-"""Measured steps without which there is no verdict."""
+"""Fewest measured steps for a verdict."""
 
 MOST = 0.99
 
 MOSTLY = 0.8
-"""Share of the run in forward, backward and optimizer from which on there is nothing to win."""
+"""If forward, backward and optimizer took this share of the run, there is nothing to win."""
 
 _PARTS = {"first_step": "first step", "flop_counting": "FLOP counting", "own_work": "own work", "other": "elsewhere"}
-"""Parts of the wall time whose names in text differ from those in the summary."""
+"""Text names of the parts of the wall time that have another name in the summary."""
 
 _EXCLUDING = {
     "first_step": "first step",
@@ -56,7 +56,7 @@ def opening(
     findings: Sequence[Finding] = (),
     columns: int = COLUMNS,
 ) -> str:
-    """Render the lines at the start: what is measured, the checklist, and advice that needs no run.
+    """Render the lines at the start: the measurements, the checklist, and advice that needs no run.
 
     >>> print(opening(
     ...     Run(run_id="a", attempt=2, step=40, rank=0, world_size=1, device="cpu", timeline="host", door="loop",
@@ -82,14 +82,14 @@ def opening(
 
 
 def _files(origins: Mapping[str, str]) -> Iterable[str]:
-    """Name the files that set fields; the lines are in the journal."""
+    """Yield each file with the fields that the file sets; line numbers are in the journal."""
     files = {name: place.partition(", line ")[0] for name, place in origins.items()}
     for file in dict.fromkeys(files.values()):
         yield f"set by {file}: " + ", ".join(name for name in files if files[name] == file)
 
 
 def from_outside(values: Mapping[str, object], origins: Mapping[str, str]) -> str:
-    """Render the settings that were set from outside, one per line, each with its origin.
+    """Render the settings that were set from outside, a line each, with their origins.
 
     >>> print(from_outside({"gc": "observe", "window": 20}, {"gc": "PERF_CALLBACKS_GC", "window": "perf.yaml, line 2"}))
     Set from outside
@@ -159,7 +159,7 @@ def closing(summary: Summary, checklist: Sequence[Checklist] = (), columns: int 
 
 
 def verdict(summary: Summary) -> str:
-    """Say in one sentence what limits the run and the one change that helps most; empty if too little is known."""
+    """Return a sentence with the run's limit and the change that helps most; empty if too little is known."""
     large = _large(summary)
     return _change(large[0]) if large else _nothing_to_win(summary)
 
@@ -169,7 +169,7 @@ def _large(summary: Summary) -> list[Finding]:
 
 
 def _verdict(summary: Summary) -> Iterable[str]:
-    """Render what limits the run and the one change that helps most, and below it what else would help."""
+    """Yield the verdict, then a line for each other change that would help."""
     large = _large(summary)
     yield verdict(summary)
     for other in summary.findings[len(large) :]:
@@ -190,12 +190,12 @@ def live(found: Finding, seconds: float, columns: int = COLUMNS) -> str:
 
 
 def _change(found: Finding) -> str:
-    """Render a finding that tells its share, in one sentence."""
+    """Render a finding with a known share as a sentence."""
     return f"{found.evidence}; try {found.remedy}. Up to {1 / (1 - min(found.share or 0.0, MOST)):.1f}x faster."
 
 
 def _nothing_to_win(summary: Summary) -> str:
-    """Render the verdict on a run in which nothing is wrong; empty if too little is known for one."""
+    """Render the verdict on a run without a large finding; empty if too little is known."""
     after_startup = sum(summary.wall_seconds.values()) - summary.wall_seconds.get("startup", 0.0)
     stages = [summary.stage_seconds.get(f"{name}_time") for name in ("forward", "backward", "optimizer")]
     known = [seconds for seconds in stages if seconds is not None]
@@ -219,9 +219,9 @@ def _headline(summary: Summary) -> str:
 
 
 def _account(summary: Summary) -> Iterable[str]:
-    """Render the parts of the wall time. Parts that took nothing are left out, and so is an account of nothing.
+    """Render the parts of the wall time, without empty parts. No line if no time was measured.
 
-    What a trainer does before its first hook is unknown, so it is not part of the account.
+    The account begins with the trainer's first hook: the time before is unknown.
     """
     wall = sum(summary.wall_seconds.values())
     if wall <= 0:
@@ -249,7 +249,7 @@ def _stages(summary: Summary) -> Iterable[str]:
 
 
 def _throughput(summary: Summary) -> Iterable[str]:
-    """Render the rates, and the reasons for which one is missing."""
+    """Render the rates, and the reasons for missing rates."""
     seconds = summary.included_seconds
     amounts = {
         "samples/s": summary.included_samples,
@@ -297,7 +297,7 @@ def _work(summary: Summary) -> Iterable[str]:
 
 
 def _uncounted(flops: FlopsSummary) -> Iterable[str]:
-    """Say why FLOPs are a lower bound."""
+    """Yield the reasons why FLOPs are a lower bound."""
     names, coverage = flops.uncounted, flops.coverage
     if names:
         more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
@@ -331,7 +331,7 @@ def _pauses(summary: Summary) -> str:
 
 
 def _applied(checklist: Sequence[Checklist]) -> Iterable[str]:
-    """Render the checklist in short, without the items on trial, which `_proofs` tells of."""
+    """Render the checklist in short, without the items on trial, which `_proofs` renders."""
     parts = [f"{row.item} {row.status}" for row in checklist if row.status != TRIED]
     if parts:
         yield f"checklist: {joined(parts)}"

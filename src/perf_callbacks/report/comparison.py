@@ -1,4 +1,4 @@
-"""Two recorded runs, metric by metric: what changed, how sure that is, and whether it is a regression."""
+"""Comparison of two recorded runs, metric by metric: the change, its confidence interval, and a verdict."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ from perf_callbacks.report.units import speed
 WORSE, BETTER, SAME, UNDECIDED = "worse", "better", "same", "undecided"
 
 DECIDING = ("tokens/s", "samples/s", "step_time")
-"""The first of these that both runs know decides about a regression, unless quick steps do."""
+"""The first of these metrics that both runs know decides about a regression, unless quick steps do."""
 
 QUICK = "quick_step_time"
 
@@ -36,36 +36,36 @@ class Metric:
     a: float | None
     b: float | None
     change: Change | None = None
-    """None without enough steps in both runs."""
+    """None: too few steps in a run."""
     verdict: str | None = None
     """Worse, better, same, or undecided: the interval reaches the threshold, and the change may be chance."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """All that two runs differ in."""
+    """All differences between two runs."""
 
     metrics: tuple[Metric, ...]
     decided_by: Metric | None
     """The metric that decides. None: no metric has enough steps in both runs."""
     not_compared: Mapping[str, str]
-    """Reasons that metrics have no verdict, by metric."""
+    """By metric, the reason why it has no verdict."""
     differences: Mapping[str, tuple[Any, Any]]
     """Values of configuration and environment that differ."""
     steps: tuple[int, int]
     """Steps that were compared."""
     missing: tuple[Sequence[int], Sequence[int]]
-    """Ranks that have no journal, of A and of B."""
+    """Ranks without a journal, in A and in B."""
 
     @property
     def regression(self) -> bool:
-        """The metric that decides is worse, by more than the threshold, and not by chance."""
+        """True if the metric that decides is worse, by more than the threshold, and not by chance."""
         return self.decided_by is not None and self.decided_by.verdict == WORSE
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One run: the included steps of all ranks as columns, and the records that describe it."""
+    """A run: the included steps of all ranks as columns, and the records that describe the run."""
 
     columns: Mapping[str, Sequence[float]]
     """The values of each step. NaN: unknown."""
@@ -77,7 +77,7 @@ class Side:
 
     @classmethod
     def of(cls, ranks: Sequence[Attempt]) -> "Side":
-        """Read a run. Rank 0 describes it."""
+        """Read a run. Rank 0 describes the run."""
         first = ranks[0]
         parts = [part for part in (rank.last(Memory) for rank in ranks) if part is not None]
         uses = [use.resident_gb for rank in ranks for use in rank.of(Use)]
@@ -94,7 +94,7 @@ class Side:
         )
 
     def estimate(self, above: str | None, below: str | None) -> Estimate | None:
-        """Estimate one column over another, over the steps that know both; None stands for a column of ones."""
+        """Estimate the ratio of two columns over the steps with both values; None stands for a column of ones."""
         ones = [1.0] * len(self.columns["step_time"])
         columns = [ones if name is None else self.columns[name] for name in (above, below)]
         rows = [(one, other) for one, other in zip(*columns, strict=True) if not isnan(one + other)]
@@ -102,15 +102,15 @@ class Side:
 
 
 def compare(first: Sequence[Attempt], second: Sequence[Attempt], *, fail_over: float) -> Comparison:
-    """Compare two runs, given one attempt of each of their ranks.
+    """Compare two runs, given an attempt of each rank.
 
     Args:
         first: The run that is compared with.
         second: The run that is judged.
-        fail_over: Relative change of times from which on a metric is worse or better; 0.05 is 5 %. Of rates, as much
-            as makes steps so much longer or shorter.
+        fail_over: Relative change of times from which on a metric is worse or better; 0.05 is 5 %. For rates, the
+            change that makes steps this much longer or shorter.
 
-    Raises `ArithmeticError` or `ValueError` if the values of a journal are such that no figure comes of them.
+    Raise `ArithmeticError` or `ValueError` if the values of a journal yield no figure.
     """
     a, b = Side.of(first), Side.of(second)
     metrics = [_metric(name, a, b, fail_over) for name in METRICS]
@@ -136,21 +136,21 @@ def compare(first: Sequence[Attempt], second: Sequence[Attempt], *, fail_over: f
 
 
 def _check(metrics: Sequence[Metric]) -> None:
-    """Raise `ArithmeticError` for a figure that is no number, or is infinite."""
+    """Raise `ArithmeticError` for a figure that is NaN or infinite."""
     figures = [figure for one in metrics for figure in (one.a, one.b, *(one.change or ())) if figure is not None]
     if not all(map(math.isfinite, figures)):
         raise ArithmeticError("not finite")
 
 
 def absent(ranks: Sequence[Attempt]) -> list[int]:
-    """Return the ranks of a run that are missing among those whose attempts these are."""
+    """Return the ranks of a run that have no attempt here."""
     return missing(ranks[0].run.world_size, {rank.run.rank for rank in ranks})
 
 
 def _decider(known_metrics: Sequence[Metric]) -> Metric | None:
-    """Return the metric that decides: throughput, or the time of quick steps where that shows more.
+    """Return the metric that decides: throughput, or quick steps if only quick steps show a regression.
 
-    On a machine that does other things too, throughput may be too uncertain to show a change that quick steps show.
+    On a machine with other work, throughput may be too uncertain to show a change that quick steps show.
     """
     if not known_metrics:
         return None
@@ -183,7 +183,7 @@ def _flops(side: Side) -> FlopsSummary | None:
 
 
 def _of_peak(share: Callable[[FlopsSummary], float | None]) -> Estimator:
-    """The share of a peak in each step: as in the summary, by the FLOPs of the steps."""
+    """Return the estimator of MFU or HFU: the summary's share, scaled by the FLOPs of the steps."""
 
     def estimate(side: Side) -> Estimate | None:
         flops, found = _flops(side), _tflops(side)
@@ -207,7 +207,7 @@ METRICS: Mapping[str, Estimator] = {
     "hfu": _of_peak(lambda flops: flops.hfu),
     **{name: _time(name) for name in STAGES},
 }
-"""Metrics of steps; rates are those of one rank."""
+"""Metrics of steps; rates are per rank."""
 
 
 def _metric(name: str, a: Side, b: Side, threshold: float) -> Metric:
@@ -221,13 +221,13 @@ def _metric(name: str, a: Side, b: Side, threshold: float) -> Metric:
 def _verdict(name: str, changed: Change, threshold: float) -> str:
     least, low, moved, high = map(math.log1p, (threshold, changed.low, changed.change, changed.high))
     chance, small = low <= 0 <= high, -least < low and high < least
-    if not chance and abs(moved) >= least:  # 10 % more time and 9.1 % less throughput are as far from 0
+    if not chance and abs(moved) >= least:  # 10 % more time and 9.1 % less throughput are the same
         return WORSE if (moved > 0) == name.endswith(("_time", "_gb")) else BETTER
     return UNDECIDED if chance and not small else SAME
 
 
 def _size(name: str, a: Side, b: Side, threshold: float) -> Metric:
-    """Compare an amount of memory, which is measured once and has no interval."""
+    """Compare an amount of memory, a single measurement without an interval."""
     before, after = a.memory.get(name), b.memory.get(name)
     if not before or not after:
         return Metric(name=name, a=before, b=after)
@@ -237,7 +237,7 @@ def _size(name: str, a: Side, b: Side, threshold: float) -> Metric:
 
 
 def _incomparable(name: str, a: Side, b: Side) -> str | None:
-    """Return the reason that a metric has another meaning in one of the runs."""
+    """Return the reason why a metric has different meanings in the two runs; None if there is no reason."""
     if a.run.timeline != b.run.timeline:
         return f"times are those of the {a.run.timeline} in A, of the {b.run.timeline} in B"
     if name.endswith("_time"):
@@ -262,7 +262,7 @@ CONVENTIONS = {
     "peak_measured": "one peak is measured and one is not",
     "peak_flops_per_second": "the peaks differ",
 }
-"""Fields of `FlopsSummary` that must agree before MFU is compared, the first two for TFLOPS too."""
+"""Fields of `FlopsSummary` that must agree for a comparison of MFU. The first two must also agree for TFLOPS."""
 
 
 def _said(value: object) -> str:
@@ -288,7 +288,7 @@ def _differences(a: Side, b: Side) -> Iterable[tuple[str, tuple[Any, Any]]]:
 
 
 def _other(name: str, a: Side, b: Side) -> tuple[float, float] | None:
-    """Return the mean amounts of a step, if they are not the same."""
+    """Return the mean amounts per step of both runs; None if the amounts are the same."""
     one, other = _mean(a.columns[name]), _mean(b.columns[name])
     if one is None or other is None or abs(one - other) <= SAME_AMOUNT * max(one, other):
         return None
@@ -306,7 +306,7 @@ def _mean(column: Sequence[float]) -> float | None:
 
 
 def _columns(ranks: Sequence[Attempt]) -> dict[str, list[float]]:
-    """Return the included steps of a run. Of several ranks, a step takes as long as in the slowest one."""
+    """Return the included steps of a run. With several ranks, a step takes as long as on the slowest rank."""
     places = [{rank.step[place]: place for place in included(rank, 0, len(rank.step))} for rank in ranks]
     common = [step for step in places[0] if all([step in others for others in places[1:]])]
     found = {}

@@ -17,13 +17,13 @@ SENTENCES = {
 }
 
 SENTENCE = 200
-"""Characters of a sentence with values from a journal in it."""
+"""Most characters of a sentence that contains values from a journal."""
 
 HEADERS = ("metric", "A", "B", "change", "99 % interval", "")
 
 
 def verdict(comparison: Comparison) -> str:
-    """Say in one sentence whether the second run is slower."""
+    """Return a sentence: whether the second run is slower."""
     metric = comparison.decided_by
     if metric is None or metric.change is None or metric.verdict is None:
         return "Not decided: one of the runs has fewer than ten measured steps"
@@ -63,7 +63,7 @@ def markdown(comparison: Comparison) -> str:
 
 
 def values(comparison: Comparison, fail_over: float) -> dict[str, Any]:
-    """Return a comparison as JSON has it. Changes are ratios: 0.1 is 10 % more."""
+    """Return a comparison as values for JSON. Changes are ratios: 0.1 is 10 % more."""
     return {
         "verdict": verdict(comparison),
         "regression": comparison.regression,

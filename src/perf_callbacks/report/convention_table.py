@@ -65,7 +65,7 @@ def _table(results: Mapping[str, Result], job: Job) -> Iterable[str]:
 
 
 def _apart(model: Architecture, work: Work, results: Mapping[str, Result]) -> Iterable[str]:
-    """Render how far model FLOPs differ, and why."""
+    """Yield lines about the differences between the conventions' model FLOPs, and the reasons."""
     known = {name: result.model_flops_per_step for name, result in results.items() if result.model_flops_per_step}
     ours = known.get(OURS)
     if ours is None:
@@ -90,7 +90,7 @@ def _flops(value: int | None) -> str:
 
 
 def _number(value: float | None) -> str:
-    """Format TFLOPS; few of them with a unit of their own."""
+    """Format TFLOPS; small values get a unit of their own."""
     if value is None:
         return DASH
     return f"{value:.1f}" if value >= 1 or not value else speed(value * TERA)

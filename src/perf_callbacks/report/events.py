@@ -1,4 +1,4 @@
-"""Events of a fit, to be marked over the steps: evaluations, restarts, garbage collections, stragglers."""
+"""Events of a fit, for marks over the steps: evaluations, restarts, garbage collections, stragglers."""
 
 from collections.abc import Iterable
 from heapq import nlargest
@@ -11,10 +11,10 @@ from perf_callbacks.report.units import duration
 from perf_callbacks.stragglers.text import NAMES
 
 PAUSES = 300
-"""Garbage collections that are marked, at most: the longest."""
+"""Most garbage collections that are marked: the longest."""
 
 MARKS = 300
-"""Marks of any other kind, at most."""
+"""Most marks of any other kind."""
 
 LANES = ("evaluation", "checkpoint", "restart", "FLOP count", "collection", "straggler", "stall")
 """Kinds of marks, in the order in which they are drawn."""
@@ -22,11 +22,11 @@ LANES = ("evaluation", "checkpoint", "restart", "FLOP count", "collection", "str
 COUNTS = {"counted", "recounted"}
 
 COLLECTED_BY = {"checklist": "by the checklist", "program": "by a call of gc.collect()", "automatic": "automatic"}
-"""Collections in words, by who collected."""
+"""Words for a collection, by its collector."""
 
 
 def marks(fit: Fit, within: range | None = None) -> dict[str, Any] | None:
-    """Collect what happened beside the steps, in lanes; None if nothing did."""
+    """Collect the events beside the steps, in lanes; None if there are no events."""
     found = [mark for mark in _all_marks(fit) if within is None or mark[0] in within]
     lanes = [lane for lane in LANES if any(mark[1] == lane for mark in found)]
     if not lanes:

@@ -1,4 +1,4 @@
-"""The journals of a job, gathered: fits, their attempts and their ranks, with the steps in compact columns."""
+"""The history of a job, gathered from its journals: fits, attempts and ranks, with the steps in compact columns."""
 
 from array import array
 from bisect import bisect_right
@@ -21,7 +21,7 @@ TIMES = (
     "other_time",
     "model_flops",
 )
-"""Times of a step, and its FLOPs."""
+"""Columns of a step's times, and of its FLOPs."""
 
 STEP_COLUMNS = (*TIMES, "samples", "tokens")
 """Columns of a step that a history keeps, as floats. Unknown is NaN."""
@@ -32,18 +32,18 @@ MEMORY_KEYS = ("perf/memory_allocated_peak_gb", "perf/memory_reserved_gb")
 PEAK_KEY = "perf/peak_tflops"
 
 LARGEST = 2**53
-"""Steps have smaller numbers than this, which a page in a browser can count to."""
+"""Bound of step numbers: a browser counts exactly up to here."""
 
 MOST = 1e30
-"""Values are at most this, so that sums of them are numbers."""
+"""Largest value that is read, so that sums stay finite."""
 
 SAME_START_SECONDS = 600.0
-"""Ranks that did not talk have an id each: fits that started so close together, with different ranks, are one."""
+"""Ranks that did not talk have different ids: fits with different ranks that started this close together are joined."""
 
 
 @dataclass(slots=True)
 class Pauses:
-    """Garbage collections of one attempt, in columns."""
+    """Garbage collections of an attempt, in columns."""
 
     step: "array[int]" = field(default_factory=lambda: array("q"))
     start: "array[float]" = field(default_factory=lambda: array("d"))
@@ -63,20 +63,20 @@ class Pauses:
 
 @dataclass(slots=True)
 class Attempt:
-    """One attempt of one rank."""
+    """An attempt of a rank."""
 
     run: Run
     step: "array[int]" = field(default_factory=lambda: array("q"))
     columns: "dict[str, array[float]]" = field(default_factory=lambda: {name: array("d") for name in STEP_COLUMNS})
     """The values of each step, by the names in `STEP_COLUMNS`. NaN: unknown."""
     excluded: dict[int, str] = field(default_factory=dict)
-    """Reasons for which steps are in no row, by step."""
+    """By step, the reason why it is in no row."""
     pauses: Pauses = field(default_factory=Pauses)
     spans: list[Span] = field(default_factory=list)
     memory: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     """Logged memory: step, and the metrics of `MEMORY_KEYS`."""
     peak_tflops: float | None = None
-    """Peak of the last logged row that has one."""
+    """Peak of the last logged row with a peak."""
     others: list[Entry] = field(default_factory=list)
     """All other records, in order."""
     seconds: float = 0.0
@@ -101,7 +101,7 @@ class Attempt:
             self.others.append(entry)
 
     def _add_steps(self, record: Steps) -> None:
-        """Add a block of steps. Those that do not go on from the last one, in a hostile journal, are dropped."""
+        """Add a block of steps. Steps out of order, as in a hostile journal, are dropped."""
         last = self.step[-1] if self.step else -1
         new = [last < step < LARGEST for step in record.step]
         if not all(new) or any(after <= before for before, after in pairwise(record.step)):
@@ -115,34 +115,34 @@ class Attempt:
             self.excluded.update((step, reason) for step, reason, kept in reasons if kept and reason)
 
     def of(self, kind: type) -> list[Any]:
-        """The records of a type, in order."""
+        """Return the records of a type, in order."""
         return [entry.record for entry in self.others if type(entry.record) is kind]
 
     def last(self, kind: type) -> Any:
-        """The last record of a type; None if there is none."""
+        """Return the last record of a type; None if there is no such record."""
         return next((entry.record for entry in reversed(self.others) if type(entry.record) is kind), None)
 
 
 @dataclass(slots=True)
 class Fit:
-    """One fit: its attempts by rank, each rank's in the order in which they ran."""
+    """A fit: the attempts of each rank, in the order in which they ran."""
 
     run_id: str
     ranks: dict[int, list[Attempt]] = field(default_factory=dict)
 
     @property
     def run(self) -> Run:
-        """The record that opened the last attempt of the lowest rank."""
+        """Record that opened the last attempt of the lowest rank."""
         return self.first[-1].run
 
     @property
     def first(self) -> list[Attempt]:
-        """The attempts of the lowest rank."""
+        """Attempts of the lowest rank."""
         return self.ranks[min(self.ranks)]
 
     @property
     def restarts(self) -> Iterator[tuple[Attempt, int]]:
-        """The attempts after the first, each with the number of steps that it repeats."""
+        """Attempts after the first, each with its number of repeated steps."""
         for before, attempt in pairwise(self.first):
             last = before.step[-1] if before.step else attempt.run.step
             yield attempt, max(0, last - attempt.run.step)
@@ -154,35 +154,35 @@ class Fit:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks that the job has, or of those with a journal if that is more."""
+        """Number of ranks in the job, or number of journals if greater."""
         return max(self.run.world_size, len(self.ranks))
 
     @property
     def missing(self) -> list[int]:
-        """Ranks without a journal, the first hundred of them."""
+        """Ranks without a journal, at most the first hundred."""
         return missing(self.run.world_size, self.ranks)
 
     @property
     def last(self) -> list[Attempt]:
-        """The last attempt of each rank that took part in the last attempt of the job, rank by rank."""
+        """Last attempt of each rank that took part in the job's last attempt, rank by rank."""
         attempts = [self.ranks[rank][-1] for rank in sorted(self.ranks)]
         latest = max([attempt.run for attempt in attempts], key=lambda run: run.started_unix)
         return [one for one in attempts if (one.run.world_size, one.run.step) == (latest.world_size, latest.step)]
 
     @property
     def summary(self) -> Summary | None:
-        """The summary of the last attempt; None if it did not end."""
+        """Summary of the last attempt; None if the attempt did not end."""
         found = self.first[-1].last(Summary)
         return found if isinstance(found, Summary) else None
 
     @property
     def newer(self) -> int | None:
-        """The schema of the journal, where it is newer than this version's."""
+        """Schema of the journal if newer than this version's; else None."""
         schema = max(attempt.run.schema for _, attempt in self.attempts)
         return schema if schema > SCHEMA else None
 
     def kept(self, rank: int) -> list[tuple[Attempt, int]]:
-        """The attempts of a rank, each with the number of its steps that no later attempt repeated."""
+        """Return the attempts of a rank, each with the number of steps that no later attempt repeated."""
         limit = LARGEST
         found = []
         for attempt in reversed(self.ranks[rank]):
@@ -192,12 +192,12 @@ class Fit:
 
 
 def possible(value: float) -> bool:
-    """Tell whether a run can have this time or size."""
+    """Return True if a run can have this time or size."""
     return 0 <= value <= MOST
 
 
 def missing(world_size: int, ranks: Collection[int]) -> list[int]:
-    """Return the ranks of a job that are not among these, the first hundred of them.
+    """Return the ranks of a job that are not in `ranks`, at most the first hundred.
 
     >>> missing(4, [0, 2])
     [1, 3]
@@ -206,7 +206,7 @@ def missing(world_size: int, ranks: Collection[int]) -> list[int]:
 
 
 def gather(journals: Iterable[Iterable[Entry]]) -> list[Fit]:
-    """Gather the fits in journals, in the order in which they began. What precedes the first `run` is dropped."""
+    """Gather the fits in journals, ordered by start. Records before the first `run` record are dropped."""
     fits: dict[str, Fit] = {}
     for journal in journals:
         current: Attempt | None = None
@@ -219,7 +219,7 @@ def gather(journals: Iterable[Iterable[Entry]]) -> list[Fit]:
 
 
 def _attempt(fits: dict[str, Fit], run: Run) -> Attempt:
-    """Return the attempt that a `run` record opens: it comes twice where a deleted journal was begun again."""
+    """Return the attempt that a `run` record opens. A journal begun again after its deletion repeats the record."""
     fit = fits.setdefault(run.run_id, Fit(run.run_id))
     attempts = fit.ranks.setdefault(run.rank, [])
     for known in attempts:
@@ -230,7 +230,7 @@ def _attempt(fits: dict[str, Fit], run: Run) -> Attempt:
 
 
 def _joined(fits: list[Fit]) -> list[Fit]:
-    """Join fits whose ranks did not talk, and so have an id each."""
+    """Join fits whose ranks did not talk and therefore have different ids."""
     joined: list[Fit] = []
     for fit in fits:
         for other in joined:

@@ -7,22 +7,22 @@ from textwrap import wrap
 from perf_callbacks.report.units import DASH
 
 COLUMNS = 80
-"""Width of a card, where the terminal is not narrower."""
+"""Width of a card, unless the terminal is narrower."""
 
 INDENT = 2
 """Columns before each line of a card but the first."""
 
 LONGEST = 60
-"""Characters of a value from a journal that are shown."""
+"""Most characters shown of a value from a journal."""
 
 _JOINED = "\N{NO-BREAK SPACE}"
 
 _UNIT = re.compile(r"(?<=≥) |(?<=\d) (?=%|(?:us|ms|s|B|kB|MB|GB|[TGMk]?FLOPS|x|samples/s|tokens/s)\b)")
-"""The space between a number and its unit, where no line is broken."""
+"""Space between a number and its unit, at which no line is broken."""
 
 
 def card(parts: Sequence[str], columns: int, *, indent: str = "  ") -> str:
-    """Break lines at the width of a card. The first line, where it goes on, has an indent of its own."""
+    """Break lines at the width of a card. `indent`: extra indent where the first part continues on a new line."""
     width = columns - INDENT
     first, *others = parts
     lines = [
@@ -33,7 +33,7 @@ def card(parts: Sequence[str], columns: int, *, indent: str = "  ") -> str:
 
 
 def wrapped(text: str, *, indent: str = "  ", width: int = COLUMNS - INDENT) -> list[str]:
-    """Break a text within the width. A path, and a part of an account that has room on a line, stay whole."""
+    """Break a text within the width. Paths stay whole, and so do parts from `joined` that fit on a line."""
     if len(text) <= width:
         return [text.replace(_JOINED, " ")]
     parts = _UNIT.sub(_JOINED, text).split(" ")
@@ -43,12 +43,12 @@ def wrapped(text: str, *, indent: str = "  ", width: int = COLUMNS - INDENT) -> 
 
 
 def joined(parts: Iterable[str]) -> str:
-    """Render a list whose parts are not broken."""
+    """Join parts with commas. `wrapped` doesn't break the parts."""
     return ", ".join(part.replace(" ", _JOINED) for part in parts)
 
 
 def aligned(rows: Iterable[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """Align the cells of a table. `right` numbers the columns that are aligned to the right.
+    """Align the cells of a table. `right`: numbers of the columns that are aligned to the right.
 
     >>> aligned([("rank", "CPUs"), ("0", "0-7"), ("10", "")], right={0})
     ['rank  CPUs', '   0  0-7', '  10']
@@ -73,7 +73,7 @@ def clean(value: object, longest: int = LONGEST) -> str:
 
 
 def listed(ranks: Sequence[int]) -> str:
-    """List ranks, the first ten of them.
+    """List at most the first ten ranks.
 
     >>> listed([1, 3]), listed(range(11))
     ('1, 3', '0, 1, 2, 3, 4, 5, 6, 7, 8, 9, …')

@@ -10,14 +10,14 @@ from perf_callbacks.report.tables import memory_parts
 from perf_callbacks.report.units import size
 
 FEWEST = 3
-"""Points of a line, at least."""
+"""Fewest points of a line."""
 
 POINTS = 1000
-"""Points of a line, at most."""
+"""Most points of a line."""
 
 SHARES = {"CPU load": "cpu_load", "GPU utilization": "gpu_utilization"}
 SIZES = {"host memory": "resident_gb", "GPU memory": "gpu_memory_gb"}
-"""Lines of the machine's use, by name: the fields of a `use` record."""
+"""By name of a line, the field of a `use` record."""
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ SOURCES = {
 
 
 def facts(fit: Attempt) -> dict[str, object]:
-    """Return what the records of a fit tell about memory, for JSON."""
+    """Return the memory figures in a fit's records, for JSON."""
     parts: Memory | None = fit.last(Memory)
     points, anonymous = _points(fit, "resident_gb"), _points(fit, "anonymous_gb")
     return {
@@ -34,7 +34,7 @@ def facts(fit: Attempt) -> dict[str, object]:
 
 
 def render(fit: Attempt, columns: int = COLUMNS) -> str:
-    """Render the memory of one rank's fit."""
+    """Render the memory of a rank's fit."""
     parts: Memory | None = fit.last(Memory)
     rank = f"rank {fit.run.rank}"
     if parts is None:
@@ -46,7 +46,7 @@ def render(fit: Attempt, columns: int = COLUMNS) -> str:
 
 
 def missing(fits: Sequence[Attempt]) -> Iterable[str]:
-    """Name the ranks that have no journal."""
+    """Yield a line that lists the ranks without a journal, if any."""
     ranks = absent(fits)
     if ranks:
         yield f"ranks without a journal: {listed(ranks)}"
@@ -81,12 +81,12 @@ def _host(points: Sequence[Point], anonymous: Sequence[Point]) -> Iterable[str]:
 
 
 def _sizes(parts: Memory) -> dict[str, float]:
-    """Return the parts that are known, without sizes that no run can have."""
+    """Return the known parts, without sizes that no run can have."""
     return {name: gb for name, gb in known(parts).items() if possible(gb)}
 
 
 def _points(fit: Attempt, field: str) -> list[Point]:
-    """Return a field of the `use` records, where it is known."""
+    """Return the known values of a field of the `use` records."""
     uses = [(entry.t, entry.record) for entry in fit.others if isinstance(entry.record, Use)]
     points = [Point(t, use.step, getattr(use, field)) for t, use in uses if getattr(use, field) is not None]
     return [point for point in points if possible(point.gb)]

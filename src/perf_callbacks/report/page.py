@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs no network: data, styles and scripts are in it."""
+"""A report as a single HTML page that needs no network: data, styles and scripts are inside."""
 
 import base64
 import hashlib
@@ -23,11 +23,11 @@ _PLACE = re.compile(r"\{\{([a-z ]+)\}\}")
 def render(content: Mapping[str, Any]) -> str:
     """Render a report.
 
-    The content is JSON in a script element, from which the page is built as text: whatever a journal says is shown,
-    never run. The page's policy allows no script but those of the package, and no request.
+    The content is JSON in a script element, from which scripts build the page as text: content of a journal is shown,
+    never run. The page's policy allows only the package's scripts, and no request.
 
     Args:
-        content: What `payload` returned.
+        content: The result of `payload`.
     """
     folder = resources.files("perf_callbacks.report") / "page"
     parts = {place: (folder / name).read_text(encoding="utf-8") for place, name in FILES.items()}

@@ -1,4 +1,4 @@
-"""The content of a report as plain values, ready to be JSON: what the page shows, and in which order."""
+"""The content of a report as plain values, ready for JSON, in the order of the page."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
@@ -34,18 +34,18 @@ from perf_callbacks.report.units import duration, percent, rate, speed
 
 
 def payload(fits: Sequence[Fit], number: int = 0, within: range | None = None) -> dict[str, Any]:
-    """Collect what the page shows of one fit.
+    """Collect the content of the page for a fit.
 
     Args:
         fits: All fits in the journals.
-        number: Number of the fit from 1 on; 0: the last one.
+        number: Number of the fit from 1 on; 0: the last fit.
         within: The steps to show. None: all.
     """
     fit = fits[number - 1]
     notes: list[str] = [*_notes(fits, number, fit, within)]
 
     def guarded(name: str, make: Callable[[], Any]) -> Any:
-        """Make a part of the page; a journal may hold values that no run can have."""
+        """Make a part of the page; None, with a note, if a journal holds values that no run can have."""
         try:
             return make()
         except (ArithmeticError, LookupError, ValueError):
@@ -173,7 +173,7 @@ def _figures(fit: Fit, drawn: StepSeries, peak: float | None) -> list[dict[str, 
 
 
 def _long(seconds: float) -> str:
-    """Render a duration of maybe many hours.
+    """Render a duration that may be many hours.
 
     >>> _long(75.25), _long(7500.0), _long(360_000.0)
     ('75.2 s', '2 h 5 min', '100 h 0 min')
@@ -185,7 +185,7 @@ def _long(seconds: float) -> str:
 
 
 def _rates(fit: Fit) -> Iterable[tuple[str, str, str]]:
-    """Rates of the job where the ranks told each other, else of one rank."""
+    """Yield the rates of the whole job if the ranks exchanged windows, else of a single rank."""
     windows: list[Window] = [window for attempt in fit.first for window in attempt.of(Window)]
     for name in ("tokens", "samples"):
         known = [(getattr(window, name), window.seconds) for window in windows]
@@ -309,13 +309,13 @@ def _heat(found: Heat) -> dict[str, Any] | None:
 
 
 def _count(fit: Fit) -> Flops | None:
-    """The last count of a whole step, or the last of any."""
+    """Return the last count of a whole step, else the last count; None if no step was counted."""
     counts: list[Flops] = [count for attempt in fit.first for count in attempt.of(Flops)]
     return next((count for count in reversed(counts) if count.whole_step), counts[-1] if counts else None)
 
 
 def _peak(fit: Fit) -> float | None:
-    """The peak of a device in FLOPs per second, as the summary or the last row has it."""
+    """Return a device's peak in FLOPs per second, from the summary or the last row."""
     summary: Summary | None = fit.summary
     peak = None if summary is None or summary.flops is None else summary.flops.peak_flops_per_second
     if peak is not None and peak > 0:

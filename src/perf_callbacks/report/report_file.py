@@ -1,4 +1,4 @@
-"""Journals read, and what is made of them written: the report of a fit."""
+"""Read journals and write the report of a fit."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -16,7 +16,7 @@ NAME = "report.html"
 
 
 def fits(source: Path) -> list[Fit]:
-    """Read all fits in the journals of a directory, or in one file. Raises `ConfigError` if there are none."""
+    """Read all fits in the journals of a directory, or in a single file. Raise `ConfigError` if no fit is found."""
     try:
         found = gather(map(read, files(source)))
     except OSError as error:
@@ -27,7 +27,7 @@ def fits(source: Path) -> list[Fit]:
 
 
 def chosen(found: list[Fit], number: int, within: range | None = None) -> Fit:
-    """Return the fit of that number, from 1 on; 0 is the last. Raises `ConfigError` if it or its steps are missing."""
+    """Return the fit of that number, from 1 on; 0 is the last. Raise `ConfigError` if fit or steps are missing."""
     if number > len(found):
         raise ConfigError(f"fit: got {number}, wanted at most {len(found)}: that many fits are in these journals.")
     fit = found[number - 1]
@@ -47,7 +47,7 @@ def default_path(source: Path, name: str) -> Path:
 
 
 def write_parts(path: Path, parts: Iterable[str]) -> None:
-    """Write a file whole or not at all. Raises `ConfigError` if that is not possible."""
+    """Write a file whole or not at all. Raise `ConfigError` if writing fails."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with part.open("w", encoding="utf-8") as file:
@@ -60,13 +60,13 @@ def write_parts(path: Path, parts: Iterable[str]) -> None:
 
 
 def write(found: list[Fit], number: int, path: Path, within: range | None = None) -> None:
-    """Write the report of one of these fits."""
+    """Write the report of the fit of that number."""
     chosen(found, number, within)
     write_parts(path, [render(payload(found, number, within))])
 
 
 def make(journal: Path, run_id: str, clock: Callable[[], float] = perf_counter) -> str:
-    """Write the report of the fit that has just ended, beside its journal, and return the line that says so."""
+    """Write the report of the fit that just ended beside its journal. Return the line to log."""
     began = clock()
     found = fits(journal.parent)
     number = 1 + next((place for place, fit in enumerate(found) if fit.run_id == run_id), len(found) - 1)

@@ -11,27 +11,27 @@ from perf_callbacks.kernel.records.fit_records import Flops
 from perf_callbacks.report.history import TIMES, Attempt, Fit
 
 BUCKETS = 2000
-"""Points of a line, at most."""
+"""Most points of a line."""
 
 CELLS = 120
-"""Columns of the heat map, at most."""
+"""Most columns of the heat map."""
 
 CELL_STEPS = 100
-"""Steps by which the median of a cell is estimated."""
+"""Number of steps that estimate the median of a cell."""
 
 RANKS = 64
-"""Rows of the heat map, at most."""
+"""Most rows of the heat map."""
 
 SLOW = 1.5
-"""Steps are slow that take so many times the median."""
+"""A step is slow if it takes this many times the median."""
 
 OUTLIERS = 250
-"""Slow steps that are kept one by one, at most."""
+"""Most slow steps that are listed."""
 
 WORST = 12
 
 SAMPLED = 5_000
-"""Steps by which a median is estimated, at most."""
+"""Most steps that estimate a median."""
 
 STAGES = tuple(name for name in TIMES if name not in {"step_time", "model_flops"})
 
@@ -39,18 +39,18 @@ WAITING = "backward_time"
 """Stage in which ranks wait for each other."""
 
 OWN = tuple(name for name in STAGES if name != WAITING)
-"""Stages in which a slow rank is slower than the others; in backward all of them wait for it."""
+"""Stages in which a slow rank is slower than other ranks. In backward, all ranks wait for the slow rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outlier:
-    """A slow step of one rank."""
+    """A slow step of a rank."""
 
     step: int
     rank: int
     seconds: float
     reason: str | None
-    """Reason that the step is in no row."""
+    """Reason why the step is in no row. None: it is in a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,10 @@ class Worst:
     step: int
     seconds: float
     times: float
-    """Its time over the median."""
+    """Time of the step over the median."""
     rank: int
     stage: str | None
-    """Stage of this rank that exceeds its median most. None: stages are unknown."""
+    """The rank's stage that exceeds its median most. None: stages are unknown."""
     excess_seconds: float
     gc_seconds: float
     reason: str | None
@@ -86,7 +86,7 @@ class Axis:
 
     @property
     def middles(self) -> list[float]:
-        """The step in the middle of each bucket."""
+        """Middle step of each bucket."""
         return [self.first + place * self.width + (self.width - 1) / 2 for place in range(self.count)]
 
     def cut(self, attempt: Attempt, lower: int, upper: int) -> Iterator[tuple[int, int, int]]:
@@ -99,7 +99,7 @@ class Axis:
 
 
 def kept(fit: Fit, within: range | None = None) -> Iterator[tuple[int, Attempt, int, int]]:
-    """The steps that count: rank, attempt, first place and the place after the last."""
+    """Yield the steps that no later attempt repeated: rank, attempt, first place, and place after the last."""
     for rank in sorted(fit.ranks):
         for attempt, end in fit.kept(rank):
             if within is None:
@@ -110,7 +110,7 @@ def kept(fit: Fit, within: range | None = None) -> Iterator[tuple[int, Attempt, 
 
 
 def included(attempt: Attempt, lower: int, upper: int) -> Sequence[int]:
-    """The places of the steps in rows, between two places."""
+    """Return the places, between two places, of the steps that are in rows."""
     times = attempt.columns["step_time"]
     if not attempt.excluded:
         return [place for place in range(lower, upper) if times[place] > 0]
@@ -119,7 +119,7 @@ def included(attempt: Attempt, lower: int, upper: int) -> Sequence[int]:
 
 @dataclass(slots=True)
 class Band:
-    """A value over the buckets: least, mean and greatest, None where there is none."""
+    """A value over the buckets: least, mean and greatest. None: no value in the bucket."""
 
     least: list[float | None]
     mean: list[float | None]
@@ -140,13 +140,13 @@ class StepSeries:
     mean_seconds: float | None
     """Time of the mean step."""
     stage_seconds: dict[str, float]
-    """Time of each stage in all of these steps and ranks."""
+    """Time of each stage in all drawn steps of all ranks."""
     seconds: float
-    """Time of all of these steps and ranks."""
+    """Time of all drawn steps of all ranks."""
     steps: int
-    """Number of them, over all ranks."""
+    """Number of drawn steps, over all ranks."""
     flops: float
-    """Their model FLOPs, where they are known, and the time of those steps."""
+    """Model FLOPs of the drawn steps with known FLOPs; the next field is the time of these steps."""
     flops_seconds: float
 
 
@@ -212,7 +212,7 @@ def _widen(band: Band, bucket: int, least: float, most: float) -> None:
 
 
 def medians(fit: Fit, rank: int) -> dict[str, float]:
-    """The median of each column over the steps of a rank, estimated by some thousand of them."""
+    """Return the median of each column over a rank's steps, estimated from at most some thousand steps."""
     found: dict[str, list[float]] = {name: [] for name in TIMES}
     parts = fit.kept(rank)
     stride = max(1, sum(upper for _, upper in parts) // SAMPLED)
@@ -226,7 +226,7 @@ def medians(fit: Fit, rank: int) -> dict[str, float]:
 
 
 def outliers(fit: Fit, usual: Mapping[int, Mapping[str, float]], within: range | None = None) -> list[Outlier]:
-    """The slowest steps of all ranks, those that are in no row too, in order.
+    """Return the slowest steps of all ranks, in order, including steps that are in no row.
 
     Args:
         fit: The fit.
@@ -246,7 +246,7 @@ def outliers(fit: Fit, usual: Mapping[int, Mapping[str, float]], within: range |
 
 
 def worst(fit: Fit, slow: Sequence[Outlier], usual: Mapping[int, Mapping[str, float]]) -> list[Worst]:
-    """Explain the slowest steps of the job, each by the rank and the stage that others did not wait in."""
+    """Explain each of the job's slowest steps by a rank and a stage, usually a stage without waiting."""
     slowest: dict[int, Outlier] = {}
     for one in sorted(slow, key=lambda one: one.seconds, reverse=True):
         slowest.setdefault(one.step, one)
@@ -267,7 +267,7 @@ def _explained(fit: Fit, slowest: Outlier, usual: Mapping[int, Mapping[str, floa
         gc_seconds = max(gc_seconds, _collected(attempt, slowest.step))
     own = max((one for one in found if one[0]), default=None)
     waited = max((one for one in found if not one[0]), default=None)
-    # a backward that is slow on all ranks, with nobody late for it, is slow by itself
+    # a backward that is slow on all ranks, with no rank late for it, is slow by itself
     cause = waited if own is None or (waited is not None and own[1] < waited[1] / 2) else own
     usual_seconds = usual[slowest.rank].get("step_time")
     return Worst(
@@ -289,12 +289,12 @@ def _collected(attempt: Attempt, step: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """Median time of each stage by rank and bucket, less that of the median rank."""
+    """Median time of each stage by rank and bucket, less the time of the median rank."""
 
     axis: Axis
     ranks: tuple[int, ...]
     left_out: int
-    """Ranks that exceed the others least, and are not drawn."""
+    """Number of ranks that are not drawn, because their excess is least."""
     excess: dict[str, list[list[float | None]]]
     """Seconds per step over the median rank, by column, rank and bucket."""
 
@@ -340,7 +340,7 @@ def heat(fit: Fit, within: range | None = None) -> Heat:
 
 
 def hardware_ratios(fit: Fit, axis: Axis) -> list[float | None]:
-    """Executed FLOPs over model FLOPs, by the latest count before each bucket's end."""
+    """Return executed FLOPs over model FLOPs, by the latest count before each bucket's end."""
     counts = [
         (count.step, count.hardware_flops / count.model_flops)
         for attempt in fit.first
@@ -359,12 +359,12 @@ def hardware_ratios(fit: Fit, axis: Axis) -> list[float | None]:
 
 
 def short(values: Iterable[float | None], digits: int = 4) -> list[float | None]:
-    """Round values to some significant digits."""
+    """Round values to `digits` significant digits."""
     return [None if value is None else rounded(value, digits) for value in values]
 
 
 def rounded(value: float, digits: int = 4) -> float | None:
-    """Round a value to some significant digits; None for infinity, to which hostile values may add up."""
+    """Round a value to `digits` significant digits; None for infinity, to which hostile values may add up."""
     if not isfinite(value):
         return None
     short = float(f"{value:.{digits}g}")

@@ -1,4 +1,4 @@
-"""A table of the sizes of a model, with those to take instead."""
+"""A table of the sizes of a model, with the better sizes."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ HEADER = (" " * 8, "size", "take", "weights with it")
 
 
 def render(sizes: Sequence[Size], waves: Sequence[Uneven], multiprocessors: int | None) -> str:
-    """Render the table, and below it the products with a wave that is nearly empty.
+    """Render the table, followed by the products with a wave that is nearly empty.
 
     >>> print(render([Size("MLP", 10922, 10944, (134209536, 134479872)), Size("head", 128, 128)], [], None))
                 size  take    weights with it

@@ -1,4 +1,4 @@
-"""Tables of a report: what was found, counted and changed in a fit."""
+"""Tables of a report: findings, counts, memory, ranks and the checklist of a fit."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,7 +37,7 @@ MEMORY_PARTS = {
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table, and a sentence that explains it."""
+    """A table, and a sentence that explains the table."""
 
     title: str
     columns: Sequence[tuple[str, str]]
@@ -92,7 +92,7 @@ def worst_steps(worst: Iterable[Worst]) -> Table | None:
 
 
 def ranks(usual: Mapping[int, Mapping[str, float]]) -> Table | None:
-    """Tabulate the median times of each rank; of many ranks, those that exceed the others most."""
+    """Tabulate the median times of each rank; in a large job, only the ranks with the greatest excess."""
     if len(usual) == 1:
         return None
     names = [name for name in ("step_time", *STAGES) if any(name in found for found in usual.values())]
@@ -171,7 +171,7 @@ def phases(count: Flops) -> Table | None:
 
 
 def checklist(fit: Fit) -> Table | None:
-    """Tabulate the items of the checklist: the last record of each holds."""
+    """Tabulate the items of the checklist, by the last record of each item."""
     last = {item.item: item for item in fit.first[-1].of(Checklist)}
     proofs = {} if fit.summary is None else fit.summary.proofs
     rows = [
@@ -212,13 +212,13 @@ def memory(found: Memory) -> Table:
 
 
 def memory_parts(found: Memory) -> list[tuple[str, float]]:
-    """The known parts of the memory, in GB."""
+    """Return the known parts of the memory, in GB."""
     values = [(name, getattr(found, key)) for key, name in MEMORY_PARTS.items()]
     return [(name, gb) for name, gb in values if gb is not None]
 
 
 def stragglers(found: StragglerSummary | None) -> Table | None:
-    """Tabulate what slow ranks cost the job."""
+    """Tabulate the seconds that slow ranks cost the job."""
     if found is None or not found.steps:
         return None
     several = found.slowdown is not None
@@ -262,7 +262,7 @@ def stalls(fit: Fit) -> Table | None:
 
 
 def distinct_stalls(fit: Fit) -> list[Stall]:
-    """Stalls of all ranks, in order: rank 0 notes those of others too."""
+    """Return the stalls of all ranks, in order, without duplicates: rank 0 also records other ranks' stalls."""
     found = {(stall.step, stall.rank, stall.stage): stall for _, attempt in fit.attempts for stall in attempt.of(Stall)}
     return sorted(found.values(), key=lambda stall: (stall.step, stall.rank))
 

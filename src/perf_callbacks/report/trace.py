@@ -21,10 +21,10 @@ STEPS, SPANS = 1, 2
 """Threads of a rank in the trace: steps with their stages, and evaluations and checkpoints."""
 
 COMPARED = 1000
-"""Steps by which ranks are aligned, at most."""
+"""Most steps that are compared to align ranks."""
 
 LATEST = 1e9
-"""Seconds beyond which nothing is drawn: a hostile journal may hold any number."""
+"""Latest time that is drawn, in seconds: a hostile journal may hold any number."""
 
 
 @dataclass(slots=True)
@@ -34,10 +34,10 @@ class Placed:
     attempt: Attempt
     began: float
     ends: "array[float]"
-    """The moment at which each step ended."""
+    """Times at which the steps ended."""
 
     def end_of(self, step: int) -> float:
-        """The moment at which a step ended, or the nearest before it."""
+        """Return the time at which a step ended, or else the nearest earlier step."""
         place = bisect_left(self.attempt.step, step + 1) - 1
         return self.ends[place] if place >= 0 else self.began
 
@@ -48,7 +48,7 @@ class Placed:
 
 
 def trace(fit: Fit, within: range | None = None) -> Iterator[str]:
-    """Render a fit, piece by piece: a long one has more events than memory should hold.
+    """Render a fit, piece by piece: a long fit has more events than memory should hold.
 
     Args:
         fit: The fit.
@@ -96,9 +96,9 @@ def _placed(fit: Fit, rank: int) -> list[Placed]:
 
 
 def _ends(attempt: Attempt, now: float, usual: float) -> "array[float]":
-    """Add up the times of steps, and of the evaluations and checkpoints in them.
+    """Add up the times of steps, and of the evaluations and checkpoints in between.
 
-    A step whose time was lost is taken for as long as the median step.
+    A step whose time was lost counts as a median step.
     """
     ends = array("d")
     spans = sorted(attempt.spans, key=lambda span: span.step)
@@ -113,7 +113,7 @@ def _ends(attempt: Attempt, now: float, usual: float) -> "array[float]":
 
 
 def _align(one: Placed, reference: list[Placed]) -> None:
-    """Move an attempt so that its steps end when those of the lowest rank do. No clock is compared."""
+    """Move an attempt so that its steps end together with the lowest rank's steps. No clocks are compared."""
     other = next((other for other in reference if other.attempt.run.attempt == one.attempt.run.attempt), one)
     if other is one:
         return
@@ -127,7 +127,7 @@ def _align(one: Placed, reference: list[Placed]) -> None:
 
 
 def _steps(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
-    """Render the steps, and the stages of each in a fixed order: a stage is the sum over the micro-batches."""
+    """Render the steps, each with its stages in a fixed order: a stage is the sum over the micro-batches."""
     attempt, columns = placed.attempt, placed.attempt.columns
     for place, step in enumerate(attempt.step):
         seconds = columns["step_time"][place]
@@ -191,7 +191,7 @@ def _known(fit: Fit, rank: int) -> int:
 
 
 def _end_of(step: int, reference: list[Placed]) -> float:
-    """The moment at which a step ended, in the last attempt that did it."""
+    """Return the time at which a step ended, in the last attempt that ran the step."""
     place = next((one for one in reversed(reference) if one.attempt.run.step <= step), reference[0])
     return place.end_of(step)
 
@@ -201,7 +201,7 @@ def _meta(name: str, rank: int, thread: int, arguments: dict[str, Any]) -> str:
 
 
 def _slice(name: str, where: tuple[int, int], begin: float, end: float, arguments: dict[str, Any] | None = None) -> str:
-    """Render a slice of a rank and thread. Both ends are rounded alike, so that slices which touch still do."""
+    """Render a slice of a rank and thread. Both ends are rounded alike, so that touching slices still touch."""
     start, over = _tenths(begin), _tenths(end)
     extra = "" if arguments is None else f',"args":{_json(arguments)}'
     place = f'"pid":{where[0]},"tid":{where[1]},"ts":{_micro(start)},"dur":{_micro(over - start)}'

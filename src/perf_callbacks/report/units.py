@@ -50,7 +50,7 @@ def count(flops: float) -> str:
 
 
 def speed(flops_per_second: float, figures: int | None = None) -> str:
-    """Format FLOPs per second with three figures, or with those that a given number has, at most so many.
+    """Format FLOPs per second with three figures, or with at most `figures` without trailing zeros.
 
     >>> speed(989.5e12), speed(1.13e9), speed(0.4), speed(989.5e12, 6)
     ('990 TFLOPS', '1.13 GFLOPS', '0.400 FLOPS', '989.5 TFLOPS')
@@ -60,7 +60,7 @@ def speed(flops_per_second: float, figures: int | None = None) -> str:
 
 
 def _in_unit(value: float, units: Mapping[str, float], figures: int | None = None) -> str | None:
-    """Format a value in the first unit that it reaches; None if it is smaller than all of them."""
+    """Format a value in the largest unit that the value reaches; None if all units are larger."""
     for unit, one in units.items():
         if abs(value) >= one:
             return f"{rate(value / one) if figures is None else format(value / one, f'.{figures}g')} {unit}"
@@ -80,4 +80,4 @@ def percent(share: float) -> str:
 
 
 LEAST_TENTH = 0.0009995
-"""Shares from here on are 0.1 % or more, rounded."""
+"""Smallest share that rounds to 0.1 %."""
