@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _binding(rows: Sequence[Checklist], environment: "Environment", mode: str) -> Binding:
     """Return the CPUs of this rank."""
-    from perf_callbacks.kernel.fit.item import FORESEEN  # noqa: PLC0415 other commands do without it
+    from perf_callbacks.kernel.fit.item import FORESEEN  # noqa: PLC0415 other commands do without this module
     from perf_callbacks.kernel.process.cpu_masks import AFFINITY  # noqa: PLC0415
 
     rank, facts = os.environ.get("RANK", ""), environment.cpu_facts

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:  # noqa: ARG001 the command has no arguments
-    """Print what is set, what is measured, and the settings."""
+    """Print the state of PERF_CALLBACKS and autoload, the trainers that are measured, and the settings."""
     settings = config_file.in_force(None, os.environ)
     value = os.environ.get(autoload.SWITCH)
     print(f"{autoload.SWITCH} is not set." if value is None else f"{autoload.SWITCH}={value} is set.")

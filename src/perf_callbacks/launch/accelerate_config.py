@@ -85,7 +85,7 @@ def exports(section: tuple[Entry, ...], environ: Mapping[str, str]) -> dict[str,
 
 def without_section(config: AccelerateConfig) -> dict[str, Any]:
     """Return the file without the section, as accelerate would read the rest."""
-    import yaml  # noqa: PLC0415 only for those who use a file
+    import yaml  # noqa: PLC0415 needed only with a file
 
     try:
         content = json.loads(config.text) if config.path.suffix == ".json" else yaml.safe_load(config.text) or {}
@@ -201,7 +201,7 @@ def _text(value: object) -> str:
 
 def _scalar(value: object) -> str:
     """Write a value as YAML, also for use between braces: quoted if YAML would read another type."""
-    import yaml  # noqa: PLC0415 as above
+    import yaml  # noqa: PLC0415 needed only with a file
 
     written: str = yaml.safe_dump([value], default_flow_style=True, width=float("inf"), allow_unicode=True)
     return written.strip()[1:-1]
@@ -224,7 +224,7 @@ def _line_begin(text: str, node: Node) -> int:
 
 
 def _line_after(text: str, node: Node) -> int:
-    """Return where the line after a node begins."""
+    """Return the start of the line after a node."""
     end: int = node.end_mark.index
     if text[end - 1] == "\n":  # a block scalar ends there
         return end

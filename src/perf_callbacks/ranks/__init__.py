@@ -1,1 +1,1 @@
-"""Other ranks of the job: the store where they meet, and the windows that they exchange."""
+"""Exchange between the ranks of a job: the store where the ranks meet, and the windows that they exchange."""

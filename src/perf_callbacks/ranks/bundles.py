@@ -99,7 +99,7 @@ class RankSignals(Mapping[str, "array[float]"]):
         self._columns, self._length, self._places, self._start = columns, length, places, start
 
     def __getitem__(self, name: str) -> "array[float]":
-        """Cut out one signal."""
+        """Cut out a signal."""
         at = self._start + self._places[name]
         return self._columns[at : at + self._length]
 
@@ -142,8 +142,8 @@ def _together(bundles: Sequence[Bundle]) -> Bundle:
 class Combination:
     """Sum over all ranks of one window, built in slices, because thousands of ranks take milliseconds.
 
-    Amounts are exact. An amount is unknown if a rank is missing or doesn't know it. It is also unknown if it isn't
-    whole: ranks that share samples then counted differently.
+    Amounts are exact. An amount is unknown if a rank is missing or doesn't know its part. A sum that isn't whole is
+    unknown, too: ranks that share samples then counted differently.
     """
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from perf_callbacks.ranks.store import Board, rank_key
 
 
 class Channel:
-    """One channel of one fit, for the thread of the exchange. Notes of other fits are not seen."""
+    """A channel in a fit, for the thread of the exchange. A channel ignores notes of other fits."""
 
     def __init__(self, name: str, board: Board | Folder, fit: str, *, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
@@ -66,7 +66,7 @@ class Channel:
 
 
 class ChannelHandler(ABC):
-    """Base class of a feature's side of a channel. The exchange calls it in its own thread.
+    """Base class of a feature's side of a channel. The exchange calls the handler in a side thread.
 
     That thread keeps the handler alive, so a handler must hold neither the recorder nor the exchange.
     """

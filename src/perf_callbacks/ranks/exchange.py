@@ -82,7 +82,7 @@ def of(recorder: Recorder) -> "Exchange | None":
 class Exchange:
     """This rank's side of the exchange in one fit, for the training thread. Only `agree` and `close` wait.
 
-    Rank 0's window, run and directory hold for all ranks; those of the other ranks have no effect. If rank 0's `window`
+    Rank 0's window, run and directory hold for all ranks; other ranks' values have no effect. If rank 0's `window`
     is None, nothing is exchanged.
     """
 
@@ -123,7 +123,7 @@ class Exchange:
 
     @property
     def verdict(self) -> Verdict | None:
-        """Settings of this fit as rank 0 announced them. None: not known yet."""
+        """Settings of this fit, announced by rank 0. None: not known yet."""
         return self._rounds.verdict
 
     @property

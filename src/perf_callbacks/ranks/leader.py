@@ -19,7 +19,7 @@ from perf_callbacks.ranks.rounds import MANY, Rounds, mark, note_of_window, pati
 from perf_callbacks.ranks.store import Board
 
 SOON_OF_MANY = 1.0
-"""Seconds until rank 0 first looks for the parts of more than `MANY` ranks: each look costs it milliseconds."""
+"""Seconds until rank 0 first looks for the parts of more than `MANY` ranks: a look costs milliseconds."""
 
 SELDOM_OF_MANY = 3.0
 """Each further pause in such a job, as a multiple of the wait so far: the second look comes after `GATHER_SECONDS`."""
@@ -106,7 +106,7 @@ class Leader(Rounds):
             kept = range(slots(self._world_size))
             keys = ["window", *[slot(rank, window, self._world_size) for window in kept for rank in ranks]]
             board.write_all(dict.fromkeys(keys, ""))
-        if self.offers or not self._said:  # again with each window: a nested fit may have replaced them
+        if self.offers or not self._said:  # again with each window: a nested fit may have replaced the note
             board.write("verdict", pack(self._mine))
             self._said = True
         for part in self._drained(self._mine.window or 0):
@@ -118,7 +118,7 @@ class Leader(Rounds):
         for pending in self._pending.values():
             if now > pending.deadline + LATE_SECONDS and not pending.prolonged:
                 pending.deadline, pending.prolonged = now + LATE_SECONDS, True
-        for window in sorted(self._pending, reverse=True):  # newest first: the older ones were sent before
+        for window in sorted(self._pending, reverse=True):  # newest first: ranks send older parts first
             if self._world_size <= MANY or now >= self._pending[window].look_at:
                 self._read(board, window, now)
         self._close(board, now)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from perf_callbacks.kernel.foreign_errors import let_pass
 
-c10d: Any = dist  # torch documents it without exporting it to type checkers
+c10d: Any = dist  # torch documents this module's names without exporting them
 
 PATIENCE_SECONDS = 20.0
 """Seconds to wait for the store, and then for each rank."""

@@ -232,7 +232,7 @@ class Relay:
         return notes
 
     def _joined(self, window: int, parts: Mapping[int, bytes], fit: bytes) -> dict[str, bytes]:
-        """Bundle parts into a single note, or into several under further ranks' keys if it would be too large."""
+        """Bundle parts into a single note, or into several notes under further ranks' keys if too large."""
         number = max(1, LARGEST // max(1, *[len(part) for part in parts.values()]))
         groups = [self._ranks[start : start + number] for start in range(0, len(self._ranks), number)]
         notes = {self._key(some[0], window): b"".join([parts.get(rank, b"") for rank in some]) for some in groups}

@@ -42,7 +42,7 @@ class PrivateDirectory:
             self.find()
 
     def find(self) -> None:
-        """Hold the directory now at the path. Raise `OSError` if it is missing or open to other users."""
+        """Hold the directory now at the path. Raise `OSError` if missing or open to other users."""
         found = os.lstat(self.path)
         if self._held is not None and os.path.samestat(os.fstat(self._held), found):
             return
@@ -102,7 +102,7 @@ class PrivateDirectory:
         os.replace(self._at(name), self._at(new), src_dir_fd=self._held, dst_dir_fd=self._held)
 
     def read(self, name: str, *, since: float) -> bytes:
-        """Read a file of this user. A file older than `since` counts as missing: an earlier job left it."""
+        """Read a file of this user. A file older than `since` counts as missing: an earlier job wrote that file."""
         file = os.open(self._at(name), _READ, dir_fd=self._held)
         try:
             found = os.fstat(file)

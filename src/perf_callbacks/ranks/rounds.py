@@ -29,7 +29,7 @@ FEW = 16
 also looks in between."""
 
 KEPT = 8
-"""Most parts of a rank that are kept, here or in the store. If a rank is further behind, windows close without it."""
+"""Most parts of a rank that are kept, here or in the store. Windows close without a rank that is further behind."""
 
 KEPT_OF_MANY = 4
 """Most parts of a rank that the store keeps in a job of more than `MANY` ranks."""
@@ -56,10 +56,10 @@ _obeyed: dict[int, str] = {}  # by rank of this process: the fit whose settings 
 
 
 class Rounds:
-    """One rank's side of the exchange in one fit. An error ends the exchange, and nothing else."""
+    """A rank's side of the exchange in a fit. An error ends only the exchange."""
 
     def __init__(self, store: Any, *, rank: int, world_size: int, attempt: int = 0, node: Node | None = None) -> None:
-        self._store = store  # held because rank 0 may serve it: it must not end before the exchange does
+        self._store = store  # held because rank 0 may serve the store, which must not end before the exchange does
         self._board: Board | Folder | None = None
         self._node = node
         self._relay: Relay | None = None

@@ -16,7 +16,7 @@ except ImportError:  # not on Windows
 
 import torch.distributed as dist
 
-c10d: Any = dist  # torch documents it without exporting it to type checkers
+c10d: Any = dist  # torch documents this module's names without exporting them
 
 LONGEST = 40_000
 """Most bytes of a note."""
@@ -36,7 +36,7 @@ SHARE = 0.75
 def default_store() -> Any:
     """Return the store of the default process group; None without a group."""
     if dist.is_available() and dist.is_initialized():
-        return c10d.distributed_c10d._get_default_store()  # noqa: SLF001 torch has no public function for it
+        return c10d.distributed_c10d._get_default_store()  # noqa: SLF001 torch has no public function for this
     return None
 
 

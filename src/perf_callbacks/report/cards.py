@@ -121,7 +121,7 @@ def check(
 
 
 def _items(rows: Sequence[Checklist]) -> Iterable[str]:
-    """Render the checklist, one line per item."""
+    """Render the checklist, a line per item."""
     cells = []
     for row in rows:
         change = " -> ".join(part for part in (row.before, row.after) if part)

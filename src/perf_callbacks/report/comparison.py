@@ -30,7 +30,7 @@ SAME_AMOUNT = 0.01
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
-    """One metric in both runs. None: unknown, or not comparable."""
+    """A metric in both runs. None: unknown, or not comparable."""
 
     name: str
     a: float | None
@@ -49,7 +49,7 @@ class Comparison:
     decided_by: Metric | None
     """The metric that decides. None: no metric has enough steps in both runs."""
     not_compared: Mapping[str, str]
-    """By metric, the reason why it has no verdict."""
+    """By metric, the reason why there is no verdict."""
     differences: Mapping[str, tuple[Any, Any]]
     """Values of configuration and environment that differ."""
     steps: tuple[int, int]

@@ -70,7 +70,7 @@ class Attempt:
     columns: "dict[str, array[float]]" = field(default_factory=lambda: {name: array("d") for name in STEP_COLUMNS})
     """The values of each step, by the names in `STEP_COLUMNS`. NaN: unknown."""
     excluded: dict[int, str] = field(default_factory=dict)
-    """By step, the reason why it is in no row."""
+    """By number of a step, the reason why the step is in no row."""
     pauses: Pauses = field(default_factory=Pauses)
     spans: list[Span] = field(default_factory=list)
     memory: list[tuple[int, dict[str, float]]] = field(default_factory=list)

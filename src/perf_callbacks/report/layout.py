@@ -1,4 +1,4 @@
-"""Lines of text within a width, and values from a journal that fit into them."""
+"""Lines of text within a width, and values from a journal that fit into such lines."""
 
 import re
 from collections.abc import Collection, Iterable, Sequence

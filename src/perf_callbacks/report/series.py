@@ -1,4 +1,4 @@
-"""Steps of all ranks as series short enough to draw: buckets of steps, and the slowest steps one by one."""
+"""Steps of all ranks as series short enough to draw: buckets of steps, and each of the slowest steps."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -50,7 +50,7 @@ class Outlier:
     rank: int
     seconds: float
     reason: str | None
-    """Reason why the step is in no row. None: it is in a row."""
+    """Reason why the step is in no row. None: the step is in a row."""
 
 
 @dataclass(frozen=True, slots=True)

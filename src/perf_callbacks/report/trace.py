@@ -82,7 +82,7 @@ def _events(fit: Fit, within: range | None) -> Iterator[str]:
 
 
 def _placed(fit: Fit, rank: int) -> list[Placed]:
-    """Place the attempts of a rank one after the other, by the wall clock between their starts."""
+    """Place the attempts of a rank in sequence, by the wall clock between their starts."""
     found: list[Placed] = []
     usual = medians(fit, rank).get("step_time", 0.0)
     first = fit.ranks[rank][0].run.started_unix

@@ -1,6 +1,6 @@
 """Diagnosis of stalls: notice that steps have stopped ending, and find the rank that causes the stall.
 
-Time is an argument.
+Nothing here reads a clock: time is an argument.
 """
 
 from collections import Counter, deque

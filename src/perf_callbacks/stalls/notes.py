@@ -106,7 +106,7 @@ class StallNotes(ChannelHandler):
         if said != self._said:  # another rank is looking
             self._said, self._turn = said, now
         if not channel.reads_all or now - self._turn < GRACE_SECONDS * channel.rank.bit_length():
-            return LOOK_SECONDS  # the rank that talks for this machine reads the notes of others
+            return LOOK_SECONDS  # the rank that talks for this machine reads for it
         if self._earlier is None:
             self._earlier = (now, channel.notes())
         self._judge(channel, now, now - self._since)

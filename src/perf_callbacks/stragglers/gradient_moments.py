@@ -82,7 +82,7 @@ def _noter(
 
     def gradient_done(_parameter: object) -> None:
         nonlocal file, line, due
-        if tracing():  # compiled autograd traces hooks: this one is then empty, also in a fullgraph
+        if tracing():  # compiled autograd traces hooks: this hook is then empty, also in a fullgraph
             return
         try:
             now = clock()
@@ -100,6 +100,6 @@ def _schedstat() -> int | None:
     """Open the file in which Linux counts the nanoseconds that this thread was ready to run and had no CPU."""
     try:
         return os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-    except (OSError, AttributeError) as error:  # another system, or a sandbox without it
+    except (OSError, AttributeError) as error:  # another system, or a sandbox without this file
         let_pass(error)
         return None

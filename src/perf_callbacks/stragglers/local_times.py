@@ -148,7 +148,7 @@ def shape(marks: Sequence[Any]) -> Shape:
 
 
 def _delay(line: bytes) -> float:
-    """Return the seconds without a CPU; NaN if the line doesn't say.
+    """Return the seconds without a CPU; NaN if the line is empty or malformed.
 
     >>> _delay(b"3277653508 136843134 389")
     0.136843134

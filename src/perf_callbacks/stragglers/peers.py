@@ -21,7 +21,7 @@ SEEN = 8
 """Number of slowest ranks of a step that are examined. The time of the next rank limits the gain."""
 
 SAMPLE = 63
-"""Ranks in the sample for a median over all ranks. At 4,096 ranks, sampling moves it by 2 % of the spread."""
+"""Ranks in the sample for a median over all ranks. At 4,096 ranks, sampling moves the median by 2 % of the spread."""
 
 LEAST_PART = 0.1
 """Least part of a slow rank's lead that a cause must explain to be named. Less may be chance."""

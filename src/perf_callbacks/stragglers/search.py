@@ -95,7 +95,7 @@ class _Spell:
     more: float = 0.0
     """Seconds per step that the rank takes beyond a usual rank, in the newest window."""
     usual: float = 0.0
-    """Average seconds per step by which the rank was last before it was slow: by chance, some rank always is."""
+    """Average seconds per step by which the rank was last before it was slow: by chance, some rank always is last."""
     causes: Mapping[str, float] = field(default_factory=dict)
     steps: int = 0
     windows: int = 0
@@ -302,7 +302,7 @@ class _Group:
         return found
 
     def _forget(self, rank: int) -> None:
-        """Forget the leads of a rank, because they are reported."""
+        """Forget the leads of a rank after reporting its losses."""
         self._leads = [lead for lead in self._leads if lead.rank != rank]
 
 
