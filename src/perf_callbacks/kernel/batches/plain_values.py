@@ -1,4 +1,4 @@
-"""Plain values in a batch, such as a number of iterations: they may decide the work as shapes do."""
+"""Plain values in a batch, such as a number of iterations, which may decide the work as shapes do."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,13 +7,13 @@ ShapeKey = tuple[tuple[str, tuple[int, ...]], ...]
 """Names and shapes of the tensors in a batch, and its plain values."""
 
 MOST_IN_BATCH = 8
-"""A batch with more plain values than this has them as data, not as settings."""
+"""If a batch has more plain values than this, the values are data, not settings."""
 
 MOST_VALUES = 4
-"""If a name has more values than this, it may be left out of keys, once counts show that it makes no difference."""
+"""A name with more values than this is left out of keys once counts show that its value makes no difference."""
 
 AGREEING = 2
-"""Number of counts of other values that show it, none contradicting."""
+"""Number of agreeing counts at different values that show that the value makes no difference."""
 
 _LONGEST = 32
 _DEEPEST = 2

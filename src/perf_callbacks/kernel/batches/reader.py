@@ -1,4 +1,4 @@
-"""Samples, tokens and shapes of a batch: read off its tensors without waiting for any of them."""
+"""Samples, tokens and shapes of a batch, read from its tensors without waiting for the device."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
@@ -14,13 +14,16 @@ from perf_callbacks.kernel.foreign_errors import let_pass
 _MOST_SHAPES = 1024
 
 _MOST_NOTED = 256
-"""Batches of a counted step whose tensors are compared with what was looked up."""
+"""Most batches of a counted step whose tensors are compared with the looked-up tensors."""
 
 _READ_WHOLE = 64
-"""Batches of which all shapes are read before one tensor may stand for the others; later it is one in as many."""
+"""Number of batches whose shapes are all read before a single tensor, the guide, identifies batches.
+
+Later, all shapes are read of only one batch in about this many.
+"""
 
 UNREADABLE = (AttributeError, LookupError, TypeError, RuntimeError)
-"""Raised by a batch of another form than those seen before; `RuntimeError` by nested tensors, which have no shape."""
+"""Errors of reading a batch in a new form; `RuntimeError` comes from nested tensors, which have no shape."""
 
 ROWS = frozenset({tuple, list})
 """Types of batches whose tensors have numbers, not names."""
@@ -29,30 +32,29 @@ _shape = attrgetter("shape")
 
 
 class Batch(NamedTuple):
-    """Amounts of one micro-batch, which it adds to its step."""
+    """Amounts that a micro-batch adds to its step."""
 
     samples: int | None
-    """Rows; None where the tensors don't agree on them."""
+    """Number of rows; None if the tensors don't agree."""
     tokens: int | None
-    """Elements of the token ids; None where there are none, or nobody has seen yet which tensor they are."""
+    """Elements of the token ids; None without token ids, or while their tensor is unknown."""
     useful_tokens: Any
-    """Elements that the mask keeps: of a mask on a device, a number that may still be under way there. None where there
-    is no mask."""
+    """Elements that the mask keeps; for a mask on a device, a tensor that may be pending. None without a mask."""
     shape: ShapeKey
-    """Empty where it can't be read."""
+    """Empty if unreadable."""
 
 
 class Lookup(NamedTuple):
-    """An embedding that the counted step was seen to look up."""
+    """A look-up in an embedding, seen in the counted step."""
 
     table: int
-    """Address of its rows."""
+    """Address of the embedding's rows."""
     rows: int
-    """Its vocabulary."""
+    """Size of the vocabulary."""
     address: int
     """Address of the indices."""
     elements: int
-    """Number of them."""
+    """Number of indices."""
 
 
 class _Known(NamedTuple):
@@ -61,7 +63,7 @@ class _Known(NamedTuple):
     batch: Batch
     masks: tuple[str, ...]
     full: Batch
-    """The same, if its masks keep all tokens."""
+    """The batch with masks that keep all tokens."""
 
 
 class _Noted(NamedTuple):
@@ -74,7 +76,7 @@ class _Noted(NamedTuple):
 
 
 def together(batches: Sequence[Batch]) -> tuple[int | None, int | None, Any]:
-    """Samples, tokens and useful tokens of some batches."""
+    """Add up samples, tokens and useful tokens of batches."""
     if len(batches) == 1:
         return batches[0][:3]
     return (
@@ -85,7 +87,7 @@ def together(batches: Sequence[Batch]) -> tuple[int | None, int | None, Any]:
 
 
 def nothing(batch: Batch) -> tuple[int | None, int | None, Any]:
-    """The amounts of no batch, where others are like this one: what it doesn't tell is unknown of them too.
+    """Return zero for each amount that this batch has; None for each amount that is unknown.
 
     >>> nothing(Batch(4, None, None, ()))
     (0, None, None)
@@ -96,7 +98,7 @@ def nothing(batch: Batch) -> tuple[int | None, int | None, Any]:
 class BatchReader:
     """Reads batches of any form: tensors or arrays in mappings, tuples, lists, objects; a list of rows.
 
-    A shape that was seen before costs a look-up. The shapes seen are kept, for whoever counts FLOPs by shape.
+    A known shape costs a look-up in a dictionary. The known shapes also serve the count of FLOPs by shape.
 
     Args:
         on_new_shape: Called with a shape that is new, or was forgotten, and its tensors, before the batch is used.
@@ -112,29 +114,29 @@ class BatchReader:
         self.unreadable: str | None = None
         """Type of the last batch whose shapes can't be read. None: all were read."""
         self.seen: dict[ShapeKey, tuple[Batch, tuple[str, ...]]] = {}
-        """For each shape its batch, and the names of its masks."""
+        """Batch and names of masks, by shape."""
         self.several = False
-        """Each batch holds one of each of several loaders: their samples add up."""
+        """True: each batch holds a batch from each of several loaders, so their samples add up."""
         self.time_first = False
-        """The model takes sequences whose first dimension is time."""
+        """True: the model takes sequences whose first dimension is time."""
         self.left = 0
-        """Batches that may be recognised by one tensor, the guide, until all shapes of one are read again."""
+        """Number of batches that the guide tensor may still identify before all shapes of a batch are read again."""
         self.guide: Any = None
-        """Its key."""
+        """Key of the guide tensor in a batch."""
         self.guided: dict[tuple[Any, ...], Batch] = {}
-        """Batches without a mask, by names or number of tensors and the shape of the guide. Whoever reads a batch in
-        every step looks here first, while batches are left, and counts those down: that saves a frame. The guide is
-        asked for by `get`: a `defaultdict` would make one."""
+        """Batches without a mask, by names or number of tensors and the shape of the guide. Callers that read a batch
+        in every step look here first while `left` is positive, and decrement `left`, which saves a frame. `get` returns
+        the guide, because indexing a `defaultdict` would create an entry."""
         self._known: dict[tuple[Any, ...], _Known] = {}
         self._has_read = False
         self._array: Any = None  # the type of batches that are a tensor
-        self._guided = True  # until the shape of another one was seen to vary alone
+        self._guided = True  # until the shape of another tensor was seen to vary alone
         self._whole = 0  # batches of which all shapes were read
-        self._ids: dict[tuple[str, ...], tuple[str, ...]] = {}  # of batches with these tensors, those of token ids
+        self._ids: dict[tuple[str, ...], tuple[str, ...]] = {}  # names of token ids, by the names of all tensors
         self._noted: list[_Noted] | None = None
 
     def read(self, batch: Any) -> Batch:
-        """Samples, tokens and shape of a batch."""
+        """Read samples, tokens and shape of a batch."""
         key: tuple[Any, ...] | None = None
         try:
             rows = type(batch) in ROWS
@@ -165,7 +167,7 @@ class BatchReader:
 
     @property
     def has_read(self) -> bool:
-        """Batches were read."""
+        """True: batches were read."""
         return self._has_read
 
     def forget(self, shape: ShapeKey) -> None:
@@ -175,16 +177,16 @@ class BatchReader:
         self.guided.clear()
 
     def note(self) -> None:
-        """Note where the tensors of the next batches lie, until `look_up` tells which of them were looked up."""
+        """Record the addresses of the tensors of the next batches until `look_up` identifies the token ids."""
         self._noted = []
         self._forget_all()
 
     def look_up(self, lookups: Iterable[Lookup]) -> bool:
-        """Learn which tensors are token ids, by the embeddings looked up since `note`; whether that was news.
+        """Find the tensors of token ids by the embedding look-ups since `note`. Return True if there are new ones.
 
-        The largest vocabulary is that of the tokens, unless another one was looked up with sequences of other lengths.
-        A number for each sample, such as a user or a class, is no token. Batches with the same tensors, of whatever
-        size, have theirs in the same place; batches with `input_ids` have said it themselves.
+        The largest embedding holds the tokens, unless another embedding was looked up with a different number of
+        indices. A tensor with a number per sample, such as a user or a class, holds no tokens. Batches with the same
+        tensor names, whatever their sizes, have token ids in the same tensors. Batches with `input_ids` need no search.
         """
         noted, self._noted = self._noted or [], None
         every = {*lookups}
@@ -201,7 +203,7 @@ class BatchReader:
         return bool(fresh)
 
     def with_tokens(self, batch: Batch) -> Batch:
-        """A batch that was read before it was known which tensor holds its token ids."""
+        """Return the batch with its tokens, if the batch was read before the tensor of token ids was known."""
         return batch if batch.tokens is not None else batch._replace(tokens=self._tokens(batch.shape))
 
     def _look(self, batch: Any, key: tuple[Any, ...] | None) -> tuple[_Known, Mapping[str, Any]]:
@@ -225,16 +227,16 @@ class BatchReader:
         return known, tensors
 
     def _trust(self) -> None:
-        """All shapes of a batch were read: after enough of these, most batches are recognised by the guide alone."""
+        """Count a batch whose shapes were all read. After enough such batches, the guide identifies most batches."""
         self._whole += 1
         if self._whole >= _READ_WHOLE and self.guide is not None:
-            self.left = _READ_WHOLE - self._whole % 7  # by uneven gaps, so as not to keep step with the batches
+            self.left = _READ_WHOLE - self._whole % 7  # uneven gaps, so as not to keep step with periodic batches
 
     def _remember(self, key: tuple[Any, ...], batch: Any, known: _Known, found: Sequence[Leaf]) -> None:
-        """Recognise batches like this one by `key` from now on, and by the guide if it tells the shapes of the others.
+        """Store a batch under `key`, and under the guide's shape if that shape determines all others.
 
-        The largest tensor of the first batch is the guide. It tells them as long as they begin as its own, as those of
-        masks, labels and positions do, and none was seen to vary alone.
+        The guide is the tensor with most dimensions in the first batch. Its shape determines the others while each of
+        them is a prefix of its own, as for masks, labels and positions, and none was seen to vary alone.
         """
         if len(self._known) >= _MOST_SHAPES:
             self._forget_all()
@@ -265,7 +267,7 @@ class BatchReader:
         return (len(batch), guide.tensor.shape) if rows else (*names, guide.tensor.shape)
 
     def _unread(self, batch: Any, found: Sequence[Leaf]) -> Batch:
-        """A batch without a shape: a list of rows that nobody has put into tensors yet, or whatever else it is."""
+        """Return the batch of an object without a shape, such as a list of rows that are not tensors yet."""
         if batch is not None:
             self.unreadable = type(batch).__name__
         if isinstance(batch, list) and batch and not found and isinstance(batch[0], Mapping | str):
@@ -310,7 +312,7 @@ def _has_several(one: Leaf, rows: int | None) -> bool:
 
 
 def _looked_up(batch: _Noted, lookups: set[Lookup], batches: int) -> tuple[str, ...]:
-    """The tensors of a batch that were looked up: by where they lie, or if they were copied since, by their size."""
+    """Return the tensors of a batch that were looked up, matched by address or, for copies, by size."""
     places = {(address, size): name for name, address, size in reversed(batch.integers)}  # each tensor once
     there = [one for one in lookups if (one.address, one.elements) in places]
     if there:
@@ -322,7 +324,7 @@ def _looked_up(batch: _Noted, lookups: set[Lookup], batches: int) -> tuple[str, 
     if len({size for name, _, size in batch.integers if name in alike}) != 1:
         return ()
     if len(indices) <= batches:
-        return tuple(alike[:1])  # of several that are as large, any tells how many tokens there are
+        return tuple(alike[:1])  # tensors of equal size give the same number of tokens
     return tuple(alike) if len(alike) * batches == len(indices) else ()
 
 
@@ -335,7 +337,7 @@ def _of_tokens(lookups: Sequence[Lookup]) -> list[Lookup]:
 
 
 def _address(tensor: Any) -> int | None:
-    """Address of a tensor; None if it has no values."""
+    """Return the address of a tensor; None for a tensor without values."""
     try:
         return int(tensor.data_ptr())
     except (AttributeError, RuntimeError) as error:
@@ -344,13 +346,13 @@ def _address(tensor: Any) -> int | None:
 
 
 def _plain(batch: Any, found: Sequence[Leaf]) -> bool:
-    """Tell if a batch is a tensor, or nothing but tensors by name or number."""
+    """Return True if a batch is a tensor, or contains only tensors by name or number."""
     inside = (batch,) if is_array(batch) else batch if type(batch) in ROWS else batch.values()
     return len(found) == len(inside) and all(map(is_array, inside)) and all([one.whole for one in found])
 
 
 def _masks(found: Sequence[Leaf]) -> tuple[str, ...]:
-    """The masks of the token ids, one for each."""
+    """Return the attention masks that match the token ids in number and size; else none."""
     sizes = {one.name: one.sizes for one in found}
     whole = [one.name for one in found if one.whole]
     ids, masks = matching([*sizes], "input_ids"), matching(whole, "attention_mask")
@@ -358,7 +360,7 @@ def _masks(found: Sequence[Leaf]) -> tuple[str, ...]:
 
 
 def _kept(mask: Any) -> Any:
-    """Elements that a mask keeps. One in floating point may as well be there to be added: unknown."""
+    """Count the elements that a mask keeps; None for floating point, which may be an additive mask."""
     if not hasattr(mask, "is_floating_point"):
         return None if "float" in str(mask.dtype) else int((mask != 0).sum())
     if mask.is_floating_point():

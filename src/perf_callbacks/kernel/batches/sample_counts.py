@@ -1,4 +1,4 @@
-"""Number of samples in a batch, from the leading sizes of its tensors; unknown if they are ambiguous."""
+"""Number of samples in a batch, from the leading sizes of its tensors; None if ambiguous."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,13 +9,13 @@ from perf_callbacks.kernel.batches.tensors import Leaf, is_array, is_packed, lea
 _MOST_CHANNELS = 4
 _IMAGE_SIDE = 8
 _ANY = -1
-"""Stands for numbers of rows that are not written out, so that a part doesn't decide alone."""
+"""Placeholder for further possible numbers of rows, so that a part doesn't decide alone."""
 _PLAIN = (str, bytes, int, float, complex)
 _ENDS = frozenset({"cu_seqlens", "cu_seq_lens", "cu_seq_lens_q", "cu_seq_lens_k"})
-"""Names of tensors that have the ends of sequences that lie one after the other."""
+"""Names of tensors with the ends of sequences that are packed into one row."""
 
 _PACKED = _ENDS | {"position_ids", "seq_idx"}
-"""Names of tensors that tell these sequences apart."""
+"""Names of tensors that separate packed sequences."""
 
 
 def samples(batch: Any, *, several: bool = False, time_first: bool = False) -> int | None:
@@ -28,7 +28,7 @@ def samples(batch: Any, *, several: bool = False, time_first: bool = False) -> i
 
     Args:
         batch: A batch of any form.
-        several: True: it has a batch from each of several loaders, whose samples add up.
+        several: True: the batch holds a batch from each of several loaders, and their samples add up.
         time_first: True: the model takes sequences whose first dimension may be time, so the leading size of sequences
             alone may be their length.
     """
@@ -49,7 +49,7 @@ def samples(batch: Any, *, several: bool = False, time_first: bool = False) -> i
 
 
 def matching(names: Sequence[str], wanted: str) -> tuple[str, ...]:
-    """Return the tensors of that name, else all whose names end in it (as `anchor_input_ids` of sentence pairs)."""
+    """Return the tensors of this name, else all with this ending, such as `anchor_input_ids` of sentence pairs."""
     last = {name: name.rpartition(".")[2] for name in names}
     same = tuple(name for name, word in last.items() if word == wanted)
     alike = (name for name, word in last.items() if word.endswith("_" + wanted) and not word.startswith("decoder_"))
@@ -57,7 +57,7 @@ def matching(names: Sequence[str], wanted: str) -> tuple[str, ...]:
 
 
 def _holds_several(batch: Any) -> bool:
-    """Tell if a batch is a list of two or more samples or batches with token ids, or has such a list."""
+    """Return True if a batch is or contains a list of two or more samples or batches with token ids."""
     every = [batch, *(part for _, part in parts(batch))]
     lists = [[leaves(element) or [] for element in part] for part in every if _is_list(part)]
     return any(sum([bool(_ids(found)) for found in elements]) > 1 for elements in lists)
@@ -73,16 +73,16 @@ def _is_flat(one: Leaf) -> bool:
 
 
 def _is_packed_row(found: Sequence[Leaf], guides: Sequence[Leaf]) -> bool:
-    """Tell if sequences lie one after the other in a single row, and another tensor has their ends."""
+    """Return True if sequences are packed into a single row, and another tensor holds their ends."""
     names = {one.name.rpartition(".")[2] for one in found}
     return all([one.rows == 1 for one in guides]) and not names.isdisjoint(_ENDS)
 
 
 def _marks(found: Sequence[Leaf]) -> dict[str, int]:
-    """Return the sizes of the tensors that say which rows of the others belong to which sample, by name.
+    """Return the sizes, by name, of the tensors that assign rows to samples.
 
-    torch_geometric's `ptr` has the start of each graph and `batch` the graph of each node; Pointcept's `offset` has the
-    end of each point cloud.
+    torch_geometric's `ptr` holds the start of each graph and `batch` the graph of each node; Pointcept's `offset` holds
+    the end of each point cloud.
     """
     named: dict[str, list[Leaf]] = {}
     for one in found:
@@ -98,14 +98,14 @@ def _marks(found: Sequence[Leaf]) -> dict[str, int]:
 
 
 def _are_sequences(found: Sequence[Leaf]) -> bool:
-    """Tell if all tensors of a batch have the same two leading sizes, of which either may be time."""
+    """Return True if all tensors of a batch have the same two leading sizes, so that either may be time."""
     both = {one.sizes[:2] for one in found}
     dimensions = {len(one.sizes) for one in found}
     return len(both) == 1 and len({*both.pop()}) > 1 and dimensions <= {2, 3}
 
 
 def _laid_end_to_end(found: Sequence[Leaf], marks: Mapping[str, int]) -> int | None:
-    """Count samples whose rows lie one after the other in the batch's tensors; None if nothing has their number."""
+    """Count samples that are concatenated in the batch's tensors; None if their number is unknown."""
     sizes = {one.rows for one in found if one.name.rpartition(".")[2] not in marks} - {None}
     if "ptr" in marks:
         return marks["ptr"] - 1
@@ -116,7 +116,7 @@ def _laid_end_to_end(found: Sequence[Leaf], marks: Mapping[str, int]) -> int | N
 
 
 def _common(batch: Any) -> int | None:
-    """Return the one number of rows that all parts allow, else that of most."""
+    """Return the only number of rows that all parts allow, else the number of most parts."""
     inside = _with_say(batch)
     if len(inside) == 1 and _is_structure(inside[0]) and _wraps(batch, inside[0]):
         return _common(inside[0])
@@ -130,14 +130,14 @@ def _common(batch: Any) -> int | None:
 
 
 def _wraps(batch: Any, inner: Any) -> bool:
-    """Tell if nothing but names or numbers stand around a batch."""
+    """Return True if a batch contains only names or numbers besides the inner batch."""
     if _is_list(batch):
         return len(batch) > 1 and all([one is inner or isinstance(one, _PLAIN) for one in batch])
     return not _is_list(inner)
 
 
 def _allowed(value: Any, *, outermost: bool = False) -> set[int] | None:
-    """Return the numbers of rows that a part of a batch allows; None: it says nothing about them."""
+    """Return the numbers of rows that a part of a batch allows; None if the part has no rows."""
     if is_array(value) or is_packed(value):
         rows = (leaves(value) or [leaf("", value)])[0].rows
         return None if rows is None else {rows}
@@ -155,7 +155,7 @@ def _allowed(value: Any, *, outermost: bool = False) -> set[int] | None:
 
 
 def _are_images_and_targets(inside: Sequence[Any]) -> bool:
-    """Tell if two lists hold as many images as mappings: those of a detection batch, whose boxes are no samples."""
+    """Return True for a detection batch: a list of images and a list of as many targets, whose boxes are no samples."""
     if len(inside) != 2 or not all(map(_is_list, inside)):  # noqa: PLR2004
         return False
     images, targets = inside
@@ -167,7 +167,7 @@ def _are_images_and_targets(inside: Sequence[Any]) -> bool:
 
 
 def _agreed(inside: Sequence[Any]) -> set[int] | None:
-    """Return the numbers of rows that all parts allow which say something."""
+    """Return the numbers of rows that all parts with rows allow."""
     some = [rows for rows in map(_allowed, inside) if rows is not None]
     return set.intersection(*some) if some else None
 
@@ -208,7 +208,7 @@ def _of_structures(inside: Sequence[Any], columns: set[int] | None, *, outermost
 
 
 def _is_sample(element: Any) -> bool:
-    """Tell if an element of a list can be nothing but a sample. False: it may also be a batch."""
+    """Return True if an element of a list is certainly a sample. False: the element may also be a batch."""
     found = leaves(element) or []
     ids, names = _ids(found), {one.name.rpartition(".")[2] for one in found}
     if _is_list(element) and len(element) > 1 and is_array(element[0]) and isinstance(element[1], Mapping):
@@ -227,13 +227,13 @@ def _is_sample(element: Any) -> bool:
 
 
 def _is_time_major(found: Sequence[Leaf]) -> bool:
-    """Tell if the second sizes of sequences are the size of a column."""
+    """Return True if the second size of all sequences equals the size of the columns."""
     columns = {one.rows for one in found if len(one.sizes) == 1}
     return {one.sizes[1] for one in found if len(one.sizes) > 1} == columns
 
 
 def _is_image(one: Leaf) -> bool:
-    """Tell if a tensor has the sizes of an image: channels, height, width."""
+    """Return True if a tensor has the sizes of an image: channels, height, width."""
     return _may_be_image(one) and one.sizes[0] in {1, 3} and min(one.sizes[1:]) >= _IMAGE_SIDE
 
 
@@ -242,7 +242,7 @@ def _may_be_image(one: Leaf) -> bool:
 
 
 def _most(inside: Sequence[Any]) -> int | None:
-    """Return the leading size of more than half of the parts."""
+    """Return the leading size of more than half of the parts; None if there is none."""
     votes = [_allowed(part) or set() for part in inside]
     if len({*map(frozenset, [vote for part, vote in zip(inside, votes, strict=True) if not is_array(part)])}) > 1:
         return None
@@ -258,12 +258,12 @@ def _most(inside: Sequence[Any]) -> int | None:
 
 
 def _with_say(batch: Any) -> list[Any]:
-    """List the parts of a batch that have rows or may have them."""
+    """List the parts of a batch that have rows, or may have rows."""
     return [part for _, part in parts(batch) if _allowed(part) is not None]
 
 
 def _members(value: Any) -> list[tuple[Any, Any]]:
-    """List the contents of a container, those of one that begins with a plain value too."""
+    """List the contents of a container, even if its first element is a plain value."""
     return [*enumerate(value)] if _is_list(value) else parts(value)
 
 
@@ -276,12 +276,12 @@ def _is_structure(value: Any) -> bool:
 
 
 def _alike(elements: Sequence[Any]) -> bool:
-    """Tell if two or more elements, or the only one, have the same form."""
+    """Return True if all elements have the same form, and there is at least one."""
     return len({*map(_form, elements)}) == 1
 
 
 def _form(element: Any) -> object:
-    """Return the dimensions and type, names or parts that elements share if they are samples."""
+    """Return the form of an element, which is equal for all samples: dimensions and dtype, names, or parts."""
     if is_array(element):
         return len(leaf("", element).sizes), str(element.dtype)
     if _is_list(element):

@@ -1,4 +1,4 @@
-"""The tensors in a batch, whatever its form: found by what they offer, since this package imports no torch here."""
+"""Find the tensors in a batch of any form, by their attributes, because this module doesn't import torch."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 MOST_PARTS = 4096
-"""Larger batches than this are not walked to their end: their shapes can't be read."""
+"""Most parts of a batch whose shapes are read."""
 
 _DEEPEST = 8
 
@@ -20,23 +20,23 @@ class Leaf(NamedTuple):
     """Place of the tensor in its batch, such as "inputs.input_ids" or "[0]"."""
     tensor: Any
     sizes: tuple[int, ...]
-    """Its shape; of a ragged tensor, the shape of its values, one row after the other."""
+    """Shape of the tensor; for a ragged tensor, the shape of its concatenated rows."""
     rows: int | None
-    """Its leading size, or the rows of a ragged one. None: a number has none."""
+    """Leading size, or the number of rows of a ragged tensor. None: the tensor has no dimension."""
     lengths: tuple[int, ...] | None = ()
-    """Lengths of the rows of a ragged tensor, on which its work depends too. None: they lie on a device."""
+    """Lengths of the rows of a ragged tensor, on which the work depends too. None: the lengths are on a device."""
 
     @property
     def whole(self) -> bool:
-        """Not ragged."""
+        """True: the tensor is not ragged."""
         return self.lengths == ()
 
 
 def leaves(batch: Any) -> list[Leaf] | None:
-    """The tensors in a batch, in order; None where it has too many parts.
+    """List the tensors in a batch, in order; None if the batch has too many parts.
 
-    Mappings, tuples, lists, named tuples, dataclasses and objects with attributes or slots are taken apart, nested as
-    they may be.
+    The search enters mappings, tuples, lists, named tuples, dataclasses and objects with attributes or slots, at any
+    nesting.
     """
     found: list[Leaf] = []
     whole = _walk(batch, "", (), found)
@@ -44,14 +44,14 @@ def leaves(batch: Any) -> list[Leaf] | None:
 
 
 def _walk(value: Any, name: str, above: tuple[int, ...], found: list[Leaf]) -> bool:
-    """Find the tensors in a part of a batch; whether it was walked to its end."""
+    """Add the tensors in a part of a batch to `found`. Return False if the part was too large."""
     if is_array(value):
         found.append(leaf(name, value))
         return True
     if is_packed(value):
         found.append(_packed(name, value))
         return True
-    if id(value) in above:  # an object may know what it is part of
+    if id(value) in above:  # an object may refer to its container
         return True
     inside = parts(value)
     if len(above) > _DEEPEST or len(inside) + len(found) > MOST_PARTS:
@@ -66,7 +66,7 @@ def _walk(value: Any, name: str, above: tuple[int, ...], found: list[Leaf]) -> b
 
 
 def is_array(value: Any) -> bool:
-    """A tensor, or a numpy array. The class is asked: what an object has may be anything."""
+    """Return True for a tensor or a numpy array, by its class: instances may have any attribute."""
     return _is_kind_of_array(type(value))  # type: ignore[arg-type] # mypy takes the hash of a class for its instances
 
 
@@ -76,12 +76,12 @@ def _is_kind_of_array(kind: type) -> bool:
 
 
 def is_packed(value: Any) -> bool:
-    """A `PackedSequence`: the steps of sequences, those of the longest first."""
+    """Return True for a `PackedSequence`, which interleaves the steps of sequences."""
     return isinstance(value, tuple) and getattr(value, "_fields", ())[:2] == ("data", "batch_sizes")
 
 
 def parts(value: Any) -> list[tuple[Any, Any]]:
-    """List the contents of a container by name or number: none where it holds plain values only."""
+    """List the contents of a container by name or number; empty if a list begins with a plain value."""
     if value is None or isinstance(value, _PLAIN):
         return []
     if isinstance(value, tuple | list):
@@ -110,7 +110,7 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def leaf(name: str, tensor: Any) -> Leaf:
-    """A tensor as it lies in the batch."""
+    """Make the `Leaf` of a tensor."""
     if getattr(tensor, "is_nested", False):
         return _ragged(name, tensor)
     sizes = tuple(tensor.shape)
@@ -118,7 +118,7 @@ def leaf(name: str, tensor: Any) -> Leaf:
 
 
 def _ragged(name: str, tensor: Any) -> Leaf:
-    """A nested tensor: one with offsets has them where its values are, else torch keeps the sizes on the host."""
+    """Make the `Leaf` of a nested tensor: offsets are on the device of the values, other sizes on the host."""
     rows = int(tensor.size(0))
     if hasattr(tensor, "_nested_tensor_size") and not hasattr(tensor, "_offsets"):
         every = tensor._nested_tensor_size().tolist()  # noqa: SLF001 there is no public way
@@ -130,6 +130,6 @@ def _ragged(name: str, tensor: Any) -> Leaf:
 
 
 def _packed(name: str, packed: Any) -> Leaf:
-    """Its batch sizes are always on the host, the largest first."""
+    """Make the `Leaf` of a `PackedSequence`, whose batch sizes are always on the host, the largest first."""
     rows = int(packed.batch_sizes[0])
     return Leaf(name, packed.data, tuple(packed.data.shape), rows, (rows,))

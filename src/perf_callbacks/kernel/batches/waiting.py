@@ -1,7 +1,7 @@
-"""Batches that were fetched and wait for the call of the model that is made with them.
+"""Batches that were fetched and wait for a call of the model.
 
-A loop may drop a batch, or fetch the next one before it trains on this one. So a batch belongs to the step in which the
-model is called with it, which its tensors show: by identity, or by shape if they were copied to a device since.
+A loop may drop a batch, or fetch the next batch before it trains on this one. So a batch belongs to the step whose
+model call gets the batch. Tensors match by identity, or by shape if they were copied to a device since.
 """
 
 import weakref
@@ -12,32 +12,32 @@ from perf_callbacks.kernel.batches.reader import Batch, nothing
 from perf_callbacks.kernel.batches.tensors import leaves
 
 MOST_WAITING = 64
-"""Most batches that wait. Beyond it the oldest is taken for dropped."""
+"""Most batches that wait. Beyond this, the oldest batch counts as dropped."""
 
 Tensors = tuple["weakref.ref[Any]", ...]
-"""References to tensors that keep none of them."""
+"""Weak references to tensors."""
 
 UNKNOWN = Batch(None, None, None, ())
 
 Waiting = tuple[Batch, Tensors]
-"""A batch, and its tensors; none for the only batch that waits."""
+"""A batch, and its tensors; no tensors for the only batch that waits."""
 
 
 def identify(batch: Any) -> Tensors:
-    """Return references to the tensors in a batch, as far as their class allows references."""
+    """Return weak references to the tensors in a batch whose class allows weak references."""
     found = [one.tensor for one in leaves(batch) or ()]
     return tuple([weakref.ref(tensor) for tensor in found if type(tensor).__weakrefoffset__])
 
 
 def same(some: Tensors, others: Tensors) -> bool:
-    """Tell if two batches hold the same tensors."""
+    """Return True if two batches hold the same tensors."""
     if not some or len(some) != len(others):
         return False
     return all([one() is not None and one() is other() for one, other in zip(some, others, strict=True)])
 
 
 def versions(tensors: Tensors) -> tuple[int, ...]:
-    """Return how often each tensor was written to: a buffer may hold one batch after the other."""
+    """Return the number of writes to each tensor: a loader may reuse a buffer for the next batch."""
     return tuple([_written(one()) for one in tensors])
 
 
@@ -49,14 +49,17 @@ def _written(tensor: Any) -> int:
 def take(
     waiting: list[Waiting], arguments: Any, *, again: bool = False, alone: bool = True
 ) -> tuple[list[Batch], bool]:
-    """Take what a model is called with out of two or more batches that wait. True: the newest is among them.
+    """Remove the batches of a model call from the waiting batches. Return them; True if the newest is included.
 
-    Where shapes fit several batches that differ, the amounts in which they differ are unknown. All of them are taken if
-    the model is called with as many rows as they have together.
+    If shapes fit several different batches, the differing amounts are unknown. If the rows of the call are the sum over
+    all batches, the call belongs to all batches.
 
-    If the model is called again before a backward, maybe with the batch of the first call, tensors must be the same. If
-    batches of other loaders wait too, they are not alone, and a call may be without any of these: shapes tell nothing
-    but of the first batch, whose tensors were not looked at.
+    Args:
+        waiting: Two or more batches.
+        arguments: Arguments of the model call.
+        again: True: the model was called before in this forward, maybe with the same batch, so only identity counts.
+        alone: False: batches of other loaders wait too, and the call may use none of these. Then shapes identify only
+            the first batch, whose tensors were not stored.
     """
     found = [one for one in leaves(arguments) or () if one.rows is not None]
     ids, sizes = {id(one.tensor) for one in found}, {one.sizes for one in found}
@@ -65,7 +68,7 @@ def take(
             return [waiting.pop(place)[0]], place == len(waiting)
     if again:
         return [], False
-    places = range(len(waiting))  # another thread may add to them
+    places = range(len(waiting))  # another thread may append
     fits = [len(sizes.intersection([size for _, size in waiting[place][0].shape])) for place in places]
     if not alone:
         fits = [0 if waiting[place][1] else fits[place] for place in places]
@@ -89,7 +92,7 @@ def take(
 
 
 def common(batches: Sequence[Batch]) -> Batch:
-    """Return what is true of each of some batches, one of which is meant.
+    """Return a batch with the amounts that all batches share; the other amounts are unknown.
 
     >>> common([Batch(4, 32, 20, (("", (4, 8)),)), Batch(4, 32, 31, (("", (4, 8)),))])
     Batch(samples=4, tokens=32, useful_tokens=None, shape=(('', (4, 8)),))
@@ -106,7 +109,7 @@ def common(batches: Sequence[Batch]) -> Batch:
 
 
 def untrained(batch: Batch) -> Batch:
-    """Return a batch that took work, and that nothing was learned from.
+    """Return the batch with zero amounts: its FLOPs count, its samples don't.
 
     >>> untrained(Batch(4, 32, None, (("", (4, 8)),)))
     Batch(samples=0, tokens=0, useful_tokens=None, shape=(('', (4, 8)),))

@@ -1,8 +1,8 @@
-"""Records as lines of text, and back: of a journal, and between ranks.
+"""Encode records as lines of text, for the journal and between ranks, and decode them.
 
 A journal is one JSON object per line, with `type` and `t`. A torn or foreign line is skipped, never fatal; keys that
-this version doesn't know are dropped. A line on which a known key has a value of the wrong type is skipped too: a
-journal may come from anywhere, and who reads it must be able to rely on the types of its records.
+this version doesn't know are dropped. A line with a value of the wrong type under a known key is skipped too: a
+journal may come from anywhere, and readers rely on the types of records.
 """
 
 import json
@@ -29,12 +29,12 @@ _SPARSE = (Use, Memory)
 _DIGITS = bytes.maketrans(b"012345678", b"999999999")
 
 _TOO_LONG = b"9" * 100
-"""Digits of an integer that could overflow once it is turned into a float. msgspec reads up to 4,300 digits."""
+"""Digits of an integer that could overflow when converted to a float. msgspec reads up to 4,300 digits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A record and when it was written, in seconds since its run began."""
+    """A record, and its time in seconds since the run began."""
 
     t: float
     record: Record
@@ -46,7 +46,7 @@ class _Head(msgspec.Struct):
 
 
 def encode(entry: Entry) -> str:
-    """One line of a journal, without its end. Columns of times are kept to a tenth of a microsecond."""
+    """Encode an entry as a journal line without line end. Times of steps have a resolution of 0.1 us."""
     record = entry.record
     nothing = ((), None) if isinstance(record, _SPARSE) else ((),)
     parts = [f'"type":"{type(record).__name__.lower()}"', f'"t":{entry.t:.6f}']
@@ -68,13 +68,13 @@ def _times(values: tuple[float | None, ...]) -> str:
 def _json(value: Any) -> str:
     try:
         return _ENCODER.encode(value).decode()
-    except UnicodeEncodeError:  # a path may hold bytes that are no UTF-8
+    except UnicodeEncodeError:  # a path may contain bytes that aren't UTF-8
         plain = msgspec.to_builtins(value, enc_hook=_plain)
         return json.dumps(plain, ensure_ascii=False).encode(errors="replace").decode()
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of a subclass, such as NumPy's float64, as its built-in type."""
+    """Convert a value of a subclass, such as NumPy's float64, to its built-in type."""
     for kind in (str, int, float):
         if isinstance(value, kind):
             return kind(value)
@@ -85,7 +85,7 @@ _ENCODER = msgspec.json.Encoder(enc_hook=_plain)
 
 
 def decode(line: str) -> Entry | None:
-    """The entry on one line; None where the line is torn, foreign, of a type that came later, or holds a wrong type."""
+    """Decode a line; None if the line is torn or foreign, of an unknown type, or has a value of a wrong type."""
     head = _read(_Head, line)
     if head is not None and head.type == "summary":
         line = _in_parts(line)
@@ -96,7 +96,7 @@ def decode(line: str) -> Entry | None:
 
 
 def pack(item: Any) -> str:
-    """Return a dataclass as one line for the other ranks."""
+    """Encode a dataclass as a line for other ranks."""
     return _json(item)
 
 
@@ -107,7 +107,7 @@ def unpack(kind: type[T], line: str) -> T | None:
 
 
 def _read(kind: type[T], line: str) -> T | None:
-    """Read an object with these fields; None if one is missing or has a value of another type."""
+    """Read an object of this class; None if a field is missing or has a value of another type."""
     try:
         data = line.encode()
         return None if _TOO_LONG in data.translate(_DIGITS) else msgspec.json.decode(data, type=kind)
@@ -116,24 +116,24 @@ def _read(kind: type[T], line: str) -> T | None:
 
 
 def _in_parts(line: str) -> str:
-    """Return the line of a summary with a part per feature, also if it was written in schema 1."""
+    """Return the line of a summary, converted from schema 1 if necessary."""
     summary = _read(dict, line)
     return line if summary is None or not schema_1.is_old(summary) else _json(schema_1.converted(summary))
 
 
 def _even(steps: Steps) -> bool:
-    """Check that all columns that are there are as long as the first."""
+    """Return True if all columns are empty or as long as the first."""
     columns = [getattr(steps, name) for name in _FIELDS[Steps]]
     return all([len(column) in {0, len(steps.step)} for column in columns]) and len(steps.step) == len(steps.step_time)
 
 
 def entries(lines: Iterable[str]) -> Iterator[Entry]:
-    """The entries of a journal, in order."""
+    """Yield the entries of a journal, in order."""
     return (entry for entry in map(decode, lines) if entry is not None)
 
 
 def attempts(journal: Iterable[Entry]) -> list[list[Entry]]:
-    """A journal cut into its fits and attempts, each from its `Run` on. What precedes the first one is dropped."""
+    """Split a journal into fits and attempts, each from its `Run` on. Entries before the first `Run` are dropped."""
     parts: list[list[Entry]] = []
     for entry in journal:
         if isinstance(entry.record, Run):

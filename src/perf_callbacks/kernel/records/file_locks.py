@@ -1,4 +1,4 @@
-"""Advisory locks on open files: two writers never share one, and neither waits for the other."""
+"""Advisory locks on open files: two writers never share a file, and neither waits for the other."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ if sys.platform == "win32":
     import msvcrt
 
     _BEYOND = 2**31 - 2
-    """The byte that is locked. Windows keeps others from reading what is locked, so it lies beyond every record."""
+    """Position of the locked byte. Windows forbids reading a locked byte, so it lies beyond every record."""
 
     def _take(file: int) -> None:
         os.lseek(file, _BEYOND, os.SEEK_SET)
@@ -38,7 +38,7 @@ else:
 
 
 def lock(file: int) -> bool:
-    """Lock an open file. False: another writer holds it. A filesystem without locks lets everybody have it."""
+    """Lock an open file. Return False if another writer holds the lock. Always True on a filesystem without locks."""
     try:
         _take(file)
     except (BlockingIOError, PermissionError):
@@ -50,6 +50,6 @@ def lock(file: int) -> bool:
 
 
 def unlock(file: int) -> None:
-    """Release the lock now. Closing alone doesn't, as long as a forked child holds the same open file."""
+    """Release the lock now. Closing the file is not enough while a forked child holds the same open file."""
     with suppress(OSError):
         _release(file)

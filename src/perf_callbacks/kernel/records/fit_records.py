@@ -17,7 +17,7 @@ from perf_callbacks.kernel.records.summary_parts import (
 )
 
 SCHEMA = 2
-"""Version of the journal. It grows when a key changes its meaning or is removed."""
+"""Version of the journal, incremented when a key is removed or changes its meaning."""
 
 APPLIED = "applied"
 """Status of a checklist item that is applied."""
@@ -26,19 +26,19 @@ TRIED = "on trial"
 """Status of a checklist item on trial, whose benefit is not known yet."""
 
 SCHEDULED, STARTUP = "schedule", "startup"
-"""Reasons for which the checklist collects."""
+"""Reasons why the checklist collects garbage."""
 
 Number = int | float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """Record that opens each fit and each attempt. `t` counts from here."""
+    """First record of each fit and attempt. `t` counts from here."""
 
     run_id: str
     """Identifies the run: new for each fit, kept when a fit is resumed."""
     attempt: int
-    """Number of the attempt: 1 for the first start, one more for each resume."""
+    """Number of the attempt: 1 for the first start, plus 1 for each resume."""
     step: int
     """Optimizer steps done before this attempt."""
     rank: int
@@ -56,21 +56,21 @@ class Run:
     from_file: Mapping[str, str] = field(default_factory=dict)
     """Configuration fields that a file set, each with the place in the file."""
     started_unix: float
-    """Wall clock, for people; no duration is computed from it."""
+    """Wall clock at the start, for people; no duration uses this field."""
     schema: int = SCHEMA
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checklist:
-    """One item of the startup checklist. The last record of an item holds."""
+    """Item of the startup checklist. The last record of an item is valid."""
 
     item: str
     status: str
     """One of applied, on trial, already so, advised, not applicable, skipped, failed."""
     before: str | None = None
-    """State before the item. None in this field and the next two: nothing to say."""
+    """State before the item. None, in this field and the next two: not applicable."""
     after: str | None = None
-    """State that the item made, or advises."""
+    """State after the item, or advised by the item."""
     why: str | None = None
     saved_seconds: tuple[float, float, float] | None = None
     """Seconds that a proven item saves per mean step, between the ends of the 99.9 % interval."""
@@ -86,11 +86,11 @@ class Amounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Steps:
-    """Up to 64 optimizer steps as columns of equal length. An unknown stage is an empty column."""
+    """Up to 64 optimizer steps, as columns of equal length. The column of an unknown stage is empty."""
 
     step: tuple[int, ...]
     step_time: tuple[float | None, ...]
-    """Seconds, like the stages; None for a step whose device events were lost."""
+    """Seconds per step, as in the columns of stages; None for a step whose device events were lost."""
     data_time: tuple[float | None, ...] = ()
     forward_time: tuple[float | None, ...] = ()
     backward_time: tuple[float | None, ...] = ()
@@ -102,13 +102,13 @@ class Steps:
     samples: tuple[int | None, ...] = ()
     tokens: tuple[int | None, ...] = ()
     excluded: tuple[str | None, ...] = ()
-    """Reason that a step is in no row: "first", "restart", "counted", "recounted", "evaluation", "checkpoint", "lost";
-    None: it is in a row."""
+    """Reason why a step is in no row: "first", "restart", "counted", "recounted", "evaluation", "checkpoint", "lost";
+    None: the step is in a row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """Metrics that were logged, and their step."""
+    """Logged metrics, and their step."""
 
     step: int
     metrics: Mapping[str, Number]
@@ -119,9 +119,9 @@ class Gc:
     """One garbage collection."""
 
     step: int
-    """Optimizer step in which it happened."""
+    """Optimizer step of the collection."""
     stage: str
-    """Stage in which it happened, or "aside" for evaluation and checkpoints, "elsewhere" for other threads."""
+    """Stage of the collection, "aside" in evaluations and checkpoints, or "elsewhere" in other threads."""
     generation: int
     start: float
     seconds: float
@@ -140,14 +140,14 @@ class Span:
     kind: str
     """One of evaluation, checkpoint."""
     step: int
-    """Number of optimizer steps done when it began."""
+    """Number of optimizer steps done when the span began."""
     start: float
     seconds: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flops:
-    """Count of one step on this rank."""
+    """FLOP count of one step on this rank."""
 
     step: int
     model_flops: int
@@ -162,32 +162,30 @@ class Flops:
     """"counted": in the step as it ran. "fake-tensor copy": on a copy of the model with fake tensors. "closed form":
     from the sizes of the weights."""
     coverage: float | None
-    """Share, by elements, of the weights that a counted operation multiplied, among those that should be multiplied as
-    matrices."""
+    """Share of the matrix weights, by elements, that a counted operation multiplied."""
     uncounted: Mapping[str, int]
-    """Calls of operations that multiply matrices, or may do so, and have no formula; modules that ran without gradients
-    outside of the forward."""
+    """Number of calls of operations that may multiply matrices and have no formula, and of modules that ran without
+    gradients outside of the forward."""
     lower_bound: bool
-    """True: the step has more FLOPs than were counted."""
+    """True: the step has more FLOPs than counted."""
     whole_step: bool = True
-    """False: only the batches of a new shape were counted, and those after them."""
+    """False: only batches from the first batch of a new shape on were counted."""
     compiled: bool = False
     """True: a compiled model or optimizer ran eagerly for the count."""
     logical_flops: int | None = None
-    """FLOPs of operations on sharded tensors as if one rank did them all; None if there are none."""
+    """FLOPs of operations on sharded tensors, over all their ranks; None without sharded tensors."""
     causal_flops: int = 0
-    """FLOPs of fused attention with a causal mask, in full. A kernel that skips the mask does about half of them."""
+    """FLOPs of fused attention with a causal mask, in full. A kernel that skips the mask computes about half."""
     masked_flops: int = 0
-    """Part of `causal_flops` that falls on masked pairs of query and key, where torch's kernel was told of the mask and
-    there are as many queries as keys."""
+    """Part of `causal_flops` on masked pairs of query and key, for torch's own kernels with as many keys as queries."""
     over_six_n: float | None = None
-    """Model FLOPs divided by six per token and multiplied weight. None if there are no tokens."""
+    """Model FLOPs divided by 6 x tokens x multiplied weights. None without tokens."""
     products: tuple[tuple[str, str, str, int], ...] = ()
     """Heaviest products: operation, shapes, number format, FLOPs."""
     copies: tuple[tuple[str, str, int], ...] = ()
     """Largest copies: operation, shape, bytes."""
     reads: Mapping[str, int] = field(default_factory=dict)
-    """Number of times that the host waited to read from the device, by the line that caused it."""
+    """Number of times that the host waited to read from the device, by line of the program."""
     values_read: Mapping[str, int] = field(default_factory=dict)
     """Number of values that Python read from tensors outside of forward, backward and optimizer, by line."""
     reductions: int = 0
@@ -198,7 +196,7 @@ class Flops:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """Cause that limits a run, and the change that helps."""
+    """Cause that limits a run, and its remedy."""
 
     cause: str
     """One of data, host, sync, recompute, attention, optimizer, gc, straggler, evaluation, checkpoint, memory,
@@ -207,26 +205,26 @@ class Finding:
     """Part of the fit's wall time after startup that the change could save, from 0 to 1. None: unknown."""
     evidence: str
     remedy: str
-    """The line to write, or what to do."""
+    """Line to write, or action to take."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
-    """The same optimizer steps of all ranks, combined. In rank 0's journal."""
+    """Optimizer steps of all ranks, combined. In rank 0's journal."""
 
     first_step: int
     last_step: int
     """Last step by the trainer's count, inclusive, like `first_step`."""
     steps: int
-    """Number of these steps that are in rows or were counted again. The next fields cover these steps."""
+    """Number of these steps that are in rows or were counted again. The amounts below cover these steps."""
     ranks: int
     """Number of ranks of the job."""
     missing: int = 0
-    """Number of ranks whose part did not come in time. If there are any, the amounts of the job are unknown."""
+    """Number of ranks whose part was late. If above 0, the amounts of the job are unknown."""
     missing_ranks: tuple[int, ...] = ()
-    """These ranks, in order; at most 64 are named."""
+    """Late ranks, in order; at most 64."""
     seconds: float
-    """Time of the slowest rank, which is that of the job."""
+    """Time of the slowest rank, which is the time of the job."""
     samples: int | None
     """Samples over all ranks, like the next two fields. None: unknown."""
     tokens: int | None
@@ -235,14 +233,14 @@ class Window:
     """Sum of the ranks' own counts, like `hardware_flops`."""
     hardware_flops: int | None = None
     asks: Mapping[str, int] = field(default_factory=dict)
-    """Values that the ranks ask each other for, by name: the least value that any rank asks for."""
+    """Minimum over ranks of each value that ranks agree on, by name."""
     holds: Mapping[str, int] = field(default_factory=dict)
-    """Step from whose end on these values hold."""
+    """Step after which each value of `asks` holds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """Figures of a fit, so far or at its end: a core, and a part per feature. None: unknown, or the feature is off."""
+    """Figures of a fit, so far or at its end: common fields, and a part per feature. None: unknown, or feature off."""
 
     run_id: str
     attempt: int
@@ -251,9 +249,9 @@ class Summary:
     steps: int
     """Optimizer steps of this attempt."""
     included_steps: int
-    """Steps that are in rows: without the first, and without those that an evaluation or a checkpoint fell in."""
+    """Steps in rows: without the first step, and without steps during an evaluation or a checkpoint."""
     lost_steps: int = 0
-    """Steps without a time: their device events were lost."""
+    """Steps without a time, because their device events were lost."""
     included_seconds: float
     """Duration of the included steps."""
     stage_seconds: Mapping[str, float]
@@ -266,7 +264,7 @@ class Summary:
     """Number of evaluations and checkpoints."""
     wall_seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds of each part of the fit's wall time: startup, first_step, flop_counting, steps, evaluation, checkpoint,
-    own_work, other. They sum to it."""
+    own_work, other. The parts sum to the wall time."""
     samples: int | None
     """Samples of all steps of this attempt, like `tokens`."""
     tokens: int | None
@@ -275,14 +273,14 @@ class Summary:
     included_tokens: int | None
     included_useful_tokens: int | None
     total_samples: int | None
-    """Samples of all attempts so far, as counted by the checkpoints between them, like `total_tokens`."""
+    """Samples of all attempts so far, like `total_tokens`; checkpoints carry the count from attempt to attempt."""
     total_tokens: int | None
     proofs: Mapping[str, str] = field(default_factory=dict)
     """Verdicts on the checklist items that were on trial."""
     findings: tuple[Finding, ...] = ()
-    """Causes that limit the run, the one that costs most first. Empty: nothing is wrong, or too little is known."""
+    """Causes that limit the run, the most expensive first. Empty: nothing is wrong, or too little is known."""
     failure: str | None = None
-    """Reason that measuring stopped early."""
+    """Reason why measuring stopped early."""
     flops: FlopsSummary | None = None
     gc: GcSummary | None = None
     stalls: StallSummary | None = None
@@ -312,7 +310,7 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stall:
-    """A rank whose steps have stopped ending, as it was when this was noticed."""
+    """State of a rank whose steps have stopped ending, at the moment of detection."""
 
     step: int
     """Number of the last step that ended."""
@@ -328,16 +326,16 @@ class Stall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Straggler:
-    """A rank that the others waited for. In rank 0's journal."""
+    """Rank that the other ranks waited for. In rank 0's journal."""
 
     step: int
     rank: int
     cause: str
     """One of gc, data, steal (waiting for a CPU), device, host."""
     seconds_lost: float
-    """Time by which the step, or these steps, would have been shorter without the cause."""
+    """Time that the step, or steps, would have been shorter without the cause."""
     steps: int = 1
-    """Number of steps up to `step` in which it happened; more than 1 for a rank that is slow for long."""
+    """Number of affected steps up to `step`; more than 1 for a rank that is slow for long."""
 
 
 Record = (

@@ -1,4 +1,4 @@
-"""The journal on disk: one file per rank, appended to, a line per record."""
+"""Journal on disk: an append-only file per rank, one line per record."""
 
 import errno
 import os
@@ -21,66 +21,67 @@ from perf_callbacks.kernel.records.fit_records import Checklist, Flops, Gc, Reco
 from perf_callbacks.kernel.records.machine_records import Memory
 
 AT_ONCE = (Run, Checklist, Flops, Summary, Stall, Memory)
-"""Records that are on disk when `write` returns. There are few of them."""
+"""Rare records, which are on disk when `write` returns."""
 
 SPACING_SECONDS = 0.1
-"""Other records are too, unless something was written as recently as this: some loops evaluate in every step."""
+"""Other records are written at once if the last write is at least this many seconds ago: some loops evaluate in every
+step."""
 
 PENDING = 256
-"""Records that are held back before they are written together."""
+"""Number of held-back records that triggers a write."""
 
 MOST_PENDING = 4096
-"""Records that are kept while the disk does not answer; the oldest go first."""
+"""Most records that are kept while the disk doesn't answer; the oldest are dropped first."""
 
 CLOSE_SECONDS = 1.0
-"""How long the end of a fit may wait for another thread's write."""
+"""Seconds that the end of a fit may wait for another thread's write."""
 
 LONG_PAUSE = 0.001
-"""Collections that are shorter than this are no longer written once the journal is full."""
+"""Seconds below which a collection is no longer written once the journal is full."""
 
 THINNED = 64
-"""Of this many blocks of steps one is still written once the journal is full."""
+"""Once the journal is full, one block of steps in this many is still written."""
 
 MOST_WRITERS = 1000
-"""Writers that may share a directory."""
+"""Most writers of a rank's journals in a directory."""
 
 FOLDER = "perf_callbacks"
-"""The folder of the journals in an output directory."""
+"""Name of the journals' folder in an output directory."""
 
 _NAME = re.compile(r"rank(\d{1,9})(?:\.(\d{1,9}))?\.jsonl")
 
 
 LONGEST_LINE = 4_000_000
-"""Bytes of a line beyond which it is no record: a file with holes has lines of any length."""
+"""Bytes above which a line is no record: a file with holes has lines of any length."""
 
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 
 class Journal:
-    """A place for records. This one forgets them."""
+    """Destination of records. This base class drops all records."""
 
     path: Path | None = None
-    """The file; None where there is none."""
+    """Path of the file; None without a file."""
 
     def write(self, record: Record) -> None:
-        """Take a record."""
+        """Accept a record."""
 
     def flush(self) -> None:
-        """Write what was taken."""
+        """Write the accepted records."""
 
     def close(self) -> None:
-        """Write what was taken and let go."""
+        """Write the accepted records and close."""
 
 
 class _File(FileIO):
-    """A file that its last reference closes without a complaint: an interrupt may come between any two lines."""
+    """File that closes without a ResourceWarning when freed: an interrupt may skip any call of `close`."""
 
     def __del__(self) -> None:
         self.close()
 
 
 def _opened(path: Path) -> _File:
-    """Open a regular file to append to. A link could lead to any file of the user, and a pipe could wait for ever."""
+    """Open a regular file for appending. A link could lead to any file of the user, and a pipe could block for ever."""
     if not _NO_LINK and path.is_symlink():  # Windows
         raise OSError(errno.ELOOP, "it is a symbolic link")
     file = _File(path, "a+", opener=lambda name, flags: os.open(name, flags | _NO_LINK, 0o666))
@@ -91,15 +92,15 @@ def _opened(path: Path) -> _File:
 
 
 class FileJournal(Journal):
-    """Appends to a file. A failure there is told once and ends the journal, not the run.
+    """Appends records to a file. A disk error is logged once and ends the journal, not the run.
 
-    Lines are written whole, by one system call for many, past every buffer that a forked worker could write again. A
-    file whose last line was torn gets a line end first, so that a later attempt begins on a line of its own. The file
-    is created with its first record and locked: where another writer holds `rank0.jsonl`, this one takes
-    `rank0.2.jsonl`, and so on. If the file is deleted, a new one takes its place and begins with the `run` record.
+    One system call writes many whole lines, without a buffer that a forked worker could flush a second time. A file
+    whose last line is torn gets a line end first, so that a later attempt begins on a new line. The file is created
+    with its first record and locked. If another writer holds `rank0.jsonl`, this journal uses `rank0.2.jsonl`, and so
+    on. If the file is deleted, a new file replaces it and begins with the `run` record.
 
-    Two threads may write, and a collection may write in the middle of a write. So nobody waits for the lock: a thread
-    that can't have it leaves its record to the one that holds it, which looks for more before it is done.
+    Two threads may write, and a collection may write in the middle of a write. So no thread waits for the lock: a
+    thread that doesn't get the lock leaves its record to the holder, which checks for more records before it returns.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class FileJournal(Journal):
         _all.add(self)
 
     def write(self, record: Record) -> None:
-        """Take a record. Collections wait for the next write of something else, or for `flush`."""
+        """Accept a record. Records of collections wait for the next write of another record, or for `flush`."""
         if self._closing or self._done or not self._lasts(record):
             return
         now = self._clock()
@@ -145,10 +146,10 @@ class FileJournal(Journal):
             self.flush()
 
     def flush(self) -> None:
-        """Write what was taken, unless a write is under way, in another thread or further up in this one.
+        """Write the accepted records, unless a write is under way in any thread, this thread included.
 
-        A file that was deleted is created again by the training thread only: in any other thread of ours that could
-        be in the midst of the deletion of its directory.
+        Only the training thread creates a deleted file again: another thread could do so while the program is still
+        deleting the directory.
         """
         while (self._pending or self._closing) and not self._done and self._writing.acquire(blocking=False):
             try:
@@ -159,27 +160,27 @@ class FileJournal(Journal):
                 return
 
     def close(self) -> None:
-        """Write what was taken and let go of the file. Twice is once."""
+        """Write the accepted records and close the file. Idempotent."""
         self._closing = True
         if self._done or self._writer == threading.get_ident():
-            return  # who is writing lets go of the file
+            return  # the running write closes the file
         held = self._writing.acquire(timeout=CLOSE_SECONDS)
         try:
-            if held or self._writer is None:  # an interrupt may have taken the lock along
+            if held or self._writer is None:  # an interrupt may have left the lock acquired
                 self._drain()
         finally:
             if held:
                 self._writing.release()
 
     def disown(self) -> None:
-        """Close the file in a forked child, which holds it open and locked otherwise when its parent is gone."""
+        """Close the file in a forked child, which would otherwise keep the file locked after its parent's death."""
         self._done = True
         file, self._file = self._file, None
         if file is not None:
             file.close()
 
     def _drain(self) -> bool:
-        """Write what is pending, with the lock held. False: it has to wait."""
+        """Write the pending records. The caller holds the lock. Return False if the records have to wait."""
         self._writer = threading.get_ident()
         try:
             if os.getpid() != self._process:
@@ -199,7 +200,7 @@ class FileJournal(Journal):
         return True
 
     def _open(self) -> None:
-        """Open and lock the first file that nobody else writes."""
+        """Open and lock the first file without another writer."""
         wanted, first = self._wanted, Path(self._where or self._wanted).absolute()  # the working directory may change
         first.parent.mkdir(parents=True, exist_ok=True)
         for number in range(1, MOST_WRITERS):
@@ -221,7 +222,7 @@ class FileJournal(Journal):
                 self._put("\n")
 
     def _found(self, *, create: bool) -> bool:
-        """See to it that there is a file to write to."""
+        """Ensure that the file exists and is open. Return False if the file was deleted and `create` is False."""
         if self._file is None:
             self._open()
         elif self._is_deleted():
@@ -231,18 +232,18 @@ class FileJournal(Journal):
         return True
 
     def _is_deleted(self) -> bool:
-        """Look whether the file is still where it was."""
+        """Return True if the file was deleted."""
         try:
             os.stat(self._where)  # noqa: PTH116 it is not a Path
         except (FileNotFoundError, NotADirectoryError):
             return True
-        except OSError as error:  # a disk that does not say so now may say it later
+        except OSError as error:  # the disk may answer later
             let_pass(error)
             return False
         return self._file is not None and os.fstat(self._file.fileno()).st_nlink == 0
 
     def _replace(self) -> None:
-        """Begin a new file where the old one was."""
+        """Begin a new file at the path of the deleted file."""
         if not self._replaced:
             self._complain(f"{self.path} was deleted while it was written: a new one goes on from here.")
         self._replaced = True
@@ -259,7 +260,7 @@ class FileJournal(Journal):
         self._written_at = self._clock()
 
     def _lasts(self, record: Record) -> bool:
-        """Decide on a record: once the journal is full, only some are still written."""
+        """Return True if a record is to be written. A full journal takes only some records."""
         if self._size < self._max_bytes:
             return True
         if isinstance(record, Steps):
@@ -283,7 +284,7 @@ class FileJournal(Journal):
         if file is not None:
             try:
                 unlock(file.fileno())
-            finally:  # an interrupt too: nobody else knows of the file
+            finally:  # after an interrupt too: no other object refers to the file
                 self._file = None
                 file.close()
 
@@ -292,7 +293,7 @@ _all: "weakref.WeakSet[FileJournal]" = weakref.WeakSet()
 
 
 def _in_child() -> None:
-    with suppress(Exception):  # nothing of ours keeps a worker from its work
+    with suppress(Exception):  # our errors must not stop a worker
         for journal in [*_all]:
             journal.disown()
 
@@ -302,18 +303,18 @@ if hasattr(os, "register_at_fork"):
 
 
 def read(path: Path | str) -> Iterator[Entry]:
-    """The entries of a journal, in order. Torn and foreign lines are passed over, and those with wrong types.
+    """Yield the entries of a journal, in order. Lines that are torn, foreign or have wrong types are skipped.
 
     Args:
-        path: One file, or an output directory: then the files in it, rank by rank.
+        path: A file, or an output directory, whose journals are read rank by rank.
     """
     return chain.from_iterable(map(_entries, files(Path(path))))
 
 
 def files(path: Path) -> list[Path]:
-    """The journals in an output directory or its `perf_callbacks`, rank by rank; a file is its own."""
+    """List the journals in an output directory or its `perf_callbacks`, rank by rank, or just the given file."""
     if not path.is_dir():
-        if path.exists() and not path.is_file():  # a pipe would be waited for
+        if path.exists() and not path.is_file():  # reading a pipe would block
             raise OSError(f"{path}: it is no regular file")
         return [path]
     found = {
@@ -333,7 +334,7 @@ def _entries(path: Path) -> Iterator[Entry]:
 
 
 def _lines(file: BinaryIO) -> Iterator[str]:
-    """Yield the lines of a file, without those that are too long."""
+    """Yield the lines of a file, except lines that are too long."""
     whole = True
     while line := file.readline(LONGEST_LINE):
         ends = line.endswith(b"\n")

@@ -1,14 +1,14 @@
-"""Records about the machine: its use by a rank, and the memory of a step."""
+"""Records about the machine: use by a rank, and memory of a step."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Use:
-    """Use of the machine by this rank, now and since the `use` record before. None: unknown; left out of the journal.
+    """Use of the machine by this rank, now or since the previous `use` record. None: unknown; not in the journal.
 
     GB are 10^9 bytes, MB 10^6. Processes that the rank has started, such as loader workers, are included; memory that
-    processes share is counted in each of them. Figures of the GPU are those of all processes on it.
+    processes share is counted once per process. Figures of the GPU cover all processes on it.
     """
 
     step: int
@@ -18,25 +18,25 @@ class Use:
     resident_gb: float | None = None
     """Host memory in use."""
     anonymous_gb: float | None = None
-    """Anonymous part of `resident_gb`: no pages of files, no shared memory. The search for leaks reads this part."""
+    """Part of `resident_gb` without pages of files and shared memory; used to find leaks."""
     read_mb: float | None = None
-    """Data read from disks since the record before; what the page cache holds is not read from a disk."""
+    """Data read from disks, not from the page cache, since the previous record."""
     gpu_utilization: float | None = None
-    """Share of the last moments in which a kernel ran, as NVML gives it, from 0 to 1."""
+    """Share of NVML's last sampling period in which a kernel ran, from 0 to 1."""
     gpu_memory_gb: float | None = None
     """Memory of the GPU in use."""
     power_watts: float | None = None
     sm_clock_mhz: int | None = None
     throttled_by: tuple[str, ...] = ()
-    """Reasons for a lower clock, such as "power cap" or "heat". Empty: none, or unknown."""
+    """Reasons for a lower clock, such as "power cap" or "heat". Empty: not lowered, or unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
     """Memory of one optimizer step on this rank's device, by what it holds, in GB of 10^9 bytes.
 
-    None: unknown, or there is none of it; left out of the journal. Each part is the largest that it is during the step,
-    so their sum may exceed `peak_gb`.
+    None: unknown or zero; not in the journal. Each part is its own maximum during the step, so the sum of the parts may
+    exceed `peak_gb`.
     """
 
     step: int
@@ -44,17 +44,17 @@ class Memory:
     """Kind of the device, such as "cpu" or "cuda". Tensors elsewhere, as with offloading, are not counted."""
     source: str | None = None
     """Source of activations and temporary memory: "operations" if the tensors that the counted step made were followed;
-    "allocator" if only the device's allocator knows them. Then `activations_gb` includes the temporary memory. None:
-    they are unknown."""
+    "allocator" if only the device's allocator was read. Then `activations_gb` includes the temporary memory. None:
+    unknown."""
     weights_gb: float | None = None
-    """Parameters and buffers. Like gradients and optimizer state, the storages of the tensors, each counted once."""
+    """Parameters and buffers. As for gradients and optimizer state, each storage is counted once."""
     gradients_gb: float | None = None
     optimizer_gb: float | None = None
     """State of the optimizers."""
     activations_gb: float | None = None
     """Tensors that the forward made and that are alive when the backward begins."""
     temporary_gb: float | None = None
-    """All else that the step allocates, at its largest."""
+    """Maximum of all other memory that the step allocates."""
     context_gb: float | None = None
     """Memory of the process on the GPU beyond torch's allocator: context, libraries, communicators."""
     peak_gb: float | None = None

@@ -47,12 +47,12 @@ _OLD = {name for names in _PARTS.values() for name in names} - {*_PARTS}
 
 
 def is_old(summary: Mapping[str, Any]) -> bool:
-    """Return True if the fields of a summary are those of schema 1."""
+    """Return True if a summary has fields of schema 1."""
     return not _OLD.isdisjoint(summary)
 
 
 def converted(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a summary of schema 1 in the parts of today.
+    """Convert the fields of a summary of schema 1 to the current parts.
 
     >>> converted({"step": 9, "gc_seconds": 0.5, "stalls": 1, "stall_seconds": 70.0, "gc_collections": None})
     {'step': 9, 'stalls': {'count': 1, 'seconds': 70.0}}

@@ -6,29 +6,29 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FlopsSummary:
-    """FLOPs of the included steps on this rank, and the peak to compare them with. None: unknown."""
+    """FLOPs of the included steps on this rank, and the device's peak. None: unknown."""
 
     model_flops: int | None = None
-    """FLOPs of the included steps whose FLOPs are known; like the next three fields."""
+    """FLOPs of the included steps with known FLOPs. The next three fields cover the same steps."""
     hardware_flops: int | None = None
     seconds: float | None = None
     steps: int = 0
     source: str | None = None
     """Sources of the FLOPs: "counted", "scaled", "fake-tensor copy", "closed form", or several of these."""
     checked_step: int | None = None
-    """Last step whose work was found equal to that of an earlier one. None: FLOPs rest on one count of each work."""
+    """Last step whose count confirmed an earlier count of the same work. None: all work was counted once."""
     unknown: str | None = None
-    """Reason that FLOPs are known of fewer steps than are included. None: all are known, or FLOPs are off."""
+    """Reason why some included steps have unknown FLOPs. None: all FLOPs are known, or `flops` is off."""
     mfu_unknown: str | None = None
-    """Reason that MFU is unknown although FLOPs are known."""
+    """Reason why MFU is unknown although FLOPs are known."""
     coverage: float | None = None
     """Coverage of the last count, as in `Flops`, like `lower_bound`."""
     lower_bound: bool = False
     uncounted: tuple[str, ...] = ()
     """Names of `Flops.uncounted` in the last count."""
     unmasked_share: float | None = None
-    """Share of the executed FLOPs that is not masked attention, as in `Flops.masked_flops`. None: no kernel was told of
-    a causal mask, or counts differ."""
+    """Share of the executed FLOPs that is not masked attention, as in `Flops.masked_flops`. None: no
+    kernel got a causal mask, or counts differ."""
     dtype: str | None = None
     """Number format that carries most FLOPs. The peak is that of one device in this format."""
     peak_flops_per_second: float | None = None
@@ -63,13 +63,13 @@ class GcSummary:
     collections: tuple[int, ...]
     """Number of collections by generation."""
     seconds: float
-    """Seconds of all collections; `longest` is the longest one."""
+    """Seconds of all collections; `longest` is the maximum."""
     longest: float
     scheduled_seconds: float | None = None
-    """Seconds of the collections by the checklist's schedule. The other collections are the program's. None: unknown,
-    like the next field."""
+    """Seconds of the collections by the checklist's schedule. The other collections are the program's. None, here
+    and in the next field: unknown."""
     startup_seconds: float | None = None
-    """Seconds of the checklist's first full collection. It happens once and is in none of the fields above."""
+    """Seconds of the checklist's first full collection, which no other field includes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +86,7 @@ class MemorySummary:
     """Memory of this rank."""
 
     parts_gb: Mapping[str, float] = field(default_factory=dict)
-    """Memory by part, as far as it is known: the fields of `Memory` without `_gb`."""
+    """Memory by part, as far as known, named like the fields of `Memory` without `_gb`."""
     resident_gb_per_hour: float | None = None
     """Slope of the resident memory of this rank and its children; None: too few `use` records."""
 
@@ -96,17 +96,17 @@ class StragglerSummary:
     """Stragglers, on rank 0."""
 
     steps: int = 0
-    """Steps in which stragglers were looked for. The next fields cover these steps."""
+    """Number of steps searched for stragglers. The next fields cover these steps."""
     seconds: float = 0.0
     model_compared: bool = True
     """False: ranks wait for each other within the model, so only time outside of forward and backward was compared."""
     seconds_by_cause: Mapping[str, float] = field(default_factory=dict)
     """Seconds that the job lost to stragglers, by cause as in `Straggler`."""
     costliest: tuple[tuple[int, str, float, int], ...] = ()
-    """Rank, cause, seconds, and number of steps in which it happened."""
+    """Rank, cause, lost seconds, and number of affected steps."""
     slowdown: float | None = None
-    """Duration of these steps over the one that they would have if every rank were as fast as a usual one. None:
-    unknown, or there is one rank."""
+    """Duration of these steps divided by their duration if every rank were as fast as a usual rank. None: unknown, or a
+    single rank."""
     backward_waiting: float | None = None
-    """Part of the backward after the gradient that usually comes last, from 0 to 1. This rank waited for the others in
-    at most this part. None: unknown."""
+    """Part of the backward after the usually last gradient, from 0 to 1: an upper bound on the waiting for other ranks.
+    None: unknown."""

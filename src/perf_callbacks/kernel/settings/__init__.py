@@ -1,1 +1,1 @@
-"""Settings: of the code, of a file, of the environment."""
+"""Settings from the code, a file and the environment."""

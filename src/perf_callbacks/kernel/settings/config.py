@@ -6,14 +6,14 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
 class ConfigError(ValueError):
-    """A setting is not legal. The message says what, got, wanted."""
+    """Error of an illegal setting. The message names the setting, the given value and the accepted values."""
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(message))
 
 
 def printable(text: str) -> str:
-    r"""Escape what is no printable character: a terminal obeys some of them.
+    r"""Escape unprintable characters, some of which are commands to a terminal.
 
     >>> print(printable("PERF_CALLBACKS_" + chr(27) + "[2J"))
     PERF_CALLBACKS_\x1b[2J
@@ -45,7 +45,7 @@ class PerfConfig:
     """
 
     enabled: bool = True
-    """Measure at all. False leaves the callback in place without any effect."""
+    """Measure. False leaves the callback in place without any effect."""
     flops: Literal["count", "estimate", "off"] = "count"
     """Source of the FLOPs of a step: count them, estimate them without running anything, or leave them out."""
     peak_tflops: str | None = None
@@ -53,35 +53,34 @@ class PerfConfig:
     measure_peak: Literal["auto", "on", "off"] = "auto"
     """Measure the peak with matmuls. auto: on a CPU and on devices that are not in the table."""
     checklist: Literal["on", "prove", "off"] = "on"
-    """Apply the startup checklist, apply it and keep only what measurably pays, or leave it out."""
+    """Apply the startup checklist, apply it and keep only the items that measurably pay, or leave it out."""
     skip: str = ""
     """Checklist items to leave out, by slug, comma-separated."""
     gc: Literal["sync", "freeze", "observe", "off"] = "sync"
-    """Collect garbage on all ranks at the same step, freeze long-lived objects, only time collections, or not even
-    that."""
+    """Collect garbage on all ranks at the same step, freeze long-lived objects, only time collections, or none of
+    these."""
     gc_interval: int = 100
     """Optimizer steps between young collections."""
     affinity: Literal["auto", "node", "socket", "exclusive", "off"] = "auto"
-    """Bind a rank to the CPUs of its GPU's NUMA node, of its socket, or to cores of its own. auto: as node, if enough
-    CPUs remain for the loaders' workers."""
+    """Bind a rank to the CPUs of its GPU's NUMA node, of its socket, or to cores of its own. auto: like node, if
+    enough CPUs remain for the loaders' workers."""
     loaders: Literal["apply", "advise", "off"] = "apply"
-    """Pin memory and copy without blocking where that pays, or only advise it."""
+    """Pin memory and copy without blocking if that pays, only advise it, or do nothing."""
     exchange: Literal["on", "off"] = "on"
-    """Let the ranks of a job tell each other what they did: for rates of the whole job, for the rank that others wait
-    for, and for collections at the same step. Rank 0's setting holds for all ranks."""
+    """Exchange the amounts of work between the ranks of a job: for rates of the whole job, to find slow ranks, and to
+    collect garbage at the same step. Rank 0's setting applies to all ranks."""
     stragglers: Literal["on", "off"] = "on"
-    """Add times of each step to what ranks tell each other, to find slow ranks. Rank 0's setting holds for all
-    ranks."""
+    """Add the times of each step to the exchange, to find slow ranks. Rank 0's setting applies to all ranks."""
     window: int = 50
     """Optimizer steps between two exchanges."""
     stall_after: str = "auto"
     """Seconds without a step after which a stall is reported, such as "120", or "off". auto: 60 seconds, or 20 median
-    steps if that is more. Evaluations, checkpoints and the first three steps may take ten times as long."""
+    steps if longer. Evaluations, checkpoints and the first three steps may take ten times as long."""
     metrics: Literal["main", "all"] = "all"
-    """Metrics that loggers get: the five of the console, or all."""
+    """Metrics that loggers get: the five metrics of the console, or all."""
     console: Literal["main", "all", "off"] = "main"
-    """Metrics that the framework's console and progress bar show: step time, data time, tokens or samples per second,
-    TFLOPS and MFU; all that loggers get; or none."""
+    """Metrics on the framework's console and progress bar: step time, data time, tokens or samples per second, TFLOPS
+    and MFU; all metrics that loggers get; or none."""
     journal: bool = True
     """Write `<output_dir>/perf_callbacks/rank<k>.jsonl`."""
     report: bool = False
@@ -97,7 +96,7 @@ class PerfConfig:
             value: Any = getattr(self, name)
             if type(value) in {int, float} and not is_huge(
                 value
-            ):  # an annotation that says so is refused by transformers' argument parser
+            ):  # transformers' argument parser refuses `str | float`
                 text = format(value, ".15g")
                 object.__setattr__(self, name, text if rules()[name].allows(text) else value)
         for name, rule in rules().items():
@@ -107,19 +106,19 @@ class PerfConfig:
 
 
 def shown(value: object) -> str:
-    """Render a value for a sentence, and cut long values off."""
+    """Render a value for a message, truncated if long."""
     text = f"a number of {MOST_DIGITS + 1} digits or more" if is_huge(value) else repr(value)
     return text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "…"
 
 
 def is_huge(value: object) -> bool:
-    """Tell if a value is a whole number too long to be written."""
+    """Return True if a value is an integer with too many digits to print."""
     return isinstance(value, int) and abs(value) >= 10**MOST_DIGITS
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Values that one field accepts, derived from its annotation."""
+    """Values that a field accepts, derived from the field's annotation."""
 
     kind: Literal["choice", "flag", "count", "text"]
     wanted: str
@@ -128,7 +127,7 @@ class Rule:
     pattern: str | None = None
 
     def allows(self, value: object) -> bool:
-        """Tell if a Python value is legal for the field."""
+        """Return True if a Python value is legal for the field."""
         if self.kind == "flag":
             return isinstance(value, bool)
         if self.kind == "count":
@@ -142,7 +141,7 @@ class Rule:
         return self.pattern is None or re.fullmatch(self.pattern, value) is not None
 
     def parse(self, text: str) -> object:
-        """Parse a string from the environment; return the string itself if it has no value."""
+        """Parse a string from the environment. A string that can't be parsed is returned as it is."""
         word = text.strip()
         if self.kind == "flag":
             return FLAGS.get(word.lower(), word)
@@ -154,10 +153,10 @@ class Rule:
 
 
 MOST_SHOWN = 200
-"""Characters of a value that a sentence shows."""
+"""Most characters of a value in a message."""
 
 MOST_DIGITS = 18
-"""Digits of a whole number: Python reads no more than 4,300, and a clock or a file knows fewer still."""
+"""Most digits of a whole number. Python reads 4,300 at most; clocks and files support fewer still."""
 
 ITEMS = ("gc", "loaders", "affinity")
 """Slugs of the checklist's items."""

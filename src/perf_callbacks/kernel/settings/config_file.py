@@ -1,7 +1,7 @@
-"""Files of settings, in YAML or JSON.
+"""Read settings from YAML or JSON files.
 
-Nodes are composed and never constructed, so a tag can't run code and an alias is not expanded. A value is the text that
-the file holds, read by the same rules as an environment variable: YAML's own `off` would be False.
+Nodes are composed and never constructed, so a tag can't run code and an alias is not expanded. A value is the text in
+the file, parsed by the same rules as an environment variable: YAML itself would read `off` as False.
 """
 
 import stat
@@ -13,10 +13,10 @@ from perf_callbacks.kernel.settings.config import ConfigError, PerfConfig
 from perf_callbacks.kernel.settings.in_force import FILE, Entry, Settings, resolve, switched_off
 
 LIMIT = 100_000
-"""Bytes of a file, which PyYAML composes in about a second. Its aliases expand it to ten times as many characters."""
+"""Most bytes of a file, which PyYAML composes in about a second. Aliases may expand a file to ten times this size."""
 
 Node = Any
-"""A node of PyYAML, which has no types."""
+"""A node of PyYAML, which has no type annotations."""
 
 
 def in_force(config: PerfConfig | None, environ: Mapping[str, str]) -> Settings:
@@ -38,7 +38,7 @@ def named(environ: Mapping[str, str]) -> tuple[Entry, ...]:
 
 
 def read(path: Path) -> str:
-    """Read a file, its line ends as they are. Raises `ConfigError` for all that is no small text file."""
+    """Read a file without converting line ends. Raises `ConfigError` for anything but a small text file."""
     try:
         regular = stat.S_ISREG(path.stat().st_mode)
         content = b""
@@ -61,11 +61,11 @@ def read(path: Path) -> str:
 
 
 def compose(path: Path, text: str) -> Node | None:
-    """Return the root of a file's nodes, a mapping. None: the file is empty."""
+    """Return the root node of a file, a mapping; None if the file is empty."""
     import yaml  # noqa: PLC0415 only for those who use a file
 
     try:
-        # In JSON a tab is white space, and nothing else; YAML does without.
+        # JSON allows tabs as white space, YAML doesn't.
         root = yaml.compose(text.replace("\t", " ") if path.suffix == ".json" else text, Loader=yaml.SafeLoader)
         size = 0 if root is None else _size(root, {})
     except yaml.YAMLError as error:
@@ -82,7 +82,7 @@ def compose(path: Path, text: str) -> Node | None:
 
 
 def entries(mapping: Node, name: str) -> tuple[Entry, ...]:
-    """Return the fields that a mapping sets. `name` is the file's."""
+    """Return the fields that a mapping sets. `name` is the file's name."""
     found: dict[str, Entry] = {}
     for key, value in mapping.value:
         where = f"{name}, line {line(key)}"

@@ -1,4 +1,4 @@
-"""Settings in force: those of the code, overridden by a file and by the environment."""
+"""Settings in force: a file overrides the code, and the environment overrides both."""
 
 import difflib
 import re
@@ -12,7 +12,7 @@ SWITCH = "PERF_CALLBACKS"
 PREFIX = "PERF_CALLBACKS_"
 
 FILE = "PERF_CALLBACKS_CONFIG"
-"""Variable that names a file of settings."""
+"""Variable with the path of a settings file."""
 
 SECTION = "PERF_CALLBACKS_SECTION"
 """Variable that lists the fields whose variables `perf-callbacks launch` has set, from accelerate's config."""
@@ -20,7 +20,7 @@ SECTION = "PERF_CALLBACKS_SECTION"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One field as a file sets it."""
+    """Field that a file sets."""
 
     name: str
     text: str
@@ -31,25 +31,25 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """Settings in force, and where they came from."""
+    """Settings in force, and the origin of each."""
 
     config: PerfConfig
     """Settings in force."""
     from_env: tuple[str, ...]
-    """The fields that the environment set."""
+    """Fields that the environment set."""
     origins: Mapping[str, str] = field(default_factory=dict)
     """Origin of each field that is set from outside: a variable, or a place in a file."""
     remarks: tuple[str, ...]
-    """Sentences for the log: variables without a meaning, fields of features that are not built yet."""
+    """Sentences for the log about variables without a meaning."""
 
     @property
     def from_file(self) -> dict[str, str]:
-        """The fields that a file set, each with the place in the file."""
+        """Fields that a file set, each with its place in the file."""
         return {name: origin for name, origin in self.origins.items() if name not in self.from_env}
 
 
 def resolve(config: PerfConfig | None, environ: Mapping[str, str], entries: Iterable[Entry] = ()) -> Settings:
-    """Override a configuration by the entries of a file, and both by the environment.
+    """Override a configuration by a file's entries, and both by the environment.
 
     >>> resolve(PerfConfig(window=10), {"PERF_CALLBACKS_WINDOW": "20"}).config.window
     20
@@ -81,7 +81,7 @@ def resolve(config: PerfConfig | None, environ: Mapping[str, str], entries: Iter
 
 
 def switched_off(environ: Mapping[str, str]) -> bool:
-    """Tell if `PERF_CALLBACKS=0` turns everything off."""
+    """Return True if `PERF_CALLBACKS=0` turns everything off."""
     switch = environ.get(SWITCH, "").strip().lower()
     if switch and switch not in FLAGS:
         raise ConfigError(f"{SWITCH}: got {shown(environ[SWITCH])}, wanted 0 or 1.")
@@ -89,7 +89,7 @@ def switched_off(environ: Mapping[str, str]) -> bool:
 
 
 def variable(name: str) -> str:
-    """Return the variable of a field."""
+    """Return the name of a field's environment variable."""
     return PREFIX + name.upper()
 
 
@@ -120,7 +120,7 @@ def _value(name: str, text: str, where: str) -> object:
 
 
 _LIKE = re.compile(r"PERF_?CALLBACKS?(_|$)")
-"""Names that are easily written for the switch, or for one with the prefix."""
+"""Likely misspellings of the switch and of the prefix."""
 
 
 def _strangers(environ: Mapping[str, str]) -> tuple[str, ...]:
