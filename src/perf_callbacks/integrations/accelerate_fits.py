@@ -1,4 +1,4 @@
-"""The fits of one accelerator: when one begins, what it continues from, and how it ends."""
+"""Fits of one accelerator: the beginning of a fit, the state to continue from, and the end."""
 
 import atexit
 import functools
@@ -34,7 +34,7 @@ _all: "weakref.WeakSet[Fits]" = weakref.WeakSet()
 
 
 class Fits:
-    """Measures what an accelerator trains, from the first batch or backward of training on."""
+    """Measures the training with an accelerator, from the first batch or backward of training on."""
 
     def __init__(
         self,
@@ -58,36 +58,36 @@ class Fits:
         self.watch: AcceleratedWatch | None = None
         """The watch of the current fit. None between fits."""
         self.told: Told = self
-        """Whom measured loaders tell: who watches the fit, else us."""
+        """Receiver of the events of measured loaders: the watch of the current fit, else this object."""
         self._shown = True
-        """The closing card of the last fit was shown."""
+        """True: the closing card of the last fit was shown."""
         self.patches = Patches()
-        """Changes that last for as long as it is attached."""
+        """Changes to the accelerator that last until the end of the measurement."""
         self.kind: type = type(accelerator)
-        """The class of the accelerator while it is attached."""
+        """Class of the accelerator during the measurement."""
         self.active = session.enabled
         """False: closed, failed, or turned off by the configuration."""
         self._freed = weakref.finalize(accelerator, _close_freed, weakref.ref(self))
         self._freed.atexit = False
         self.armed = armed
-        """The program doesn't know of us, so it need not say when its training ends."""
+        """True: armed from outside, so the program need not call `end_training()`."""
         self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
 
     @property
     def state(self) -> dict[str, Any]:
-        """State that a checkpoint has to carry."""
+        """State to save with a checkpoint."""
         return dict(self._state) if self.watch is None else self.watch.recorder.state
 
     @fails_open
     def see(self, prepared: object) -> None:
-        """The accelerator has prepared something."""
+        """Add an object that the accelerator has prepared."""
         for one in self._prepared.see(prepared):
             if self.watch is not None:
                 self.watch.add(one)
 
     @fails_open
     def fetch(self, loader: object) -> None:
-        """The loop asks a loader for a batch, and no fit has begun."""
+        """Begin a fit if the loop asks a loader for a batch to train on."""
         if torch.is_grad_enabled() and any(model.training for model in self._prepared.models):
             self.begin()
         if self.watch is not None:
@@ -95,17 +95,17 @@ class Fits:
 
     @fails_open
     def fetched(self, loader: object, batch: object) -> None:
-        """A loader has handed over a batch. No fit has begun, but maybe this is what it will begin with."""
+        """Keep a batch that was fetched between fits: the next fit may begin with this batch."""
         self._before = id(loader), self._reader.read(batch)
 
     def exhausted(self) -> None:
-        """A loader has no more."""
+        """Ignore the end of a loader between fits."""
 
     leave = exhausted
 
     @fails_open
     def begin(self) -> None:
-        """Training begins. What it takes to measure it has been prepared by now, or it is not ours to measure."""
+        """Begin a fit if a model and an optimizer are prepared. Other training is not ours to measure."""
         models, optimizers = self._prepared.models, self._prepared.optimizers
         if self.watch is not None or not models or not optimizers:
             return
@@ -120,7 +120,7 @@ class Fits:
             watch.recorder.observe(LoopUsage(watch, ACCELERATE, has_loader=bool(self._prepared.loaders)))
         else:
             atexit.unregister(self._at_exit)
-            atexit.register(self._at_exit)  # to be called before the recorder's own, which would call the fit cut short
+            atexit.register(self._at_exit)  # runs before the recorder's own, which would call the fit cut short
 
     def _watching(self, recorder: Recorder) -> AcceleratedWatch:
         recorder.patches.add(functools.partial(self._ended, recorder))
@@ -131,7 +131,7 @@ class Fits:
         return self.watch
 
     def _take_over(self, optimizer: object) -> None:
-        """Whoever counts the steps of this optimizer for an accelerator that was given up does so no more."""
+        """Close the fits of an abandoned accelerator that count the steps of the same optimizer."""
         for other in [*_all]:
             if other.watch is not None and other.watch.counts(optimizer):
                 other.close(TAKEN_OVER)
@@ -139,25 +139,25 @@ class Fits:
 
     @fails_open
     def row(self) -> dict[str, float] | None:
-        """Metrics of the steps since the last row."""
+        """Return the metrics of the steps since the last row."""
         return None if self.watch is None else self.watch.recorder.row(self.watch.steps)
 
     @fails_open
     def save(self, directory: Path) -> None:
-        """A checkpoint was written there."""
+        """Write the counters into the directory of a new checkpoint."""
         if self.state:
             saved_counters.write(directory, self._accelerator().process_index, self.state)
 
     @fails_open
     def load(self, directory: Path) -> None:
-        """A checkpoint was loaded from there: training goes on from another point, in a fit of its own."""
+        """Read the counters of a loaded checkpoint. Training goes on from another point, in a new fit."""
         self._end()
         self._carried = saved_counters.read(directory, self._accelerator().process_index)
         self._state = dict(self._carried)
 
     @fails_open
     def free(self) -> None:
-        """Let go of everything that was trained; what is prepared next is a fit of its own."""
+        """End the fit and drop all prepared objects. Objects prepared later belong to a new fit."""
         self._end()
         self._tell()
         self._carried = self._before = None
@@ -165,7 +165,7 @@ class Fits:
 
     @fails_open
     def close(self, failure: str | None = None) -> None:
-        """Stop measuring and put everything back. Twice is once."""
+        """Stop measuring and undo every change. Idempotent."""
         if self._session.recorder is None and failure is None and not self.armed:
             log.warning(
                 "perf_callbacks measured nothing: call attach(accelerator) before accelerator.prepare(...), and "
@@ -177,11 +177,11 @@ class Fits:
         self._detach()
 
     def fail(self, error: Exception) -> None:
-        """Say once that something of ours went wrong, stop measuring, undo every change."""
+        """Log our error once, stop measuring, and undo every change."""
         try:
             self._session.fail(error)
         finally:
-            with suppress(Exception):  # it has been said that something is wrong
+            with suppress(Exception):  # the error has been logged
                 self._detach()
 
     def _end(self, failure: str | None = None) -> None:
@@ -190,13 +190,13 @@ class Fits:
             self._detach()
 
     def _tell(self) -> None:
-        """The last fit, as a person sees it."""
+        """Show the closing card of the last fit, once."""
         shown, self._shown = self._shown, True
         if not shown:
             self._session.show_summary()
 
     def _ended(self, recorder: Recorder) -> None:
-        """A recorder has closed. After a failure there is no other."""
+        """Take the last state of a recorder that has closed. After a failure, detach."""
         self.watch, self.told, self._state = None, self, recorder.state
         if recorder.failure is not None:
             self._detach()
@@ -213,14 +213,14 @@ class Fits:
 
 
 def _close_freed(reference: "weakref.ref[Fits]") -> None:
-    """End the measuring of an accelerator that nobody can train with any more."""
+    """Close the fits of an accelerator that was freed."""
     fits = reference()
     if fits is not None:
         fits.close(None if fits.armed else FREED)
 
 
 def _close_at_exit(reference: "weakref.ref[Fits]") -> None:
-    """End the fit of a program that never says that its training has ended, unless an exception has ended it."""
+    """Close the fits of a program that never calls `end_training()`, unless an exception has ended the program."""
     fits = reference()
     if fits is not None and not hasattr(sys, "last_value"):
         fits.close()

@@ -1,4 +1,4 @@
-"""The methods of an accelerator that are watched: each tells the fits, and does what it did before."""
+"""Watched methods of an accelerator: each informs the fits and calls the original."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from perf_callbacks.kernel.engine.marks import BACK, BEGIN
 from perf_callbacks.kernel.engine.stages import Stage
 
 ATTRIBUTE = "_perf_callbacks"
-"""Under this name an accelerator knows what is attached to it."""
+"""Name of the accelerator's attribute that holds its fits."""
 
 PREPARING = (
     "prepare",
@@ -21,38 +21,38 @@ PREPARING = (
     "prepare_scheduler",
     "skip_first_batches",
 )
-"""Methods that hand out something prepared."""
+"""Methods that return prepared objects."""
 
 PREPARED = ("_models", "_optimizers", "_schedulers", "_dataloaders")
-"""Attributes in which an accelerator keeps what it has prepared."""
+"""Attributes in which an accelerator keeps its prepared objects."""
 
 T = TypeVar("T")
 
 
 def take_over(accelerator: Any) -> None:
-    """End what is attached to an accelerator."""
+    """Close the measurement that is attached to an accelerator, if any."""
     earlier = getattr(type(accelerator), ATTRIBUTE, None)
     if earlier is not None:
         earlier.close(TAKEN_OVER)
 
 
 def install(accelerator: Any, fits: Fits) -> None:
-    """Watch an accelerator's methods and what it has prepared, until the fits' patches are restored."""
+    """Watch an accelerator's methods and prepared objects, until the fits' patches are restored."""
     kind = type(accelerator)
     members: dict[str, Any] = {ATTRIBUTE: fits}
     for name, make in _seams(fits).items():
-        if name in vars(accelerator):  # somebody else's, which hides what its class has
+        if name in vars(accelerator):  # set on the object by other code, which hides the class's method
             fits.patches.method(accelerator, name, make)
         elif hasattr(kind, name):
             members[name] = make(getattr(kind, name))
     fits.kind = watched(kind, members)
     fits.patches.add(put_on(accelerator, fits.kind))
-    for name in PREPARED:  # before we came
+    for name in PREPARED:  # before we attached
         fits.see(tuple(getattr(accelerator, name, ())))
 
 
 def _seams(fits: Fits) -> dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]:
-    """Methods of an accelerator that are watched, each with what makes another of it."""
+    """Return the watched methods of an accelerator, each with the function that wraps the method."""
     return {
         **dict.fromkeys(PREPARING, functools.partial(_around, after=fits.see)),
         "backward": functools.partial(_training, fits),
@@ -78,7 +78,7 @@ def _around(
 
 
 def _training(fits: Fits, inner: Callable[..., T]) -> Callable[..., T]:
-    """Wrap a backward, with which a fit may begin."""
+    """Wrap `backward`, which may begin a fit."""
 
     @functools.wraps(inner)
     def call(*args: Any, **kwargs: Any) -> T:
@@ -90,7 +90,7 @@ def _training(fits: Fits, inner: Callable[..., T]) -> Callable[..., T]:
 
 
 def _logging(fits: Fits, inner: Callable[..., T]) -> Callable[..., T]:
-    """Add our metrics to what the user logs."""
+    """Wrap `log`, and add our metrics to the user's values."""
 
     @functools.wraps(inner)
     def call(accelerator: Any, values: Any, *args: Any, **kwargs: Any) -> T:
@@ -108,9 +108,9 @@ def _logging(fits: Fits, inner: Callable[..., T]) -> Callable[..., T]:
 
 
 def _noting(register: str, use: Callable[[Path], object], inner: Callable[..., T]) -> Callable[..., T]:
-    """Do something with the directory of a checkpoint, once accelerate is done with it.
+    """Wrap a method that saves or loads a checkpoint, and call `use` with the directory afterwards.
 
-    What is registered for checkpointing would have to be in every checkpoint that is loaded.
+    An object registered for checkpointing would have to be in every checkpoint that is loaded.
     """
 
     @functools.wraps(inner)

@@ -1,4 +1,4 @@
-"""The watched calls of an Accelerate loop: several models, optimizers and loaders, and the accelerator itself."""
+"""Watched calls of an Accelerate loop: several models, optimizers and loaders, and the accelerator itself."""
 
 import functools
 import inspect
@@ -24,7 +24,7 @@ from perf_callbacks.kernel.process.graphs import FIRST, Start, next_start, reach
 T = TypeVar("T")
 
 MOST_PENDING = 1024
-"""Batches of one loader that may wait for being trained on."""
+"""Largest number of batches of one loader that wait to be trained on."""
 
 # Looking a member up in its class costs as much as recording it.
 _DATA, _BACKWARD, _OPTIMIZER = Stage.DATA, Stage.BACKWARD, Stage.OPTIMIZER
@@ -32,14 +32,14 @@ _OTHER, _UNDECIDED = Stage.OTHER, Stage.UNDECIDED
 
 
 class AcceleratedWatch(LoopWatch):
-    """Tells training from evaluation by the calls of the loop, since any prepared loader may serve either.
+    """Distinguishes training from evaluation by the calls of the loop, since any prepared loader may serve both.
 
-    A batch counts once a backward follows it. A batch that is fetched, or a model that is called without gradients,
-    while no model is in training mode belongs to an evaluation. The evaluation lasts until a batch is fetched to train
-    on, or a model is trained.
+    A batch counts once a backward follows. While no model is in training mode, fetching a batch or calling a model
+    without gradients begins an evaluation. The evaluation lasts until a batch is fetched for training, or a model is
+    trained.
     """
 
-    marks_backward = False  # it also counts batches
+    marks_backward = False  # `begins_backward` also counts batches
 
     def __init__(
         self,
@@ -55,12 +55,12 @@ class AcceleratedWatch(LoopWatch):
         self._kind, self._prepared = kind, prepared
         self._models = [model]
         self._trained: set[int] = set()  # models that were called in training
-        self._decisive = self._models  # whose mode tells whether there is training: those trained, else all
+        self._decisive = self._models  # models whose mode decides if the loop trains: trained models, else all
         self._reader = recorder.reader
         self._pending: dict[int, list[Waiting]] = {}  # by loader: batches that no model was called with, as far as seen
-        self._taken: dict[int, list[tuple[Start, Batch]]] = {}  # by loader: those that one was called with, and starts
+        self._taken: dict[int, list[tuple[Start, Batch]]] = {}  # by loader: batches that a model was called with
         self._start = FIRST  # of the batch that was fetched last, if a model is called with it
-        self._ahead = False  # batches that wait were fetched before the model's call with an earlier one
+        self._ahead = False  # waiting batches were fetched before the model's call with an earlier batch
         self._doubtful = before  # the last batch that seemed to be for an evaluation, and its loader
         self._learned = False
         self._always: set[int] = set()  # loaders that models in evaluation mode are trained from
@@ -74,7 +74,7 @@ class AcceleratedWatch(LoopWatch):
             self.add(one)
 
     def add(self, prepared: object) -> None:
-        """Watch one more prepared object. Only the first optimizer's steps count."""
+        """Watch another prepared object. Only the steps of the first optimizer count."""
         if prepared is self._model or self.counts(prepared):
             return
         if isinstance(prepared, nn.Module):
@@ -86,7 +86,7 @@ class AcceleratedWatch(LoopWatch):
 
     def _add_scheduler(self, scheduler: Any) -> None:
         step = functools.partial(self._schedule, getattr(scheduler, "gradient_state", None))
-        if "step" in vars(scheduler):  # torch's schedulers replace it on themselves; accelerate did not wrap this one
+        if "step" in vars(scheduler):  # torch's schedulers replace `step` on themselves, if accelerate didn't wrap
             self.recorder.patches.replace(scheduler, "step", step)
         else:
             kind = type(scheduler)
@@ -105,7 +105,7 @@ class AcceleratedWatch(LoopWatch):
         _know_signature(optimizer)
 
     def _watch_accelerator(self, kind: type) -> None:
-        """Watch what the loop calls instead of torch, in the class that the accelerator has meanwhile."""
+        """Watch the methods for clipping and saving, in the subclass that the accelerator has meanwhile."""
         recorder = self.recorder
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             methods.stages(recorder, kind, name, _OPTIMIZER)
@@ -114,16 +114,16 @@ class AcceleratedWatch(LoopWatch):
                 recorder.patches.replace(kind, name, self._checkpoint)
 
     def counts(self, optimizer: Any) -> bool:
-        """Tell if the steps of this optimizer are the ones that count."""
+        """Return True if the steps of this optimizer count."""
         return self._optimizer is getattr(optimizer, "optimizer", optimizer)
 
     @property
     def training(self) -> bool:
-        """Tell if a model is in training mode: of the models that were trained, or of all if none was."""
+        """True: a trained model is in training mode; before any model was trained, any model is."""
         return any(model.training for model in self._decisive)
 
     def call(self, model: nn.Module) -> bool:
-        """Handle a call of a model that may need more than a mark. True: it is a forward."""
+        """Handle a call of a model that may need more than a mark. Return True if the call is a forward."""
         self._begin_late()
         gradients = is_grad_enabled()
         if model.training and gradients:
@@ -147,7 +147,7 @@ class AcceleratedWatch(LoopWatch):
         return self._learned and not in_function()
 
     def fetch(self, loader: object) -> None:
-        """Mark that the loop asks a loader for a batch."""
+        """Mark the wait for a batch, or begin an evaluation."""
         if get_ident() != self.thread:
             return
         try:
@@ -164,7 +164,7 @@ class AcceleratedWatch(LoopWatch):
             self.fail(error)
 
     def fetched(self, loader: object, batch: Any) -> None:  # noqa: C901, PLR0912 a call is a frame in each step
-        """Take a batch from a loader. It is read now: the loop may take it apart before it trains on it."""
+        """Read a batch at once: the loop may take the batch apart before the training."""
         try:
             reader = self._reader
             found = None  # as `BatchReader.read`, without its frame
@@ -190,7 +190,7 @@ class AcceleratedWatch(LoopWatch):
             if self.evaluating:
                 self._doubtful = id(loader), found
                 return
-            if self._learned:  # what was not trained on by now was skipped, or fetched early
+            if self._learned:  # a batch not trained on by now was skipped, or fetched early
                 self._learned = False
                 self._taken.clear()
                 if not self._ahead:
@@ -216,11 +216,11 @@ class AcceleratedWatch(LoopWatch):
             self.fail(error)
 
     def leave(self) -> None:
-        """Note that the loop leaves a loader, and may be over."""
+        """Record that the loop leaves a loader, and may be over."""
         self.recorder.leave()
 
     def backward(self, inner: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call the accelerator's backward, and mark it."""
+        """Mark and call the accelerator's backward."""
         if self.in_backward or get_ident() != self.thread or not self.recorder.active:
             return inner(*args, **kwargs)
         self.in_backward = True
@@ -253,7 +253,7 @@ class AcceleratedWatch(LoopWatch):
                 self.fail(error)
 
     def begins_backward(self, root: object = None) -> bool:
-        """Begin a backward that the accelerator was not asked for."""
+        """Begin a backward that bypasses the accelerator's `backward`."""
         if not self.in_backward and get_ident() == self.thread:
             try:
                 self._count(root)
@@ -262,7 +262,7 @@ class AcceleratedWatch(LoopWatch):
         return super().begins_backward(root)
 
     def _wait_beside(self, loader: int, batch: object, found: Batch) -> None:
-        """Let a batch wait beside others, unless the model was called with the last one of its loader."""
+        """Queue a batch. If the model ran since the loader's last batch, that batch counts as taken."""
         waiting = self._pending[loader]
         if self.ran and waiting:
             taken = self._taken.setdefault(loader, [])
@@ -273,7 +273,7 @@ class AcceleratedWatch(LoopWatch):
         self.several = self.several or len(waiting) > 1
 
     def takes(self, arguments: object) -> None:
-        """Find what a model is called with among several batches that wait."""
+        """Move the batches that a model is called with from the waiting batches to the taken batches."""
         self.ran = False
         tensors = identify(arguments)
         if same(tensors, self._last_call):
@@ -289,11 +289,11 @@ class AcceleratedWatch(LoopWatch):
                     self._ahead = not newest
 
     def _count(self, root: object) -> None:
-        """Count what a backward trains on: of each loader, what the model was called with, or the last batch."""
+        """Count the batches of a backward: per loader, the batches of the model's calls, or else the last batch."""
         self._learned, counted = True, False
         for loader, waiting in self._pending.items():
             taken = self._taken.pop(loader, [])
-            if len(waiting) > 1 and not taken:  # no watched call tells which of them it is
+            if len(waiting) > 1 and not taken:  # no watched call shows which batch
                 self._ahead = True
                 taken.append((self._start, UNKNOWN))
             elif waiting and (self.ran or not taken):
@@ -303,7 +303,7 @@ class AcceleratedWatch(LoopWatch):
                 if start in starts:
                     self.recorder.add(found)
                     counted = True
-            if len(starts) < len({start for start, _ in taken}):  # another backward may learn from them
+            if len(starts) < len({start for start, _ in taken}):  # another backward may learn from the rest
                 self._taken[loader] = [one for one in taken if one[0] not in starts]
         self._last_call, self._start, self.ran = (), FIRST, False
         self.several = any([len(waiting) > 1 for waiting in self._pending.values()])
@@ -313,7 +313,7 @@ class AcceleratedWatch(LoopWatch):
         self._doubtful = None
 
     def _schedule(self, gradients: Any, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a scheduler's step, which does nothing between the micro-batches of one step."""
+        """Mark a scheduler's step as optimizer, except between micro-batches, when the scheduler does nothing."""
 
         @functools.wraps(inner)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -339,9 +339,9 @@ class AcceleratedWatch(LoopWatch):
 
 
 def _know_signature(optimizer: object) -> None:
-    """Keep the signature of `zero_grad` at hand: Accelerate asks for it before each call.
+    """Cache the signature of `zero_grad`, which Accelerate inspects before each call.
 
-    The signature is kept one layer below our wrapper. Another wrapper on top of ours takes over our attributes, but
+    The cached signature lies one layer below our wrapper. Another wrapper on top of ours copies our attributes, but
     would lack the `self` of this signature.
     """
     ours: Any = getattr(vars(optimizer).get("zero_grad"), "__func__", None)

@@ -1,4 +1,4 @@
-"""Callbacks that join, or change places, while callbacks are being called."""
+"""Changes to a trainer's list of callbacks while the trainer iterates over the list."""
 
 from collections.abc import Iterable
 from typing import Protocol, TypeVar
@@ -7,13 +7,13 @@ C = TypeVar("C")
 
 
 class Enabled(Protocol):
-    """A callback that can be turned off, or was added from outside."""
+    """Callback that can be turned off, or was added from outside."""
 
     armed: bool
 
     @property
     def enabled(self) -> bool:
-        """False: it does nothing."""
+        """False: the callback does nothing."""
         ...
 
 
@@ -21,9 +21,10 @@ E = TypeVar("E", bound=Enabled)
 
 
 class Meanwhile(list[C]):
-    """A stand-in for a list of callbacks that is being iterated over, and that gets one more callback at its end.
+    """Stand-in for a list of callbacks during an iteration, which gets an additional callback at its end.
 
-    The additional callback is in the running list alone. A callback that joins now joins both lists.
+    Only the running list, over which the trainer iterates, has the additional callback. A callback appended during the
+    iteration goes into both lists.
     """
 
     def __init__(self, running: list[C], last: C) -> None:
@@ -32,33 +33,33 @@ class Meanwhile(list[C]):
         running.append(last)
 
     def append(self, callback: C, /) -> None:
-        """Join both lists."""
+        """Append a callback to both lists."""
         super().append(callback)
         self._running.append(callback)
 
     def settle(self) -> list[C]:
         """Return the running list without the additional callback, or a new list if the callbacks have changed."""
-        if self._running[-1:] == [self._last]:  # removing it before others would make the running iteration skip one
+        if self._running[-1:] == [self._last]:  # removing it from the middle would make the iteration skip a callback
             list.pop(self._running)
         same = [*map(id, self._running)] == [*map(id, self)]
         return self._running if same and not isinstance(self._running, Meanwhile) else [*self]
 
 
 def settled(callbacks: list[C]) -> list[C]:
-    """Return the callbacks as an ordinary list, also where the iteration over the running list was broken off."""
+    """Return the callbacks as an ordinary list, even if an exception ended the iteration over the running list."""
     return callbacks.settle() if isinstance(callbacks, Meanwhile) else callbacks
 
 
 def move_to_front(callbacks: list[C], callback: C) -> None:
-    """Let a callback be called before all others. In place: the list may be iterated over, and be at this callback."""
+    """Move a callback to the front, in place: an iteration over the list may be at this very callback."""
     place = next(place for place, other in enumerate(callbacks) if other is callback)
     callbacks.insert(0, callbacks.pop(place))
 
 
 def first(callbacks: Iterable[object], kind: type[E]) -> E | None:
-    """Find the callback that measures: of several of its kind in one trainer, the first that is enabled.
+    """Return the callback that measures a trainer: the first enabled callback of a kind.
 
-    One that was added from outside doesn't count where the program's own code has added one, also a disabled one.
+    Callbacks added from outside count only if the program's own code has added none, not even a disabled callback.
     """
     ours = [callback for callback in callbacks if isinstance(callback, kind)]
     ours = [callback for callback in ours if not callback.armed] or ours

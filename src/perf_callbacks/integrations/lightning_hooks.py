@@ -1,4 +1,4 @@
-"""The hooks of both Lightning callbacks: begin, save, log and end a fit. Neither import tree is imported here."""
+"""Hooks of both Lightning callbacks: begin, save, log and end a fit. Imports neither of the two Lightning packages."""
 
 import functools
 import os
@@ -24,9 +24,9 @@ from perf_callbacks.kernel.settings.config import PerfConfig
 from perf_callbacks.session import Measures, Session
 
 STATE_KEY = "perf_callbacks"
-"""Key of our counters in a checkpoint. Among the states of callbacks, two of ours could not be told apart.
+"""Key of our counters in a checkpoint. Among the states of callbacks, two of our callbacks would share a key.
 
-A file beside the checkpoint would be listed with it, and stay behind when the checkpoint is moved.
+A file beside the checkpoint would appear in listings of checkpoints, and stay behind when the checkpoint is moved.
 """
 
 EVERY_BATCH = (
@@ -37,14 +37,14 @@ EVERY_BATCH = (
     "on_before_optimizer_step",
     "on_train_batch_end",
 )
-"""Hooks that the trainer calls for every batch, and that have nothing to do."""
+"""Hooks that the trainer calls for every batch; ours have nothing to do."""
 
 LARGE = 100.0
-"""Numbers from here on are shown without a point."""
+"""Numbers from this value on are shown without decimals."""
 
 
 class LightningHooks(Measures):
-    """The hooks of a `PerfCallback`, whichever of the two `Callback` classes it is."""
+    """Hooks of a `PerfCallback`, for either of the two `Callback` base classes."""
 
     framework: ClassVar[str]
     """The module whose version goes into the journal."""
@@ -59,12 +59,12 @@ class LightningHooks(Measures):
         self._set_up_at: float | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Processes that are spawned, and copies, measure for themselves. Trainers put `log` on us, with the module."""
+        """Return the state without the watch, and without `log`, which trainers set and which holds the module."""
         kept = {name: value for name, value in self.__dict__.items() if name not in {"log", "log_dict", *EVERY_BATCH}}
         return {**kept, "_watch": None, "_startup": None, "_set_up_at": None}
 
     def fail(self, error: Exception) -> None:
-        """Say once that something of ours went wrong, stop measuring, undo every change, that of `setup` too."""
+        """Log our error once, stop measuring, and undo every change, including the changes of `setup`."""
         prepared, self._startup = self._startup, None
         try:
             super().fail(error)
@@ -98,13 +98,13 @@ class LightningHooks(Measures):
             if not self.armed:
                 log.warning("perf_callbacks: another PerfCallback measures this trainer, this one does nothing.")
             return
-        # Other callbacks go first: if one of them raises, nothing of ours is in place yet. The trainer is iterating
-        # over its list right now, so what is appended to that comes last; what it finds in its place is without it.
+        # Other callbacks go first: if a callback raises, nothing of ours is in place yet. The trainer is iterating over
+        # its list right now: `_Afterwards` is appended to that list and runs last; the list that replaces it lacks it.
         trainer.callbacks = Meanwhile(trainer.callbacks, _Afterwards(self))
 
     @fails_open
     def begin(self, trainer: Any) -> None:
-        """Start measuring, once the other callbacks have begun."""
+        """Start measuring, once `on_train_start` of the other callbacks has run."""
         trainer.callbacks = settled(trainer.callbacks)
         place = self._place(trainer, self._last_state(trainer))
         watch = self._session.begin(
@@ -150,7 +150,7 @@ class LightningHooks(Measures):
             self._close()
 
     def _prepare(self, trainer: Any, strategy: Any) -> None:
-        """Loaders are made ready before training starts; that they are copied from is seen in the first batch."""
+        """Apply the checklist's items that must precede the loaders: the trainer prepares loaders before training."""
         source = getattr(getattr(trainer.fit_loop, "_data_source", None), "instance", None)  # a loader or a data module
         ways = Batches(
             copied_aside=True,
@@ -158,7 +158,7 @@ class LightningHooks(Measures):
             process=(strategy, "process_dataloader"),
             first=(strategy, "batch_to_device"),
         )
-        here = getattr(strategy, "num_processes", 0)  # of a strategy for several processes: those on this machine
+        here = getattr(strategy, "num_processes", 0)  # processes on this machine, if the strategy has several
         local_ranks = (strategy.local_rank, here) if here else None
         self._startup = checklist.prepare(self._session.settings, strategy.root_device, ways, local_ranks)
 
@@ -172,14 +172,14 @@ class LightningHooks(Measures):
             return
         _log(trainer, row, trainer.fit_loop.epoch_loop._batches_that_stepped)  # noqa: SLF001 the step of the loss
         shown = trainer.progress_bar_metrics
-        for name in recorder.logged.names.intersection(shown):  # an MFU that is unknown by now
+        for name in recorder.logged.names.intersection(shown):  # such as an MFU that has become unknown
             del shown[name]
         shown.update({name: Figure(value) for name, value in bar(row, recorder.config.console).items()})
 
     def _keep_quiet(self, recorder: Recorder) -> None:
-        """See the end of a batch without a hook, and be called for no batch: an empty hook costs a profiler's context.
+        """Turn off the hooks of every batch: even an empty hook costs a profiler's context.
 
-        The trainer skips hooks that can't be called.
+        The watch sees the end of a batch without a hook. The trainer skips hooks that can't be called.
         """
         ends = self._watch.watch_ends(self) if self._watch is not None else None
         for name in EVERY_BATCH:
@@ -199,7 +199,7 @@ class LightningHooks(Measures):
         self._session.end(failure)
 
     def _last_state(self, trainer: Any) -> dict[str, Any] | None:
-        """Find the state that this fit continues from: of a checkpoint, or of the fit before it in the same trainer."""
+        """Return the state that this fit continues from: a checkpoint's, or the last fit's in the same trainer."""
         done = steps_done(trainer)
         if self._carried is not None or self._session.recorder is None or not done:
             return self._carried
@@ -222,7 +222,7 @@ class LightningHooks(Measures):
 
 
 class Figure(float):
-    """A number that a progress bar shows with three figures, whatever format it asks for: rich asks for ".3f"."""
+    """Number that a progress bar shows with three figures. Ignores the requested format: rich requests ".3f"."""
 
     def __format__(self, _spec: str) -> str:
         return f"{float(self):.0f}" if abs(self) >= LARGE else f"{float(self):.3g}"
@@ -237,7 +237,7 @@ def _log(trainer: Any, metrics: Mapping[str, float], step: int) -> None:
 
 
 class _Afterwards:
-    """Comes last in one `on_train_start`."""
+    """Begins the fit as the last callback of one `on_train_start`."""
 
     state_key = "PerfCallback"
 
@@ -249,14 +249,14 @@ class _Afterwards:
 
 
 def _nothing(_hook: object) -> None:
-    """Stand in for a hook that is not called."""
+    """Return None in place of a hook, so that the trainer skips the hook."""
 
 
 def _directory(trainer: Any) -> Path:
-    """The directory of the first logger that has a local one, else that of the trainer.
+    """Return the directory of the first logger with a local directory, or else the trainer's.
 
-    Only rank 0 asks its loggers, and the other ranks hear of it: versions are counted there, and `trainer.log_dir` is a
-    collective call.
+    Only rank 0 asks its loggers, and the other ranks receive the directory: loggers count versions on rank 0, and
+    `trainer.log_dir` is a collective call.
     """
     for logger in trainer.loggers if trainer.global_rank == 0 else ():
         for name in ("log_dir", "save_dir"):
@@ -277,7 +277,7 @@ def _setup(trainer: Any) -> Setup:
 
 
 def _data_parallel(trainer: Any) -> int | None:
-    """Count the groups of ranks that have samples of their own, by the sampler of their loaders."""
+    """Return the number of groups of ranks with samples of their own, from the settings of the sampler."""
     try:
         replicas = trainer.strategy.distributed_sampler_kwargs["num_replicas"]
     except Exception as error:  # noqa: BLE001 a single process has none, and a strategy of the user's own may answer as it likes

@@ -1,4 +1,4 @@
-"""The methods of a Lightning trainer that are watched for stages and steps: cheaper than its hooks."""
+"""Watched methods of a Lightning trainer, for stages and steps: cheaper than the trainer's hooks."""
 
 import functools
 from collections.abc import Callable
@@ -11,15 +11,15 @@ from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.fit.recorder import Recorder
 
 BATCH_END = "on_batch_end"
-"""The method of the trainer's logger connector that is called after each batch."""
+"""Method of the trainer's logger connector that is called after each batch."""
 
 _OPTIMIZER = BEGIN[Stage.OPTIMIZER]
 
 
 def steps_done(trainer: Any) -> int:
-    """Count the optimizer steps of this trainer, with earlier attempts; under manual optimization, the batches.
+    """Count the optimizer steps of a trainer, with earlier attempts; under manual optimization, the batches.
 
-    `global_step` counts each of several optimizers. A batch that is skipped, or that is None, is not started.
+    `global_step` counts the steps of each optimizer. A batch that is skipped, or that is None, is not started.
     """
     if trainer.lightning_module.automatic_optimization:
         return int(trainer.global_step)
@@ -27,7 +27,7 @@ def steps_done(trainer: Any) -> int:
 
 
 class TrainerWatch:
-    """Tells a recorder what the trainer does, from calls between its parts."""
+    """Records the stages and steps of a trainer, seen from the calls between its parts."""
 
     def __init__(self, recorder: Recorder, trainer: Any) -> None:
         self.recorder = recorder
@@ -37,17 +37,17 @@ class TrainerWatch:
         self._automatic = trainer.lightning_module.automatic_optimization
         self._progress = loop.automatic_optimization.optim_progress if self._automatic else None
         self._fetches_itself = hasattr(getattr(trainer.fit_loop, "_data_fetcher", None), "iterator_wrapper")
-        """`training_step` takes a `dataloader_iter`."""
+        """True: `training_step` takes a `dataloader_iter`."""
         self._skipped = False
-        """The last `training_step` returned None."""
+        """True: the last `training_step` returned None."""
 
     def install(self) -> None:
-        """Begin to watch. The recorder undoes all of it when it closes."""
+        """Begin to watch. Closing the recorder removes all wrappers."""
         recorder, trainer, loop = self.recorder, self._trainer, self._loop
         recorder.reader.several = _several(trainer)
         self._watch_exits()
         methods.stages(recorder, trainer.fit_loop, "setup_data", Stage.DATA)
-        methods.stages(recorder, loop, "on_run_start", Stage.DATA)  # from the second epoch on, it makes the iterator
+        methods.stages(recorder, loop, "on_run_start", Stage.DATA)  # makes the iterator from the second epoch on
         self._watch_fetch()
         recorder.patches.method(trainer.strategy, "training_step", self._training_step)
         methods.stages(recorder, trainer.precision_plugin, "backward", Stage.BACKWARD)
@@ -56,7 +56,7 @@ class TrainerWatch:
         methods.spans(recorder, trainer, "save_checkpoint", "checkpoint", first=self._settle)
 
     def _watch_exits(self) -> None:
-        """See an exception where it leaves the loop: a callback that fails in `on_exception` hides it from us.
+        """Watch for exceptions where the loop ends: a callback that fails in `on_exception` would hide the original.
 
         A `StopIteration` of another callback ends an epoch before the trainer ends its last batch.
         """
@@ -68,9 +68,9 @@ class TrainerWatch:
             methods.exits(recorder, trainer.fit_loop, name, before=self._settle if name == "advance" else None)
 
     def _watch_fetch(self) -> None:
-        """See the wait for a batch. It goes to the device at once, unless `training_step` does that.
+        """Watch the wait for a batch, and the copy to the device that follows unless `training_step` fetches batches.
 
-        A batch that `training_step` fetches for itself comes back into it.
+        After a fetch by `training_step`, the stage before the fetch resumes.
         """
         recorder, loop = self.recorder, self._loop
         methods.turns(recorder, loop, "_on_before_fetch", BEGIN[Stage.DATA] if self._fetches_itself else Stage.DATA)
@@ -80,13 +80,13 @@ class TrainerWatch:
         methods.stages(recorder, self._trainer.strategy, "batch_to_device", Stage.DATA, then=then)
 
     def _watch_optimizer(self) -> None:
-        """See the optimizer's part of a step. Under manual optimization all of it happens inside `training_step`."""
+        """Watch the optimizer's part of a step, which under manual optimization lies inside `training_step`."""
         recorder, trainer, strategy = self.recorder, self._trainer, self._trainer.strategy
         precision, optimization = trainer.precision_plugin, self._loop.automatic_optimization
         enclosed = self._automatic and _closure_is_enclosed(trainer)
         # The hooks of callbacks and module come between the backward and clipping; the optimizer goes on after them.
         if enclosed and getattr(precision._after_closure, "__qualname__", None) == "Precision._after_closure":  # noqa: SLF001
-            methods.turns(recorder, precision, "_clip_gradients", Stage.OPTIMIZER)  # what it does last
+            methods.turns(recorder, precision, "_clip_gradients", Stage.OPTIMIZER)  # its last call
         else:
             methods.stages(recorder, precision, "_after_closure", Stage.OTHER, then=Stage.OPTIMIZER)
             methods.stages(recorder, precision, "_clip_gradients", Stage.OPTIMIZER)
@@ -105,10 +105,10 @@ class TrainerWatch:
             methods.stages(recorder, optimizer, "zero_grad", Stage.OPTIMIZER)
 
     def watch_ends(self, callback: Any) -> str:
-        """End steps, and log rows, where the trainer's connector ends a batch. Return the name of the watched method.
+        """End steps and log rows when the trainer ends a batch. Return the name of the watched method.
 
-        A hook would cost the trainer a profiler's context, and is watched only where the connector has no such method.
-        Neither is called for a batch that the module skips, and both are called for one that is None.
+        A hook would cost a profiler's context, and is watched only if the logger connector lacks the method. Neither is
+        called for a batch that the module skips; both are called for a batch that is None.
         """
         owner, name = getattr(self._trainer, "_logger_connector", None), BATCH_END
         if not hasattr(owner, name):
@@ -117,7 +117,7 @@ class TrainerWatch:
         return name
 
     def _end_batch(self, callback: Any, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap what the trainer calls after each batch, those of a validation too."""
+        """Wrap the method that the trainer calls after each batch, including validation batches."""
         recorder, trainer, loop, progress = self.recorder, self._trainer, self._loop, self._progress
         engine, observers, tape, clock = recorder.engine, recorder.observers, recorder.tape, recorder.clock
         fetches_itself, told = self._fetches_itself, self.steps
@@ -141,7 +141,7 @@ class TrainerWatch:
                         recorder.end_step(steps)
                 if steps != told:
                     told, every = steps, trainer.log_every_n_steps
-                    # As the connector decides it for the loss, a moment later and at the same step.
+                    # The connector decides the same for the loss, a moment later and at the same step.
                     logs = not every or (loop._batches_that_stepped + 1) % every == 0  # noqa: SLF001 what it goes by
                     if logs or trainer.should_stop or trainer.fast_dev_run:
                         callback.log_row(trainer, steps)
@@ -152,7 +152,7 @@ class TrainerWatch:
         return call
 
     def _settle(self, _recorder: Recorder) -> None:
-        """End the step whose batch is done: a checkpoint counts it, also where a callback saves before our turn."""
+        """End the step of a finished batch: a checkpoint counts the step, even if a callback saves before our turn."""
         # As `steps_done`, by a shorter way.
         steps = steps_done(self._trainer) if self._progress is None else self._progress.optimizer_steps
         if steps != self.steps:
@@ -168,7 +168,7 @@ class TrainerWatch:
         return call
 
     def _training_step(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `strategy.training_step`: a batch that gets here is trained on. Some optimizers call it repeatedly."""
+        """Wrap `strategy.training_step`, which gets each batch to train on. Some optimizers repeat the call."""
         recorder, fetches_itself, progress = self.recorder, self._fetches_itself, self._loop.batch_progress.total
         tape, clock, fail, take = recorder.tape, recorder.clock, recorder.fail, recorder.batch
         taken: int | None = None
@@ -201,10 +201,10 @@ class TrainerWatch:
         return call
 
     def _optimizer_step(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the step of an optimizer: whatever its closure does is not the optimizer's.
+        """Wrap the step of an optimizer, and leave the time of its closure out of the optimizer stage.
 
-        Automatic optimization passes a `Closure` of Lightning's on to the module, which may look at it: it stays that
-        object, and what it calls is replaced until the step is over. Otherwise the closure is any function.
+        Automatic optimization passes a Lightning `Closure` to the module, which may inspect the object. The object stays,
+        and its inner function is replaced until the step is over. Otherwise the closure is any function.
         """
 
         @functools.wraps(inner)
@@ -234,14 +234,14 @@ class TrainerWatch:
 
 
 def _several(trainer: Any) -> bool:
-    """Tell whether a batch holds a batch of each of several loaders. A sequence of loaders hands over plain batches."""
+    """Return True if a batch holds a batch of each of several loaders. A sequence of loaders yields plain batches."""
     combined = getattr(trainer.fit_loop, "_combined_loader", None)
     loaders = getattr(combined, "iterables", None)
     return isinstance(loaders, dict | list | tuple) and getattr(combined, "_mode", None) != "sequential"
 
 
 def _closure_is_enclosed(trainer: Any) -> bool:
-    """Tell whether a step of the optimizer runs its closure between our `training_step` and `_after_closure`.
+    """Return True if a step of the optimizer runs its closure between our `training_step` and `_after_closure`.
 
     A module that overrides `optimizer_step`, or a plugin that unscales gradients, takes time in between.
     """

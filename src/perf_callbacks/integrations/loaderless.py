@@ -1,4 +1,4 @@
-"""The watched calls of a plain loop that has no loader to iterate over."""
+"""Watched calls of a plain loop without a loader."""
 
 import operator
 import sys
@@ -19,23 +19,23 @@ from perf_callbacks.kernel.fit.recorder import Recorder, log
 
 
 class LoaderlessWatch(LoopWatch):
-    """Takes batches and amounts as the loop tells them.
+    """Takes the batches and amounts that the loop passes to `perf.batch`.
 
-    Until it tells a batch, FLOPs are known by the shapes of the tensors that the model is called with. These tell no
-    amounts: a model may be called several times with the same samples.
+    Before the first batch, FLOPs are known by the shapes of the model's arguments. Shapes show no amounts: a model may
+    be called several times with the same samples.
     """
 
     def __init__(self, recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(recorder, model, optimizer)
         self._inputs = self._take_inputs
         self._told = False
-        """Batches are told by the loop."""
+        """True: the loop has passed a batch."""
         self._amounts: tuple[int | None, int | None] = None, None
-        """Samples and tokens that were told before the model was called; 0 once they were told before."""
+        """Samples and tokens passed before the next call of the model; 0 after that call."""
 
     @contextmanager
     def data(self) -> Iterator[None]:
-        """Mark the block as a wait for data, unless it is part of an evaluation."""
+        """Mark the block as a wait for data, except during an evaluation."""
         waits = not self.evaluating
         if waits:
             self.turn(Stage.DATA)
@@ -46,7 +46,7 @@ class LoaderlessWatch(LoopWatch):
                 self.turn(Stage.OTHER)
 
     def tell(self, batch: Any, samples: int | None, tokens: int | None) -> None:
-        """Add a batch to the step, or amounts of one that is trained on before or after.
+        """Add a batch to the step, or add amounts to the last batch of the step, or else to the next.
 
         From the first batch on, the arguments of the model are not read.
         """
@@ -80,7 +80,7 @@ class LoaderlessWatch(LoopWatch):
             if calls.model._compiled_call_impl is not calls.compiled:  # noqa: SLF001 nothing public
                 calls.again()
 
-    _end_step._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001 as the one it overrides
+    _end_step._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001 as the overridden method
 
     def _take_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.optimizing and not self._is_stepping():
@@ -94,7 +94,7 @@ class LoaderlessWatch(LoopWatch):
         self.recorder.add(Batch(samples, tokens, None, shape))
 
     def _is_stepping(self) -> bool:
-        """Tell if a step of the optimizer is under way. One that raised has told of its beginning alone."""
+        """Return True if a step of the optimizer is under way. A step that raised has marked only its beginning."""
         frame: FrameType | None = sys._getframe()  # noqa: SLF001 nothing else tells
         while frame is not None:
             if frame.f_code.co_name == "step" and frame.f_locals.get("self") is self._optimizer:
@@ -104,7 +104,7 @@ class LoaderlessWatch(LoopWatch):
 
 
 def _amount(name: str, amount: Any) -> int | None:
-    """Return a number of samples or tokens; a mistake is named once, and the amount unknown."""
+    """Return a number of samples or tokens; None if unknown. A wrong argument is logged once."""
     try:
         number = None if amount is None else operator.index(amount)
     except TypeError:
@@ -121,5 +121,5 @@ _named: set[str] = set()
 
 
 def _more(known: int | None, told: int | None) -> int | None:
-    """Add what is told to what is known; nothing may be known yet."""
+    """Add a reported amount to a known amount. None: unknown."""
     return known if told is None else plus(known or 0, told)

@@ -1,4 +1,4 @@
-"""Sentences for loops that measure nothing: what they forgot, and what to write instead."""
+"""Warnings for loops that measure nothing: the mistake, and the code to write instead."""
 
 import weakref
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ AFTER = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sentences:
-    """The sentences of one integration, each with the mend."""
+    """Warnings of one integration, each with the remedy."""
 
     no_batch: str
-    """Optimizer steps, and no batch from the loader that is measured."""
+    """For optimizer steps without a batch from the measured loader."""
     no_call: str
-    """Optimizer steps, and no call of the model."""
+    """For optimizer steps without a call of the model."""
     no_step: str
-    """The loop was over without an optimizer step."""
+    """For a loop that ends without an optimizer step."""
 
 
 LOOP = Sentences(
@@ -49,7 +49,7 @@ NO_WITH = (
 
 
 def check(model: object, optimizer: object, loader: object) -> None:
-    """Refuse what can't be measured."""
+    """Raise `ConfigError` for arguments that can't be measured."""
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model: got {kind(model)}, wanted the torch.nn.Module that the loop calls.")
     hooked = hasattr(getattr(optimizer, "optimizer", optimizer), "register_step_post_hook")
@@ -61,9 +61,9 @@ def check(model: object, optimizer: object, loader: object) -> None:
 
 
 class LoopUsage(Observer):
-    """Checks once if the loop uses the objects that it gave to the integration.
+    """Checks once that the loop uses the objects given to the integration.
 
-    It holds the watch weakly: a loop that nobody ends is freed with its model.
+    Holds the watch weakly, so that a loop that is never ended is freed with its model.
     """
 
     def __init__(self, watch: LoopWatch, sentences: Sentences, *, has_loader: bool) -> None:
@@ -78,13 +78,13 @@ class LoopUsage(Observer):
         return self._due
 
     def step_ended(self, step: int) -> None:
-        """Check after a few steps."""
+        """Check the loop after its first few steps."""
         watch = self._watch()
         if step >= self._due and watch is not None:
             self._check(watch, step)
 
     def closed(self) -> None:
-        """Check the steps of a short loop, or log that the loop had none, unless it failed."""
+        """Check a short loop, or log that the loop made no step, unless the loop failed."""
         watch = self._watch()
         if watch is None or watch.recorder.failure is not None:
             return

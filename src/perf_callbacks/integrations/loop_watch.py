@@ -1,4 +1,4 @@
-"""The watched calls of a plain loop: those of its loader, its model, its backward and its optimizer."""
+"""Watched calls of a plain loop: its loader, model, backward and optimizer."""
 
 import copy
 import functools
@@ -41,9 +41,9 @@ _DATA, _OPTIMIZER, _OTHER = Stage.DATA, Stage.OPTIMIZER, Stage.OTHER
 
 
 class LoopWatch(Loop):
-    """Marks the stages of a loop, from the calls that every loop makes in the thread that is measured.
+    """Marks the stages of a loop, seen from the calls that every loop makes in the measured thread.
 
-    While the loop trains, each watched call is one frame that writes its mark itself. `turn` and `call` do the rest.
+    While the loop trains, each watched call is one frame that writes its mark. `turn` and `call` handle other cases.
     """
 
     def __init__(self, recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -51,24 +51,24 @@ class LoopWatch(Loop):
         self.recorder = recorder
         self.steps = recorder.run.step
         self.read: Callable[[Any], Batch] = recorder.reader.read
-        """Reads a batch. An item of the checklist may replace it to see the first one."""
+        """Reads a batch. An item of the checklist may replace this function to see the first batch."""
         self._observers, self._append = recorder.observers, recorder.engine.ended.append
         self._model = model
         self._optimizer: Any = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
         self._calls: list[ModelCalls] = []
         self._inputs: Inputs | None = None
-        """Told of the arguments of the model, where there is no loader to read batches from."""
+        """Receives the arguments of the model, if the loop has no loader to read batches from."""
         self.engine = recorder.engine
         self._took_newest = False
-        """The model was called with the batch that was fetched last, while others waited."""
+        """True: the model was called with the newest batch while older batches waited."""
         self._last_call: Tensors = ()
         self._last_written: tuple[int, ...] = ()
-        """The tensors that it was last called with then."""
+        """Versions of the tensors in `_last_call` at that call."""
 
     def install(self) -> None:
         """Begin to watch. Closing the recorder removes all hooks and wrappers."""
         recorder, optimizer = self.recorder, self._optimizer
-        recorder.patches.add(self._calls.clear)  # they refer to us: a model is freed with its last user, not later
+        recorder.patches.add(self._calls.clear)  # hooks refer to us: a model is freed with its last user, not later
         recorder.patches.add(
             optimizer.register_step_pre_hook(self._begin_step).remove,
             optimizer.register_step_post_hook(self._end_step).remove,
@@ -79,7 +79,7 @@ class LoopWatch(Loop):
         self._watch_model(self._model, self._inputs)
 
     def turn(self, stage: Stage, *_: object) -> None:
-        """Turn to a stage of training; an evaluation that was seen to begin is over."""
+        """Begin a stage of training, and end an evaluation that a watched call began."""
         if get_ident() != self.thread:
             return
         try:
@@ -123,7 +123,7 @@ class LoopWatch(Loop):
                         for calls in self._calls:
                             if calls.model._compiled_call_impl is not calls.compiled:  # noqa: SLF001 nothing public
                                 calls.again()
-                        # A backward or a step that raised has told of its beginning alone.
+                        # A backward or a step that raised has marked only its beginning.
                         self.in_backward, self.optimizing = False, 0
                         tape.write((other, clock()))
                 except Exception as error:  # noqa: BLE001 an observer never ends the run
@@ -141,13 +141,13 @@ class LoopWatch(Loop):
                     self.fail(error)
             self.turn(_OTHER)
             self.recorder.leave(exhausted=True)
-        except BaseException:  # an exception that the loop may not survive, or a `break`: nothing else tells of these
+        except BaseException:  # an exception that the loop may not survive, or a `break`: nothing else reports these
             self.recorder.leave()
             raise
 
     @contextmanager
     def span(self, kind: str) -> Iterator[None]:
-        """Leave the time in the block out of all steps."""
+        """Exclude the time in the block from all steps."""
         self.turn(_OTHER)
         self.spans += 1
         self.recorder.begin_span(kind)
@@ -158,7 +158,7 @@ class LoopWatch(Loop):
             self.recorder.end_span()
 
     def call(self, model: nn.Module) -> bool:
-        """Handle a call of a model that may need more than a mark. True: it is a forward."""
+        """Handle a call of a model that may need more than a mark. Return True if the call is a forward."""
         self._begin_late()
         if not (is_grad_enabled() or self.spans):
             if not model.training:
@@ -170,14 +170,14 @@ class LoopWatch(Loop):
         return True
 
     def _samples(self) -> bool:
-        """Tell if a call in training mode without gradients trains nothing: no batch was fetched since the last step.
+        """Return True if a call without gradients trains nothing: no batch was fetched since the last step.
 
         A loop that never had a backward trains without gradients.
         """
         return self.backed and not (self.waiting or self.engine.batches) and not in_function()
 
     def evaluate(self) -> None:
-        """Begin an evaluation, unless one goes on."""
+        """Begin an evaluation, unless an evaluation goes on."""
         if not self.evaluating:
             self.evaluating = True
             self.recorder.begin_span("evaluation")
@@ -186,9 +186,9 @@ class LoopWatch(Loop):
         self._calls.append(ModelCalls(self.recorder, self, model, self.call, inputs))
 
     def _wait(self, batch: Any, found: Batch) -> None:
-        """Let a batch wait beside others. If the newest of them was trained on, the loop has dropped the others.
+        """Queue a batch. If the newest waiting batch was trained on, the loop has dropped the older batches.
 
-        A thread that fetches batches for the loop only adds to them.
+        A thread that fetches batches for the loop only adds to the queue.
         """
         self.waiting.append((found, identify(batch)))
         self.several = True
@@ -197,7 +197,7 @@ class LoopWatch(Loop):
             self._took_newest = False
 
     def takes(self, arguments: object) -> None:
-        """Add what a model is called with to the step, out of several batches that wait, unless it was added before."""
+        """Add the waiting batches that a model is called with to the step, unless the same call was seen before."""
         tensors = identify(arguments)
         written, before = versions(tensors), self._last_written
         waits = any([same(tensors, others) for _, others in self.waiting])
@@ -211,7 +211,7 @@ class LoopWatch(Loop):
         self.starts += [next_start(len(self.starts)) if self.starts else FIRST] * len(taken)
 
     def backpropagates(self, root: object) -> None:
-        """Begin a backward. Of several batches, those are trained on whose graphs the loss reaches."""
+        """Begin a backward. Of several batches, count the batches whose graphs the loss reaches."""
         starts = self.starts[:]
         super().backpropagates(root)
         if len(starts) > len(self.engine.batches):
@@ -222,30 +222,30 @@ class LoopWatch(Loop):
             others = [place for place, start in enumerate(starts) if start not in found]
             trained = [batch for place, batch in enumerate(batches) if place not in others]
             self.engine.batches[-len(starts) :] = trained + [batches[place] for place in others]
-            self.starts += [starts[place] for place in others]  # another backward may learn from them
+            self.starts += [starts[place] for place in others]  # another backward may learn from these
 
     def _settle(self) -> None:
-        """See what became of the batches of a step that ends: no backward learned from those that are left."""
+        """Mark batches that no backward reached as untrained, at the end of a step."""
         if self.starts and self.backed and len(self.starts) > len(self.engine.batches):
             self._merged()
         elif self.starts and self.backed:
             batches, left = self.engine.batches, slice(-len(self.starts), None)
             batches[left] = map(untrained, batches[left])
             self.starts.clear()
-        if not self.engine.batches:  # the loop trains, and not by calls that are watched
+        if not self.engine.batches:  # the loop trains without watched calls
             trained = self.waiting[:]
             del self.waiting[: len(trained)]
             self.several = False
             self.engine.batches += [batch for batch, _ in trained]
 
     def _merged(self) -> None:
-        """Forget the amounts of a step of so many batches that they were put together before a backward."""
+        """Set the amounts of a step to unknown: its many batches were merged before a backward."""
         self.engine.batches[:] = [UNKNOWN]
         self.starts.clear()
 
     @property
     def called(self) -> bool:
-        """A watched model was called."""
+        """True: a watched model was called."""
         return any(calls.seen for calls in self._calls)
 
     def _begin_step(self, *_: object) -> None:
@@ -275,7 +275,7 @@ class LoopWatch(Loop):
                 return
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
-        compiler = set_eval_frame(None)  # within a compiled call it would look at every frame of ours
+        compiler = set_eval_frame(None)  # a compiled call would otherwise inspect every frame of ours
         try:
             self.late = compiler is not None or self.in_backward or STANCE.ours is not None
             self.recorder.end_step(step, begins=not self.late)
@@ -294,10 +294,10 @@ class LoopWatch(Loop):
             self.recorder.end_span()
 
     def _begin_late(self) -> None:
-        """Begin the next step, if the compiled call or the backward within which the last one ended is over.
+        """Begin the next step once the compiled call or the backward in which the last step ended is over.
 
-        Counting can't begin within such a call. A compiled call that runs eagerly, because it is counted, can't be told
-        from others quickly, so the step after a counted one always begins here.
+        Counting can't begin within such a call. There is no quick check for a compiled call that runs eagerly for a count,
+        so the step after a counted step always begins here.
         """
         if self.late and not (self.in_backward or in_compiled_call()):
             self.late = False
@@ -305,7 +305,7 @@ class LoopWatch(Loop):
 
 
 class MeasuredLoader(Generic[B]):
-    """A loader whose waits are measured; in all other respects, and in copies, the loader itself."""
+    """Loader whose waits are measured; in all other respects, and in copies, the original loader."""
 
     def __init__(self, loader: Iterable[B], current: Callable[[], LoopWatch | None]) -> None:
         self._loader = loader
@@ -327,5 +327,5 @@ class MeasuredLoader(Generic[B]):
         return copy.copy(self._loader)
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
-        """Pickle and deepcopy as the loader: the measurement can't travel."""
+        """Pickle and deepcopy as the original loader: the measurement can't travel."""
         return operator.getitem, ((self._loader,), 0)

@@ -1,6 +1,6 @@
-"""Methods of a trainer, watched: each replacement calls the original and tells a recorder about the call.
+"""Watched methods of a trainer: each replacement calls the original and records the call.
 
-Stages and batches are told in every step, where Python frames are what costs: their replacements are one frame each.
+Stages and batches are recorded in every step, where Python frames are the main cost: each replacement is one frame.
 """
 
 import functools
@@ -20,7 +20,7 @@ T = TypeVar("T")
 def stages(
     recorder: Recorder, owner: Any, name: str, stage: Stage, *, then: Stage | None = None, ends_fit: bool = False
 ) -> None:
-    """Count the time in `owner.name` as `stage`, and the time that follows as `then`, or as before the call.
+    """Count the time in `owner.name` as `stage`, and the time afterwards as `then`, or else as before the call.
 
     With `ends_fit`, an exception ends the fit, as in `exits`.
     """
@@ -62,7 +62,7 @@ def _marked(recorder: Recorder, owner: Any, name: str, begin: Mark, end: Mark | 
 
 
 def batches(recorder: Recorder, owner: Any, name: str, *, argument: int, ends_fit: bool = False) -> None:
-    """Take the n-th positional argument of `owner.name` for a micro-batch, `self` being the one at 0.
+    """Record a positional argument of `owner.name` as a micro-batch; `self` is argument 0.
 
     With `ends_fit`, an exception ends the fit, as in `exits`.
     """
@@ -94,9 +94,9 @@ def spans(
     first: Callable[[Recorder], object] | None = None,
     after: Callable[[object], object] | None = None,
 ) -> None:
-    """Count the time in `owner.name` to no step.
+    """Exclude the time in `owner.name` from all steps.
 
-    `first` is called before the span begins, and `after` with the first argument of a call that has succeeded.
+    `first` is called before the span begins, and `after` with the first argument of a successful call.
     """
 
     def make(inner: Callable[P, T]) -> Callable[P, T]:
@@ -124,7 +124,7 @@ def _tell(after: Callable[[object], object], given: object, _recorder: Recorder)
 
 
 def others(recorder: Recorder, owner: Any, name: str, part: str) -> None:
-    """Count the time in `owner.name` as a named part of the stage `other`, if it is called in that stage."""
+    """Count the time in `owner.name` as a named part of the stage `other`, for calls in that stage."""
 
     def make(inner: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(inner)
@@ -142,7 +142,7 @@ def others(recorder: Recorder, owner: Any, name: str, part: str) -> None:
 
 
 def _since(recorder: Recorder) -> float | None:
-    """Return the time if the training thread is in the stage `other`."""
+    """Return the time if the training thread is in the stage `other`; None in other stages."""
     try:
         stage, _ = recorder.tape.turned()
         return None if recorder.engine.aside or stage not in {Stage.OTHER, Stage.UNDECIDED} else recorder.clock()
@@ -164,9 +164,10 @@ def exits(
     last: bool = False,
     before: Callable[[Recorder], object] | None = None,
 ) -> None:
-    """End the fit with an exception of `owner.name`: for a trainer that doesn't tell its callbacks of one.
+    """End the fit if `owner.name` raises: for trainers that don't report exceptions to callbacks.
 
-    After the `last` of a trainer's calls the fit is over in any case. What comes `before` the end may be a last step.
+    After the `last` of a trainer's calls the fit is over in any case. `before` runs before an exception ends the fit,
+    and may end a last step.
     """
 
     def make(inner: Callable[P, T]) -> Callable[P, T]:
@@ -189,9 +190,9 @@ def exits(
 
 
 def _replace(recorder: Recorder, owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
-    """Replace a method by a method, and a plain function on an instance by another one.
+    """Replace a method by a method, and a plain function on an instance by a plain function.
 
-    Torch's schedulers put a plain function in place of `optimizer.step`: to make a method of it would cost a frame.
+    Torch's schedulers put a plain function in place of `optimizer.step`: a method there would cost a frame.
     """
     found = getattr(owner, name, None)
     plain = found is not None and not inspect.ismethod(found) and not isinstance(owner, type)

@@ -1,4 +1,4 @@
-"""The calls of a model, seen from outside."""
+"""Calls of a model, marked as forward by a hook."""
 
 import functools
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from perf_callbacks.kernel.process.backward import Loop
 from perf_callbacks.kernel.process.graphs import FIRST, next_start
 
 Inputs = Callable[[tuple[Any, ...], dict[str, Any]], object]
-"""Told of the arguments of each call in training."""
+"""Function that receives the arguments of each call in training."""
 
 _FORWARD = Stage.FORWARD  # looking a member up in its class costs as much as recording it
 
@@ -24,8 +24,8 @@ _FORWARD = Stage.FORWARD  # looking a member up in its class costs as much as re
 class ModelCalls:
     """Marks every whole call of one model as forward.
 
-    A hook sees the calls, which takes them off torch's fast path. Cheaper ways put something into the attributes of the
-    module, where copies of the module take it along and call the original.
+    A forward pre-hook sees the calls and keeps torch from its fast path. Cheaper ways would change attributes of the
+    module, and copies of the module would then call the original.
     """
 
     def __init__(
@@ -40,14 +40,14 @@ class ModelCalls:
         self._recorder = recorder
         self._hook = _Hook(loop, model, call, inputs)
         self.compiled: object = None
-        """The function that the module called at the last look, where it was compiled in place."""
+        """The module's `_compiled_call_impl` at the last look."""
         hook = model.register_forward_pre_hook(self._hook.see, prepend=True, with_kwargs=True)
         recorder.patches.add(hook.remove)
         self._watch(recorder)
 
     @property
     def seen(self) -> bool:
-        """The model was called, in training or not."""
+        """True: the model was called, in training or not."""
         return self._hook.seen
 
     def again(self) -> None:
@@ -55,7 +55,7 @@ class ModelCalls:
         self._recorder.attempt(self._watch)
 
     def _watch(self, recorder: Recorder) -> None:
-        """Watch the compiled call too: a module that is compiled in place traces its hooks away."""
+        """Watch the compiled call too: compiling a module in place traces its hooks away."""
         recorder.patches.replace(self.model, "_compiled_call_impl", self._marking)
         self.compiled = self.model._compiled_call_impl  # noqa: SLF001
 
@@ -71,9 +71,9 @@ class ModelCalls:
 
 
 class _Hook:
-    """A forward pre-hook for one module. Copies of the module don't fire it, and pickling the module drops it.
+    """Forward pre-hook for one module. Copies of the module don't fire the hook, and pickling drops the hook.
 
-    The hook is a bound method: a call of an object would take a detour through its class.
+    The registered hook is a bound method: calling an object would take a detour through its class.
     """
 
     _model = 0
@@ -84,20 +84,20 @@ class _Hook:
         self.seen = False
         self._model = id(model)
         self._call = call
-        """Handles a call that may need more than a mark, and tells if it is a forward."""
+        """Handles a call that may need more than a mark. Returns True if the call is a forward."""
         self._trained = False
 
     def see(  # noqa: C901 a call is a frame in each step
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> None:
-        """Mark a call of the module."""
-        if is_dynamo_compiling() or id(module) != self._model:  # the compiler takes the first one for True
+        """Mark a call of the module as forward."""
+        if is_dynamo_compiling() or id(module) != self._model:  # the compiler takes `is_dynamo_compiling` for True
             return
         loop = self._loop
         if loop.in_backward or get_ident() != loop.thread:  # checkpointing runs the model again in the backward
             return
         try:
-            # Whoever was called in training once may change the mode: with gradients, it trains.
+            # A model that was called in training once may change its mode: with gradients, the model trains.
             if loop.evaluating or loop.late or not (self._trained and is_grad_enabled()):
                 self._trained, self.seen = module.training and is_grad_enabled(), True
                 if not self._call(module):
@@ -118,8 +118,8 @@ class _Hook:
             loop.fail(error)
 
     def __deepcopy__(self, memo: object) -> "_Hook":
-        return _Hook.__new__(_Hook)  # is for no module
+        return _Hook.__new__(_Hook)  # belongs to no module
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Give a process that may not have this package an object of the standard library whose `see` does nothing."""
+        """Pickle as a standard-library object whose `see` does nothing: the reader may lack this package."""
         return SimpleNamespace, (), {"see": nullcontext().__exit__}

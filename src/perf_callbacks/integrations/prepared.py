@@ -1,4 +1,4 @@
-"""Objects that an accelerator has prepared, and its loaders, measured in place: other code sees no difference."""
+"""Objects that an accelerator has prepared. Loaders are measured in place, so that other code sees no difference."""
 
 import weakref
 from collections.abc import Iterator
@@ -14,23 +14,23 @@ from perf_callbacks.kernel.process.patches import Patches
 
 
 class Told(Protocol):
-    """Hears of the batches of measured loaders. Its methods raise nothing."""
+    """Receiver of the events of measured loaders. Its methods raise nothing."""
 
     def fetch(self, loader: object) -> None:
-        """Hear that the loop asks a loader for a batch."""
+        """Handle the loop's request for a batch, before the loader fetches."""
 
     def fetched(self, loader: object, batch: object) -> None:
-        """Hear that a loader has handed over a batch."""
+        """Handle a batch that a loader hands over to the loop."""
 
     def exhausted(self) -> None:
-        """Hear that a loader has no more batches."""
+        """Handle the end of a loader that has no more batches."""
 
     def leave(self) -> None:
-        """Hear that the loop leaves a loader, for whatever reason."""
+        """Handle the loop's exit from a loader, by a `break` or an exception."""
 
 
 class Source(Protocol):
-    """Knows which object hears of measured loaders now: it changes when a fit begins and ends."""
+    """Holder of the current receiver of loader events, which changes when a fit begins and ends."""
 
     told: Told
 
@@ -63,7 +63,7 @@ class Prepared:
         return tuple(one for one in self if isinstance(one, DataLoader))
 
     def see(self, prepared: object) -> list[Any]:
-        """Add one or several prepared objects, and return those that are new."""
+        """Add a prepared object, or a list or tuple of objects, and return the new objects."""
         several = prepared if isinstance(prepared, tuple | list) else (prepared,)
         known = [*self]
         self._all = [reference for reference in self._all if reference() is not None]
@@ -76,7 +76,7 @@ class Prepared:
         return new
 
     def forget(self) -> None:
-        """Drop all objects, and give the loaders their own classes back."""
+        """Drop all objects, and restore the classes of the loaders."""
         self._all.clear()
         self._patches.restore()
 
@@ -88,7 +88,7 @@ class Prepared:
 
 
 def _measured(kind: type, source: "weakref.ref[Source]") -> type:
-    """Make a subclass of a loader class, which differs in its iterations alone."""
+    """Make a subclass of a loader class that measures iterations and changes nothing else."""
 
     def iterate(self: Any) -> Iterator[Any]:
         found, batches = source(), kind.__iter__(self)  # type: ignore[attr-defined]
@@ -111,7 +111,7 @@ def _iterate(loader: object, batches: Iterator[Any], source: "weakref.ref[Source
                 found.told.fetch(loader)
         if found is not None:
             found.told.exhausted()
-    except BaseException:  # an exception that the loop may not survive, or a `break`: nothing else tells of these
+    except BaseException:  # an exception that the loop may not survive, or a `break`: nothing else reports these
         if (found := source()) is not None:
             found.told.leave()
         raise

@@ -1,6 +1,6 @@
-"""Counters of a fit, in a file of their own in a checkpoint directory. A checkpoint without them works as before.
+"""Counters of a fit, in a separate file of a checkpoint directory. A checkpoint without the file works as before.
 
-The framework's own state holds nothing of ours: a resumed run ends with the same state as one that never stopped.
+The framework's own state holds nothing of ours: a resumed run ends with the same state as an uninterrupted run.
 """
 
 import json
@@ -17,12 +17,12 @@ log = logging.getLogger("perf_callbacks")
 
 
 def write(directory: Path, rank: int, state: Mapping[str, Any]) -> None:
-    """Write one rank's counters into a checkpoint directory. Each rank has its own file."""
+    """Write the counters of a rank into a checkpoint directory. Each rank has its own file."""
     _write(directory / (f"perf_callbacks.{rank}.json" if rank else NAME), state)
 
 
 def read(directory: Path, rank: int) -> dict[str, Any]:
-    """Read a rank's counters, or else those of rank 0, from which the run and its step are known.
+    """Read the counters of a rank, or else of rank 0, which at least give the run and its step.
 
     Empty if the checkpoint holds no valid counters.
     """
@@ -48,7 +48,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a file as a whole or not at all. Without it, training and measuring go on."""
+    """Write a file as a whole or not at all. After a failure, training and measuring go on."""
     unfinished = path.with_suffix(".tmp")
     try:
         unfinished.unlink(missing_ok=True)  # of a killed process, or a link to any file of the user

@@ -15,7 +15,7 @@ NEW: Any = vars(copyreg)["__newobj__"]
 
 
 def watched(kind: Any, members: Mapping[str, object]) -> type:
-    """Make a subclass that differs from `kind` in these members alone, and that pickles and copies as `kind`."""
+    """Make a subclass of `kind` with these members, whose instances pickle and copy as `kind`."""
 
     def __reduce_ex__(self: Any, protocol: SupportsIndex) -> Any:  # noqa: N807 a special method
         reduced = kind.__reduce_ex__(self, protocol)
@@ -32,7 +32,7 @@ def watched(kind: Any, members: Mapping[str, object]) -> type:
 
 
 def put_on(owner: object, made: type) -> Callable[[], None]:
-    """Give an object another class, and return the function that undoes it. The object is held weakly."""
+    """Set the class of an object, and return the function that restores the class. Holds the object weakly."""
     kind = type(owner)  # not `__class__`: accelerate's loaders give torch's class there
     _become(owner, made)
     return functools.partial(_take_off, weakref.ref(owner), made, kind)
@@ -45,5 +45,5 @@ def _take_off(reference: "weakref.ref[object]", made: type, kind: type) -> None:
 
 
 def _become(owner: object, kind: type) -> None:
-    """Set the class, past a property of accelerate's loaders that can't be set."""
+    """Set the class of an object, past the read-only `__class__` property of accelerate's loaders."""
     vars(object)["__class__"].__set__(owner, kind)

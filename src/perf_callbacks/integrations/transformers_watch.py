@@ -1,4 +1,4 @@
-"""The calls of a Hugging Face trainer and its parts that tell of stages and steps."""
+"""Watched calls of a Hugging Face trainer and its parts, for stages and steps."""
 
 import functools
 import os
@@ -18,27 +18,27 @@ from perf_callbacks.kernel.fit.recorder import Recorder
 T = TypeVar("T")
 
 EVERY_STEP = ("on_step_begin", "on_pre_optimizer_step", "on_optimizer_step", "on_substep_end", "on_step_end")
-"""Hooks that the handler calls in every step, and that have nothing to do while the trainer is watched."""
+"""Hooks that the handler calls in every step; ours have nothing to do while the trainer is watched."""
 
 _NOTHING: Any = (0).__init__  # type: ignore[misc]
-"""Takes any arguments and returns None, in C: numbers are made by `__new__`, and their `__init__` looks at nothing. A
+"""Takes any arguments and returns None, in C: `__new__` makes numbers, and their `__init__` ignores its arguments. A
 function of ours would put the ten arguments of each call into a dictionary."""
 
 TRL = {"_generate": GENERATION, "_calculate_rewards": REWARDS}
-"""Methods of TRL's trainers for online reinforcement learning, and the parts of the stage `other` that they are."""
+"""Methods of TRL's trainers for online reinforcement learning, each with its part of the stage `other`."""
 
 CONSOLES = {"PrinterCallback", "ProgressCallback", "NotebookProgressCallback", "RichProgressCallback"}
-"""Callbacks of transformers and TRL that show the logs on a console, by name: the third one imports IPython."""
+"""Callbacks of transformers and TRL that show the logs on a console, by name: the third class imports IPython."""
 
 
 class TransformersWatch:
-    """Tells a recorder what a trainer does. Without a trainer in sight there is nothing to watch.
+    """Records the stages, batches, steps and spans of a trainer. Without a trainer, watches nothing.
 
     Args:
-        trainer: The trainer that trains; None where it was not found.
+        trainer: The trainer; None if no trainer was found.
         callback: The callback that measures.
-        recorder: Hears of stages, batches, steps and spans.
-        kind: The class of the callback: it does nothing at the end of a step, unless a subclass does.
+        recorder: The recorder of the fit.
+        kind: The class of the callback. Its hooks of every step are turned off, unless a subclass overrides the hook.
         base: The framework's own class of callbacks, whose hooks do nothing.
     """
 
@@ -83,7 +83,7 @@ class TransformersWatch:
         methods.spans(recorder, trainer, "_save_checkpoint", "checkpoint")
 
     def _end_steps(self, handler: Any) -> None:
-        """End a step when the handler begins to tell callbacks of it, before any of them is told."""
+        """End a step when the handler is about to call `on_step_end` of its callbacks."""
         recorder, callback, kind = self._recorder, self._callback, self._kind
         engine, observers, tape, clock = recorder.engine, recorder.observers, recorder.tape, recorder.clock
 
@@ -110,7 +110,7 @@ class TransformersWatch:
                 self._recorder.patches.replace(callback, name, lambda _: _NOTHING)
 
     def _carry(self, directory: object) -> None:
-        """Put our counters into the directory of a checkpoint: the trainer saves the model first."""
+        """Write our counters into the directory of a checkpoint, in which the trainer has just saved the model."""
         if isinstance(directory, str | os.PathLike) and self._recorder.run.rank == 0:
             path = Path(directory)
             if path.name == checkpoint_name(self._trainer.state) and path.is_dir():
@@ -118,7 +118,7 @@ class TransformersWatch:
 
 
 def _shown(console: str, ours: set[str], inner: Callable[..., T]) -> Callable[..., T]:
-    """Take the metrics that a console leaves out away while it shows the logs, which may be changed meanwhile."""
+    """Wrap a console's `on_log`, and remove the metrics that the console leaves out from the logs during the call."""
 
     @functools.wraps(inner)
     def call(owner: Any, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> T:
@@ -133,7 +133,7 @@ def _shown(console: str, ours: set[str], inner: Callable[..., T]) -> Callable[..
 
 
 def _slices(trainer: object) -> bool:
-    """Tell if the trainer prepares its inputs itself, as TRL's online trainers do.
+    """Return True if the trainer prepares its inputs itself, as TRL's online trainers do.
 
     Their loader yields the prompts of several micro-batches at once. The model trains on the part that `compute_loss`
     gets.
@@ -143,14 +143,14 @@ def _slices(trainer: object) -> bool:
 
 
 def _overrides(callback: object, hook: str, kind: Any) -> bool:
-    """Tell whether a callback has a hook of its own."""
+    """Return True if a callback overrides a hook of `kind`."""
     return getattr(getattr(callback, hook), "__func__", None) is not getattr(kind, hook)
 
 
 def _outermost(trainer: Any) -> list[tuple[Any, str]]:
-    """List what the training loop calls, so that an exception is seen: there is no hook for one.
+    """List the outermost calls of the training loop, to see exceptions: transformers has no hook for exceptions.
 
-    In transformers < 5 it also calls what is watched in any case.
+    In transformers < 5 the loop also calls methods that are watched in any case.
     """
     if hasattr(trainer, "_run_epoch"):
         loop = ("_run_epoch", "_evaluate", "_finalize_training")
@@ -160,8 +160,8 @@ def _outermost(trainer: Any) -> list[tuple[Any, str]]:
 
 
 def find_trainer(callback: object, kind: type[T]) -> T | None:
-    """Find the trainer that is calling: callbacks are not told."""
-    # Not from our own frame on: its locals would refer to itself, and keep all frames with their trainer alive.
+    """Find the calling trainer on the stack: no hook passes the trainer to callbacks."""
+    # Start at the caller: our own frame's locals would refer to the frame itself, and keep all frames alive.
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 the one way to the caller
     while frame is not None:
         trainer = candidate = frame.f_locals.get("self")
@@ -172,7 +172,7 @@ def find_trainer(callback: object, kind: type[T]) -> T | None:
 
 
 def resumed_from(trainer: object) -> Path | None:
-    """Find the checkpoint that a trainer resumes from: its methods pass it on, and it keeps it nowhere."""
+    """Find the checkpoint that a trainer resumes from, on the stack: no attribute of the trainer holds the path."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 as above
     while frame is not None:
         found = frame.f_locals.get("resume_from_checkpoint")
