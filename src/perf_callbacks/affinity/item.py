@@ -14,7 +14,7 @@ from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist
 from perf_callbacks.kernel.settings.config import PerfConfig
 
 SPARE = 2
-"""CPUs that `auto` leaves beside one for each worker: for the training thread, and for those that pin and talk."""
+"""CPUs that `auto` leaves beside a CPU per worker: for training, and for threads that pin and communicate."""
 
 
 class CpuAffinity:
@@ -38,7 +38,7 @@ class CpuAffinity:
 
 
 def _outcome(cpus: Cpus | None, facts: CpuFacts, config: PerfConfig) -> tuple[str, str | None, str]:
-    """Return the status of a choice, the state after it, and an addition to its reason."""
+    """Return the status of a choice, the resulting state, and an addition to the reason."""
     if cpus is None:
         return (SKIPPED if config.affinity == "off" else NOT_APPLICABLE), None, ""
     if not cpus:
@@ -67,7 +67,7 @@ class Claim:
 
 
 class Bound(Applied):
-    """Threads are bound until it is closed. On trial they are bound and restored; running loader workers stay."""
+    """Binds threads until closed. On trial, binds and restores threads; running loader workers stay as they are."""
 
     slug = CpuAffinity.slug
 
@@ -84,26 +84,26 @@ class Bound(Applied):
 
     @property
     def turns(self) -> bool:
-        """Tell if a trial is possible."""
+        """True: a trial is possible."""
         return self._let_go.alive
 
     def hold(self) -> None:
         """Restore the masks until the trial."""
         AFFINITY.let_go(self._claim)
 
-    def turn(self, step: int, *, done: bool) -> None:  # noqa: ARG002 it is the shape of all
+    def turn(self, step: int, *, done: bool) -> None:  # noqa: ARG002 the signature of all items
         """Bind or restore the threads for a turn."""
         if done:
             self._bind()
         else:
             AFFINITY.let_go(self._claim)
 
-    def keep(self, step: int) -> None:  # noqa: ARG002 it is the shape of all
-        """Bind the threads for good: it pays."""
+    def keep(self, step: int) -> None:  # noqa: ARG002 the signature of all items
+        """Bind the threads for good, after a trial that saved time."""
         self._bind()
 
     def closed(self) -> None:
-        """Restore the masks. Twice is once."""
+        """Restore the masks. Idempotent."""
         super().closed()
         AFFINITY.let_go(self._claim)
         self._let_go.detach()

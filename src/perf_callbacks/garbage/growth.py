@@ -9,17 +9,17 @@ from perf_callbacks.kernel.clock import perf_counter
 from perf_callbacks.kernel.process.collector import FULL
 
 MOST_YOUNG = 500_000
-"""Objects since the last collection that make a rank collect at once."""
+"""A rank collects at once if more objects than this were made since the last collection."""
 
 GROWTH = 0.1
-"""Growth of memory, as a ratio, that does the same…"""
+"""A rank also collects at once if memory has grown by more than this ratio…"""
 
 LEAST_GROWTH = 256_000_000
-"""…if it is at least as many bytes."""
+"""…and by more than this many bytes."""
 
 
 LOOK_SECONDS = 0.25
-"""Looks between scheduled collections are at least this far apart, the first ones aside: closer ones cost too much."""
+"""Least time between two checks, except soon after the beginning: more frequent checks cost too much."""
 
 
 class Relief(NamedTuple):
@@ -27,7 +27,7 @@ class Relief(NamedTuple):
 
     found: str
     helped: bool
-    """True: much of what it visited was garbage."""
+    """True: a large part of the visited objects was garbage."""
 
 
 class Growth:
@@ -43,7 +43,7 @@ class Growth:
         self._base = self._memory()
 
     def relieve(self, step: int) -> Relief | None:
-        """Collect after a step if necessary. None: it was not."""
+        """Collect after a step if garbage has grown too much. None: no collection was needed."""
         young = gc.get_count()[0]
         if young > MOST_YOUNG:
             return Relief(f"{young:,} new objects after step {step}", 2 * self._collect(self._young) > young)
@@ -58,7 +58,7 @@ class Growth:
         return Relief(f"{grown[0]} memory {used[grown[0]] / 1e6:,.0f} MB after step {step}", helped)
 
     def patience(self, step: int) -> int:
-        """Return how many steps may pass until the next look, going by the steps since the last call."""
+        """Return the number of steps until the next check, by the pace of the steps since the last call."""
         (before, then), self._looked_at = self._looked_at, (step, perf_counter())
         return math.ceil(LOOK_SECONDS * (step - before) / max(self._looked_at[1] - then, 1e-9))
 

@@ -2,8 +2,8 @@
 
 Automatic collections strike each rank at a different step, and every rank waits for each of them. From the second step
 of a fit on, when lazy imports and optimizer states exist, automatic collection is off and the step counter alone
-triggers collections. The first full collection by this schedule freezes all live objects, so that later ones are cheap.
-A fit that ends earlier pays for neither.
+triggers collections. The first full collection by this schedule freezes all live objects, which makes later
+collections cheap. A fit that ends earlier pays for neither.
 """
 
 import gc
@@ -22,13 +22,13 @@ from perf_callbacks.kernel.settings.config import PerfConfig
 YOUNG = 1
 
 RARER = 10
-"""Young collections per full one. A young collection never frees a cycle that has survived another."""
+"""Young collections per full collection. Only a full collection frees a cycle that survived a young collection."""
 
 ASKED = "gc_interval"
 """Name of the value that ranks agree on."""
 
 LEAST_INTERVAL = 10
-"""Shortest interval that ranks ask for. A shorter one has to be configured."""
+"""Shortest interval that ranks request. A shorter interval has to be configured."""
 
 BEGIN_AFTER = 2
 """Steps of a fit after which its lazy imports, optimizer states and buckets exist."""
@@ -40,7 +40,7 @@ class Garbage:
     slug = "gc"
 
     def decide(self, environment: Environment, config: PerfConfig) -> Checklist:
-        """Decide what to do about garbage collection."""
+        """Decide how garbage is collected."""
         before = "automatic" if environment.gc_enabled else "not automatic"
         before += f", thresholds {'/'.join(map(str, environment.gc_thresholds))}"
         frozen = environment.gc_frozen >= OWN_FROZEN
@@ -78,7 +78,7 @@ def _next(step: int, interval: int) -> int:
 
 
 def due_between(before: int, step: int, interval: int) -> int | None:
-    """Return the generation to collect after one step and not later than another: the same on every rank.
+    """Return the generation to collect after step `before` and up to `step`, or None: the same on every rank.
 
     >>> due_between(99, 100, 100), due_between(999, 1000, 100), due_between(100, 101, 100)
     (1, 2, None)
@@ -89,10 +89,10 @@ def due_between(before: int, step: int, interval: int) -> int | None:
 
 
 class Collecting(Applied):
-    """Collects when the step counter says so, and at once if garbage grows too fast.
+    """Collects at fixed steps, and at once if garbage grows too fast.
 
-    On trial it also collects young objects at the end of each of its turns, so that these turns pay for their own
-    garbage. Nothing is frozen then, so that full collections are left to the turns between.
+    On trial, each turn ends with a young collection, so that the turn pays for its own garbage. Nothing is frozen on
+    trial, and full collections are left to the turns between.
     """
 
     slug, collects = Garbage.slug, True
@@ -112,17 +112,17 @@ class Collecting(Applied):
         self._spans: list[str] = []
         self._warned = False
         self._due = self._first if self._level == "sync" else _next(self._first, self._interval)
-        self._trying = False  # in a turn in which it is done
+        self._trying = False  # in a turn with the schedule on
         self._fresh = True
         self._agreed: tuple[int, int] | None = None
 
     @property
     def due(self) -> int:
-        """Step at whose end something is due. A span that was not ended is ended with its step."""
+        """Step at whose end the item acts. A span that was not ended is ended with its step."""
         return 0 if self._spans else self._due
 
     def step_ended(self, step: int) -> None:
-        """Do what a step that ends makes due."""
+        """Begin the schedule, collect or check at the end of a step, if due."""
         while self._spans:
             self.span_ended()
         if step < self._due:
@@ -142,7 +142,7 @@ class Collecting(Applied):
         self._last = step
 
     def span_began(self, kind: str, step: int) -> None:
-        """Collect by itself in an evaluation, where nobody waits for this rank in each step."""
+        """Turn on automatic collection during a span: no rank waits for this rank in each step."""
         if not self._spans:
             self._aside = step
             self._lease.aside = True
@@ -153,7 +153,7 @@ class Collecting(Applied):
         self._spans.append(kind)
 
     def span_ended(self) -> None:
-        """Collect what a checkpoint leaves behind."""
+        """Turn off automatic collection after a span, and collect the garbage of a checkpoint."""
         kind = self._spans.pop() if self._spans else None
         if kind is None or self._spans:
             return
@@ -165,21 +165,21 @@ class Collecting(Applied):
 
     @property
     def asks(self) -> Mapping[str, int]:
-        """How often it should be collected on all ranks, for the sake of this one."""
+        """Interval of collections that this rank requests of all ranks."""
         return {ASKED: min(self._least, NEVER)}
 
     def agreed(self, least: Mapping[str, int], step: int) -> None:
-        """The least that any rank asks for holds from the end of that step on."""
+        """Take the shortest interval that any rank requests, in force from the end of `step` on."""
         pending, _ = self._agreed or (self._interval, step)
         interval = least.get(ASKED, pending)
         if 0 < interval < pending:
             self._agreed = interval, step
-            if self._due != NEVER:  # otherwise this rank looks again after it
+            if self._due != NEVER:  # otherwise this rank checks again after that step
                 self._due = min(self._due, step)
 
     @property
     def turns(self) -> bool:
-        """Tell if a trial is possible: with nothing frozen, full collections must not fall into its turns."""
+        """True: a trial is possible. With nothing frozen, full collections must not fall into its turns."""
         return self._level == "sync" and self._let_go.alive and self._interval >= TURN
 
     def hold(self) -> None:
@@ -187,7 +187,7 @@ class Collecting(Applied):
         self._due, self._fresh = NEVER, False
 
     def turn(self, step: int, *, done: bool) -> None:
-        """End the turn before after this step, and begin another one, on or off."""
+        """End the last turn after `step`, and begin the next turn with the schedule on or off."""
         while self._spans:
             self.span_ended()
         if due_between(self._last, step, self._interval) == FULL or not self._fresh:
@@ -209,17 +209,17 @@ class Collecting(Applied):
             self._lease.turn_on()
 
     def keep(self, step: int) -> None:
-        """Apply it from now on: it pays."""
+        """Keep the schedule from now on, after a trial that saved time."""
         self._begin(step)
 
     def leave(self, step: int) -> None:
-        """Don't apply it: it doesn't pay. Garbage that piled up is collected."""
+        """Drop the schedule, after a trial that saved too little, and collect the garbage that piled up."""
         super().leave(step)
         with self._aside_of_steps():
             self._lease.collect_now(FULL)
 
     def closed(self) -> None:
-        """Give the collector back. Twice is once."""
+        """Give the collector back. Idempotent."""
         self._due, self._trying = NEVER, False
         self._spans.clear()
         self._let_go()
@@ -234,7 +234,7 @@ class Collecting(Applied):
         self._due = step + 1
 
     def _freeze(self, step: int) -> None:
-        """Collect everything once and freeze the rest. This is paid once and belongs to no step."""
+        """Collect everything once and freeze the rest, in time that belongs to no step."""
         with self._aside_of_steps():
             self._lease.collect(FULL, STARTUP)
             self._lease.freeze()
@@ -290,7 +290,7 @@ class Collecting(Applied):
             self._freeze(step)
 
     def _collect_aside(self) -> None:
-        """Collect in time that belongs to no step; not each time where a loop evaluates in each of its steps."""
+        """Collect in time that belongs to no step, but not each time if a loop evaluates in each of its steps."""
         if self._frozen and self._due != NEVER and not self._trying and self._aside - self._last_full >= self._apart:
             self._lease.collect(FULL)
             self._last_full = self._aside
@@ -300,14 +300,14 @@ class Collecting(Applied):
         return max(1, self._interval // RARER)
 
     def _look(self, step: int) -> None:
-        """Collect at once if this rank is in danger. The schedule of all ranks stays the same."""
+        """Collect at once if garbage grows too fast on this rank. The schedule of all ranks stays the same."""
         relief = self._growth.relieve(step)
         if relief is not None:
             self._tell_of(relief)
         self._look_again(step)
 
     def _look_again(self, step: int) -> None:
-        """Check again: garbage that grows fast shows soon after the beginning. Short steps are checked more rarely."""
+        """Plan the next check: soon after the beginning, when fast growth shows, and more rarely if steps are short."""
         apart = max(self._apart, self._growth.patience(step))
         self._due = step + min(apart, max(1, step - self._first), self._interval - step % self._interval)
 

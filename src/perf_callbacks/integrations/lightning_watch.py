@@ -203,8 +203,8 @@ class TrainerWatch:
     def _optimizer_step(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap the step of an optimizer, and leave the time of its closure out of the optimizer stage.
 
-        Automatic optimization passes a Lightning `Closure` to the module, which may inspect the object. The object stays,
-        and its inner function is replaced until the step is over. Otherwise the closure is any function.
+        Automatic optimization passes a Lightning `Closure` to the module, which may inspect the object. The object
+        stays, and its inner function is replaced until the step is over. Otherwise the closure is any function.
         """
 
         @functools.wraps(inner)

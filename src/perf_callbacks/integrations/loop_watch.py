@@ -296,8 +296,8 @@ class LoopWatch(Loop):
     def _begin_late(self) -> None:
         """Begin the next step once the compiled call or the backward in which the last step ended is over.
 
-        Counting can't begin within such a call. There is no quick check for a compiled call that runs eagerly for a count,
-        so the step after a counted step always begins here.
+        Counting can't begin within such a call. There is no quick check for a compiled call that runs eagerly for a
+        count, so the step after a counted step always begins here.
         """
         if self.late and not (self.in_backward or in_compiled_call()):
             self.late = False

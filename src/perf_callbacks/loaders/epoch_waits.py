@@ -22,20 +22,20 @@ class EpochWaits(Observer):
 
     @property
     def watching(self) -> bool:
-        """Wants to see steps after the end of an epoch."""
+        """True: the first step of an epoch is still to be measured."""
         return bool(self._last)
 
     def loader_left(self, *, exhausted: bool) -> None:
-        """Note the end of an epoch."""
+        """Record the end of an epoch."""
         if exhausted:
             self.epoch_ended()
 
     def epoch_ended(self) -> None:
-        """Note the end of an epoch."""
+        """Record the end of an epoch."""
         self._last.add(self._recorder.step)
 
     def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:  # noqa: ARG002 waits alone matter
-        """Look for the first steps of epochs."""
+        """Add the waits of steps that are the first of an epoch."""
         for step in steps:
             if step.number - 1 in self._last and step.seconds is not None:
                 self._epochs += 1

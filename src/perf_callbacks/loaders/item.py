@@ -1,7 +1,7 @@
 """Item `loaders`: batches in pinned memory, and copies to the device that the host doesn't wait for.
 
-A copy from memory that is not pinned always waits for the device. A copy from pinned memory waits unless it is told not
-to. The number and order of batches don't change.
+A copy from memory that is not pinned always waits for the device. A copy from pinned memory waits unless called with
+`non_blocking`. The number and order of batches don't change.
 """
 
 import functools
@@ -68,14 +68,14 @@ def _status(environment: Environment, config: PerfConfig) -> tuple[str, str]:
 
 
 def _line(environment: Environment) -> str:
-    """Render the options that the user would set."""
+    """Return the options for the user to set."""
     pin = "" if environment.loaders_pin else "DataLoader(..., pin_memory=True)"
     copies = "" if environment.copies_go_on is not False else "non_blocking=True for the trainer's copies"
     return ", ".join(part for part in (pin, copies) if part)
 
 
 class First:
-    """First batch that is about to be copied: whether it is pinned, and its size."""
+    """First batch before its copy to the device: its type, its size, and if pinned."""
 
     def __init__(self) -> None:
         self.kind: str | None = None
@@ -83,7 +83,7 @@ class First:
         self.bytes = 0
 
     def see(self, batch: object) -> None:
-        """Note a batch that is about to be copied."""
+        """Record the first batch that is about to be copied, and ignore later batches."""
         if self.kind is not None:
             return
         tensors = [*_tensors(batch)]
@@ -93,14 +93,14 @@ class First:
 
 
 class Copies:
-    """Switch: copies of pinned batches are asynchronous or not."""
+    """Switch for asynchronous copies of pinned batches."""
 
     def __init__(self) -> None:
         self.go_on = True
 
 
 class Loading(Applied):
-    """Pins, and copies asynchronously, until it is closed. Only copies go on trial; running loaders go on pinning."""
+    """Pins batches and copies asynchronously until closed. Only copies go on trial; running loaders go on pinning."""
 
     slug = Loaders.slug
 
@@ -130,7 +130,7 @@ class Loading(Applied):
             self._patches.replace(*batches.copy, functools.partial(_copying, self._first, self._copies))
 
     def step_ended(self, step: int) -> None:
-        """After the first batch it is known whether it was worth it. Where none is seen it is looked for ever rarer."""
+        """Undo the item if the first batch is too large or not pinned. Without a batch yet, check ever more rarely."""
         if step < self._due:
             return
         if self._first.kind is None:
@@ -147,34 +147,34 @@ class Loading(Applied):
 
     @property
     def turns(self) -> bool:
-        """Tell if a trial is possible."""
+        """True: a trial is possible."""
         return self._copied and self._undo.alive
 
     def hold(self) -> None:
         """Make copies synchronous until the trial."""
         self._copies.go_on = False
 
-    def turn(self, step: int, *, done: bool) -> None:  # noqa: ARG002 it is the shape of all
+    def turn(self, step: int, *, done: bool) -> None:  # noqa: ARG002 the signature of all items
         """Make copies asynchronous or synchronous for a turn."""
         self._copies.go_on = done
 
-    def keep(self, step: int) -> None:  # noqa: ARG002 it is the shape of all
-        """Keep copies asynchronous for good: it pays."""
+    def keep(self, step: int) -> None:  # noqa: ARG002 the signature of all items
+        """Keep copies asynchronous for good, after a trial that saved time."""
         self._copies.go_on = True
 
-    def leave(self, step: int) -> None:  # noqa: ARG002 it is the shape of all
-        """Make copies synchronous: it doesn't pay. Pinning was not on trial and stays."""
+    def leave(self, step: int) -> None:  # noqa: ARG002 the signature of all items
+        """Make copies synchronous, after a trial that saved too little. Pinning was not on trial and stays."""
         self._copies.go_on = False
 
     def closed(self) -> None:
-        """Loaders and copies are as they were found. Twice is once."""
+        """Restore the loaders and the function that copies. Idempotent."""
         self._due = NEVER
         self._seams.restore()
         self._undo()
 
 
 def _pin(patches: Patches, held: list[int], loader: Any) -> None:
-    """Make a loader pin its batches, unless it is already running. A loader that pins already is not changed."""
+    """Make a loader pin its batches, unless the loader already pins or is running."""
     loader = getattr(loader, "base_dataloader", loader)  # accelerate wraps it
     if isinstance(loader, DataLoader) and not loader.pin_memory and loader._iterator is None:  # noqa: SLF001
         patches.add(functools.partial(_unpin, weakref.ref(loader), loader.pin_memory))
@@ -194,7 +194,7 @@ def _processing(pin: Callable[[Any], None], inner: Callable[..., Any]) -> Callab
     @functools.wraps(inner)
     def call(*args: Any, **kwargs: Any) -> Any:
         loader = inner(*args, **kwargs)
-        with suppress(Exception):  # then it is not pinned, as the first batch shows
+        with suppress(Exception):  # then the loader doesn't pin, as the first batch shows
             pin(loader)
         return loader
 
@@ -202,7 +202,7 @@ def _processing(pin: Callable[[Any], None], inner: Callable[..., Any]) -> Callab
 
 
 def _seeing(first: First, inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the function that gets a batch before it is copied."""
+    """Wrap the function that gets a batch before the copy to the device."""
 
     @functools.wraps(inner)
     def call(batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -218,7 +218,7 @@ def _seeing(first: First, inner: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _copying(first: First, copies: Copies, inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the function that copies a batch, also for a loader that forgot its configuration."""
+    """Wrap the function that copies a batch: copies of pinned batches don't wait, whatever the loader's settings."""
 
     @functools.wraps(inner)
     def call(batch: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
@@ -234,7 +234,7 @@ def _copying(first: First, copies: Copies, inner: Callable[..., Any]) -> Callabl
 
 
 def _tensors(batch: object) -> Iterator[torch.Tensor]:
-    """Return the tensors of a batch, where torch looks for them when it pins."""
+    """Yield the tensors of a batch, in the containers that torch's pinning searches."""
     if isinstance(batch, torch.Tensor):
         yield batch
     elif isinstance(batch, Mapping):

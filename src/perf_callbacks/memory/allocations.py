@@ -1,4 +1,4 @@
-"""Tensors that a counted step makes, and when they are freed: activations, gradients, temporary memory."""
+"""Tensors that a counted step makes, with their lifetimes: activations, gradients, temporary memory."""
 
 import weakref
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ import torch
 class Allocation(weakref.ref[Any]):
     """One storage that the step made, held weakly.
 
-    Its callback is a function in C: Python swallows what is raised in a callback of a weak reference, and a signal
+    Its callback is a function in C: Python swallows exceptions in the callback of a weak reference, and a signal
     handler may raise in any function of ours.
     """
 
@@ -28,7 +28,7 @@ class Allocation(weakref.ref[Any]):
 class Allocations:
     """Follows the storages of operations' results, seen by a counter of operations.
 
-    Storages are held weakly. A result that shares the storage of an operand, such as a view, is no new one.
+    Storages are held weakly. A result that shares the storage of an operand, such as a view, is no new storage.
     """
 
     def __init__(self, device: str) -> None:
@@ -37,20 +37,20 @@ class Allocations:
         self._broken = False
         self._all: list[Allocation] = []
         self._alive: dict[int, Allocation] = {}
-        self._events: list[Allocation | None] = []  # None where a storage is made, and each that is freed
-        self._seen = 0  # events that were taken in
+        self._events: list[Allocation | None] = []  # None for a new storage; a freed storage's allocation
+        self._seen = 0  # events processed so far
         self.activation_bytes = 0
-        """Largest sum of what a forward made and had not freed when a backward began."""
+        """Largest sum of the storages that a forward made and that were alive when a backward began."""
         self.kept_bytes = 0
         """Sum of the gradients and optimizer state that the step made."""
 
     @property
     def seen(self) -> bool:
-        """True: the step made something and ran a backward, and all of it was followed."""
+        """True: the step made storages and ran a backward, and no operation was missed."""
         return bool(self._all) and self._backward > 0 and not self._broken
 
     def made(self, func: Any, out: Any, backward: int) -> None:
-        """Note the result of an operation, in the backward of that number or in none (0)."""
+        """Record the result of an operation. `backward` is the number of the running backward; 0: no backward runs."""
         try:
             self._made(func, out, backward)
         except Exception:
@@ -70,7 +70,7 @@ class Allocations:
                 self._note(out[place] if isinstance(out, tuple) else out, backward=bool(backward))
 
     def keep(self, storages: Iterable[int]) -> None:
-        """Take these storages, by their identity, for gradients or optimizer state, which are measured otherwise."""
+        """Mark storages, by their identity, as gradients or optimizer state, which are measured separately."""
         self._take_in()
         for key in storages:
             if key in self._alive:
@@ -79,22 +79,22 @@ class Allocations:
                 one.kept = True
 
     def temporary_bytes(self) -> int:
-        """Return the largest sum, at any moment, of all that is neither activation nor kept."""
+        """Return the largest sum, at any moment, of the storages that are neither activations nor kept."""
         self._take_in()
         return _peak([one for one in self._all if not (one.saved or one.kept)])
 
     def peak_bytes(self) -> int:
-        """Return the largest sum, at any moment, of all that the step made."""
+        """Return the largest sum, at any moment, of all storages that the step made."""
         self._take_in()
         return _peak(self._all)
 
     def end(self) -> None:
-        """Follow no storage any more."""
+        """Stop following storages."""
         self._take_in()
         self._alive.clear()
 
     def _take_in(self) -> None:
-        """Take in which storages were freed, and when: the time is the place among all events."""
+        """Record which storages were freed, and when: the position among all events serves as time."""
         while self._seen < len(self._events):
             one, self._seen = self._events[self._seen], self._seen + 1
             if one is not None:
@@ -103,7 +103,7 @@ class Allocations:
                     del self._alive[one.key]
 
     def _turn(self) -> None:
-        """A backward begins: what the forward made and is alive is an activation."""
+        """Mark the living storages of the forward as activations, when a backward begins."""
         self._take_in()
         saved = [one for one in self._alive.values() if not one.backward]
         for one in saved:

@@ -1,4 +1,4 @@
-"""Memory of a fit by part, and the use of host and GPU, noted from the watchdog's thread."""
+"""Memory of a fit by part, and the use of host and GPU, recorded by the watchdog's thread."""
 
 import weakref
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ PERIOD_SECONDS = 10.0
 """Seconds between two `use` records."""
 
 TRIES = 3
-"""Steps that are looked at, at most, until an optimizer has stepped in one: a gradient scaler skips some."""
+"""Most steps to measure until an optimizer steps: a gradient scaler skips some steps."""
 
 
 def begin(recorder: Recorder, training: Training) -> "MemoryWatch":
@@ -43,9 +43,9 @@ def begin(recorder: Recorder, training: Training) -> "MemoryWatch":
 
 
 class MemoryWatch(Observer):
-    """Measures the parts of memory in the second step, and notes the use of the machine every ten seconds.
+    """Measures the parts of memory in the second step, and records the use of the machine every ten seconds.
 
-    The training thread does the first, once; the second is left to the watchdog's thread.
+    The training thread measures the parts, once. The watchdog's thread records the use.
     """
 
     def __init__(self, recorder: Recorder, model: nn.Module | None) -> None:
@@ -72,14 +72,14 @@ class MemoryWatch(Observer):
 
     @property
     def due(self) -> int:
-        """The end of the first step, and of those that are measured."""
+        """Step at whose end to act: the first step, then each measured step."""
         if self._tries == TRIES:
             return NEVER
         return 0 if self._measuring is not None else self._first + 1
 
     @property
     def following(self) -> bool:
-        """Follow the operations of a step that is measured."""
+        """True: the current step is measured, so its operations are followed."""
         return self._measuring is not None
 
     def operation(self, function: Any, output: Any, backward: int) -> None:
@@ -89,7 +89,7 @@ class MemoryWatch(Observer):
             measuring.allocations.made(function, output, backward)
 
     def step_began(self) -> None:
-        """Measure this step, unless it is the first, in which gradients and optimizer state are made."""
+        """Measure this step, except the first step, which makes gradients and optimizer state."""
         if self._tries == TRIES or self._measuring is not None or self._recorder.step <= self._first:
             return
         try:
@@ -100,7 +100,7 @@ class MemoryWatch(Observer):
             self._give_up(error)
 
     def step_ended(self, step: int) -> None:
-        """Note the parts of the step that is ending, if it was measured."""
+        """Store the parts of memory at the end of a measured step."""
         measuring = self._measuring
         if measuring is None:
             return
@@ -122,7 +122,7 @@ class MemoryWatch(Observer):
             self._model = None
 
     def loader_left(self, *, exhausted: bool) -> None:
-        """Leave no hook behind where a loop leaves its loader early: training may be over."""
+        """Remove the hook if a loop leaves its loader early: training may be over."""
         if not exhausted:
             self._let_go()
 
@@ -146,7 +146,7 @@ class MemoryWatch(Observer):
         return {"memory": self.use}
 
     def closed(self) -> None:
-        """Measure no more."""
+        """Stop measuring, and write the parts that are not written yet."""
         self._ended = True
         self._let_go()
         self._model = None
@@ -154,7 +154,7 @@ class MemoryWatch(Observer):
             self._write(None)
 
     def tick(self, now: float) -> bool:
-        """Note the use of the machine now and then. An error here ends that, not the measuring."""
+        """Record the use of the machine every ten seconds. An error ends these records, not the measuring."""
         if self._ended:
             if self._monitor is not None:
                 self._monitor.close()
@@ -199,7 +199,7 @@ class MemoryWatch(Observer):
             self._recorder.write(use)
 
     def _write(self, own_bytes: int | None) -> None:
-        """Write the `memory` record, with the context if NVML tells what this process has on the GPU."""
+        """Write the `memory` record, with the context if NVML reports the GPU memory of this process."""
         parts, self._unwritten = self._unwritten, None
         if parts is None:
             return
@@ -223,7 +223,7 @@ class MemoryWatch(Observer):
 def _between(
     before: tuple[float, processes.Processes], now: tuple[float, processes.Processes]
 ) -> tuple[float | None, float | None]:
-    """Return CPU load and MB read between two moments. A child that was killed takes its share along."""
+    """Return CPU load and MB read between two moments. The share of a killed child is lost."""
     seconds, cpus = now[0] - before[0], processes.allowed_cpus()
     ran = now[1].cpu_seconds - before[1].cpu_seconds
     load = ran / seconds / cpus if cpus and seconds > 0 and ran >= 0 else None

@@ -20,7 +20,7 @@ OPERATIONS, ALLOCATOR = "operations", "allocator"
 
 
 class StepMemory:
-    """Looks at the gradients before an optimizer steps, and at the optimizer's state when the step of training ends.
+    """Measures gradients before an optimizer steps, and the optimizer's state at the end of the training step.
 
     Optimizers of other models are left out. The hook holds neither the fit nor the model, and an error in it ends the
     measurement, never the step.
@@ -29,7 +29,7 @@ class StepMemory:
     def __init__(self, model: nn.Module | None, device: str) -> None:
         self.allocations = Allocations(device)
         self.hooked = False
-        """True: optimizers that step are seen."""
+        """True: a hook sees the steps of optimizers."""
         self._device = device
         self._trained = set[int]() if model is None else {id(parameter) for parameter in model.parameters()}
         self._gradients: dict[int, int] = {}
@@ -39,30 +39,30 @@ class StepMemory:
 
     @property
     def optimizer_seen(self) -> bool:
-        """True: an optimizer has stepped, and could be read."""
+        """True: an optimizer has stepped, and its gradients were read."""
         return bool(self._optimizers) and not self._failed
 
     def begin(self) -> None:
-        """Look at the optimizers that step from now on. A hook would make the compiler compile compiled ones again."""
+        """Watch the steps of optimizers by a hook, unless code is compiled: a hook would cause recompilation."""
         self.hooked = not anything_compiled()
         if self.hooked:
             # torch's own function returns the handle after the hook is in place; an interrupt may come in between
             _global_optimizer_pre_hooks[self._hook.id] = self._steps
 
     def end(self) -> None:
-        """Look at nothing any more. Twice is once."""
+        """Remove the hook, and stop following storages. Idempotent."""
         self._hook.remove()
         self.allocations.end()
 
     def look(self, found: Iterable[Any]) -> None:
-        """Look at these optimizers after their step, for want of a hook. Gradients that are gone were like weights."""
+        """Measure optimizers after their step, for want of a hook. A missing gradient counts as large as its weight."""
         for optimizer in found:
             trained = [one for one in _parameters(optimizer) if one.requires_grad]
             self._note(self._gradients, [one if one.grad is None else one.grad for one in trained])
             self._optimizers.add(optimizer)
 
     def parts(self, model: nn.Module | None, step: int, allocator: Allocator | None) -> Memory:
-        """Put together what was seen in the step that is ending."""
+        """Return the parts of memory of the step that is ending."""
         state: dict[int, int] = {}
         for optimizer in self._optimizers:
             self._note(state, [*_tensors(optimizer.state)])
@@ -122,7 +122,7 @@ def _sizes(tensors: Iterable[torch.Tensor], device: str) -> dict[int, int]:
 
 
 def _plain(tensors: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Take apart what has no storage of its own: sharded, quantized and sparse tensors."""
+    """Split sharded, quantized and sparse tensors into tensors with storages of their own."""
     for tensor in tensors:
         if hasattr(tensor, "__tensor_flatten__"):
             names, _ = tensor.__tensor_flatten__()

@@ -17,19 +17,19 @@ MB = 1e6
 HOUR_SECONDS = 3600.0
 
 WARM_UP = 1 / 3
-"""Share of the points, from the first on, that is left out: caches, workers and allocators grow at first."""
+"""Share of the points, from the first on, to leave out: caches, workers and allocators grow at first."""
 
 FEWEST = 12
-"""Points after warm-up without which there is no slope: with one in 10 seconds, from three minutes on."""
+"""Fewest points after warm-up for a slope: with a point every 10 seconds, there is a slope after three minutes."""
 
 MOST = 96
-"""Points that are kept. Beyond these, every second one is dropped, and only every second one is taken."""
+"""Most points to keep. Beyond, every second point is dropped, and only every second new point is added."""
 
 GROUPS = 4
-"""A leak grows from each of so many equal parts of the run to the next."""
+"""Number of equal parts of the run. A leak grows from each part to the next."""
 
 STEADY = 0.6
-"""Least growth between two parts in a row, relative to the mean of these: what levels off is no leak."""
+"""Least growth between two parts in a row, relative to the mean growth: memory that levels off is no leak."""
 
 LEAST_RISE = 0.05
 """Least growth from the first part to the last, relative to the memory in use: less is noise."""
@@ -57,7 +57,7 @@ class Leak:
 
 
 class MemoryUse:
-    """Memory of a fit, as far as it is known. Each field is written by one thread, and read by any."""
+    """Memory of a fit, as far as known. One thread writes each field, and any thread reads."""
 
     def __init__(self) -> None:
         self.parts: Memory | None = None
@@ -72,20 +72,20 @@ class MemoryUse:
 
     @property
     def gpu_busy(self) -> float | None:
-        """Mean share of time in which a kernel ran on the GPU, of any process. None: nobody tells."""
+        """Mean share of time in which a kernel of any process ran on the GPU. None: unknown."""
         return self._gpu_busy / self.gpu_readings if self.gpu_readings else None
 
     def saw_gpu(self, busy: float) -> None:
-        """Take a reading of the GPU's use, from 0 to 1."""
+        """Add a reading of the GPU's use, from 0 to 1."""
         self.gpu_readings += 1
         self._gpu_busy += busy
 
     def begin(self, retries: int) -> None:
-        """Take the retries that the allocator counted before the fit."""
+        """Store the retries that the allocator counted before the fit."""
         self._retries_before = retries
 
     def retried(self, retries: int) -> int:
-        """Take the allocator's count of retries for a row. Return the retries since the row before it."""
+        """Store the allocator's count of retries for a row. Return the retries since the previous row."""
         before, self._retries_before = self._retries_before, retries
         since = 0 if before is None else max(0, retries - before)
         self.retries += since
@@ -116,7 +116,7 @@ class Series:
         self._stride, self._skipped = 1, 0
 
     def add(self, point: Point) -> None:
-        """Take a point, or drop it."""
+        """Add a point, or skip the point to thin out the series."""
         self._skipped += 1
         if self._skipped < self._stride:
             return
@@ -157,8 +157,8 @@ def slope(points: Sequence[Point]) -> float | None:
 def leak(points: Sequence[Point]) -> Leak | None:
     """Return the leak that the points of anonymous memory show; None if the points show no leak.
 
-    The least memory in each quarter of the run after warm-up must grow from one to the next, by about the same. That of
-    a single jump, of a saw-tooth and of growth that levels off doesn't.
+    The least memory in each quarter of the run after warm-up must grow from quarter to quarter, by about the same. A
+    single jump, a saw-tooth and growth that levels off are no leaks.
     """
     warm = after_warm_up(points)
     if not warm:
