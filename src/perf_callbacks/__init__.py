@@ -1,6 +1,6 @@
 """Measure what a PyTorch training run does with its time, from inside the run.
 
-Nothing here imports torch or a framework. The doors are modules of their own: `perf_callbacks.transformers` for the
+This module imports neither torch nor a framework. Each integration is a module: `perf_callbacks.transformers` for the
 Hugging Face `Trainer`, `perf_callbacks.lightning` and `perf_callbacks.pytorch_lightning` for the Lightning `Trainer`,
 `perf_callbacks.accelerate` for a loop with Accelerate, `perf_callbacks.loop` for a plain PyTorch loop.
 """
@@ -30,7 +30,7 @@ _ELSEWHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is asked for: every Python process of an armed program imports this package."""
+    """Import a public name on demand: every Python process of an armed program imports this package."""
     if name in {"ConfigError", "PerfConfig"}:
         from perf_callbacks.kernel.settings import config  # noqa: PLC0415 only when it is asked for
 
@@ -46,5 +46,5 @@ def __getattr__(name: str) -> Any:
 
 
 def _imports(frame: FrameType) -> bool:
-    """Tell if the import system asks, for `from perf_callbacks import name`: Python drops our `AttributeError`."""
+    """Return True if `from perf_callbacks import name` asks for a name: Python would drop our `AttributeError`."""
     return frame.f_code.co_name == "_handle_fromlist"

@@ -1,4 +1,4 @@
-"""`python -m perf_callbacks` is `perf-callbacks`, where the command is not on the path."""
+"""Run `python -m perf_callbacks` as `perf-callbacks`, if the command is not on the path."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The door for a loop of one's own with Hugging Face Accelerate.
+"""Integration for your own loop with Hugging Face Accelerate.
 
 from perf_callbacks.accelerate import attach
 
@@ -34,29 +34,29 @@ def attach(
     resume: Mapping[str, Any] | None = None,
     **strays: NoReturn,
 ) -> "Attachment":
-    """Measure the loop that is run with this accelerator; nothing else in it changes.
+    """Measure the loop that uses this accelerator. The rest of the loop stays as it is.
 
-    Call it before `accelerator.prepare(...)`. A step ends where the first prepared optimizer really steps, so
+    Call `attach` before `accelerator.prepare(...)`. A step ends where the first prepared optimizer really steps, so
     accumulation and skipped steps are counted as they are. Metrics named `perf/*` join the values of each
-    `accelerator.log(...)`: they cover the steps since the one before.
+    `accelerator.log(...)` and cover the steps since the previous call.
 
-    Data is the time in `next` of any prepared loader, the copy to the device included. Forward begins with the call of
-    a prepared model and lasts until the backward, so it holds the loss. Optimizer holds clipping, the prepared
-    scheduler and `zero_grad`. What is fetched or called while the model is in evaluation mode is an evaluation, which
-    lasts until there is training again; `save_state`, `save_model`, `save` and `get_state_dict` are checkpoints.
-    Neither is part of any step, and the step in which one falls is in no row.
+    Data is the time in `next` of any prepared loader, including the copy to the device. Forward begins with the call of
+    a prepared model and lasts until the backward, so it includes the loss. Optimizer includes clipping, the prepared
+    scheduler and `zero_grad`. Batches fetched and models called in evaluation mode belong to an evaluation, which lasts
+    until training resumes; `save_state`, `save_model`, `save` and `get_state_dict` are checkpoints. Evaluations and
+    checkpoints are part of no step, and rows leave out the steps in which they fall.
 
-    Measuring begins with the first batch or backward of training, and ends with `accelerator.end_training()`,
-    `free_memory()`, `close()` of what is returned here, or when the accelerator is freed. All changes are undone then.
-    `save_state` and `load_state` take the counters along.
+    Measuring begins with the first batch or backward of training. It ends with `accelerator.end_training()`,
+    `free_memory()`, `close()` of the returned attachment, or when the accelerator is freed. All changes are undone
+    then. `save_state` and `load_state` save and restore the counters.
 
-    The accelerator, its loaders and schedulers get a subclass of their class meanwhile. They are held weakly, and copy
-    and pickle as before.
+    Until then, the accelerator, its loaders and schedulers have a subclass of their class. They are held weakly, and
+    copy and pickle as before.
 
     Args:
-        accelerator: Whose loop to measure. Attached to before, the newcomer takes over.
+        accelerator: The accelerator whose loop to measure. A second `attach` takes over from the first.
         config: What to measure; the environment overrules it.
-        resume: `state()` as it was saved, where checkpoints are not left to `save_state`.
+        resume: The saved `state()`, for checkpoints that `save_state` doesn't write.
         strays: Nothing; settings go into `config`.
     """
     if isinstance(accelerator, type) or not hasattr(accelerator, "prepare"):
@@ -70,14 +70,14 @@ def attach(
 def attach_armed(accelerator: Accelerator) -> None:
     """Attach to an accelerator of a program that is armed from outside.
 
-    The program doesn't know of it: if it trains nothing with this accelerator, it hears nothing, and if it never calls
-    `end_training()`, the table is printed when the accelerator is freed or the program ends. `attach` takes over.
+    The program doesn't know that it is measured. Without training, there is no output. Without `end_training()`, the
+    table is printed when the accelerator is freed or the program ends. A later `attach` takes over.
     """
     Attachment(accelerator, armed=True)
 
 
 class Attachment:
-    """The measurement that is attached to an accelerator."""
+    """Measurement that is attached to an accelerator."""
 
     def __init__(
         self,
@@ -106,15 +106,15 @@ class Attachment:
 
     @property
     def summary(self) -> Summary | None:
-        """The current fit so far, or the last one. None before the first."""
+        """Summary of the current fit so far, or of the last fit. None before the first fit."""
         return self._session.summary
 
     def state(self) -> dict[str, Any]:
-        """State to save with a checkpoint, for `attach(resume=…)`, where it is not left to `save_state`."""
+        """Return the state to save with a checkpoint, for `attach(resume=…)`. `save_state` saves the same by itself."""
         return self._fits.state
 
     def close(self, failure: str | None = None) -> None:
-        """Stop measuring and put everything back. Twice is once."""
+        """Stop measuring and undo every change. Idempotent."""
         self._fits.close(failure)
 
 
@@ -133,7 +133,7 @@ def _place(accelerator: Accelerator, carried: Mapping[str, Any] | None) -> Place
 
 
 def _batches(loaders: tuple[Any, ...]) -> Batches:
-    """Loaders that skip batches, as after a resume, forget how they were told to copy."""
+    """Describe how batches get to the device. Loaders that skip batches, as after a resume, forget `non_blocking`."""
     return Batches(
         pinned=True if loaders and all(getattr(loader, "pin_memory", False) for loader in loaders) else None,
         copied_aside=False,

@@ -1,7 +1,7 @@
 """Measure the trainers and Accelerate loops of programs whose code stays as it is.
 
-Python processes of an armed program import this file when they start, workers and tools too. It therefore imports next
-to nothing, and an integration only when a trainer or an accelerator is made.
+Every Python process of an armed program imports this file at its start, including workers and tools. The file therefore
+imports almost nothing, and an integration only when a trainer or an accelerator is made.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OFF = frozenset({"", "0", "false", "no", "off"})
 """Values of the switch that arm nothing."""
 
 SECTION = "perf_callbacks"
-"""The section of accelerate's config that is ours."""
+"""Our section of accelerate's config."""
 
 RUN = "_PERF_CALLBACKS_RUN"
 """The process that `perf-callbacks run` has become, and a file that exists until that program measures something."""
@@ -34,12 +34,12 @@ NOTHING_MEASURED = (
 
 
 def asked() -> bool:
-    """Tell if the environment asks for measurements: `PERF_CALLBACKS=1`."""
+    """Return True if the environment asks for measurements: `PERF_CALLBACKS=1`."""
     return os.environ.get(SWITCH, "").strip().lower() not in OFF
 
 
 def arm() -> None:
-    """Measure every trainer and every Accelerate loop of this process from now on. Twice is once."""
+    """Measure every trainer and every Accelerate loop of this process from now on. Idempotent."""
     if any(isinstance(finder, Finder) for finder in sys.meta_path):
         return
     sys.meta_path.insert(0, Finder())
@@ -56,18 +56,18 @@ def arm() -> None:
 
 
 def arm_if_asked() -> None:
-    """Arm this process if the environment asks for it."""
+    """Arm this process if the environment asks for measurements."""
     if asked():
         arm()
 
 
 class Finder:
-    """Finds a few modules with the finders that come after it, to act as soon as these modules are imported."""
+    """Finds the modules in `ACTIONS` by the finders behind this finder, to act as soon as a module is imported."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find one of the modules to act on, and no other."""
+        """Find a module in `ACTIONS`; None for all other modules."""
         if name not in ACTIONS:
             return None
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
@@ -80,7 +80,7 @@ class Finder:
 
 
 class ImportedSpec(ModuleSpec):
-    """The spec of a module that is being imported, until it has been.
+    """Spec of a module during its import; takes the module's action when the import ends.
 
     The import system turns `_initializing` off when it is done with a module (CPython 3.10 to 3.13, `_load_unlocked` in
     importlib/_bootstrap.py). A replaced `exec_module` would come too late for a module whose import has begun, and
@@ -102,7 +102,7 @@ def _watch(spec: Any) -> None:
 
 
 def _safely(act: Callable[..., Any], *arguments: object) -> Any:
-    """Call a function of ours. If it fails, say so once; the program goes on."""
+    """Call a function of ours. An error is printed once, and the program goes on."""
     try:
         return act(*arguments)
     except Exception as error:  # noqa: BLE001 an observer never ends the run
@@ -115,7 +115,7 @@ def _safely(act: Callable[..., Any], *arguments: object) -> Any:
 
 
 def _let_pass(error: Exception) -> None:
-    """Raise an exception that a signal handler of the program raised. Imports the rule only if there is an error."""
+    """Reraise an exception of the program's signal handlers. The import waits until there is an error."""
     from perf_callbacks.kernel.foreign_errors import let_pass  # noqa: PLC0415 as above
 
     let_pass(error)
@@ -132,10 +132,10 @@ def _say(sentence: str) -> None:
 
 
 def _arm_transformers(trainer: ModuleType) -> None:
-    """Add a callback to each Hugging Face trainer. The list is shared: other packages have imported it by name."""
+    """Add a callback to each Hugging Face trainer, in the shared list that other packages have imported by name."""
 
     class ArmedCallback:
-        """Stands in the list from which each trainer makes its first callbacks, and makes ours."""
+        """Makes our callback, as a member of the list from which each trainer makes its first callbacks."""
 
         def __new__(cls) -> Any:
             return _safely(_transformers_callback) or trainer.TrainerCallback()
@@ -164,7 +164,7 @@ def _arm_accelerate(accelerator: ModuleType) -> None:
 
 
 def _arm_accelerate_config(module: ModuleType) -> None:
-    """Let accelerate read a config with a section of ours, and set the variables for its ranks."""
+    """Make accelerate accept a config with our section, and export the section's variables to the ranks."""
     import functools  # noqa: PLC0415 accelerate has imported it
 
     kind = module.BaseConfig
@@ -185,7 +185,7 @@ def _arm_accelerate_config(module: ModuleType) -> None:
 
 
 def accept_section(kind: Any) -> None:
-    """Let accelerate's class of configs read a file with a section of ours."""
+    """Make accelerate's class of configs accept a file with our section."""
     process = kind.process_config
 
     def process_config(content: dict[str, Any]) -> Any:
@@ -204,7 +204,7 @@ def _export(file: str) -> None:
 
 
 def _attach(accelerator: Any) -> None:
-    """Attach to an accelerator, unless a Hugging Face trainer makes it for itself."""
+    """Attach to a new accelerator, except to a Hugging Face trainer's own accelerator."""
     trainers = getattr(sys.modules.get("transformers.trainer"), "Trainer", ())
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 nothing else tells who makes an accelerator
     while frame is not None:
@@ -235,7 +235,7 @@ def _lightning_callbacks(integration: str) -> list[Any]:
 
 
 def _found_a_trainer(session: ModuleType) -> None:
-    """Note that the program measures something, in whichever of its processes."""
+    """Remove the file that marks the program as unmeasured: some process of the program measures something."""
     import atexit  # noqa: PLC0415 the session has imported it
 
     atexit.unregister(session.say_no_effect)  # this process is armed
@@ -247,7 +247,7 @@ def _found_a_trainer(session: ModuleType) -> None:
 
 
 def _expect_a_trainer() -> None:
-    """Say at exit that nothing was measured: in the process that was run, not in those that it starts."""
+    """Register a message at exit that nothing was measured: in the main process, not in its child processes."""
     process, _, path = os.environ.get(RUN, "").partition(":")
     if process != str(os.getpid()):
         return
@@ -261,7 +261,7 @@ def _expect_a_trainer() -> None:
 
 
 def program_ended(path: str, *, failed: bool) -> None:
-    """Say if nothing was measured, unless the program has failed: it would look like the cause."""
+    """Print a message if nothing was measured, unless the program failed: the message would look like the cause."""
     if os.path.exists(path):
         os.unlink(path)
         if not failed and os.environ.get("RANK", "0") == "0":

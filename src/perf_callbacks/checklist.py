@@ -1,4 +1,4 @@
-"""The checklist of one fit: decided and applied when it begins, looked after while it lasts, undone when it ends."""
+"""Checklist of one fit: items are applied when the fit begins, act during the fit, and are undone when the fit ends."""
 
 import dataclasses
 import functools
@@ -31,14 +31,14 @@ log = logging.getLogger("perf_callbacks")
 NO_BATCHES = Batches()
 
 NO_WISH = {ASKED: NEVER, **{asked(item.slug): 0 for item in ITEMS}}
-"""What a rank asks for on behalf of items that it doesn't have."""
+"""Values that a rank requests for items that the rank doesn't apply."""
 
 LEFT_TO_DO = frozenset({ADVISED, FAILED})
-"""What a person should look at."""
+"""Statuses that need a person's attention."""
 
 
 class Startup(Observer):
-    """The items that were applied. One that fails is undone and says so; the others go on."""
+    """Applied items of a fit. An item that fails is undone and writes a row; all other items go on."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Startup(Observer):
         done = {} if earlier is None else {row.item: row for row in earlier.rows}
         rows = [done.get(item.slug) or self._start(item, fit) for item in items]
         self.rows: tuple[Checklist, ...] = tuple(self._try(rows, fit.step + BEGIN_AFTER) if fit.proving else rows)
-        """One for each item, as decided at the beginning."""
+        """A row for each item, as decided at the beginning."""
         self._look_ahead()
 
     def _start(self, item: Item, fit: Fit) -> Checklist:
@@ -71,7 +71,7 @@ class Startup(Observer):
         return row
 
     def _try(self, rows: Iterable[Checklist], after: int) -> Iterator[Checklist]:
-        """Try what can be tried, one item after the other."""
+        """Put on trial the items that allow a trial, one after the other."""
         for place, row in enumerate(rows):
             item = self._applied.get(row.item)
             if item is not None and item.turns:
@@ -83,26 +83,26 @@ class Startup(Observer):
 
     @property
     def due(self) -> int:
-        """The first step from whose end on an item has something to do."""
+        """First step at whose end an item has something to do."""
         return self._due
 
     @property
     def watching(self) -> bool:
-        """Something is on trial."""
+        """True: a trial needs measured steps."""
         return any([trial.watching for trial in self._trials.values()])
 
     def announce(self) -> None:
-        """Write the rows as they were decided at the beginning."""
+        """Write the rows that were decided at the beginning."""
         for row in self.rows:
             self._note(row)
 
     def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
-        """Steps are finished."""
+        """Pass measured steps on to the items."""
         self._each(lambda item: item.steps_measured(steps, pauses))
 
     @property
     def asks(self) -> Mapping[str, int]:
-        """Values that this rank asks all ranks for. An item that is not on trial here, or failed, is kept by nobody."""
+        """Values that this rank requests of all ranks. An item that failed or is not on trial here is kept nowhere."""
         undecided = {asked(slug) for slug in self._trials if slug in self._applied}
         asks = {name: least for name, least in NO_WISH.items() if name not in undecided}
         for item in self._applied.values():
@@ -110,23 +110,23 @@ class Startup(Observer):
         return asks
 
     def agreed(self, least: Mapping[str, int], step: int) -> None:
-        """Take in what holds on all ranks from the end of that step on."""
+        """Pass on the values that hold on all ranks from the end of `step` on."""
         self._each(lambda item: item.agreed(least, step))
 
     def step_ended(self, step: int) -> None:
-        """A step that is due is about to end."""
+        """Let the items act at the end of a step that is due."""
         self._each(lambda item: item.step_ended(step))
 
     def span_began(self, kind: str, step: int) -> None:
-        """Evaluation, checkpointing or the like has begun after that step."""
+        """Pass on that an evaluation, a checkpoint or the like has begun after `step`."""
         self._each(lambda item: item.span_began(kind, step))
 
     def span_ended(self) -> None:
-        """It is about to end."""
+        """Pass on that the span is about to end."""
         self._each(lambda item: item.span_ended())
 
     def closed(self) -> None:
-        """Undo everything, last first. Twice is once."""
+        """Undo all items, last first. Idempotent."""
         applied, self._applied = self._applied, {}
         self._due = NEVER
         with ExitStack() as undo:
@@ -156,7 +156,7 @@ class Startup(Observer):
             self._note(row)
 
     def _note(self, row: Checklist) -> None:
-        """Write a row. A summary quotes the latest that was found of an item on trial, not what it does later."""
+        """Write a row. A summary quotes the latest finding on an item on trial, not the item's later actions."""
         if row.status == TRIED:
             self._proofs[row.item] = TRIED
         elif row.item in self._proofs and (row.status != APPLIED or row.saved_seconds is not None):
@@ -174,7 +174,7 @@ def start(
     batches: Batches = NO_BATCHES,
     earlier: Startup | None = None,
 ) -> tuple[Checklist, ...]:
-    """Go through the checklist for the fit that a recorder measures; it is undone when that closes."""
+    """Apply the checklist to the fit that a recorder measures. Closing the recorder undoes the items."""
     if not recorder.active or settings.config.checklist == "off":
         return ()
     try:
@@ -200,14 +200,14 @@ def start(
 def prepare(
     settings: Settings, place_device: torch.device, batches: Batches, local_ranks: tuple[int, int] | None = None
 ) -> Startup | None:
-    """Apply what has to be there before the loaders are, for a `start` that comes later."""
+    """Apply the items that must precede the loaders, for a `start` that comes later."""
     if settings.config.checklist == "off" or not settings.config.enabled:
         return None
     return Startup(_fit(settings, place_device, batches, local_ranks), EARLY)
 
 
 def foresee(settings: Settings, place_device: torch.device) -> tuple[tuple[Checklist, ...], environment.Environment]:
-    """Decide as a fit on this device would, and return the facts too. Nothing is changed."""
+    """Return the rows that a fit on this device would get, and the environment. Changes nothing."""
     fit = _fit(settings, place_device, NO_BATCHES)
     if settings.config.checklist == "off" or not settings.config.enabled:
         return (), fit.environment
@@ -217,7 +217,7 @@ def foresee(settings: Settings, place_device: torch.device) -> tuple[tuple[Check
 
 
 def _proving(recorder: Recorder, config: PerfConfig) -> bool:
-    """Tell whether items are tried. With other ranks, all have to find out together what an item buys."""
+    """Return True if items are tried. Several ranks must exchange messages, to decide together."""
     if config.checklist != "prove":
         return False
     if recorder.run.world_size == 1 or recorder.exchanging:
@@ -243,7 +243,7 @@ def _skipped(skip: str) -> set[str]:
 
 @contextmanager
 def _aside(reference: "weakref.ref[Recorder]") -> Iterator[None]:
-    """Keep the time of the block out of the step, which counts all the same."""
+    """Exclude the time of the block from the step; the step itself counts."""
     recorder = reference()
     began = 0.0
     if recorder is not None:
@@ -275,6 +275,6 @@ def _fit(
 
 
 def workers(loader: object) -> int:
-    """Return the number of a loader's worker processes, as far as it is known."""
+    """Return the number of a loader's worker processes; 0 if unknown."""
     number = getattr(loader, "num_workers", 0)
     return number if isinstance(number, int) else 0

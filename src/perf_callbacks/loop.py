@@ -1,4 +1,4 @@
-"""The door for a plain PyTorch loop.
+"""Integration for a plain PyTorch loop.
 
 from perf_callbacks.loop import measure
 
@@ -54,18 +54,18 @@ def measure(
     not. The rest is other.
 
     A call of the model in eval mode without gradients begins an evaluation, which lasts until the next training call or
-    batch. `perf.evaluation()` and `perf.checkpoint()` say it exactly. Neither is part of any step, and the step in
-    which one falls is in no row: a loop that does so in every step gets none.
+    batch. `perf.evaluation()` and `perf.checkpoint()` mark the exact blocks. Neither is part of any step, and rows
+    leave out the steps in which they fall: a loop that evaluates in every step gets no rows.
 
-    The thread that enters the block is the one that is measured.
+    Only the thread that enters the block is measured.
 
-    Hooks and wrappers on these three objects, and on `torch.autograd.backward`, are taken back at the end of the block.
+    Hooks and wrappers on these three objects, and on `torch.autograd.backward`, are removed at the end of the block.
 
     Args:
         model: The model as the loop calls it, wrapped or compiled.
         optimizer: The optimizer whose steps count.
-        loader: Any iterable of batches. Iterate over `perf.loader` instead of it. None: the loop fetches batches by
-            itself, and may tell them by `perf.data()` and `perf.batch(...)`.
+        loader: Any iterable of batches. Iterate over `perf.loader` in its place. None: the loop fetches batches by
+        itself, and may report batches by `perf.data()` and `perf.batch(...)`.
         config: What to measure; the environment overrules it.
         resume: `perf.state()` as it was saved with the checkpoint that this loop goes on from.
         data_parallel: How many groups of ranks have samples of their own: with tensor, pipeline or context parallelism,
@@ -81,7 +81,7 @@ def measure(
 
 
 class Measurement(Generic[B]):
-    """A loop being measured: what `measure` hands to the `with` block."""
+    """Measurement of a loop: the object that `measure` hands to the `with` block."""
 
     def __init__(
         self,
@@ -122,47 +122,47 @@ class Measurement(Generic[B]):
             self._session.show_summary()
 
     def __iter__(self) -> NoReturn:
-        """Refuse to be taken for the loader."""
+        """Raise `TypeError`: the measurement is not the loader."""
         raise TypeError("the measurement is no loader: iterate over perf.loader, not over perf.")
 
     @property
     def loader(self) -> "MeasuredLoader[B]":
-        """The loader, with its waits measured. Everything else about it is the loader's own."""
+        """Loader whose waits are measured; in all other respects the original loader."""
         if self._loader_measured is None:
             raise ConfigError("measure() got no loader: iterate over your own, or give it one by loader=.")
         return self._loader_measured
 
     def data(self) -> AbstractContextManager[None]:
-        """`with perf.data():` the block is a wait for data, in a loop without a loader."""
+        """Mark a block as a wait for data, in a loop without a loader: `with perf.data():`."""
         return self._watch.data() if isinstance(self._watch, LoaderlessWatch) else nullcontext()
 
     def batch(self, batch: Any = None, *, samples: int | None = None, tokens: int | None = None) -> None:
-        """Tell a micro-batch, or its amounts, in a loop without a loader. A loop with one has told them already."""
+        """Report a micro-batch, or its amounts, in a loop without a loader. Does nothing in a loop with a loader."""
         watch = self._watch
         if isinstance(watch, LoaderlessWatch) and watch.recorder.active:
             watch.recorder.attempt(lambda _: watch.tell(batch, samples, tokens))
 
     @property
     def summary(self) -> Summary | None:
-        """The loop in figures, so far or at its end; None where nothing was measured."""
+        """Figures of the loop, so far or at its end; None if nothing was measured."""
         return self._session.summary
 
     def row(self) -> dict[str, float]:
-        """Metrics of the steps since the last row, ready to log; empty where there are none."""
+        """Return the metrics of the steps since the last row, ready to log; empty if there are none."""
         return (self._watch.recorder.row(self._watch.steps) if self._watch is not None else None) or {}
 
     def state(self) -> dict[str, Any]:
-        """State to save with a checkpoint, for `measure(resume=…)`. Steps that were not measured are not counted."""
+        """Return the state to save with a checkpoint, for `measure(resume=…)`. Only measured steps are counted."""
         if self._watch is None:
             return dict(self._carried)
         return self._watch.recorder.state
 
     def evaluation(self) -> AbstractContextManager[None]:
-        """`with perf.evaluation():` the block is part of no step."""
+        """Mark a block as an evaluation, which is part of no step: `with perf.evaluation():`."""
         return nullcontext() if self._watch is None else self._watch.span("evaluation")
 
     def checkpoint(self) -> AbstractContextManager[None]:
-        """`with perf.checkpoint():` the block is part of no step."""
+        """Mark a block as a checkpoint, which is part of no step: `with perf.checkpoint():`."""
         return nullcontext() if self._watch is None else self._watch.span("checkpoint")
 
     def _watching(self, recorder: Recorder) -> LoopWatch:

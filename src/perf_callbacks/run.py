@@ -1,8 +1,8 @@
 """`python -m perf_callbacks.run [-m] TARGET args…`: run a program, and measure the trainers in it.
 
 The process becomes the program: the interpreter starts anew with a directory on PYTHONPATH whose `sitecustomize.py`
-arms it. The program's `__main__`, arguments, exit code, signals and tracebacks are therefore those of a direct run, and
-the Python processes that it starts are armed in the same way.
+arms the process. The program's `__main__`, arguments, exit code, signals and tracebacks are therefore those of a direct
+run, and the program's child processes in Python are armed in the same way.
 """
 
 import importlib.util
@@ -31,13 +31,13 @@ BESIDE = os.path.dirname(sys.executable)  # noqa: PTH120 a symbolic link to Pyth
 
 HELP = frozenset({"-h", "--help", "--version"})
 UNMEASURED = "perf_callbacks-run-"
-"""Begin of the name of a file that exists until the program measures something; its process follows."""
+"""Prefix of the name of a file that exists until the program measures something; the process number follows."""
 
 PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz", ".zip")
 
 
 def main(words: Sequence[str]) -> int:
-    """Become the program. Returns only if there is none, and on Windows, where a process can't become another one."""
+    """Become the program. Returns only if there is no program, and on Windows, which can't replace a process."""
     try:
         command = find(words)
         armed = config_file.in_force(None, os.environ).config.enabled
@@ -82,7 +82,7 @@ def find(words: Sequence[str]) -> list[str]:
 
 
 def interpreter_flags(words: Sequence[str]) -> list[str]:
-    """Return the flags of an interpreter's command line, which end where it says what to run.
+    """Return the flags of an interpreter's command line, which end at the module, file or code to run.
 
     >>> interpreter_flags(["python", "-u", "-X", "dev", "-Wignore", "-Om", "perf_callbacks.run", "-m", "train"])
     ['-u', '-X', 'dev', '-Wignore', '-O']
@@ -106,7 +106,7 @@ def interpreter_flags(words: Sequence[str]) -> list[str]:
 
 
 def _reports(words: Sequence[str], command: Sequence[str]) -> bool:
-    """Tell if the process says at its end that nothing was measured: a Python program that was asked for a run."""
+    """Return True if the process reports at exit that nothing was measured: a Python program, and no `--help`."""
     if HELP & {*words}:
         return False
     if WINDOWS or _is_this_python(command[0]):
@@ -120,12 +120,12 @@ def _reports(words: Sequence[str], command: Sequence[str]) -> bool:
 
 
 def _is_this_python(command: str) -> bool:
-    """Tell if a command is this interpreter, under any of its names."""
+    """Return True if a command is this interpreter, under any of its names."""
     return os.path.realpath(command) == os.path.realpath(sys.executable)
 
 
 def _isolating(command: Sequence[str]) -> str | None:
-    """Return the flag that keeps an interpreter from reading our `sitecustomize.py`; None if there is none."""
+    """Return the flag that keeps an interpreter from reading our `sitecustomize.py`; None without such a flag."""
     flags = interpreter_flags(command) if _is_this_python(command[0]) else ()
     return next((one for one in flags if re.fullmatch("-[^XW]*[IES].*", one)), None)
 
@@ -135,7 +135,7 @@ def environment(environ: "os._Environ[str] | dict[str, str]", *, reports: bool =
 
     Args:
         environ: The environment so far.
-        reports: The program says at its end if nothing was measured.
+        reports: True: the program reports at exit if nothing was measured.
     """
     found = environ.get("PYTHONPATH")  # an empty entry in it is the working directory
     others = [path for path in found.split(os.pathsep) if path != str(SITE)] if found else []
@@ -149,7 +149,7 @@ def environment(environ: "os._Environ[str] | dict[str, str]", *, reports: bool =
 
 
 def _unmeasured() -> str:
-    """Make a file that exists until the program measures something, and remove those of killed programs.
+    """Make a file that exists until the program measures something, and remove the files of killed programs.
 
     Empty: no directory for temporary files can be written to.
     """
@@ -170,7 +170,7 @@ def _unmeasured() -> str:
 
 
 def _runs(process: int) -> bool:
-    """Tell if there is such a process."""
+    """Return True if the process exists."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
@@ -181,7 +181,7 @@ def _runs(process: int) -> bool:
 
 
 def _has_module(name: str) -> bool:
-    """Find a module as `python -m` would, without importing the packages that it is in."""
+    """Return True if `python -m` would find a module. Imports none of the module's packages."""
     first, *rest = name.split(".")
     found = sys.path
     sys.path = [str(Path.cwd()), *found]

@@ -39,7 +39,7 @@ OBSERVERS: tuple[Callable[[Recorder, Training], Observer | None], ...] = (
     advising.begin,
     live_line.begin,
 )
-"""Makers of what hears of every fit. A new feature is one class and one line here; None: it has nothing to do."""
+"""Factories of the observers of every fit, one line per feature. A factory returns None to observe nothing."""
 
 
 NO_EFFECT = (
@@ -50,28 +50,28 @@ NO_EFFECT = (
 
 
 class Watch(Protocol):
-    """The calls of a framework or a loop that tell of a fit's stages and steps."""
+    """Watched calls of a framework or a loop, which show the stages and steps of a fit."""
 
     def install(self) -> None:
-        """Begin to watch. The recorder undoes it when it closes."""
+        """Begin to watch. Closing the recorder removes all hooks and wrappers."""
 
 
 W = TypeVar("W", bound=Watch)
 
 
 def no_batches(_watch: object) -> Batches:
-    """Say nothing of how batches get to the device."""
+    """Return the defaults: the path of batches to the device is unknown."""
     return Batches()
 
 
 def checked(
     config: object, strays: Mapping[str, object], call: str = "PerfCallback(PerfConfig({}))"
 ) -> PerfConfig | None:
-    """Return the configuration that an integration was given.
+    """Check the arguments of an integration, and return the configuration.
 
     Args:
         config: The argument `config`. Raises `ConfigError` for all but a `PerfConfig` and None.
-        strays: Keyword arguments that the integration doesn't have. The error says where a setting goes.
+        strays: Unknown keyword arguments. The error shows where a setting goes.
         call: The call of the integration, with a place for settings.
     """
     fields = [name for name in strays if name in rules()]
@@ -86,7 +86,7 @@ def checked(
 
 
 class Session:
-    """Measures fits, each from `begin` to `end`. An integration has one, and translates its framework's events."""
+    """Measures fits, each from `begin` to `end`. An integration has a session and translates its framework's events."""
 
     def __init__(
         self,
@@ -100,24 +100,24 @@ class Session:
         self.enabled = self.settings.config.enabled
         """False: turned off by the configuration, or by a failure of ours."""
         self.recorder: Recorder | None = None
-        """The recorder of the current fit, or of the last one. None before the first."""
+        """Recorder of the current fit, or of the last fit. None before the first fit."""
         self._show = show
         self._checklist: Sequence[Checklist] = ()
         for remark in self.settings.remarks:
             log.warning("perf_callbacks: %s", remark)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies, and processes that are spawned, measure for themselves."""
+        """Return the state without the recorder: copies and spawned processes measure for themselves."""
         return {**self.__dict__, "recorder": None}
 
     @property
     def active(self) -> bool:
-        """A fit is being measured."""
+        """True: a fit is being measured."""
         return self.recorder is not None and self.recorder.active
 
     @property
     def summary(self) -> Summary | None:
-        """The current fit so far, or the last one. None before the first."""
+        """Summary of the current fit so far, or of the last fit. None before the first fit."""
         return self.recorder.summary if self.recorder is not None else None
 
     def begin(
@@ -133,16 +133,16 @@ class Session:
     ) -> W:
         """Begin a fit: the recorder, the checklist, the watched calls, the FLOP count, the opening card.
 
-        The checklist comes first: what it replaces lies beneath what is watched, and is put back after it.
+        The checklist comes first: its replacements lie beneath the watched calls, and are restored after these.
 
         Args:
             place: Where the fit runs.
             watch: Makes the watch for a recorder.
-            model: The model whose FLOPs are counted. None: none are.
-            batches: How batches get to the device.
-            earlier: What had to be applied before the fit began.
-            setup: What the fit trains with.
-            before_seconds: How long ago the trainer began with the fit.
+            model: The model whose FLOPs are counted. None: no FLOPs are counted.
+            batches: Returns the path of batches to the device.
+            earlier: Items that had to be applied before the fit began.
+            setup: Returns the optimizers and loaders that the fit trains with.
+            before_seconds: Seconds since the trainer began the fit.
         """
         self.end("another fit began")
         self.recorder = None
@@ -182,12 +182,12 @@ class Session:
         return watching
 
     def end(self, failure: str | None = None) -> None:
-        """End the fit and undo every change. Twice is once."""
+        """End the fit and undo every change. Idempotent."""
         if self.recorder is not None:
             self.recorder.close(failure)
 
     def show_summary(self) -> None:
-        """Show the closing card of the fit that has ended, on rank 0."""
+        """Show the closing card of the fit that has ended, and write the report, on rank 0."""
         recorder = self.recorder
         if recorder is None or recorder.run.rank != 0:
             return
@@ -200,7 +200,7 @@ class Session:
         self._report(recorder)
 
     def _report(self, recorder: Recorder) -> None:
-        """Write the report of the fit that has ended, if one is wanted."""
+        """Write the report of the fit that has ended, if the configuration wants a report."""
         if not recorder.config.report or recorder.active:
             return
         try:
@@ -213,7 +213,7 @@ class Session:
             log.warning("perf_callbacks: no report: %s", describe(error), exc_info=error)
 
     def fail(self, error: Exception) -> None:
-        """Say once that something of ours went wrong, stop measuring, undo every change."""
+        """Log our error once, stop measuring, and undo every change."""
         self.enabled = False
         if self.recorder is not None:
             self.recorder.fail(error)
@@ -223,31 +223,31 @@ class Session:
 
 
 def _takes_time_first(module: nn.Module) -> bool:
-    """Tell if a module takes sequences whose first dimension is time."""
+    """Return True if a module takes sequences whose first dimension is time."""
     return isinstance(module, nn.RNNBase) and not module.batch_first
 
 
 class _Hinting(type):
-    """The type of our callbacks. A trainer may get the class instead of an instance, and the wrong class at that."""
+    """Metaclass of our callbacks: a trainer may get the class instead of an instance, and even the wrong class."""
 
     elsewhere: str
 
     def __getattr__(cls, name: str) -> Any:
-        """Say which framework the class is for, as its instances do."""
+        """Raise an `AttributeError` that names the framework of the class, as for instances."""
         raise AttributeError(_lacking(cls, name))
 
 
 class Measures(metaclass=_Hinting):
-    """A framework's callback with a session: what it shows of it, and how it fails."""
+    """Base of the callbacks for frameworks: a session, its summary, and the end after a failure."""
 
     _session: Session
     armed = False
-    """True: it was added from outside, and yields to one in the program's own code."""
+    """True: the callback was added from outside, and yields to a callback in the program's own code."""
     elsewhere: ClassVar[str]
     """Place of the callback for another framework."""
 
     def __getattr__(self, name: str) -> Any:
-        """Say which framework the callback is for, where another one asks for a hook that it lacks."""
+        """Raise an `AttributeError`, which names the callback's framework if another framework asks for a hook."""
         raise AttributeError(_lacking(type(self), name))
 
     @property
@@ -263,11 +263,11 @@ class Measures(metaclass=_Hinting):
 
     @property
     def summary(self) -> Summary | None:
-        """The current fit so far, or the last one. None before the first."""
+        """Summary of the current fit so far, or of the last fit. None before the first fit."""
         return self._session.summary
 
     def fail(self, error: Exception) -> None:
-        """Say once that something of ours went wrong, stop measuring, undo every change."""
+        """Log our error once, stop measuring, and undo every change."""
         self._session.fail(error)
 
 

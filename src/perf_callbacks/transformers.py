@@ -1,4 +1,4 @@
-"""The door for the Hugging Face `Trainer` and its subclasses.
+"""Integration for the Hugging Face `Trainer` and its subclasses.
 
 from perf_callbacks.transformers import PerfCallback
 
@@ -39,19 +39,20 @@ STATE_KEY = "perf_callbacks"
 """Key under which 0.1 kept our counters in `TrainerState.stateful_callbacks`, and so in `trainer_state.json`."""
 
 _hook: Callable[[Callable[..., None]], Callable[..., None]] = fails_open
-"""A hook of ours never ends the run."""
+"""Decorator of hooks: an error of ours never ends the run."""
 
 
 class PerfCallback(Measures, TrainerCallback):
     """Measures what each optimizer step does with its time, and logs it beside the loss.
 
     Metrics named `perf/*` join every training row: in `state.log_history`, `trainer_state.json`, and the loggers that
-    `report_to` names; the console shows five of them. A row covers the steps since the row before it, without the first
-    step and without those in which an evaluation or a checkpoint fell; the last line of a run (`train_runtime`) has the
-    averages over all of them, `perf/run/*`.
+    `report_to` names; the console shows five metrics. A row covers the steps since the previous row, without the first
+    step and without steps in which an evaluation or a checkpoint fell. The last line of a run (`train_runtime`) has the
+    averages over all such steps, `perf/run/*`.
 
-    While `train` runs, methods of the trainer, its accelerator and its optimizer are replaced on these objects to see
-    the stages. They are put back when `train` ends, however it ends. Of two in one trainer only one measures.
+    While `train` runs, the callback replaces methods of the trainer, its accelerator and its optimizer to see the
+    stages. All are restored when `train` ends, even after an exception. Of two callbacks in a trainer, only one
+    measures.
     """
 
     elsewhere = "Lightning's Trainer, take perf_callbacks.lightning.PerfCallback"
@@ -61,7 +62,7 @@ class PerfCallback(Measures, TrainerCallback):
         self._blind = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies, and processes that are spawned, measure for themselves."""
+        """Return the state without replaced hooks: copies and spawned processes measure for themselves."""
         return {name: value for name, value in self.__dict__.items() if name not in EVERY_STEP}
 
     @_hook
@@ -82,8 +83,8 @@ class PerfCallback(Measures, TrainerCallback):
             if not self.armed:
                 log.warning("perf_callbacks: another PerfCallback measures this trainer, this one does nothing.")
             return
-        # Other callbacks go first: if one of them raises, nothing of ours is in place yet. The handler is iterating
-        # over its list right now, so what is appended to that comes last; what it finds in its place is without it.
+        # Other callbacks go first: if a callback raises, nothing of ours is in place yet. The handler is iterating over
+        # its list right now: `_Afterwards` is appended to that list and runs last; the list that replaces it lacks it.
         handler = trainer.callback_handler
         move_to_front(handler.callbacks, self)
         handler.callbacks = Meanwhile(handler.callbacks, _Afterwards(self, trainer))
@@ -134,13 +135,13 @@ class PerfCallback(Measures, TrainerCallback):
         self._session.show_summary()
 
     def _note(self, kind: str) -> None:
-        """Without a trainer to watch, a span is only seen when it is over. It still keeps its step out of the rows."""
+        """Exclude the step from the rows. Without a trainer to watch, the callback sees a span only after its end."""
         if self._session.recorder is not None and self._blind:
             self._session.recorder.begin_span(kind)
             self._session.recorder.end_span()
 
     def begin(self, args: TrainingArguments, state: TrainerState, trainer: Trainer | None) -> None:
-        """Start measuring: called by the hooks, once the other callbacks have begun."""
+        """Start measuring, once `on_train_begin` of the other callbacks has run."""
         self._blind = trainer is None
         self._session.begin(
             _place(args, state, trainer),
@@ -152,13 +153,13 @@ class PerfCallback(Measures, TrainerCallback):
 
 
 class ArmedCallback(PerfCallback):
-    """The callback that every trainer gets in a program that is armed from outside."""
+    """Callback that every trainer gets in a program that is armed from outside."""
 
     armed = True
 
 
 class _Afterwards(TrainerCallback):
-    """Comes last in one `on_train_begin`."""
+    """Begins the fit as the last callback of one `on_train_begin`."""
 
     def __init__(self, callback: PerfCallback, trainer: Trainer) -> None:
         self.active = True
@@ -191,7 +192,7 @@ def _place(args: TrainingArguments, state: TrainerState, trainer: Trainer | None
 
 
 def _carried(args: TrainingArguments, state: TrainerState, trainer: Trainer | None) -> dict[str, Any] | None:
-    """Read the counters of the checkpoint that the trainer resumes from, and leave none in the trainer's state."""
+    """Return the counters of the checkpoint to resume from, and remove counters of 0.1 from the trainer's state."""
     kept: Any = state.stateful_callbacks
     old = kept.pop(STATE_KEY, None) if isinstance(kept, dict) else None
     if not state.global_step:
@@ -209,7 +210,7 @@ def _setup(args: TrainingArguments, trainer: Trainer | None) -> Setup:
 
 
 def _batches(args: TrainingArguments, state: TrainerState, trainer: Trainer | None) -> Batches:
-    """A resumed fit skips batches by loaders of accelerate's that forget how to copy."""
+    """Describe how batches get to the device. Loaders that skip batches, as after a resume, forget `non_blocking`."""
     if trainer is None:
         return Batches(pinned=args.dataloader_pin_memory, workers=args.dataloader_num_workers)
     aside = bool(getattr(trainer.accelerator, "non_blocking", False)) and not state.global_step

@@ -1,3 +1,3 @@
-"""The one place that holds the version; the build reads it from here."""
+"""Version of the package; the build reads this file."""
 
 __version__ = "0.1.0.dev0"

@@ -4,14 +4,14 @@ from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
 from perf_callbacks.kernel.records.fit_records import Finding
 
 ENOUGH_READINGS = 6
-"""Readings of the device's use, one in ten seconds, without which its mean says little."""
+"""Fewest readings of the device's use, at ten seconds each, for a meaningful mean."""
 
 LARGE = 0.1
-"""Least share of the run that is named: the readings are coarse."""
+"""Least share of the run for a finding: the readings are coarse."""
 
 
 def small(machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
-    """Advise a larger batch where the device is idle within forward, backward and optimizer.
+    """Advise a larger batch if the device is idle within forward, backward and optimizer.
 
     The share is a lower bound: the device is taken to be idle at all other times, and kernels of other processes count.
     """

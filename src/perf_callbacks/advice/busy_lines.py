@@ -1,4 +1,4 @@
-"""Lines of the program that keep the training thread busy: the watchdog's thread looks at it once a second."""
+"""Lines of the program that keep the training thread busy, sampled once a second by the watchdog's thread."""
 
 import threading
 from collections import Counter
@@ -12,23 +12,22 @@ from perf_callbacks.kernel.process import stacks
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 
 FEWEST_LOOKS = 3
-"""Looks at a function without which none of its lines is named. Fewer may be chance."""
+"""Fewest samples of a function before one of its lines is named. Fewer may be chance."""
 
 LEAST_PART = 0.5
-"""Part of the looks at its stage that the function needs, too."""
+"""A function must appear in at least this share of a stage's samples before one of its lines is named."""
 
 MOST_LINES = 256
-"""Lines of a stage that are counted; a program whose lines are more has none that stands out."""
+"""Most lines to count per stage; a program with more lines has no line that stands out."""
 
 FACTS = {Stage.OTHER: "host_line", Stage.DATA: "data_line"}
 """Stages in which the program's own code runs, and the fields of `Facts` that name the line."""
 
 
 class BusyLines(Observer):
-    """Counts the lines of the program that the training thread is seen in, by stage. The thread does nothing for it.
+    """Counts the lines of the program in which the training thread is sampled, by stage, without work by that thread.
 
-    Looks at a step count when the step has ended: what a program does before the first batch or after the last one is
-    part of no step.
+    Samples count once their step has ended: work before the first batch or after the last batch is part of no step.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -42,7 +41,7 @@ class BusyLines(Observer):
             WATCHDOG.watch(self)
 
     def tick(self, now: float) -> bool:  # noqa: ARG002 the watchdog calls with the time
-        """Look at the thread once."""
+        """Sample the training thread once."""
         engine = self._engine
         if engine.step != self._step:
             self._count()
@@ -52,11 +51,11 @@ class BusyLines(Observer):
         return not self._ended
 
     def closed(self) -> None:
-        """Look no more."""
+        """Stop sampling."""
         self._ended = True
 
     def facts(self) -> dict[str, Any]:
-        """Return the fields of `Facts` that name lines; None where none stands out."""
+        """Return the fields of `Facts` that name lines. None: no line stands out."""
         found: dict[str, Any] = {name: self._most(self._lines[stage]) for stage, name in FACTS.items()}
         calls = dict(self._calls)
         return {
@@ -66,7 +65,7 @@ class BusyLines(Observer):
         }
 
     def _count(self) -> None:
-        """Count the looks at a step that has ended."""
+        """Count the samples of a step that has ended."""
         for stage, line in self._seen:
             lines = self._lines[stage]
             if line in lines or len(lines) < MOST_LINES:
@@ -75,7 +74,7 @@ class BusyLines(Observer):
 
     @staticmethod
     def _most(lines: Counter[str | None]) -> str | None:
-        """Return the line that was seen most often, of the function that was; None: no function stands out."""
+        """Return the most frequent line of the most frequent function. None: no function stands out."""
         functions: Counter[str] = Counter()
         for line, looks in lines.items():
             if line is not None:

@@ -1,16 +1,16 @@
-"""Rule `compile`: kernels that could be fused by torch.compile. It speaks only where the device has tensor cores."""
+"""Rule `compile`: kernels that torch.compile could fuse. Only for devices with tensor cores."""
 
 from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
 from perf_callbacks.kernel.records.fit_records import Finding
 
 LOW = 0.3
-"""Least HFU during forward, backward and optimizer that is taken for a good one without a compiler."""
+"""Least HFU during forward, backward and optimizer that counts as good without a compiler."""
 
 _SWITCH = {"transformers": "TrainingArguments(torch_compile=True)"}
 
 
 def compiling(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
-    """Advise torch.compile where nothing is compiled and the device does few of the FLOPs that it could do."""
+    """Advise torch.compile if nothing is compiled and HFU is low."""
     if measured is None or not measured.known or not facts.tensor_cores or facts.work is None or facts.work.compiled:
         return None
     hfu, working = measured.summary.hfu, sum(map(measured.stage, ("forward", "backward", "optimizer")))

@@ -24,7 +24,7 @@ def anomalies(_machine: Machine, facts: Facts, _measured: Measured | None) -> Fi
 
 
 def deterministic(machine: Machine, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Name deterministic algorithms. On an accelerator they are slower kernels, and fill memory that is not used."""
+    """Name deterministic algorithms, which on an accelerator are slower kernels and fill unused memory."""
     if not facts.deterministic or machine.accelerator is None:
         return None
     remedy = _REPEATED.get(facts.door, "torch.use_deterministic_algorithms(False)")

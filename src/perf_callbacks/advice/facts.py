@@ -1,4 +1,4 @@
-"""Facts and times that the rules decide by: facts about the fit are read once, times are those of the whole fit."""
+"""Facts and times that the rules decide by. Facts about the fit are read once; times cover the whole fit."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,10 +9,10 @@ from perf_callbacks.kernel.records.fit_records import Finding, Flops, Summary
 from perf_callbacks.memory.use import MemoryUse
 
 FEWEST_STEPS = 5
-"""Measured steps without which a run tells nothing."""
+"""Fewest measured steps for findings from times."""
 
 WORTH = 0.01
-"""Least share of the run that a finding must be able to win."""
+"""Least share of the run that a finding must be able to save."""
 
 
 class Machine(Protocol):
@@ -20,7 +20,7 @@ class Machine(Protocol):
 
     @property
     def accelerator(self) -> str | None:
-        """Kind of accelerator in use; None: there is none."""
+        """Kind of accelerator in use; None: no accelerator."""
         ...
 
     @property
@@ -40,55 +40,55 @@ class Facts:
 
     door: str = "loop"
     workers: int | None = None
-    """Worker processes of the training loader; None: it is no `DataLoader`."""
+    """Worker processes of the training loader; None: the loader is no `DataLoader`."""
     persistent: bool = False
-    """True: the workers go on from epoch to epoch."""
+    """True: the workers persist from epoch to epoch."""
     epochs: int = 0
-    """Epochs after the first one, as far as the first step of each was measured."""
+    """Epochs after the first, if their first step was measured."""
     epoch_wait_seconds: float = 0.0
-    """Seconds that their first batches were waited for, as a mean over all steps of the fit."""
+    """Seconds of waiting for the first batches of these epochs, as a mean over all steps of the fit."""
     epoch_wait_in_rows: float = 0.0
-    """As many of these seconds as are in measured steps, as a mean over all steps of the fit too."""
+    """Part of these seconds that lies in steps of rows, also as a mean over all steps of the fit."""
     data_line: str | None = None
-    """Line of the program that was busy in at least half of the looks at a wait for data; None: there is none."""
+    """Busiest line of the function in at least half of the samples of the stage data; None: no such function."""
     host_line: str | None = None
-    """The same, of the time outside of data, forward, backward and optimizer."""
+    """The same for the time outside of data, forward, backward and optimizer."""
     collect_line: str | None = None
-    """Line of the program whose calls of `gc.collect()` took longest; None: they come from elsewhere."""
+    """Line of the program whose calls of `gc.collect()` took longest; None: the calls come from elsewhere."""
     collect_seconds: float = 0.0
-    """Seconds of all such calls."""
+    """Seconds of all calls of `gc.collect()`."""
     attention: str | None = None
     """Implementation of attention, as the model's configuration names it."""
     sdpa: bool = False
     """True: the model could use `scaled_dot_product_attention`."""
     optimizer: str | None = None
-    """Class of torch's optimizer; None: it is another one."""
+    """Class of the optimizer; None: the optimizer is not torch's."""
     fused: bool = False
     """True: the optimizer updates many tensors at once, by `fused` or `foreach`."""
     tensors: int = 0
     """Number of tensors that the optimizer updates."""
     threads: int = 1
-    """CPU threads of an operation."""
+    """CPU threads per operation."""
     log_every: int | None = None
     """Steps from one log line of the trainer to the next."""
     gc: str = "sync"
-    """The callback's setting of that name."""
+    """The setting `gc`."""
     ddp: bool = False
     """True: the model is a `DistributedDataParallel` of several ranks."""
     nan_filter: bool = False
     """True: the trainer looks at each loss for NaN (`logging_nan_inf_filter`)."""
     weights: Mapping[tuple[int, ...], int] = field(default_factory=dict)
-    """Number of weights by shape, of those with two dimensions or more."""
+    """Number of weights with two or more dimensions, by shape."""
     vocabulary: int | None = None
     """Number of tokens that the model knows."""
     head: int | None = None
-    """Size of a head of attention."""
+    """Size of an attention head."""
     tensor_cores: bool = False
     """True: the device multiplies matrices in tensor cores."""
     multiprocessors: int | None = None
     """Number of the device's multiprocessors."""
     tf32: bool = False
-    """True: products of float32 use them too."""
+    """True: float32 products use tensor cores too."""
     blocking: bool = False
     """True: each kernel launch waits for the device (`CUDA_LAUNCH_BLOCKING`)."""
     anomalies: bool = False
@@ -102,15 +102,15 @@ class Facts:
     expandable: bool = False
     """True: segments of device memory can grow (`expandable_segments:True`)."""
     free_cpus: float | None = None
-    """CPUs on which nothing ran, on average, of those that the process may keep busy."""
+    """Mean number of idle CPUs, of the CPUs that the process may keep busy."""
     idle_share: float | None = None
-    """Part of the fit in which the training thread needed no CPU: it waited for a disk, a device or a process."""
+    """Share of the fit in which the training thread needed no CPU, but waited for a disk, a device or a process."""
     work: Flops | None = None
-    """The last count of a step."""
+    """FLOPs of the last counted step."""
 
 
 class Measured:
-    """Times of a fit, for its whole length."""
+    """Times of a whole fit."""
 
     def __init__(self, summary: Summary) -> None:
         self.summary = summary
@@ -119,11 +119,11 @@ class Measured:
         """The fit's wall time after startup: shares are parts of it."""
         self.steps_seconds = wall.get(STEPS, 0.0)
         self.known = self.seconds > 0 and summary.included_steps >= FEWEST_STEPS and bool(summary.stage_seconds)
-        """True: there are enough steps, and their stages are seen."""
+        """True: enough steps were measured, with their stages."""
 
     @property
     def step_seconds(self) -> float:
-        """Mean of the measured steps."""
+        """Mean seconds of a measured step."""
         return self.summary.step_time or 0.0
 
     def stage(self, name: str) -> float:
@@ -142,14 +142,14 @@ class Measured:
         return max(0.0, self.stage("other") - sum(map(self.part, self.summary.other_seconds)))
 
     def share(self, seconds_per_step: float) -> float:
-        """Part of the fit's time that so many seconds of each step are."""
+        """Return the share of the fit's time that these seconds of each step amount to."""
         if not self.step_seconds or not self.seconds:
             return 0.0
         return seconds_per_step / self.step_seconds * self.steps_seconds / self.seconds
 
 
 def finding(cause: str, share: float | None, evidence: str, remedy: str) -> Finding | None:
-    """Make a finding; None if it is not worth a change."""
+    """Return a finding; None if the share is too small for a change."""
     if share is not None and share < WORTH:
         return None
     return Finding(cause=cause, share=None if share is None else min(share, 1.0), evidence=evidence, remedy=remedy)

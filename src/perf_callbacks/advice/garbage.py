@@ -1,4 +1,4 @@
-"""Rule `gc`: the program makes garbage that has to be collected, or collects it itself."""
+"""Rule `gc`: the program makes much garbage, or collects garbage by calls of its own."""
 
 from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
 from perf_callbacks.kernel.records.fit_records import Finding
@@ -17,7 +17,7 @@ def garbage(_machine: Machine, facts: Facts, measured: Measured | None) -> Findi
         remedy = "removing calls of gc.collect()"
         remedy += f", first at {facts.collect_line}" if facts.collect_line else ""
     elif facts.gc == "sync":
-        return None  # these came before the schedule
+        return None  # these collections came before the schedule
     else:
         remedy = 'PerfConfig(gc="sync")'
     return finding("gc", seconds / measured.seconds, evidence, remedy)

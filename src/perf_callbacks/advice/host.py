@@ -4,11 +4,11 @@ from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
 from perf_callbacks.kernel.records.fit_records import Finding
 
 OFTEN = 1
-"""Steps from one log line to the next that are too few."""
+"""Steps between two log lines that are too few."""
 
 
 def host(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
-    """Name the time of steps in which neither loader nor model nor optimizer work."""
+    """Name the time of steps in which neither loader nor model nor optimizer works."""
     if measured is None or not measured.known or _reads(facts) is not None:
         return None
     idle = measured.unnamed
@@ -39,7 +39,7 @@ def _logs(facts: Facts) -> bool:
 
 
 def _reads(facts: Facts) -> str | None:
-    """Say where values are read in each step; None if they are not."""
+    """Return the place where each step reads values; None if no step reads values."""
     if _logs(facts):
         return f"the trainer logs every {'step' if facts.log_every == 1 else f'{facts.log_every} steps'}"
     reads = facts.work.values_read if facts.work is not None else {}

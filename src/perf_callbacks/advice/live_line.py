@@ -1,4 +1,4 @@
-"""One line while training goes on, when another cause than before has come to limit it."""
+"""A line of advice during training, when a new cause limits the run."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,16 +16,16 @@ from perf_callbacks.kernel.records.summary_parts import GcSummary
 from perf_callbacks.report import cards
 
 WINDOW_SECONDS = 60.0
-"""Length of the windows that are looked at, one after the other."""
+"""Length of a window of advice. Windows follow each other."""
 
 QUIET_SECONDS = 600.0
-"""Least time from one line to the next."""
+"""Least time between two lines."""
 
 LARGE = 0.1
-"""Least share of a window that a cause must have to be told of before the end."""
+"""Least share of a window that a cause must have to be shown before the end."""
 
 MOST_STEPS = 10_000
-"""Steps after which the time is looked at in any case."""
+"""Most steps between two looks at the clock."""
 
 
 def begin(recorder: Recorder, training: Training) -> "LiveAdvice | None":
@@ -34,7 +34,7 @@ def begin(recorder: Recorder, training: Training) -> "LiveAdvice | None":
 
 
 class LiveAdvice(Observer):
-    """Tells the worst cause of the last minute in one line, each cause once in a fit. Rank 0 alone has one."""
+    """Shows the worst cause of the last minute in one line, each cause once per fit, on rank 0 alone."""
 
     def __init__(self, recorder: Recorder, show: Callable[[str], object]) -> None:
         self._recorder = recorder
@@ -47,11 +47,11 @@ class LiveAdvice(Observer):
 
     @property
     def due(self) -> int:
-        """The step after which a window may be over, by the pace of the steps so far."""
+        """Step after which a window may be over, by the pace of the steps so far."""
         return self._due
 
     def step_ended(self, step: int) -> None:
-        """Look at the window if it is over."""
+        """Show the window's worst cause if the window is over."""
         now = self._recorder.clock()
         if now - self._began >= WINDOW_SECONDS:
             try:
@@ -83,7 +83,7 @@ class LiveAdvice(Observer):
 
 
 def between(before: Summary, after: Summary) -> Summary:
-    """Return what happened from one summary of a fit to a later one, as far as rules look at it."""
+    """Return the difference of two summaries of a fit, in the fields that rules read."""
     return replace(
         after,
         steps=after.steps - before.steps,

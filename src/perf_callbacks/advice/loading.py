@@ -6,40 +6,40 @@ from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
 from perf_callbacks.kernel.records.fit_records import Finding
 
 HEADROOM = 1.25
-"""Workers are so many times faster than the steps, since no two batches take equally long."""
+"""Factor by which workers must be faster than the steps, since no two batches take equally long."""
 
 MOST_WORKERS = 16
 
 HAND_OVER_SECONDS = 0.002
-"""Time to take over a batch from a worker, which no worker can save: 2.0 to 2.7 ms for two tensors on a quiet machine.
+"""Time to take over a batch from a worker: 2.0 to 2.7 ms for two tensors on a quiet machine. More workers don't help.
 
 The main process asks the worker for a file descriptor per tensor, so that larger batches take hardly longer.
 """
 
 CONTENTION = 0.1
-"""Part of the time in which a worker computes by which the training beside it becomes longer: shared caches and clocks.
+"""Seconds by which training becomes longer per second of a worker's computing: shared caches and clocks.
 
-Forward and backward became longer by 0.04 to 0.13 of it in four pairs of runs on the two CPUs of a quiet machine.
+Forward and backward became longer by 0.04 to 0.13 s per second, in four pairs of runs on two CPUs of a quiet machine.
 """
 
 STARVED = 0.15
-"""Share of a step's time from which on a wait shows that the workers are too slow.
+"""Least wait, as a share of a step's time, that shows too slow workers.
 
 Shorter waits are the hand-over of a batch: 9 to 15 ms on a busy machine, however fast the loader.
 """
 
 
 def data(machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
-    """Advise workers that load batches while the model computes, as many as the wait and the CPUs ask for.
+    """Advise workers that load batches while the model computes; the wait and the CPUs decide their number.
 
-    Without workers the wait is the time that a batch takes to load. With workers the loader is what limits the run, so
-    each of them takes as many steps for a batch as there are workers.
+    Without workers, the wait is the time to load a batch. With workers, a wait means that the loader limits the run:
+    each of n workers takes n steps to load a batch.
     """
     if measured is None or not measured.known:
         return None
     step, wait = measured.step_seconds, measured.stage("data")
     summary = measured.summary
-    # Waits for workers that start have a rule of their own.
+    # Waits for the start of workers have a rule of their own.
     restarts = min(wait, facts.epoch_wait_in_rows * summary.steps / max(1, summary.included_steps))
     step, wait = step - restarts, wait - restarts
     busy, workers = step - wait, facts.workers or 0
@@ -67,10 +67,9 @@ def data(machine: Machine, facts: Facts, measured: Measured | None) -> Finding |
 
 
 def restarts(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
-    """Advise workers that persist where the first batch of an epoch takes longer than workers take to load it.
+    """Advise persistent workers if the first batch of an epoch takes longer than workers take to load a batch.
 
-    Workers that keep up take at most as many steps for a batch as there are workers: the rest of the wait is their
-    start.
+    If n workers keep up, each takes at most n steps to load a batch: the rest of the wait is the start of the workers.
     """
     workers = facts.workers or 0
     if measured is None or not measured.known or not workers or facts.persistent or not facts.epochs:
@@ -90,13 +89,13 @@ def restarts(_machine: Machine, facts: Facts, measured: Measured | None) -> Find
 def faster(load: float, busy: float, workers: int, cpus: float, threads: int, *, computed: float = 1.0) -> float:
     """Predict the seconds of a step with workers: the slowest of computing, loading, and all CPUs together.
 
-    A CPU that another program uses is none: workers on it take as much time from training as they save.
+    A CPU that another program uses doesn't count: a worker there takes as much time from training as it saves.
 
     Args:
         load: Seconds that a batch takes to load.
         busy: Seconds of the rest of a step.
         workers: Number of workers.
-        cpus: Number of CPUs that the process uses, and of those that are free.
+        cpus: Number of CPUs that the process uses or that are free.
         threads: CPUs that the rest of a step keeps busy.
         computed: Part of the load in which a CPU computes; in the rest it waits, as for a disk.
 
@@ -111,7 +110,7 @@ def faster(load: float, busy: float, workers: int, cpus: float, threads: int, *,
 
 
 def _computed(facts: Facts, measured: Measured, wait: float) -> float:
-    """Estimate the part of the wait in which the loader computes: the thread that waits elsewhere doesn't run."""
+    """Estimate the part of the wait in which the loader computes, from the idle time of the training thread."""
     if not facts.idle_share or not measured.steps_seconds:
         return 1.0
     idle = facts.idle_share * measured.seconds * measured.step_seconds / measured.steps_seconds

@@ -1,4 +1,4 @@
-"""Rules `memory`: host memory that leaks, a device whose memory is full, and one that is not cached."""
+"""Rules `memory`: leaks of host memory, full device memory, and device memory that is not cached."""
 
 from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
 from perf_callbacks.kernel.records.fit_records import Finding
@@ -7,11 +7,11 @@ from perf_callbacks.memory.use import GB, MB, Leak, MemoryUse
 EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 SOON_HOURS = 100
-"""Hours until memory is full, within which this is said."""
+"""A leak that fills memory within this many hours is reported with the hours left."""
 
 
 def memory(machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
-    """Name a leak of host memory, or else retries of the device's allocator. Neither tells a share."""
+    """Name a leak of host memory, or else retries of the device's allocator. Neither finding has a share."""
     if measured is None or facts.memory is None:
         return None
     if facts.memory.leak is not None:
@@ -20,7 +20,7 @@ def memory(machine: Machine, facts: Facts, measured: Measured | None) -> Finding
 
 
 def uncached(machine: Machine, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Name memory that is not cached. Needs no run."""
+    """Name device memory that is not cached. Needs no run."""
     if machine.accelerator is None or not facts.uncached:
         return None
     evidence = "PYTORCH_NO_CUDA_MEMORY_CACHING is set: the driver is asked for the memory of each tensor"

@@ -9,7 +9,7 @@ EAGER = 'Attention is not fused (attn_implementation="eager")'
 
 
 def recompute(machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
-    """Name activation checkpointing, which runs forwards again. Its time is estimated by that of the forward."""
+    """Name activation checkpointing, which runs forwards again. The forward's time serves to estimate the cost."""
     work = facts.work
     if measured is None or not measured.known or work is None or not work.hardware_flops:
         return None
@@ -27,9 +27,9 @@ def recompute(machine: Machine, facts: Facts, measured: Measured | None) -> Find
 
 
 def attention(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
-    """Name eager attention where the model supports the fused one: before the run, and after it if it matters.
+    """Name eager attention if the model supports fused attention: before a run, and after a run with a large share.
 
-    What it could win is estimated by the share of attention in the products. Eager attention is bound by memory, so its
+    The share of attention in the products serves to estimate the saving. Eager attention is bound by memory, so its
     share of the time is rather larger.
     """
     if facts.attention != "eager" or not facts.sdpa:

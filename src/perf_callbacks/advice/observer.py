@@ -1,4 +1,4 @@
-"""Advice on one fit: the facts are read when it begins, the rules are asked when somebody wants its summary."""
+"""Advice on one fit: facts are read when the fit begins, rules are applied for each summary."""
 
 import os
 import threading
@@ -52,7 +52,7 @@ def begin(recorder: Recorder, training: Training) -> "Advice | None":
 
 
 class Advice(Observer):
-    """Asks the rules what limits the fit, by the facts that were read when it began and those of all observers."""
+    """Applies the rules to the facts that were read when the fit began, and to the facts of all observers."""
 
     def __init__(self, recorder: Recorder, machine: Environment, facts: Facts, since: "_Since") -> None:
         self._recorder = recorder
@@ -61,7 +61,7 @@ class Advice(Observer):
         self._since = since
 
     def findings(self, summary: Summary | None) -> tuple[Finding, ...]:
-        """Ask all rules. Without a summary, only those that need no run may find something."""
+        """Apply all rules. Without a summary, only rules that need no run may find something."""
         recorder = self._recorder
         try:
             facts = replace(
@@ -75,14 +75,14 @@ class Advice(Observer):
 
 
 def without_run(device: torch.device) -> tuple[Finding, ...]:
-    """Give the advice that needs no run."""
+    """Return the findings that need no run."""
     return table.findings(
         environment.read(accelerator=_accelerator(device)), read(None, Setup(), door="", device=device)
     )
 
 
 def read(model: nn.Module | None, setup: Setup, *, door: str, device: torch.device) -> Facts:
-    """Read the facts about a fit. Nothing of it is held."""
+    """Read the facts about a fit. The facts hold none of its objects."""
     config = _text(getattr(_inner(model), "config", None))
     allocator = os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
     cores = _has_tensor_cores(device)
@@ -120,7 +120,7 @@ def read(model: nn.Module | None, setup: Setup, *, door: str, device: torch.devi
 
 
 def _persists(loader: Any) -> bool:
-    """Tell if workers that persist would win nothing: they do, or an iterable data set begins anew for each epoch."""
+    """Return True if workers persist already, or if an iterable data set begins anew for each epoch."""
     return loader.persistent_workers or isinstance(loader.dataset, torch.utils.data.IterableDataset)
 
 
@@ -129,7 +129,7 @@ def _accelerator(device: torch.device) -> str | None:
 
 
 class _Since:
-    """Counters of the system, from the beginning of the fit on."""
+    """Counters of the system since the beginning of the fit."""
 
     def __init__(self, cpus: int | None) -> None:
         self._own = cpus
@@ -139,7 +139,7 @@ class _Since:
         self._idle = cpu_time.idle(self._cpus)
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts that change while the fit lasts."""
+        """Return the facts that change during the fit."""
         now, before = cpu_time.read(self._thread), self._time
         seconds = perf_counter() - self._began
         if now is None or before is None or now.ran <= before.ran:
@@ -151,7 +151,7 @@ class _Since:
         }
 
     def _free(self, seconds: float) -> float | None:
-        """Return the number of CPUs on which nothing ran, on average: as large a part of its mask as is its own."""
+        """Return the mean number of idle CPUs: the process's share of the CPUs times the idle share of the mask."""
         idle = cpu_time.idle(self._cpus)
         if idle is None or self._idle is None or self._own is None:
             return None
@@ -159,7 +159,7 @@ class _Since:
 
 
 def _has_ranks(model: nn.Module | None) -> bool:
-    """Tell whether DDP sums the gradients of the model over several ranks."""
+    """Return True if DDP sums the gradients of the model over several ranks."""
     group: Any = getattr(model, "process_group", None)
     return isinstance(model, DistributedDataParallel) and group is not None and group.size() > 1
 
@@ -169,7 +169,7 @@ def _parameters(model: nn.Module | None) -> Iterable[nn.Parameter]:
 
 
 def _text(config: Any) -> Any:
-    """Return the configuration of the language model within one of several parts, if there is exactly one."""
+    """Return the language model's part of a configuration; the whole if there is no single such part."""
     with suppress(Exception):
         return config.get_text_config()
     return config
@@ -190,9 +190,9 @@ def _has_tensor_cores(device: torch.device) -> bool:
 
 
 def _tf32() -> bool:
-    """Tell whether products of float32 may use TF32.
+    """Return True if products of float32 may use TF32.
 
-    From torch 2.9 on there is a setting for each backend, and the older function raises where that was used.
+    Since torch 2.9, each backend has a setting, and the older function raises if that setting was used.
     """
     matmul: Any = torch.backends.cuda.matmul
     if hasattr(matmul, "fp32_precision"):
@@ -201,7 +201,7 @@ def _tf32() -> bool:
 
 
 def _inner(outer: Any) -> Any:
-    """Take off what accelerate, DDP, Lightning and torch.compile wrap around a model, an optimizer or a loader."""
+    """Unwrap a model, an optimizer or a loader from accelerate, DDP, Lightning and torch.compile."""
     for name in ("_orig_mod", "module", "optimizer", "base_dataloader", "model"):
         inner = getattr(outer, name, None)
         if isinstance(inner, nn.Module | torch.optim.Optimizer | torch.utils.data.DataLoader) and not hasattr(

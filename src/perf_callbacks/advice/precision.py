@@ -1,4 +1,4 @@
-"""Rule `precision`: the number format of most FLOPs. It speaks only where the device has tensor cores."""
+"""Rule `precision`: the number format of most FLOPs. Only for devices with tensor cores."""
 
 from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
 from perf_callbacks.kernel.records.fit_records import Finding

@@ -5,7 +5,7 @@ from perf_callbacks.kernel.records.fit_records import Finding
 
 
 def reducing(_machine: Machine, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Advise `no_sync` where DDP reduces gradients after several micro-batches of one step."""
+    """Advise `no_sync` if DDP reduces gradients after several micro-batches of a step."""
     if not facts.ddp or facts.work is None or facts.work.reductions <= 1:
         return None
     evidence = f"DDP reduces gradients after each of {facts.work.reductions} micro-batches of a step"

@@ -1,4 +1,4 @@
-"""Rules `shape`: sizes that tensor cores can't use well. They speak only where the device has tensor cores."""
+"""Rules `shape`: sizes that tensor cores can't use well. Only for devices with tensor cores."""
 
 from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
 from perf_callbacks.flops.calculator.product_shapes import Misaligned, misaligned, padded, uneven
@@ -21,9 +21,9 @@ def padding(_machine: Machine, facts: Facts, _measured: Measured | None) -> Find
 
 
 def tiles(_machine: Machine, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Name the product whose last tiles leave most multiprocessors idle, with a batch that fills them.
+    """Name the product whose last tiles leave most multiprocessors idle, with a batch that fills all multiprocessors.
 
-    The tiles are those of the largest kernels; the library may choose others, so nobody knows what a batch would save.
+    The tiles are those of the largest kernels; the library may choose others, so the saving is unknown.
     """
     if not facts.tensor_cores or facts.work is None or facts.multiprocessors is None:
         return None
@@ -40,7 +40,7 @@ def tiles(_machine: Machine, facts: Facts, _measured: Measured | None) -> Findin
 
 
 def _instead(facts: Facts, worst: Misaligned) -> tuple[str, str]:
-    """Say which size it is, and the change to make."""
+    """Return the name of the size, and the change to make."""
     before, after = padded(facts.weights, worst.size, worst.better)
     price = f", which takes its weights from {before:,} to {after:,} parameters" if before else ""
     if worst.size == facts.vocabulary:

@@ -28,7 +28,7 @@ def checkpoint(_machine: Machine, facts: Facts, measured: Measured | None) -> Fi
 
 
 def _rarer(kind: str, noun: str, facts: Facts, measured: Measured | None) -> Finding | None:
-    """Advise to do something so rarely that it takes a reasonable share."""
+    """Advise a longer interval, at which evaluations or checkpoints take a reasonable share."""
     if measured is None or not measured.seconds or not measured.steps_seconds:
         return None
     summary = measured.summary

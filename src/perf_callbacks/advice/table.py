@@ -1,4 +1,4 @@
-"""All rules, and what they find together."""
+"""All rules of advice, and their findings."""
 
 from collections.abc import Callable
 
@@ -56,11 +56,11 @@ RULES: tuple[Rule, ...] = (
     threads.too_many,
     threads.too_few,
 )
-"""Each speaks, or is silent, by its arguments alone. Without measured times only what needs no run speaks."""
+"""Each rule decides by its arguments alone. Without measured times, only rules that need no run find something."""
 
 
 def findings(machine: Machine, facts: Facts, summary: Summary | None = None) -> tuple[Finding, ...]:
-    """Ask all rules. The finding that could win most comes first, those that can't tell how much come last."""
+    """Apply all rules. The finding with the largest share comes first; findings without a share come last."""
     measured = None if summary is None else Measured(summary)
     found = [one for one in [rule(machine, facts, measured) for rule in RULES] if one is not None]
     return tuple(sorted(found, key=lambda one: -1.0 if one.share is None else one.share, reverse=True))

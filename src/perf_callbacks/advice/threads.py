@@ -1,10 +1,10 @@
-"""Rules `host` about the CPU threads of operations: more of them than CPUs, or far fewer."""
+"""Rules `host` about the CPU threads of operations: more threads than CPUs, or far fewer."""
 
 from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
 from perf_callbacks.kernel.records.fit_records import Finding
 
 COMPUTING = 0.5
-"""Share of the run in forward, backward and optimizer without which more threads have little to do."""
+"""Least share of the run in forward, backward and optimizer that gives more threads enough to do."""
 
 
 def too_many(machine: Machine, facts: Facts, _measured: Measured | None) -> Finding | None:
@@ -17,9 +17,9 @@ def too_many(machine: Machine, facts: Facts, _measured: Measured | None) -> Find
 
 
 def too_few(machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
-    """Advise more threads where a model computes on a CPU with fewer than half of the CPUs, and the others are idle.
+    """Advise more threads if a model computes on fewer than half of the CPUs while the other CPUs are idle.
 
-    Nobody knows what they would win: small operations run in one thread in any case.
+    The saving is unknown: small operations run in one thread in any case.
     """
     cpus, idle = machine.cpus, facts.free_cpus
     if measured is None or not measured.known or machine.accelerator is not None or cpus is None or idle is None:
