@@ -34,7 +34,7 @@ def attach(
     resume: Mapping[str, Any] | None = None,
     **strays: NoReturn,
 ) -> "Attachment":
-    """Measure the loop that uses this accelerator. The rest of the loop stays as it is.
+    """Measure the loop that uses this accelerator, without other changes to the loop.
 
     Call `attach` before `accelerator.prepare(...)`. A step ends where the first prepared optimizer really steps, so
     accumulation and skipped steps are counted as they are. Metrics named `perf/*` join the values of each

@@ -71,7 +71,7 @@ class Startup(Observer):
         return row
 
     def _try(self, rows: Iterable[Checklist], after: int) -> Iterator[Checklist]:
-        """Put on trial the items that allow a trial, one after the other."""
+        """Put each item that allows a trial on trial, in turn."""
         for place, row in enumerate(rows):
             item = self._applied.get(row.item)
             if item is not None and item.turns:
@@ -134,7 +134,7 @@ class Startup(Observer):
                 undo.callback(item.closed)
 
     def hand_over(self) -> dict[str, Applied]:
-        """Hand the applied items to another checklist, which undoes them."""
+        """Return the applied items for another checklist to undo."""
         applied, self._applied = self._applied, {}
         return applied
 

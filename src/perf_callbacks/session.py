@@ -176,7 +176,7 @@ class Session:
                     )
                 )
             recorder.attempt(lambda begun: begun.engine.account.started(begun.clock()))
-        except BaseException as error:  # an interrupt too: nobody ends a fit that did not begin
+        except BaseException as error:  # an interrupt too: no call ends a fit that did not begin
             recorder.close(describe(error))
             raise
         return watching

@@ -127,12 +127,12 @@ class Measured:
         return self.summary.step_time or 0.0
 
     def stage(self, name: str) -> float:
-        """Mean seconds of a stage per step; 0 if it was never entered."""
+        """Return the mean seconds of a stage per step; 0 if the stage was never entered."""
         seconds = self.summary.stage_seconds.get(f"{name}_time", 0.0)
         return seconds / self.summary.included_steps if self.summary.included_steps else 0.0
 
     def part(self, name: str) -> float:
-        """Mean seconds per step of a named part of the stage `other`; 0 if there is none."""
+        """Return the mean seconds per step of a named part of the stage `other`; 0 without such a part."""
         seconds = self.summary.other_seconds.get(name, 0.0)
         return seconds / self.summary.included_steps if self.summary.included_steps else 0.0
 

@@ -22,7 +22,7 @@ def host(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding 
 
 
 def sync(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
-    """Name values that are read from tensors in each step, with the time around them."""
+    """Name values that are read from tensors in each step, with the time around the reading."""
     reads = _reads(facts)
     if measured is None or not measured.known or reads is None:
         return None

@@ -22,7 +22,7 @@ QUIET_SECONDS = 600.0
 """Least time between two lines."""
 
 LARGE = 0.1
-"""Least share of a window that a cause must have to be shown before the end."""
+"""A cause is shown during training only from this share of a window on."""
 
 MOST_STEPS = 10_000
 """Most steps between two looks at the clock."""

@@ -34,7 +34,7 @@ TENSOR_CORES = (7, 0)
 
 
 def begin(recorder: Recorder, training: Training) -> "Advice | None":
-    """Give advice on this fit. If its facts can't be read there is none, and measuring goes on."""
+    """Give advice on this fit. None: the facts can't be read; measuring goes on."""
     try:
         facts = read(training.model, training.setup(), door=recorder.run.door, device=recorder.device)
         facts = replace(facts, gc=recorder.config.gc)
