@@ -23,7 +23,7 @@ def let_pass(error: BaseException) -> None:
 
 
 def of_handler(error: BaseException) -> BaseException | None:
-    """Return this error, or the error that caused it, if a signal handler raised it.
+    """Return the exception that a signal handler raised: this error, or a cause of this error; else None.
 
     An implicit context counts if it was caught on the way of this error: `Thread.start` raises a `KeyError` while it
     handles one. The program may have caught any other context long ago.
@@ -43,7 +43,7 @@ def of_handler(error: BaseException) -> BaseException | None:
     return None
 
 
-class suppress(contextlib.suppress):  # noqa: N801 it stands in for the one of the standard library
+class suppress(contextlib.suppress):  # noqa: N801 named like the class of the standard library
     """Suppress these errors unless a signal handler raised them: a handler's `TimeoutError` is an `OSError` too."""
 
     def __exit__(

@@ -1,4 +1,4 @@
-"""Dimensions of a transformer, as the calculator needs them."""
+"""Dimensions of a transformer for the calculator."""
 
 import re
 from collections.abc import Mapping
@@ -8,16 +8,16 @@ from typing import Any
 from perf_callbacks.kernel.settings.config import ConfigError
 
 LARGEST = 10**18
-"""Largest dimension, and largest number of a run: what is computed from them fits into a float."""
+"""Largest dimension, and largest number of a run. Results of such numbers fit into a float."""
 
 
 class MissingError(LookupError):
-    """A dimension that is needed is unknown. The text is its name."""
+    """A required dimension is unknown. The message is its name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Architecture:
-    """Dimensions of a transformer. A field that is left out is unknown, or has the default named here.
+    """Dimensions of a transformer. An omitted field is unknown, or has the default named here.
 
     >>> Architecture(layers=2, hidden=64, heads=4, vocab=100).parameters
     111104
@@ -27,11 +27,11 @@ class Architecture:
     hidden: int | None = None
     """Width of the model."""
     heads: int | None = None
-    """None: attention is as wide as the model, and has as many keys and values as queries."""
+    """None: attention is as wide as the model, with an equal number of queries, keys and values."""
     head_dim: int | None = None
     """Width of a head. None: hidden over heads."""
     kv_heads: int | None = None
-    """Heads of keys and values. None: as many as of queries."""
+    """Heads of keys and values. None: equal to `heads`."""
     ffn: int | None = None
     """Width of the MLP, or of one expert. None: 4 x hidden."""
     gated: bool = False
@@ -48,7 +48,7 @@ class Architecture:
     positions: int = 0
     """Number of learned position embeddings."""
     params: int | None = None
-    """All parameters, if their exact number is known. None: the sum of the matrices."""
+    """Number of all parameters, if known exactly. None: the sum of the matrices."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -73,7 +73,7 @@ class Architecture:
 
     @property
     def layer_matrices(self) -> int:
-        """Elements of the matrices in one layer that a token is multiplied with; of the experts, only its own."""
+        """Elements of the matrices in a layer that multiply a token: attention, router, MLP or active experts."""
         return self._attention + self._expert * (self.active_experts or 1) + self._router
 
     @property
@@ -95,7 +95,7 @@ class Architecture:
 
     @property
     def parameters(self) -> int:
-        """All parameters: as given, or the sum of all matrices. The sum lacks biases and norms, commonly 0.1 %."""
+        """Number of all parameters: as given, or the sum of all matrices, without biases and norms (commonly 0.1 %)."""
         if self.params is not None:
             return self.params
         stack = known(self.layers, "layers") * self.layer_matrices + self.idle_parameters
@@ -103,7 +103,7 @@ class Architecture:
 
     @property
     def width(self) -> int:
-        """Hidden size; raises if it is unknown."""
+        """Hidden size. Raises `MissingError` if unknown."""
         return known(self.hidden, "hidden")
 
     @property
@@ -125,7 +125,7 @@ class Architecture:
 
 
 def known(value: int | None, name: str) -> int:
-    """Return the value, or raise if it is missing."""
+    """Return the value. Raises `MissingError` with the name if the value is None."""
     if value is None:
         raise MissingError(name)
     return value
@@ -133,13 +133,13 @@ def known(value: int | None, name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Construction of the models of one Hugging Face `model_type`, as far as config.json leaves it open."""
+    """Construction of a Hugging Face `model_type`, as far as config.json leaves it open."""
 
     gated: bool = True
     tied: bool = False
-    """Default where config.json doesn't say."""
+    """Default if config.json lacks `tie_word_embeddings`."""
     required: tuple[str, ...] = ()
-    """Fields that the model would take from its class if config.json lacks them."""
+    """Fields that config.json must have, because the class of the model has its own defaults."""
     positions: str | None = None
     """Name of the field with the number of position embeddings."""
 
@@ -161,7 +161,7 @@ FAMILIES = {
     "qwen3": Family(required=(*_GROUPED, "intermediate_size", "head_dim")),
     "starcoder2": Family(gated=False, tied=True, required=(*_GROUPED, "intermediate_size")),
 }
-"""The known families. Each was compared with a count of the running model."""
+"""Known families, each compared with a count of the running model."""
 
 _NAMES = {
     "layers": ("num_hidden_layers", "n_layer"),

@@ -16,16 +16,16 @@ class Forward:
     """FLOPs of the forward over some tokens."""
 
     layers: int
-    """Products with the matrices in the layers; by conventions that count parameters, with all parameters."""
+    """Products with the matrices in the layers, or with all parameters in conventions that count parameters."""
     head: int
-    """Products with the output head, if the convention has it apart."""
+    """Products with the output head, if the convention counts the head separately."""
     attention: int
     """Attention scores and their weighted sums: the part that grows with the square of the sequence."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """Size of a step, and how it is computed."""
+    """Size of a step, and options of its computation."""
 
     batch: int
     """Sequences in the step, over all devices."""
@@ -34,7 +34,7 @@ class Work:
     recompute: str = "none"
     """Recomputed parts: "none", "selective" (the attention of each layer) or "full" (each layer)."""
     trainable: str = "all"
-    """Trained weights: "all", or "lora" for no gradients of the weights. The adapters' own work is left out."""
+    """Trained weights: "all", or "lora": no gradients of the weights. The work of the adapters is left out."""
     causal: str = "full"
     """"full": masked scores count as computed. "half": half of attention counts, by `matmul` alone; the other
     conventions fix it."""
@@ -52,15 +52,15 @@ class Convention:
     name: str
     forward: Callable[[Architecture, Work], Forward]
     remark: str
-    """Reason that its matrices differ from those of `matmul`."""
+    """Reason why the matrices differ from the convention `matmul`."""
     again: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Extra forwards of the layers' matrices and of their attention, by recomputed parts. A missing key: the convention
-    doesn't define it."""
+    """Extra forwards of the layers' matrices and of their attention, by recomputed parts. The convention doesn't define
+    missing keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepFlops:
-    """FLOPs of a step over all devices. None: the convention doesn't define them."""
+    """FLOPs of a step over all devices. None: not defined by the convention."""
 
     model: int | None
     """Model FLOPs."""
@@ -140,7 +140,7 @@ def step_flops(
     trainable: str = "all",
     causal: str = "full",
 ) -> StepFlops:
-    """Compute the FLOPs of one optimizer step over all devices.
+    """Compute the FLOPs of an optimizer step over all devices.
 
     >>> step_flops(Architecture(layers=1, hidden=4096, vocab=1), 1, 2048).model
     2680109924352
@@ -163,7 +163,7 @@ def _step(convention: Convention, architecture: Architecture, work: Work) -> Ste
 
 
 def differences(name: str, architecture: Architecture, work: Work) -> list[str]:
-    """Name the parts that differ from `matmul` by half a percent or more of the step."""
+    """Describe the parts that differ from `matmul` by half a percent or more of the step."""
     convention = BY_NAME[name]
     ours, theirs = CONVENTIONS[0].forward(architecture, work), convention.forward(architecture, work)
     least = CLOSE * (ours.layers + ours.head + ours.attention)
@@ -188,7 +188,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """A step by one convention. None: not defined by the convention. Ratios are 0 to 1."""
+    """Figures of a step by a convention. None: not defined by the convention. Ratios are 0 to 1."""
 
     model_flops_per_step: int | None
     """Over all devices, like `hardware_flops_per_step`."""
@@ -214,7 +214,7 @@ def _result(flops: StepFlops, job: Job) -> Result:
 
 
 def share(flops: int | None, job: Job, peak_flops_per_second: float | None) -> float | None:
-    """Compute the share of the peak that one device reached; None if an input is unknown."""
+    """Compute the share of the peak that each device reached; None if an input is unknown."""
     if flops is None or job.step_seconds is None:
         return None
     return mfu(flops / job.gpus, job.step_seconds, peak_flops_per_second)

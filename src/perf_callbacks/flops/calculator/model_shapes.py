@@ -9,17 +9,17 @@ from perf_callbacks.flops.calculator.product_shapes import better, padded
 
 
 class Size(NamedTuple):
-    """Size in the products of a model, and the one that tensor cores can use well."""
+    """Size in the products of a model, and the nearest size that tensor cores use well."""
 
     name: str
     size: int
     better: int
     weights: tuple[int, int] = (0, 0)
-    """Elements of the weights with this size, and with the better one. Zeros: no weight has it, or nobody chooses."""
+    """Elements of the weights with this size, and with the better size. Zeros: no weight has this size."""
 
 
 def sizes(model: Architecture, tokens: int | None = None) -> list[Size]:
-    """Return the sizes that somebody chose.
+    """Return the sizes that the author of a model chooses.
 
     >>> [(one.name, one.size, one.better) for one in sizes(Architecture(layers=12, hidden=768, heads=12, vocab=50257))]
     [('width', 768, 768), ('MLP', 3072, 3072), ('vocabulary', 50257, 50304), ('head', 64, 64)]
@@ -49,7 +49,7 @@ def _ffn(model: Architecture) -> int:
 
 
 def _multiplied(model: Architecture) -> Iterator[tuple[tuple[int, int], int]]:
-    """List the shapes of weights in products: rows for the output, columns for the input, and how many there are."""
+    """Yield the shapes of weights in products (output size, input size) and the number of weights of each shape."""
     layers, experts = known(model.layers, "layers"), model.experts or 1
     width, ffn = model.width, _ffn(model)
     yield (ffn, width), layers * experts * (2 if model.gated else 1)

@@ -22,14 +22,14 @@ TILES = (TILE, (256, 128), (128, 128))
 """Tiles of the most efficient kernels. A library chooses the one that suits a product."""
 
 BUSY = 0.7
-"""Least part of the multiprocessors' time in which they have a tile, by any of these tiles, that is no complaint."""
+"""Least busy share of the multiprocessors, with the best of these tiles, that counts as good."""
 
 _PRODUCT = re.compile(r"\[(\d+), \d+\] x \[\d+, (\d+)\]")
 _SIZES = re.compile(r"\d+")
 
 
 class Misaligned(NamedTuple):
-    """Size that is no multiple of 8, and the size to take instead."""
+    """Size that is not a multiple of 8, and a better size."""
 
     size: int
     better: int
@@ -38,7 +38,7 @@ class Misaligned(NamedTuple):
 
     @property
     def multiple(self) -> int:
-        """The least multiple that it has to be."""
+        """Number that the size has to be a multiple of."""
         return ALIGNED
 
 
@@ -48,11 +48,11 @@ class Waves(NamedTuple):
     tiles: int
     waves: int
     busy: float
-    """Part of the multiprocessors' time in which they have a tile, from 0 to 1."""
+    """Part of the multiprocessors' time with a tile to compute, from 0 to 1."""
 
 
 def better(size: int) -> int:
-    """Return the size that tensor cores can use well: the size itself, or the next multiple of 64.
+    """Return a size that tensor cores use well: the size itself, or the next multiple of 64.
 
     >>> better(10922), better(50257), better(4096), better(1000)
     (10944, 50304, 4096, 1000)
@@ -61,9 +61,9 @@ def better(size: int) -> int:
 
 
 def misaligned(products: Iterable[tuple[str, str, str, int]]) -> list[Misaligned]:
-    """Return the sizes in products that are no multiples of 8, those of most FLOPs first.
+    """Return the sizes in products that are not multiples of 8, most FLOPs first.
 
-    A size of less than 8 is no dimension that anybody chose for speed, such as the number of classes or of batches.
+    Sizes up to 8, such as the number of classes or of batches, are left out, because speed doesn't decide them.
 
     Args:
         products: Operation, shapes, number format and FLOPs, as in a `flops` record.
@@ -81,7 +81,7 @@ def misaligned(products: Iterable[tuple[str, str, str, int]]) -> list[Misaligned
 
 
 def waves(rows: int, columns: int, multiprocessors: int, tile: tuple[int, int] = TILE) -> Waves:
-    """Compute the rounds that a product takes, the last of which may leave most multiprocessors idle.
+    """Compute the rounds of a product. The last round may leave most multiprocessors idle.
 
     >>> waves(rows=109 * 128, columns=256, multiprocessors=108)
     Waves(tiles=109, waves=2, busy=0.5046296296296297)
@@ -96,7 +96,7 @@ class Uneven(NamedTuple):
 
     rows: int
     better_rows: int
-    """Most rows that take a wave less."""
+    """Most rows that take one wave less."""
     waves: Waves
     share: float
     """Part of the FLOPs in such products."""
@@ -105,15 +105,15 @@ class Uneven(NamedTuple):
 def uneven(
     products: Iterable[tuple[str, str, str, int]], multiprocessors: int, fixed: Collection[int] = ()
 ) -> list[Uneven]:
-    """Return products of two matrices that keep few multiprocessors busy with any tile, those of most FLOPs first.
+    """Return the products of two matrices that leave many multiprocessors idle with any tile, most FLOPs first.
 
-    Products with many waves are not among them, since the last one hardly matters, nor those of a single wave, for
+    Products with many waves are left out, because the last wave hardly matters. So are products of a single wave, for
     which libraries have smaller tiles.
 
     Args:
         products: Operation, shapes, number format and FLOPs, as in a `flops` record.
         multiprocessors: Number of multiprocessors of the device.
-        fixed: Sizes of weights. Another batch doesn't change the products that have so many rows.
+        fixed: Sizes of weights. The batch size doesn't change products with such a number of rows.
     """
     every = [*products]
     total = sum([flops for *_, flops in every])
@@ -135,7 +135,7 @@ def _uneven(
 
 
 def padded(weights: Mapping[tuple[int, ...], int], size: int, instead: int) -> tuple[int, int]:
-    """Count the elements of the weights that have a size, with this size and with the other one.
+    """Count the elements of the weights that have `size`, before and after a change of `size` to `instead`.
 
     >>> padded({(10922, 4096): 2, (4096, 10922): 1, (4096, 4096): 4}, 10922, 10944)
     (134209536, 134479872)

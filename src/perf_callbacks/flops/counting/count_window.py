@@ -1,4 +1,4 @@
-"""A counted stretch of training: the counter is entered and left during the run, without a `with` block."""
+"""Counts a stretch of training, without a `with` block: the counter is entered and left during the run."""
 
 import math
 from collections.abc import Callable
@@ -18,11 +18,11 @@ from perf_callbacks.kernel.process.compiler_stance import STANCE, in_compiled_ca
 class CountWindow:
     """Counts from `open` to `close` on the thread that opened it. In between it can be left and entered again.
 
-    Compiled code runs eagerly meanwhile and is as compiled as before afterwards. Under a mode it would give up its
-    compilation for good.
+    Compiled code runs eagerly meanwhile and is as compiled as before afterwards. Under a mode,
+    compiled code would lose its compilation for good.
 
-    `open` and `close` note what they are about to change before they change it, and can be repeated. So after an
-    interrupt at any point, the next call, the death of the window, or a tick restores everything.
+    `open` and `close` record each change before making it, and can be repeated. So after an interrupt at any point, the
+    next call, the finalizer of the window, or a tick restores everything.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class CountWindow:
     ) -> None:
         self.counter = FlopCounter(follow)
         self.patience_seconds = patience_seconds
-        """Seconds without any operation after which the count is abandoned: the loop may be over without notice."""
+        """Seconds without any operation after which the count is abandoned: the loop may have ended without `close`."""
         self._thread = current_thread()
         self._opened = False
         self._given_up = False
@@ -40,7 +40,7 @@ class CountWindow:
         finalize(self, _abandon, self.counter).atexit = False
 
     def open(self) -> None:
-        """Start or resume counting. Where modes will be restored, nothing starts; only a `close` there is undone."""
+        """Start or resume counting. Do nothing where modes will be restored, except to undo a `close` there."""
         if self._opened or self._given_up:
             return
         stays = self.counter.pushed and self.counter in self.counter.stack()
@@ -60,12 +60,12 @@ class CountWindow:
             raise
 
     def step_aside(self) -> None:
-        """Leave this thread's modes until a module is called next; that may never happen."""
+        """Leave this thread's modes until the next call of a module, if there is any."""
         if self._opened and not _modes_are_lent() and self.counter.stack()[-1:] == [self.counter]:
             self.counter.step_aside()
 
     def close(self) -> None:
-        """Stop counting. A second call does nothing except removing a counter that could not be removed before."""
+        """Stop counting. A second call only removes a counter that could not be removed before."""
         try:
             self._end()
         except BaseException:  # an interrupt: all steps can be repeated
@@ -74,7 +74,7 @@ class CountWindow:
 
     def _end(self) -> None:
         self._opened = False
-        with ExitStack() as steps:  # an error in one step must not keep the others from being done
+        with ExitStack() as steps:  # an error in one step must not skip the other steps
             steps.callback(STANCE.release, self.counter)
             steps.callback(self._leave)
             steps.callback(self.counter.unhook)
@@ -89,7 +89,7 @@ class CountWindow:
         self.counter.inert = self.left_behind or self._given_up
 
     def tick(self, now: float) -> bool:
-        """Abandon the count if nothing has happened for long, or its thread has ended. Called by a side thread."""
+        """Abandon the count if no operation ran for long, or the counting thread has ended. The watchdog calls this."""
         if self._opened:
             operations = self.counter.operations
             if self._last is None or self._last[0] != operations:
@@ -102,9 +102,9 @@ class CountWindow:
 
 
 def _modes_are_lent() -> bool:
-    """Tell if autograd, the compiler or inference mode will restore this thread's modes or dispatch keys when it ends.
+    """Return True if autograd, the compiler or inference mode will restore this thread's modes or keys later.
 
-    A counter that is removed in there leaves keys without a mode, and operations that make tensors fail.
+    Removing a counter meanwhile would leave dispatch keys without a mode, so that operations that make tensors fail.
     """
     return bool(in_backward()) or torch.is_inference_mode_enabled() or in_compiled_call()
 

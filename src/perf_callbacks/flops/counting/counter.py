@@ -26,12 +26,12 @@ from perf_callbacks.kernel.process.compiler_stance import in_compiled_call
 
 
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves it untyped
-    """Counts FLOPs by phase, number format and kind. It changes nothing, and its own errors never reach the operation.
+    """Counts FLOPs by phase, number format and kind. Results stay the same, and its errors never reach the run.
 
     Compiled models must run eagerly meanwhile: see `perf_callbacks.flops.counting.count_window`.
 
     Args:
-        follow: Called with each counted operation, its result, and the number of the backward that it is in, or 0.
+        follow: Called with each counted operation, its result, and the number of the current backward, or 0.
 
     >>> with FlopCounter() as counter:
     ...     product = torch.ones(2, 3) @ torch.ones(3, 5)
@@ -43,7 +43,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Keep compiled code compiled. If nothing made it run eagerly, fewer FLOPs are counted."""
+        """Return True, so that compiled code stays compiled. Only eager runs are counted."""
         return True
 
     def __init__(self, follow: Callable[[Any, Any, int], object] | None = None) -> None:
@@ -51,20 +51,19 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self.inert = False
         """True: the counter can't be removed from the stack of modes and counts no more."""
         self.lost = False
-        """True: a part of the step was missed, so nothing was counted."""
+        """True: a part of the step was missed, so all counts were dropped."""
         self.pushed = False
         """True: the counter may be on the stack of modes of the thread that it was pushed in."""
         self.operations = 0
         """Number of all dispatched operations, counted or not."""
         self.books: Callable[[], bool] = _always
-        """Called before each operation. False: the operation is not training work; it and its modules are passed on and
-        leave no trace here."""
+        """Called before each operation. False: the operation is not training work, so nothing is recorded."""
         self.between: Callable[[], bool] = _always
-        """Called where Python reads a value and no training work is done. False: nobody wants to know."""
+        """Called when Python reads a value outside of training work. False: the read is not recorded."""
         self.passes: list[Counter[Cell]] = [Counter()]
         """Counts of each forward with the backward that follows."""
         self.logical: Counter[Cell] = Counter()
-        """Counts as if sharded tensors were whole, if there are sharded tensors."""
+        """Counts of operations on sharded tensors, as if the tensors were whole."""
         self.weights = Weights()
         self.observed = Observed()
         self.errors: Counter[str] = Counter()
@@ -72,7 +71,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self._repeats = Repeats()
         self._follower = follow
         self._apart: dict[int, Counter[Cell]] = {}
-        """Products that are no training work unless a backward goes through their nodes, by these nodes' numbers."""
+        """Products that are training work only if a backward goes through their nodes, by the numbers of the nodes."""
         self._aside: tuple[int, int] | None = None  # the thread that was left, and the size of its stack
         self._broken = False
         self._forwards: list[int] = []  # ids of begun modules: a counter that stays on a stack must keep no model
@@ -93,7 +92,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             self.leave_stack()
 
     def hook(self) -> None:
-        """Watch all modules that run. A second call does nothing."""
+        """Watch all modules that run. Idempotent."""
         if not self._hooks:
             hooks = modules._global_forward_pre_hooks, modules._global_forward_hooks  # noqa: SLF001 as below
             self._hooks = [RemovableHandle(one) for one in hooks]
@@ -104,7 +103,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         modules._global_forward_hooks[ends.id] = self._ends  # noqa: SLF001 as above
 
     def unhook(self) -> None:
-        """Stop watching modules. A second call does nothing. A counter that never came back has missed something."""
+        """Stop watching modules. Idempotent. A counter that stepped aside and never came back loses its count."""
         if self._aside is not None:
             self._lose()
         for hook in self._hooks:
@@ -121,18 +120,18 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         _push_on_torch_dispatch_stack(self)
 
     def leave_stack(self) -> None:
-        """Pop the counter off this thread's stack of modes, of which it is the top."""
+        """Pop the counter off this thread's stack of modes, if the counter is on top."""
         if self.stack()[-1:] == [self]:
             _pop_torch_dispatch_stack(None)
         self.pushed = self in self.stack()
 
     def step_aside(self) -> None:
-        """Pop the counter off this thread's stack, of which it is the top, until a module is called in the thread."""
+        """Pop the counter off the top of this thread's stack until the thread calls a module."""
         self.leave_stack()
         self._aside = get_ident(), len(self.stack())
 
     def _come_back(self) -> None:
-        """Return to the stack when a module is called. If that is not possible by now, too much has been missed."""
+        """Return to the stack when a module is called. If that is impossible now, give the count up."""
         if self._aside is None or self._aside[0] != get_ident() or in_backward():
             return
         depth, self._aside = self._aside[1], None
@@ -149,7 +148,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
 
     @staticmethod
     def stack() -> list[Any]:
-        """Return this thread's modes, the top one last."""
+        """Return this thread's modes, the top last."""
         return _get_current_dispatch_mode_stack()
 
     def forget(self) -> None:
@@ -158,7 +157,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
 
     @property
     def interrupted(self) -> bool:
-        """Tell if an exception kept a call that began during the count from ending."""
+        """True: an exception ended a call that began during the count."""
         return self._broken or bool(self._forwards) or bool(self._begun)
 
     def work(self) -> Work:
@@ -170,11 +169,11 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self.operations += 1
         if self.inert or not self._books():
             return self._pass_on(func, types, args, kwargs)
-        if types and is_wrapped(types):  # it takes itself apart, into operations that come back here
+        if types and is_wrapped(types):  # `NotImplemented` splits it into operations that come back here
             self._count_whole(func, args, kwargs)
             return NotImplemented
         if torch.is_inference_mode_enabled() and isinstance(func, OpOverload) and self._formula(func) is None:
-            _push_on_torch_dispatch_stack(self)  # no other code has taken it apart before
+            _push_on_torch_dispatch_stack(self)  # in inference mode, no other code has split it before
             try:
                 out = func.decompose(*args, **kwargs)
             finally:
@@ -198,7 +197,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         return out
 
     def _pass_on(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operation that is no training work, unless a backward goes through it later."""
+        """Run an operation that is not training work, unless a backward goes through its node later."""
         if func is _READS_VALUE and not self.inert:
             self._note_value()
         out = func(*args, **kwargs)
@@ -214,7 +213,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         return out
 
     def _enter_backward(self, func: Any, backward: int) -> None:
-        """Take an operation in a backward. What it goes through is training work."""
+        """Register the backward of an operation. Products set aside for the running node become training work."""
         if backward not in self._begun:
             self._await_end(backward)
         if self._apart:
@@ -224,7 +223,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
                 self._err(func, error)
 
     def _follow(self, func: Any, args: Any, out: Any, backward: int) -> None:
-        """Follow the gradients and the memory of the step. An error there takes nothing from the count."""
+        """Follow the gradients and the memory of the step. An error here doesn't change the count."""
         try:
             self._repeats.follow(func, args, out)
             if self._follower is not None:
@@ -247,7 +246,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             return False
 
     def _err(self, func: Any, error: Exception) -> None:
-        """Note an error of ours. What a signal handler raised ends the count of the step, and reaches the program."""
+        """Record an error of the counter. A signal handler's exception ends the count of the step and is raised."""
         self._broken |= of_handler(error) is not None
         let_pass(error)
         self.errors[f"{func}: {type(error).__name__}"] += 1
@@ -266,7 +265,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             if begins and books and not in_backward():  # recomputation stops in the middle of modules
                 self._forwards.append(id(module))
             elif id(module) in self._forwards and not in_backward():
-                while self._forwards.pop() != id(module):  # it outlived an exception within it
+                while self._forwards.pop() != id(module):  # an inner module raised
                     continue
             if books and not self.inert:
                 self.weights.see(module)
@@ -274,7 +273,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             self._err(type(module).__name__, error)
 
     def _await_end(self, backward: int) -> None:
-        """Ask autograd to call back at the end of a backward, which it does only if the backward completes."""
+        """Ask autograd to call back at the end of a backward. autograd calls back only if the backward completes."""
         self._begun.add(backward)
         try:
             Variable._execution_engine.queue_callback(lambda: self._end(backward))  # noqa: SLF001 as DDP does
@@ -284,7 +283,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             self._err("backward", error)
 
     def _end(self, backward: int) -> None:
-        """Note the end of a backward, and of backwards within it that raised."""
+        """Record the end of a backward, and of nested backwards that raised."""
         self._begun = {begun for begun in self._begun if begun < backward}
 
     def _formula(self, func: Any) -> Formula | None:
@@ -344,7 +343,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         return self.passes[-1]
 
     def _count_whole(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Count an operation on sharded tensors as if one rank did it for all."""
+        """Count an operation on sharded tensors once, over all ranks."""
         try:
             formula = self._formula(func)
             operands = [*tensors(args)]

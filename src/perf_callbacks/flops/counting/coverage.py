@@ -1,4 +1,4 @@
-"""Coverage: the share of the weights at work that a counted operation multiplied.
+"""Coverage: the share of the used weights that a counted operation multiplied.
 
 A kernel outside of torch's dispatcher leaves no other trace than a weight that no counted operation multiplied.
 """
@@ -43,7 +43,7 @@ class Weights:
         self._strangers: set[tuple[int, int, int]] = set()  # multiplied, and may be gathered weights
 
     def see(self, module: nn.Module) -> None:
-        """Note that a module runs with its own weights, or with those of a child, as `nn.MultiheadAttention` does."""
+        """Record the weights of a running module and its children: `nn.MultiheadAttention` uses a child's weights."""
         for owner in (module, *module._modules.values()):  # noqa: SLF001 `children` drops a module that occurs twice
             if owner is None:
                 continue
@@ -67,12 +67,12 @@ class Weights:
         self._hold(storage, [weight])
 
     def _hold(self, storage: Any, weights: "list[_Weight]") -> None:
-        """Keep the address of a storage from being reused, without keeping its memory."""
+        """Reserve the address of a storage without keeping its memory."""
         self._held.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call] # torch leaves it so
         self._of.setdefault(storage._cdata, []).extend(weights)  # noqa: SLF001 as above
 
     def behind(self, tensor: torch.Tensor) -> "list[_Weight]":
-        """Return the weights that a tensor is, views, or was made of."""
+        """Return the weights behind a tensor: the same storage, or the weights that the tensor was made of."""
         tensor = values(tensor)
         there = self._of.get(tensor.untyped_storage()._cdata)  # noqa: SLF001 as above
         if there is None or len(there) == 1:
@@ -82,7 +82,7 @@ class Weights:
         return [weight for weight in there if weight.start < end and start < weight.start + weight.elements]
 
     def multiplied(self, operands: Iterable[torch.Tensor]) -> bool:
-        """Note the operands of a counted operation, and tell if one of them is a weight."""
+        """Record the operands of a counted operation. Return True if any operand is a weight."""
         found = False
         for operand in operands:
             weights = self.behind(operand)
@@ -94,17 +94,17 @@ class Weights:
         return found
 
     def _remember(self, operand: torch.Tensor) -> None:
-        """Remember the weights of a module that is sharded as a whole, which exist only while it runs."""
+        """Record an operand that may be a gathered weight. Such a weight exists only while its sharded module runs."""
         operand = values(operand)
         storage = operand.untyped_storage()
         self._held.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call] # as below
         self._strangers.add((storage._cdata, int(operand.storage_offset()), operand.numel()))  # noqa: SLF001 as above
 
     def passed(self, called: str, operands: Iterable[object], out: object, *, pointwise: bool) -> None:
-        """Note the operands of an uncounted operation. A result that is made of weights alone stands for them."""
+        """Record the operands of an uncounted operation. A result made of weights alone counts as these weights."""
         of = self._of
         tensors = [one for one in operands if isinstance(one, torch.Tensor) and one.is_floating_point()]
-        for tensor in tensors:  # most operations have nothing to do with weights, and must cost little
+        for tensor in tensors:  # most operations involve no weight, and must cost little
             if values(tensor).untyped_storage()._cdata in of:  # noqa: SLF001 as above
                 self._passed(called, tensors, out, pointwise=pointwise)
                 return
@@ -124,22 +124,22 @@ class Weights:
                     weight.source.mixed = True
 
     def elements(self) -> int:
-        """Number of elements of all weights."""
+        """Return the number of elements of all weights."""
         return sum(weight.elements for weight in self._weights.values())
 
     def coverage(self) -> float | None:
-        """Share, by elements, of the weights that were multiplied among those that should be. None: there are none."""
+        """Return the share of the matrix weights, by elements, that were multiplied. None without such weights."""
         judged = [weight for weight in self._weights.values() if weight.counts]
         total = sum(weight.elements for weight in judged)
         return sum(weight.elements for weight in judged if weight.multiplied) / total if total else None
 
     def multiplied_elements(self) -> int:
-        """Elements of the weights that were multiplied."""
+        """Return the number of elements of the multiplied weights."""
         return sum(weight.elements for weight in self._weights.values() if weight.multiplied)
 
 
 def unwrapped(weight: Any) -> Any:
-    """Return the tensor behind those of `torch.func.vmap` and `grad`, which have no storage."""
+    """Return the tensor inside the wrappers of `torch.func.vmap` and `grad`, which have no storage."""
     while is_functorch_wrapped_tensor(weight):
         weight = get_unwrapped(weight)
     return weight
@@ -153,18 +153,18 @@ class _Weight:
         self.elements = elements
         self.source = self
         self.multiplied = False
-        """True: a counted operation took it."""
+        """True: a counted operation multiplied the weight."""
         self.mixed = False
-        """True: it was combined with activations elementwise, or put among them."""
+        """True: the weight was combined with activations elementwise, or copied into a tensor with activations."""
         self._optional = optional  # rows of an embedding are picked; shards may be gathered into another weight
 
     def whole(self) -> "_Weight":
-        """True: the storage is made of nothing else."""
+        """Return an entry for a whole storage that was made of weights alone."""
         made = _Weight(0, 1 << 62, optional=True)
         made.source = self.source
         return made
 
     @property
     def counts(self) -> bool:
-        """Tell if the weight should be multiplied as a matrix."""
+        """Return True if the weight should be multiplied as a matrix."""
         return self.multiplied or not (self._optional or self.mixed)

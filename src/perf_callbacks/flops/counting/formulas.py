@@ -1,4 +1,4 @@
-"""FLOPs of each operation: torch's formulas, and our own where torch has none or a wrong one.
+"""FLOPs of each operation: torch's formulas, and our own where torch's formula is missing or wrong.
 
 Formulas are called like those of `torch.utils.flop_counter`: with the operation's arguments and `out_val`. Causal
 attention counts in full, as in the papers that MFU is compared with.
@@ -23,7 +23,7 @@ class Formula(NamedTuple):
     flops: Flops
     kind: Kind = "matmul"
     again: Callable[..., float] | None = None
-    """Share of the FLOPs that computes the scores again, for the backward of fused attention."""
+    """Share of the FLOPs that recomputes the scores, for the backward of fused attention."""
 
 
 def register_flop_formula(operation: Any) -> Callable[[Flops], Flops]:
@@ -35,7 +35,7 @@ def register_flop_formula(operation: Any) -> Callable[[Flops], Flops]:
         def fused_linear(x, weight, *, out_val):
             return 2 * x.numel() * weight.shape[0]
 
-    It overrides all others. Formulas of `torch.utils.flop_counter.register_flop_formula` are used too.
+    Your formula overrides all others. Formulas of `torch.utils.flop_counter.register_flop_formula` are used too.
     """
 
     def register(flops: Flops) -> Flops:
@@ -68,7 +68,7 @@ _registered: dict[str, Formula] = {}
 
 
 def _product(a: Any, b: Any, *_: Any, **__: Any) -> int:
-    """Count a product of [..., m, k] x [..., k, n], [m, k] x [k], or [k] x [k], any of them sparse."""
+    """Count a product of [..., m, k] x [..., k, n], [m, k] x [k], or [k] x [k]. Operands may be sparse."""
     if sparse.is_sparse(a) or sparse.is_sparse(b):
         return sparse.product(a, b)
     return int(2 * a.numel() * (b.shape[-1] if b.dim() > 1 else 1))
@@ -79,7 +79,7 @@ def _added_product(_added: Any, a: Any, b: Any, *_: Any, **__: Any) -> int:
 
 
 def _linear(x: Any, weight: Any, *_: Any, **__: Any) -> int:
-    """Count a linear layer that torch doesn't take apart, because a wrapper (of jagged rows, say) passes it on."""
+    """Count a linear layer that torch doesn't split up, because a wrapper (of jagged rows, say) passes the call on."""
     return int(2 * x.numel() * weight.shape[0])
 
 
@@ -99,7 +99,7 @@ def _any_product_backward(_grad: Any, a: Any, b: Any, wanted: Any, **_: Any) -> 
 
 
 def _sampled_product(sampled: Any, a: Any, _b: Any, *_: Any, **__: Any) -> int:
-    """Count a product of which only the places of a sparse matrix are computed."""
+    """Count a product that is computed only at the places of a sparse matrix."""
     return int(2 * sparse.values(sampled).numel() * a.shape[-1])
 
 
@@ -120,7 +120,7 @@ _BATCHED = 3
 
 
 def _trilinear(*args: Any, **_: Any) -> int:
-    """Count three tensors, each broadcast along the dimensions it lacks, multiplied and summed up."""
+    """Count the sum over a product of three tensors, each broadcast along its missing dimensions."""
     full = [list(tensor.shape) for tensor in args[:3]]
     for shape, lacking in zip(full, args[3:6], strict=True):
         for dimension in sorted(lacking):
@@ -129,19 +129,19 @@ def _trilinear(*args: Any, **_: Any) -> int:
 
 
 def _convolution(x: Any, weight: Any, *_: Any, out_val: Any, **__: Any) -> int:
-    """Count a convolution: each element of a channel's output takes one filter, whatever the groups."""
+    """Count a convolution: a filter per element of a channel's output, whatever the groups."""
     return int(2 * x.shape[0] * prod(out_val.shape[2:]) * weight.numel())
 
 
 def _transposed_convolution(x: Any, weight: Any, *_: Any, **__: Any) -> int:
-    """Count a transposed convolution: each element of a channel's input gives one filter."""
+    """Count a transposed convolution: a filter per element of a channel's input."""
     return int(2 * x.shape[0] * prod(x.shape[2:]) * weight.numel())
 
 
 def _time_convolution(x: Any, weight: Any, _bias: Any, pad: int = 0, **_: Any) -> int:
     """Count [time, batch, channels] by [kernel, in, out]: a product for each place in the kernel, without padding.
 
-    Its backward is made of such products, which show as `addmm_`.
+    The backward consists of such products, dispatched as `addmm_`.
     """
     kernel, rows = weight.shape[0], x.shape[0]
     out = rows + 2 * pad - kernel + 1
@@ -158,7 +158,7 @@ def _many_products(a: Any, b: Any, *_: Any, **__: Any) -> int:
 
 
 def _convolution_backward(*args: Any, **_: Any) -> int:
-    """Count the gradients of input and weight, each as expensive as the forward, whatever the groups."""
+    """Count the gradients of input and weight, each equal to the forward, whatever the groups."""
     grad, x, weight, transposed, wanted = args[0], args[1], args[2], args[7], args[10]
     forward = 2 * x.shape[0] * prod((x if transposed else grad).shape[2:]) * weight.numel()
     return int(forward * sum(wanted[:2]))
@@ -167,12 +167,12 @@ def _convolution_backward(*args: Any, **_: Any) -> int:
 def _attention(query: int = 0, *, backward: bool = False, rows: bool = False, starts: int | None = None) -> Formula:
     """Count fused attention, whose query, key and value are the arguments from `query` on.
 
-    They are [batch, heads, sequence, head], or with `rows` [batch, sequence, heads, head]; or concatenated sequences
-    [tokens, heads, head], where the argument `starts` has the start of each query sequence and the next argument those
-    of the keys.
+    Their shape is [batch, heads, sequence, head], or with `rows` [batch, sequence, heads, head]. Concatenated sequences
+    are [tokens, heads, head]; then the argument `starts` has the start of each query sequence, and the next argument
+    the start of each key sequence.
 
-    The forward computes the scores and multiplies them with the values. The backward computes the scores again, and the
-    gradients of the scores, the values, query and key.
+    The forward computes the scores and their product with the values. The backward computes the scores again, and the
+    gradients of scores, values, query and key.
     """
 
     def width(args: Any) -> int:
@@ -214,7 +214,7 @@ def _mkldnn_recurrent_backward(x: Any, of_input: Any, of_state: Any, *_: Any, **
 
 
 _OURS: dict[str, Formula] = {
-    # torch has none
+    # torch has no formula
     "aten::_scaled_mm_v2": Formula(_product),
     "aten::_int_mm": Formula(_product),
     "aten::mv": Formula(_product),
@@ -252,7 +252,7 @@ _OURS: dict[str, Formula] = {
     "flash_attn::_flash_attn_varlen_forward": _attention(starts=3),
     "flash_attn::_flash_attn_backward": _attention(1, backward=True, rows=True),
     "flash_attn::_flash_attn_varlen_backward": _attention(1, backward=True, starts=9),
-    # torch's formula gives the same, but first flattens all arguments of the operation
+    # torch's formula gives the same result, but first flattens all arguments of the operation
     "aten::mm": Formula(_product),
     "aten::addmm": Formula(_added_product),
     "aten::bmm": Formula(_product),
@@ -296,7 +296,7 @@ _OURS: dict[str, Formula] = {
     "aten::_scaled_dot_product_flash_attention": _attention(),
     "aten::_scaled_dot_product_efficient_attention": _attention(),
     "aten::_scaled_dot_product_cudnn_attention": _attention(),
-    # torch's formulas don't separate the scores that are computed again
+    # torch's formulas don't separate the recomputed scores
     "aten::_scaled_dot_product_flash_attention_backward": _attention(1, backward=True),
     "aten::_scaled_dot_product_efficient_attention_backward": _attention(1, backward=True),
     "aten::_scaled_dot_product_cudnn_attention_backward": _attention(1, backward=True),
@@ -304,7 +304,7 @@ _OURS: dict[str, Formula] = {
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention(1, backward=True),
     "aten::_efficient_attention_forward": _attention(rows=True, starts=4),
     "aten::_efficient_attention_backward": _attention(1, backward=True, rows=True, starts=6),
-    # not every version of torch has one
+    # not every version of torch has a formula
     "flex_attention": _attention(),
     "flex_attention_backward": _attention(backward=True),
 }

@@ -22,13 +22,13 @@ LARGE_BYTES = 1 << 20
 """Fewest bytes of a copy that is reported."""
 
 MOST = 100
-"""Most entries that are kept of each kind."""
+"""Most entries of each kind."""
 
 _PRODUCT = re.compile(
     r"mm(?![a-z])|matmul|conv(?!ert)|linear|attention|transformer|rnn|lstm|gru|cdist|euclidean_dist|dot|einsum|outer"
     r"|gemm|fft|linalg|linear_combination|solve|cholesky|ormqr|geqrf|householder|(?<![a-z])(addmv|addr|mv|ger)(?![a-z])"
 )
-"""Names of operations that multiply matrices, or look as if they did."""
+"""Names of operations that multiply matrices, or might."""
 
 _NO_PRODUCT = re.compile(
     r"upsample_|_thnn_(fused|differentiable)_|flatten_weight|linalg_(vector_norm|cross|check_errors)"
@@ -69,7 +69,7 @@ MOST_LOOKUPS = 4096
 
 
 class _Sort(NamedTuple):
-    """Facts about an operation that are looked up once and used in each call."""
+    """Facts about an operation, looked up once for all calls."""
 
     operation: Any
     """The operation itself, held so that no other operation gets its id."""
@@ -81,7 +81,7 @@ class _Sort(NamedTuple):
     looks_up: bool
     reduces: bool
     causal: tuple[int, str, bool] | None
-    """Argument that says whether a mask is causal: its position, name and default."""
+    """Argument for a causal mask: its position, name and default."""
 
     @classmethod
     def of(cls, operation: Any) -> "_Sort":
@@ -104,27 +104,27 @@ class Observed:
 
     def __init__(self) -> None:
         self.unknown: Counter[str] = Counter()
-        """Calls of operations that multiply matrices, or may do so, and were not counted."""
+        """Number of calls of uncounted operations that may multiply matrices, by name."""
         self.products: Counter[tuple[str, str, str]] = Counter()
         """FLOPs by operation, shapes and number format."""
         self.causal_flops = 0
         """FLOPs of fused attention with a causal mask."""
         self.masked_flops = 0
-        """Part of these that falls on masked pairs of query and key, as far as torch's own kernels tell."""
+        """Part of `causal_flops` on masked pairs of query and key, in torch's own kernels."""
         self.copies: Counter[tuple[str, str]] = Counter()
         """Bytes by operation and shape."""
         self.reads: Counter[str] = Counter()
-        """Number of times that the host waited to read from the device, by the line that caused it."""
+        """Number of times that the host waited to read from the device, by line of the program."""
         self.values_read: Counter[str] = Counter()
         """Number of values that Python read from tensors outside of training work, by line."""
         self.lookups: set[Lookup] = set()
         """Embeddings that were looked up."""
         self.reductions: set[int] = set()
-        """Numbers of the passes in whose backward something was summed over ranks."""
+        """Numbers of the passes whose backward summed tensors over ranks."""
         self._sorts: dict[int, _Sort] = {}
 
     def product(self, func: Any, call: tuple[Any, Any], operands: list[torch.Tensor], dtype: str, flops: int) -> None:
-        """Note a counted operation."""
+        """Record a counted operation."""
         sort = self._sorts.get(id(func)) or self._look(func)
         if sort.causal is not None and _causal(sort.causal, *call):
             self.causal_flops += flops
@@ -133,11 +133,11 @@ class Observed:
         self._note(self.products, (sort.called, shapes, dtype), flops)
 
     def failed(self, func: Any) -> None:
-        """Note an operation whose formula failed."""
+        """Record an operation whose formula failed."""
         self._note(self.unknown, str(func), 1)
 
     def uncounted(self, func: Any, args: Any, out: Any, weights: Weights, number: int = 1) -> None:
-        """Note an operation that is not counted, in the pass of that number."""
+        """Record an uncounted operation in the pass with this number."""
         sort = self._sorts.get(id(func)) or self._look(func)
         if sort.opaque:
             self._note(self.unknown, sort.called, 1)
@@ -156,7 +156,7 @@ class Observed:
             self._looked_up(*args[:2])
 
     def value_read(self) -> None:
-        """Note that Python reads a value from a tensor, as `.item()` does. Installed packages are not the user's."""
+        """Record that Python reads a value from a tensor, as by `.item()`, except in installed packages."""
         line = _line()
         if "site-packages" not in line:
             self._note(self.values_read, line, 1)
@@ -170,7 +170,7 @@ class Observed:
             self._note(self.copies, (called, _shape(out)), out.numel() * out.element_size())
 
     def _read(self, called: str, args: Any, out: Any) -> None:
-        """Note a read that the host has to wait for: a number, a size that depends on values, a blocking copy."""
+        """Record a read that the host waits for: a number, a size that depends on values, a blocking copy."""
         source = args[0] if args else None
         if not isinstance(source, torch.Tensor) or source.device.type in {"cpu", "meta"}:
             return
@@ -179,7 +179,7 @@ class Observed:
             self._note(self.reads, _line(), 1)
 
     def _looked_up(self, table: torch.Tensor, indices: torch.Tensor) -> None:
-        """Note the tensor that indexed an embedding. Tensors without values, or stacks of several, have no storage."""
+        """Record the tensor that indexed an embedding. Tensors without storage are left out."""
         if isinstance(indices, FakeTensor):  # torch warns if their address is asked for
             return
         with suppress(RuntimeError):
@@ -192,7 +192,7 @@ class Observed:
 
 
 def _opaque(func: Any, called: str) -> bool:
-    """Tell if an operation without a formula may multiply matrices. Operations of other packages may do anything."""
+    """Return True if an operation without a formula may multiply matrices, as any operation of another package may."""
     if isinstance(func, HigherOrderOperator):
         return True
     namespace, _, base = called.partition("::")
@@ -208,15 +208,16 @@ def _causal_argument(func: Any) -> tuple[int, str, bool] | None:
 
 
 def _causal(argument: tuple[int, str, bool], args: Any, kwargs: Any) -> bool:
-    """Tell if an operation was called with a causal mask."""
+    """Return True if an operation was called with a causal mask."""
     place, called, default = argument
     return bool(args[place] if place < len(args) else kwargs.get(called, default))
 
 
 def _masked(called: str, operands: list[torch.Tensor], flops: int) -> int:
-    """Return the FLOPs of the pairs that a causal mask hides: each query of S sees itself and the keys before it.
+    """Return the FLOPs of the pairs that a causal mask hides: query i of n attends to keys 1 to i.
 
-    With other numbers of keys, kernels align the mask differently, and in other packages than torch rows may be packed.
+    0 if the number of keys differs, because kernels align such masks differently, and for packages other than torch,
+    whose rows may be packed.
     """
     query, key = operands[1:3] if called.endswith("_backward") else operands[:2]
     if not called.startswith("aten::_scaled_dot_product_") or query.is_nested or query.shape[-2] != key.shape[-2]:
@@ -232,7 +233,7 @@ def _shape(tensor: torch.Tensor) -> str:
 
 
 def _line() -> str:
-    """Find the line of user code that led here."""
+    """Return the line of user code that called the operation."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 the only way to the caller
     while frame is not None:
         path = frame.f_code.co_filename
@@ -243,4 +244,4 @@ def _line() -> str:
 
 
 _PACKAGES = tuple(str(Path(file).parents[level]) + os.sep for file, level in ((torch.__file__, 0), (__file__, 2)))
-"""Directories of torch and of this package. They are full paths, because a user's directory may be called torch too."""
+"""Directories of torch and of this package. Full paths, because a user's directory may be called torch too."""

@@ -1,4 +1,4 @@
-"""Operands of an operation: their tensors, number format, and the FLOPs that complex numbers take."""
+"""Operands of an operation: tensors, number format, and the extra FLOPs of complex numbers."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +17,7 @@ def is_wrapped(types: Any) -> bool:
 
 
 def tensors(values: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors among the arguments of an operation, those in lists too."""
+    """Yield the tensors among the arguments of an operation, including tensors in lists."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
@@ -31,17 +31,17 @@ def are_batched(operands: list[torch.Tensor]) -> bool:
 
 
 def flops_per_real_flop(operands: list[torch.Tensor]) -> int:
-    """Return the FLOPs relative to the same product on real numbers.
+    """Return the FLOPs relative to the same product of real numbers.
 
-    Two complex numbers take four multiplications and four additions, a complex and a real one half of that. Integers
-    take no floating-point operations.
+    A product of two complex numbers takes four multiplications and four additions, of a complex and a real number half
+    as many. Integers take no floating-point operations.
     """
     kinds = {operand.is_complex() for operand in operands if operand.is_complex() or operand.is_floating_point()}
     return {(): 0, (False,): 1, (True,): 4, (False, True): 2}[tuple(sorted(kinds))]
 
 
 def number_format(operands: list[torch.Tensor], kind: Kind) -> str:
-    """Return the format of the multiplied numbers; for complex ones, that of their parts."""
+    """Return the format of the multiplied numbers, or of the parts of complex numbers."""
     operand = next((one for one in operands if one.is_floating_point() or one.is_complex()), operands[0])
     dtype = operand.dtype.to_real()
     if dtype is torch.float32 and operand.device.type == "cuda" and _is_tf32(kind):

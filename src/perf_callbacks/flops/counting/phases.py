@@ -1,7 +1,7 @@
 """Phase of an operation (forward, backward, recomputation or optimizer), read from the Python frames that called it.
 
-Whether gradients are enabled doesn't tell: in a double backward they are, though nothing is recomputed. The innermost
-frame with a known meaning decides.
+The gradient mode doesn't decide: gradients are enabled in a double backward too, though nothing is recomputed. The
+innermost frame with a known meaning decides.
 """
 
 import sys
@@ -35,13 +35,13 @@ def phase(operands: Iterable[torch.Tensor] = ()) -> Phase:
 
     A module that runs in a backward is being recomputed. If it runs without gradients outside of a backward, it is the
     forward of a reentrant checkpoint or of a teacher, both of which training asks for. Optimizers need not disable
-    gradients: those that work on `.data` have no tensor that requires them.
+    gradients: an optimizer that works on `.data` has no tensor that requires gradients.
     """
     backward = in_backward()
     if not backward and torch.is_grad_enabled() and any(operand.requires_grad for operand in operands):
         return "forward"
     place = _innermost()
-    if backward and place != "optimizer":  # which may step as soon as a gradient is there
+    if backward and place != "optimizer":  # some optimizers step within a backward
         return "recompute" if place in {"module", "function"} else "backward"
     return "optimizer" if place == "optimizer" else "forward"
 
@@ -59,9 +59,9 @@ def node() -> int:
 
 
 def in_function() -> bool:
-    """Tell if the caller runs in the forward of a `torch.autograd.Function`, as under reentrant checkpointing.
+    """Return True if the caller runs in the forward of a `torch.autograd.Function`, as in reentrant checkpointing.
 
-    Gradients are disabled there, whatever becomes of the result.
+    Gradients are disabled there, whether or not the result will be differentiated.
     """
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 the only way to the caller
     while frame is not None:
@@ -88,7 +88,7 @@ def _innermost() -> _Place | None:
 
 
 def _in_closure(step: FrameType) -> bool:
-    """Tell if the call came from the closure given to an optimizer's step, and not from the optimizer."""
+    """Return True if the call came from the closure given to an optimizer's step, not from the optimizer."""
     arguments, named = step.f_locals.get("args", ()), step.f_locals.get("kwargs", {})
     closure = named.get("closure", arguments[1] if len(arguments) > 1 else None)
     code = _code(closure)
@@ -111,10 +111,9 @@ def _code(closure: Any) -> CodeType | None:
 
 
 def _makes_graph(frame: FrameType) -> bool:
-    """Tell if a backward will itself be differentiated. If not, gradients are disabled in it.
+    """Return True if a backward will itself be differentiated. Otherwise its gradients are disabled.
 
-    If they are enabled anyway, a function's own backward has enabled them, to run code again that it will
-    differentiate.
+    If gradients are enabled anyway, a function's own backward has enabled them to recompute a part of the forward.
     """
     arguments = frame.f_locals.get("args", ())
     return len(arguments) <= _CREATE_GRAPH or bool(arguments[_CREATE_GRAPH])

@@ -1,7 +1,7 @@
-"""Products of the forward that the own backward of a `torch.autograd.Function` computes again.
+"""Find products of the forward that the backward of a `torch.autograd.Function` computes again.
 
-Fused output heads do so, to keep no logits: their backward multiplies hidden states and weights a second time, without
-gradients and outside of any module. Only its operands tell such a product from the products that give gradients.
+Fused output heads do so to avoid storing logits: their backward multiplies hidden states and weights a second time,
+without gradients and outside of any module. Only the operands distinguish such a product from a product for gradients.
 """
 
 import sys
@@ -36,10 +36,10 @@ _Sizes = tuple[tuple[tuple[int, ...], bool], ...]
 
 
 class Repeats:
-    """Follows gradients through the storages of a backward, and knows the products of the forward by their sizes.
+    """Follows gradients through the storages of a backward, and stores the sizes of the forward's products.
 
-    A product is computed again if the forward computed one of the same sizes, and none of its operands was made of a
-    gradient that came into the function. Each result overwrites the entry of its storage, so an address that is used
+    A product is recomputed if the forward has a product of the same sizes, and no operand comes from a gradient that
+    the function received. Each result overwrites the entry of its storage, so an address that is used
     again stands for its last tensor. Nothing here depends on the device.
     """
 
@@ -48,11 +48,11 @@ class Repeats:
         self._gradients: set[int] = set()  # addresses of storages
 
     def multiplied(self, operands: list[torch.Tensor]) -> None:
-        """Note a product of the forward."""
+        """Record a product of the forward."""
         self._forward.add(_sizes(operands))
 
     def repeated(self, operands: list[torch.Tensor]) -> bool:
-        """Tell if a product in a backward was computed in the forward before."""
+        """Return True if a product in a backward was already computed in the forward."""
         return self._receive() and _sizes(operands) in self._forward and self._gradients.isdisjoint(_storages(operands))
 
     def follow(self, func: Any, args: Any, out: Any) -> None:
@@ -69,7 +69,7 @@ class Repeats:
             self._gradients.difference_update(_storages([out]))
 
     def _receive(self) -> bool:
-        """Note the gradients that came into the function whose own backward runs; False: none does."""
+        """Record the gradients that the running function received. Return False if no function's own backward runs."""
         if not isinstance(torch._C._current_autograd_node(), BackwardCFunction):  # noqa: SLF001 there is no public name
             return False
         frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 the only way to the arguments
@@ -81,7 +81,7 @@ class Repeats:
 
 
 def _storages(values: Iterable[Any]) -> Iterator[int]:
-    """Return the addresses of the storages of dense tensors, also of those in lists."""
+    """Yield the addresses of the storages of dense tensors, including tensors in lists."""
     for value in values:
         if isinstance(value, list | tuple):
             yield from _storages(value)
@@ -91,7 +91,7 @@ def _storages(values: Iterable[Any]) -> Iterator[int]:
 
 
 def _sizes(operands: list[torch.Tensor]) -> _Sizes:
-    """Return the sizes of the factors, and if they are transposed. Of the first one, the number of rows is free."""
+    """Return the sizes of the factors, without the rows of the first factor, and True for each transposed factor."""
     matrices = [one for one in operands if not one.is_nested and one.dim() >= _MATRIX]
     return tuple(
         (tuple(one.shape)[place == 0 :], one.layout is torch.strided and one.stride(-1) > one.stride(-2))

@@ -4,12 +4,12 @@ import torch
 
 
 def is_sparse(tensor: torch.Tensor) -> bool:
-    """Tell if a tensor stores a part of its values only, in any layout."""
+    """Return True if a tensor is sparse, in any layout."""
     return tensor.layout in _LAYOUTS
 
 
 def values(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the stored values of a sparse tensor, blocks with their zeros; a dense tensor itself."""
+    """Return the stored values of a sparse tensor, including zeros in blocks, or the dense tensor itself."""
     if not is_sparse(tensor):
         return tensor
     stored = tensor.detach()
@@ -17,9 +17,9 @@ def values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def product(a: torch.Tensor, b: torch.Tensor) -> int:
-    """Count a product with at least one sparse operand: each stored value meets a row or a column of the other one.
+    """Count a product with at least one sparse operand: each stored value times a row or column of the other operand.
 
-    Of two sparse matrices, each value of a column of the first meets each value of the same row of the second.
+    For two sparse matrices, each value in column i of the first is multiplied with each value in row i of the second.
     """
     if is_sparse(a) and is_sparse(b):
         return int(2 * (_numbers(a, -1) * _numbers(b, 0)).sum())

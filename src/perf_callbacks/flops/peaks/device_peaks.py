@@ -1,7 +1,7 @@
-"""Dense peaks of known devices, as their makers publish them.
+"""Dense peaks of known devices, as published by the makers.
 
-Dense means without structured sparsity, which most data sheets print, doubled, beside or instead. Consumer cards are at
-accumulation in float32, which is what training uses and half of what is advertised.
+Dense means without structured sparsity. Most data sheets also, or only, print the doubled figure for sparse matrices.
+Figures of consumer cards are for accumulation in float32, as in training: half of the advertised figures.
 """
 
 from collections.abc import Mapping
@@ -10,19 +10,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One device, by all the names it is known to give itself."""
+    """A device, with all names that drivers report for it."""
 
     name: str
     """A regular expression for the whole name, in lower case, without its maker and its brand."""
     tflops: Mapping[str, float]
-    """Dense peak by dtype, as torch names it. A dtype that is not there is not published, or not supported."""
+    """Dense peak by torch's dtype name. A missing dtype is not published, or not supported."""
     source: str
     processors: int | None
-    """Multiprocessors of the whole device, as torch counts them: a partition has fewer, and goes by the same name."""
+    """Multiprocessors of the whole device, as torch counts. A partition has fewer under the same name."""
     fma: int | None
     """Multiply-adds in bfloat16, else float16, of one multiprocessor in one clock."""
     called: str
-    """The name that such a device gives itself, as an example."""
+    """Example of a name that the driver reports."""
 
 
 def _row(  # noqa: PLR0917 the columns of a table
@@ -116,4 +116,4 @@ DEVICES = (
     _row(None,  None,  275,   None, None, None, _TPU,    r"tpu v4", "TPU v4"),
 )
 # fmt: on
-"""Every device whose dense peak has a source."""
+"""Devices with a published dense peak."""

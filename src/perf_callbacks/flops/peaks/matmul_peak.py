@@ -1,9 +1,9 @@
-"""Measured peak: the best rate at which a device multiplies matrices, if its vendor publishes none.
+"""Measure the best rate at which a device multiplies matrices, if the vendor publishes no peak.
 
 Square matrices of several sizes are multiplied for a second, with the threads of the process. The best round counts,
-because other work on the machine can only slow a round down. If too few rounds come close to it, measuring goes on, for
-two seconds at most. Nothing is changed: threads and precision are those of the run, and no random number is drawn. The
-host waits for the device meanwhile.
+because other work on the machine can only slow a round down. If too few rounds come close to the best round, measuring
+continues, for two seconds at most. No state changes: threads and precision are the run's, and no random number is
+drawn. The host waits for the device meanwhile.
 """
 
 from bisect import insort
@@ -23,20 +23,20 @@ MOST_SECONDS = 2.0
 """Most seconds for all dtypes together, if the best round is not confirmed earlier."""
 
 CONFIRMING = 4
-"""Number of other rounds that have to come close to the best one."""
+"""Number of other rounds that have to come close to the best round."""
 
 CLOSE = 1.01
-"""Share of a round by which another round may be longer and still be close to it."""
+"""Duration of a round, relative to the best round, up to which the round counts as close."""
 
 PROMISING = 0.9
-"""Share of the best rate from which on a size is tried until the end."""
+"""Least share of the best rate for which a size is repeated."""
 
 SIZES = {"cpu": (256, 512, 1024, 2048)}
-"""Rows and columns of the matrices, smallest first. Sizes that are likely to take too long are left out."""
+"""Rows and columns of the matrices, smallest first. Sizes that would take too long are left out."""
 DEVICE_SIZES = (1024, 2048, 4096)
 
 CALLS = 8
-"""Multiplications that are queued on a device at once, so that it doesn't wait for the host between them."""
+"""Multiplications that are queued at once, so that the device doesn't wait for the host in between."""
 
 TRIES = 3
 """Rounds of each size, before all quick sizes are tried in turn for the rest of the time."""
@@ -45,21 +45,21 @@ UNDISTURBED = 0.7
 """Share of CPU time below which a process with several threads counts as disturbed."""
 
 QUICK = 20
-"""Share of the total time beyond which a round is not repeated."""
+"""A size is repeated only if its round takes at most one part in this many of the total time."""
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "float32": torch.float32,
     "float64": torch.float64,
-    "tfloat32": torch.float32,  # as the run has allowed it
+    "tfloat32": torch.float32,  # if the run allows it
 }
 """Dtypes that can be measured, by their names in the table of peaks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Best:
-    """The best rate that a search found."""
+    """Best rate of a search."""
 
     flops_per_second: float
     size: int
@@ -68,27 +68,27 @@ class Best:
     seconds: float
     """Seconds that the search took."""
     confirmed: bool = True
-    """True: several rounds came close to the best one."""
+    """True: several rounds came close to the best round."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured(Best):
-    """The best rate of one dtype."""
+    """Best rate of a dtype."""
 
     dtype: str
     threads: int
     cpu_share: float | None = None
-    """The share of its threads' time that the process got from the CPU meanwhile; None on other devices."""
+    """CPU time of the process divided by its threads' wall time; None on other devices."""
 
     @property
     def disturbed(self) -> bool:
-        """True: the device can do better. Other programs had the CPU, so threads waited or rounds were uneven."""
+        """True: the rate is too low because other programs used the CPU: threads waited or rounds were uneven."""
         waited = self.cpu_share is not None and self.threads > 1 and self.cpu_share < UNDISTURBED
         return waited or not self.confirmed
 
 
 class Matmuls:
-    """Multiplications on a device, into memory that is already allocated."""
+    """Multiplications on a device, with preallocated memory."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.sizes: tuple[int, ...] = SIZES.get(device.type, DEVICE_SIZES)
@@ -98,7 +98,7 @@ class Matmuls:
         self._memory: list[torch.Tensor] = []
 
     def flops(self, size: int) -> float:
-        """FLOPs of a round: each element of the result takes a multiplication and an addition per column."""
+        """Return the FLOPs of a round: a multiplication and an addition per element of the result and column."""
         return 2.0 * size**3 * self._calls
 
     def prepare(self, size: int) -> None:
@@ -125,7 +125,7 @@ def measure(
     cpu_clock: Callable[[], float] = process_time,
     make: Callable[[torch.device, torch.dtype], Matmuls] = Matmuls,
 ) -> dict[str, Measured]:
-    """Measure the best rate of each dtype. Unnamed dtypes and those it can't multiply are left out."""
+    """Measure the best rate of each dtype. Unknown dtypes, and dtypes that the device can't multiply, are left out."""
     wanted = [name for name in dict.fromkeys(dtypes) if name in DTYPES]
     threads = torch.get_num_threads()
     found: dict[str, Measured] = {}
@@ -139,7 +139,7 @@ def measure(
                     most_seconds=most_seconds / len(wanted),
                     clock=clock,
                 )
-            except RuntimeError as error:  # not built for this dtype, or not enough memory for it
+            except RuntimeError as error:  # dtype not supported, or out of memory
                 let_pass(error)
                 continue
             share = (cpu_clock() - used) / (best.seconds * threads) if device.type == "cpu" else None
@@ -157,7 +157,7 @@ class Search:
         self._done = 0
 
     def explore(self, seconds: float) -> None:
-        """Try each size a few times. A round that is likely to take too long is not started."""
+        """Try each size a few times. A round that would take too long is not started."""
         for size in self._rounds.sizes:
             if self._least and self._now() + self._likely(size) > seconds:
                 return
@@ -168,7 +168,7 @@ class Search:
                     break
 
     def repeat(self, seconds: float, until: float) -> None:
-        """Repeat the promising sizes, except those that take long."""
+        """Repeat the promising sizes, except slow sizes."""
         quick = [size for size, least in self._least.items() if least[0] <= seconds / QUICK]
         quick = quick or [min(self._least, key=lambda size: self._least[size][0])]
         best = max(map(self._rate, quick))
@@ -179,12 +179,12 @@ class Search:
 
     @property
     def confirmed(self) -> bool:
-        """True: some other rounds came close to the best one."""
+        """True: enough other rounds came close to the best round."""
         least = self._least[self._best]
         return len(least) > CONFIRMING and least[-1] <= least[0] * CLOSE
 
     def found(self) -> Best:
-        """Best rate so far."""
+        """Return the best rate so far."""
         size = self._best
         return Best(
             flops_per_second=self._rate(size),
@@ -219,10 +219,10 @@ class Search:
 
 
 def search(rounds: Matmuls, *, seconds: float, clock: Callable[[], float], most_seconds: float | None = None) -> Best:
-    """The best rate among the sizes that there is time for.
+    """Find the best rate among the sizes that fit into the time.
 
-    After `seconds` the search ends as soon as other rounds came close to the best one, and after `most_seconds` in any
-    case.
+    After `seconds` the search ends as soon as enough rounds came close to the best round, and after `most_seconds` in
+    any case.
     """
     most, until = most_seconds or seconds, seconds
     looking = Search(rounds, clock)

@@ -1,4 +1,4 @@
-"""Peaks of devices, and the share of a peak that was reached."""
+"""Peaks of devices, and the share of a peak that a run reaches."""
 
 import difflib
 import re
@@ -25,7 +25,7 @@ DTYPES = {
 """Short names of dtypes and torch's names; "tfloat32" and "float8" are this package's own."""
 
 WHATEVER = "*"
-"""Dtype of a peak that holds for all dtypes."""
+"""Dtype of a peak for all dtypes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,10 @@ class Peaks:
     """FLOP/s by torch's dtype name. A missing dtype is unknown."""
     source: str
     measured: bool = False
-    """True: measured by multiplying matrices on the device, so lower than a published peak."""
+    """True: measured by matmuls on the device, so lower than a published peak."""
 
     def peak_flops_per_second(self, dtype: str) -> float | None:
-        """Return the peak of a dtype, by its short name or torch's; None if it is unknown.
+        """Return the peak of a dtype, by short name or torch's name; None if unknown.
 
         >>> Peaks({"bfloat16": 312e12}, "A100 page").peak_flops_per_second("bf16")
         312000000000000.0
@@ -58,17 +58,17 @@ def canonical(dtype: str) -> str:
 
 
 def lookup(device: str, processors: int | None = None) -> Peaks | None:
-    """Look up the published dense peaks of a device by its name; None if it is not in the table.
+    """Look up the published dense peaks of a device by name; None if the table lacks the device.
 
-    The whole name has to match: a similar name, such as a laptop part of the same number, is another device. With
-    `processors`, the device's number of multiprocessors, a partition is not taken for the whole device.
+    The whole name has to match, because a similar name, such as a laptop GPU of the same number, is another device.
+    `processors`, the device's number of multiprocessors, distinguishes a partition from the whole device.
 
     >>> lookup("NVIDIA H100 80GB HBM3").peak_flops_per_second("bfloat16") / 1e12
     989.5
     >>> lookup("NVIDIA GeForce RTX 4090 Laptop GPU")
     """
     rows = _rows(device, processors)
-    if len(rows) != 1:  # two rows: by its name alone the device could be either
+    if len(rows) != 1:  # with two rows, the name is ambiguous
         return None
     return Peaks({dtype: tflops * TERA for dtype, tflops in rows[0].tflops.items()}, rows[0].source)
 
@@ -104,7 +104,7 @@ def near(device: str) -> list[str]:
 
 
 def unknown(device: str) -> str:
-    """Say that the peak of a device is unknown, and name similar devices.
+    """Return the message that the peak of a device is unknown, with similar devices.
 
     >>> unknown("NVIDIA L40S PCIe")
     "No dense peak is known for 'NVIDIA L40S PCIe' (did you mean NVIDIA L40S?)"
@@ -115,7 +115,7 @@ def unknown(device: str) -> str:
 
 
 def advice(device: str) -> str:
-    """Say how to set the peak of a device that is not in the table.
+    """Return the advice how to set the peak of a device that is not in the table.
 
     >>> print(advice("Imaginary 9000"))
     No dense peak is known for 'Imaginary 9000': set peak_tflops to the dense TFLOPS of its data sheet, such as \
@@ -128,7 +128,7 @@ def advice(device: str) -> str:
 
 
 def given(text: str) -> Peaks:
-    """Parse peaks in TFLOPS: one for all dtypes, or one for each dtype.
+    """Parse peaks in TFLOPS: a single peak for all dtypes, or a peak per dtype.
 
     >>> given("bf16=989.5,fp32=67").by_dtype
     {'bfloat16': 989500000000000.0, 'float32': 67000000000000.0}
@@ -170,7 +170,7 @@ def _positive(text: str) -> float:
 
 
 def mfu(flops: float, seconds: float, peak_flops_per_second: float | None) -> float | None:
-    """Compute the share of one device's peak that these FLOPs reached: MFU of model FLOPs, HFU of all FLOPs.
+    """Compute the share of a device's peak that these FLOPs reached: MFU for model FLOPs, HFU for executed FLOPs.
 
     >>> mfu(494.75e12, 1.0, 989.5e12)
     0.5
@@ -181,7 +181,7 @@ def mfu(flops: float, seconds: float, peak_flops_per_second: float | None) -> fl
 
 
 def ideal_seconds(flops_by_dtype: Mapping[str, float], peaks: Peaks) -> float | None:
-    """Compute how long this work takes at peak, each dtype at its own. None if a dtype of it has no peak.
+    """Compute the seconds of this work at the peak of each dtype; None if a dtype has no peak.
 
     >>> ideal_seconds({"bfloat16": 8e12, "float32": 1e12}, Peaks({"bfloat16": 4e12, "float32": 1e12}, "example"))
     3.0

@@ -1,7 +1,7 @@
-"""The peak that this run is compared with: given, looked up, or measured.
+"""Find the peak to compare a run with: given, looked up, or measured.
 
-A CPU, which ranks share, is measured by the first rank of a machine, once a day, and all ranks read the same file. A
-rank never waits for another: while the file is not there, a rank that doesn't measure has no peak.
+Ranks share a CPU, so the first rank of a machine measures its peak once a day, and all ranks read the same file. No
+rank waits for another rank: until the file exists, a rank that doesn't measure has no peak.
 """
 
 import hashlib
@@ -23,11 +23,11 @@ from perf_callbacks.kernel.process import device as devices
 from perf_callbacks.kernel.settings.config import PerfConfig
 
 FRESH_SECONDS = 86400.0
-"""Age from which on a peak is measured anew; the better of both counts."""
+"""Age above which a peak is measured again. The better of both measurements counts."""
 
 
 def find(device: torch.device, dtypes: Iterable[str], config: PerfConfig) -> Peaks | None:
-    """The dense peaks of a device; None where nobody knows, and nobody may measure."""
+    """Return the dense peaks of a device; None if unknown and not to be measured."""
     if config.peak_tflops is not None:
         return peaks.given(config.peak_tflops)
     known = None if device.type == "cpu" else peaks.lookup(devices.name(device), _processors(device))
@@ -45,21 +45,21 @@ def _processors(device: torch.device) -> int | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conditions:
-    """Conditions that a measured peak holds for."""
+    """Conditions of a measured peak."""
 
     node: str
     device: str
     processor: str
     threads: int
     cpus: int | None
-    """CPUs that the process may run on, where it is known."""
+    """Number of CPUs that the process may run on, if known."""
     torch: str
     precision: str
-    """Of float32 matmuls."""
+    """Precision of float32 matmuls."""
 
 
 def conditions(device: torch.device) -> Conditions:
-    """The conditions of this process."""
+    """Return the conditions of this process."""
     return Conditions(
         node=platform.node(),
         device=devices.name(device),
@@ -81,23 +81,23 @@ def _processor() -> str:
 
 
 def cache_directory() -> Path:
-    """The directory of measured peaks: `perf_callbacks` in the user's cache directory."""
+    """Return the directory of measured peaks: `perf_callbacks` in the user's cache directory."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perf_callbacks"
-    except RuntimeError as error:  # nobody's process: nothing is kept
+    except RuntimeError as error:  # the user has no home directory: nothing is stored
         let_pass(error)
         return Path(os.devnull) / "perf_callbacks"
 
 
 class _Content(msgspec.Struct):
-    """The file of a cache."""
+    """Content of a cache file."""
 
     conditions: Conditions
     measured: Mapping[str, Measured]
 
 
 class Cache:
-    """Measured peaks by their conditions: in a small JSON file. Where that can't be written, nothing is kept."""
+    """Measured peaks of these conditions, in a small JSON file. If the file can't be written, nothing is stored."""
 
     def __init__(self, directory: Path, where: Conditions) -> None:
         name = hashlib.sha256(msgspec.json.encode(where)).hexdigest()[:16]
@@ -105,7 +105,7 @@ class Cache:
         self._where = where
 
     def read(self, *, fresh: bool) -> dict[str, Measured]:
-        """The peaks in the file; with `fresh` only if it is not older than a day. Anything odd is nothing."""
+        """Read the peaks from the file; with `fresh`, only from a file less than a day old. Empty if unreadable."""
         try:
             if fresh and unix_time() - self.path.stat().st_mtime > FRESH_SECONDS:
                 return {}
@@ -118,7 +118,7 @@ class Cache:
         return {name: found for name, found in kept.measured.items() if found.flops_per_second > 0}
 
     def write(self, measured: Mapping[str, Measured]) -> None:
-        """Keep these peaks, whole or not at all."""
+        """Write these peaks, atomically."""
         unfinished = self.path.with_suffix(f".{os.getpid()}.tmp")
         content = msgspec.json.encode(_Content(self._where, measured))
         try:
@@ -130,7 +130,7 @@ class Cache:
             return
 
     def forget(self) -> None:
-        """Remove the file: a peak in it turned out to be wrong."""
+        """Remove the file, because a peak turned out to be wrong."""
         try:
             self.path.unlink(missing_ok=True)
         except OSError as error:
@@ -139,7 +139,7 @@ class Cache:
 
 
 _KNOWN: dict[Conditions, dict[str, Measured]] = {}
-"""Peaks that this process knows already."""
+"""Peaks that this process has measured or read."""
 
 
 def measured_peaks(
@@ -150,7 +150,7 @@ def measured_peaks(
     directory: Path | None = None,
     measure: Callable[[torch.device, Iterable[str]], dict[str, Measured]] = matmul_peak.measure,
 ) -> Peaks | None:
-    """The peaks of these dtypes, measured now or less than a day ago. None if none of them is to be had."""
+    """Return the peaks of these dtypes, measured now or less than a day ago. None if all are unavailable."""
     where = conditions(device)
     cache = Cache(directory or cache_directory(), where)
     known = _KNOWN.setdefault(where, {})
@@ -169,7 +169,7 @@ def measured_peaks(
 
 
 def forget(device: torch.device, directory: Path | None = None) -> None:
-    """Have the peak measured anew the next time: more was done than the measured peak allows."""
+    """Forget a measured peak that the run exceeded, so that the next run measures again."""
     where = conditions(device)
     _KNOWN.pop(where, None)
     Cache(directory or cache_directory(), where).forget()

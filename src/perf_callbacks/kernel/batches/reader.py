@@ -233,7 +233,7 @@ class BatchReader:
             self.left = _READ_WHOLE - self._whole % 7  # uneven gaps, so as not to keep step with periodic batches
 
     def _remember(self, key: tuple[Any, ...], batch: Any, known: _Known, found: Sequence[Leaf]) -> None:
-        """Store a batch under `key`, and under the guide's shape if that shape determines all others.
+        """Store a batch under `key`, and under the guide's shape if that shape determines the other shapes.
 
         The guide is the tensor with most dimensions in the first batch. Its shape determines the others while each of
         them is a prefix of its own, as for masks, labels and positions, and none was seen to vary alone.

@@ -276,7 +276,7 @@ def _is_structure(value: Any) -> bool:
 
 
 def _alike(elements: Sequence[Any]) -> bool:
-    """Return True if all elements have the same form, and there is at least one."""
+    """Return True if all elements have the same form. False for an empty list."""
     return len({*map(_form, elements)}) == 1
 
 

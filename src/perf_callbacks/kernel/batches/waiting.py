@@ -49,7 +49,7 @@ def _written(tensor: Any) -> int:
 def take(
     waiting: list[Waiting], arguments: Any, *, again: bool = False, alone: bool = True
 ) -> tuple[list[Batch], bool]:
-    """Remove the batches of a model call from the waiting batches. Return them; True if the newest is included.
+    """Remove the batches of a model call from `waiting`. Return these batches, and True if the newest is included.
 
     If shapes fit several different batches, the differing amounts are unknown. If the rows of the call are the sum over
     all batches, the call belongs to all batches.

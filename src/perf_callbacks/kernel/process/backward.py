@@ -100,7 +100,7 @@ class Loop:
         return True
 
     def takes(self, arguments: object) -> None:
-        """Match the arguments of a model call to the waiting batches. Does nothing here; subclasses override it."""
+        """Match the arguments of a model call to the waiting batches. Subclasses override this method."""
 
     def backpropagates(self, root: object) -> None:  # noqa: ARG002 others need the loss
         """Record that a backward begins at a loss of the batches since the previous backward."""
@@ -152,7 +152,7 @@ class Backwards(Owner[bool]):
         self.release(listener)
 
     def _arrange(self) -> None:
-        """Wrap or unwrap both functions as needed. Our wrapper stays if other code wrapped it, and passes calls on."""
+        """Wrap or unwrap both functions as needed. A wrapper that other code has wrapped stays and passes calls on."""
         loops = self._loops = [reference for reference, is_loop in self._claims.copy().items() if is_loop]
         self._only = loops[0] if len(loops) == 1 else _nobody
         for name, make, wanted in (("backward", self._backward, loops), ("grad", self._grad, self._claims)):

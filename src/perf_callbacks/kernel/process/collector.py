@@ -93,7 +93,7 @@ class Lease:
         return self._owner.turn_off(self)
 
     def turn_on(self) -> None:
-        """Resume automatic collection if no other fit wants it off."""
+        """Resume automatic collection, unless another fit wants automatic collection off."""
         self._owner.off.discard(self)
         self._owner.reconcile()
 
@@ -303,7 +303,7 @@ class Collector(Owner[Lease]):
             self._found = None
 
     def _unfreeze(self) -> None:
-        """Unfreeze the objects that a fit froze. If other code froze more since, all objects stay frozen for it."""
+        """Unfreeze the objects that a fit froze. If other code froze more since, all objects stay frozen."""
         mark = self._frozen
         if mark is _FREEZING or any(one is mark for one in gc.get_objects()):
             gc.unfreeze()

@@ -57,7 +57,7 @@ def allowed_cpus() -> int | None:
 
 
 def _tree(proc: Path, pid: int, depth: int = 0) -> Iterator[int]:
-    """Yield a process and its children, which Linux lists by the thread that started them."""
+    """Yield a process and its children. Linux lists children by the thread that started each child."""
     yield pid
     threads = proc / str(pid) / "task"
     if not (threads / str(pid) / "children").exists():

@@ -141,7 +141,7 @@ class Rule:
         return self.pattern is None or re.fullmatch(self.pattern, value) is not None
 
     def parse(self, text: str) -> object:
-        """Parse a string from the environment. A string that can't be parsed is returned as it is."""
+        """Parse a string from the environment. Return the string itself if it can't be parsed."""
         word = text.strip()
         if self.kind == "flag":
             return FLAGS.get(word.lower(), word)
