@@ -155,6 +155,8 @@ class Training:
         "_save_checkpoint of a subclass": subclass("_save_checkpoint", "checkpoint"),
         "save_model of a subclass": subclass("save_model", "checkpoint"),
     }
+    UNSEEN = () if SCHEDULER_IS_WATCHED else ("zero_grad",)
+    """Places of which an error is seen by the next fit alone, as one in the scheduler."""
     WAYS = {  # noqa: RUF012 a table
         order: {"order": order} for order in ("before ours", "after ours", "before ours, added late")
     }
