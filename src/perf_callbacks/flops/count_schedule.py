@@ -6,13 +6,13 @@ from perf_callbacks.flops.known_work.shaped_work import ShapedWork
 from perf_callbacks.kernel.engine.steps import NEVER
 
 FREE_COUNTS = 4
-"""Steps that may be counted in any case, for new shapes."""
+"""Number of counts of new shapes that are allowed, however few steps have run."""
 
 FREE_WAYS = 8
-"""More of them, if the model runs in other ways or other parameters are trained than before."""
+"""Additional free counts for steps with new calls of the model or newly trained parameters."""
 
 STEPS_PER_COUNT = 50
-"""After the free counts, a fifty-step stretch of training pays for each count."""
+"""After the free counts, one count is allowed per this many steps."""
 
 RECOUNTS = (11, 33, 84, 85, 304)
 """Steps of the fit whose known work is counted again, to find work that varies with something other than shapes.
@@ -20,22 +20,22 @@ RECOUNTS = (11, 33, 84, 85, 304)
 Work that comes in every second to fifth, every eighth or every sixteenth step falls on some of these steps only."""
 
 RECOUNT_EVERY = 1009
-"""After `RECOUNTS`, every 1,009th step is counted again. A prime keeps step with no period of the training."""
+"""After `RECOUNTS`, every 1,009th step is counted again. A prime number shares no period with the training."""
 
 
 class CountSchedule:
     """Decide after which steps of a fit FLOPs are counted.
 
     Args:
-        work: The FLOPs that are known, and the kinds of steps whose FLOPs are not.
+        work: Known FLOPs, and the kinds of steps with unknown FLOPs.
     """
 
     def __init__(self, work: ShapedWork) -> None:
         self._work = work
         self.steps = 0
-        """Steps of the fit that are done."""
+        """Number of completed steps of the fit."""
         self.counts = 0
-        """Steps that were counted for new shapes or calls."""
+        """Number of steps that were counted for new shapes or calls."""
         self.done = False
         """True: the first count is over."""
 
@@ -48,7 +48,7 @@ class CountSchedule:
         self.counts += not self.done or self.steps + 1 != self.recount()
 
     def spend_more(self) -> None:
-        """Book a count that saw nothing: after two of them, steps get their times."""
+        """Book a useless count a second time: two such counts use up the free counts, and measuring begins."""
         self.counts += FREE_COUNTS // 2 - 1
 
     def wanted(self, step: int) -> bool:
@@ -61,9 +61,9 @@ class CountSchedule:
         return following or (self.steps // RECOUNT_EVERY + 1) * RECOUNT_EVERY
 
     def missing(self, step: int) -> int:
-        """Return the number of steps after which a step is counted whose calls or trained parameters are new.
+        """Return the number of steps after which a step with new calls or trained parameters is counted.
 
-        Calls that came twice are likely to come again after as many steps as lay between.
+        Calls seen in two steps are expected again after the same distance.
         """
         work = self._work
         if not self.done or not (work.fresh or work.missing):
@@ -80,7 +80,7 @@ class CountSchedule:
         return min(again) - 1 - step + self.steps if again else NEVER
 
     def next(self, step: int, *, examples: Collection[object], look_after: int, live: bool) -> int:
-        """Return the number of steps after which there is something to do, if nothing happens before.
+        """Return the number of steps after which a count or an outline is due, if no new shape comes first.
 
         Args:
             step: The trainer's number of the last step.

@@ -1,4 +1,4 @@
-"""Counting FLOPs in a fit: the second optimizer step, and whatever later has a shape that tells nothing by itself."""
+"""Count FLOPs in a fit: in the second optimizer step, later for unknown shapes and calls, and again as a check."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -40,41 +40,41 @@ from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.fit_records import Flops
 
 MOST_OWED = 8
-"""Shapes that are remembered for being counted later."""
+"""Maximum number of shapes that wait for a count."""
 
 EAGER_MEMORY = 0.5
-"""A compiled model that fills more of its device than this is not run eagerly."""
+"""A compiled model is not run eagerly if its peak memory exceeds this share of the device."""
 
 PATIENCE_SECONDS = 5.0
 PATIENCE_STEPS = 20
-"""A count in which nothing happens for so long, in seconds and in steps, is given up: the loop may be over."""
+"""A count without any operation for this many seconds and steps is abandoned: the loop may have ended."""
 
 LOOPS = ("loop", "accelerate")
-"""Ways in behind which not every forward is seen."""
+"""Integrations of plain loops, which need not announce each forward."""
 
 _trains = attrgetter("requires_grad")
 
 
 def begin(recorder: Recorder, training: Training) -> "Counting | None":
-    """Count the FLOPs of the steps of this fit, unless its configuration says otherwise."""
+    """Start to count the FLOPs of this fit; return None if counting is off or there is no model."""
     how = recorder.run.config["flops"]
     if training.model is None or how == "off":
         return None
     counting = Counting(recorder, training.model, live=how == "count")
     work = counting.begin()
     recorder.attempt(lambda begun: begun.engine.use(work))
-    if recorder.run.door not in LOOPS:  # these hear of gradients by themselves
+    if recorder.run.door not in LOOPS:  # a plain loop has its own listener for gradients
         recorder.patches.add(partial(BACKWARDS.leave, counting))
         BACKWARDS.join(counting)
     return counting
 
 
 class Counting(Observer):
-    """Opens a window in which FLOPs are counted, and puts down what was counted.
+    """Counts the FLOPs of some steps of a fit, and records the counts.
 
-    The step in which one is open is in no row. The first step is left alone: it is the one in which things are made,
-    and compiled. Evaluation is never counted. Where nothing may run eagerly to be counted, what it would take is worked
-    out without running it, and so called.
+    A counted step is excluded from all rows. The first step is not counted, because initialization and compilation
+    happen in it. Evaluation is never counted. If no step may run eagerly, FLOPs are found without running the model,
+    and the `source` of the record says so.
     """
 
     def __init__(self, recorder: Recorder, model: nn.Module | None, *, live: bool) -> None:
@@ -94,7 +94,7 @@ class Counting(Observer):
         self._spans = 0
         self._closed = False
         self._began = recorder.clock()
-        self._next_after = 0  # the number of steps done from which on there is something to do
+        self._next_after = 0  # number of steps after which a count or an outline is due
         self._apart: dict[str, int] = {}
         self._examples: dict[ShapeKey, Example] = {}
         """Batches of shapes whose work is not known yet."""
@@ -102,27 +102,27 @@ class Counting(Observer):
         self._looks = Looks(recorder, self._work)
 
     def begin(self) -> ShapedWork:
-        """Look which parameters are trained, and return the work model of the fit."""
+        """Check which parameters are trained, and return the work model of the fit."""
         self._work.begin(self._first, self._began)
         return self._work
 
     def trained(self) -> tuple[bool, ...]:
-        """Which parameters require gradients."""
+        """Return `requires_grad` of each parameter."""
         return tuple(map(_trains, self._parameters))
 
     def wake(self) -> None:
-        """Look for something to count after the current step."""
+        """Check after the current step if a count is due."""
         self._next_after = 0
         self._recorder.observers.look_ahead()
 
     @property
     def due(self) -> int:
-        """The next step while one is being counted."""
+        """The step from whose end on a count or an outline may be due; 0 while a count or an outline is open."""
         busy = self._window is not None or self._left or self._looks.going
         return 0 if busy else self._first + self._next_after
 
     def step_ended(self, step: int) -> None:
-        """An optimizer step is over."""
+        """Close the count of the step that has ended, and learn its FLOPs."""
         self._schedule.steps = step - self._first
         self._note_apart(self._looks.booking or self._booking)
         window = self._window
@@ -134,7 +134,7 @@ class Counting(Observer):
         self._looks.end(step)
 
     def step_began(self) -> None:
-        """The next one has begun."""
+        """Open a count of the new step or take its outline, if due."""
         if self._left:
             for window in self._left:
                 window.close()
@@ -159,33 +159,36 @@ class Counting(Observer):
         self._next_after = self._next()
 
     def loader_left(self, *, exhausted: bool) -> None:
-        """Keep nothing on the thread of a loop that leaves its loader early: only there it could be taken back."""
+        """Drop the outline and, if the loop left its loader early, take the counter off the thread.
+
+        Training may be over, and only the thread itself can remove its counter.
+        """
         self._looks.drop()
         if self._window is not None and not exhausted:
             self._window.step_aside()
 
     def begins_gradients(self, root: object = None) -> bool:  # noqa: ARG002 as a listener has it
-        """Backwards are told of by the trainer."""
+        """Return False: the trainer announces backwards."""
         return False
 
     def ends_backward(self) -> None:
-        """None was heard to begin."""
+        """Do nothing, because `begins_gradients` returns False."""
 
     def builds_graph(self) -> None:
-        """Take a gradient that is part of the loss for one more turn to the forward, as a plain loop does."""
+        """Mark a gradient that is part of the loss as an additional forward, as a plain loop does."""
         if not (self._spans or in_backward()) and get_ident() == self._thread:
             for mark in ONE_MORE_FORWARD:
                 self._recorder.enter(mark)
 
     def span_began(self, kind: str, step: int) -> None:  # noqa: ARG002 all spans are alike
-        """Evaluation or the like begins: it is not counted."""
+        """Pause the count during an evaluation or another span."""
         self._looks.drop()
         self._spans += 1
         if self._window is not None:
             self._window.close()
 
     def span_ended(self) -> None:
-        """It is over."""
+        """Resume the count after the outermost span."""
         self._spans = max(0, self._spans - 1)
         if self._window is not None and not self._spans:
             self._window.open()
@@ -205,28 +208,28 @@ class Counting(Observer):
         self._recorder.observers.look_ahead()
 
     def closed(self) -> None:
-        """Count no more."""
+        """End counting, and release the model."""
         self._work.close()
         self._closed, self._model = True, None
         self._looks.drop()
         self._recorder.tape.unfollow()
         self._parameters = []
-        with ExitStack() as windows:  # an interrupt in one of them must not keep the others open
+        with ExitStack() as windows:  # an interrupt in one `close` must not skip the next
             for window in (*self._left, self._window):
                 if window is not None:
                     windows.callback(window.close)
         self._window = None
 
     def _next(self) -> int:
-        """Return the number of steps after which there is something to do."""
+        """Return the number of steps after which a count or an outline is due."""
         step, looks = self._recorder.step, self._looks.after
         return self._schedule.next(step, examples=self._examples, look_after=looks, live=self._live)
 
     def _eager(self) -> bool:
-        """Tell whether a step may run eagerly.
+        """Return True if a step may run eagerly.
 
-        After the second one, a rank that does so among compiled ones might order its collectives otherwise. Attention
-        that is compiled keeps no scores, nor does a compiled model keep all that an eager one does.
+        After the first count, an eager rank among compiled ranks might issue its collectives in another order. Eager
+        execution also takes more memory: compiled flex attention stores no scores, and a compiled model stores less.
         """
         if getattr(getattr(self._model, "config", None), "_attn_implementation", None) == "flex_attention":
             return False
@@ -234,7 +237,7 @@ class Counting(Observer):
         return not anything_compiled() or (alone and (peak_memory_share(self._recorder.device) or 0) <= EAGER_MEMORY)
 
     def _await(self) -> None:
-        """The next batch of a shape that is not known is to be told of again."""
+        """Make the reader report the next batch of each waiting shape again."""
         for shape in self._examples:
             self._recorder.reader.forget(shape)
         self._examples.clear()
@@ -253,7 +256,7 @@ class Counting(Observer):
         self._booking = Booking(self._recorder.tape, announced=self._announced)
         window.counter.books, window.counter.between = self._booking, self._booking.between
         self._window = window
-        with suppress(RuntimeError):  # no thread to be had: nobody looks after the window, which is no reason to fail
+        with suppress(RuntimeError):  # no thread can be started: the window has no timeout then
             WATCHDOG.watch(window)
         if not self._spans:
             self._window.open()
@@ -266,12 +269,13 @@ class Counting(Observer):
             one.close()
 
     def _put_down(self, counter: FlopCounter, step: int, *, whole: bool) -> None:
-        """Learn from a counted step. A step in which something raised, and training went on, tells nothing.
+        """Learn from a counted step, unless its count is useless.
 
-        Nor does a step that had begun before it could be counted, as in a loop that calls nothing that is watched.
-        A step without products tells nothing before another one had some, and neither does a step whose calls the
-        trainer did not announce: from then on, backwards and calls of modules count wherever they are. A step without
-        a backward is not the last to be counted.
+        These counts are useless: of a step in which an exception was raised and training continued; of a step that
+        began before its count, as in a loop that calls no watched function; of a step without products, if the step had
+        a backward or no count had products before; and of a step with calls that the trainer did not announce. If there
+        was no count before, unannounced backwards and calls of modules are counted from then on. The first count is
+        over when a step had a backward, or when the budget is spent.
         """
         self._recorder.look_up(counter.observed.lookups)
         total, batches = counter.work(), self._recorder.batches[self._before :]
@@ -280,7 +284,7 @@ class Counting(Observer):
         unannounced = self._announced and self._is_unannounced(calls)
         if unannounced and work.rating is None:
             self._announced = False
-            self._apart.clear()  # these calls are counted from now on
+            self._apart.clear()  # calls like these are counted from now on
         part = self._booking is not None and any(self._booking.course.earlier) and not self._before
         none = not total.model_flops and (calls.backwards or not whole or work.rating is None)
         if part or unannounced or none or not batches or (counter.interrupted and len(batches) > 1):
@@ -304,13 +308,13 @@ class Counting(Observer):
         self._conclude(counted(counter, step, tokens, whole_step=not self._before), total)
 
     def _is_unannounced(self, calls: Calls) -> bool:
-        """Tell if the step may have had calls that the trainer did not announce."""
+        """Return True if the step may have had calls that the trainer did not announce."""
         if self._booking is not None and self._booking.unannounced and not calls.backwards:
             return True
         return not calls.forwards and self._work.rating is None
 
     def _note_apart(self, booking: Booking | None) -> None:
-        """Mark all FLOPs as a lower bound from the first step on in which a model ran apart from the forward."""
+        """Mark all FLOPs as a lower bound once a model has run apart from the forward."""
         if booking is None:
             return
         booking.settle()
@@ -346,7 +350,7 @@ class Counting(Observer):
             work.unknowns.peak = f"no peak is known for {rating.dtype} ({peaks.source})"
 
     def _peaks(self, total: Work) -> Peaks | None:
-        """Once in a fit. It may take a second, which is part of a step that is in no row."""
+        """Find the peaks of the device, once per fit. A measurement may take a second, in an excluded step."""
         recorder = self._recorder
         found = find(recorder.device, total.by_dtype, recorder.config)
         if found is None:
@@ -356,14 +360,14 @@ class Counting(Observer):
         return found
 
     def _look_at_peak(self, refuted: Peaks) -> None:
-        """Log that training ran faster than the peak. A measured peak is measured anew the next time."""
+        """Log that training ran faster than the peak. Forget a measured peak, so that the next run measures again."""
         self._work.refuted = None
         log.warning("perf_callbacks: %s; MFU and HFU are left out from now on.", self._work.unknowns.peak)
         if refuted.measured:
             forget(self._recorder.device)
 
     def _work_out(self) -> None:
-        """The FLOPs of one shape that is not known, without running it: the last resort is a closed form."""
+        """Find the FLOPs of a waiting shape without running a step: on a copy of the model, or else in closed form."""
         work = self._work
         examples = {shape: example for shape, example in self._examples.items() if work.wants(shape)}
         if not self._schedule.done:
@@ -387,7 +391,7 @@ class Counting(Observer):
                 counter = offline.count(model, example)
             record = counted(counter, self._recorder.step, rows * length, source=COPY)
             total = counter.work()
-        except Exception as error:  # noqa: BLE001 models may do in their forward what they like
+        except Exception as error:  # noqa: BLE001 a model's forward may raise any error
             let_pass(error)
             log.info("perf_callbacks could not count on empty tensors: %s.", describe(error))
             work.unknowns.counting = "a fake-tensor copy of the model can't be run, and there is no closed form for it"

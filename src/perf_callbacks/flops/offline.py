@@ -1,7 +1,7 @@
-"""FLOPs without running a step: for a model that must not run eagerly, or when the user asks for it.
+"""FLOPs without running a step: if the model must not run eagerly, or if the user asks for an estimate.
 
-They are counted on a fake-tensor copy of the model. If that fails, and the model is a decoder of transformers that is
-known and unchanged, they are derived in closed form from the sizes of the weights.
+FLOPs are counted on a fake-tensor copy of the model. If that fails, and the model is a known and unchanged decoder of
+transformers, FLOPs are derived in closed form from the sizes of the weights.
 """
 
 import copy
@@ -29,20 +29,20 @@ class Example(NamedTuple):
 
     @classmethod
     def of(cls, tensors: Mapping[str, Any]) -> "Example":
-        """Take the shapes of a batch, by the names of its tensors."""
+        """Make an example from the tensors of a batch, by name."""
         return cls({name: (tuple(one.shape), one.dtype, one.device) for name, one in tensors.items()})
 
 
 def count(model: nn.Module, example: Example) -> FlopCounter:
-    """Count a forward and a backward of a Hugging Face model. Raises if they can't be repeated.
+    """Count a forward and a backward of a Hugging Face model. Raise an error if the copy of the model can't run.
 
-    The model and its contents are not touched: a copy is called, whose tensors have shapes but no values.
+    The model itself is not touched: the copy has fake tensors, with shapes but no values.
     """
     model = innermost(model)
     accepted = inspect.signature(type(_base(model)).forward).parameters
     if not hasattr(model, "config") or not set(example.tensors) <= set(accepted):
         raise TypeError("only a model that is called with its batch, as those of transformers are, can be repeated")
-    mode, counter = FakeTensorMode(allow_non_fake_inputs=True), FlopCounter()  # tensors that are no buffers
+    mode, counter = FakeTensorMode(allow_non_fake_inputs=True), FlopCounter()  # tensors that aren't buffers
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(torch.enable_grad())
@@ -58,10 +58,10 @@ def count(model: nn.Module, example: Example) -> FlopCounter:
 
 
 def closed_form(model: nn.Module, example: Example) -> Work | None:
-    """Derive a forward and a backward from the sizes of the weights: a lower bound. None: it might be too high.
+    """Derive a lower bound of a forward and a backward from the sizes of the weights; None: no bound is certain.
 
     Per token and weight: two FLOPs for the forward, two for the gradients of its inputs, two for its own gradient; and
-    attention over the whole length. With experts, those that process a token count, and those that all tokens share.
+    attention over the whole length. Of the experts, only those active for a token and shared experts count.
     Recomputation and angles of positions are not included.
     """
     model = innermost(model)
@@ -79,7 +79,7 @@ def closed_form(model: nn.Module, example: Example) -> Work | None:
         used += active
         dtype = dtype or str(one.dtype).removeprefix("torch.")
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    if head is not None and id(head.weight) in embeddings:  # tied: rows of it are picked, and it is multiplied too
+    if head is not None and id(head.weight) in embeddings:  # tied: the embedding is multiplied as the head, too
         used += head.weight.numel()
         dtype = dtype or str(head.weight.dtype).removeprefix("torch.")
     attention = 4 * _width(model) * rows * length**2
@@ -101,14 +101,14 @@ _VOUCHED = {*FAMILIES, "qwen2_moe"}
 _INPUTS = {"input_ids", "attention_mask", "labels"}
 
 _MASKED_IN_FULL = {"eager", "sdpa", "flex_attention"}
-"""Attention that is counted in full where a mask hides padding. Others leave the padding out."""
+"""Implementations of attention that compute padding too, although a mask hides it. Others skip the padding."""
 
 
 def _vouched(model: nn.Module, example: Example) -> bool:
-    """Tell if nothing can make a closed form too high: a known decoder, as transformers made it, trained as a whole.
+    """Return True if a closed form can't be too high: for a known, unchanged decoder of transformers, fully trained.
 
-    A head of its own may see fewer tokens, a layer may be skipped, an adapter has other gradients, and the layers below
-    the first trained one have none.
+    A custom head may see fewer tokens, a layer may be skipped, an adapter has other gradients, and layers below the
+    first trained layer have no gradients.
     """
     config: Any = getattr(model, "config", None)
     attention = getattr(config, "_attn_implementation", None)
@@ -126,17 +126,20 @@ def _vouched(model: nn.Module, example: Example) -> bool:
 
 
 def _own_forward(module: nn.Module) -> bool:
-    """Tell if a module runs the forward of its class. Accelerate wraps it, and keeps it under another name."""
+    """Return True if a module runs the forward of its class.
+
+    Accelerate wraps a forward and keeps the wrapped function as `_original_forward`.
+    """
     forward = getattr(module, "_original_forward", vars(module).get("forward"))
     return forward is None or getattr(forward, "__func__", None) is type(module).forward
 
 
 _EXPERT = {"experts", "expert"}
-"""Names of the parts of a model that are experts, of which only some process a token."""
+"""Names of the parts of a model that are experts. Only some experts process a token."""
 
 
 def _active_share(model: nn.Module) -> Fraction | None:
-    """Return the share of the experts that process a token; 1: there are none; None: the configuration doesn't say."""
+    """Return the share of the experts that process a token; 1: no experts; None: the configuration doesn't say."""
     segments = {segment for name, _ in model.named_parameters() for segment in name.split(".")}
     if not any("expert" in segment and "shared" not in segment for segment in segments):
         return Fraction(1)
@@ -161,16 +164,16 @@ def _width(model: nn.Module) -> int:
 
 
 def _emptied(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """Return a copy of the model with empty tensors. No large tensor is copied on the way."""
+    """Return a copy of the model with fake tensors. No large tensor is copied on the way."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(mode.from_tensor(parameter.detach()), requires_grad=parameter.requires_grad)
     memo.update((id(buffer), mode.from_tensor(buffer)) for buffer in model.buffers())
     copied: nn.Module = copy.deepcopy(model, memo)
     for module in copied.modules():
-        for hooks in _HOOKS:  # hooks of the user must not be called again
+        for hooks in _HOOKS:  # the user's hooks must not run on the copy
             getattr(module, hooks).clear()
-        module._compiled_call_impl = None  # noqa: SLF001 as it was before `compile`
+        module._compiled_call_impl = None  # noqa: SLF001 undoes `Module.compile`
     if getattr(_base(model), "_require_grads_hook", None) is not None:  # for checkpointing of adapters
         _base(copied).enable_input_require_grads()  # type: ignore[operator] # a method of transformers
     return copied
@@ -180,7 +183,7 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_
 
 
 def _base(model: nn.Module) -> nn.Module:
-    """Return the model that PEFT has put adapters into, whose arguments the whole takes too."""
+    """Return the model inside PEFT's wrapper, or the model itself. Wrapper and model take the same arguments."""
     base: Any = getattr(model, "get_base_model", None)
     return model if base is None else base()
 

@@ -23,13 +23,13 @@ from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process.compiler_stance import anything_compiled
 
 LOOK_FIRST = 10
-"""Steps of a fit of which each has its outline taken: short fits, too, show if equal batches take different work…"""
+"""Each of this many first steps has its outline taken: even short fits show if equal batches take different work…"""
 
 LOOK_PART = 4
-"""…after these, each fourth part of the steps so far later, so that a change shows soon in fits of any length…"""
+"""…then the gap to the next outline is the steps so far divided by this: a change shows soon in fits of any length…"""
 
 LOOK_EVERY = 47
-"""…and at least one step in so many: a prime, so that it keeps step with nothing."""
+"""…and at most this many steps: a prime number, which shares no period with the training."""
 
 _WITH_BACKWARD = 3
 """Products of a module whose output requires gradients, with those of its backward, relative to its forward's."""
@@ -39,7 +39,7 @@ _MATRIX = 2
 
 
 class Outline:
-    """Adds up the products of the modules that run between `open` and `close`, as far as they are training work."""
+    """Adds up the products of modules that run as training work between `open` and `close`."""
 
     def __init__(self) -> None:
         self.products = 0
@@ -49,17 +49,17 @@ class Outline:
         self._handle = RemovableHandle(modules._global_forward_hooks)  # noqa: SLF001 there is no public name
 
     def open(self, booking: Booking) -> None:
-        """Begin with nothing. `booking` tells if the module that has just run is training work."""
+        """Start at zero. `booking` decides if the module that has just run is training work."""
         self.products, self._booking, self._thread = 0, booking, get_ident()
         modules._global_forward_hooks[self._handle.id] = self._see  # noqa: SLF001 as above
 
     def close(self) -> None:
-        """See no more modules. A second call does nothing."""
+        """Remove the module hook. Idempotent."""
         self._handle.remove()
         self._booking = None  # keeps no fit alive
 
     def _see(self, module: nn.Module, _args: object, result: Any) -> None:
-        # A model may be compiled, exported or traced in the midst of a step.
+        # A model may be compiled, exported or traced in the middle of a step.
         if is_dynamo_compiling() or torch._C._get_tracing_state() is not None:  # noqa: SLF001 as `torch.jit.is_tracing`
             return
         try:
@@ -83,15 +83,15 @@ class Outline:
 
 
 def compiles() -> bool:
-    """Tell if anything was compiled in this process, or will be when it is called first."""
+    """Return True if anything in this process is compiled, or will be at its first call."""
     compiler = sys.modules.get("torch._dynamo.eval_frame")
     return anything_compiled() or any(map(callable, getattr(compiler, "cached_backends", {}).values()))
 
 
 class Looks:
-    """Takes the outlines of some steps of a fit, and has equal batches compared by them.
+    """Takes the outlines of some steps of a fit, to compare steps with equal batches.
 
-    Hooks on modules would make compiled ones compile again. If anything is compiled, only counted steps have outlines.
+    A hook would make compiled modules compile again. If anything is compiled, only counted steps have outlines.
     """
 
     def __init__(self, recorder: Recorder, work: ShapedWork) -> None:
@@ -99,8 +99,8 @@ class Looks:
         self._work = work
         self._outline = Outline()
         self.booking: Booking | None = None
-        """Follows the step that is looked at."""
-        self._own = False  # nobody else follows the step
+        """Follows the step whose outline is being taken."""
+        self._own = False  # True: `begin` made the booking; False: it belongs to a count
         self.after = 0
         """Number of steps of the fit after which the next outline is taken."""
         recorder.patches.add(self._outline.close)
@@ -108,11 +108,11 @@ class Looks:
 
     @property
     def going(self) -> bool:
-        """An outline is being taken."""
+        """True while an outline is being taken."""
         return self.booking is not None
 
     def begin(self, steps: int, booking: Booking | None, announced: bool) -> None:  # noqa: FBT001 as in `Booking`
-        """Begin with the step that follows so many, if it is to be looked at. `booking` follows it already."""
+        """Take the outline of the next step if due after this many steps. A `booking` follows that step already."""
         if steps < self.after or not self._recorder.active:
             return
         self.after = steps + (1 if steps < LOOK_FIRST else min(steps // LOOK_PART, LOOK_EVERY))
@@ -123,14 +123,14 @@ class Looks:
         self._outline.open(self.booking)
 
     def end(self, step: int) -> None:
-        """Compare the step that is over with an earlier one. A step of which only a part was seen tells nothing."""
+        """Compare the step that has ended with an earlier step. Ignore a step that was seen only in part."""
         booking, products = self.booking, self._outline.products
         self.drop()
         if booking is not None and not any(booking.course.earlier):
             shapes = [batch.shape for batch in self._recorder.batches]
             self._work.outline(shapes, booking.course.calls, products, step)
             if self._work.trainable_changed:
-                self._recorder.engine.plan()  # to look at the next steps too
+                self._recorder.engine.plan()  # the next steps are checked too
 
     def drop(self) -> None:
         """Take no outline of this step."""

@@ -7,7 +7,7 @@ from perf_callbacks.kernel.process.compiler_stance import anything_compiled
 from perf_callbacks.kernel.records.fit_records import Flops
 
 ENOUGH = 0.98
-"""Coverage under this makes of FLOPs a lower bound."""
+"""FLOPs whose coverage is below this share are a lower bound."""
 
 _HEAVIEST = 20
 
@@ -20,7 +20,7 @@ def counted(
     source: str = COUNTED,
     whole_step: bool = True,
 ) -> Flops:
-    """Make the record of what a counter counted."""
+    """Make the `flops` record of a counter."""
     total, coverage, observed = counter.work(), counter.weights.coverage(), counter.observed
     six_n = 6 * counter.weights.multiplied_elements() * (tokens or 0)
     return Flops(
@@ -32,7 +32,7 @@ def counted(
         source=source,
         coverage=coverage,
         uncounted=dict(observed.unknown),
-        # a copy of the model runs its forward once: whatever else a step does is missing
+        # a copy of the model runs a single forward and backward: all other work of a step is missing
         lower_bound=source != COUNTED or bool(observed.unknown) or (coverage is not None and coverage < ENOUGH),
         whole_step=whole_step,
         compiled=anything_compiled(),
@@ -50,7 +50,7 @@ def counted(
 
 
 def estimated(work: Work, step: int) -> Flops:
-    """Make the record of a closed form: it sees no kernel, and lacks what follows from no weight."""
+    """Make the `flops` record of a closed form. Without kernels to observe, most fields stay empty."""
     return Flops(
         step=step,
         model_flops=work.model_flops,

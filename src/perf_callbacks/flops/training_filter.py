@@ -1,4 +1,4 @@
-"""Tell which operations of a counted step are training work: those in its forward, backward and optimizer."""
+"""Decide which operations of a counted step are training work: its forward, backward and optimizer."""
 
 import sys
 from collections import Counter
@@ -20,11 +20,11 @@ _BETWEEN = (Stage.OTHER, Stage.UNDECIDED)
 
 
 class Booking:
-    """Tells the counter of one step, operation by operation, what to count.
+    """Decides for each operation of a step if the counter counts it.
 
-    Trainers announce each forward. A loop need not: it may call a part of the model, or a model that nobody watches.
-    There, calls of modules in training mode that build a graph are training work too, and what runs without gradients
-    between a forward and its backward, outside of any module, is not. Generation and rewards never are.
+    Trainers announce each forward. A plain loop may call a part of the model, or an unwatched model, unannounced.
+    In a loop, calls of modules in training mode that build a graph are training work too. Operations without gradients
+    between a forward and its backward, outside of any module, are not. Generation and rewards never are.
     """
 
     def __init__(self, tape: Tape, *, announced: bool) -> None:
@@ -35,16 +35,16 @@ class Booking:
         self.unannounced = False
         """A backward ran that the trainer did not announce."""
         self.apart: Counter[str] = Counter()
-        """Calls of models whose work is not counted, such as a teacher's: without gradients, outside of a forward.
+        """Uncounted calls of models, such as a teacher's: without gradients, outside of a forward.
 
-        Without a backward before the next batch is fetched, such a call is no part of the step's work.
+        A call is part of the step's work only if a backward follows before the next batch is fetched.
         """
         self._waiting: Counter[str] = Counter()
-        """Such calls that no backward has followed yet."""
+        """Calls for `apart` that no backward has followed yet."""
         self._fetches = self._backwards = 0
 
     def __call__(self) -> bool:
-        """Tell whether the operation that is being dispatched is training work."""
+        """Return True if the operation being dispatched is training work."""
         stage = self.course.stage
         if stage in _TRAINING:
             return self._announced or stage is not _FORWARD or is_grad_enabled() or _calling() is not None
@@ -59,7 +59,7 @@ class Booking:
         return module is not None and module.training
 
     def module_ended(self, module: nn.Module, result: object) -> None:
-        """Look at a call of a module that has ended, and at whether a backward has followed earlier ones."""
+        """Settle earlier calls of modules, and store the call that has ended if its work is not counted."""
         self.settle()
         stage = self.course.stage
         if stage in _TRAINING or stage is Stage.ASIDE or self._tape.part is not None or in_backward():
@@ -73,14 +73,14 @@ class Booking:
         self._waiting[f"{type(module).__name__} without gradients"] += 1
 
     def settle(self) -> None:
-        """Add calls to the work of the backward that followed, unless a batch was fetched between them."""
+        """Move waiting calls to `apart` if a backward followed; drop calls from before the last fetch of a batch."""
         if self._waiting and self.course.calls.backwards > self._backwards:
             if self.course.fetches_at_backward == self._fetches:
                 self.apart += self._waiting
             self._waiting.clear()
 
     def between(self) -> bool:
-        """Tell whether the thread is between the stages of a step."""
+        """Return True if the thread is between the stages of a step."""
         return self.course.stage in _BETWEEN
 
 

@@ -25,17 +25,17 @@ class Unknowns:
         self._shapes: set[int] = set()
 
     def note(self, cause: str) -> None:
-        """Note that a step has no FLOPs for this cause."""
+        """Count a step without FLOPs for this cause."""
         self._causes[cause] += 1
 
     def shape(self, shape: int) -> None:
-        """Note that a step has no FLOPs because its shapes were neither counted nor scaled."""
+        """Count a step without FLOPs because its shapes were neither counted nor scaled."""
         self._causes[_SHAPES] += 1
         if len(self._shapes) < _MOST:
             self._shapes.add(shape)
 
     def summary(self, steps: int, known: int, excluded: Mapping[str, int]) -> FlopsSummary:
-        """Return the reasons in a fit with this many included steps, and this many whose work is known."""
+        """Return the reasons in a fit with `steps` included steps, `known` with known FLOPs."""
         mfu_unknown = self.peak if known and self.varies is None else None
         return FlopsSummary(unknown=self._flops(steps, known, excluded), mfu_unknown=mfu_unknown)
 
@@ -65,7 +65,7 @@ class Unknowns:
 
 
 def checked(source: str, checked_step: int | None, step: int) -> str:
-    """Tell with the sources of FLOPs if the work of equal batches may have varied unnoticed.
+    """Return the sources of FLOPs, and the last check if work may have varied unnoticed since.
 
     >>> checked("counted", None, 4), checked("counted, scaled", 304, 700), checked("counted", 690, 700)
     ('counted once', 'counted, scaled (last checked at step 304)', 'counted')
@@ -86,7 +86,7 @@ NO_BATCH = "no new batch was trained on in these steps"
 """Cause for `note`: the step trained on an earlier batch again, or on none."""
 
 UNEVEN = "batches differ in shape and in their calls of the model"
-"""Cause for `note`: some batches of the step had no backward, say, and it isn't known which."""
+"""Cause for `note`: unlike batches share calls unevenly, for example if an unknown batch had no backward."""
 
 _SHAPES = "shapes"
 _LATER = "no step was counted before them"

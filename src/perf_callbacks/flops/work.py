@@ -59,7 +59,7 @@ class Work:
         return _sums((cell.dtype, flops) for cell, flops in self.cells.items() if cell.phase in MODEL)
 
     def only(self, phase: Phase) -> "Work":
-        """Return the work of one phase."""
+        """Return the work of this phase alone."""
         return Work({cell: flops for cell, flops in self.cells.items() if cell.phase == phase})
 
     def without(self, phase: Phase) -> "Work":

@@ -28,7 +28,7 @@ class Rating:
 
     @property
     def peak_flops_per_second(self) -> float | None:
-        """Peak of one device in that format."""
+        """Peak of one device in the number format `dtype`; None: unknown."""
         return None if self.peaks is None else self.peaks.peak_flops_per_second(self.dtype)
 
     def effort(self, work: Work) -> StepFlops:
@@ -65,7 +65,7 @@ class Rating:
         }
 
     def refuted(self, effort: StepFlops, seconds: float) -> str | None:
-        """Say that the work exceeds the peak; None: it doesn't, or there is no peak."""
+        """Return a sentence if the work exceeds the peak; None: the work is below the peak, or no peak is known."""
         peak = self.peak_flops_per_second
         if self.peaks is None or peak is None or effort.hardware_flops <= peak * seconds:
             return None
@@ -88,7 +88,7 @@ def rate(
     masked_flops: int = 0,
     before: Rating | None = None,
 ) -> Rating:
-    """Rate a count, in a fit that was rated so before."""
+    """Rate a count. `before` is the previous rating of the fit."""
     by_dtype = work.by_dtype
     unmasked = 1 - masked_flops / work.hardware_flops if masked_flops else None
     return Rating(

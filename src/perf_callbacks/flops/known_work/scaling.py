@@ -1,7 +1,7 @@
-"""Laws by which work grows with a batch: fitted to counts once, then evaluated for any other size.
+"""Laws by which work grows with the size of a batch: fitted to counts, then evaluated for other sizes.
 
-A law is a sum of terms, each a power of rows and lengths times a factor. It is used only if it fits all counts exactly,
-if there are more counts than needed to find it, and if no other term could explain the same counts.
+A law is a sum of terms, each a power of rows and lengths times a factor. A law is used only if all counts fit exactly,
+if there are more counts than factors, and if no other term could explain the same counts.
 """
 
 from collections.abc import Iterable, Mapping
@@ -48,7 +48,7 @@ row but one (the factor is negative); angles of positions that are computed once
 decoder."""
 
 _ALIKE: tuple[Law, ...] = ((_ROWS,), ((0, 0, 0), _ROWS))
-"""Laws for batches that differ in their rows alone, whatever else they contain."""
+"""Laws for batches that differ only in their number of rows."""
 
 _TERMS = tuple(sorted({(0, 0, 0), *[term for laws in _LAWS.values() for law in laws for term in law]}))
 
@@ -78,12 +78,12 @@ class Scaling:
         return Work(cells) if cells else None
 
     def _fit_alike(self, cell: Cell, lengths: tuple[int, ...]) -> "_Fit | None":
-        """Fit the law among counts of exactly these lengths."""
+        """Fit a law of rows to counts of exactly these lengths."""
         sizes = self._alike.get(lengths, ())
         return self._fit(cell, lengths, _ALIKE, sizes) if len(sizes) > 1 else None
 
     def _fit(self, cell: Cell, key: tuple[int, ...], laws: tuple[Law, ...], sizes: Iterable[Size]) -> "_Fit | None":
-        """Fit the simplest law of one kind of work to some counts."""
+        """Return the simplest law that fits the counts of a cell; None: no law fits."""
         if (cell, key) not in self._fits:
             counts = {size: self._counts[size].cells.get(cell, 0) for size in sizes}
             fits = (_fitted(counts, law) for law in laws)
@@ -118,7 +118,7 @@ class _Fit:
 
 
 def _fitted(counts: Mapping[Size, int], law: Law) -> _Fit | None:
-    """Fit one law. None unless it fits all counts and one of them could have contradicted it."""
+    """Fit a law; None unless all counts agree and at least one count could have contradicted the law."""
     if len(counts) <= len(law):
         return None
     factors = _exactly(counts, law)
@@ -129,7 +129,10 @@ def _fitted(counts: Mapping[Size, int], law: Law) -> _Fit | None:
 
 
 def _confirmed(counts: Mapping[Size, int], law: Law, axis: int) -> bool:
-    """Tell if the counts of the other sizes along this axis determine the law, so that those of one size confirm it."""
+    """Return True if the law can be solved without the counts of some size along this axis.
+
+    The counts that were left out then confirm the law.
+    """
     for left_out in {size[axis] for size in counts}:
         rest = {size: flops for size, flops in counts.items() if size[axis] != left_out}
         if _solved(rest, law) is not None:
@@ -144,8 +147,8 @@ def _exactly(counts: Mapping[Size, int], law: Law) -> tuple[Fraction, ...] | Non
 
 
 def _solved(counts: Mapping[Size, int], law: Law) -> tuple[Fraction, ...] | None:
-    """Solve for the factors by elimination, with as many counts as needed; None if too few of the counts differ."""
-    found: list[tuple[int, list[Fraction]]] = []  # a column, and a row with a 1 there and 0 in the columns before
+    """Solve for the factors of a law by elimination; None: too few counts are independent."""
+    found: list[tuple[int, list[Fraction]]] = []  # pivot column, and its row: 1 there, 0 in earlier columns
     for size, flops in counts.items():
         row = [Fraction(_power(size, term)) for term in law] + [Fraction(flops)]
         for column, known in found:

@@ -10,7 +10,7 @@ from perf_callbacks.flops.work import Work
 from perf_callbacks.kernel.batches.plain_values import ShapeKey
 
 MOST_COUNTS = 32
-"""Most counts that are kept of one family of shapes, and of whole steps. Beyond it the oldest is dropped."""
+"""Maximum number of counts per family of shapes, and of whole steps. Beyond this number, the oldest is dropped."""
 
 MOST_FAMILIES = 64
 
@@ -18,7 +18,7 @@ MOST_REFUTATIONS = 3
 """Number of counts that contradict scaling after which a family is no longer scaled."""
 
 SAME = 0.01
-"""Largest relative difference between counts of equal batches that are taken as equal."""
+"""Counts of equal batches are taken as equal up to this relative difference."""
 
 SCALED = "scaled"
 
@@ -47,10 +47,10 @@ class Learned(NamedTuple):
     """Comparison of a count with the work that was known before."""
 
     contradicts: float
-    """Ratio of the larger to the smaller of the new and the known count. 1: nothing was known, or it is equal.
-    Infinite: one of them has no products."""
+    """Ratio of the larger to the smaller of the new and the known count. 1: nothing was known, or both are equal.
+    Infinite: one count has no products."""
     since: int
-    """Step of the earlier count; 0: it was scaled."""
+    """Step of the earlier count that this count contradicts; 0: no contradiction, or the known work was scaled."""
 
 
 class Book:
@@ -91,12 +91,12 @@ class Book:
         return together._replace(work=Work.sum([together.work, self._optimizer]))
 
     def one(self, shape: ShapeKey) -> Count | None:
-        """Return the work of one batch."""
+        """Return the counted or scaled work of a batch of this shape; None: unknown."""
         family, size = _fold(shape)
         return self._families[family].of(size) if family in self._families else None
 
     def room(self, shape: ShapeKey) -> bool:
-        """Tell if the family of this shape may have more counts."""
+        """Return True if the family of this shape has room for another count."""
         family, _ = _fold(shape)
         return family not in self._families or len(self._families[family].counts) < MOST_COUNTS
 
@@ -111,7 +111,7 @@ class _Family:
         self._scaled: dict[Size, Count | None] = {}
 
     def learn(self, size: Size, count: Count) -> None:
-        """Learn the count of one size. A scaling that counts contradict too often is no longer trusted."""
+        """Store the count of a size. Scaling ends after `MOST_REFUTATIONS` contradictions."""
         scaled = self.of(size)
         self._refuted += scaled is not None and not scaled.step and scaled.work.cells != count.work.cells
         keep(self.counts, size, count, MOST_COUNTS)
@@ -119,7 +119,7 @@ class _Family:
         self._scaled.clear()
 
     def of(self, size: Size) -> Count | None:
-        """Return the counted or scaled work of a batch of this size."""
+        """Return the counted or scaled work of a batch of this size; None: unknown."""
         if size in self.counts:
             return self.counts[size]
         if size not in self._scaled:
@@ -146,7 +146,7 @@ def _together(counts: Sequence[Count]) -> Count:
 
 
 def _compared(before: Count | None, now: Count) -> Learned:
-    """Return the known and the counted FLOPs, model or hardware, whichever differ more."""
+    """Compare known and counted FLOPs: the larger of the ratios of model FLOPs and of hardware FLOPs."""
     if before is None:
         return Learned(1.0, 0)
     old, new = before.work, now.work
@@ -192,7 +192,7 @@ def _fold(shape: ShapeKey) -> tuple[ShapeKey, Size]:
 
 
 def extent(shape: ShapeKey) -> tuple[int, int]:
-    """Return the rows of a batch and their length, from its token ids or else its first tensor; 0: it has none.
+    """Return rows and length of a batch, from its token ids or else its first tensor; 0: missing.
 
     >>> extent((("pixel_values", (4, 3, 8, 8)), ("input_ids", (4, 16))))
     (4, 16)
@@ -212,11 +212,11 @@ def _guides(shape: ShapeKey) -> tuple[_Tensor, _Tensor | None]:
 
 
 def _template(name: str, sizes: tuple[int, ...], size: Size, second: _Tensor | None) -> tuple[int, ...]:
-    if name.rpartition(".")[2].startswith(_PACKED):  # as many elements as the row has sequences
+    if name.rpartition(".")[2].startswith(_PACKED):  # its size depends on the number of packed sequences
         return (-4,) * len(sizes)
     if sizes[:1] != (size.rows,):
         return sizes
     lengths = {size.other: -3, size.length: -2}
     if second is not None and (name == second[0] or name.startswith("decoder_")):
-        lengths = {size.length: -2, size.other: -3}  # if both are equally long, the last one holds
+        lengths = {size.length: -2, size.other: -3}  # if both lengths are equal, the last entry wins
     return (-1, *[lengths.get(one, one) for one in sizes[1:]])

@@ -1,4 +1,4 @@
-"""Work of a step by facts that need no counting: shapes of batches, calls of the model, trained parameters."""
+"""Work of a step without counting it: by shapes of batches, calls of the model, and trained parameters."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -19,13 +19,13 @@ from perf_callbacks.kernel.records.fit_records import Flops
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 
 MOST_BOOKS = 16
-"""Most sets of trained parameters and calls whose counts are kept. Beyond it the oldest is dropped."""
+"""Maximum number of sets of trained parameters and calls whose counts are kept. Then the oldest is dropped."""
 
 _MOST_KNOWN = 256
 
 Each = tuple[int, ...]
-"""Calls of forward and backward for each batch of a step; if that isn't whole, for all batches, and the number of
-batches."""
+"""Calls of forward and backward per batch of a step. If these aren't whole numbers: the calls of all batches, and the
+number of batches."""
 
 ONCE: Each = (1, 1)
 
@@ -41,7 +41,7 @@ class ShapedWork:
 
     Args:
         reader: The reader of the batches.
-        trained: Returns the parameters that require gradients. None: always the same ones.
+        trained: Returns the parameters that require gradients. None: the trained parameters never change.
         on_change: Called when there is something to count.
     """
 
@@ -58,7 +58,7 @@ class ShapedWork:
         self.rating: Rating | None = None
         """Peak and coverage that work is compared with. None: nothing was counted yet."""
         self.refuted: Peaks | None = None
-        """Peak that steps beat, until somebody logs it."""
+        """Peak that steps exceeded; None again after a log line says so."""
         self.counted: Flops | None = None
         """The last count."""
         self.plain = reader.plain
@@ -66,34 +66,34 @@ class ShapedWork:
         self._counts: deque[tuple[tuple[Hashable, Each], list[ShapeKey], list[Count]]] = deque(maxlen=MOST_COUNTS)
         self._weighed = 0, frozenset[str]()
         self.unknowns = Unknowns(reader)
-        """Reasons for which steps have no FLOPs."""
+        """Reasons for steps without FLOPs."""
         self.missing: dict[Each, tuple[int, int]] = {}
         """Calls of the model that were never counted: the last two steps that had them."""
         self._trained: Hashable = None
         self.changed: int | None = None
-        """The last step after which other parameters were seen to be trained. None: always the same."""
+        """The last step after which a check found other parameters trained. None: no change was found."""
         self.checked: int | None = None
-        """The last step whose work was found equal to that of an earlier one. None: FLOPs rest on one count."""
+        """The last step whose work was found equal to that of an earlier step. None: FLOPs rest on a single count."""
         self._outlines: dict[tuple[Hashable, ...], tuple[int, int]] = {}
         self.trainable_changed = False
-        """True: the trained parameters have changed, nobody saw after which step."""
-        self._sure: tuple[Hashable, int] = None, 0  # parameters that were trained up to a step
+        """True: the trained parameters have changed, after an unknown step."""
+        self._sure: tuple[Hashable, int] = None, 0  # trained parameters, and the last step for which they are certain
         self._books: dict[tuple[Hashable, Each], Book] = {}
         self._sources: set[str] = set()
         self._efforts: dict[tuple[tuple[ShapeKey, ...], Calls | None], StepFlops | None] = {}
 
     @property
     def source(self) -> str | None:
-        """Sources of the FLOPs that were returned so far; None: there were none."""
+        """Sources of the FLOPs that were returned so far; None: no FLOPs were returned."""
         return ", ".join([one for one in SOURCES if one in self._sources]) or None
 
     @property
     def varies(self) -> bool:
-        """Tell if equal batches took different work. Then no batch has known FLOPs."""
+        """True if equal batches took different work. Then no batch has known FLOPs."""
         return self.unknowns.varies is not None
 
     def metrics(self, totals: Totals) -> dict[str, float | None]:
-        """Compute FLOPs per second, MFU and the like of these steps. Empty: unknown."""
+        """Compute FLOPs per second, MFU and related metrics of these steps. Empty: unknown."""
         self._judge(totals)
         if self.rating is None or self.varies or totals.effort_seconds <= 0:
             return {}
@@ -120,16 +120,16 @@ class ShapedWork:
 
     @property
     def fresh(self) -> bool:
-        """Tell if nothing was counted yet with the currently trained parameters."""
+        """True if nothing was counted yet with the currently trained parameters."""
         return not any(trained == self._trained for trained, _ in self._books)
 
     def rate(self, rating: Rating) -> None:
-        """Compare work with this peak and coverage."""
+        """Use the peak and coverage of this rating from now on."""
         self.rating = rating
         self._efforts.clear()
 
     def _judge(self, totals: Totals) -> None:
-        """Drop the peak if these steps were faster than it allows."""
+        """Drop the peak if these steps were faster than the peak allows."""
         reason = None if self.rating is None else self.rating.refuted(totals.effort, totals.effort_seconds)
         if self.rating is not None and reason is not None:
             self.refuted = self.rating.peaks
@@ -138,12 +138,12 @@ class ShapedWork:
             self._tell()
 
     def begin(self, step: int, now: float) -> None:
-        """Look at the trained parameters for the first time, after that step."""
+        """Check for the first time which parameters are trained, when training begins after `step`."""
         self._looks.begin(step, now)
         self.look()
 
     def look_after(self, step: int) -> int:
-        """Return the step after which to look again, if the last look was after `step`."""
+        """Return the step after which to check again, if the last check was after `step`."""
         return self._looks.after(step, self.changed)
 
     def look(self, step: int = 0, now: float | None = None) -> None:
@@ -167,7 +167,7 @@ class ShapedWork:
                 self._tell()
 
     def close(self) -> None:
-        """Look for the last time, and keep neither the model nor the counting alive."""
+        """Check the trained parameters a last time, and drop all references to the model."""
         self.look()
         self._find_trained = self._on_change = None
 
@@ -184,7 +184,7 @@ class ShapedWork:
         step: int = 0,
         source: str = COUNTED,
     ) -> Learned:
-        """Learn the shapes of a counted step and the work of its passes, each with a share of the optimizer's.
+        """Store the work of a counted step: its shapes, and its passes with their shares of the optimizer's work.
 
         Without `calls`, each batch had one forward and one backward.
         """
@@ -212,7 +212,7 @@ class ShapedWork:
         return learned
 
     def outline(self, shapes: Sequence[ShapeKey], calls: Calls, products: int, step: int) -> None:
-        """Compare a step with an earlier one of the same batches, calls and trained parameters, by their outlines."""
+        """Compare the outlines of this and an earlier step with the same batches, calls and trained parameters."""
         self.look(step)
         each = _each(calls, len(shapes))
         if not products or not all(shapes) or self.varies or self.trainable_changed:
@@ -252,12 +252,12 @@ class ShapedWork:
         return effort
 
     def knows(self, shape: ShapeKey) -> bool:
-        """Tell if the work of a batch of this shape is known or can be scaled, for any number of calls."""
+        """Return True if the work of a batch of this shape is known or can be scaled, for any number of calls."""
         shape = self.plain.strip(shape)
         return any(trained == self._trained and book.one(shape) for (trained, _), book in self._books.items())
 
     def wants(self, shape: ShapeKey) -> bool:
-        """Tell if counting a batch of this shape would tell something new."""
+        """Return True if the work of this shape is unknown and there is room for its count."""
         self._weigh()
         shape = self.plain.strip(shape)
         room = all(book.room(shape) for (trained, _), book in self._books.items() if trained == self._trained)
@@ -267,7 +267,7 @@ class ShapedWork:
         self._weigh()
         shapes = tuple([self.plain.strip(shape) for shape in shapes])
         book = self._books.get((trained, each))
-        apart = len(each) == len(ONCE) or len(set(shapes)) == 1  # which of unlike batches had a call is not known
+        apart = len(each) == len(ONCE) or len(set(shapes)) == 1  # it is unknown which of unlike batches had a call
         found = book.of(shapes) if book is not None and not self.varies and all(shapes) and apart else None
         if found is None:
             return None
@@ -276,7 +276,7 @@ class ShapedWork:
         return StepFlops(work.model_flops, work.hardware_flops) if self.rating is None else self.rating.effort(work)
 
     def _weigh(self) -> None:
-        """Leave out the names of plain values that vary much, if counts of several of their values agree."""
+        """Drop plain values that vary much from all shapes, if counts with several of their values agree."""
         busy = self.plain.busy
         if not busy or self._weighed == (len(self._counts), busy):
             return
@@ -320,9 +320,9 @@ class ShapedWork:
 
 
 def _each(calls: Calls | None, batches: int) -> Each:
-    """Compute the calls for each batch.
+    """Return the calls of the model per batch.
 
-    A backward whose forward can't be seen had one per batch. A step without a backward is a kind of its own.
+    Batches with a backward had a forward, even if none was seen. Steps without a backward are kept apart.
     """
     if calls is None or not batches:
         return ONCE

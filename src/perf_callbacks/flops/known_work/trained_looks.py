@@ -1,37 +1,37 @@
-"""When to look which parameters are trained: a count holds only for the same ones."""
+"""When to check which parameters are trained: a count holds only for the same parameters."""
 
 from perf_callbacks.kernel.engine.work_model import LOOK_STEPS
 
 LOOK_SECONDS = 0.25
-"""A count is used for about as long as this without a look, and for no more steps than `LOOK_STEPS`…"""
+"""Wanted seconds between two checks of the trained parameters: no more than `LOOK_STEPS` steps…"""
 
 LEAST_STEPS = 5
-"""…but no fewer than these…"""
+"""…but at least this many steps…"""
 
 CLOSE_STEPS = 2 * LOOK_STEPS
-"""…and each of so many steps after a change: parameters that are trained in turns may change back between two looks."""
+"""…and every step for this long after a change: parameters trained in turns may change back between two checks."""
 
 
 class TrainedLooks:
-    """Spaces the looks so that they cost little, however long steps are."""
+    """Spaces the checks so that their cost is small, however long steps are."""
 
     def __init__(self) -> None:
         self._every = LEAST_STEPS
         self._last = 0, 0.0
 
     def begin(self, step: int, now: float) -> None:
-        """Training begins after that step."""
+        """Store the step after which training begins, and the time."""
         self._last = step, now
 
     def after(self, step: int, changed: int | None) -> int:
-        """Return the step after which to look again, if the last look was after `step`.
+        """Return the step after which to check again, if the last check was after `step`.
 
-        `changed` is the last step after which other parameters were found trained; None: there was no change.
+        `changed` is the last step after which a check found other parameters trained; None: no change was found.
         """
         return step + (1 if changed is not None and step < changed + CLOSE_STEPS else self._every)
 
     def looked(self, step: int, now: float) -> None:
-        """Take the time of a look, to find out how long steps are."""
+        """Store the time of a check, and choose the next gap by the time per step."""
         (before, then), self._last = self._last, (step, now)
         seconds = max(now - then, 1e-9)
         self._every = max(LEAST_STEPS, min(LOOK_STEPS, int((step - before) * LOOK_SECONDS / seconds)))
