@@ -15,11 +15,11 @@ GENERATION, REWARDS = "generation", "rewards"
 """Parts of the stage `other` that a trainer names."""
 
 BEGINNING = ("first", "restart")
-"""Why the step with which a fit begins is in no row."""
+"""Reasons that exclude the first step of a fit from rows."""
 
 
 class Account:
-    """Wall time of one fit: the times that are in no step, to be split together with the steps."""
+    """Times of one fit that are in no step. `parts` splits the wall time into these times and the steps."""
 
     def __init__(self) -> None:
         self.began = 0.0
@@ -28,7 +28,7 @@ class Account:
         self.startup_seconds = 0.0
         """Time until the callback was set up. The time of the first step includes it."""
         self.own_seconds = 0.0
-        """Time that the callback took during a step and left out of it."""
+        """Time that the callback took during steps and subtracted from the steps."""
 
         self.other_seconds: dict[str, float] = {}
         """Seconds of the named parts of the stage `other`, in steps that are in rows."""
@@ -45,13 +45,13 @@ class Account:
         self.other_seconds[name] = self.other_seconds.get(name, 0.0) + seconds
 
     def started(self, now: float) -> None:
-        """Note that the callback is set up."""
+        """Store the time until the callback was set up."""
         self.startup_seconds = now - self.began
 
     def parts(self, now: float | None, included: Totals, ledger: Ledger) -> dict[str, float]:
-        """Split the wall time so far into parts; empty if nobody says what time it is.
+        """Split the wall time so far into parts; empty if `now` is None.
 
-        A step in which FLOPs are counted is a step like others, and the time it takes beyond their mean is counting.
+        A step in which FLOPs are counted adds the mean step time to `steps`, and the rest to `flop_counting`.
         """
         if now is None:
             return {}

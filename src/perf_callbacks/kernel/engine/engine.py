@@ -1,8 +1,8 @@
 """The state machine behind every integration: events in, records out.
 
-Time is an argument. An integration writes on the tape what the training thread turns to, says what a micro-batch held
-(`batch`), that an optimizer step is done (`end_step`), that evaluation or checkpointing begins and ends, and asks for a
-row.
+Time is an argument. An integration writes on the tape each stage that the training thread turns to. It passes
+micro-batches (`batch`), ends optimizer steps (`end_step`), begins and ends evaluation and checkpointing, and asks for
+rows.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,19 +38,22 @@ from perf_callbacks.kernel.engine.work_model import UnknownWork, WorkModel
 from perf_callbacks.kernel.records.fit_records import Amounts, Gc, Record, Row, Run, Span, Summary
 
 FLUSH_SECONDS = 1.0
-"""A step that ends as late as this after the last block is written at once, with those before it."""
+"""A step that ends this long after the last block is written at once, with the steps before it."""
 
 LATE_SECONDS = 3.0
-"""If no block was written for as long as this, another thread writes the steps that wait."""
+"""If no block was written for this long, another thread writes the steps that wait."""
 
 MOST_MARKS = 16384
-"""What a step writes beyond this is read before it ends; collections beyond it are told of at once."""
+"""If the tape has more entries than this, it is read before the step ends.
+
+If it has more than twice this number, collections are written to the journal at once.
+"""
 
 SEVERAL = 16
-"""After as many batches of one step it is looked whether there is too much of anything."""
+"""After this many batches in one step, `relieve` checks buffer sizes."""
 
 MOST_BATCHES = 256
-"""More batches than this, in one step, are added up before it ends."""
+"""If one step has more batches than this, they are added up before the step ends."""
 
 _OTHER = Stage.OTHER
 
@@ -91,22 +94,22 @@ class Engine:
             devices=None if ambiguous else devices * run.world_size / data_parallel,
         )
         self.tape = Tape(None if device is None else device.mark)
-        """Where the training thread writes what it turns to."""
+        """The tape on which the training thread writes its marks."""
         self._began = 0.0
         self.account = Account()
         self.aside: list[tuple[str, float]] = []
-        """Spans that have begun: kind and time."""
+        """Open spans: kind and start time."""
 
         self.step = run.step
         """The trainer's count of optimizer steps."""
         self.excluded: str | None = "restart" if run.step else "first"
-        """Why the current step is in no row."""
+        """Reason that the current step is in no row."""
         self.batches: list[Batch] = []
         """Micro-batches of the current step so far."""
         self.crowded = SEVERAL
-        """As many of them call for `relieve`."""
+        """Number of micro-batches at which `relieve` is called."""
         self.ordinary = True
-        """A batch may go straight into `batches`: no span is open, no device is to be asked, and the fit goes on."""
+        """True: a batch may go straight into `batches`. No span is open, no device must be asked, the fit goes on."""
         self._pending = Pending(self.work)
         self.ended = self._pending.ended
         self._observers = observers or Observers()
@@ -128,18 +131,18 @@ class Engine:
             tell=self._tell,
             interrupted=partial(self.exclude, "interrupted"),
         )
-        """Takes over the steps that are finished."""
+        """Takes over the finished steps."""
         self._sharing = Sharing(ranks, parts, self._ledger, emit, self._observers, alone=run.world_size == 1)
         self.flush_at = 0.0
-        """The time from which on the end of a step hands them out in any case."""
+        """Time from which on the end of a step hands out the finished steps in any case."""
         self._due = 0
-        """The step at whose end they are handed out again: a block is full, or a window is complete."""
+        """The step at whose end finished steps are handed out again: a block is full, or a window is complete."""
         self._look_at = 0
         """The step at whose end the work model checks which parameters are trained."""
         self._collections = Pauses()
 
     def start(self, now: float) -> None:
-        """Training begins. The step that follows is in no row."""
+        """Begin the fit. The step that follows is in no row."""
         self._began = self.account.began = now
         self.flush_at = now + FLUSH_SECONDS
         self.tape.begin(now)
@@ -155,14 +158,14 @@ class Engine:
         self.plan()
 
     def batch(self, batch: Batch) -> None:
-        """A micro-batch goes into the current step."""
+        """Add a micro-batch to the current step."""
         if not self.aside:
             self.batches.append(batch)
             if len(self.batches) >= self.crowded or self.intake.overdue:
                 self.relieve()
 
     def relieve(self) -> None:
-        """Make room in the middle of a step that is long, or ask the device at last."""
+        """Shorten long buffers within a step, or ask the device for overdue times."""
         if len(self.batches) > MOST_BATCHES:
             self.batches = [Batch(*together(self.batches), ())]
         self.crowded = len(self.batches) + SEVERAL
@@ -171,11 +174,11 @@ class Engine:
             self.collect(show=False)
 
     def exclude(self, reason: str) -> None:
-        """The current step is to be in no row."""
+        """Keep the current step out of rows."""
         self.excluded = self.excluded or reason
 
     def pause(self, pause: Pause) -> None:
-        """A garbage collection. It may be in the midst of anything: one that is part of a step is told of later."""
+        """Handle a garbage collection, which may interrupt any code. A collection within a step is recorded later."""
         self._collections.add(pause)
         if self.aside or not pause.here or len(self.tape.pairs) > 2 * MOST_MARKS:
             self._tell(pause, ("aside" if self.aside else "other") if pause.here else "elsewhere", None)
@@ -188,7 +191,7 @@ class Engine:
         return record
 
     def begin_span(self, kind: str, now: float) -> None:
-        """Time begins that belongs to no step. Spans nest; the step in which one falls is in no row."""
+        """Begin a span, whose time belongs to no step. Spans nest; the step around a span is in no row."""
         if not self.aside:
             self.tape.write((BEGIN[Stage.ASIDE], now))
             self.tape.ignore()
@@ -196,10 +199,10 @@ class Engine:
         self.ordinary = False
         self.plan()
         self.excluded = self.excluded or kind
-        self.flush(now)  # in here it is part of no step
+        self.flush(now)  # within the span, so that its time is part of no step
 
     def end_span(self, now: float) -> None:
-        """The innermost span is over; without one, nothing happens."""
+        """End the innermost span, if a span is open."""
         if not self.aside:
             return
         kind, start = self.aside.pop()
@@ -213,7 +216,7 @@ class Engine:
         self._emit(Span(kind=kind, step=self.step, start=start - self._began, seconds=now - start))
 
     def end_step(self, step: int, now: float) -> None:
-        """An optimizer step is done, the trainer's `step`-th. The next one begins."""
+        """End the trainer's optimizer step `step`, and begin the next step."""
         while self.aside:
             self.end_span(now)
         self.ended.append((step, self.excluded, self.batches))
@@ -223,7 +226,7 @@ class Engine:
         self.batches = []
         if self._device is not None:
             self.collect()  # its events are needed again
-            self.ordinary = True  # a late write has asked for this
+            self.ordinary = True  # `write_late` may have asked for this
         if step >= self._due or now > self.flush_at:
             self.flush(now)
         elif step >= self._look_at:
@@ -233,20 +236,20 @@ class Engine:
             self.plan()
 
     def plan(self) -> None:
-        """Plan the next step whose end is more than a mark: at once, where a span may be open or a device is asked."""
+        """Plan the next step whose end is more than a mark: each step, in a span or with a device timeline."""
         block = WATCHED_BLOCK if self._observers.watching else BLOCK
         self._due = min(self.step + block - self._ledger.kept - len(self.ended), self._sharing.due or NEVER)
         self._look_at = self.work.look_after(self.step)
         self._observers.plan(0 if self.aside or self._device is not None else min(self._due, self._look_at))
 
     def collect(self, *, show: bool = True) -> bool:
-        """Take over the steps that are finished. True: none is outstanding."""
+        """Take over the finished steps. Return True if the device owes no step."""
         return self.intake.collect(show=show)
 
     def write_late(self, now: float) -> None:
-        """Write the steps that are finished, if none has ended for a while. Called in another thread than training.
+        """Write the finished steps if no step has ended for a while. Called outside the training thread.
 
-        A step may take minutes, and the process may be killed in it.
+        A step may take minutes, and the process may be killed within the step.
         """
         if now >= self.flush_at + LATE_SECONDS - FLUSH_SECONDS:
             self.intake.write_early(self._emit)
@@ -254,7 +257,7 @@ class Engine:
                 self.ordinary = False
 
     def tell_tokens(self, with_tokens: Callable[[Batch], Batch]) -> None:
-        """Add the tokens of earlier steps: it is known now which tensor holds the ids."""
+        """Add the tokens of earlier steps, now that the tensor of token ids is known."""
         with self.intake.alone():
             self.intake.collect()
             self._ledger.tell_tokens(self._pending.tell_tokens(with_tokens))
@@ -273,19 +276,19 @@ class Engine:
                 self._emit(block)
 
     def row(self, step: int) -> dict[str, float]:
-        """Metrics of the included steps since the last row; empty where there are none."""
+        """Return the metrics of the included steps since the last row; empty without such steps."""
         with self.intake.alone():
             self.intake.collect()
             return self._logged(step, self._ledger.take_row(), "row")
 
     @property
     def why_empty(self) -> str | None:
-        """Why the last row has no step, where that may happen again; None: it has some, or the fit has just begun."""
+        """Reasons that excluded steps from the last row; None if no reason can recur in later rows."""
         left_out = self._ledger.left_out
         return reasons(left_out) if {*left_out} - {*BEGINNING, COUNTED, RECOUNTED} else None
 
     def whole(self, step: int) -> dict[str, float]:
-        """Metrics of all included steps, `perf/run/…`, for the line in which a trainer sums up a run."""
+        """Return the metrics of all included steps, `perf/run/…`, for the line in which a trainer sums up a run."""
         with self.intake.alone():
             self.intake.collect()
             return self._logged(step, self._ledger.included(), "whole")
@@ -302,14 +305,17 @@ class Engine:
         return metrics
 
     def amounts(self) -> Amounts:
-        """Samples and tokens of all attempts so far; a checkpoint carries them to the next one."""
+        """Return samples and tokens of all attempts so far. A checkpoint carries the amounts to the next attempt."""
         _, done, _ = self._all()
         return Amounts(
             samples=plus(self._earlier.samples, done.samples), tokens=plus(self._earlier.tokens, done.tokens)
         )
 
     def _all(self) -> tuple[int, Amounts, int]:
-        """Steps of this attempt, what went through them, and how many have no time. Some may still be on the device."""
+        """Return the steps of this attempt, their amounts, and the number of lost steps.
+
+        Steps whose times the device still owes are included.
+        """
         with self.intake.alone():
             self.intake.collect()
             steps, samples, tokens, lost = self._ledger.all()
@@ -321,7 +327,7 @@ class Engine:
     def summary(
         self, failure: str | None = None, proofs: Mapping[str, str] | None = None, now: float | None = None
     ) -> Summary:
-        """The fit so far. Its wall time is unknown without the time."""
+        """Return the summary of the fit so far. Its wall time is empty without `now`."""
         with self.intake.alone():
             total, (steps, done, lost) = self.amounts(), self._all()
             included = self._ledger.included()
@@ -354,7 +360,7 @@ class Engine:
         return replace(summary, findings=self._observers.findings(summary))
 
     def stop(self, now: float, failure: str | None = None, proofs: Mapping[str, str] | None = None) -> Summary:
-        """Training is over. Steps that the device still owes are lost."""
+        """End the fit, write and return its summary. Steps that the device still owes are lost."""
         while self.aside:
             self.end_span(now)
         self.ordinary = False

@@ -15,7 +15,7 @@ class Pauses:
         self._seconds = self._longest = self._scheduled = self._startup = 0.0
 
     def add(self, pause: Pause) -> None:
-        """Count a collection. What the checklist does once is a cost of startup, and not of the program's garbage."""
+        """Count a collection. A collection that the checklist runs at startup is counted as startup cost only."""
         if pause.ours == STARTUP:
             self._startup += pause.seconds
             return
@@ -36,7 +36,7 @@ class Pauses:
 
 
 def collection(pause: Pause, stage: str, step: int, began: float) -> Gc:
-    """Make the journal's record of a collection in a fit that began then."""
+    """Make the journal's record of a collection. `began` is the time at which the fit began."""
     return Gc(
         step=step,
         stage=stage,

@@ -9,7 +9,7 @@ from perf_callbacks.kernel.engine.windows import Part
 from perf_callbacks.kernel.records.fit_records import Steps
 
 MOST_UNTOLD = 64
-"""Steps that may be told of their tokens later."""
+"""Most steps whose tokens can be added later."""
 
 
 class Ledger:
@@ -20,11 +20,11 @@ class Ledger:
         self._parts = parts
         self._over: list[Part] = []
         self.kept = 0
-        """Steps that were not handed out yet."""
+        """Number of steps that `take_block` has not handed out yet."""
         self._block: list[Columns] = []
-        self._rows: list[Step] = []  # at the end of the block, one by one as yet
-        self._added = 0  # of its parts
-        self._early = 0  # steps from the first of the block on that are in the journal, also some that follow it
+        self._rows: list[Step] = []  # at the end of the block, not in columns yet
+        self._added = 0  # parts of the block that are in the sums
+        self._early = 0  # leading steps of the block that are in the journal; may exceed the block
         self._row, self._included = Totals(), Totals()
         self._steps = self._lost = 0
         self._samples: int | None = 0
@@ -34,18 +34,18 @@ class Ledger:
         self.excluded: Counter[str] = Counter()
         """Number of steps that are in no row, by reason."""
         self.excluded_seconds: dict[str, float] = {}
-        """Their time, by reason."""
+        """Seconds of the excluded steps, by reason."""
         self.left_out: Counter[str] = Counter()
         """Excluded steps since the last row, by reason."""
         self._told: Counter[str] = Counter()
 
     def enter(self, steps: Columns) -> None:
-        """Steps are finished: one or more."""
+        """Enter finished steps; there is at least a single step."""
         self._block.append(steps)
         self.kept += len(steps.number)
 
     def enter_rows(self, steps: Sequence[Step]) -> None:
-        """Steps are finished, a few at a time."""
+        """Enter a few finished steps."""
         self._rows += steps
         self.kept += len(steps)
 
@@ -56,14 +56,17 @@ class Ledger:
         return self._block
 
     def take_block(self) -> Steps | None:
-        """The steps since the last block, as they stand in the journal."""
+        """Take the steps since the last block. Return a record of the steps that are not in the journal yet."""
         self._add()
         early, self._early = self._early, max(0, self._early - self.kept)
         block, self._block, self._added, self.kept = self._block, [], 0, 0
         return self._record(block, early)
 
     def early_block(self, following: Columns | None) -> Steps | None:
-        """As `take_block`, with some steps that were not entered yet. Nothing is taken or added up by it."""
+        """Return a record of the steps that are not in the journal yet, then `following`, steps not entered yet.
+
+        The steps stay in the books: `take_block` takes them later, and leaves them out of its record.
+        """
         block = self._columns() if following is None else [*self._columns(), following]
         early, self._early = self._early, max(self._early, sum([len(steps.number) for steps in block]))
         return self._record(block, early)
@@ -82,7 +85,7 @@ class Ledger:
         return over
 
     def take_row(self) -> Totals:
-        """The included steps since the last row, added up."""
+        """Take the sums over the included steps since the last row."""
         self._add()
         self._row.settle()
         row, self._row, self._row_after = self._row, Totals(), self._last
@@ -92,7 +95,7 @@ class Ledger:
         return row
 
     def included(self) -> Totals:
-        """All included steps, added up."""
+        """Return the sums over all included steps."""
         self._add()
         totals = Totals()
         totals.merge(self._included)
@@ -101,12 +104,12 @@ class Ledger:
         return totals
 
     def all(self) -> tuple[int, int | None, int | None, int]:
-        """Steps, samples and tokens of all steps, and how many of them have no time."""
+        """Return the number of steps, their samples and tokens, and the number of steps without a time."""
         self._add()
         return self._steps, self._samples, None if self._untold_steps else self._tokens, self._lost
 
     def tell_tokens(self, tokens: Mapping[int, int]) -> None:
-        """Steps that were entered before it was known which tensor holds token ids have turned out to hold as many."""
+        """Add tokens, by step number, of steps that were entered before the tensor of token ids was known."""
         self._add()
         for number, included in self._untold.items():
             if number in tokens:
@@ -121,7 +124,7 @@ class Ledger:
         self._untold = {number: included for number, included in self._untold.items() if number not in tokens}
 
     def _add(self) -> None:
-        """Add up what came since the last time: together, since that is cheaper than one by one."""
+        """Add up all steps since the last call together, which is cheaper than step by step."""
         block = self._columns()
         if self._added == len(block):
             return

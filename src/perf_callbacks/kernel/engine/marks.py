@@ -1,4 +1,4 @@
-"""The marks that the training thread writes: it turns to a stage, for good or for the length of a call."""
+"""The marks that the training thread writes when it turns to a stage, for good or for the length of a call."""
 
 from typing import Final, NamedTuple
 
@@ -6,7 +6,7 @@ from perf_callbacks.kernel.engine.stages import Stage
 
 
 class Begin:
-    """It turns to a stage until the next `BACK`, and then to what it was in before."""
+    """The training thread turns to a stage until the next `BACK`, and then back to the stage before."""
 
     __slots__ = ("stage",)
 
@@ -15,13 +15,13 @@ class Begin:
 
 
 class Back:
-    """It turns back to what it was in before the last `Begin`."""
+    """The training thread turns back to the stage before the last `Begin`."""
 
     __slots__ = ()
 
 
 class End:
-    """A step ends. The next one begins with what belongs to no stage, and nothing to turn back to."""
+    """A step ends. The next step begins in the stage `OTHER`, with no stage to turn back to."""
 
     __slots__ = ()
 
@@ -31,7 +31,7 @@ BACK: Final = Back()
 END: Final = End()
 
 ONE_MORE_FORWARD: Final = (BEGIN[Stage.OTHER], BEGIN[Stage.FORWARD], BACK, BACK)
-"""Turn to the forward once more, whatever the thread is in, and go on with that."""
+"""Turn to the forward once more, and then back to the current stage, whichever it is."""
 
 
 class Pause(NamedTuple):
@@ -43,7 +43,7 @@ class Pause(NamedTuple):
     collected: int
     automatic: bool
     here: bool
-    """In the training thread."""
+    """True: the collection ran in the training thread."""
     ours: str | None = None
     """As `Gc.ours`."""
 
@@ -56,7 +56,7 @@ _FORWARD, _BACKWARD, _DATA = Stage.FORWARD, Stage.BACKWARD, Stage.DATA
 
 
 class Calls(NamedTuple):
-    """How often a step turned to the model's forward and to its backward.
+    """Number of turns of a step to the model's forward and to its backward.
 
     Turns count, not marks: a plain loop marks the second of two calls in a row only sometimes.
     """
@@ -66,7 +66,7 @@ class Calls(NamedTuple):
 
 
 class Course:
-    """Follows marks: what the time between two of them belongs to."""
+    """Follows marks, and returns the stage of the time between two marks."""
 
     __slots__ = ("_backwards", "_forwards", "before", "earlier", "fetches", "fetches_at_backward", "stage")
 
@@ -87,7 +87,7 @@ class Course:
 
     @property
     def calls(self) -> Calls:
-        """Turns to forward and backward since they were last taken."""
+        """Turns to forward and backward since the last `take_calls`."""
         return Calls(self._forwards, self._backwards)
 
     def take_calls(self) -> Calls:
@@ -116,6 +116,6 @@ class Course:
                 if self.stage is _BACKWARD:
                     self._backwards += 1
                     self.fetches_at_backward = self.fetches
-        if until is _UNDECIDED:  # what follows a backward shows what the time since belongs to
+        if until is _UNDECIDED:  # the stage after a backward decides the stage of the time in between
             return _OPTIMIZER if self.stage is _OPTIMIZER else _OTHER
         return until

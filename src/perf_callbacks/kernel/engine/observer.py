@@ -1,4 +1,4 @@
-"""The base class of everything that hears of a fit, and the list of those that do."""
+"""The base class of all observers of a fit, and the list of a fit's observers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,9 +12,9 @@ Signals = Mapping[str, Sequence[float | None]]
 
 
 class Observer:
-    """Hears of a fit while it lasts. Override the events to hear of: the others cost nothing.
+    """Receives the events of a fit. Override the events of interest: the rest cost nothing.
 
-    An error that leaves an observer ends the measuring of the fit, never the training.
+    An error that an observer raises ends the measuring of the fit, never the training.
     """
 
     @property
@@ -24,12 +24,12 @@ class Observer:
 
     @property
     def watching(self) -> bool:
-        """Wants to see measured steps, for now."""
+        """Return True if the observer wants to see measured steps now."""
         return False
 
     @property
     def following(self) -> bool:
-        """Wants to hear of operations, for now."""
+        """Return True if the observer wants to receive operations now."""
         return False
 
     @property
@@ -38,50 +38,50 @@ class Observer:
         return {}
 
     def step_ended(self, step: int) -> None:
-        """An optimizer step is about to end; time spent here is still part of it."""
+        """Handle the end of an optimizer step. Time spent here is still part of the step."""
 
     def step_began(self) -> None:
-        """The next step has begun."""
+        """Handle the beginning of the next step."""
 
     def span_began(self, kind: str, step: int) -> None:
-        """An evaluation, a checkpoint or the like has begun after that step. Spans nest."""
+        """Handle the beginning of an evaluation, a checkpoint or the like after step `step`. Spans nest."""
 
     def span_ended(self) -> None:
-        """The innermost span is about to end."""
+        """Handle the end of the innermost span. Time spent here is still part of the span."""
 
     def loader_left(self, *, exhausted: bool) -> None:
-        """The loop leaves its loader, in the middle of a step or not: training may be over, and nobody may say so."""
+        """Handle that the loop leaves its loader, maybe within a step. Training may be over without further notice."""
 
     def epoch_ended(self) -> None:
-        """A trainer has come to the end of an epoch. Of a loop, `loader_left` tells it."""
+        """Handle the end of a trainer's epoch. A plain loop calls `loader_left` instead."""
 
     def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
-        """Steps were measured, some time after their end. Their collections are told of before."""
+        """Handle measured steps, some time after their end. The collections of a step come with the step or earlier."""
 
     def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
-        """Marks and their times, in pairs, are about to be taken from the tape. The steps of these numbers end in them.
+        """Handle marks and times, in pairs, before the tape is read. `numbers` are the steps that end in `pairs`.
 
-        Called by the thread that takes them, which may be that of a loader.
+        Called by the thread that reads the tape, which may be a loader's thread.
         """
 
     def agreed(self, least: Mapping[str, int], step: int) -> None:
-        """The least that any rank asks for holds on all ranks from the end of that step on."""
+        """Adopt the values that all ranks use from the end of `step` on, each the minimum over ranks."""
 
     def window_part(self, steps: Columns) -> Signals:  # noqa: ARG002 for observers that have signals
         """Return signals of the steps of a window, which this rank sends to rank 0 with its part."""
         return {}
 
     def operation(self, function: Any, output: Any, backward: int) -> None:
-        """An operation of a counted step has run, in the backward of that number or in none (0)."""
+        """Handle an operation of a counted step, run in the backward with number `backward`, or in no backward (0)."""
 
     def record_written(self, record: Record) -> None:
-        """A record was written, in this thread or another."""
+        """Handle a record that this thread or another has written."""
 
     def before_summary(self) -> None:
-        """The fit is closed, and its summary is made next: wait a moment for the messages of other ranks."""
+        """Wait a moment for messages of other ranks. The fit is closed, and its summary is made next."""
 
     def metrics(self, kind: str) -> Mapping[str, float]:  # noqa: ARG002 for observers that tell them apart
-        """Return metrics, by name, for a "row" of the log or for the "whole" fit. Each row is asked for once."""
+        """Return metrics, by name, for a "row" of the log or for the "whole" fit. Called once per row."""
         return {}
 
     def summary(self) -> Mapping[str, Any]:
@@ -97,10 +97,10 @@ class Observer:
         return ()
 
     def shape_seen(self, shape: ShapeKey, tensors: Mapping[str, Any]) -> None:
-        """Handle a batch of a new shape, before it is used. Evaluation has batches, too."""
+        """Handle a batch of a new shape before its use. Evaluation has batches, too."""
 
     def closed(self) -> None:
-        """The fit is over: put everything back. Twice is once."""
+        """Put everything back: the fit is over. Idempotent."""
 
 
 EVENTS = (
@@ -126,18 +126,18 @@ EVENTS = (
 
 
 class Observers:
-    """The observers of one fit. Each event reaches only those that override it, in the order in which they joined."""
+    """The observers of one fit. Each event reaches only the observers that override it, in the order of joining."""
 
     def __init__(self) -> None:
         self._all: list[Observer] = []
         self._of: dict[str, list[Observer]] = {event: [] for event in EVENTS}
         self.due = NEVER
-        """The step from whose end on somebody has something to do: an observer, or whoever planned or hurried."""
+        """The step from whose end on an observer is due, or which a call of `plan` or `hurry` asked for."""
         self._planned = NEVER
         self._hurried = False
 
     def add(self, observer: Observer) -> None:
-        """Let an observer hear of the fit from now on."""
+        """Add an observer, which receives the events from now on."""
         self._all.append(observer)
         for event, hearing in self._of.items():
             if getattr(type(observer), event) is not getattr(Observer, event):
@@ -145,26 +145,26 @@ class Observers:
         self.look_ahead()
 
     def look_ahead(self) -> None:
-        """Find out when the next observer is due. To be called by an observer that moves its `due` by itself."""
+        """Compute when the next observer is due. An observer that moves its `due` by itself calls this."""
         self.due = 0 if self._hurried else min([self._planned, *[observer.due for observer in self._all]])
 
     def plan(self, step: int) -> None:
-        """Let the end of that step, too, be more than a mark."""
+        """Request full handling of the end of `step`, not just a mark."""
         self._planned = step
         self.look_ahead()
 
     def hurry(self) -> None:
-        """Let the end of each step from now on be more than a mark."""
+        """Request full handling of the end of each step from now on, not just a mark."""
         self._hurried, self.due = True, 0
 
     @property
     def watching(self) -> bool:
-        """Some observer wants to see measured steps."""
+        """Return True if an observer wants to see measured steps."""
         return any([observer.watching for observer in self._all])
 
     @property
     def following(self) -> bool:
-        """Some observer wants to hear of operations."""
+        """Return True if an observer wants to receive operations."""
         return any([observer.following for observer in self._all])
 
     @property
@@ -173,41 +173,41 @@ class Observers:
         return {name: least for observer in self._all for name, least in observer.asks.items()}
 
     def step_ended(self, step: int) -> None:
-        """Tell those that are due that a step is about to end. When the next one begins, it is planned who is due."""
+        """Announce the end of a step to the observers that are due. `step_began` computes the next due step."""
         for observer in self._of["step_ended"]:
             if step >= observer.due:
                 observer.step_ended(step)
 
     def step_began(self) -> None:
-        """Tell that the next step has begun."""
+        """Announce the beginning of the next step."""
         for observer in self._of["step_began"]:
             observer.step_began()
         self.look_ahead()
 
     def span_began(self, kind: str, step: int) -> None:
-        """Tell that a span has begun."""
+        """Announce the beginning of a span."""
         for observer in self._of["span_began"]:
             observer.span_began(kind, step)
         self.look_ahead()
 
     def span_ended(self) -> None:
-        """Tell that the innermost span is about to end."""
+        """Announce the end of the innermost span."""
         for observer in self._of["span_ended"]:
             observer.span_ended()
         self.look_ahead()
 
     def loader_left(self, *, exhausted: bool) -> None:
-        """Tell that the loop leaves its loader."""
+        """Announce that the loop leaves its loader."""
         for observer in self._of["loader_left"]:
             observer.loader_left(exhausted=exhausted)
 
     def epoch_ended(self) -> None:
-        """Tell that an epoch is over."""
+        """Announce the end of an epoch."""
         for observer in self._of["epoch_ended"]:
             observer.epoch_ended()
 
     def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
-        """Tell of measured steps those that want to see them."""
+        """Show measured steps to the observers that are watching."""
         for observer in self._of["steps_measured"]:
             if observer.watching:
                 observer.steps_measured(steps, pauses)
@@ -215,23 +215,23 @@ class Observers:
 
     @property
     def read_marks(self) -> bool:
-        """Some observer reads marks."""
+        """Return True if an observer reads marks."""
         return bool(self._of["marks_read"])
 
     def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
-        """Show marks of the tape to the observers that read them."""
+        """Show marks of the tape to the observers that read marks."""
         for observer in self._of["marks_read"]:
             observer.marks_read(pairs, numbers)
 
     def agreed(self, least: Mapping[str, int], step: int) -> None:
-        """Tell what holds on all ranks."""
+        """Announce the values that all ranks agreed on."""
         for observer in self._of["agreed"]:
             observer.agreed(least, step)
         self.look_ahead()
 
     @property
     def have_signals(self) -> bool:
-        """Some observer makes signals of the steps of a window."""
+        """Return True if an observer makes signals of the steps of a window."""
         return bool(self._of["window_part"])
 
     def window_part(self, steps: Columns) -> dict[str, Sequence[float | None]]:
@@ -250,7 +250,7 @@ class Observers:
             observer.record_written(record)
 
     def before_summary(self) -> None:
-        """Let the observers wait for what their parts of the summary still lack."""
+        """Let the observers wait for messages that their parts of the summary need."""
         for observer in self._of["before_summary"]:
             observer.before_summary()
 

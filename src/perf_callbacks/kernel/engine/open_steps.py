@@ -1,4 +1,4 @@
-"""Steps that have ended and are not in the books yet."""
+"""Steps that have ended and are not in the ledger yet."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,12 +15,12 @@ from perf_callbacks.kernel.engine.work_model import LOOK_STEPS, WorkModel
 
 
 class Pending:
-    """Holds what each step went through until the tape, and the device if there is one, tell its times."""
+    """Holds the batches of ended steps until the tape, and the device if there is one, give the times of the steps."""
 
     def __init__(self, work: WorkModel) -> None:
         self.work = work
         self.ended: deque[tuple[int, str | None, list[Batch]]] = deque()
-        """Number, reason of the exclusion and batches of steps whose marks were not read."""
+        """Number, reason of the exclusion and batches of each step whose marks were not read."""
         self.passed: deque[Step] = deque()
         """Steps whose times the device owes."""
         self._batch = Batch(None, None, None, ())
@@ -29,7 +29,7 @@ class Pending:
         self._unlooked = 0
 
     def finish(self, past: Past) -> Columns:
-        """Put together one or more steps whose marks were read."""
+        """Build the columns of the steps whose marks were read."""
         ended = map(deque.popleft, repeat(self.ended, len(past.calls)))
         number, excluded, batches = zip(*ended, strict=True)
         self.work.look(number[-1])
@@ -52,7 +52,7 @@ class Pending:
         )
 
     def wait(self, past: Past) -> None:
-        """Let steps whose marks were read wait for the device. There are few of them, mostly one."""
+        """Queue steps whose marks were read, mostly a single step, until the device gives their times."""
         self._unlooked += len(past.calls)
         if self._unlooked >= LOOK_STEPS:
             self._unlooked = 0
@@ -68,11 +68,11 @@ class Pending:
         self.work.settle()
 
     def timed(self, times: Sequence[tuple[float, ...] | None]) -> list[Step]:
-        """The first of the steps that wait for the device, with its times; None for the times of a lost one."""
+        """Take the first queued steps, with their times from the device. None in `times` stands for a lost step."""
         return [_timed(self.passed.popleft(), seconds) for seconds in times]
 
     def early(self, past: Past) -> Columns | None:
-        """Steps by what can be told of them without changing anything. Called in another thread than training."""
+        """Return the ended steps with the values known without a state change. Called outside the training thread."""
         ended = [self.ended[place] for place in range(len(past.calls))]
         steps, last = [], self._batch
         for (number, excluded, batches), seconds, calls in zip(ended, past.rows, past.calls, strict=True):
@@ -83,7 +83,7 @@ class Pending:
         return Columns.of(steps) if steps else None
 
     def tell_tokens(self, with_tokens: Callable[[Batch], Batch]) -> dict[int, int]:
-        """Learn which tensor holds the token ids; gives the tokens of the first steps without, by number."""
+        """Store the function that counts tokens. Return the tokens of earlier steps without a count, by number."""
         self._with_tokens = with_tokens
         untold, self._untold = self._untold, {}
         found = {number: self._find_tokens(number, batches) for number, batches in untold.items()}
@@ -99,7 +99,7 @@ class Pending:
         return together(batches)
 
     def _find_tokens(self, number: int, batches: list[Batch], tokens: int | None = None) -> int | None:
-        """The tokens of batches that were read before it was known which tensor holds them."""
+        """Return the tokens of a step, recounted if its batches were read before the tensor of token ids was known."""
         if tokens is not None or not batches:
             return tokens
         if self._with_tokens is not None:
@@ -111,7 +111,7 @@ class Pending:
     def _efforts(
         self, numbers: Sequence[int], batches: Sequence[list[Batch]], calls: Sequence[Calls], *, alike: bool
     ) -> Sequence[StepFlops | None]:
-        """The work of each step. Where it is unknown, each step is asked for: the reasons are counted."""
+        """Return the FLOPs of each step. While unknown, ask for each step: the work model counts the reasons."""
         first = self._effort(numbers[0], batches[0], calls[0])
         if alike and first is not None and not self.work.trainable_changed and calls.count(calls[0]) == len(calls):
             return (first,) * len(numbers)
@@ -122,16 +122,19 @@ class Pending:
 
 
 def _alike(steps: Sequence[list[Batch]]) -> bool:
-    """Tell if all steps had the same batches. Batches are not compared: their numbers may be on a device."""
+    """Return True if all steps had the same batch object, equally often.
+
+    Batches are not compared by value: their numbers may be on a device.
+    """
     every = [*chain.from_iterable(steps)]
     return len({*map(len, steps)}) == 1 and all(map(is_, every, repeat(every and every[0])))
 
 
 def _without(last: Batch, calls: Calls) -> tuple[int | None, int | None, Any]:
-    """Return the amounts of a step without a new batch: nothing, or unknown if it trained on an earlier one."""
+    """Return the amounts of a step without a new batch: 0, or unknown if the step trained on an earlier batch."""
     return (None, None, None) if calls.backwards else nothing(last)
 
 
 def _timed(step: Step, seconds: tuple[float, ...] | None) -> Step:
-    """A step as the device saw it."""
+    """Return a step with its times from the device. Without times the step is excluded as lost."""
     return step._replace(seconds=seconds, excluded=step.excluded if seconds else "lost")

@@ -14,7 +14,7 @@ class DeviceTimeline(Protocol):
         """Mark the stream: work that is queued from here on comes after."""
 
     def ready(self) -> list[tuple[float, ...] | None]:
-        """Stage seconds of the steps that finished since the last call; None for a lost one."""
+        """Return the stage seconds of the steps that finished since the last call; None for a lost step."""
         ...
 
 
@@ -26,28 +26,28 @@ class Ranks(Protocol):
         """Settings of this fit that hold for all ranks; None: not known yet."""
 
     def agree(self) -> Verdict | None:
-        """Wait a moment for these settings."""
+        """Wait a moment for the verdict."""
         ...
 
     @property
     def window(self) -> int | None:
-        """Optimizer steps after which ranks tell each other what they did; None where they don't, or not yet."""
+        """Optimizer steps per window; None: ranks exchange no windows, or the length is not known yet."""
 
     @property
     def latest(self) -> Window | None:
-        """The last window that is known of all of them; None before the first."""
+        """Last window that is known of all ranks; None before the first window."""
 
     @property
     def signals(self) -> bool:
-        """True: parts carry signals. False: they carry none, or this is not known yet."""
+        """True: parts carry signals. False: parts carry no signals, or this is not known yet."""
         ...
 
     def offer(self, part: Part) -> None:
-        """Tell the others what this rank did in a window."""
+        """Offer this rank's part of a window to the other ranks."""
 
     def take(self) -> list[Window]:
-        """The windows that are to be written down here and were not yet."""
+        """Take the windows that this rank has to write and has not taken before."""
         ...
 
     def close(self) -> None:
-        """End the exchange with them."""
+        """End the exchange with the other ranks."""

@@ -19,8 +19,8 @@ def metrics(
     """Compute the metrics of some steps. Unknown metrics are left out; no steps have no metrics.
 
     Rates over all devices are those of the same steps if one process sees all devices, else those of the last complete
-    window of all ranks. Rates per device are those of the steps, on this rank; one
-    device alone has none. `flops` are the metrics of the steps whose FLOPs are known.
+    window of all ranks. Rates per device are those of the steps, on this rank; a single device has no such rates.
+    `flops` are the metrics of the steps whose FLOPs are known.
     """
     seconds = totals.step_seconds
     if not totals.steps or seconds <= 0:

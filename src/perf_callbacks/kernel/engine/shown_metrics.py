@@ -25,7 +25,7 @@ def of_run(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def main(names: Iterable[str]) -> list[str]:
-    """Choose the metrics for a console, in the order in which they matter; other keys are ignored.
+    """Choose the metrics for a console, most important first. Names of other programs are ignored.
 
     >>> main(["perf/mfu", "perf/hfu", "loss", "perf/samples_per_second", "perf/step_time"])
     ['perf/step_time', 'perf/samples_per_second', 'perf/mfu']

@@ -1,10 +1,10 @@
-"""The stages of a step, and the two that belong to none."""
+"""The stages of a step, the undecided stage, and work outside steps."""
 
 from enum import IntEnum
 
 
 class Stage(IntEnum):
-    """A kind of work of the training thread. At each moment there is exactly one."""
+    """A kind of work of the training thread. At each moment the thread is in exactly one stage."""
 
     DATA = 0
     """Waiting for the loader, copying to the device."""
@@ -18,10 +18,10 @@ class Stage(IntEnum):
     OTHER = 5
     """Logging, callbacks, the rest of the step."""
     UNDECIDED = 6
-    """After a backward in a loop we can't see into: optimizer if an optimizer step is what follows, else other."""
+    """After a backward in a loop we can't see into: optimizer if an optimizer step follows, else other."""
     ASIDE = 7
-    """Evaluation, checkpointing, anything that is part of no step."""
+    """Evaluation, checkpointing and other work that is part of no step."""
 
 
 STAGES = (Stage.DATA, Stage.FORWARD, Stage.BACKWARD, Stage.OPTIMIZER, Stage.GC, Stage.OTHER)
-"""Those that make up a step, in the order in which they are shown."""
+"""Stages that make up a step, in display order."""

@@ -19,13 +19,13 @@ from perf_callbacks.kernel.engine.tape import Tape
 from perf_callbacks.kernel.records.fit_records import Gc, Record
 
 MOMENT_SECONDS = 0.05
-"""How long the training thread may wait for another one that reads the books."""
+"""Longest time that a thread waits for another thread that reads the books."""
 
 
 class Intake:
-    """Takes over the steps that are finished. The books are the tape, the outstanding steps and the ledger.
+    """Takes over the finished steps. The books are the tape, the outstanding steps and the ledger.
 
-    Marks are written on the tape without a lock; whoever reads a book holds the lock of all.
+    Marks are written on the tape without a lock; a thread that reads any of the books holds the lock of all.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class Intake:
         self._lock = RLock()
         self._reading = False
         self.overdue = False
-        """The device is to be asked for its times before the step ends."""
+        """True: the device must be asked for its times before the step ends."""
         self.longest_step = 0.0
-        """Seconds of the longest step so far, without the first, in which things are made and compiled."""
+        """Seconds of the longest step so far, without the first step, which includes setup and compilation."""
 
     @contextmanager
     def alone(self) -> Iterator[bool]:
-        """Keep other threads from the books. Gives False where another one has them for longer than a moment."""
+        """Keep other threads from the books. Yield False if another thread holds the books longer than a moment."""
         held = self._lock.acquire(timeout=MOMENT_SECONDS)
         try:
             yield held
@@ -61,18 +61,18 @@ class Intake:
                 self._lock.release()
 
     def collect(self, *, show: bool = True) -> bool:
-        """Take over the steps that are finished. True: none is outstanding.
+        """Take over the finished steps. Return True if the device owes no step.
 
-        They are not shown to observers by a loader's thread, nor in the middle of a step.
+        A loader's thread shows no steps to observers, nor does a call in the middle of a step.
         """
         with self.alone() as held:
-            if not held or self._reading:  # a signal or a finalizer may come in the midst of it
+            if not held or self._reading:  # a signal handler or finalizer may call this within itself
                 return False
             self._reading = True
             self.overdue = False
             try:
                 self._collect()
-            except BaseException:  # an interrupt, say: what was read by halves would be told of the wrong steps
+            except BaseException:  # an interrupt, say: half-read marks would go to the wrong steps
                 self._pending.ended.clear()
                 self._tape.pairs.clear()
                 self._interrupted()
@@ -86,12 +86,13 @@ class Intake:
         return not self._pending.passed
 
     def write_early(self, emit: Callable[[Record], None]) -> None:
-        """Write the finished steps that were not handed out yet, in another thread than training.
+        """Write the finished steps that were not handed out yet. Called outside the training thread.
 
-        Nothing is taken over: the tape is read from a copy, and what a step's work was stays unknown where only the
-        training thread can tell. Nor is a device asked, which might spoil the capture of a graph in the training
-        thread, and may hang with it: that thread asks it with the next micro-batch, and what it heard is in the block
-        of a moment later.
+        Nothing is taken over: the tape is read from a copy, and the FLOPs of its steps stay unknown.
+
+        The device is not asked: a question might spoil the capture of a graph in the training thread, and this thread
+        might hang with the device. The training thread asks the device with the next micro-batch, and the next block
+        contains the answer.
         """
         if not self._lock.acquire(blocking=False):
             return

@@ -13,10 +13,10 @@ UNSEEN: float = 0
 """Seconds of a stage that was never entered: the integer, which the first seconds added to it turn into a float."""
 
 BLOCK = 256
-"""Steps that are kept one by one before they are added up, unless a second passes before."""
+"""Steps that are kept one by one before they are added up, unless a second passes first."""
 
 WATCHED_BLOCK = 64
-"""As many, while an observer wants to see them."""
+"""Size of a block while an observer wants to see the steps."""
 
 
 _TIMES = {stage: f"{stage.name.lower()}_time" for stage in STAGES}
@@ -25,10 +25,13 @@ NEVER = sys.maxsize
 """A step that does not come."""
 
 COUNTED = "counted"
-"""Why the step in which FLOPs are counted, the same on all ranks, is in no row."""
+"""Reason that excludes the step in which FLOPs are counted, the same step on all ranks."""
 
 RECOUNTED = "recounted"
-"""Why one is in which they are counted for a new shape: ranks may meet it at different steps, so windows have it."""
+"""Reason that excludes a step in which FLOPs are counted for a new shape.
+
+Ranks may meet the shape at different steps, so windows include the step.
+"""
 
 
 class StepFlops(NamedTuple):
@@ -44,24 +47,24 @@ class Step(NamedTuple):
     """A finished optimizer step."""
 
     number: int
-    """The trainer's count once it was done."""
+    """The trainer's count after the step."""
     excluded: str | None
-    """Why it is in no row."""
+    """Reason that the step is in no row; None: the step is in a row."""
     samples: int | None
     tokens: int | None
     useful_tokens: Any
     """As `Batch.useful_tokens`."""
     effort: StepFlops | None
-    """None: nobody knows what it took."""
+    """FLOPs of the step; None: unknown."""
     pause_seconds: float
-    """Garbage collection, on either timeline."""
+    """Seconds of garbage collection, on either timeline."""
     longest_pause: float
     seconds: Sequence[float] | None
-    """By stage; None where they were lost."""
+    """Seconds by stage; None: the times were lost."""
 
 
 class Columns(NamedTuple):
-    """Finished steps in columns of equal length. A block of them is handled column by column, which costs least."""
+    """Finished steps in columns of equal length. Handling a block column by column is cheapest."""
 
     number: Sequence[int]
     excluded: Sequence[str | None]
@@ -72,13 +75,13 @@ class Columns(NamedTuple):
     pause_seconds: Sequence[float]
     longest_pause: Sequence[float]
     step_seconds: Sequence[float | None]
-    """Sum of the stages; None where they were lost."""
+    """Sum of the stages of each step; None: the times were lost."""
     stages: Sequence[Sequence[Any]]
-    """Seconds, or None where they were lost: one column for each of `STAGES`."""
+    """Seconds, or None if the times were lost: one column for each of `STAGES`."""
 
     @classmethod
     def of(cls, steps: Sequence[Step]) -> "Columns":
-        """Put one or more steps into columns."""
+        """Put a non-empty list of steps into columns."""
         *columns, seconds = zip(*steps, strict=True)
         lost = (None,) * len(STAGES)
         stages = [*zip(*[stages or lost for stages in seconds], strict=True)]
@@ -86,7 +89,7 @@ class Columns(NamedTuple):
 
     @classmethod
     def joined(cls, blocks: Sequence["Columns"]) -> "Columns":
-        """Put one or more blocks of steps behind each other."""
+        """Join a non-empty list of blocks of steps."""
         if len(blocks) == 1:
             return blocks[0]
         *columns, stages = zip(*blocks, strict=True)
@@ -94,7 +97,7 @@ class Columns(NamedTuple):
 
     @property
     def rows(self) -> list[Step]:
-        """The steps one by one."""
+        """Return the steps as a list of `Step`."""
         *columns, times, stages = self
         seconds = zip(*stages, strict=True)
         known = [None if time is None else stages for time, stages in zip(times, seconds, strict=True)]
@@ -102,15 +105,15 @@ class Columns(NamedTuple):
 
     @property
     def included(self) -> "Columns":
-        """The steps that are in rows."""
+        """Return the steps that are in rows."""
         return self.only([reason is None for reason in self.excluded]) if any(self.excluded) else self
 
     def cut(self, start: int, stop: int | None = None) -> "Columns":
-        """Steps from one place to another."""
+        """Return the steps with indices from `start` to before `stop`."""
         return self._each(lambda column: column[start:stop])
 
     def only(self, wanted: Sequence[bool]) -> "Columns":
-        """The steps that are wanted."""
+        """Return the steps that are wanted."""
         return self._each(lambda column: [*compress(column, wanted)])
 
     def _each(self, change: Callable[[Sequence[Any]], Sequence[Any]]) -> "Columns":
@@ -123,7 +126,7 @@ def _one_column(parts: Sequence[Sequence[Any]]) -> list[Any]:
 
 
 class Totals:
-    """Steps added up. What one of them doesn't know, their sum doesn't."""
+    """Sums over steps. If an amount is unknown for a step, its sum is unknown."""
 
     __slots__ = (
         "effort",
@@ -145,10 +148,10 @@ class Totals:
         self.samples: int | None = 0
         self.known_tokens = 0
         self.untold_steps = 0
-        """Steps whose tokens are not known, or not yet."""
+        """Number of steps whose tokens are unknown, or not known yet."""
         self.useful_tokens: Any = 0
         self.effort = StepFlops(0, 0, 0.0)
-        """Of the steps whose effort is known; so the next two."""
+        """FLOPs of the steps whose FLOPs are known. The next two fields count only these steps, too."""
         self.effort_steps = 0
         self.effort_seconds = 0.0
         self.pause_seconds = 0.0
@@ -156,17 +159,17 @@ class Totals:
 
     @property
     def tokens(self) -> int | None:
-        """Tokens of all of them; None where those of one are unknown."""
+        """Tokens of all steps; None if the tokens of a step are unknown."""
         return None if self.untold_steps else self.known_tokens
 
     def tell_tokens(self, tokens: int) -> None:
-        """One of the steps has turned out to hold as many tokens."""
+        """Add the tokens of a step whose tokens were unknown before."""
         self.known_tokens += tokens
         self.untold_steps -= 1
 
     @property
     def step_seconds(self) -> float:
-        """Length of all of them."""
+        """Seconds of all steps."""
         return sum(self.seconds)
 
     def add(self, steps: Columns) -> None:
@@ -201,7 +204,7 @@ class Totals:
         self.effort_seconds += sum(seconds if len(known) == len(seconds) else compress(seconds, steps.effort))
 
     def merge(self, other: "Totals") -> None:
-        """Add what others added up."""
+        """Add the sums over other steps."""
         self.steps += other.steps
         self.seconds = [a + b for a, b in zip(self.seconds, other.seconds, strict=True)]
         self.samples = plus(self.samples, other.samples)
@@ -215,13 +218,13 @@ class Totals:
         self.longest_pause = max(self.longest_pause, other.longest_pause)
 
     def settle(self) -> None:
-        """Wait for numbers that are still under way on the device. Once per row, never in between."""
+        """Wait for numbers that the device still computes. Called for rows and summaries only."""
         if self.useful_tokens is not None:
             self.useful_tokens = int(self.useful_tokens)
 
 
 def plus(*amounts: Any) -> Any:
-    """The sum, unknown where one of them is.
+    """Return the sum; None if an amount is None.
 
     >>> plus(1, 2, 3), plus(1, None)
     (6, None)
@@ -230,7 +233,7 @@ def plus(*amounts: Any) -> Any:
 
 
 def alike(column: Sequence[Any]) -> bool:
-    """Tell if one or more values are the same.
+    """Return True if all values of a non-empty column are equal.
 
     >>> alike([1, 1]), alike([1, 2])
     (True, False)
@@ -239,7 +242,7 @@ def alike(column: Sequence[Any]) -> bool:
 
 
 def sum_of(amounts: Sequence[Any], start: Any = 0) -> Any:
-    """The sum of numbers that are not on a device, unknown where one of them is.
+    """Return the sum of numbers that are on no device; None if a number is None.
 
     >>> sum_of([1, 2, 3]), sum_of([1, None])
     (6, None)
@@ -249,24 +252,25 @@ def sum_of(amounts: Sequence[Any], start: Any = 0) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shown:
-    """The parts of a step that are known here, and so can be shown."""
+    """Parts of a step that the fit measures, so that metrics can show them."""
 
     staged: bool
-    """Its stages."""
+    """True: the stages."""
     gc_timed: bool
-    """The garbage collections in it."""
+    """True: the garbage collections."""
     gc_staged: bool
-    """Their time, as a stage of its own. On a device's clock it is none."""
+    """True: the time of collections, as a stage of its own. On a device's clock, collections are no stage."""
     processes: int
-    """Number of processes that train: rates over all of them are known of one, and of what they tell each other."""
+    """Number of processes that train. If there are several, rates over all come from the windows of all ranks."""
     devices: float | None
-    """Number of devices that work on what this process counts: its own, and those of ranks that share its samples.
-    None: nobody knows who shares samples."""
+    """Number of devices that work on the samples of this process: its own, and the devices of ranks with the same
+    samples. None: unknown which ranks share samples."""
 
     def stages(self, seconds: Sequence[float]) -> list[tuple[Stage, str]]:
-        """The stages of some steps, each with the name of its time in metrics and journal.
+        """Return the stages of some steps, each with the name of its time in metrics and journal.
 
-        One that was never entered is not known to be 0: a trainer may have ways of its own, which we don't see.
+        A stage that was never entered is left out, since its time may not be 0: a trainer may run the stage in ways
+        that we don't see.
         """
         if not self.staged:
             return []
@@ -275,7 +279,7 @@ class Shown:
 
 
 def record(steps: Columns, shown: Shown) -> Steps:
-    """Steps as they stand in the journal."""
+    """Make the journal's record of steps."""
     times = steps.stages
     if any(steps.excluded) and None in steps.step_seconds:
         times = [[time for time in stage if time is not None] for stage in times]

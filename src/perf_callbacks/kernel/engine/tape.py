@@ -20,7 +20,7 @@ class Past(NamedTuple):
     pauses: list[tuple[float, ...]]
     """The collections in each step."""
     calls: list[Calls]
-    """How often forward and backward ran."""
+    """Number of forwards and backwards of each step."""
     seconds: list[float]
     """The sum of the stages of each step."""
 
@@ -31,19 +31,19 @@ class Past(NamedTuple):
 
 
 class Told(NamedTuple):
-    """A pause, and where it fell."""
+    """A pause, and the stage and step in which it fell."""
 
     pause: Pause
     stage: Stage
     step: int
-    """Of the steps that were read together, the first being 0."""
+    """Index among the steps that were read together, from 0 on."""
 
 
 class Tape:
-    """Pairs of a mark and its time, one after the other in a list; a pause stands there with no time of its own.
+    """Pairs of a mark and its time, one after the other in a list. A pause is a mark whose time is None.
 
-    To write is to call `write` with such a pair: by one call into C, so that it costs next to nothing, and so that the
-    collector may run before and after it, not in the middle.
+    To write a mark, call `write` with a pair. This is one call into C: a mark costs next to nothing, and the garbage
+    collector can run before or after the write, not in the middle.
     """
 
     __slots__ = (
@@ -63,12 +63,12 @@ class Tape:
 
     def __init__(self, echo: Callable[[Mark], object] | None = None) -> None:
         self.pairs: list[Any] = []
-        """Marks and times that were not read yet, two by two."""
+        """Marks and times that were not read yet, in turn."""
         self._echo = echo
         self._follower: Course | None = None
         self._listening = False
         self.write: Callable[[tuple[Any, Any]], object] = _nowhere
-        """Take a pair; nothing is kept while nobody listens."""
+        """Writes a pair, or drops the pair while marks are ignored."""
         self._course = Course()
         self._last = 0.0
         self._seconds: list[float] = [UNSEEN] * len(Stage)
@@ -79,23 +79,23 @@ class Tape:
         """Named part of the stage `other` that the training thread is in."""
 
     def begin(self, now: float) -> None:
-        """The first step begins."""
+        """Begin the first step."""
         self._last = now
         self.listen()
 
     def listen(self) -> None:
-        """From now on, what is written is kept."""
+        """Keep marks from now on."""
         self._listening = True
         self.write = self.pairs.extend if self._echo is None and self._follower is None else self._write_and_echo
 
     def ignore(self) -> None:
-        """From now on, what is written is not kept; pauses are."""
+        """Drop marks from now on, but keep pauses."""
         self._listening = False
         self.write = _nowhere
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Nothing that is written in the block is kept: it is not the training's."""
+        """Drop all marks within the block, which are not marks of the training."""
         listening = self._listening
         self.ignore()
         try:
@@ -105,7 +105,7 @@ class Tape:
                 self.listen()
 
     def follow(self) -> Course:
-        """The course so far, which turns with each mark that is written from now on. It costs, so it is for a step."""
+        """Return a tracker of the stage, which turns with each new mark. Tracking is slow: track for a step only."""
         follower = Course()
         follower.resume(self._course)
         for mark in self.pairs[::2]:
@@ -120,13 +120,13 @@ class Tape:
         return follower
 
     def unfollow(self) -> None:
-        """Turn nobody's course any more."""
+        """Stop the tracker that `follow` started."""
         self._follower = None
         if self._listening:
             self.listen()
 
     def note(self, pause: Pause) -> None:
-        """There was a collection."""
+        """Write a garbage collection on the tape."""
         self.pairs.extend((pause, None))
 
     def _write_and_echo(self, pair: tuple[Mark, float]) -> None:
@@ -137,7 +137,7 @@ class Tape:
             self._echo(pair[0])
 
     def read(self) -> tuple[Past, list[Told]]:
-        """The steps that ended since the last call, and the pauses. What was read is gone."""
+        """Take the marks from the tape. Return the steps that ended since the last call, and the pauses."""
         written = self.pairs[:]
         del self.pairs[: len(written)]
         marks, times = written[::2], written[1::2]
@@ -152,7 +152,10 @@ class Tape:
         return done, told
 
     def turned(self) -> tuple[Stage, float]:
-        """The stage that the training thread turned to last, and when. May be called in any thread; reads nothing."""
+        """Return the stage that the training thread turned to last, and the time. Any thread may call this.
+
+        The marks stay on the tape.
+        """
         course, last = Course(), self._last
         course.stage, course.before = self._course.stage, self._course.before[:]
         pairs = self.pairs[:]
@@ -165,7 +168,7 @@ class Tape:
         return course.stage, last
 
     def peek(self) -> Past:
-        """The steps that ended since the last call of `read`, which will read them all the same."""
+        """Return the steps that ended since the last `read`. The marks stay on the tape for the next `read`."""
         copy = Tape()
         copy.pairs = self.pairs[:]
         copy._course.stage, copy._course.before = self._course.stage, self._course.before[:]
@@ -174,7 +177,7 @@ class Tape:
         return copy.read()[0]
 
     def _alike(self, marks: list[Mark], times: list[float], done: Past) -> None:
-        """Read steps of the same marks: column by column, which is faster than one by one."""
+        """Read steps with the same marks column by column, which is faster than step by step."""
         width, steps = len(marks), len(times) // len(marks)
         columns: list[list[float]] = [[]] * len(Stage)
         owners = [self._course.turn(mark) for mark in marks]
@@ -217,13 +220,13 @@ class Tape:
     def _pause(self, pause: Pause, told: list[Told], step: int) -> None:
         stage = self._course.stage
         told.append(Told(pause, stage, step))
-        self._begun = True  # what follows has to be read one by one
+        self._begun = True  # the rest of the step has to be read mark by mark
         if pause.here and stage is not _ASIDE:
             self._pauses.append(pause.seconds)
             self._since.append(pause)
 
     def _carve(self, stage: Stage, until: float) -> None:
-        """Take the pauses before `until` out of the stage they fell in. A later one was written before its time."""
+        """Move the time of pauses before `until` from `stage` to the GC stage. Later pauses wait for their stage."""
         for pause in self._since:
             if pause.start < until:
                 self._seconds[stage] -= pause.seconds
@@ -232,11 +235,11 @@ class Tape:
 
 
 def _nowhere(_pair: object) -> None:
-    """Where nobody listens."""
+    """Drop a pair."""
 
 
 def _runs(marks: list[Any]) -> Iterator[tuple[int, int, int]]:
-    """Where steps of the same marks begin and end, and how many marks each has; 0 for a step without an end yet."""
+    """Yield start and stop of each run of steps with the same marks, and the marks per step; 0 for an open step."""
     start = 0
     while start < len(marks):
         try:

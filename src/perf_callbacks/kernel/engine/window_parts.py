@@ -13,22 +13,25 @@ MOST_STEPS = 1000
 
 
 class Parts:
-    """Adds up the included steps of a window until it is over. A window that was heard of too late is left out."""
+    """Adds up the included steps of each window.
+
+    A window that began before its length was known is left out.
+    """
 
     def __init__(
         self, *, step: int, rank: int, world_size: int, data_parallel: int, observers: Observers | None = None
     ) -> None:
         self._length: int | None = None
         self._start = self._seen = step
-        self._after = step  # the totals hold what came after this step
+        self._after = step  # the totals hold the steps after this step
         self._rank = rank
         self._world_size = world_size
         self._data_parallel = data_parallel
         self._totals = Totals()
         self.ambiguous = False
-        """Nobody knows which ranks share their samples: amounts of the job are unknown."""
+        """True: unknown which ranks share their samples, so that amounts of the job are unknown."""
         self.asks: Mapping[str, int] = {}
-        """Values that this rank asks the others for, with whatever it says next."""
+        """Values that this rank asks the other ranks for, sent with its next part."""
         self._observers = observers or Observers()
         self.signals = False
         """True: parts carry signals, also of the steps that are in no row."""
@@ -36,7 +39,7 @@ class Parts:
 
     @property
     def length(self) -> int | None:
-        """Optimizer steps per window; None: there are none."""
+        """Optimizer steps per window; None: there are no windows."""
         return self._length
 
     @length.setter
@@ -46,7 +49,7 @@ class Parts:
             self._begin(self._seen)
 
     def add(self, steps: Columns) -> Iterator[Part]:
-        """Add one or more steps that follow those before; what is complete with them."""
+        """Add the next steps, at least a single step, and yield the parts that are complete."""
         self._seen = steps.number[-1]
         if self._length is None:
             return
@@ -102,7 +105,7 @@ class Parts:
 
 
 def _belonging(steps: Columns) -> Columns:
-    """The steps that are in windows: those of rows, and those that were counted again."""
+    """Return the steps that count in windows: all steps of rows, and steps excluded as recounted."""
     if not any(steps.excluded):
         return steps
     reasons = zip(steps.excluded, steps.step_seconds, strict=True)

@@ -10,9 +10,9 @@ from perf_callbacks.kernel.records.fit_records import Record, Window
 
 
 class Sharing:
-    """Hands over the parts that are complete, and hands out the windows that came back.
+    """Offers complete parts to the exchange, and emits the windows that come back.
 
-    Without ranks to talk to there is nothing to do; where there are no others, all agree at once.
+    Without `ranks` nothing is exchanged; a rank that is `alone` agrees with itself at once.
     """
 
     def __init__(
@@ -33,15 +33,15 @@ class Sharing:
         self._ledger = ledger
         self._emit = emit
         self.due: int | None = None
-        """The step with which the current window is complete."""
+        """The step that completes the current window."""
 
     @property
     def latest(self) -> Window | None:
-        """The last window that is known of all ranks."""
+        """Last window that is known of all ranks."""
         return self._ranks.latest if self._ranks is not None else None
 
     def do(self, step: int) -> None:
-        """Tell and hear, after that step."""
+        """Offer parts and take windows, after step `step`."""
         asks = self._observers.asks
         if self._ranks is None:
             if self._alone:
@@ -59,7 +59,7 @@ class Sharing:
             self._hear()
 
     def _hear(self) -> None:
-        """Pass on what ranks agree on, and from when on."""
+        """Announce the values that ranks agreed on, and the steps from which the values hold."""
         latest = self.latest
         if latest is None or latest is self._heard:
             return

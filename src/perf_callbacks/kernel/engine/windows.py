@@ -12,10 +12,10 @@ from typing import Any
 from perf_callbacks.kernel.records.fit_records import Window
 
 NOTICE = 3
-"""Windows between a request of a rank and the step from which it holds. By then, as a rule, all ranks know of it."""
+"""Windows between a request of a rank and the step from which the request holds: time for all ranks to receive it."""
 
 MOST_NAMED = 64
-"""Most missing ranks that a window names; all are counted."""
+"""Most missing ranks that a window lists; all are counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +37,7 @@ class Part:
     """Samples; None: unknown, like the next two fields."""
     tokens: int | None
     useful_tokens: int | None
-    """An integer; until the part is sent, it may be a number that is still under way on a device."""
+    """An integer; until the part is sent, it may be a number that a device still computes."""
     model_flops: int | None = None
     """FLOPs of this rank itself, even if several ranks process the same samples. None: unknown for a step."""
     hardware_flops: int | None = None
@@ -65,7 +65,7 @@ class GatheredWindow:
     steps: int
     """Number of steps of the window: the length of each signal."""
     signals: Mapping[int, Mapping[str, "array[float]"]]
-    """Signals of each rank, by rank. Empty if fewer than two ranks were heard of: nothing can be compared."""
+    """Signals of each rank, by rank. Empty if fewer than two ranks are known: nothing can be compared."""
     roles: Mapping[int, Mapping[str, int]]
     """Coordinates of the ranks, where they are known."""
     missing: tuple[int, ...]
@@ -127,7 +127,7 @@ def rates(window: Window) -> dict[str, float]:
 
 
 def possible(item: Any) -> bool:
-    """Tell if the numbers of a note between ranks can be true. Their types are right already."""
+    """Return True if the numbers of a message between ranks can be true. Their types are checked already."""
     amounts = [getattr(item, one.name) for one in fields(item)]
     asked = [amount for asks in amounts if isinstance(asks, Mapping) for amount in asks.values()]
     if any([amount < 0 for amount in [*amounts, *asked] if isinstance(amount, int | float)]):

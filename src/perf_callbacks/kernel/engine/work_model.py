@@ -22,7 +22,7 @@ class WorkModel(Protocol):
 
     @property
     def trainable_changed(self) -> bool:
-        """True: since the last `settle` the model was found changed, so equal steps may have unequal FLOPs."""
+        """True: the model has changed since the last `settle`, so equal steps may have unequal FLOPs."""
         ...
 
     def look_after(self, step: int) -> int:
@@ -56,7 +56,7 @@ class UnknownWork:
     trainable_changed = False
 
     def look_after(self, step: int) -> int:  # noqa: ARG002 as in `WorkModel`, like the others
-        """Return the step that does not come."""
+        """Return `NEVER`."""
         return NEVER
 
     def look(self, step: int, now: float | None = None) -> None:

@@ -29,7 +29,7 @@ class Environment:
     accelerator: str | None
     """Kind of accelerator in use, such as "cuda". None: there is none."""
     cpus: int | None
-    """CPUs that the process may keep busy: its part of those that the job has here, within its mask."""
+    """CPUs that the process may keep busy: its share of the job's CPUs on this machine, within its mask."""
     memory_available: int | None
     """Bytes of host memory that the process may still take, within the limit of its control group."""
     local_world_size: int = 1
@@ -70,7 +70,7 @@ def read(
             local=local_ranks,
             sources=cpu_facts.Sources(root=root),
         )
-    except Exception as error:  # noqa: BLE001 other items of the checklist don't need them
+    except Exception as error:  # noqa: BLE001 other items of the checklist need no CPU facts
         let_pass(error)
         unknown = describe(error)
     return Environment(
@@ -91,15 +91,15 @@ def read(
 
 
 def cpus_allowed() -> frozenset[int]:
-    """Return the CPUs that the process may run on; none where the system doesn't tell."""
+    """Return the CPUs that the process may run on; empty if the system doesn't say."""
     return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
 
 
 def _cpus(ranks: int, root: Path) -> int | None:
-    """Return the CPUs that a process may keep busy, of several that were started alike.
+    """Return the number of CPUs that this process may keep busy, of `ranks` processes that were started alike.
 
-    The mask of the parent, such as torchrun, and the quota of the control group are for all of them. A mask that is
-    narrower than this part is the process's own, so that it is not divided.
+    The mask of the parent, such as torchrun, and the quota of the control group hold for all ranks together. If the
+    mask of this process is narrower than its share, the mask is its own, so it is not divided.
     """
     mask = cpus_allowed()
     own = len(mask) or os.cpu_count()
@@ -126,7 +126,7 @@ def _machine(root: Path) -> int | None:
 
 
 def _group(root: Path) -> int | None:
-    """Return the bytes that the control group mounted here has left; None if it has no limit."""
+    """Return the bytes that the control group mounted here has left; None if the group has no limit."""
     group = root / "sys/fs/cgroup"
     for limit, usage in (
         ("memory.max", "memory.current"),

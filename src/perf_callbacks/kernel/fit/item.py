@@ -62,7 +62,7 @@ class Fit:
 
 
 class Applied(Observer):
-    """An item, applied. By itself it asks for nothing, sees nothing, and can't be tried."""
+    """An applied item. The base class asks for nothing, sees nothing, and can't be tried."""
 
     slug: str
 
@@ -72,7 +72,7 @@ class Applied(Observer):
 
     @property
     def due(self) -> int:
-        """Step at whose end something is due."""
+        """Step at whose end the item has work to do."""
         return self._due
 
     @property
@@ -84,20 +84,20 @@ class Applied(Observer):
     """True: the item changes when garbage is collected."""
 
     def hold(self) -> None:
-        """Wait for the trial."""
+        """Wait for the trial: change nothing yet."""
 
     def turn(self, step: int, *, done: bool) -> None:
-        """After that step, begin a turn that is on or off, and end the turn before."""
+        """End the current turn after step `step`, and begin a turn with the item on or off."""
 
     def keep(self, step: int) -> None:
-        """Apply the item for good from the end of that step on."""
+        """Apply the item for good from the end of `step` on."""
 
-    def leave(self, step: int) -> None:  # noqa: ARG002 it is the shape of all
-        """From there on it is left, for good."""
+    def leave(self, step: int) -> None:  # noqa: ARG002 the signature of all items
+        """Leave the item off for good from the end of `step` on."""
         self.closed()
 
     def news(self) -> list[Checklist]:
-        """Return what is new since the last call."""
+        """Return the checklist rows since the last call."""
         news, self._news = self._news, []
         return news
 
@@ -118,9 +118,9 @@ class Item(Protocol):
         ...
 
     def decide(self, environment: Environment, config: PerfConfig) -> Checklist:
-        """Decide from the arguments alone what to do."""
+        """Return the decision about the item, made from the arguments alone."""
         ...
 
     def apply(self, fit: Fit) -> Applied:
-        """Apply the decision. Closing the returned object undoes it."""
+        """Apply the decision. `closed` of the returned object undoes the change."""
         ...

@@ -16,7 +16,7 @@ class LateWriter:
         self.ended = False
 
     def tick(self, now: float) -> bool:  # noqa: ARG002 what counts is the recorder's clock
-        """Write what has waited for long."""
+        """Write the steps that have waited for long. Return False once the fit has ended."""
         if not self.ended:
             self.engine.write_late(self._clock())
             self._journal.flush()

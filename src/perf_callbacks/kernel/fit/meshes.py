@@ -22,7 +22,7 @@ def data_parallel(model: torch.nn.Module, world_size: int) -> int | None:
     """Count the groups of ranks with their own samples. None: the parameters don't say, so each rank has its own.
 
     Raises:
-        Ambiguous: Some parameters lie on a mesh whose dimensions have no names that tell.
+        Ambiguous: Some parameters lie on a mesh whose dimension names don't say who shares samples.
     """
     own = _sharded_as_data(model)
     sizes: dict[str, int] = {}
@@ -51,7 +51,7 @@ def _mesh(parameter: torch.Tensor) -> Any:
 
 
 def _dimensions(mesh: Any, *, own: bool) -> dict[str, int]:
-    """List the dimensions of a mesh with more than one rank, by name."""
+    """Return the sizes of the dimensions of a mesh that have several ranks, by name."""
     names = mesh.mesh_dim_names or [""] * mesh.ndim
     found = [(name, int(mesh.size(place))) for place, name in enumerate(names) if mesh.size(place) > 1]
     if own and [name for name, _ in found] == [""]:
@@ -68,7 +68,7 @@ def _words(name: str) -> set[str]:
 
 
 def _sharded_as_data(model: torch.nn.Module) -> bool:
-    """Tell if a mesh without names is that of a `fully_shard` call on the model, which makes such meshes."""
+    """Return True if `fully_shard` was called on the model or a submodule: its meshes have no names."""
     distributed: Any = torch.distributed  # torch documents it without exporting it to type checkers
     kind = getattr(distributed.fsdp, "FSDPModule", None) if distributed.is_available() else None
     return kind is not None and any(isinstance(module, kind) for module in model.modules())

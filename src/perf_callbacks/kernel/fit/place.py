@@ -72,12 +72,12 @@ def opening(settings: Settings, place: Place, timeline: str) -> Run:
 
 
 def run_id(place: Place) -> str:
-    """Return the id of the run that is resumed, or a new one."""
+    """Return the id of the resumed run, or a new id."""
     return str((place.carried or {}).get("run_id") or uuid.uuid4().hex)
 
 
 def earlier(place: Place) -> Amounts:
-    """Return the amounts of this rank's earlier attempts: 0 if there were none, unknown if no checkpoint has them.
+    """Return the amounts of this rank's earlier attempts: 0 without attempts, unknown if no checkpoint has amounts.
 
     A checkpoint may contain the counters of an older one, if training went on without the callback in between.
     """

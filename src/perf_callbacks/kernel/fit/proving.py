@@ -1,4 +1,4 @@
-"""Trial of an item: early in a fit it is turned on and off in turns, and kept if steps were shorter with it."""
+"""Trial of an item: early in a fit the item is turned on and off, and kept if steps were shorter with it."""
 
 from collections.abc import Mapping, Sequence
 
@@ -34,12 +34,12 @@ class Proving(Applied):
         return min(self._item.due, NEVER if self._turn is None else self._turn, decided)
 
     def step_ended(self, step: int) -> None:
-        """A step that is due is about to end."""
+        """Do the work that is due at the end of a step."""
         if step >= self._item.due:
             self._item.step_ended(step)
-        if not self._over and not self._item.turns:  # it has given up by itself, and said why
+        if not self._over and not self._item.turns:  # the item has given up by itself, and said why
             self._end()
-            self._finds = False  # the other ranks have to hear of it
+            self._finds = False  # the other ranks receive this with `asks`
         if self._turn is not None and step >= self._turn:
             self._item.turn(step, done=self._trial.done_after(step))
             self._turn = self._trial.turns_after(step)
@@ -47,11 +47,11 @@ class Proving(Applied):
             self._decide(step, keep=self._verdict[0])
 
     def span_began(self, kind: str, step: int) -> None:
-        """Evaluation, checkpointing or the like has begun after that step."""
+        """Pass the beginning of evaluation, checkpointing or the like to the item."""
         self._item.span_began(kind, step)
 
     def span_ended(self) -> None:
-        """It is about to end."""
+        """Pass the end of the span to the item."""
         self._item.span_ended()
 
     @property
@@ -60,7 +60,7 @@ class Proving(Applied):
         return not self._over
 
     def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
-        """Steps are finished: what they took is what is tried."""
+        """Add measured steps to the trial, and store its finding when the trial is over."""
         if self._over or self._finds is not None:
             return
         self._trial.see(steps, pauses)
@@ -70,11 +70,11 @@ class Proving(Applied):
 
     @property
     def asks(self) -> Mapping[str, int]:
-        """Values that the item asks for, and whether it is to be kept."""
+        """Values that the item asks for, and the finding of this rank once the trial is over."""
         return {**self._item.asks, **({} if self._finds is None else {self._name: int(self._finds)})}
 
     def agreed(self, least: Mapping[str, int], step: int) -> None:
-        """Take in what holds on all ranks from the end of that step on."""
+        """Adopt the values that all ranks use from the end of `step` on."""
         self._item.agreed(least, step)
         if self._name in least and self._verdict is None and not self._over:
             self._verdict = bool(least[self._name]), step
@@ -84,7 +84,7 @@ class Proving(Applied):
         return [*self._item.news(), *super().news()]
 
     def closed(self) -> None:
-        """Everything is as it was found."""
+        """End the trial, and put everything back."""
         self._end()
         self._item.closed()
 

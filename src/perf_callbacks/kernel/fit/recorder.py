@@ -1,7 +1,7 @@
 """Record one fit: the engine on the real clock, the collector observed, the records on disk.
 
-A recorder never ends, stalls or skews training. What goes wrong in it is logged once and ends the measuring; everything
-it changed is put back then, or when it is closed, or when the interpreter exits.
+A recorder never ends, stalls or skews training. Its first error is logged, and ends the measuring. Everything that it
+changed is put back then, or when it is closed, or when the interpreter exits.
 """
 
 import atexit
@@ -37,10 +37,10 @@ from perf_callbacks.kernel.records.journal_file import FOLDER, FileJournal, Jour
 from perf_callbacks.kernel.settings.in_force import Settings
 
 EMPTY_ROWS = 3
-"""Rows without a step, one after the other, until it is said why. A single one is no loss."""
+"""Consecutive rows without a step before the reason is logged. A single empty row is no loss."""
 
 DRAIN_SECONDS = 1.0
-"""How long the end of a fit may wait for the device's last events."""
+"""Longest time that the end of a fit waits for the device's last events."""
 
 log = logging.getLogger("perf_callbacks")
 
@@ -72,7 +72,7 @@ class Recorder:
         self.patches = Patches()
         self.failure: str | None = None
         self.failed = False
-        """Something of ours went wrong, at the very end too."""
+        """True: our code raised an error, maybe at the very end."""
         self._summary: Summary | None = None
         self._explained, self._empty_rows = False, 0  # why rows are empty
         self._late: BaseException | None = None
@@ -87,7 +87,7 @@ class Recorder:
         self._journal = self._new_journal(place, verdict.directory if verdict is not None else None, began)
         self.logged = Logged(config.metrics)
         self.observers = Observers()
-        """All that hears of the steps and spans of this fit."""
+        """The observers of this fit."""
         self.proofs: dict[str, str] = {}
         """Items of the checklist that were tried, each with the latest finding."""
         self.engine = Engine(
@@ -108,15 +108,15 @@ class Recorder:
             log.warning("perf_callbacks: rates of the whole job are unknown: %s; %s.", place.ambiguous, meshes.ADVICE)
         self.reader = BatchReader(self.observers.shape_seen)
         self.tape = self.engine.tape
-        """For whoever turns to a stage in every step: to write a mark and the time costs least."""
+        """Public so that wrappers can write a mark without a call of `enter`."""
         self._observer, self._swallowed = GcObserver(weakly(self.on_collection), clock), weakly(self.on_swallowed)
         self.collect_calls = self._observer.calls
         self._at_exit = functools.partial(_at_exit, weakref.ref(self))
         self.active = True
         self.going = functools.partial(_progress, weakref.ref(self))
-        """How far the fit has come, as `progress`; None once the recorder was freed or closed. Keeps nothing alive."""
+        """Returns `progress`, or None once the recorder was freed or closed. Keeps nothing alive."""
         self._forgotten = COLLECTOR.look_after(self.going)
-        # Whatever else holds on to us must not: where no exit was seen, the trainer would never be freed.
+        # No other global may hold a strong reference to us: if no exit was seen, the trainer would never be freed.
         self._abandon = weakref.finalize(self, _abandon, self._observer, self._journal, self._swallowed)
         atexit.register(self._at_exit)
         self._begin(began)
@@ -148,14 +148,14 @@ class Recorder:
             self.fail(error)
 
     def enter(self, mark: Mark) -> None:
-        """The training thread turns to a stage."""
+        """Write a mark: the training thread turns to a stage."""
         try:
             self.tape.write((mark, self.clock()))
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
 
     def batch(self, batch: Any) -> None:
-        """A micro-batch goes into the current step."""
+        """Add a micro-batch to the current step."""
         if not self.active:
             return
         try:
@@ -182,7 +182,7 @@ class Recorder:
             self.fail(error)
 
     def add(self, batch: Batch) -> None:
-        """As `batch`, for one that was read before."""
+        """Add a micro-batch that was read before."""
         if not self.active:
             return
         try:
@@ -191,7 +191,7 @@ class Recorder:
             self.fail(error)
 
     def end_step(self, step: int, *, begins: bool = True) -> None:
-        """An optimizer step is done, the trainer's `step`-th. Unless the next one `begins`, `begin_step` follows."""
+        """End the trainer's optimizer step `step`. Unless the next step `begins`, a call of `begin_step` follows."""
         try:
             if step >= self.observers.due:
                 self._end_due_step(step, begins=begins)
@@ -206,7 +206,7 @@ class Recorder:
             self.fail(error)
 
     def _end_due_step(self, step: int, *, begins: bool) -> None:
-        """End a step in which somebody has something to do."""
+        """End a step with full handling: an observer or the engine is due."""
         if not self.active:
             return
         if self._late is not None:
@@ -220,24 +220,24 @@ class Recorder:
 
     @fails_open
     def begin_step(self) -> None:
-        """Begin the next step, after an `end_step` from where nothing could begin."""
+        """Begin the next step, after an `end_step` with `begins=False`."""
         self.observers.step_began()
 
     def observe(self, observer: Observer) -> None:
-        """Let an observer hear of this fit until it closes."""
+        """Add an observer, which receives the events of this fit until the fit closes."""
         self.patches.add(observer.closed)
         self.observers.add(observer)
-        self.attempt(lambda recorder: recorder.engine.plan())  # one that watches steps is shown them sooner
+        self.attempt(lambda recorder: recorder.engine.plan())  # an observer that watches steps sees them sooner
 
     @fails_open
     def leave(self, *, exhausted: bool = False) -> None:
-        """The loop leaves its loader, and may be over."""
+        """Handle that the loop leaves its loader, and may be over."""
         self._left_after = self.step
         self.observers.loader_left(exhausted=exhausted)
 
     @fails_open
     def begin_span(self, kind: str) -> None:
-        """Evaluation, checkpointing or the like begins."""
+        """Begin a span: evaluation, checkpointing or the like."""
         self._forgotten.aside = True
         self.engine.begin_span(kind, self.clock())
         self.observers.span_began(kind, self.engine.step)
@@ -246,14 +246,14 @@ class Recorder:
 
     @fails_open
     def end_span(self) -> None:
-        """It is over."""
+        """End the innermost span."""
         self.observers.span_ended()
         self.engine.end_span(self.clock())
         self._forgotten.aside = False
 
     @fails_open
     def look_up(self, lookups: Iterable[Lookup]) -> None:
-        """Embeddings were looked up in the step that is ending: by them it is told which tensors hold token ids."""
+        """Find the tensors that hold token ids by the embedding lookups of the step that is ending."""
         if self.reader.look_up(lookups):
             self.engine.tell_tokens(self.reader.with_tokens)
 
@@ -264,12 +264,12 @@ class Recorder:
 
     @property
     def progress(self) -> tuple[int, float]:
-        """Optimizer steps done, and the seconds of the longest one, the first aside."""
+        """Optimizer steps done, and the seconds of the longest step, without the first step."""
         return self.engine.step, self.engine.intake.longest_step
 
     @property
     def exchanging(self) -> bool:
-        """Ranks tell each other what they did, or may yet."""
+        """Return True if ranks exchange windows, or may do so later."""
         verdict = self.ranks.verdict if self.ranks is not None else None
         return self.ranks is not None and (verdict is None or verdict.window is not None)
 
@@ -279,17 +279,17 @@ class Recorder:
         return self.engine.batches
 
     def exclude(self, reason: str) -> None:
-        """The current step is to be in no row."""
+        """Keep the current step out of rows."""
         self.engine.exclude(reason)
 
     def write(self, record: Record) -> None:
-        """Put something into the journal."""
+        """Write a record to the journal, and announce the record to the observers."""
         self._journal.write(record)
         self.observers.record_written(record)
 
     @fails_open
     def row(self, step: int) -> dict[str, float]:
-        """Metrics since the last row, as loggers get them."""
+        """Return the metrics since the last row that go to loggers."""
         metrics = self.engine.row(step)
         reasons = None if metrics else self.engine.why_empty
         self._empty_rows = 0 if metrics else self._empty_rows + (reasons is not None)
@@ -302,18 +302,18 @@ class Recorder:
 
     @fails_open
     def whole(self, step: int) -> dict[str, float]:
-        """Metrics of the fit, `perf/run/…`. It is over: the device's last events are worth a moment's wait."""
+        """Return the metrics of the whole fit, `perf/run/…`, after a moment's wait for the device's last events."""
         self._drain()
         return self.logged.run(self.engine.whole(step))
 
     @fails_open
     def attempt(self, action: Callable[["Recorder"], object]) -> None:
-        """Do something for the recorder that may fail as it may."""
+        """Call `action` with the recorder. An error ends the measuring, not the training."""
         action(self)
 
     @property
     def state(self) -> dict[str, Any]:
-        """State that a checkpoint has to carry, for the next attempt to count on."""
+        """State that a checkpoint has to carry, so that the next attempt goes on counting."""
         amounts = self._asked(self.engine.amounts) or Amounts(samples=None, tokens=None)
         run, step = self.run, self.engine.step
         return {
@@ -326,11 +326,11 @@ class Recorder:
 
     @property
     def summary(self) -> Summary | None:
-        """The fit in figures, so far or at its end."""
+        """Summary of the fit, so far or at its end."""
         return self._summary or self._asked(lambda: self.engine.summary(self.failure, self.proofs, self.clock()))
 
     def _asked(self, answer: Callable[[], T]) -> T | None:
-        """Ask for something that a closed recorder has too."""
+        """Return an answer, also if the recorder is closed; None after an error."""
         try:
             return answer()
         except Exception as error:  # noqa: BLE001 an observer never ends the run
@@ -339,13 +339,13 @@ class Recorder:
 
     @property
     def journal_path(self) -> Path | None:
-        """Where the journal is; None where there is none."""
+        """Path of the journal; None: there is no journal."""
         return self._journal.path
 
     def fail(self, error: BaseException) -> None:
-        """Something of ours went wrong: say so once, stop measuring, put everything back.
+        """Log an error of our code once, stop measuring, and put everything back.
 
-        What a signal handler raised is raised again then: a guard of ours is the wrong place for it to end.
+        An exception that a signal handler raised is raised again: our guard must not swallow it.
         """
         foreign = of_handler(error) if isinstance(error, Exception) else error
         if not self.failed:
@@ -361,10 +361,10 @@ class Recorder:
                 raise foreign
 
     def close(self, failure: str | None = None) -> None:
-        """Stop measuring and put back what was changed. Twice is once."""
+        """Stop measuring and put everything back. Idempotent."""
         if not self.active:
             return
-        self.observers.hurry()  # nothing but looking whether it is closed
+        self.observers.hurry()  # the end of a step then only checks if the recorder is closed
         late, self._late = self._late, None
         if late is not None and not self.failed:
             self.fail(late)
@@ -373,7 +373,7 @@ class Recorder:
         self.active = False
         self._late_writer.ended = True
         atexit.unregister(self._at_exit)
-        with ExitStack() as steps:  # an interrupt in one of them must not keep the rest from being done
+        with ExitStack() as steps:  # an interrupt in a callback must not skip the rest
             steps.callback(SWALLOWED.leave, self._swallowed)
             steps.callback(WATCHDOG.hurry)
             steps.callback(self.tape.ignore)
@@ -384,7 +384,7 @@ class Recorder:
             steps.callback(self._asked, self.observers.before_summary)
             steps.callback(self._asked, self._observer.remove)
             steps.callback(self._asked, self.patches.restore)
-        self._abandon.detach()  # after an interrupt it stays, and does the rest when we are freed
+        self._abandon.detach()  # after an interrupt the finalizer stays, and does the rest when we are freed
 
     def _drain(self) -> None:
         deadline = self.clock() + DRAIN_SECONDS
@@ -396,7 +396,7 @@ class Recorder:
         self._summary = self.engine.stop(self.clock(), self.failure, self.proofs)
 
     def on_collection(self, pause: Pause) -> None:
-        """A garbage collection happened, maybe in the midst of a change of ours: a failure waits until after it."""
+        """Handle a garbage collection, maybe in the middle of our own code: an error waits until the step ends."""
         try:
             self.engine.pause(pause)
         except Exception as error:  # noqa: BLE001 gc prints what a callback raises, every time
@@ -405,7 +405,7 @@ class Recorder:
             self._observer.remove()
 
     def on_swallowed(self, error: BaseException) -> bool:
-        """Take an exception of a signal handler that rose where nobody can catch it, to raise it when the step ends.
+        """Store a signal handler's exception that Python would swallow. The end of the step raises the exception.
 
         False: no step ends soon, or another exception waits already.
         """
@@ -417,7 +417,7 @@ class Recorder:
 
 
 def weakly(method: Callable[P, T]) -> Callable[P, T | None]:
-    """Make a function that calls a method as long as its object is alive, and does not keep it alive."""
+    """Wrap a method in a function that holds its object by weak reference. Returns None once the object is freed."""
     reference = weakref.WeakMethod(method)
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T | None:

@@ -1,4 +1,4 @@
-"""Decide whether a change makes steps shorter: it is made and left out in turns, and neighbouring turns are compared.
+"""Decide if a change makes steps shorter: turn it on and off, and compare neighbouring turns.
 
 The step's number alone decides whether the change is on, so that all ranks agree. The order of on and off is swapped in
 half of the pairs of turns, so that steady drifts cancel out.
@@ -17,7 +17,7 @@ TURN = 32
 """Steps of a turn."""
 
 SETTLE = 2
-"""Steps at the start of a turn that are left out: effects of the turn before may last into them."""
+"""Steps at the start of a turn that are left out: effects of the turn before may last into these steps."""
 
 PAIRS = 16
 
@@ -38,7 +38,7 @@ LEAST = 0.001
 """Smallest saving, as a share of a step, that is worth keeping."""
 
 FULL = 2
-"""The generation that is collected with all others."""
+"""The oldest generation: its collection is a full collection."""
 
 
 class Outcome(NamedTuple):
@@ -54,12 +54,12 @@ class Outcome(NamedTuple):
 
     @property
     def better(self) -> bool:
-        """Tell if the change is known to save enough to be worth keeping."""
+        """Return True if the change is known to save enough to be worth keeping."""
         return self.low > LEAST * self.left
 
 
 class Trial:
-    """Turns from the step after `after` on. With `collecting`, the change is when garbage is collected."""
+    """Turns from the step after `after` on. With `collecting`, the change is in the times of garbage collections."""
 
     def __init__(self, after: int, *, collecting: bool = False) -> None:
         self._after = after
@@ -72,17 +72,17 @@ class Trial:
         """All steps of the trial have been seen."""
 
     def done_after(self, step: int) -> bool:
-        """Tell if the change is made in the step that follows. Before and after the trial it is not."""
+        """Return True if the change is on in the step after `step`; False before and after the trial."""
         turn = (step - self._after) // TURN
         return 0 <= turn < 2 * PAIRS and _done(turn)
 
     def turns_after(self, step: int) -> int | None:
-        """Return the next step at which a turn ends or the first one begins; None: there is none any more."""
+        """Return the next step at which a turn begins or ends; None after the last turn."""
         turn = max(0, (step - self._after) // TURN + 1)
         return self._after + turn * TURN if turn <= 2 * PAIRS else None
 
     def see(self, steps: Iterable[Step], pauses: Iterable[Gc] = ()) -> None:
-        """Add finished steps, and collections that fell in these or in later ones."""
+        """Add finished steps, and collections that fell in these or in later steps."""
         for pause in pauses:
             # A collection that the program asks for would come the other way round too.
             if pause.stage != "aside" and (pause.automatic or pause.ours is not None):
@@ -95,12 +95,12 @@ class Trial:
             self.over = self.over or step.number >= self.last
 
     def outcome(self) -> Outcome | None:
-        """Compare the pairs that are whole. None: there are too few.
+        """Compare the complete pairs of turns. None: there are too few pairs.
 
-        Steps are noisy: whoever shares the machine may hold up single steps, which count as `LONGEST`, or whole turns,
-        which a median of differences (Hodges and Lehmann's) doesn't follow. So a long pause of another rank counts for
-        little too: where ranks wait for each other, more may be saved. Collections are added to the median as they
-        were timed, since 16 differences can't prove a pause that is long and rare; but only where they are on trial.
+        Steps are noisy: other processes on the machine may delay single steps, which `LONGEST` limits, or whole turns,
+        which a median of differences (Hodges and Lehmann's) ignores. So a long pause of another rank counts for little
+        too: if ranks wait for each other, the true saving may be larger. If collections are on trial, their time is
+        added to the median as measured, since 16 differences can't prove a pause that is long and rare.
         """
         means = [(_done(turn), _mean(seen)) for turn, seen in enumerate(self._turns)]
         pairs = [dict(pair) for pair in zip(means[::2], means[1::2], strict=True)]
@@ -114,7 +114,7 @@ class Trial:
 
 
 class _Mean(NamedTuple):
-    """The mean step of a turn: how many there were, their seconds without collections, and those of collections."""
+    """The mean step of a turn: number of steps, seconds without collections, and seconds of collections."""
 
     steps: int
     seconds: float
@@ -122,7 +122,10 @@ class _Mean(NamedTuple):
 
 
 def _mean(seen: Sequence[tuple[float, Sequence[Gc]]]) -> _Mean:
-    """On a device's clock a collection may hold up nothing: it counts as far as its step is longer than others."""
+    """Return the mean step of a turn. A collection counts as far as its step is longer than the median.
+
+    On a device's clock a collection may delay nothing.
+    """
     if not seen:
         return _Mean(0, 0.0, 0.0)
     usual = median([seconds for seconds, _ in seen])
@@ -136,7 +139,10 @@ def _mean(seen: Sequence[tuple[float, Sequence[Gc]]]) -> _Mean:
 
 
 def _owed(pause: Gc) -> float:
-    """Half of an automatic full collection: it looks at objects of turns of both kinds, whichever it falls into."""
+    """Return the seconds of a collection that its turn is charged with.
+
+    For an automatic full collection this is half: it scans objects of turns with and without the change.
+    """
     return pause.seconds / 2 if pause.automatic and pause.generation == FULL else pause.seconds
 
 
@@ -148,5 +154,5 @@ def _typical(differences: Sequence[float]) -> tuple[float, float, float]:
 
 
 def _done(turn: int) -> bool:
-    """Tell if the change is on in a turn. The Thue-Morse sequence keeps periodic effects from coinciding with it."""
+    """Return True if the change is on in a turn. The Thue-Morse sequence keeps periodic effects from coinciding."""
     return ((turn // 2).bit_count() + turn) % 2 == 1
