@@ -1,4 +1,4 @@
-"""Checklist of one fit: items are applied when the fit begins, act during the fit, and are undone when the fit ends."""
+"""Checklist of a fit: applies items when the fit begins, lets items act during the fit, and undoes items at the end."""
 
 import dataclasses
 import functools

@@ -12,10 +12,10 @@ from perf_callbacks.kernel.process import stacks
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 
 FEWEST_LOOKS = 3
-"""Fewest samples of a function before one of its lines is named. Fewer may be chance."""
+"""Fewest samples of a function before the callback names a line of the function. Fewer may be chance."""
 
 LEAST_PART = 0.5
-"""A function must appear in at least this share of a stage's samples before one of its lines is named."""
+"""Least share of a stage's samples in which a function must appear before the callback names a line of the function."""
 
 MOST_LINES = 256
 """Most lines to count per stage; a program with more lines has no line that stands out."""

@@ -34,7 +34,7 @@ def begin(recorder: Recorder, training: Training) -> "LiveAdvice | None":
 
 
 class LiveAdvice(Observer):
-    """Shows the worst cause of the last minute in one line, each cause once per fit, on rank 0 alone."""
+    """Shows the worst cause of the last minute in a line, each cause once per fit, on rank 0."""
 
     def __init__(self, recorder: Recorder, show: Callable[[str], object]) -> None:
         self._recorder = recorder

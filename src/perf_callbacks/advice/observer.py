@@ -1,4 +1,4 @@
-"""Advice on one fit: facts are read when the fit begins, rules are applied for each summary."""
+"""Advice on a fit: reads facts when the fit begins, and applies the rules to each summary."""
 
 import os
 import threading

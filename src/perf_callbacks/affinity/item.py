@@ -67,7 +67,7 @@ class Claim:
 
 
 class Bound(Applied):
-    """Binds threads until closed. On trial, binds and restores threads; running loader workers stay as they are."""
+    """Binds threads until closed. On trial, binds and restores threads; running loader workers keep their CPUs."""
 
     slug = CpuAffinity.slug
 

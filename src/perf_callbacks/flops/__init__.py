@@ -1,4 +1,4 @@
-"""FLOPs of a training step: counted while it runs, looked up by shape, compared with peaks."""
+"""FLOPs of a training step: the count of a running step, the look-up by shape, the comparison with peaks."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -12,7 +12,7 @@ FREE_WAYS = 8
 """Additional free counts for steps with new calls of the model or newly trained parameters."""
 
 STEPS_PER_COUNT = 50
-"""After the free counts, one count is allowed per this many steps."""
+"""Steps per count, after the free counts."""
 
 RECOUNTS = (11, 33, 84, 85, 304)
 """Steps of the fit whose known work is counted again, to find work that varies with something other than shapes.

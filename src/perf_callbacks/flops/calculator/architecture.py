@@ -133,7 +133,7 @@ def known(value: int | None, name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Construction of a Hugging Face `model_type`, as far as config.json leaves it open."""
+    """Construction of a Hugging Face `model_type`, where config.json does not say."""
 
     gated: bool = True
     tied: bool = False

@@ -96,7 +96,7 @@ class Uneven(NamedTuple):
 
     rows: int
     better_rows: int
-    """Most rows that take one wave less."""
+    """Largest number of rows that takes a wave less."""
     waves: Waves
     share: float
     """Part of the FLOPs in such products."""

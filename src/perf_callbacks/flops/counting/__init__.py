@@ -1,1 +1,1 @@
-"""The counter of one step, operation by operation."""
+"""Counter of a step, operation by operation."""

@@ -17,7 +17,7 @@ def values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def product(a: torch.Tensor, b: torch.Tensor) -> int:
-    """Count a product with at least one sparse operand: each stored value times a row or column of the other operand.
+    """Count a product with a sparse operand: each stored value times a row or column of the other operand.
 
     For two sparse matrices, each value in column i of the first is multiplied with each value in row i of the second.
     """
