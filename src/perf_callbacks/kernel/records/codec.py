@@ -69,8 +69,12 @@ def _json(value: Any) -> str:
     try:
         return _ENCODER.encode(value).decode()
     except UnicodeEncodeError:  # a path may contain bytes that aren't UTF-8
-        plain = msgspec.to_builtins(value, enc_hook=_plain)
-        return json.dumps(plain, ensure_ascii=False).encode(errors="replace").decode()
+        return _without_surrogates(msgspec.to_builtins(value, enc_hook=_plain))
+
+
+def _without_surrogates(value: Any) -> str:
+    """Encode a value. Halves of surrogate pairs, which stand for bytes that aren't UTF-8, become question marks."""
+    return json.dumps(value, ensure_ascii=False).encode(errors="replace").decode()
 
 
 def _plain(value: Any) -> Any:
@@ -86,6 +90,8 @@ _ENCODER = msgspec.json.Encoder(enc_hook=_plain)
 
 def decode(line: str) -> Entry | None:
     """Decode a line; None if the line is torn or foreign, of an unknown type, or has a value of a wrong type."""
+    if "\\ud" in line:
+        line = _readable(line)
     head = _read(_Head, line)
     if head is not None and head.type == "summary":
         line = _in_parts(line)
@@ -113,6 +119,14 @@ def _read(kind: type[T], line: str) -> T | None:
         return None if _TOO_LONG in data.translate(_DIGITS) else msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
+
+
+def _readable(line: str) -> str:
+    """Return a line that msgspec can read: schema 1 wrote the bytes of a path as halves of surrogate pairs."""
+    try:
+        return _without_surrogates(json.loads(line))
+    except (ValueError, RecursionError):
+        return line
 
 
 def _in_parts(line: str) -> str:
