@@ -30,7 +30,7 @@ from perf_callbacks.kernel.engine.marks import ONE_MORE_FORWARD, Calls
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import COUNTED, RECOUNTED, plus
 from perf_callbacks.kernel.failures import describe
-from perf_callbacks.kernel.fit.recorder import Recorder, log, weakly
+from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Training
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.process.backward import BACKWARDS
@@ -38,6 +38,7 @@ from perf_callbacks.kernel.process.compiler_stance import anything_compiled
 from perf_callbacks.kernel.process.device import peak_memory_share
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.fit_records import Flops
+from perf_callbacks.kernel.weak_calls import weakly
 
 MOST_OWED = 8
 """Maximum number of shapes that wait for a count."""

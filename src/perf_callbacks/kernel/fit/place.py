@@ -1,9 +1,11 @@
 """Place of a fit (directory, device, rank), and the record that opens it."""
 
+import logging
 import platform
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,12 @@ from perf_callbacks.kernel.clock import unix_time
 from perf_callbacks.kernel.fit import meshes
 from perf_callbacks.kernel.process import device
 from perf_callbacks.kernel.records.fit_records import Amounts, Run
+from perf_callbacks.kernel.records.journal_file import FOLDER, FileJournal, Journal
+from perf_callbacks.kernel.settings.config import PerfConfig
 from perf_callbacks.kernel.settings.in_force import Settings
 from perf_callbacks.version import __version__
+
+log = logging.getLogger("perf_callbacks")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,3 +133,20 @@ def of_loop(model: torch.nn.Module, carried: Mapping[str, Any], data_parallel: i
         why = f"data_parallel={data_parallel} does not divide {world_size} ranks"
         return replace(place, data_parallel=None, ambiguous=why)
     return by_meshes(place, model)
+
+
+def new_journal(
+    config: PerfConfig, place: Place, agreed: str | None, began: float, clock: Callable[[], float]
+) -> Journal:
+    """Make the journal of a fit, in `output_dir`, else in the directory that the ranks agreed on."""
+    if not config.journal:
+        return Journal()
+    chosen = config.output_dir
+    directory = Path(chosen if chosen is not None else agreed or place.directory).expanduser()
+    return FileJournal(
+        directory / FOLDER / f"rank{place.rank}.jsonl",
+        max_bytes=config.max_journal_mb * 1_000_000,
+        complain=partial(log.warning, "perf_callbacks: %s"),
+        began=began,
+        clock=clock,
+    )

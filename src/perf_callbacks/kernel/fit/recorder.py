@@ -23,8 +23,9 @@ from perf_callbacks.kernel.engine.protocols import Ranks
 from perf_callbacks.kernel.engine.shown_metrics import Logged
 from perf_callbacks.kernel.failures import describe, fails_open
 from perf_callbacks.kernel.fit import meshes
+from perf_callbacks.kernel.fit.empty_rows import EmptyRows
 from perf_callbacks.kernel.fit.late_writer import LateWriter
-from perf_callbacks.kernel.fit.place import Place, earlier, opening
+from perf_callbacks.kernel.fit.place import Place, earlier, new_journal, opening
 from perf_callbacks.kernel.foreign_errors import let_pass, of_handler, suppress
 from perf_callbacks.kernel.process import device
 from perf_callbacks.kernel.process.collector import COLLECTOR
@@ -33,11 +34,9 @@ from perf_callbacks.kernel.process.patches import Patches
 from perf_callbacks.kernel.process.swallowed import SWALLOWED
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.fit_records import Amounts, Record, Summary
-from perf_callbacks.kernel.records.journal_file import FOLDER, FileJournal, Journal
+from perf_callbacks.kernel.records.journal_file import Journal
 from perf_callbacks.kernel.settings.in_force import Settings
-
-EMPTY_ROWS = 3
-"""Consecutive rows without a step before the reason is logged. A single empty row is no loss."""
+from perf_callbacks.kernel.weak_calls import weakly
 
 DRAIN_SECONDS = 1.0
 """Longest time that the end of a fit waits for the device's last events."""
@@ -74,7 +73,7 @@ class Recorder:
         self.failed = False
         """True: our code raised an error, maybe at the very end."""
         self._summary: Summary | None = None
-        self._explained, self._empty_rows = False, 0  # why rows are empty
+        self._empty_rows = EmptyRows()
         self._late: BaseException | None = None
         self._left_after: int | None = None  # number of the step after which the loop left its loader
         timeline = device.timeline(place.device)
@@ -84,7 +83,7 @@ class Recorder:
         if verdict is not None:
             self.run = dataclasses.replace(self.run, run_id=verdict.run_id)
         began = clock()
-        self._journal = self._new_journal(place, verdict.directory if verdict is not None else None, began)
+        self._journal = new_journal(config, place, verdict.directory if verdict is not None else None, began, clock)
         self.logged = Logged(config.metrics)
         self.observers = Observers()
         """The observers of this fit."""
@@ -120,20 +119,6 @@ class Recorder:
         self._abandon = weakref.finalize(self, _abandon, self._observer, self._journal, self._swallowed)
         atexit.register(self._at_exit)
         self._begin(began)
-
-    def _new_journal(self, place: Place, agreed: str | None, began: float) -> Journal:
-        """Make the journal, in `output_dir`, else in the directory that the ranks agreed on."""
-        if not self.config.journal:
-            return Journal()
-        chosen = self.config.output_dir
-        directory = Path(chosen if chosen is not None else agreed or place.directory).expanduser()
-        return FileJournal(
-            directory / FOLDER / f"rank{place.rank}.jsonl",
-            max_bytes=self.config.max_journal_mb * 1_000_000,
-            complain=functools.partial(log.warning, "perf_callbacks: %s"),
-            began=began,
-            clock=self.clock,
-        )
 
     def _begin(self, began: float) -> None:
         try:
@@ -291,13 +276,10 @@ class Recorder:
     def row(self, step: int) -> dict[str, float]:
         """Return the metrics since the last row that go to loggers."""
         metrics = self.engine.row(step)
-        reasons = None if metrics else self.engine.why_empty
-        self._empty_rows = 0 if metrics else self._empty_rows + (reasons is not None)
-        if self._empty_rows == EMPTY_ROWS and not self._explained and self.run.rank == 0:
-            self._explained = True
-            log.warning(
-                "perf_callbacks: no metrics at step %s: all steps since the last row are excluded (%s).", step, reasons
-            )
+        if metrics:
+            self._empty_rows.end()
+        elif self.run.rank == 0:
+            self._empty_rows.add(step, self.engine.why_empty)
         return self.logged.row(metrics)
 
     @fails_open
@@ -414,17 +396,6 @@ class Recorder:
         self._late = error
         self.observers.hurry()
         return True
-
-
-def weakly(method: Callable[P, T]) -> Callable[P, T | None]:
-    """Wrap a method in a function that holds its object by weak reference. Returns None once the object is freed."""
-    reference = weakref.WeakMethod(method)
-
-    def call(*args: P.args, **kwargs: P.kwargs) -> T | None:
-        found = reference()
-        return None if found is None else found(*args, **kwargs)
-
-    return call
 
 
 def _progress(reference: "weakref.ref[Recorder]") -> tuple[int, float] | None:
