@@ -178,9 +178,9 @@ class Measurement(Generic[B]):
 
     def _batches(self, watch: LoopWatch) -> Batches:
         if self._loader is None:
-            return Batches(first=(watch, "read"))
+            return Batches(first_batch=watch.first_batch)
         pinned = True if getattr(self._loader, "pin_memory", False) else None
-        return Batches(pinned=pinned, loaders=(self._loader,), first=(watch, "read"))
+        return Batches(pinned=pinned, loaders=(self._loader,), first_batch=watch.first_batch)
 
     def _setup(self) -> Setup:
         return Setup(optimizers=(self._optimizer,), loaders=() if self._loader is None else (self._loader,))

@@ -41,7 +41,7 @@ ONCE = {
     "flops.observer": "counted",
     "flops.observer.Counting": "closed _open _shut _put_down _await",
     "flops.count_schedule.CountSchedule": "affordable spend",
-    "flops.training_filter.Booking": "__init__",
+    "flops.training_filter.TrainingFilter": "__init__",
     "flops.counting.counter.FlopCounter": "__init__",
     "flops.counting.count_window.CountWindow": "__init__",
     "flops.counting.coverage.Weights": "coverage multiplied_elements",

@@ -23,7 +23,7 @@ from perf_callbacks.flops.outline import Looks
 from perf_callbacks.flops.peaks.peak_rates import Peaks, advice
 from perf_callbacks.flops.peaks.peak_source import find, forget
 from perf_callbacks.flops.record import counted, estimated
-from perf_callbacks.flops.training_filter import Booking
+from perf_callbacks.flops.training_filter import TrainingFilter
 from perf_callbacks.flops.work import Work
 from perf_callbacks.kernel.batches.plain_values import ShapeKey
 from perf_callbacks.kernel.engine.marks import ONE_MORE_FORWARD, Calls
@@ -86,7 +86,7 @@ class Counting(Observer):
         self._announced = recorder.run.door not in LOOPS
         self._thread = get_ident()
         self._window: CountWindow | None = None
-        self._booking: Booking | None = None
+        self._training: TrainingFilter | None = None
         self._left: list[CountWindow] = []
         self._before = 0
         self._first = recorder.run.step
@@ -125,7 +125,7 @@ class Counting(Observer):
     def step_ended(self, step: int) -> None:
         """Close the count of the step that has ended, and learn its FLOPs."""
         self._schedule.steps = step - self._first
-        self._note_apart(self._looks.booking or self._booking)
+        self._note_apart(self._looks.training or self._training)
         window = self._window
         if window is not None:
             there = window.counter.pushed
@@ -155,7 +155,7 @@ class Counting(Observer):
             self._await()
         if self._live and (self._schedule.done or self._window is not None) and not self._spans:
             self._looks.begin(
-                self._schedule.steps, self._booking if self._window is not None else None, self._announced
+                self._schedule.steps, self._training if self._window is not None else None, self._announced
             )
         self._next_after = self._next()
 
@@ -253,9 +253,9 @@ class Counting(Observer):
         step_seconds = (self._recorder.clock() - self._began) / max(self._schedule.steps, 1)
         observers = self._recorder.observers
         follow = weakly(observers.operation) if observers.following else None  # a counter must keep no fit alive
-        window = CountWindow(max(PATIENCE_SECONDS, PATIENCE_STEPS * step_seconds), follow)
-        self._booking = Booking(self._recorder.tape, announced=self._announced)
-        window.counter.books, window.counter.between = self._booking, self._booking.between
+        self._training = TrainingFilter(self._recorder.tape, announced=self._announced)
+        counter = FlopCounter(self._training, follow)
+        window = CountWindow(max(PATIENCE_SECONDS, PATIENCE_STEPS * step_seconds), counter)
         self._window = window
         with suppress(RuntimeError):  # no thread can be started: the window has no timeout then
             WATCHDOG.watch(window)
@@ -280,13 +280,13 @@ class Counting(Observer):
         """
         self._recorder.look_up(counter.observed.lookups)
         total, batches = counter.work(), self._recorder.batches[self._before :]
-        calls = self._booking.course.calls if self._booking is not None else Calls(1, 1)
+        calls = self._training.course.calls if self._training is not None else Calls(1, 1)
         work = self._work
         unannounced = self._announced and self._is_unannounced(calls)
         if unannounced and work.rating is None:
             self._announced = False
             self._apart.clear()  # calls like these are counted from now on
-        part = self._booking is not None and any(self._booking.course.earlier) and not self._before
+        part = self._training is not None and any(self._training.course.earlier) and not self._before
         none = not total.model_flops and (calls.backwards or not whole or work.rating is None)
         if part or unannounced or none or not batches or (counter.interrupted and len(batches) > 1):
             if not batches or (none and calls.backwards and work.rating is None):
@@ -310,16 +310,16 @@ class Counting(Observer):
 
     def _is_unannounced(self, calls: Calls) -> bool:
         """Return True if the step may have had calls that the trainer did not announce."""
-        if self._booking is not None and self._booking.unannounced and not calls.backwards:
+        if self._training is not None and self._training.unannounced and not calls.backwards:
             return True
         return not calls.forwards and self._work.rating is None
 
-    def _note_apart(self, booking: Booking | None) -> None:
+    def _note_apart(self, training: TrainingFilter | None) -> None:
         """Mark all FLOPs as a lower bound once a model has run apart from the forward."""
-        if booking is None:
+        if training is None:
             return
-        booking.settle()
-        news = {name: calls for name, calls in booking.apart.items() if name not in self._apart}
+        training.settle()
+        news = {name: calls for name, calls in training.apart.items() if name not in self._apart}
         self._apart |= news
         work = self._work
         if news and work.counted is not None and work.rating is not None:

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from perf_callbacks.flops.counting.phases import in_backward
 from perf_callbacks.flops.known_work.shaped_work import ShapedWork
-from perf_callbacks.flops.training_filter import Booking
+from perf_callbacks.flops.training_filter import TrainingFilter
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process.compiler_stance import anything_compiled
@@ -44,36 +44,36 @@ class Outline:
     def __init__(self) -> None:
         self.products = 0
         """Multiplications by the modules' own weights, three times where gradients follow."""
-        self._booking: Booking | None = None
+        self._training: TrainingFilter | None = None
         self._thread = 0
         self._handle = RemovableHandle(modules._global_forward_hooks)  # noqa: SLF001 there is no public name
 
-    def open(self, booking: Booking) -> None:
-        """Start at zero. `booking` decides if the module that has just run is training work."""
-        self.products, self._booking, self._thread = 0, booking, get_ident()
+    def open(self, training: TrainingFilter) -> None:
+        """Start at zero. `training` decides if the module that has just run is training work."""
+        self.products, self._training, self._thread = 0, training, get_ident()
         modules._global_forward_hooks[self._handle.id] = self._see  # noqa: SLF001 as above
 
     def close(self) -> None:
         """Remove the module hook. Idempotent."""
         self._handle.remove()
-        self._booking = None  # keeps no fit alive
+        self._training = None  # keeps no fit alive
 
     def _see(self, module: nn.Module, _args: object, result: Any) -> None:
         # A model may be compiled, exported or traced in the middle of a step.
         if is_dynamo_compiling() or torch._C._get_tracing_state() is not None:  # noqa: SLF001 as `torch.jit.is_tracing`
             return
         try:
-            booking = self._booking
-            if booking is None or get_ident() != self._thread or isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            training = self._training
+            if training is None or get_ident() != self._thread or isinstance(module, nn.Embedding | nn.EmbeddingBag):
                 return
-            booking.module_ended(module, result)
+            training.module_ended(module, result)
             weights = [
                 one
                 for one in module._parameters.values()  # noqa: SLF001 `parameters` goes through the children too
                 if one is not None and one.dim() >= _MATRIX
             ]
             first = result[0] if isinstance(result, tuple | list) and result else result
-            if weights and isinstance(first, torch.Tensor) and not in_backward() and booking():
+            if weights and isinstance(first, torch.Tensor) and not in_backward() and training.is_training_work():
                 products = sum(first.numel() * one.numel() // max(one.shape[0], 1) for one in weights)
                 self.products += products * (_WITH_BACKWARD if first.requires_grad else 1)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
@@ -98,9 +98,9 @@ class Looks:
         self._recorder = recorder
         self._work = work
         self._outline = Outline()
-        self.booking: Booking | None = None
+        self.training: TrainingFilter | None = None
         """Follows the step whose outline is being taken."""
-        self._own = False  # True: `begin` made the booking; False: it belongs to a count
+        self._own = False  # True: `begin` made the training; False: it belongs to a count
         self.after = 0
         """Number of steps of the fit after which the next outline is taken."""
         recorder.patches.add(self._outline.close)
@@ -109,33 +109,33 @@ class Looks:
     @property
     def going(self) -> bool:
         """True while an outline is being taken."""
-        return self.booking is not None
+        return self.training is not None
 
-    def begin(self, steps: int, booking: Booking | None, announced: bool) -> None:  # noqa: FBT001 as in `Booking`
-        """Take the outline of the next step if due after this many steps. A `booking` follows that step already."""
+    def begin(self, steps: int, training: TrainingFilter | None, announced: bool) -> None:  # noqa: FBT001 as in `TrainingFilter`
+        """Take the outline of the next step if due after this many steps. A `training` follows that step already."""
         if steps < self.after or not self._recorder.active:
             return
         self.after = steps + (1 if steps < LOOK_FIRST else min(steps // LOOK_PART, LOOK_EVERY))
-        if booking is None and compiles():  # a counted step is eager, and its counter has hooks already
+        if training is None and compiles():  # a counted step is eager, and its counter has hooks already
             return
-        self._own = booking is None
-        self.booking = booking or Booking(self._recorder.tape, announced=announced)
-        self._outline.open(self.booking)
+        self._own = training is None
+        self.training = training or TrainingFilter(self._recorder.tape, announced=announced)
+        self._outline.open(self.training)
 
     def end(self, step: int) -> None:
         """Compare the step that has ended with an earlier step. Ignore a step that was seen only in part."""
-        booking, products = self.booking, self._outline.products
+        training, products = self.training, self._outline.products
         self.drop()
-        if booking is not None and not any(booking.course.earlier):
+        if training is not None and not any(training.course.earlier):
             shapes = [batch.shape for batch in self._recorder.batches]
-            self._work.outline(shapes, booking.course.calls, products, step)
+            self._work.outline(shapes, training.course.calls, products, step)
             if self._work.trainable_changed:
                 self._recorder.engine.plan()  # the next steps are checked too
 
     def drop(self) -> None:
         """Take no outline of this step."""
-        if self.booking is not None:
-            self.booking = None
+        if self.training is not None:
+            self.training = None
             self._outline.close()
             if self._own:
                 self._recorder.tape.unfollow()

@@ -8,6 +8,7 @@ from types import FrameType
 
 from torch import Tensor, is_grad_enabled, nn
 
+from perf_callbacks.flops.counting.counter import Filter
 from perf_callbacks.flops.counting.phases import in_backward
 from perf_callbacks.kernel.engine.marks import Course
 from perf_callbacks.kernel.engine.stages import Stage
@@ -19,7 +20,7 @@ _NEVER = (Stage.DATA, Stage.ASIDE)
 _BETWEEN = (Stage.OTHER, Stage.UNDECIDED)
 
 
-class Booking:
+class TrainingFilter(Filter):
     """Decides for each operation of a step if the counter counts it.
 
     Trainers announce each forward. A plain loop may call a part of the model, or an unwatched model, unannounced.
@@ -43,7 +44,7 @@ class Booking:
         """Calls for `apart` that no backward has followed yet."""
         self._fetches = self._backwards = 0
 
-    def __call__(self) -> bool:
+    def is_training_work(self) -> bool:
         """Return True if the operation being dispatched is training work."""
         stage = self.course.stage
         if stage in _TRAINING:
@@ -79,7 +80,7 @@ class Booking:
                 self.apart += self._waiting
             self._waiting.clear()
 
-    def between(self) -> bool:
+    def is_between_stages(self) -> bool:
         """Return True if the thread is between the stages of a step."""
         return self.course.stage in _BETWEEN
 

@@ -60,7 +60,8 @@ class LoaderlessWatch(LoopWatch):
         if not self._told:
             self._told = True
             self.recorder.batches.clear()
-        found = self.read(batch)
+        self.first_batch.see(batch)
+        found = self.recorder.reader.read(batch)
         told = zip(amounts, found[:2], strict=True)
         samples, tokens = (amount if amount is not None else known for amount, known in told)
         self.recorder.add(found._replace(samples=samples, tokens=tokens))
@@ -88,7 +89,9 @@ class LoaderlessWatch(LoopWatch):
         if self._told or self.spans:
             return
         numbered = {str(number): one for number, one in enumerate(args)}
-        shape = self.read(args[0] if len(args) == 1 and not kwargs else {**numbered, **kwargs}).shape
+        batch = args[0] if len(args) == 1 and not kwargs else {**numbered, **kwargs}
+        self.first_batch.see(batch)
+        shape = self.recorder.reader.read(batch).shape
         samples, tokens = self._amounts
         self._amounts = samples and 0, tokens and 0
         self.recorder.add(Batch(samples, tokens, None, shape))

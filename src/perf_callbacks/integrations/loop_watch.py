@@ -28,6 +28,7 @@ from perf_callbacks.kernel.batches.waiting import (
 )
 from perf_callbacks.kernel.engine.marks import END
 from perf_callbacks.kernel.engine.stages import Stage
+from perf_callbacks.kernel.fit.first_batch import FirstBatch
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process.backward import BACKWARDS, Loop
@@ -50,8 +51,8 @@ class LoopWatch(Loop):
         super().__init__(recorder.tape, recorder.clock, recorder.fail)
         self.recorder = recorder
         self.steps = recorder.run.step
-        self.read: Callable[[Any], Batch] = recorder.reader.read
-        """Reads a batch. An item of the checklist may replace this function to see the first batch."""
+        self.first_batch = FirstBatch()
+        """Examines the first batch for the item `loaders`."""
         self._observers, self._append = recorder.observers, recorder.engine.ended.append
         self._model = model
         self._optimizer: Any = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
@@ -92,7 +93,8 @@ class LoopWatch(Loop):
     def batches(self, loader: Iterable[B]) -> Iterator[B]:  # noqa: C901, PLR0912, PLR0915 a call is a frame in each step
         """Iterate over a loader and measure its waits."""
         tape, clock, thread, recorder, engine = self.tape, self.clock, self.thread, self.recorder, self.recorder.engine
-        reader, waiting, data, other = recorder.reader, self.waiting, _DATA, _OTHER
+        reader, first_batch = recorder.reader, self.first_batch
+        waiting, data, other = self.waiting, _DATA, _OTHER
         try:
             self.turn(data)
             here = get_ident() == thread
@@ -111,7 +113,9 @@ class LoopWatch(Loop):
                     if found is not None:
                         reader.left -= 1
                     elif recorder.active and not engine.aside:
-                        found = self.read(batch)
+                        if first_batch.wanted:
+                            first_batch.see(batch)
+                        found = reader.read(batch)
                         if engine.intake.overdue or len(engine.batches) >= engine.crowded:
                             engine.relieve()
                     if found is not None:

@@ -6,14 +6,14 @@ A copy from memory that is not pinned always waits for the device. A copy from p
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader
 
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.fit.environment import Environment
+from perf_callbacks.kernel.fit.first_batch import FirstBatch, tensors
 from perf_callbacks.kernel.fit.item import ADVISED, ALREADY, NOT_APPLICABLE, SKIPPED, Applied, Fit
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.process.patches import Patches
@@ -74,24 +74,6 @@ def _line(environment: Environment) -> str:
     return ", ".join(part for part in (pin, copies) if part)
 
 
-class First:
-    """First batch before its copy to the device: its type, its size, and if pinned."""
-
-    def __init__(self) -> None:
-        self.kind: str | None = None
-        self.pinned = False
-        self.bytes = 0
-
-    def see(self, batch: object) -> None:
-        """Record the first batch that is about to be copied, and ignore later batches."""
-        if self.kind is not None:
-            return
-        tensors = [*_tensors(batch)]
-        self.pinned = bool(tensors) and tensors[0].is_pinned()
-        self.bytes = sum([tensor.nbytes for tensor in tensors])
-        self.kind = type(batch).__name__
-
-
 class Copies:
     """Switch for asynchronous copies of pinned batches."""
 
@@ -113,7 +95,7 @@ class Loading(Applied):
         self._room = None
         if fit.environment.memory_available is not None:
             self._room = MOST_PINNED * fit.environment.memory_available / fit.environment.local_world_size
-        self._first, self._copies = First(), Copies()
+        self._copies = Copies()
         self._copied = fit.batches.copy is not None and not fit.environment.copies_go_on
         self._held: list[int] = []
         self._due, self._patience = 0, 1
@@ -124,6 +106,8 @@ class Loading(Applied):
                 pin(loader)
             if batches.process is not None:
                 self._seams.replace(*batches.process, functools.partial(_processing, pin))
+        self._first = batches.first_batch or FirstBatch()
+        self._first.wanted = True
         if batches.first is not None:
             self._seams.replace(*batches.first, functools.partial(_seeing, self._first))
         if batches.copy is not None:
@@ -201,45 +185,28 @@ def _processing(pin: Callable[[Any], None], inner: Callable[..., Any]) -> Callab
     return call
 
 
-def _seeing(first: First, inner: Callable[..., Any]) -> Callable[..., Any]:
+def _seeing(first: FirstBatch, inner: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap the function that gets a batch before the copy to the device."""
 
     @functools.wraps(inner)
     def call(batch: Any, *args: Any, **kwargs: Any) -> Any:
-        if first.kind is None:
-            try:
-                first.see(batch)
-            except Exception as error:  # noqa: BLE001 a batch may be anything
-                let_pass(error)
-                first.kind = type(batch).__name__
+        first.see(batch)
         return inner(batch, *args, **kwargs)
 
     return call
 
 
-def _copying(first: First, copies: Copies, inner: Callable[..., Any]) -> Callable[..., Any]:
+def _copying(first: FirstBatch, copies: Copies, inner: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap the function that copies a batch: copies of pinned batches don't wait, whatever the loader's settings."""
 
     @functools.wraps(inner)
     def call(batch: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
+        first.see(batch)
         try:
-            first.see(batch)
-            pinned = copies.go_on and not args and next(_tensors(batch)).is_pinned()
+            pinned = copies.go_on and not args and next(tensors(batch)).is_pinned()
         except Exception as error:  # noqa: BLE001 a batch may be anything, and have no tensor at all
             let_pass(error)
             pinned = False
         return inner(batch, device, *args, **(kwargs | {"non_blocking": True} if pinned else kwargs))
 
     return call
-
-
-def _tensors(batch: object) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a batch, in the containers that torch's pinning searches."""
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    elif isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from _tensors(value)
-    elif isinstance(batch, tuple | list):
-        for value in batch:
-            yield from _tensors(value)

@@ -1,10 +1,8 @@
 """Counts a stretch of training, without a `with` block: the counter is entered and left during the run."""
 
 import math
-from collections.abc import Callable
 from contextlib import ExitStack
 from threading import current_thread
-from typing import Any
 from weakref import finalize
 
 import torch
@@ -25,10 +23,8 @@ class CountWindow:
     next call, the finalizer of the window, or a tick restores everything.
     """
 
-    def __init__(
-        self, patience_seconds: float = math.inf, follow: Callable[[Any, Any, int], object] | None = None
-    ) -> None:
-        self.counter = FlopCounter(follow)
+    def __init__(self, patience_seconds: float = math.inf, counter: FlopCounter | None = None) -> None:
+        self.counter = counter or FlopCounter()
         self.patience_seconds = patience_seconds
         """Seconds without any operation after which the count is abandoned: the loop may have ended without `close`."""
         self._thread = current_thread()

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from threading import get_ident
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch._C import _pop_torch_dispatch_stack, _push_on_torch_dispatch_stack
@@ -25,12 +25,35 @@ from perf_callbacks.kernel.foreign_errors import let_pass, of_handler
 from perf_callbacks.kernel.process.compiler_stance import in_compiled_call
 
 
+class Filter(Protocol):
+    """Decides which operations of a step are counted."""
+
+    def is_training_work(self) -> bool:
+        """Return False if the next operation is not training work. Called before each operation."""
+
+    def is_between_stages(self) -> bool:
+        """Return False if a value that Python reads outside of training work is to be ignored."""
+
+
+class Everything(Filter):
+    """Filter under which each operation is training work."""
+
+    def is_training_work(self) -> bool:
+        """Return True."""
+        return True
+
+    def is_between_stages(self) -> bool:
+        """Return True."""
+        return True
+
+
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves it untyped
     """Counts FLOPs by phase, number format and kind. Results stay the same, and its errors never reach the run.
 
     Compiled models must run eagerly meanwhile: see `perf_callbacks.flops.counting.count_window`.
 
     Args:
+        filtered: Selects the operations that are counted. None: all of them.
         follow: Called with each counted operation, its result, and the number of the current backward, or 0.
 
     >>> with FlopCounter() as counter:
@@ -46,7 +69,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         """Return True, so that compiled code stays compiled. Only eager runs are counted."""
         return True
 
-    def __init__(self, follow: Callable[[Any, Any, int], object] | None = None) -> None:
+    def __init__(self, filtered: Filter | None = None, follow: Callable[[Any, Any, int], object] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # as above
         self.inert = False
         """True: the counter can't be removed from the stack of modes and counts no more."""
@@ -56,10 +79,6 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         """True: the counter may be on the stack of modes of the thread that it was pushed in."""
         self.operations = 0
         """Number of all dispatched operations, counted or not."""
-        self.books: Callable[[], bool] = _always
-        """Called before each operation. False: the operation is not training work, so nothing is recorded."""
-        self.between: Callable[[], bool] = _always
-        """Called when Python reads a value outside of training work. False: the read is not recorded."""
         self.passes: list[Counter[Cell]] = [Counter()]
         """Counts of each forward with the backward that follows."""
         self.logical: Counter[Cell] = Counter()
@@ -69,6 +88,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self.errors: Counter[str] = Counter()
         """Errors in the counter itself, by operation."""
         self._repeats = Repeats()
+        self._filter = filtered or Everything()
         self._follower = follow
         self._apart: dict[int, Counter[Cell]] = {}
         """Products that are training work only if a backward goes through their nodes, by the numbers of the nodes."""
@@ -167,7 +187,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self.operations += 1
-        if self.inert or not self._books():
+        if self.inert or not self._is_training_work():
             return self._pass_on(func, types, args, kwargs)
         if types and is_wrapped(types):  # `NotImplemented` splits it into operations that come back here
             self._count_whole(func, args, kwargs)
@@ -233,16 +253,16 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
 
     def _note_value(self) -> None:
         try:
-            if self.between():
+            if self._filter.is_between_stages():
                 self.observed.value_read()
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self._err("read", error)
 
-    def _books(self) -> bool:
+    def _is_training_work(self) -> bool:
         try:
-            return self.books()
+            return self._filter.is_training_work()
         except Exception as error:  # noqa: BLE001 an observer never ends the run
-            self._err("books", error)
+            self._err("filter", error)
             return False
 
     def _err(self, func: Any, error: Exception) -> None:
@@ -261,13 +281,13 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         try:
             if begins:
                 self._come_back()
-            books = self._books()
-            if begins and books and not in_backward():  # recomputation stops in the middle of modules
+            training = self._is_training_work()
+            if begins and training and not in_backward():  # recomputation stops in the middle of modules
                 self._forwards.append(id(module))
             elif id(module) in self._forwards and not in_backward():
                 while self._forwards.pop() != id(module):  # an inner module raised
                     continue
-            if books and not self.inert:
+            if training and not self.inert:
                 self.weights.see(module)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self._err(type(module).__name__, error)
@@ -352,10 +372,6 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
                 self.logical[Cell(phase(operands), number_format(operands, formula.kind), formula.kind)] += flops
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self._err(func, error)
-
-
-def _always() -> bool:
-    return True
 
 
 _READS_VALUE = torch.ops.aten._local_scalar_dense.default  # noqa: SLF001 the operation of `.item()`

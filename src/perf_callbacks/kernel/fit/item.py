@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.fit.environment import Environment
+from perf_callbacks.kernel.fit.first_batch import FirstBatch
 from perf_callbacks.kernel.process.collector import Progress
 from perf_callbacks.kernel.records.fit_records import Checklist
 from perf_callbacks.kernel.settings.config import PerfConfig
@@ -38,6 +39,8 @@ class Batches:
     """Function that prepares other loaders and returns them."""
     first: tuple[Any, str] | None = None
     """Function that gets each batch before it is copied."""
+    first_batch: FirstBatch | None = None
+    """Receives the first batch, if the integration itself reads each batch before it is copied."""
     copy: tuple[Any, str] | None = None
     """Function that copies a batch to a device, and waits unless it is called with `non_blocking`."""
 

@@ -1,0 +1,47 @@
+"""First batch of a fit, before its copy to the device."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from perf_callbacks.kernel.foreign_errors import let_pass
+
+
+class FirstBatch:
+    """Type and size of the first batch, and if it is pinned. Looks at no batch unless `wanted`.
+
+    `is_pinned` of a tensor initializes CUDA, so nothing asks for it without need.
+    """
+
+    def __init__(self, *, wanted: bool = False) -> None:
+        self.wanted = wanted
+        """True: the next batch will be examined."""
+        self.kind: str | None = None
+        """Name of the batch's type; None: there was no batch yet."""
+        self.pinned = False
+        self.bytes = 0
+
+    def see(self, batch: object) -> None:
+        """Examine a batch if wanted. Later batches are ignored. A batch of unknown form has no size."""
+        if not self.wanted:
+            return
+        self.wanted = False
+        try:
+            found = [*tensors(batch)]
+            self.pinned = bool(found) and found[0].is_pinned()
+            self.bytes = sum([tensor.nbytes for tensor in found])
+        except Exception as error:  # noqa: BLE001 a batch may be anything
+            let_pass(error)
+        self.kind = type(batch).__name__
+
+
+def tensors(batch: object) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a batch, in the containers that torch's pinning searches."""
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from tensors(value)
+    elif isinstance(batch, tuple | list):
+        for value in batch:
+            yield from tensors(value)
