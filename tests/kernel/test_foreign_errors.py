@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import logging
 import signal
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import perf_callbacks
+from perf_callbacks.kernel.failures import guard, logs
 from perf_callbacks.kernel.foreign_errors import let_pass, of_handler, suppress
 
 SRC = Path(perf_callbacks.__file__).parent
@@ -147,7 +149,7 @@ def test_a_suppressed_kind_of_error_is_not_suppressed_for_a_handler(handled):
 
 
 BROAD = {"Exception", "BaseException", "OSError", "RuntimeError", "UNREADABLE"}
-LETS_PASS = {"let_pass", "_let_pass", "fail", "_err"}
+LETS_PASS = {"let_pass", "_let_pass", "fail", "_err", "logs"}
 OUTSIDE = ("commands", "run.py", "site", "kernel/foreign_errors.py", "kernel/settings/config_file.py", "launch")
 """Run before or after training, in a process or at a moment of our own."""
 UNGUARDED = {
@@ -163,6 +165,17 @@ def guards(path):
     for node in ast.walk(tree):
         if isinstance(node, ast.ExceptHandler) and id(node) not in unheard and BROAD & names(node.type):
             yield node
+
+
+def handlers(path):
+    """Yield the names of the functions that a file passes to `guard`, and their definitions in this file, else None."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "guard" and node.args:
+            handle = node.args[0].func if isinstance(node.args[0], ast.Call) else node.args[0]
+            name = getattr(handle, "attr", getattr(handle, "id", None))
+            yield name, functions.get(name)
 
 
 def names(node):
@@ -183,3 +196,34 @@ def test_every_guard_lets_what_a_handler_raised_pass():
             continue
         found |= {f"{name}:{guard.lineno}": name for guard in guards(path) if not lets_pass(guard)}
     assert {*found.values()} == {*UNGUARDED}, found
+
+
+def test_every_function_that_handles_a_guards_error_lets_what_a_handler_raised_pass():
+    found = [one for path in SRC.rglob("*.py") for one in handlers(path)]
+    assert found
+    assert [name for name, function in found if name not in LETS_PASS and not (function and lets_pass(function))] == []
+
+
+def test_a_guard_passes_an_error_on_and_lets_a_handlers_error_pass(handled, caplog):
+    handled(raises)
+    given = []
+    with guard(given.append):
+        int("no")
+    with guard(logs(logging.getLogger("perf_callbacks").warning, "perf_callbacks: %s.", trace=True)):
+        int("no")
+    with guard() as attempt:
+        int("no")
+    assert [type(error) for error in given] == [ValueError]
+    assert caplog.messages == [f"perf_callbacks: {attempt.reason}."]
+    assert attempt.reason.startswith("ValueError: invalid literal")
+    for handle in (None, let_pass, logs(logging.getLogger("perf_callbacks").warning, "%s")):
+        with pytest.raises(PreemptError), guard(handle):
+            wraps_errors()
+    assert len(caplog.messages) == 1
+
+
+def test_a_guard_lets_an_interrupt_pass():
+    given = []
+    with pytest.raises(KeyboardInterrupt), guard(given.append):
+        raise KeyboardInterrupt
+    assert given == []

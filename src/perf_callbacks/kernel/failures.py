@@ -1,11 +1,13 @@
-"""Keep errors of the callback away from training: a decorator for methods, and text for logs."""
+"""Keep errors of the callback away from training: a guard for blocks, a decorator for methods, and text for logs."""
 
 import functools
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
+from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.settings.config import printable
 
 
@@ -68,6 +70,46 @@ def fails_open(method: Callable[Concatenate[M, P], T]) -> Callable[Concatenate[M
             return None
 
     return call
+
+
+class guard:  # noqa: N801 named like `contextlib.suppress`
+    """Pass an `Exception` of the block to `handle`, and go on after the block.
+
+    `handle` first raises the exception of a signal handler: it is a method `fail`, the result of `logs`, or calls
+    `let_pass`. Without `handle`, `reason` describes the error. Entering and leaving are frames: code that runs for
+    each event of a step has an `except` of its own.
+    """
+
+    __slots__ = ("_handle", "reason")
+
+    def __init__(self, handle: Callable[[Exception], object] | None = None) -> None:
+        self._handle = handle
+        self.reason = ""
+
+    def __enter__(self) -> "guard":  # noqa: PYI034 Python 3.10 has no Self
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        if self._handle is not None:
+            self._handle(error)
+        else:
+            let_pass(error)
+            self.reason = describe(error)  # not the error: its traceback would keep the frame of the block alive
+        return True
+
+
+def logs(log: Callable[..., None], message: str, *, trace: bool = False) -> Callable[[Exception], None]:
+    """Return a function for a `guard`: log the error in the place of `%s`, with its traceback if `trace`."""
+
+    def handle(error: Exception) -> None:
+        let_pass(error)
+        log(message, describe(error), exc_info=error if trace else None)
+
+    return handle
 
 
 def describe(error: BaseException) -> str:

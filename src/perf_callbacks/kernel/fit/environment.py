@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perf_callbacks.kernel.failures import describe
-from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+from perf_callbacks.kernel.failures import guard
+from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process import cpu_facts, topology
 from perf_callbacks.kernel.process.collector import COLLECTOR, generational
 from perf_callbacks.kernel.process.cpu_sets import CpuFacts
@@ -59,8 +59,8 @@ def read(
     """Read the environment and add the facts that the integration knows. `root` contains `/proc` and `/sys`."""
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
     ranks = max(1, int(local)) if local.isdecimal() else 1
-    found, unknown = None, None
-    try:
+    found = None
+    with guard() as attempt:  # other items of the checklist need no CPU facts
         found = cpu_facts.read(
             affinity,
             accelerator,
@@ -70,9 +70,6 @@ def read(
             local=local_ranks,
             sources=cpu_facts.Sources(root=root),
         )
-    except Exception as error:  # noqa: BLE001 other items of the checklist need no CPU facts
-        let_pass(error)
-        unknown = describe(error)
     return Environment(
         python=sys.version_info[:2],
         gc_enabled=COLLECTOR.automatic,
@@ -86,7 +83,7 @@ def read(
         loaders_pin=loaders_pin,
         copies_go_on=copies_go_on,
         cpu_facts=found,
-        cpus_unknown=unknown,
+        cpus_unknown=attempt.reason or None,
     )
 
 

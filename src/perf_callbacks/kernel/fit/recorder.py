@@ -21,7 +21,7 @@ from perf_callbacks.kernel.engine.marks import END, Mark, Pause
 from perf_callbacks.kernel.engine.observer import Observer, Observers
 from perf_callbacks.kernel.engine.protocols import Ranks
 from perf_callbacks.kernel.engine.shown_metrics import Logged
-from perf_callbacks.kernel.failures import describe, fails_open
+from perf_callbacks.kernel.failures import describe, fails_open, guard
 from perf_callbacks.kernel.fit import meshes
 from perf_callbacks.kernel.fit.empty_rows import EmptyRows
 from perf_callbacks.kernel.fit.late_writer import LateWriter
@@ -121,7 +121,7 @@ class Recorder:
         self._begin(began)
 
     def _begin(self, began: float) -> None:
-        try:
+        with guard(self.fail):
             self.engine.start(began)
             SWALLOWED.join(self._swallowed)
             if self.config.journal:
@@ -129,8 +129,6 @@ class Recorder:
                     WATCHDOG.watch(self._late_writer)
             if self.config.gc != "off":
                 self._observer.install()
-        except Exception as error:  # noqa: BLE001 an observer never ends the run
-            self.fail(error)
 
     def enter(self, mark: Mark) -> None:
         """Write a mark: the training thread turns to a stage."""
@@ -313,11 +311,9 @@ class Recorder:
 
     def _asked(self, answer: Callable[[], T]) -> T | None:
         """Return an answer, also if the recorder is closed; None after an error."""
-        try:
+        with guard(self.fail):
             return answer()
-        except Exception as error:  # noqa: BLE001 an observer never ends the run
-            self.fail(error)
-            return None
+        return None
 
     @property
     def journal_path(self) -> Path | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from perf_callbacks.kernel.failures import describe
+from perf_callbacks.kernel.failures import guard
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 
 
@@ -68,17 +68,16 @@ class Monitor:
         self._handle: Any = None
         if uuid is None:
             return
-        try:
+        with guard(let_pass):
             import pynvml  # noqa: PLC0415 as in `inventory`
 
             pynvml.nvmlInit()
-        except Exception as error:  # noqa: BLE001 as in `inventory`
-            let_pass(error)
+            self._nvml = pynvml
+        if self._nvml is None:
             return
-        self._nvml = pynvml
         for prefix in ("GPU-", "MIG-"):
             with suppress(Exception):  # the other kind, or lost
-                self._handle = self._handle or pynvml.nvmlDeviceGetHandleByUUID(prefix + bare(uuid))
+                self._handle = self._handle or self._nvml.nvmlDeviceGetHandleByUUID(prefix + bare(uuid))
 
     def read(self) -> GpuUse:
         """Read all values that this GPU supports."""
@@ -116,20 +115,20 @@ def _told(ask: Callable[[], Any]) -> Any:
 
 def inventory() -> Inventory:
     """List the GPUs. Starting NVML takes a few milliseconds."""
-    try:
+    nvml: Any = None
+    with guard() as attempt:  # no package, no library, no driver, or versions that don't match
         import pynvml  # noqa: PLC0415 it takes some milliseconds, and not every machine has a GPU
 
         pynvml.nvmlInit()
-    except Exception as error:  # noqa: BLE001 no package, no library, no driver, or versions that don't match
-        let_pass(error)
-        return Inventory(missing=describe(error))
+        nvml = pynvml
+    if nvml is None:
+        return Inventory(missing=attempt.reason)
     try:
-        return Inventory(gpus=_gpus(pynvml))
-    except Exception as error:  # noqa: BLE001 as above
-        let_pass(error)
-        return Inventory(missing=describe(error))
+        with guard() as attempt:
+            return Inventory(gpus=_gpus(nvml))
+        return Inventory(missing=attempt.reason)
     finally:
-        pynvml.nvmlShutdown()  # NVML counts who uses it
+        nvml.nvmlShutdown()  # NVML counts who uses it
 
 
 def _gpus(pynvml: Any) -> tuple[Listed, ...]:
