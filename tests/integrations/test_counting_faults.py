@@ -28,6 +28,7 @@ INSIDE = {
 """What is done for each operation, and each module: errors there are counted, and nothing else."""
 AROUND = {
     "flops.observer.Counting": "step_began step_ended shape_seen span_began span_ended _eager trained _next",
+    "flops.count_records.CountRecords": "check_peak note_apart",
     "flops.count_schedule.CountSchedule": "next recount missing wanted",
     "flops.counting.counter.FlopCounter": "hook enter_stack leave_stack work unhook",
     "flops.counting.count_window.CountWindow": "open _leave",
@@ -39,6 +40,7 @@ AROUND = {
 }
 ONCE = {
     "flops.observer": "counted",
+    "flops.count_records.CountRecords": "write",
     "flops.observer.Counting": "closed _open _shut _put_down _await",
     "flops.count_schedule.CountSchedule": "affordable spend",
     "flops.training_filter.TrainingFilter": "__init__",

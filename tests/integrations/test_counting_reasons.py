@@ -7,7 +7,7 @@ from counted import excluded, gpt2, ids, loop
 from torch import nn
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.flops import observer as counting
+from perf_callbacks.flops import count_records
 from perf_callbacks.flops.peaks.peak_rates import Peaks
 from perf_callbacks.kernel.records.fit_records import Row, Summary
 from perf_callbacks.report import cards
@@ -57,14 +57,14 @@ def test_of_a_device_without_a_peak(tmp_path):
 
 
 def test_of_a_number_format_without_a_peak(tmp_path, monkeypatch):
-    monkeypatch.setattr(counting, "find", lambda *_: Peaks({"bfloat16": 1e12}, "a data sheet"))
+    monkeypatch.setattr(count_records, "find", lambda *_: Peaks({"bfloat16": 1e12}, "a data sheet"))
     summary = summary_of(tmp_path, nn.Linear(8, 8), batches(), peak_tflops=None)
     assert summary.flops.mfu_unknown == "no peak is known for float32 (a data sheet)"
 
 
 def test_of_a_measured_peak_that_is_none(tmp_path, monkeypatch):
-    monkeypatch.setattr(counting, "find", lambda *_: Peaks({"float32": 1.0}, "measured", measured=True))
-    monkeypatch.setattr(counting, "forget", lambda _: None)
+    monkeypatch.setattr(count_records, "find", lambda *_: Peaks({"float32": 1.0}, "measured", measured=True))
+    monkeypatch.setattr(count_records, "forget", lambda _: None)
     arguments = tiny.training_arguments(tmp_path, max_steps=6, logging_steps=2)
     ours = PerfCallback()
     tiny.trainer(arguments, ours, train_dataset=tiny.Tokens(32)).train()

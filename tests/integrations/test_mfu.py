@@ -10,7 +10,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.flops import observer as counting
+from perf_callbacks.flops import count_records
 from perf_callbacks.flops.counting.counter import FlopCounter
 from perf_callbacks.flops.peaks.peak_rates import Peaks
 from perf_callbacks.kernel.records.fit_records import Flops, Row, Summary
@@ -124,8 +124,8 @@ class Lazily:
 )
 def test_more_than_a_peak_withdraws_it_and_says_so_once(tmp_path, monkeypatch, caplog, measured, called):
     forgotten = []
-    monkeypatch.setattr(counting, "find", lambda *_: Peaks({"float32": 1.0}, "whatever", measured=measured))
-    monkeypatch.setattr(counting, "forget", forgotten.append)
+    monkeypatch.setattr(count_records, "find", lambda *_: Peaks({"float32": 1.0}, "whatever", measured=measured))
+    monkeypatch.setattr(count_records, "forget", forgotten.append)
     model = TwoFormats()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     config = PerfConfig(output_dir=str(tmp_path), gc="observe")

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from threading import get_ident
@@ -11,17 +10,15 @@ from typing import Any
 from torch import nn
 
 from perf_callbacks.flops import offline
+from perf_callbacks.flops.count_records import CountRecords
 from perf_callbacks.flops.count_schedule import CountSchedule
 from perf_callbacks.flops.counting.count_window import CountWindow
 from perf_callbacks.flops.counting.counter import FlopCounter
 from perf_callbacks.flops.counting.phases import in_backward
-from perf_callbacks.flops.known_work.rating import rate
 from perf_callbacks.flops.known_work.shape_counts import extent
 from perf_callbacks.flops.known_work.shaped_work import COPY, ShapedWork
 from perf_callbacks.flops.offline import Example
 from perf_callbacks.flops.outline import Looks
-from perf_callbacks.flops.peaks.peak_rates import Peaks, advice
-from perf_callbacks.flops.peaks.peak_source import find, forget
 from perf_callbacks.flops.record import counted, estimated
 from perf_callbacks.flops.training_filter import TrainingFilter
 from perf_callbacks.flops.work import Work
@@ -37,7 +34,6 @@ from perf_callbacks.kernel.process.backward import BACKWARDS
 from perf_callbacks.kernel.process.compiler_stance import anything_compiled
 from perf_callbacks.kernel.process.device import peak_memory_share
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
-from perf_callbacks.kernel.records.fit_records import Flops
 from perf_callbacks.kernel.weak_calls import weakly
 
 MOST_OWED = 8
@@ -96,10 +92,10 @@ class Counting(Observer):
         self._closed = False
         self._began = recorder.clock()
         self._next_after = 0  # number of steps after which a count or an outline is due
-        self._apart: dict[str, int] = {}
         self._examples: dict[ShapeKey, Example] = {}
         """Batches of shapes whose work is not known yet."""
         self._work.unknowns.counting = "the fit ended before a step was counted"
+        self._records = CountRecords(recorder, self._work)
         self._looks = Looks(recorder, self._work)
 
     def begin(self) -> ShapedWork:
@@ -125,7 +121,7 @@ class Counting(Observer):
     def step_ended(self, step: int) -> None:
         """Close the count of the step that has ended, and learn its FLOPs."""
         self._schedule.steps = step - self._first
-        self._note_apart(self._looks.training or self._training)
+        self._records.note_apart(self._looks.training or self._training)
         window = self._window
         if window is not None:
             there = window.counter.pushed
@@ -143,8 +139,7 @@ class Counting(Observer):
         self._schedule.steps = self._recorder.step - self._first
         if self._schedule.steps < self._next_after:
             return
-        if self._work.refuted is not None:
-            self._look_at_peak(self._work.refuted)
+        self._records.check_peak()
         if self._work.varies:
             pass
         elif not self._live or not self._eager():
@@ -285,7 +280,7 @@ class Counting(Observer):
         unannounced = self._announced and self._is_unannounced(calls)
         if unannounced and work.rating is None:
             self._announced = False
-            self._apart.clear()  # calls like these are counted from now on
+            self._records.apart.clear()  # calls like these are counted from now on
         part = self._training is not None and any(self._training.course.earlier) and not self._before
         none = not total.model_flops and (calls.backwards or not whole or work.rating is None)
         if part or unannounced or none or not batches or (counter.interrupted and len(batches) > 1):
@@ -306,66 +301,13 @@ class Counting(Observer):
         work.unknowns.counting = None
         self._examples = {shape: example for shape, example in self._examples.items() if not work.knows(shape)}
         tokens = plus(*[self._recorder.reader.with_tokens(batch).tokens for batch in batches])
-        self._conclude(counted(counter, step, tokens, whole_step=not self._before), total)
+        self._records.write(counted(counter, step, tokens, whole_step=not self._before), total)
 
     def _is_unannounced(self, calls: Calls) -> bool:
         """Return True if the step may have had calls that the trainer did not announce."""
         if self._training is not None and self._training.unannounced and not calls.backwards:
             return True
         return not calls.forwards and self._work.rating is None
-
-    def _note_apart(self, training: TrainingFilter | None) -> None:
-        """Mark all FLOPs as a lower bound once a model has run apart from the forward."""
-        if training is None:
-            return
-        training.settle()
-        news = {name: calls for name, calls in training.apart.items() if name not in self._apart}
-        self._apart |= news
-        work = self._work
-        if news and work.counted is not None and work.rating is not None:
-            work.counted = self._with_apart(work.counted)
-            self._recorder.write(work.counted)
-            work.rate(replace(work.rating, lower_bound=True, uncounted=tuple(sorted(work.counted.uncounted))))
-
-    def _with_apart(self, record: Flops) -> Flops:
-        uncounted = {**record.uncounted, **self._apart}
-        return replace(record, uncounted=uncounted, lower_bound=record.lower_bound or bool(self._apart))
-
-    def _conclude(self, record: Flops, total: Work) -> None:
-        record = self._with_apart(record)
-        self._recorder.write(record)
-        work = self._work
-        work.counted = record
-        peaks = work.rating.peaks if work.rating is not None else self._peaks(total)
-        rating = rate(
-            total,
-            coverage=record.coverage,
-            lower_bound=record.lower_bound,
-            peaks=peaks,
-            uncounted=record.uncounted,
-            masked_flops=record.masked_flops,
-            before=work.rating,
-        )
-        work.rate(rating)
-        if peaks is not None and rating.peak_flops_per_second is None:
-            work.unknowns.peak = f"no peak is known for {rating.dtype} ({peaks.source})"
-
-    def _peaks(self, total: Work) -> Peaks | None:
-        """Find the peaks of the device, once per fit. A measurement may take a second, in an excluded step."""
-        recorder = self._recorder
-        found = find(recorder.device, total.by_dtype, recorder.config)
-        if found is None:
-            self._work.unknowns.peak = f"no dense peak is known for {recorder.run.device}: set peak_tflops"
-            if recorder.run.rank == 0:
-                log.warning("perf_callbacks: %s", advice(recorder.run.device))
-        return found
-
-    def _look_at_peak(self, refuted: Peaks) -> None:
-        """Log that training ran faster than the peak. Forget a measured peak, so that the next run measures again."""
-        self._work.refuted = None
-        log.warning("perf_callbacks: %s; MFU and HFU are left out from now on.", self._work.unknowns.peak)
-        if refuted.measured:
-            forget(self._recorder.device)
 
     def _work_out(self) -> None:
         """Find the FLOPs of a waiting shape without running a step: on a copy of the model, or else in closed form."""
@@ -404,7 +346,7 @@ class Counting(Observer):
             return
         work.learn([shape], [total], source=record.source)
         work.unknowns.counting = None
-        self._conclude(record, total)
+        self._records.write(record, total)
 
 
 def _why_not(counter: FlopCounter, total: Work) -> str:
