@@ -173,7 +173,9 @@ def handlers(path):
     functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "guard" and node.args:
-            handle = node.args[0].func if isinstance(node.args[0], ast.Call) else node.args[0]
+            handle = node.args[0]
+            if isinstance(handle, ast.Call):  # `logs(...)` or `partial(self._err, ...)`
+                handle = handle.args[0] if getattr(handle.func, "id", None) == "partial" else handle.func
             name = getattr(handle, "attr", getattr(handle, "id", None))
             yield name, functions.get(name)
 

@@ -26,10 +26,10 @@ from perf_callbacks.kernel.batches.plain_values import ShapeKey
 from perf_callbacks.kernel.engine.marks import ONE_MORE_FORWARD, Calls
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import COUNTED, RECOUNTED, plus
-from perf_callbacks.kernel.failures import describe
+from perf_callbacks.kernel.failures import guard, logs
 from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Training
-from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process.backward import BACKWARDS
 from perf_callbacks.kernel.process.compiler_stance import anything_compiled
 from perf_callbacks.kernel.process.device import peak_memory_share
@@ -329,19 +329,18 @@ class Counting(Observer):
 
     def _estimate(self, model: nn.Module, shape: ShapeKey, example: Example) -> None:
         work, (rows, length) = self._work, extent(shape)
-        try:
+        made = None  # a model's forward may raise any error
+        with guard(logs(log.info, "perf_callbacks could not count on empty tensors: %s.")):
             with self._recorder.tape.paused():
                 counter = offline.count(model, example)
-            record = counted(counter, self._recorder.step, rows * length, source=COPY)
-            total = counter.work()
-        except Exception as error:  # noqa: BLE001 a model's forward may raise any error
-            let_pass(error)
-            log.info("perf_callbacks could not count on empty tensors: %s.", describe(error))
+            made = counted(counter, self._recorder.step, rows * length, source=COPY), counter.work()
+        if made is None:
             work.unknowns.counting = "a fake-tensor copy of the model can't be run, and there is no closed form for it"
             found = offline.closed_form(model, example)
             if found is None:
                 return
-            total, record = found, estimated(found, self._recorder.step)
+            made = estimated(found, self._recorder.step), found
+        record, total = made
         if not total.model_flops:
             return
         work.learn([shape], [total], source=record.source)

@@ -10,7 +10,7 @@ from torch import nn
 
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import NEVER
-from perf_callbacks.kernel.failures import describe
+from perf_callbacks.kernel.failures import describe, guard, logs
 from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Training
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
@@ -32,11 +32,8 @@ TRIES = 3
 def begin(recorder: Recorder, training: Training) -> "MemoryWatch":
     """Watch the memory of this fit."""
     watch = MemoryWatch(recorder, training.model)
-    try:
+    with guard(logs(log.info, "perf_callbacks can't measure the state of optimizers: %s.")):
         watch.optimizers = tuple(map(weakref.ref, training.setup().optimizers))
-    except Exception as error:  # noqa: BLE001 an integration's objects may be anything
-        let_pass(error)
-        log.info("perf_callbacks can't measure the state of optimizers: %s.", describe(error))
     with suppress(RuntimeError):  # no thread to be had
         WATCHDOG.watch(watch)
     return watch
@@ -92,12 +89,9 @@ class MemoryWatch(Observer):
         """Measure this step, except the first step, which makes gradients and optimizer state."""
         if self._tries == TRIES or self._measuring is not None or self._recorder.step <= self._first:
             return
-        try:
+        with guard(self._give_up):  # models may be anything, and the rest is measured all the same
             self._measuring = StepMemory(self._model, self._recorder.device.type)
             self._measuring.begin()
-        except Exception as error:  # noqa: BLE001 models may be anything, and the rest is measured all the same
-            let_pass(error)
-            self._give_up(error)
 
     def step_ended(self, step: int) -> None:
         """Store the parts of memory at the end of a measured step."""
@@ -105,7 +99,7 @@ class MemoryWatch(Observer):
         if measuring is None:
             return
         self._tries += 1
-        try:
+        with guard(self._give_up):
             if measuring.optimizer_seen or not measuring.hooked or self._tries == TRIES:
                 if not measuring.hooked:
                     measuring.look([one for one in (reference() for reference in self.optimizers) if one is not None])
@@ -114,9 +108,6 @@ class MemoryWatch(Observer):
                 self._tries = TRIES
                 if self._uuid is None:
                     self._write(None)
-        except Exception as error:  # noqa: BLE001 as above
-            let_pass(error)
-            self._give_up(error)
         self._let_go()
         if self._tries == TRIES:
             self._model = None
@@ -215,6 +206,7 @@ class MemoryWatch(Observer):
             measuring.end()
 
     def _give_up(self, error: Exception) -> None:
+        let_pass(error)
         self._tries = TRIES
         self._let_go()
         log.info("perf_callbacks could not measure the parts of memory: %s.", describe(error))

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from threading import get_ident
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ from perf_callbacks.flops.counting.operands import are_batched, flops_per_real_f
 from perf_callbacks.flops.counting.phases import in_backward, node, phase
 from perf_callbacks.flops.counting.repeats import Repeats
 from perf_callbacks.flops.work import Cell, Kind, Work
+from perf_callbacks.kernel.failures import guard
 from perf_callbacks.kernel.foreign_errors import let_pass, of_handler
 from perf_callbacks.kernel.process.compiler_stance import in_compiled_call
 
@@ -252,11 +254,9 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             self._err(func, error)
 
     def _note_value(self) -> None:
-        try:
+        with guard(partial(self._err, "read")):
             if self._filter.is_between_stages():
                 self.observed.value_read()
-        except Exception as error:  # noqa: BLE001 an observer never ends the run
-            self._err("read", error)
 
     def _is_training_work(self) -> bool:
         try:
