@@ -12,6 +12,7 @@ from hashlib import sha256
 from typing import Any, cast
 
 from perf_callbacks.kernel.engine.windows import Part, Verdict
+from perf_callbacks.kernel.failures import guard
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.records.codec import pack, unpack
 from perf_callbacks.kernel.records.fit_records import Window
@@ -138,14 +139,13 @@ class Rounds:
     def leave(self, *, politely: bool = True) -> None:
         """Release the store. `politely`: first take back notes that no longer hold, with another call."""
         try:
-            if self._board is not None and self.failure is None and politely:
-                if self.verdict is not None:
-                    for handler, channel in self._opened(self._board, self.verdict.fit):
-                        handler.leave(channel)
-                self._take_back(self._board)
-            self._leave_node()
-        except Exception as error:  # noqa: BLE001 the store may be gone
-            let_pass(error)
+            with guard(let_pass):  # the store may be gone
+                if self._board is not None and self.failure is None and politely:
+                    if self.verdict is not None:
+                        for handler, channel in self._opened(self._board, self.verdict.fit):
+                            handler.leave(channel)
+                    self._take_back(self._board)
+                self._leave_node()
         finally:
             self._board = self._relay = None
             self._store = None
@@ -244,11 +244,9 @@ class Follower(Rounds):
 
 def _settled(amount: Any) -> int | None:
     """Wait for a number that a device may still be computing. None: an error, or no number."""
-    try:
+    with guard(let_pass):  # a device may raise anything
         return None if amount is None else int(amount)
-    except Exception as error:  # noqa: BLE001 a device may raise anything
-        let_pass(error)
-        return None
+    return None
 
 
 def pause(waited: float, least: float = SOON) -> float:

@@ -12,11 +12,11 @@ from perf_callbacks.kernel.engine.observer import Observer, Signals as StepSigna
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.steps import Columns
 from perf_callbacks.kernel.engine.windows import GatheredWindow, WindowReader
-from perf_callbacks.kernel.failures import describe
+from perf_callbacks.kernel.failures import guard, logs
 from perf_callbacks.kernel.fit.meshes import coordinates
 from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Training
-from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.fit_records import Record, Steps
 from perf_callbacks.kernel.records.summary_parts import StragglerSummary
@@ -56,12 +56,9 @@ def begin(recorder: Recorder, training: Training) -> Observer | None:
     ranks = exchange.of(recorder)
     if ranks is None or (ranks.verdict is not None and not ranks.signals):
         return None
-    try:
+    with guard(logs(log.warning, NO_MORE)):
         return RanksWatch(recorder, ranks, training.model)
-    except Exception as error:  # noqa: BLE001 an error ends this search, not the measuring
-        let_pass(error)
-        log.warning(NO_MORE, describe(error))
-        return None
+    return None
 
 
 class _Found:
@@ -151,13 +148,10 @@ class RanksWatch(Observer, WindowReader):
         """Make the signals of a window. An error ends the signals, not the measuring."""
         if self._failed:
             return {}
-        try:
+        with guard(logs(log.warning, NO_MORE)):
             return self._make_signals(steps)
-        except Exception as error:  # noqa: BLE001 an observer never ends the run
-            let_pass(error)
-            self._failed = True
-            log.warning(NO_MORE, describe(error))
-            return {}
+        self._failed = True
+        return {}
 
     def _make_signals(self, steps: Columns) -> StepSignals:
         self._made = steps.number[0]
@@ -173,12 +167,11 @@ class RanksWatch(Observer, WindowReader):
         """Compare the ranks of a window. An error ends the comparison, not the exchange."""
         last = window.first_step + window.steps
         try:
-            if self._compares:
-                self._found.analyse(range(window.first_step, last), window.signals, window.roles)
-        except Exception as error:  # noqa: BLE001 an observer never ends the run
-            let_pass(error)
+            with guard(logs(log.warning, NO_MORE, trace=True)):
+                if self._compares:
+                    self._found.analyse(range(window.first_step, last), window.signals, window.roles)
+                return
             self._compares = False
-            log.warning(NO_MORE, describe(error), exc_info=error)
         finally:
             self._analysed = last
 
@@ -229,15 +222,14 @@ class SingleWatch(Observer):
         if self._failed or not self._comparing.acquire(timeout=LAST_SECONDS):
             return
         try:
-            while self._heard:
-                self._kept.append(self._heard.popleft())
-            if sum([len(steps.step) for steps in self._kept]) >= fewest:
-                kept, self._kept = self._kept, []
-                self._analyse(kept)
-        except Exception as error:  # noqa: BLE001 an observer never ends the run
-            let_pass(error)
+            with guard(logs(log.warning, "perf_callbacks: slow steps are looked for no more, training goes on: %s")):
+                while self._heard:
+                    self._kept.append(self._heard.popleft())
+                if sum([len(steps.step) for steps in self._kept]) >= fewest:
+                    kept, self._kept = self._kept, []
+                    self._analyse(kept)
+                return
             self._failed = True
-            log.warning("perf_callbacks: slow steps are looked for no more, training goes on: %s", describe(error))
         finally:
             self._comparing.release()
 
