@@ -17,7 +17,7 @@ from accelerate import Accelerator
 
 from perf_callbacks.integrations.accelerate_fits import Fits
 from perf_callbacks.integrations.accelerate_methods import install, take_over
-from perf_callbacks.kernel.failures import describe
+from perf_callbacks.kernel.failures import describe, guard
 from perf_callbacks.kernel.fit.item import Batches
 from perf_callbacks.kernel.fit.place import Place, data_parallel
 from perf_callbacks.kernel.records.fit_records import Summary
@@ -91,10 +91,8 @@ class Attachment:
         self._fits = Fits(self._session, accelerator, _place, resume, _batches, armed=armed)
         take_over(accelerator)
         if self._fits.active:
-            try:
+            with guard(self._fits.fail):
                 install(accelerator, self._fits)
-            except Exception as error:  # noqa: BLE001 an observer never ends the run
-                self._fits.fail(error)
 
     def __enter__(self) -> "Attachment":  # noqa: PYI034 Python 3.10 has no Self
         return self

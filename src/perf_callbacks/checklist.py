@@ -15,12 +15,11 @@ from perf_callbacks.kernel.engine.marks import BACK, BEGIN
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.steps import NEVER, Step
-from perf_callbacks.kernel.failures import describe
+from perf_callbacks.kernel.failures import guard, logs
 from perf_callbacks.kernel.fit import environment
 from perf_callbacks.kernel.fit.item import ADVISED, FAILED, FORESEEN, SKIPPED, Applied, Batches, Fit, Item
 from perf_callbacks.kernel.fit.proving import SLOT, Proving, asked, plan
 from perf_callbacks.kernel.fit.recorder import Recorder
-from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process import device, resident_memory
 from perf_callbacks.kernel.records.fit_records import APPLIED, TRIED, Checklist, Gc
 from perf_callbacks.kernel.settings.config import PerfConfig
@@ -62,13 +61,11 @@ class Startup(Observer):
 
     def _start(self, item: Item, fit: Fit) -> Checklist:
         row = _decide(item, fit)
-        try:
+        with guard() as attempt:  # the other items don't depend on this one
             if row.status == APPLIED:
                 self._applied[item.slug] = item.apply(fit)
-        except Exception as error:  # noqa: BLE001 the other items don't depend on this one
-            let_pass(error)
-            return Checklist(item=item.slug, status=FAILED, why=describe(error))
-        return row
+            return row
+        return Checklist(item=item.slug, status=FAILED, why=attempt.reason)
 
     def _try(self, rows: Iterable[Checklist], after: int) -> Iterator[Checklist]:
         """Put each item that allows a trial on trial, in turn."""
@@ -140,14 +137,13 @@ class Startup(Observer):
 
     def _each(self, tell: Callable[[Applied], object]) -> None:
         for slug, item in [*self._applied.items()]:
-            try:
+            with guard() as attempt:  # an item that fails is undone, and nothing else ends
                 tell(item)
                 self._hear(item.news())
-            except Exception as error:  # noqa: BLE001 an item that fails is undone, and nothing else ends
-                let_pass(error)
-                del self._applied[slug]
-                self._hear([Checklist(item=slug, status=FAILED, why=describe(error))])
-                item.closed()
+                continue
+            del self._applied[slug]
+            self._hear([Checklist(item=slug, status=FAILED, why=attempt.reason)])
+            item.closed()
         self._look_ahead()
 
     def _hear(self, news: list[Checklist]) -> None:
@@ -177,7 +173,8 @@ def start(
     """Apply the checklist to the fit that a recorder measures. Closing the recorder undoes the items."""
     if not recorder.active or settings.config.checklist == "off":
         return ()
-    try:
+    startup = None
+    with guard(logs(log.warning, "perf_callbacks: no checklist, measuring goes on: %s.", trace=True)):
         fit = _fit(settings, place_device, batches)
         aside = functools.partial(_aside, weakref.ref(recorder))
         fit = dataclasses.replace(
@@ -188,9 +185,7 @@ def start(
             proving=_proving(recorder, settings.config),
         )
         startup = Startup(fit, ITEMS, earlier, write=recorder.write, proofs=recorder.proofs)
-    except Exception as error:
-        let_pass(error)
-        log.warning("perf_callbacks: no checklist, measuring goes on: %s.", describe(error), exc_info=error)
+    if startup is None:
         return ()
     recorder.observe(startup)
     startup.announce()
@@ -227,11 +222,11 @@ def _proving(recorder: Recorder, config: PerfConfig) -> bool:
 
 
 def _decide(item: Item, fit: Fit) -> Checklist:
-    try:
+    row = None
+    with guard() as attempt:  # the other items don't depend on this one
         row = item.decide(fit.environment, fit.config)
-    except Exception as error:  # noqa: BLE001 the other items don't depend on this one
-        let_pass(error)
-        return Checklist(item=item.slug, status=FAILED, why=describe(error))
+    if row is None:
+        return Checklist(item=item.slug, status=FAILED, why=attempt.reason)
     if item.slug in _skipped(fit.config.skip):
         return Checklist(item=item.slug, status=SKIPPED, before=row.before, why=f"skip names {item.slug}")
     return row

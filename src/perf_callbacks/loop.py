@@ -22,7 +22,7 @@ from typing_extensions import TypeVar
 from perf_callbacks.integrations.loaderless import LoaderlessWatch
 from perf_callbacks.integrations.loop_usage import LOOP, NO_WITH, LoopUsage, check
 from perf_callbacks.integrations.loop_watch import LoopWatch, MeasuredLoader
-from perf_callbacks.kernel.failures import describe
+from perf_callbacks.kernel.failures import describe, guard
 from perf_callbacks.kernel.fit.item import Batches
 from perf_callbacks.kernel.fit.place import of_loop
 from perf_callbacks.kernel.fit.recorder import Recorder, log
@@ -106,12 +106,10 @@ class Measurement(Generic[B]):
     def __enter__(self) -> "Measurement[B]":
         self._entered = True
         if self._session.enabled:
-            try:
+            with guard(self._session.fail):
                 place = of_loop(self._model, self._carried, self._data_parallel)
                 watch = self._session.begin(place, self._watching, self._model, self._batches, setup=self._setup)
                 watch.recorder.observe(LoopUsage(watch, LOOP, has_loader=self._loader is not None))
-            except Exception as error:  # noqa: BLE001 an observer never ends the run
-                self._session.fail(error)
         return self
 
     def __exit__(

@@ -14,7 +14,7 @@ from perf_callbacks import checklist
 from perf_callbacks.advice import live_line, observer as advising
 from perf_callbacks.flops import observer as counting
 from perf_callbacks.kernel.engine.observer import Observer
-from perf_callbacks.kernel.failures import describe
+from perf_callbacks.kernel.failures import describe, guard, logs
 from perf_callbacks.kernel.fit.item import Batches
 from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.fit.recorder import Recorder, log
@@ -191,26 +191,21 @@ class Session:
         recorder = self.recorder
         if recorder is None or recorder.run.rank != 0:
             return
-        try:
+        with guard(recorder.fail):
             summary = recorder.summary
             if summary is not None:
                 self._show(cards.closing(summary, self._checklist, terminal.columns()))
-        except Exception as error:  # noqa: BLE001 an observer never ends the run
-            recorder.fail(error)
         self._report(recorder)
 
     def _report(self, recorder: Recorder) -> None:
         """Write the report of the fit that has ended, if the configuration wants a report."""
         if not recorder.config.report or recorder.active:
             return
-        try:
+        with guard(logs(log.warning, "perf_callbacks: no report: %s", trace=True)):
             if recorder.journal_path is None:
                 log.warning("perf_callbacks: no report: it is made from the journal, and there is none.")
             else:
                 self._show(report_file.make(recorder.journal_path, recorder.run.run_id))
-        except Exception as error:  # noqa: BLE001 training is over and well without it
-            let_pass(error)
-            log.warning("perf_callbacks: no report: %s", describe(error), exc_info=error)
 
     def fail(self, error: Exception) -> None:
         """Log our error once, stop measuring, and undo every change."""

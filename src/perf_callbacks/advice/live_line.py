@@ -6,10 +6,9 @@ from operator import sub
 
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import NEVER
-from perf_callbacks.kernel.failures import describe
+from perf_callbacks.kernel.failures import guard, logs
 from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Training
-from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.records.fit_records import Summary
 from perf_callbacks.kernel.records.summary_parts import GcSummary
@@ -54,15 +53,12 @@ class LiveAdvice(Observer):
         """Show the window's worst cause if the window is over."""
         now = self._recorder.clock()
         if now - self._began >= WINDOW_SECONDS:
-            try:
+            with guard(logs(log.warning, "perf_callbacks gives no more advice before the end: %s.")):
                 self._look(now)
-            except Exception as error:  # noqa: BLE001 measuring doesn't depend on it
-                let_pass(error)
-                log.warning("perf_callbacks gives no more advice before the end: %s.", describe(error))
-                self._due = NEVER
+                self._began, self._step = now, step
+                self._due = step + 1
                 return
-            self._began, self._step = now, step
-            self._due = step + 1
+            self._due = NEVER
             return
         pace = (now - self._began) / max(step - self._step, 1)
         left = WINDOW_SECONDS - (now - self._began)

@@ -16,7 +16,7 @@ from perf_callbacks.advice.busy_lines import BusyLines
 from perf_callbacks.advice.facts import Facts
 from perf_callbacks.kernel.clock import perf_counter
 from perf_callbacks.kernel.engine.observer import Observer
-from perf_callbacks.kernel.failures import describe
+from perf_callbacks.kernel.failures import describe, guard, logs
 from perf_callbacks.kernel.fit import environment
 from perf_callbacks.kernel.fit.environment import Environment
 from perf_callbacks.kernel.fit.recorder import Recorder, log
@@ -63,15 +63,12 @@ class Advice(Observer):
     def findings(self, summary: Summary | None) -> tuple[Finding, ...]:
         """Apply all rules. Without a summary, only rules that need no run may find something."""
         recorder = self._recorder
-        try:
+        with guard(logs(log.warning, "perf_callbacks gives no advice: %s.", trace=True)):
             facts = replace(
                 self._facts, work=recorder.engine.work.counted, **self._since.facts(), **recorder.observers.facts()
             )
             return table.findings(self._machine, facts, summary)
-        except Exception as error:  # noqa: BLE001 a summary without advice is still one
-            let_pass(error)
-            log.warning("perf_callbacks gives no advice: %s.", describe(error), exc_info=error)
-            return ()
+        return ()
 
 
 def without_run(device: torch.device) -> tuple[Finding, ...]:

@@ -17,6 +17,7 @@ from perf_callbacks.kernel.batches.reader import ROWS, UNREADABLE, Batch
 from perf_callbacks.kernel.batches.waiting import UNKNOWN, Waiting, identify, same, take
 from perf_callbacks.kernel.engine.marks import BACK, BEGIN
 from perf_callbacks.kernel.engine.stages import Stage
+from perf_callbacks.kernel.failures import guard
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process.graphs import FIRST, Start, next_start, reached
@@ -208,12 +209,10 @@ class AcceleratedWatch(LoopWatch):
 
     def exhausted(self) -> None:
         """Mark the end of a loader."""
-        try:
+        with guard(self.fail):
             if not self.evaluating:
                 self.turn(_OTHER)
                 self.recorder.leave(exhausted=True)
-        except Exception as error:  # noqa: BLE001 an observer never ends the run
-            self.fail(error)
 
     def leave(self) -> None:
         """Record that the loop leaves a loader, and may be over."""

@@ -14,7 +14,7 @@ from perf_callbacks.integrations.late_callback import Meanwhile, first, settled
 from perf_callbacks.integrations.lightning_watch import TrainerWatch, steps_done
 from perf_callbacks.kernel.clock import perf_counter
 from perf_callbacks.kernel.engine.shown_metrics import bar
-from perf_callbacks.kernel.failures import describe, fails_open
+from perf_callbacks.kernel.failures import describe, fails_open, guard
 from perf_callbacks.kernel.fit.item import Batches
 from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.fit.recorder import Recorder, log
@@ -260,11 +260,9 @@ def _directory(trainer: Any) -> Path:
     """
     for logger in trainer.loggers if trainer.global_rank == 0 else ():
         for name in ("log_dir", "save_dir"):
-            try:
+            found = None
+            with guard(let_pass):  # a logger of the user's own may answer as it likes
                 found = getattr(logger, name, None)
-            except Exception as error:  # noqa: BLE001 a logger of the user's own may answer as it likes
-                let_pass(error)
-                continue
             if isinstance(found, str | os.PathLike) and str(found) and "://" not in str(found):
                 return Path(found)
     root = str(trainer.default_root_dir)
@@ -278,9 +276,7 @@ def _setup(trainer: Any) -> Setup:
 
 def _data_parallel(trainer: Any) -> int | None:
     """Return the number of groups of ranks with samples of their own, from the settings of the sampler."""
-    try:
+    replicas = None
+    with guard(let_pass):  # a single process has none, and a strategy of the user's own may answer as it likes
         replicas = trainer.strategy.distributed_sampler_kwargs["num_replicas"]
-    except Exception as error:  # noqa: BLE001 a single process has none, and a strategy of the user's own may answer as it likes
-        let_pass(error)
-        return None
     return replicas if type(replicas) is int and 0 < replicas <= trainer.world_size else None

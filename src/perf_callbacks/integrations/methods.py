@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from perf_callbacks.kernel.engine.marks import BACK, BEGIN, Mark
 from perf_callbacks.kernel.engine.stages import Stage
-from perf_callbacks.kernel.failures import describe
+from perf_callbacks.kernel.failures import describe, guard
 from perf_callbacks.kernel.fit.recorder import Recorder
 
 P = ParamSpec("P")
@@ -143,12 +143,10 @@ def others(recorder: Recorder, owner: Any, name: str, part: str) -> None:
 
 def _since(recorder: Recorder) -> float | None:
     """Return the time if the training thread is in the stage `other`; None in other stages."""
-    try:
+    with guard(recorder.fail):
         stage, _ = recorder.tape.turned()
         return None if recorder.engine.aside or stage not in {Stage.OTHER, Stage.UNDECIDED} else recorder.clock()
-    except Exception as error:  # noqa: BLE001 an observer never ends the run
-        recorder.fail(error)
-        return None
+    return None
 
 
 def _add_other(recorder: Recorder, *, part: str, began: float | None) -> None:
