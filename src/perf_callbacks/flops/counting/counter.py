@@ -32,9 +32,11 @@ class Filter(Protocol):
 
     def is_training_work(self) -> bool:
         """Return False if the next operation is not training work. Called before each operation."""
+        ...
 
     def is_between_stages(self) -> bool:
         """Return False if a value that Python reads outside of training work is to be ignored."""
+        ...
 
 
 class Everything(Filter):
