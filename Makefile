@@ -19,7 +19,7 @@ BARE := tests/kernel tests/report tests/advice tests/properties tests/affinity t
 	--deselect tests/kernel/test_cpu_facts.py::test_the_installed_nvml_has_the_names_of_the_faked_one
 LOWEST := $(addprefix tests/integrations/test_,contract.py transformers.py lightning.py accelerate.py) -m 'not slow'
 
-.PHONY: help demo test test-all test-pythons lint lint-style lint-mypy lint-pyright bench clean
+.PHONY: help demo test test-all test-pythons lint lint-style lint-mypy lint-pyright tables bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -82,6 +82,9 @@ lint-mypy:
 
 lint-pyright:
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+tables: $(VENV)/ready  ## write the tables of docs that come from registries
+	PYTHONPATH=src $(BIN)/python tests/doc_tables.py
 
 bench: $(VENV)/ready  ## what measuring costs, per step
 	$(BIN)/python benchmarks/overhead.py

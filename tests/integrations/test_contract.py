@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from perf_callbacks import PerfConfig, Summary
 from perf_callbacks.accelerate import attach
 from perf_callbacks.kernel.records.fit_records import Flops, Row, Run, Span
+from perf_callbacks.kernel.records.metric_table import DEVICES, GPU, LOWER_BOUND, METRICS, SEVERAL_RANKS
 from perf_callbacks.loop import measure
 from perf_callbacks.transformers import PerfCallback
 
@@ -239,19 +240,8 @@ def test_what_is_counted_is_the_same_through_every_door(tmp_path, door):
 NAMES = {"pytorch_lightning": "lightning"}
 """Doors that go by the name of another one."""
 STAGES = ("data", "forward", "backward", "optimizer", "gc", "other")
-RATES = ("samples_per_second", "tokens_per_second", "useful_tokens_per_second")
-KEYS = {
-    "perf/step_time",
-    *(f"perf/{stage}_time" for stage in STAGES),
-    *(f"perf/{rate}" for rate in RATES),
-    "perf/gc_pause",
-    "perf/gc_loss",
-    "perf/tflops",
-    "perf/hardware_tflops",
-    "perf/flops_coverage",
-    "perf/flops_known",
-    *(f"perf/{name}" for name in ("mfu", "hfu", "mfu_mixed", "peak_tflops")),
-}
+KEYS = {metric.key for metric in METRICS if not {DEVICES, GPU, LOWER_BOUND, SEVERAL_RANKS} & {*metric.needs}}
+"""Metrics of one process on a CPU whose FLOPs are known."""
 COLUMNS = {"step", "samples", "tokens", "excluded", "model_flops", "step_time", *(f"{stage}_time" for stage in STAGES)}
 
 LENGTH, HIDDEN = 16, 16

@@ -18,16 +18,17 @@ from transformers.integrations import TensorBoardCallback
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.records.fit_records import Row, Run, Span, Summary
+from perf_callbacks.kernel.records.metric_table import DEVICES, GPU, METRICS, SEVERAL_RANKS
 from perf_callbacks.transformers import PerfCallback
 
 STAGES = ("data", "forward", "backward", "optimizer", "gc", "other")
 AMOUNTS = ("samples", "tokens", "useful_tokens")
 KEYS = {
-    *(f"perf/{name}" for name in ("step_time", "gc_pause", "gc_loss")),
-    *(f"perf/{stage}_time" for stage in STAGES),
-    *(f"perf/{amount}_per_second" for amount in AMOUNTS),
-    *(f"perf/{name}" for name in ("tflops", "hardware_tflops", "mfu", "hfu")),
+    metric.key
+    for metric in METRICS
+    if not metric.constant and not {DEVICES, GPU, SEVERAL_RANKS} & {*metric.needs} and metric.name != "mfu_mixed"
 }
+"""Metrics that loggers get in one process on a CPU, where `mfu_mixed` equals `mfu`."""
 RUN = {key.replace("perf/", "perf/run/") for key in KEYS}
 CONSTANTS = {f"perf/{name}" for name in ("flops_coverage", "flops_known", "mfu_mixed", "peak_tflops")}
 INTERRUPTIONS = {"eval_strategy": "steps", "eval_steps": 3, "save_strategy": "steps", "save_steps": 4}

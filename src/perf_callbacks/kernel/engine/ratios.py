@@ -6,8 +6,8 @@ from types import MappingProxyType
 from perf_callbacks.kernel.engine import windows
 from perf_callbacks.kernel.engine.steps import Shown, Totals
 from perf_callbacks.kernel.records.fit_records import Window
+from perf_callbacks.kernel.records.metric_table import PREFIX
 
-PREFIX = "perf/"
 _DIGITS = 6
 
 NO_FLOPS: Mapping[str, float | None] = MappingProxyType({})

@@ -3,15 +3,12 @@
 import math
 from collections.abc import Iterable, Mapping
 
-from perf_callbacks.kernel.engine.ratios import PREFIX
+from perf_callbacks.kernel.records.metric_table import METRICS, PREFIX, RUN
 
-RUN = "run/"
-"""Averages over a whole run have tags of their own, `perf/run/…`: a plot would show them as one more step."""
-
-MAIN = ("step_time", "data_time", "tokens_per_second", "samples_per_second", "tflops", "mfu")
+MAIN = tuple([metric.name for metric in METRICS if metric.main])
 """Metrics that a console shows: samples only where tokens are unknown."""
 
-ORDINARY = {"flops_coverage": 1.0, "flops_known": 1.0, "flops_lower_bound": None, "peak_tflops": None}
+ORDINARY = {metric.name: metric.usual for metric in METRICS if metric.constant}
 """Constants of a run with their usual values. The usual peak is the first one."""
 
 

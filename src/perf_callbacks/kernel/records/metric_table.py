@@ -1,0 +1,183 @@
+"""The metrics of rows, each with its unit and meaning. `docs/metrics.md` has this table; tests compare the two."""
+
+from dataclasses import dataclass
+
+PREFIX = "perf/"
+"""Begins the key of each metric."""
+
+RUN = "run/"
+"""Averages over a whole run have tags of their own, `perf/run/…`: a plot would show them as one more step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Metric:
+    """One metric of a row."""
+
+    name: str
+    """Name without `perf/`. The average over a run has the same name after `perf/run/`."""
+    unit: str
+    meaning: str
+    """Sentence for the documentation, in Markdown."""
+    needs: tuple[str, ...] = ()
+    """What a run must have for this metric, beyond known samples and tokens."""
+    main: bool = False
+    """True: consoles show the metric, and loggers get it with `metrics="main"`."""
+    constant: bool = False
+    """True: the metric hardly changes in a run. Loggers get it only where it changes."""
+    usual: float | None = None
+    """Value that a constant usually has, which loggers don't get. None: there is none; the usual peak is the first."""
+
+    @property
+    def key(self) -> str:
+        """Name by which loggers and rows of the journal know the metric."""
+        return PREFIX + self.name
+
+
+CLOCK, MASK, FLOPS, LOWER_BOUND = "host's clock", "attention mask", "`flops`", "a lower bound"
+DEVICES, GPU, SEVERAL_RANKS = "several devices", "GPU", "rank 0 of several"
+"""Needs of metrics. The mask has integers or booleans; `flops` is the setting."""
+
+METRICS = (
+    Metric(name="step_time", unit="s", meaning="seconds per step", main=True),
+    Metric(name="data_time", unit="s", meaning="waiting for the loader and copying to the device", main=True),
+    Metric(name="forward_time", unit="s", meaning="the whole call of the model, with its hooks, and the loss"),
+    Metric(name="backward_time", unit="s", meaning="the backward"),
+    Metric(
+        name="optimizer_time", unit="s", meaning="clipping, gradient scaler, optimizer step, scheduler, `zero_grad`"
+    ),
+    Metric(
+        name="gc_time",
+        unit="s",
+        meaning="garbage collection. Its time is taken out of the stage in which it fell",
+        needs=(CLOCK,),
+    ),
+    Metric(
+        name="other_time",
+        unit="s",
+        meaning="logging, callbacks and the rest. These six times sum to the step time",
+    ),
+    Metric(
+        name="samples_per_second",
+        unit="1/s",
+        meaning="[samples](#what-is-a-sample) of the batches. With several ranks, of [all ranks](ranks.md)",
+        main=True,
+    ),
+    Metric(
+        name="tokens_per_second",
+        unit="1/s",
+        meaning="[tokens](#what-is-a-token) of the batches, of all ranks too",
+        main=True,
+    ),
+    Metric(
+        name="useful_tokens_per_second",
+        unit="1/s",
+        meaning="tokens that the attention mask keeps, if its values are integers or booleans",
+        needs=(MASK,),
+    ),
+    Metric(
+        name="samples_per_second_per_device",
+        unit="1/s",
+        meaning="samples of this rank, per device",
+        needs=(DEVICES,),
+    ),
+    Metric(
+        name="tokens_per_second_per_device",
+        unit="1/s",
+        meaning="tokens of this rank, per device",
+        needs=(DEVICES,),
+    ),
+    Metric(
+        name="useful_tokens_per_second_per_device",
+        unit="1/s",
+        meaning="tokens of this rank that the attention mask keeps, per device",
+        needs=(DEVICES, MASK),
+    ),
+    Metric(
+        name="tflops",
+        unit="TFLOPS",
+        meaning="FLOPs of forward and backward per second and device, over the steps whose FLOPs are known",
+        needs=(FLOPS,),
+        main=True,
+    ),
+    Metric(
+        name="hardware_tflops",
+        unit="TFLOPS",
+        meaning="the same with all executed FLOPs: also recomputation by checkpointing and fused attention, and the "
+        "optimizer's products",
+        needs=(FLOPS,),
+    ),
+    Metric(
+        name="mfu",
+        unit="0 to 1",
+        meaning="`perf/tflops` divided by the dense peak of the number format that carries most FLOPs",
+        needs=(FLOPS,),
+        main=True,
+    ),
+    Metric(name="hfu", unit="0 to 1", meaning="`perf/hardware_tflops` divided by the same peak", needs=(FLOPS,)),
+    Metric(
+        name="mfu_mixed",
+        unit="0 to 1",
+        meaning="the time that the work would take at peak, each number format at its own peak, divided by the step "
+        "time; absent where it equals `perf/mfu`",
+        needs=(FLOPS,),
+    ),
+    Metric(
+        name="peak_tflops",
+        unit="TFLOPS",
+        meaning="the peak that MFU and HFU are divided by; only in a row in which it changes",
+        needs=(FLOPS,),
+        constant=True,
+    ),
+    Metric(
+        name="flops_coverage",
+        unit="0 to 1",
+        meaning="the share of the weights that were seen to be multiplied; only in a row in which it changes, from 1 "
+        "at first",
+        needs=(FLOPS,),
+        constant=True,
+        usual=1.0,
+    ),
+    Metric(
+        name="flops_known",
+        unit="0 to 1",
+        meaning="the share of the row's steps whose FLOPs are known; the same",
+        needs=(FLOPS,),
+        constant=True,
+        usual=1.0,
+    ),
+    Metric(
+        name="flops_lower_bound",
+        unit="flag",
+        meaning="1 in the first row whose FLOPs are a lower bound, else absent",
+        needs=(FLOPS, LOWER_BOUND),
+        constant=True,
+    ),
+    Metric(name="gc_pause", unit="s", meaning="the longest collection in the row's steps", needs=(CLOCK,)),
+    Metric(
+        name="gc_loss",
+        unit="s",
+        meaning="the sum of the collections in the row's steps. The table at the end also counts collections outside "
+        "of steps",
+        needs=(CLOCK,),
+    ),
+    Metric(
+        name="memory_allocated_peak_gb",
+        unit="GB",
+        meaning="the largest sum of all tensors in the run so far",
+        needs=(GPU,),
+    ),
+    Metric(name="memory_reserved_gb", unit="GB", meaning="memory that the allocator holds", needs=(GPU,)),
+    Metric(
+        name="allocator_retries",
+        unit="count",
+        meaning="how often the allocator was full in the row, so that it gave memory back and tried again",
+        needs=(GPU,),
+    ),
+    Metric(
+        name="straggler_loss",
+        unit="s",
+        meaning="seconds that the job lost to [slow ranks](stragglers.md), in the windows that were compared since "
+        "the last row",
+        needs=(SEVERAL_RANKS,),
+    ),
+)

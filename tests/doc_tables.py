@@ -1,0 +1,37 @@
+"""Tables of the documentation that come from registries. `make tables` writes them."""
+
+import re
+from pathlib import Path
+
+from perf_callbacks.kernel.records.metric_table import METRICS
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def table(*rows):
+    """A table in Markdown. The first row is the head."""
+    head, *body = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([head, "|" + "---|" * len(rows[0]), *body]) + "\n"
+
+
+def metrics():
+    """The table of `docs/metrics.md`."""
+    rows = [(f"`{metric.key}`", metric.unit, metric.meaning, ", ".join(metric.needs)) for metric in METRICS]
+    return table(("metric", "unit", "meaning", "needs"), *rows)
+
+
+TABLES = {"metrics.md": metrics}
+
+
+def written(text, rows):
+    """The page with the table whose head is that of `rows`."""
+    head = re.escape(rows.splitlines()[0].split(" | ")[0])
+    page, count = re.subn(rf"^{head} \|(?:.*\n)(?:\|.*\n)+", lambda _: rows, text, count=1, flags=re.MULTILINE)
+    assert count == 1
+    return page
+
+
+if __name__ == "__main__":
+    for name, rows in TABLES.items():
+        page = DOCS / name
+        page.write_text(written(page.read_text(encoding="utf-8"), rows()), encoding="utf-8")
