@@ -118,7 +118,7 @@ def rank_0(world_size: int, directory: str, *, direct: bool) -> None:
         server, rank=0, world_size=world_size, window=LENGTH, run_id="run", signals=True,
         node=node_of(0, world_size, directory, direct=direct),
     )  # fmt: skip
-    step, get, in_thread = exchange._rounds.step, board.Board.get, [0.0]
+    step, get, in_thread = exchange._rounds.step, board.StoreNotes.get, [0.0]
 
     def timed_step(now):
         began = time.thread_time()
@@ -133,7 +133,7 @@ def rank_0(world_size: int, directory: str, *, direct: bool) -> None:
         read.append(sum(map(len, blobs)))
         return blobs
 
-    exchange._rounds.step, board.Board.get = timed_step, counted_get
+    exchange._rounds.step, board.StoreNotes.get = timed_step, counted_get
     reader = Reader()
     exchange.add_reader(reader)  # signals are made for it
     exchange.start()
@@ -178,7 +178,7 @@ class Followers:
         self.cpu = {False: 0.0, True: 0.0}  # of ranks that talk for a machine, and of others
         self._due = [(0.0, rank) for rank in self.ranks]
         self.until(time.monotonic() + 15.0)
-        self.talking = [rank for rank, one in self.ranks.items() if isinstance(one._board, board.Board)]
+        self.talking = [rank for rank, one in self.ranks.items() if isinstance(one._board, board.StoreNotes)]
         self.others = [rank for rank in self.ranks if rank not in {*self.talking}]
         self.relays = sum(one._relay is not None for one in self.ranks.values())
         self.memory, self.descriptors = memory() - before, descriptors() - opened
@@ -189,7 +189,7 @@ class Followers:
             at, rank = heapq.heappop(self._due)
             time.sleep(max(0.0, at - time.monotonic()))
             pause = self._step(rank)
-            if pause is not None and (rank < 256 or isinstance(self.ranks[rank]._board, board.Board)):
+            if pause is not None and (rank < 256 or isinstance(self.ranks[rank]._board, board.StoreNotes)):
                 heapq.heappush(self._due, (time.monotonic() + pause, rank))
         time.sleep(max(0.0, deadline - time.monotonic()))
 
@@ -237,7 +237,7 @@ def simulate(world_size: int, windows: int, seconds: float, *, direct: bool) -> 
         setattr(kind, name, counted)
         return write
 
-    names = [(board.Board, "write"), (board.Board, "write_all"), (node.Folder, "write")]
+    names = [(board.StoreNotes, "write"), (board.StoreNotes, "write_all"), (node.FileNotes, "write")]
     writes = {one: counting(*one) for one in names}
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, __file__, "--rank-0", directory, "--sizes", str(world_size)]
@@ -260,8 +260,8 @@ def simulate(world_size: int, windows: int, seconds: float, *, direct: bool) -> 
             "connections": figures["descriptors"][-1],
             "follower_descriptors": followers.descriptors / len(followers.ranks),
             "follower_memory": followers.memory / len(followers.ranks),
-            "follower_bytes": written[node.Folder if relays else board.Board] / windows / ordinary,
-            "relay_bytes": written[board.Board] / windows / relays if relays else None,
+            "follower_bytes": written[node.FileNotes if relays else board.StoreNotes] / windows / ordinary,
+            "relay_bytes": written[board.StoreNotes] / windows / relays if relays else None,
             "follower_cpu": followers.cpu[False] / windows / ordinary,
             "relay_cpu": followers.cpu[True] / windows / relays if relays else None,
         }

@@ -21,7 +21,7 @@ import torch.multiprocessing as mp
 from turns import interval
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.garbage.item import Collecting
+from perf_callbacks.garbage.item import ScheduledCollection
 from perf_callbacks.kernel.fit import environment
 from perf_callbacks.kernel.fit.item import Fit
 from perf_callbacks.kernel.process import resident_memory
@@ -45,7 +45,7 @@ class Auto:
 class Ours(Auto):
     def __init__(self, level, every):
         config = PerfConfig(gc=level, gc_interval=every)
-        self._upkeep = Collecting(
+        self._upkeep = ScheduledCollection(
             Fit(config=config, environment=environment.read(), step=0, memory=resident_memory.reading())
         )
 

@@ -188,12 +188,12 @@ def ranks(options) -> bool:
 
 def simulated(size: int, *, silent: bool) -> bool:
     from perf_callbacks.ranks.channels import Channel
-    from perf_callbacks.ranks.store import Board
+    from perf_callbacks.ranks.store import StoreNotes
     from perf_callbacks.stalls.diagnosis import RUNNING, STALLED, Note
     from perf_callbacks.stalls.notes import StallNotes
 
     store = free_store()
-    board, last, told = Board(store), size - 1, []
+    board, last, told = StoreNotes(store), size - 1, []
     jobs = [StallNotes() for _ in range(size)]
     channels = [Channel("stalls", board, "fit", rank=rank, world_size=size) for rank in range(size)]
     cpu, slowest, process = [0.0] * size, 0.0, time.process_time()
@@ -244,7 +244,7 @@ def cost(_options) -> bool:
     from perf_callbacks.kernel.process import stacks
     from perf_callbacks.loop import measure
     from perf_callbacks.ranks.channels import Channel
-    from perf_callbacks.ranks.store import Board
+    from perf_callbacks.ranks.store import StoreNotes
     from perf_callbacks.stalls import observer as stalls
     from perf_callbacks.stalls.diagnosis import RUNNING, Note
     from perf_callbacks.stalls.notes import BEATS, StallNotes
@@ -254,7 +254,7 @@ def cost(_options) -> bool:
     model, store = torch.nn.Linear(4, 4), free_store()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     notes, looks, shares = StallNotes(), [], []
-    channel = Channel("stalls", Board(store), "fit", rank=1, world_size=2)
+    channel = Channel("stalls", StoreNotes(store), "fit", rank=1, world_size=2)
     with tempfile.TemporaryDirectory() as name:
         config = PerfConfig(output_dir=name, flops="off")
         with measure(model=model, optimizer=optimizer, loader=[torch.ones(2, 4)] * 600, config=config) as perf:

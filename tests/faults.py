@@ -24,7 +24,7 @@ ERRORS = (RuntimeError("no more"), KeyboardInterrupt(), SystemExit(3))
 OFTEN = {
     "kernel.engine.tape.Tape": "read",
     "kernel.engine.engine.Engine": "pause begin_span end_span end_step flush row",
-    "kernel.engine.step_reader.Intake": "collect",
+    "kernel.engine.step_reader.StepReader": "collect",
     "kernel.batches.reader.BatchReader": "read",
     "kernel.records.journal_file": "encode",
     "kernel.records.journal_file.FileJournal": "write flush",

@@ -85,7 +85,7 @@ with measure(model=model, optimizer=optimizer, loader=loader, config=config) as 
 assert perf.summary.failure is None, perf.summary.failure
 assert [line for _, line in moments.noted] == [b""] * 6
 assert store.open_files_allowed() is None and cpu_time.idle([0]) is None and environment.cpus_allowed() == frozenset()
-folder = node.Folder(Path("notes"))
+folder = node.FileNotes(Path("notes"))
 folder.write("verdict", "note")
 assert folder.read("verdict") == ["note"] and folder.get(["verdict"]) == [b"note"]
 folder.leave(talks=True)

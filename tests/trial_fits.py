@@ -4,14 +4,14 @@ from random import Random
 
 from perf_callbacks.kernel.engine.steps import WATCHED_BLOCK, Step
 from perf_callbacks.kernel.engine.windows import NOTICE
-from perf_callbacks.kernel.fit.item import SKIPPED, Applied
+from perf_callbacks.kernel.fit.item import SKIPPED, ActiveItem
 from perf_callbacks.kernel.records.fit_records import Checklist
 
 LATE = 5
 """Steps that a device is behind."""
 
 
-class Switch(Applied):
+class Switch(ActiveItem):
     """An item that can be tried, and keeps in mind what it is told."""
 
     def __init__(self, slug="switch"):
@@ -77,7 +77,7 @@ def noisy(saves, *, seed=0):
     return lambda _: random.gauss(0.1, 0.005) - 0.01 * saves()
 
 
-class Course:
+class StageTracker:
     """Steps of one rank. In blocks they are seen, some steps late."""
 
     def __init__(self, upkeep, seconds, rows=None):

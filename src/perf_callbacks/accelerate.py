@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import accelerate  # type: ignore[import-untyped]
 from accelerate import Accelerator
 
-from perf_callbacks.integrations.accelerate_fits import Fits
+from perf_callbacks.integrations.accelerate_fits import AcceleratorSession
 from perf_callbacks.integrations.accelerate_methods import install, take_over
 from perf_callbacks.kernel.failures import describe, guard
 from perf_callbacks.kernel.fit.item import Batches
@@ -88,7 +88,7 @@ class Attachment:
         armed: bool = False,
     ) -> None:
         self._session = Session(config)
-        self._fits = Fits(self._session, accelerator, _place, resume, _batches, armed=armed)
+        self._fits = AcceleratorSession(self._session, accelerator, _place, resume, _batches, armed=armed)
         take_over(accelerator)
         if self._fits.active:
             with guard(self._fits.fail):

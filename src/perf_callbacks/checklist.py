@@ -17,7 +17,7 @@ from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.steps import NEVER, Step
 from perf_callbacks.kernel.failures import guard, logs
 from perf_callbacks.kernel.fit import environment
-from perf_callbacks.kernel.fit.item import ADVISED, FAILED, FORESEEN, SKIPPED, Applied, Batches, Fit, Item
+from perf_callbacks.kernel.fit.item import ADVISED, FAILED, FORESEEN, SKIPPED, ActiveItem, Batches, Fit, Item
 from perf_callbacks.kernel.fit.proving import SLOT, Proving, asked, plan
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.process import device, resident_memory
@@ -48,7 +48,7 @@ class Startup(Observer):
         write: Callable[[Checklist], object] = id,
         proofs: dict[str, str] | None = None,
     ) -> None:
-        self._applied: dict[str, Applied] = {} if earlier is None else earlier.hand_over()
+        self._applied: dict[str, ActiveItem] = {} if earlier is None else earlier.hand_over()
         self._write = write
         self._proofs = {} if proofs is None else proofs
         self._trials: dict[str, Proving] = {}
@@ -130,12 +130,12 @@ class Startup(Observer):
             for item in applied.values():
                 undo.callback(item.closed)
 
-    def hand_over(self) -> dict[str, Applied]:
+    def hand_over(self) -> dict[str, ActiveItem]:
         """Return the applied items for another checklist to undo."""
         applied, self._applied = self._applied, {}
         return applied
 
-    def _each(self, tell: Callable[[Applied], object]) -> None:
+    def _each(self, tell: Callable[[ActiveItem], object]) -> None:
         for slug, item in [*self._applied.items()]:
             with guard() as attempt:  # an item that fails is undone, and nothing else ends
                 tell(item)

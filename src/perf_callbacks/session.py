@@ -232,7 +232,7 @@ class _Hinting(type):
         raise AttributeError(_lacking(cls, name))
 
 
-class Measures(metaclass=_Hinting):
+class CallbackBase(metaclass=_Hinting):
     """Base of the callbacks for frameworks: a session, its summary, and the end after a failure."""
 
     _session: Session

@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from perf_callbacks.integrations import saved_counters
-from perf_callbacks.integrations.late_callback import Meanwhile, first, move_to_front, settled
+from perf_callbacks.integrations.late_callback import LateCallbackList, first, move_to_front, settled
 from perf_callbacks.integrations.transformers_watch import (
     EVERY_STEP,
     TransformersWatch,
@@ -31,7 +31,7 @@ from perf_callbacks.kernel.fit.place import Place, data_parallel
 from perf_callbacks.kernel.fit.recorder import log
 from perf_callbacks.kernel.fit.setup import Setup
 from perf_callbacks.kernel.settings.config import PerfConfig
-from perf_callbacks.session import Measures, Session
+from perf_callbacks.session import CallbackBase, Session
 
 __all__ = ["PerfCallback"]
 
@@ -42,7 +42,7 @@ _hook: Callable[[Callable[..., None]], Callable[..., None]] = fails_open
 """Decorator of hooks: an error of ours never ends the run."""
 
 
-class PerfCallback(Measures, TrainerCallback):
+class PerfCallback(CallbackBase, TrainerCallback):
     """Measures what each optimizer step does with its time, and logs it beside the loss.
 
     Metrics named `perf/*` join every training row: in `state.log_history`, `trainer_state.json`, and the loggers that
@@ -84,10 +84,11 @@ class PerfCallback(Measures, TrainerCallback):
                 log.warning("perf_callbacks: another PerfCallback measures this trainer, this one does nothing.")
             return
         # Other callbacks go first: if a callback raises, nothing of ours is in place yet. The handler is iterating over
-        # its list right now: `_Afterwards` is appended to that list and runs last; the list that replaces it lacks it.
+        # its list right now: `_LastCallback` is appended to that list and runs last; the list that replaces the list
+        # lacks `_LastCallback`.
         handler = trainer.callback_handler
         move_to_front(handler.callbacks, self)
-        handler.callbacks = Meanwhile(handler.callbacks, _Afterwards(self, trainer))
+        handler.callbacks = LateCallbackList(handler.callbacks, _LastCallback(self, trainer))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self._session.recorder is not None and self._blind:  # it fails open by itself
@@ -158,7 +159,7 @@ class ArmedCallback(PerfCallback):
     armed = True
 
 
-class _Afterwards(TrainerCallback):
+class _LastCallback(TrainerCallback):
     """Begins the fit as the last callback of one `on_train_begin`."""
 
     def __init__(self, callback: PerfCallback, trainer: Trainer) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from perf_callbacks import ConfigError
 from perf_callbacks.flops.calculator.architecture import Architecture
-from perf_callbacks.flops.calculator.conventions import BY_NAME, CONVENTIONS, Work, step_flops
+from perf_callbacks.flops.calculator.conventions import BY_NAME, CONVENTIONS, ConventionWork, step_flops
 
 GPT3 = Architecture(layers=96, hidden=12288, heads=96, vocab=51200)
 MISTRAL = Architecture(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, gated=True, vocab=32000)
@@ -28,7 +28,7 @@ def ratio(name, model=GPT3, *, batch=1, seq=2048, **options):
 
 
 def test_a_layer_of_gpt_costs_24_b_s_h2_and_4_b_s2_h():
-    forward = BY_NAME["matmul"].forward(Architecture(layers=1, hidden=4096, vocab=1), Work(batch=1, seq=2048))
+    forward = BY_NAME["matmul"].forward(Architecture(layers=1, hidden=4096, vocab=1), ConventionWork(batch=1, seq=2048))
     assert forward.layers + forward.attention == 24 * 2048 * 4096**2 + 4 * 2048**2 * 4096 == 893_353_197_568
 
 
@@ -92,13 +92,13 @@ def test_the_embedding_is_looked_up_unless_it_is_the_head_too():
 
 def test_a_head_need_not_be_as_wide_as_hidden_over_heads():
     palm = Architecture(layers=118, hidden=18432, heads=48, head_dim=256, params=540_350_000_000)
-    work = Work(batch=1, seq=2048)
+    work = ConventionWork(batch=1, seq=2048)
     assert BY_NAME["palm"].forward(palm, work).attention == 4 * 118 * 48 * 256 * 2048**2
     assert BY_NAME["llm-foundry"].forward(palm, work).attention == 4 * 118 * 18432 * 2048**2
 
 
 def test_adapters_leave_attention_as_it_is():
-    work = Work(batch=1, seq=2048)
+    work = ConventionWork(batch=1, seq=2048)
     forward = BY_NAME["matmul"].forward(MISTRAL, work)
     lora = step_flops(MISTRAL, 1, 2048, trainable="lora").model
     assert lora == 2 * (forward.layers + forward.head) + 3 * forward.attention
@@ -106,7 +106,7 @@ def test_adapters_leave_attention_as_it_is():
 
 @pytest.mark.parametrize(("recompute", "layers", "attention"), [("none", 0, 0), ("selective", 0, 1), ("full", 1, 1)])
 def test_what_is_recomputed_is_a_forward_of_it_without_the_head(recompute, layers, attention):
-    forward = BY_NAME["matmul"].forward(MISTRAL, Work(batch=1, seq=2048))
+    forward = BY_NAME["matmul"].forward(MISTRAL, ConventionWork(batch=1, seq=2048))
     flops = step_flops(MISTRAL, 1, 2048, recompute=recompute)
     assert flops.hardware - flops.model == layers * forward.layers + attention * forward.attention
 

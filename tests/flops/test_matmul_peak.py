@@ -152,7 +152,7 @@ def test_a_dtype_that_can_not_be_multiplied_is_left_out():
     ("threads", "share", "disturbed"), [(2, 0.5, True), (2, 0.9, False), (1, 0.5, False), (2, None, False)]
 )
 def test_several_threads_that_had_to_wait_for_each_other_were_disturbed(threads, share, disturbed):
-    found = matmul_peak.Measured(
+    found = matmul_peak.MeasuredPeak(
         flops_per_second=1.0, dtype="float32", threads=threads, size=256, rounds=1, seconds=1.0, cpu_share=share
     )
     assert found.disturbed is disturbed

@@ -1,4 +1,4 @@
-"""Measured once for all ranks of a machine, and kept."""
+"""MeasuredPeak once for all ranks of a machine, and kept."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from perf_callbacks.flops.peaks import peak_source as module
-from perf_callbacks.flops.peaks.matmul_peak import Measured
+from perf_callbacks.flops.peaks.matmul_peak import MeasuredPeak
 from perf_callbacks.flops.peaks.peak_source import Cache, cache_directory, conditions, forget, measured_peaks
 
 CPU = torch.device("cpu")
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 def found(dtype="float32", rate=2e11, **changes):
     usual = {"threads": 1, "size": 512, "rounds": 9, "seconds": 0.5, "cpu_share": 1.0}
-    return Measured(flops_per_second=rate, dtype=dtype, **usual | changes)
+    return MeasuredPeak(flops_per_second=rate, dtype=dtype, **usual | changes)
 
 
 class Bench:

@@ -5,7 +5,7 @@ from collector import FakeGc, put
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.garbage import growth
-from perf_callbacks.garbage.item import FULL, YOUNG, Collecting
+from perf_callbacks.garbage.item import FULL, YOUNG, ScheduledCollection
 from perf_callbacks.kernel.fit import environment
 from perf_callbacks.kernel.fit.item import Fit
 
@@ -33,7 +33,7 @@ def begin():
 
     def one(*, memory=dict, **config):
         fit = Fit(config=PerfConfig(**config), environment=environment.read(), step=0, memory=memory)
-        begun.append(Collecting(fit))
+        begun.append(ScheduledCollection(fit))
         return begun[-1]
 
     yield one

@@ -9,7 +9,7 @@ from collector import FakeGc, put
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.garbage import growth, item as gc_item
-from perf_callbacks.garbage.item import FULL, YOUNG, Collecting
+from perf_callbacks.garbage.item import FULL, YOUNG, ScheduledCollection
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.fit import environment
 from perf_callbacks.kernel.fit.item import Fit
@@ -35,7 +35,7 @@ def begin():
     def one(*, step=0, memory=dict, progress=None, **config):
         config = PerfConfig(**config)
         fit = Fit(config=config, environment=environment.read(), step=step, memory=memory, progress=progress)
-        begun.append(Collecting(fit))
+        begun.append(ScheduledCollection(fit))
         return begun[-1]
 
     yield one
@@ -292,7 +292,7 @@ def test_a_fit_that_was_abandoned_takes_over_again_without_another_full_collecti
 
 def test_a_fit_that_nobody_holds_on_to_is_over(fake):
     fit = Fit(config=PerfConfig(), environment=environment.read(), step=0, memory=dict)
-    upkeep = Collecting(fit)
+    upkeep = ScheduledCollection(fit)
     go(upkeep, fake, 5)
     assert not fake.automatic
     del upkeep

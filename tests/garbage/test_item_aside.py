@@ -6,7 +6,7 @@ import pytest
 from collector import FakeGc, put
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.garbage.item import FULL, YOUNG, Collecting
+from perf_callbacks.garbage.item import FULL, YOUNG, ScheduledCollection
 from perf_callbacks.kernel.fit import environment
 from perf_callbacks.kernel.fit.item import Fit
 
@@ -31,7 +31,9 @@ def item(told):
         yield
         told.append("back")
 
-    item = Collecting(Fit(config=PerfConfig(), environment=environment.read(), step=0, memory=dict, aside=aside))
+    item = ScheduledCollection(
+        Fit(config=PerfConfig(), environment=environment.read(), step=0, memory=dict, aside=aside)
+    )
     item.hold()
     yield item
     item.closed()

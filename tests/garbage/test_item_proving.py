@@ -2,11 +2,11 @@
 
 import pytest
 from collector import FakeGc, put
-from trial_fits import Course, noisy
+from trial_fits import StageTracker, noisy
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.checklist import Startup
-from perf_callbacks.garbage.item import ELSEWHERE, FULL, YOUNG, Collecting, Garbage
+from perf_callbacks.garbage.item import ELSEWHERE, FULL, YOUNG, Garbage, ScheduledCollection
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.fit import environment
 from perf_callbacks.kernel.fit.item import Fit
@@ -40,7 +40,7 @@ def tried(fake, *, saves=True, **config):
     rows = []
     upkeep = Startup(fit(**config), (Garbage(),), write=rows.append)
     upkeep.announce()
-    return upkeep, Course(upkeep, noisy(lambda: saves and not fake.automatic), rows)
+    return upkeep, StageTracker(upkeep, noisy(lambda: saves and not fake.automatic), rows)
 
 
 @pytest.mark.parametrize("interval", [TURN, 45, 100, 1000])
@@ -121,7 +121,7 @@ def test_a_fit_within_a_turn_shares_the_collector_and_the_trial_goes_on(fake, at
     upkeep, course = tried(fake)
     course.go(at)
     way = fake.automatic
-    inner = Collecting(fit())
+    inner = ScheduledCollection(fit())
     inner.step_ended(2)
     assert fake.state[:2] == (False, False)
     inner.closed()
@@ -139,7 +139,7 @@ def test_with_another_fit_under_way_nothing_can_be_compared_and_the_trial_ends(f
     upkeep, course = tried(fake)
     boundary = between(False, True)
     course.go(boundary - 1)
-    inner = Collecting(fit())
+    inner = ScheduledCollection(fit())
     inner.step_ended(2)
     course.go(boundary + 5)
     assert (course.rows[-1].status, course.rows[-1].why) == ("skipped", ELSEWHERE)
@@ -194,7 +194,7 @@ def test_ranks_that_agreed_on_an_interval_in_different_turns_keep_to_the_same_st
     """One hears of it while it is done, and one while it is left."""
 
     def rank(heard):
-        item = Collecting(fit(gc_interval=100))
+        item = ScheduledCollection(fit(gc_interval=100))
         upkeep, found = Proving(item, AFTER), []
         for number in range(1, 1500):
             fake.collected.clear()

@@ -17,7 +17,7 @@ from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.records.fit_records import Checklist
-from perf_callbacks.loaders.item import Loading
+from perf_callbacks.loaders.item import PinnedLoading
 from perf_callbacks.loop import measure
 from perf_callbacks.transformers import PerfCallback
 
@@ -156,8 +156,8 @@ def test_a_loop_gets_what_is_pinned(tmp_path, copies):
 
 def dues(monkeypatch):
     """When the item wants to be asked again, each time that it was asked."""
-    found, inner = [], Loading.step_ended
-    monkeypatch.setattr(Loading, "step_ended", lambda self, step: (inner(self, step), found.append(self.due)))
+    found, inner = [], PinnedLoading.step_ended
+    monkeypatch.setattr(PinnedLoading, "step_ended", lambda self, step: (inner(self, step), found.append(self.due)))
     return found
 
 

@@ -195,7 +195,7 @@ FAULTS = {
         twice={"integrations.methods": "spans", "integrations.lightning_hooks": "steps_done first"},
         once={
             "integrations.methods": "turns",
-            "integrations.lightning_hooks": "_Afterwards Meanwhile TrainerWatch",
+            "integrations.lightning_hooks": "_Afterwards LateCallbackList TrainerWatch",
             "integrations.lightning_watch": "_closure_is_enclosed",
             "integrations.lightning_hooks.LightningHooks": "_place _last_state",
             "integrations.lightning_watch.TrainerWatch": "install watch_ends _training_step _settle",

@@ -293,7 +293,7 @@ def test_nested_measurements_do_not_mix(tmp_path):
     assert [(perf.summary.steps, perf.summary.samples) for perf in inner] == [(2, 6)] * 3
 
 
-class Collecting(Dataset):
+class ScheduledCollection(Dataset):
     def __len__(self):
         return 8
 
@@ -305,7 +305,7 @@ class Collecting(Dataset):
 
 @FORKED
 def test_a_forked_worker_neither_writes_nor_complains_about_its_own_garbage(tmp_path, capfd):
-    loader = DataLoader(Collecting(), batch_size=4, num_workers=2, multiprocessing_context="fork")
+    loader = DataLoader(ScheduledCollection(), batch_size=4, num_workers=2, multiprocessing_context="fork")
     train(tmp_path, loader, gc="observe")
     assert [record.automatic for record in records(tmp_path, Gc) if not record.automatic] == []
     assert (len(records(tmp_path, Run)), len(records(tmp_path, SummaryRecord))) == (1, 1)

@@ -238,6 +238,6 @@ def test_the_longest_step_so_far_is_as_the_stream_saw_it_and_not_one_at_the_begi
         if reason:
             fit.engine.exclude(reason)
         fit.step(forward=seconds)
-    assert (fit.engine.collect(), fit.engine.intake.longest_step) == (False, 0.0)
+    assert (fit.engine.collect(), fit.engine.step_reader.longest_step) == (False, 0.0)
     fit.stream.run()
-    assert (fit.engine.collect(), fit.engine.intake.longest_step) == (True, 2.0)
+    assert (fit.engine.collect(), fit.engine.step_reader.longest_step) == (True, 2.0)

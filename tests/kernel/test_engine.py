@@ -441,9 +441,9 @@ def test_the_other_thread_asks_no_device_and_touches_no_tensor(monkeypatch):
     assert asked == [1, 1, 1, 1]
     fit.engine.write_late(fit.now + 9)
     assert written(fit) == [1, 2, 3]
-    fit.engine.intake.overdue, fit.engine.ordinary = True, False
+    fit.engine.step_reader.overdue, fit.engine.takes_batches = True, False
     fit.step(forward=0.25)  # whose end asks it too
-    assert fit.engine.ordinary
+    assert fit.engine.takes_batches
 
 
 def test_who_is_at_the_books_is_left_alone_and_waited_for_only_a_moment(monkeypatch):
@@ -453,7 +453,7 @@ def test_who_is_at_the_books_is_left_alone_and_waited_for_only_a_moment(monkeypa
     go, there = threading.Event(), threading.Event()
 
     def hold():
-        with fit.engine.intake.alone():
+        with fit.engine.step_reader.alone():
             there.set()
             go.wait(60)
 

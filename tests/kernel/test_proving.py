@@ -1,7 +1,7 @@
 """An item on trial: done and left in turns, and kept if that makes steps shorter."""
 
 import pytest
-from trial_fits import Course, Switch, Thing, go_together, noisy
+from trial_fits import StageTracker, Switch, Thing, go_together, noisy
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.checklist import Startup
@@ -23,7 +23,7 @@ def on_trial(*, saves, seed=0, after=AFTER):
     """An item, its trial, and the steps that it is driven by."""
     item = Switch()
     proving = Proving(item, after)
-    return item, proving, Course(proving, noisy(lambda: saves and item.going, seed=seed))
+    return item, proving, StageTracker(proving, noisy(lambda: saves and item.going, seed=seed))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -53,12 +53,12 @@ def test_what_buys_nothing_is_undone(seed):
 
 def test_what_it_says_is_what_a_person_wants_to_know():
     item = Switch()
-    course = Course(Proving(item, AFTER), lambda _: 0.75 if item.going else 1.0).go(HEARD + 1)
+    course = StageTracker(Proving(item, AFTER), lambda _: 0.75 if item.going else 1.0).go(HEARD + 1)
     assert [row.why for row in course.rows] == [
         "it saves 250 of 1e+03 ms a step (25.0%; 99.9 % interval 250 to 250 ms, 16 pairs of turns)"
     ]
     item = Switch()
-    course = Course(Proving(item, AFTER), lambda _: 0.25 if item.going else 0.125).go(HEARD + 1)
+    course = StageTracker(Proving(item, AFTER), lambda _: 0.25 if item.going else 0.125).go(HEARD + 1)
     (row,) = course.rows
     assert row.why == (
         "it was not kept: with it a step of 125 ms took 125 ms more "
@@ -187,7 +187,7 @@ def test_two_items_are_tried_one_after_the_other_and_each_is_judged_by_itself():
         ("one", "on trial", "otherwise", plan(AFTER)),
         ("other", "on trial", "otherwise", plan(second)),
     ]
-    course = Course(startup, noisy(lambda: other.going), rows).go(second + LAST + SLOT)
+    course = StageTracker(startup, noisy(lambda: other.going), rows).go(second + LAST + SLOT)
     assert one.boundaries == TURNS
     assert other.boundaries == [(step + second - AFTER, done) for step, done in TURNS]
     assert (one.told[-1], other.told[-1][0]) == (("closed",), "keep")
@@ -220,7 +220,7 @@ def test_what_came_of_a_trial_is_kept_for_the_summary():
     startup.announce()
     assert proofs == {"one": "on trial"}
     one._say("applied", "collected at once")
-    course = Course(startup, noisy(lambda: one.going), journal)
+    course = StageTracker(startup, noisy(lambda: one.going), journal)
     course.go(LAST)
     assert proofs == {"one": "on trial"}
     course.go(2000)
@@ -233,7 +233,7 @@ def test_that_nothing_came_of_a_trial_is_kept_for_the_summary(give_up):
     one, journal, proofs = Switch("one"), [], {}
     startup = Startup(fit(), (Thing(one),), write=journal.append, proofs=proofs)
     startup.announce()
-    course = Course(startup, lambda _: 0.1, journal).go(300)
+    course = StageTracker(startup, lambda _: 0.1, journal).go(300)
     if give_up:
         one.give_up()
     else:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from combined_parts import combine
 
-from perf_callbacks.kernel.engine.windows import NOTICE, Part, Verdict, hold, rates
+from perf_callbacks.kernel.engine.windows import NOTICE, JobSettings, Part, hold, rates
 from perf_callbacks.kernel.records.codec import pack, unpack
 from perf_callbacks.kernel.records.fit_records import Window
 
@@ -35,7 +35,7 @@ WINDOW = Window(
     useful_tokens=None,
     asks={"gc_interval": 25},
 )
-VERDICT = Verdict(fit="f1", run_id="r“1”", window=50)
+VERDICT = JobSettings(fit="f1", run_id="r“1”", window=50)
 ITEMS = [
     WINDOW,
     replace(WINDOW, missing=2, missing_ranks=(0, 1)),
@@ -127,11 +127,11 @@ def test_what_is_torn_anywhere_is_nothing(item):
 
 def test_what_is_no_verdict_is_nothing():
     verdict = {"fit": "f", "run_id": "r", "window": 50, "directory": None, "signals": True}
-    assert unpack(Verdict, json.dumps(verdict)) == Verdict(fit="f", run_id="r", window=50, signals=True)
+    assert unpack(JobSettings, json.dumps(verdict)) == JobSettings(fit="f", run_id="r", window=50, signals=True)
     for wrong in (
         *[{"window": window} for window in (0, -1, True, 2.0, "50", 10**100)],
         *[{"run_id": 1}, {"fit": None}, {"directory": 1}, {"directory": ["/out"]}, {"signals": 1}],
     ):
-        assert unpack(Verdict, json.dumps(verdict | wrong)) is None
+        assert unpack(JobSettings, json.dumps(verdict | wrong)) is None
     for line in ("", "[]", "{}", "null", '["f","r",50,null,true]', '{"fit":"f","run_id":"r"}'):
-        assert unpack(Verdict, line) is None
+        assert unpack(JobSettings, line) is None

@@ -11,7 +11,7 @@ ACTIONS = st.tuples(
 )
 
 
-class Fits:
+class AcceleratorSession:
     """Three fits with a claim each, whose steps end until they stop."""
 
     def __init__(self, owner):
@@ -42,7 +42,7 @@ def test_whatever_fits_do_all_is_as_found_when_the_last_has_let_go(enabled, froz
     with pytest.MonkeyPatch.context() as monkeypatch:
         fake = put(monkeypatch, FakeGc(enabled=enabled, frozen=frozen))
         found, ours = fake.state, collector.COLLECTOR
-        fits = Fits(ours)
+        fits = AcceleratorSession(ours)
         for place, (action, name) in enumerate(actions):
             fits.do(action, name)
             fits.step()
@@ -61,7 +61,7 @@ def test_whatever_fits_do_all_is_as_found_when_the_last_has_let_go(enabled, froz
 def test_fits_that_go_on_in_turns_collect_no_more_often_than_the_busier_one_would(turns):
     with pytest.MonkeyPatch.context() as monkeypatch:
         fake = put(monkeypatch, FakeGc())
-        fits = Fits(collector.COLLECTOR)
+        fits = AcceleratorSession(collector.COLLECTOR)
         for name in turns:
             fits.do("turn_off", name)
             fits.do("collect", name)

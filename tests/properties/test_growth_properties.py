@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.garbage import growth, item as gc_item
-from perf_callbacks.garbage.item import Collecting
+from perf_callbacks.garbage.item import ScheduledCollection
 from perf_callbacks.kernel.engine.windows import NOTICE
 from perf_callbacks.kernel.fit import environment
 from perf_callbacks.kernel.fit.item import Fit
@@ -26,7 +26,7 @@ class Rank:
         self.patch, self.danger, self.delay = patch, danger, delay
         self.enter()
         config = PerfConfig(gc_interval=interval)
-        self.upkeep = Collecting(Fit(config=config, environment=environment.read(), step=0, memory=dict))
+        self.upkeep = ScheduledCollection(Fit(config=config, environment=environment.read(), step=0, memory=dict))
         self.upkeep._growth._collect = lambda _generation: 500_000  # at once, and on this rank alone
         self.collected = []
 

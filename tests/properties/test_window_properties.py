@@ -6,7 +6,7 @@ from dataclasses import replace
 from combined_parts import combine
 from hypothesis import given, strategies as st
 
-from perf_callbacks.kernel.engine.windows import Part, Verdict, rates
+from perf_callbacks.kernel.engine.windows import JobSettings, Part, rates
 from perf_callbacks.kernel.records.codec import pack, unpack
 from perf_callbacks.kernel.records.fit_records import Window
 from perf_callbacks.ranks.bundles import Bundle, Combination, bundled
@@ -150,6 +150,6 @@ def test_no_bytes_whatsoever_are_an_error(blob):
     assert unpack_bundles(blob, FIT) == []
 
 
-@given(st.sampled_from([Window, Verdict]), st.text() | st.binary().map(lambda line: line.decode(errors="replace")))
+@given(st.sampled_from([Window, JobSettings]), st.text() | st.binary().map(lambda line: line.decode(errors="replace")))
 def test_no_line_whatsoever_is_an_error(kind, line):
     unpack(kind, line)

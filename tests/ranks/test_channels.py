@@ -62,7 +62,7 @@ def readers(job, talks):
     return [
         talk
         for exchange, talk in zip(job.ranks, talks, strict=True)
-        if exchange._rounds._board.__class__.__name__ == "Board"
+        if exchange._rounds._board.__class__.__name__ == "StoreNotes"
     ]
 
 

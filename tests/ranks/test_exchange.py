@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from exchange_job import LENGTH, Job, Windows
 
-from perf_callbacks.kernel.engine.windows import NOTICE, Verdict
+from perf_callbacks.kernel.engine.windows import NOTICE, JobSettings
 from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.records.codec import pack
 from perf_callbacks.kernel.settings.config import PerfConfig
@@ -320,7 +320,7 @@ def failing(monkeypatch):
     def make(which, calls):
         job = Job()
         stores = {}
-        connection = board.Board.__init__
+        connection = board.StoreNotes.__init__
 
         def connect(self, store):
             connection(self, store)
@@ -328,7 +328,7 @@ def failing(monkeypatch):
                 self._store = FailingStore(self._store, calls)
             stores[len(stores)] = self._store
 
-        monkeypatch.setattr(board.Board, "__init__", connect)
+        monkeypatch.setattr(board.StoreNotes, "__init__", connect)
         return job, stores
 
     return make
@@ -579,7 +579,7 @@ def test_the_store_of_the_process_group_is_found():
         found = board.default_store()
         found.set("key", "value")
         assert store.num_keys() > 0
-        notes = board.Board(found)
+        notes = board.StoreNotes(found)
         notes.write("a", "b")
         assert (notes.read("a"), notes.read("a", "c"), notes.read()) == (["b"], [], [])
     finally:
@@ -620,7 +620,7 @@ def test_a_store_that_can_not_be_cloned_is_connected_to_anew(monkeypatch):
 def test_a_verdict_says_what_holds():
     job = Job()
     verdict = job.ranks[0].verdict
-    assert verdict == Verdict(fit=verdict.fit, run_id=job.run_id, window=LENGTH, signals=True)
+    assert verdict == JobSettings(fit=verdict.fit, run_id=job.run_id, window=LENGTH, signals=True)
     assert len({Job().ranks[0].verdict.fit for _ in range(10)}) == 10
 
 

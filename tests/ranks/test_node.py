@@ -15,7 +15,7 @@ from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.settings.config import PerfConfig
 from perf_callbacks.ranks import exchange as ranks, node, private_directory, rounds, store as board
 from perf_callbacks.ranks.bundles import Bundle
-from perf_callbacks.ranks.node import Folder, Node, gathered
+from perf_callbacks.ranks.node import FileNotes, Node, gathered
 from perf_callbacks.ranks.packed_parts import pack_bundle, unpack_bundles
 
 PER_NODE = 4
@@ -70,7 +70,7 @@ def test_a_window_of_several_machines_is_known_to_all(job):
 
 
 def test_only_first_ranks_connect_to_the_store_and_keys_are_few(job, monkeypatch):
-    assert [exchange._rounds._board.__class__ for exchange in job.ranks] == [board.Board, *[Folder] * 3] * 2
+    assert [exchange._rounds._board.__class__ for exchange in job.ranks] == [board.StoreNotes, *[FileNotes] * 3] * 2
     for window in range(50):
         job.through(window)
     assert job.store.num_keys() == 2 + 8 * rounds.KEPT
@@ -236,7 +236,7 @@ def test_a_directory_that_was_swapped_is_neither_read_nor_written(job, tmp_path)
 
 @pytest.mark.skipif(os.name == "nt", reason="links need rights there")
 def test_a_note_is_not_written_through_a_link(tmp_path):
-    folder, secret = Folder(tmp_path / "notes"), tmp_path / "secret"
+    folder, secret = FileNotes(tmp_path / "notes"), tmp_path / "secret"
     secret.write_text("secret")
     secret.chmod(0o600)
     (tmp_path / "notes" / f"key.{os.getpid()}").symlink_to(secret)
@@ -259,7 +259,7 @@ def test_a_directory_of_other_files_is_not_removed(tmp_path, monkeypatch):
 
 def test_without_directories_that_can_be_held_paths_are_used(tmp_path, monkeypatch):
     monkeypatch.setattr(private_directory, "HOLDS", False)
-    folder = Folder(tmp_path / "notes")
+    folder = FileNotes(tmp_path / "notes")
     folder.write("verdict", "note")
     assert folder.read("verdict") == ["note"]
     folder.leave(talks=True)
@@ -271,7 +271,7 @@ def test_nobody_else_may_read_the_notes(job, tmp_path):
 
 
 def test_a_directory_that_vanished_is_made_again(tmp_path):
-    folder = Folder(tmp_path / "notes")
+    folder = FileNotes(tmp_path / "notes")
     (tmp_path / "notes").rmdir()
     folder.write("key", "note")
     assert folder.read("key") == ["note"]
@@ -295,7 +295,7 @@ def test_notes_from_before_the_process_began_are_of_a_job_that_was_killed(nodes,
 
 
 def test_settings_of_the_next_fit_stay_when_a_rank_of_the_one_before_leaves(tmp_path, monkeypatch):
-    folder, late = Folder(tmp_path / "notes"), Folder(tmp_path / "notes")
+    folder, late = FileNotes(tmp_path / "notes"), FileNotes(tmp_path / "notes")
     late.write("part0 3", "part")
     read = late.read
 
@@ -311,7 +311,7 @@ def test_settings_of_the_next_fit_stay_when_a_rank_of_the_one_before_leaves(tmp_
 
 
 def test_the_end_of_a_fit_removes_no_notes_of_the_next_one_in_the_same_process(tmp_path):
-    first, second = Folder(tmp_path / "notes"), Folder(tmp_path / "notes")
+    first, second = FileNotes(tmp_path / "notes"), FileNotes(tmp_path / "notes")
     for folder in (first, second):
         folder.write("verdict", "the same")
     first.leave(talks=True)
@@ -321,7 +321,7 @@ def test_the_end_of_a_fit_removes_no_notes_of_the_next_one_in_the_same_process(t
 
 
 def test_a_note_is_written_though_the_directory_vanishes_before_it_has_its_name(tmp_path, monkeypatch):
-    folder, replace_file, calls = Folder(tmp_path / "notes"), os.replace, []
+    folder, replace_file, calls = FileNotes(tmp_path / "notes"), os.replace, []
 
     def vanishes(*names, **directories):
         calls.append(names)
@@ -335,7 +335,7 @@ def test_a_note_is_written_though_the_directory_vanishes_before_it_has_its_name(
 
 
 def test_a_directory_that_always_vanishes_is_an_error_in_the_end(tmp_path, monkeypatch):
-    folder = Folder(tmp_path / "notes")
+    folder = FileNotes(tmp_path / "notes")
     (tmp_path / "notes").rmdir()
     monkeypatch.setattr(Path, "mkdir", lambda *_, **__: None)
     with pytest.raises(FileNotFoundError):
@@ -383,7 +383,7 @@ def test_a_directory_that_was_left_a_day_ago_goes_with_the_next_job_of_this_user
 
 def test_notes_from_shortly_before_the_process_began_are_old_too(tmp_path, monkeypatch):
     monkeypatch.setattr(node, "process_began", lambda: 1e9)
-    folder = Folder(tmp_path / "notes")
+    folder = FileNotes(tmp_path / "notes")
     folder.write("key", "note")
     os.utime(tmp_path / "notes" / "key", (1e9 - 0.5, 1e9 - 0.5))
     assert folder.read("key") == []

@@ -9,7 +9,7 @@ from exchange_job import Job as ExchangeJob
 from perf_callbacks.ranks import node, rounds
 from perf_callbacks.ranks.channels import Channel
 from perf_callbacks.ranks.node import Node
-from perf_callbacks.ranks.store import Board
+from perf_callbacks.ranks.store import StoreNotes
 from perf_callbacks.stalls.diagnosis import ENDED, RUNNING, STALLED, Note
 from perf_callbacks.stalls.notes import StallNotes
 
@@ -24,7 +24,7 @@ class Job:
     """Ranks that notice a stall at second 60, unless they are silent or do something else."""
 
     def __init__(self, size, fit="fit", board=None):
-        self.board = board or Board(dist.HashStore())
+        self.board = board or StoreNotes(dist.HashStore())
         self.channels = [Channel("stalls", self.board, fit, rank=rank, world_size=size) for rank in range(size)]
         self.ranks = [StallNotes() for _ in range(size)]
         self.states = dict.fromkeys(range(size), WAITS)
@@ -104,7 +104,7 @@ def test_a_rank_without_the_callback_is_named():
 
 
 def test_a_rank_that_has_ended_its_training_is_named_and_another_fit_is_not_heard():
-    board = Board(dist.HashStore())
+    board = StoreNotes(dist.HashStore())
     earlier = Job(3, "earlier", board)
     earlier.go(0, 20)
     job = Job(3, "fit", board)

@@ -1,6 +1,6 @@
 """Rule `host` about an accelerator that is idle while Python prepares its next kernels: the batch is too small."""
 
-from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
+from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding
 from perf_callbacks.kernel.records.fit_records import Finding
 
 ENOUGH_READINGS = 6
@@ -10,7 +10,7 @@ LARGE = 0.1
 """Least share of the run for a finding: the readings are coarse."""
 
 
-def small(machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
+def small(machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
     """Advise a larger batch if the device is idle within forward, backward and optimizer.
 
     The share is a lower bound: the device is taken to be idle at all other times, and kernels of other processes count.

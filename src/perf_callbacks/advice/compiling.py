@@ -1,6 +1,6 @@
 """Rule `compile`: kernels that torch.compile could fuse. Only for devices with tensor cores."""
 
-from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
+from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding
 from perf_callbacks.kernel.records.fit_records import Finding
 
 LOW = 0.3
@@ -9,7 +9,7 @@ LOW = 0.3
 _SWITCH = {"transformers": "TrainingArguments(torch_compile=True)"}
 
 
-def compiling(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
+def compiling(_machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
     """Advise torch.compile if nothing is compiled and HFU is low."""
     if measured is None or not measured.known or not facts.tensor_cores or facts.work is None or facts.work.compiled:
         return None

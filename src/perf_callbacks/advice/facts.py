@@ -15,7 +15,7 @@ WORTH = 0.01
 """Least share of the run that a finding must be able to save."""
 
 
-class Machine(Protocol):
+class MachineFacts(Protocol):
     """The part of the environment that rules use."""
 
     @property

@@ -1,10 +1,10 @@
 """Rule `gc`: the program makes much garbage, or collects garbage by calls of its own."""
 
-from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
+from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding
 from perf_callbacks.kernel.records.fit_records import Finding
 
 
-def garbage(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
+def garbage(_machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
     """Name the time of garbage collection, by the program's calls and by the schedule of the checklist."""
     found = None if measured is None else measured.summary.gc
     if measured is None or not measured.known or found is None or not found.seconds:

@@ -1,11 +1,11 @@
 """Rules `host` about reinforcement learning with TRL: completions and rewards, which belong to the stage `other`."""
 
-from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
+from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding
 from perf_callbacks.kernel.engine.account import GENERATION, REWARDS
 from perf_callbacks.kernel.records.fit_records import Finding
 
 
-def generation(machine: Machine, _facts: Facts, measured: Measured | None) -> Finding | None:
+def generation(machine: MachineFacts, _facts: Facts, measured: Measured | None) -> Finding | None:
     """Name the time in which completions are generated. vLLM, which generates faster, needs an accelerator."""
     if measured is None or not measured.known or not measured.part(GENERATION):
         return None
@@ -16,7 +16,7 @@ def generation(machine: Machine, _facts: Facts, measured: Measured | None) -> Fi
     return finding("host", share, f"Generating completions took {share:.0%} of the run", remedy)
 
 
-def rewards(_machine: Machine, _facts: Facts, measured: Measured | None) -> Finding | None:
+def rewards(_machine: MachineFacts, _facts: Facts, measured: Measured | None) -> Finding | None:
     """Name the time of reward functions and models."""
     if measured is None or not measured.known or not measured.part(REWARDS):
         return None

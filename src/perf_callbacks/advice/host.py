@@ -1,13 +1,13 @@
 """Rules `host` and `sync`: Python work between the stages of a step."""
 
-from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
+from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding
 from perf_callbacks.kernel.records.fit_records import Finding
 
 OFTEN = 1
 """Steps between two log lines that are too few."""
 
 
-def host(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
+def host(_machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
     """Name the time of steps in which neither loader nor model nor optimizer works."""
     if measured is None or not measured.known or _reads(facts) is not None:
         return None
@@ -21,7 +21,7 @@ def host(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding 
     return finding("host", measured.share(idle), evidence, remedy)
 
 
-def sync(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
+def sync(_machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
     """Name values that are read from tensors in each step, with the time around the reading."""
     reads = _reads(facts)
     if measured is None or not measured.known or reads is None:

@@ -2,7 +2,7 @@
 
 import math
 
-from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
+from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding
 from perf_callbacks.kernel.records.fit_records import Finding
 
 HEADROOM = 1.25
@@ -29,7 +29,7 @@ Shorter waits are the hand-over of a batch: 9 to 15 ms on a busy machine, howeve
 """
 
 
-def data(machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
+def data(machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
     """Advise workers that load batches while the model computes; the wait and the CPUs decide their number.
 
     Without workers, the wait is the time to load a batch. With workers, a wait means that the loader limits the run:
@@ -66,7 +66,7 @@ def data(machine: Machine, facts: Facts, measured: Measured | None) -> Finding |
     return finding("data", measured.share(wait), f"{took}; {spare}", "caching prepared samples, or cheaper transforms")
 
 
-def restarts(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
+def restarts(_machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
     """Advise persistent workers if the first batch of an epoch takes longer than workers take to load a batch.
 
     If n workers keep up, each takes at most n steps to load a batch: the rest of the wait is the start of the workers.

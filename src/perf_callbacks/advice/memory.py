@@ -1,6 +1,6 @@
 """Rules `memory`: leaks of host memory, full device memory, and device memory that is not cached."""
 
-from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
+from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding
 from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.memory.use import GB, MB, Leak, MemoryUse
 
@@ -10,7 +10,7 @@ SOON_HOURS = 100
 """A leak that fills memory within this many hours is reported with the hours left."""
 
 
-def memory(machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
+def memory(machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
     """Name a leak of host memory, or else retries of the device's allocator. Neither finding has a share."""
     if measured is None or facts.memory is None:
         return None
@@ -19,7 +19,7 @@ def memory(machine: Machine, facts: Facts, measured: Measured | None) -> Finding
     return _full(facts.memory, expandable=facts.expandable) if facts.memory.retries else None
 
 
-def uncached(machine: Machine, facts: Facts, _measured: Measured | None) -> Finding | None:
+def uncached(machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
     """Name device memory that is not cached. Needs no run."""
     if machine.accelerator is None or not facts.uncached:
         return None

@@ -1,6 +1,6 @@
 """Rules `recompute` and `attention`: work of the model that could be saved."""
 
-from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
+from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding
 from perf_callbacks.kernel.records.fit_records import Finding
 
 GIGA = 1e9
@@ -8,7 +8,7 @@ GIGA = 1e9
 EAGER = 'Attention is not fused (attn_implementation="eager")'
 
 
-def recompute(machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
+def recompute(machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
     """Name activation checkpointing, which runs forwards again. The forward's time serves to estimate the cost."""
     work = facts.work
     if measured is None or not measured.known or work is None or not work.hardware_flops:
@@ -26,7 +26,7 @@ def recompute(machine: Machine, facts: Facts, measured: Measured | None) -> Find
     return finding("recompute", measured.share(seconds), evidence, remedy)
 
 
-def attention(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
+def attention(_machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
     """Name eager attention if the model supports fused attention: before a run, and after a run with a large share.
 
     The share of attention in the products serves to estimate the saving. Eager attention is bound by memory, so its

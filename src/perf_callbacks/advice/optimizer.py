@@ -1,6 +1,6 @@
 """Rule `optimizer`: an optimizer that updates its tensors one by one."""
 
-from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
+from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding
 from perf_callbacks.kernel.records.fit_records import Finding
 
 SAVED = {"Adam": 0.7, "AdamW": 0.7, "Adagrad": 0.3, "SGD": 0.3}
@@ -12,7 +12,7 @@ nothing. Adagrad is taken to be like SGD.
 """
 
 
-def optimizer(machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
+def optimizer(machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
     """Advise the fused form of torch's optimizer. An accelerator updates many tensors at once in any case."""
     saved = SAVED.get(facts.optimizer or "")
     if measured is None or not measured.known or saved is None or facts.fused or machine.accelerator is not None:

@@ -1,6 +1,6 @@
 """Rule `precision`: the number format of most FLOPs. Only for devices with tensor cores."""
 
-from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
+from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding
 from perf_callbacks.kernel.records.fit_records import Finding
 
 _MIXED = {
@@ -10,7 +10,7 @@ _MIXED = {
 }
 
 
-def precision(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
+def precision(_machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
     """Advise a 16-bit format, or TF32, where most FLOPs are float32."""
     work = facts.work
     if measured is None or not facts.tensor_cores or work is None or not work.by_dtype:

@@ -1,10 +1,10 @@
 """Rules `sync` about an accelerator: the host waits until the device has finished, to read a value from it."""
 
-from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
+from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding
 from perf_callbacks.kernel.records.fit_records import Finding
 
 
-def reading(machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
+def reading(machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
     """Name the line that reads most often from the device in a step. Lines of installed packages are not the user's."""
     if measured is None or machine.accelerator is None or facts.work is None:
         return None
@@ -17,7 +17,7 @@ def reading(machine: Machine, facts: Facts, measured: Measured | None) -> Findin
     return finding("sync", None, evidence, "keeping values on the device until they are logged")
 
 
-def nan_filter(machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
+def nan_filter(machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
     """Name the filter of the Hugging Face `Trainer` that reads each micro-batch's loss from the device."""
     if measured is None or not measured.known or machine.accelerator is None or not facts.nan_filter:
         return None

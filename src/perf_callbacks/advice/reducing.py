@@ -1,10 +1,10 @@
 """Rule `sync` about gradients that ranks sum more often than the optimizer needs them."""
 
-from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
+from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding
 from perf_callbacks.kernel.records.fit_records import Finding
 
 
-def reducing(_machine: Machine, facts: Facts, _measured: Measured | None) -> Finding | None:
+def reducing(_machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
     """Advise `no_sync` if DDP reduces gradients after several micro-batches of a step."""
     if not facts.ddp or facts.work is None or facts.work.reductions <= 1:
         return None

@@ -1,6 +1,6 @@
 """Rules `shape`: sizes that tensor cores can't use well. Only for devices with tensor cores."""
 
-from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
+from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding
 from perf_callbacks.flops.calculator.product_shapes import Misaligned, misaligned, padded, uneven
 from perf_callbacks.kernel.records.fit_records import Finding
 
@@ -8,7 +8,7 @@ MATTERS = 0.1
 """Least share of the FLOPs that a size must take part in to be named."""
 
 
-def padding(_machine: Machine, facts: Facts, _measured: Measured | None) -> Finding | None:
+def padding(_machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
     """Name the size in most FLOPs that is no multiple of 8, with the size to take instead and its price."""
     if not facts.tensor_cores or facts.work is None:
         return None
@@ -20,7 +20,7 @@ def padding(_machine: Machine, facts: Facts, _measured: Measured | None) -> Find
     return finding("shape", None, evidence, remedy)
 
 
-def tiles(_machine: Machine, facts: Facts, _measured: Measured | None) -> Finding | None:
+def tiles(_machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
     """Name the product whose last tiles leave most multiprocessors idle, with a batch that fills all multiprocessors.
 
     The tiles are those of the largest kernels; the library may choose others, so the saving is unknown.

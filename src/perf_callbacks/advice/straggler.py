@@ -1,12 +1,12 @@
 """Rule `straggler`: ranks that other ranks wait for, or single steps that take unusually long."""
 
-from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
+from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding
 from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.stragglers.peers import GC
 from perf_callbacks.stragglers.text import NAMES, REMEDIES
 
 
-def straggler(_machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
+def straggler(_machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
     """Name the rank that costs the job most, and the cause. The share is the cost of all stragglers."""
     found = None if measured is None else measured.summary.stragglers
     if measured is None or not measured.known or found is None or not found.costliest:

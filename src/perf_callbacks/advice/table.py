@@ -21,10 +21,10 @@ from perf_callbacks.advice import (
     straggler,
     threads,
 )
-from perf_callbacks.advice.facts import Facts, Machine, Measured
+from perf_callbacks.advice.facts import Facts, MachineFacts, Measured
 from perf_callbacks.kernel.records.fit_records import Finding, Summary
 
-Rule = Callable[[Machine, Facts, Measured | None], Finding | None]
+Rule = Callable[[MachineFacts, Facts, Measured | None], Finding | None]
 
 RULES: tuple[Rule, ...] = (
     loading.data,
@@ -59,7 +59,7 @@ RULES: tuple[Rule, ...] = (
 """Each rule decides by its arguments alone. Without measured times, only rules that need no run find something."""
 
 
-def findings(machine: Machine, facts: Facts, summary: Summary | None = None) -> tuple[Finding, ...]:
+def findings(machine: MachineFacts, facts: Facts, summary: Summary | None = None) -> tuple[Finding, ...]:
     """Apply all rules. The finding with the largest share comes first; findings without a share come last."""
     measured = None if summary is None else Measured(summary)
     found = [one for one in [rule(machine, facts, measured) for rule in RULES] if one is not None]

@@ -1,13 +1,13 @@
 """Rules `host` about the CPU threads of operations: more threads than CPUs, or far fewer."""
 
-from perf_callbacks.advice.facts import Facts, Machine, Measured, finding
+from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding
 from perf_callbacks.kernel.records.fit_records import Finding
 
 COMPUTING = 0.5
 """Least share of the run in forward, backward and optimizer that gives more threads enough to do."""
 
 
-def too_many(machine: Machine, facts: Facts, _measured: Measured | None) -> Finding | None:
+def too_many(machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
     """Advise as many threads as each process has CPUs. With an accelerator these threads have little to do."""
     cpus = machine.cpus or facts.threads
     if machine.accelerator is not None or facts.threads <= cpus:
@@ -16,7 +16,7 @@ def too_many(machine: Machine, facts: Facts, _measured: Measured | None) -> Find
     return finding("host", None, evidence, f"OMP_NUM_THREADS={cpus}")
 
 
-def too_few(machine: Machine, facts: Facts, measured: Measured | None) -> Finding | None:
+def too_few(machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
     """Advise more threads if a model computes on fewer than half of the CPUs while the other CPUs are idle.
 
     The saving is unknown: small operations run in one thread in any case.

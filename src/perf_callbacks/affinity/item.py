@@ -7,7 +7,7 @@ link between the sockets. The mask is only ever narrowed.
 import weakref
 
 from perf_callbacks.kernel.fit.environment import Environment
-from perf_callbacks.kernel.fit.item import ADVISED, ALREADY, NOT_APPLICABLE, SKIPPED, Applied, Fit
+from perf_callbacks.kernel.fit.item import ADVISED, ALREADY, NOT_APPLICABLE, SKIPPED, ActiveItem, Fit
 from perf_callbacks.kernel.process.cpu_masks import AFFINITY
 from perf_callbacks.kernel.process.cpu_sets import Choice, CpuFacts, Cpus, choose, count, ranges
 from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist
@@ -66,7 +66,7 @@ class Claim:
     """Claim of a fit on the CPUs of the process."""
 
 
-class Bound(Applied):
+class Bound(ActiveItem):
     """Binds threads until closed. On trial, binds and restores threads; running loader workers keep their CPUs."""
 
     slug = CpuAffinity.slug

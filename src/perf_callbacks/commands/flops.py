@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from perf_callbacks.flops.calculator.architecture import LARGEST, Architecture, dimensions
-from perf_callbacks.flops.calculator.conventions import Job, Result, Work, compare
+from perf_callbacks.flops.calculator.conventions import ConventionWork, Job, Result, compare
 from perf_callbacks.flops.peaks import peak_rates as peaks
 from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.report import convention_table as report
@@ -116,7 +116,7 @@ def read_config(path: Path) -> dict[str, Any]:
     return content
 
 
-def _work(arguments: argparse.Namespace) -> Work:
+def _work(arguments: argparse.Namespace) -> ConventionWork:
     rate = arguments.tokens_per_second_per_gpu
     if arguments.step_time is not None and rate is not None:
         raise ConfigError("--step-time and --tokens-per-second-per-gpu: got both, wanted one.")
@@ -124,7 +124,7 @@ def _work(arguments: argparse.Namespace) -> Work:
         raise ConfigError("--batch: is missing, wanted the sequences that --step-time is for.")
     batch = 1 if arguments.batch is None else arguments.batch
     _check(batch=batch, seq=arguments.seq, gpus=arguments.gpus, step_time=arguments.step_time, rate=rate)
-    return Work(
+    return ConventionWork(
         batch=batch,
         seq=arguments.seq,
         recompute=arguments.recompute,
@@ -161,7 +161,7 @@ def _peak(arguments: argparse.Namespace) -> peaks.Peaks | None:
     return found
 
 
-def _job(arguments: argparse.Namespace, work: Work, peak: peaks.Peaks | None) -> Job:
+def _job(arguments: argparse.Namespace, work: ConventionWork, peak: peaks.Peaks | None) -> Job:
     gpus = 1 if arguments.gpus is None else arguments.gpus
     seconds, rate = arguments.step_time, arguments.tokens_per_second_per_gpu
     if rate is not None:

@@ -44,11 +44,11 @@ class CountSchedule:
         return self.counts < free or self.counts * STEPS_PER_COUNT < self.steps
 
     def spend(self) -> None:
-        """Book the count of the next step. A recount costs nothing."""
+        """Charge the count of the next step to the budget. A recount costs nothing."""
         self.counts += not self.done or self.steps + 1 != self.recount()
 
     def spend_more(self) -> None:
-        """Book a useless count a second time: two such counts use up the free counts, and measuring begins."""
+        """Charge a useless count twice: two such counts use up the free counts, and measuring begins."""
         self.counts += FREE_COUNTS // 2 - 1
 
     def wanted(self, step: int) -> bool:

@@ -18,7 +18,7 @@ from perf_callbacks.flops.counting.phases import in_backward
 from perf_callbacks.flops.known_work.shape_counts import extent
 from perf_callbacks.flops.known_work.shaped_work import COPY, ShapedWork
 from perf_callbacks.flops.offline import Example
-from perf_callbacks.flops.outline import Looks
+from perf_callbacks.flops.outline import Outlines
 from perf_callbacks.flops.record import counted, estimated
 from perf_callbacks.flops.training_filter import TrainingFilter
 from perf_callbacks.flops.work import Work
@@ -96,7 +96,7 @@ class Counting(Observer):
         """Batches of shapes whose work is not known yet."""
         self._work.unknowns.counting = "the fit ended before a step was counted"
         self._records = CountRecords(recorder, self._work)
-        self._looks = Looks(recorder, self._work)
+        self._looks = Outlines(recorder, self._work)
 
     def begin(self) -> ShapedWork:
         """Check which parameters are trained, and return the work model of the fit."""

@@ -88,7 +88,7 @@ def compiles() -> bool:
     return anything_compiled() or any(map(callable, getattr(compiler, "cached_backends", {}).values()))
 
 
-class Looks:
+class Outlines:
     """Takes the outlines of some steps of a fit, to compare steps with equal batches.
 
     A hook would make compiled modules compile again. If anything is compiled, only counted steps have outlines.

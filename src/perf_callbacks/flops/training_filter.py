@@ -10,7 +10,7 @@ from torch import Tensor, is_grad_enabled, nn
 
 from perf_callbacks.flops.counting.counter import Filter
 from perf_callbacks.flops.counting.phases import in_backward
-from perf_callbacks.kernel.engine.marks import Course
+from perf_callbacks.kernel.engine.marks import StageTracker
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.tape import Tape
 
@@ -29,7 +29,7 @@ class TrainingFilter(Filter):
     """
 
     def __init__(self, tape: Tape, *, announced: bool) -> None:
-        self.course: Course = tape.follow()
+        self.course: StageTracker = tape.follow()
         """Follows the marks of the step."""
         self._tape = tape
         self._announced = announced

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from perf_callbacks.garbage.growth import Growth, Relief
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.fit.environment import Environment
-from perf_callbacks.kernel.fit.item import ALREADY, NOT_APPLICABLE, SKIPPED, Applied, Fit
+from perf_callbacks.kernel.fit.item import ALREADY, NOT_APPLICABLE, SKIPPED, ActiveItem, Fit
 from perf_callbacks.kernel.fit.trial import TURN
 from perf_callbacks.kernel.process.collector import COLLECTOR, FULL, OWN_FROZEN
 from perf_callbacks.kernel.records.fit_records import APPLIED, STARTUP, Checklist
@@ -54,9 +54,9 @@ class Garbage:
             return Checklist(item=self.slug, status=ALREADY, before=before, why=f"{environment.gc_frozen:,} are frozen")
         return Checklist(item=self.slug, status=APPLIED, before=before, after=_after(config, environment), why=WHY)
 
-    def apply(self, fit: Fit) -> "Collecting":
+    def apply(self, fit: Fit) -> "ScheduledCollection":
         """Collect by the step counter, from the second step on."""
-        return Collecting(fit)
+        return ScheduledCollection(fit)
 
 
 OTHERS = "automatic collection is off: the program collects by a plan of its own"
@@ -88,7 +88,7 @@ def due_between(before: int, step: int, interval: int) -> int | None:
     return YOUNG if before // (interval * RARER) == step // (interval * RARER) else FULL
 
 
-class Collecting(Applied):
+class ScheduledCollection(ActiveItem):
     """Collects at fixed steps, and at once if garbage grows too fast.
 
     On trial, each turn ends with a young collection, so that the turn pays for its own garbage. Nothing is frozen on

@@ -13,7 +13,7 @@ import torch
 from perf_callbacks.integrations import saved_counters
 from perf_callbacks.integrations.accelerate_watch import AcceleratedWatch
 from perf_callbacks.integrations.loop_usage import ACCELERATE, LoopUsage
-from perf_callbacks.integrations.prepared import Prepared, Told
+from perf_callbacks.integrations.prepared import LoaderListener, Prepared
 from perf_callbacks.kernel.batches.reader import Batch, BatchReader
 from perf_callbacks.kernel.failures import fails_open
 from perf_callbacks.kernel.fit.item import Batches
@@ -30,10 +30,10 @@ T = TypeVar("T")
 TAKEN_OVER = "another attach(accelerator) took over"
 FREED = "the accelerator was freed"
 
-_all: "weakref.WeakSet[Fits]" = weakref.WeakSet()
+_all: "weakref.WeakSet[AcceleratorSession]" = weakref.WeakSet()
 
 
-class Fits:
+class AcceleratorSession:
     """Measures the training with an accelerator, from the first batch or backward of training on."""
 
     def __init__(
@@ -57,7 +57,7 @@ class Fits:
         self._prepared = Prepared(self)
         self.watch: AcceleratedWatch | None = None
         """The watch of the current fit. None between fits."""
-        self.told: Told = self
+        self.told: LoaderListener = self
         """Receiver of the events of measured loaders: the watch of the current fit, else this object."""
         self._shown = True
         """True: the closing card of the last fit was shown."""
@@ -212,14 +212,14 @@ class Fits:
             self._prepared.forget()
 
 
-def _close_freed(reference: "weakref.ref[Fits]") -> None:
+def _close_freed(reference: "weakref.ref[AcceleratorSession]") -> None:
     """Close the fits of an accelerator that was freed."""
     fits = reference()
     if fits is not None:
         fits.close(None if fits.armed else FREED)
 
 
-def _close_at_exit(reference: "weakref.ref[Fits]") -> None:
+def _close_at_exit(reference: "weakref.ref[AcceleratorSession]") -> None:
     """Close the fits of a program that never calls `end_training()`, unless an exception has ended the program."""
     fits = reference()
     if fits is not None and not hasattr(sys, "last_value"):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from perf_callbacks.integrations.accelerate_fits import TAKEN_OVER, Fits
+from perf_callbacks.integrations.accelerate_fits import TAKEN_OVER, AcceleratorSession
 from perf_callbacks.integrations.subclasses import put_on, watched
 from perf_callbacks.kernel.engine.marks import BACK, BEGIN
 from perf_callbacks.kernel.engine.stages import Stage
@@ -36,7 +36,7 @@ def take_over(accelerator: Any) -> None:
         earlier.close(TAKEN_OVER)
 
 
-def install(accelerator: Any, fits: Fits) -> None:
+def install(accelerator: Any, fits: AcceleratorSession) -> None:
     """Watch an accelerator's methods and prepared objects, until the fits' patches are restored."""
     kind = type(accelerator)
     members: dict[str, Any] = {ATTRIBUTE: fits}
@@ -51,7 +51,7 @@ def install(accelerator: Any, fits: Fits) -> None:
         fits.see(tuple(getattr(accelerator, name, ())))
 
 
-def _seams(fits: Fits) -> dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]:
+def _seams(fits: AcceleratorSession) -> dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]:
     """Return the watched methods of an accelerator, each with the function that wraps the method."""
     return {
         **dict.fromkeys(PREPARING, functools.partial(_around, after=fits.see)),
@@ -77,7 +77,7 @@ def _around(
     return call
 
 
-def _training(fits: Fits, inner: Callable[..., T]) -> Callable[..., T]:
+def _training(fits: AcceleratorSession, inner: Callable[..., T]) -> Callable[..., T]:
     """Wrap `backward`, which may begin a fit."""
 
     @functools.wraps(inner)
@@ -89,7 +89,7 @@ def _training(fits: Fits, inner: Callable[..., T]) -> Callable[..., T]:
     return call
 
 
-def _logging(fits: Fits, inner: Callable[..., T]) -> Callable[..., T]:
+def _logging(fits: AcceleratorSession, inner: Callable[..., T]) -> Callable[..., T]:
     """Wrap `log`, and add our metrics to the user's values."""
 
     @functools.wraps(inner)

@@ -169,18 +169,18 @@ class AcceleratedWatch(LoopWatch):
         try:
             reader = self._reader
             found = None  # as `BatchReader.read`, without its frame
-            if reader.left:
+            if reader.fast_reads_left:
                 try:
-                    guide, rows = reader.guide, type(batch) in ROWS
-                    key = (len(batch), batch[guide].shape) if rows else (*batch.keys(), batch.get(guide).shape)
-                    found = reader.guided.get(key)
+                    name, rows = reader.key_tensor, type(batch) in ROWS
+                    key = (len(batch), batch[name].shape) if rows else (*batch.keys(), batch.get(name).shape)
+                    found = reader.by_key_tensor.get(key)
                 except UNREADABLE as error:
                     let_pass(error)
                     found = None
             if found is None:
                 found = reader.read(batch)
             else:
-                reader.left -= 1
+                reader.fast_reads_left -= 1
             for calls in self._calls:
                 if calls.model._compiled_call_impl is not calls.compiled:  # noqa: SLF001 torch has no other way to tell
                     calls.again()
@@ -230,9 +230,9 @@ class AcceleratedWatch(LoopWatch):
                 for waiting in self._pending.values():
                     if waiting:  # as `Recorder.add`, without its frame
                         found, _ = waiting.pop()
-                        if not engine.aside:
+                        if not engine.open_spans:
                             engine.batches.append(found)
-                if len(engine.batches) >= engine.crowded:
+                if len(engine.batches) >= engine.relieve_at:
                     engine.relieve()
             else:
                 self._count([one for one in (*args, *kwargs.values()) if hasattr(one, "grad_fn")])

@@ -20,7 +20,7 @@ class Enabled(Protocol):
 E = TypeVar("E", bound=Enabled)
 
 
-class Meanwhile(list[C]):
+class LateCallbackList(list[C]):
     """Stand-in for a list of callbacks during an iteration, which gets an additional callback at its end.
 
     Only the running list, over which the trainer iterates, has the additional callback. A callback appended during the
@@ -42,12 +42,12 @@ class Meanwhile(list[C]):
         if self._running[-1:] == [self._last]:  # removing it from the middle would make the iteration skip a callback
             list.pop(self._running)
         same = [*map(id, self._running)] == [*map(id, self)]
-        return self._running if same and not isinstance(self._running, Meanwhile) else [*self]
+        return self._running if same and not isinstance(self._running, LateCallbackList) else [*self]
 
 
 def settled(callbacks: list[C]) -> list[C]:
     """Return the callbacks as an ordinary list, even if an exception ended the iteration over the running list."""
-    return callbacks.settle() if isinstance(callbacks, Meanwhile) else callbacks
+    return callbacks.settle() if isinstance(callbacks, LateCallbackList) else callbacks
 
 
 def move_to_front(callbacks: list[C], callback: C) -> None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NoReturn
 from tqdm import tqdm
 
 from perf_callbacks import checklist
-from perf_callbacks.integrations.late_callback import Meanwhile, first, settled
+from perf_callbacks.integrations.late_callback import LateCallbackList, first, settled
 from perf_callbacks.integrations.lightning_watch import TrainerWatch, steps_done
 from perf_callbacks.kernel.clock import perf_counter
 from perf_callbacks.kernel.engine.shown_metrics import bar
@@ -21,7 +21,7 @@ from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Setup, flat
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.settings.config import PerfConfig
-from perf_callbacks.session import Measures, Session
+from perf_callbacks.session import CallbackBase, Session
 
 STATE_KEY = "perf_callbacks"
 """Key of our counters in a checkpoint. Among the states of callbacks, two of our callbacks would share a key.
@@ -43,7 +43,7 @@ LARGE = 100.0
 """Numbers from this value on are shown without decimals."""
 
 
-class LightningHooks(Measures):
+class LightningHooks(CallbackBase):
     """Hooks of a `PerfCallback`, for either of the two `Callback` base classes."""
 
     framework: ClassVar[str]
@@ -100,7 +100,7 @@ class LightningHooks(Measures):
             return
         # Other callbacks go first: if a callback raises, nothing of ours is in place yet. The trainer is iterating over
         # its list right now: `_Afterwards` is appended to that list and runs last; the list that replaces it lacks it.
-        trainer.callbacks = Meanwhile(trainer.callbacks, _Afterwards(self))
+        trainer.callbacks = LateCallbackList(trainer.callbacks, _Afterwards(self))
 
     @fails_open
     def begin(self, trainer: Any) -> None:

@@ -102,21 +102,21 @@ class LoopWatch(Loop):
             for batch in loader:
                 try:
                     found = None
-                    if engine.ordinary and reader.left:  # as `Recorder.batch`, without its frame
+                    if engine.takes_batches and reader.fast_reads_left:  # as `Recorder.batch`, without its frame
                         try:
-                            guide, rows = reader.guide, type(batch) in ROWS
-                            key = (len(batch), batch[guide].shape) if rows else (*batch.keys(), batch.get(guide).shape)
-                            found = reader.guided.get(key)
+                            name, rows = reader.key_tensor, type(batch) in ROWS
+                            key = (len(batch), batch[name].shape) if rows else (*batch.keys(), batch.get(name).shape)
+                            found = reader.by_key_tensor.get(key)
                         except UNREADABLE as error:
                             let_pass(error)
                             found = None
                     if found is not None:
-                        reader.left -= 1
-                    elif recorder.active and not engine.aside:
+                        reader.fast_reads_left -= 1
+                    elif recorder.active and not engine.open_spans:
                         if first_batch.wanted:
                             first_batch.see(batch)
                         found = reader.read(batch)
-                        if engine.intake.overdue or len(engine.batches) >= engine.crowded:
+                        if engine.step_reader.overdue or len(engine.batches) >= engine.relieve_at:
                             engine.relieve()
                     if found is not None:
                         if waiting:

@@ -145,7 +145,7 @@ def _since(recorder: Recorder) -> float | None:
     """Return the time if the training thread is in the stage `other`; None in other stages."""
     with guard(recorder.fail):
         stage, _ = recorder.tape.turned()
-        return None if recorder.engine.aside or stage not in {Stage.OTHER, Stage.UNDECIDED} else recorder.clock()
+        return None if recorder.engine.open_spans or stage not in {Stage.OTHER, Stage.UNDECIDED} else recorder.clock()
     return None
 
 

@@ -13,7 +13,7 @@ from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process.patches import Patches
 
 
-class Told(Protocol):
+class LoaderListener(Protocol):
     """Receiver of the events of measured loaders. Its methods raise nothing."""
 
     def fetch(self, loader: object) -> None:
@@ -29,16 +29,16 @@ class Told(Protocol):
         """Handle the loop's exit from a loader, by a `break` or an exception."""
 
 
-class Source(Protocol):
+class ListenerSource(Protocol):
     """Holder of the current receiver of loader events, which changes when a fit begins and ends."""
 
-    told: Told
+    told: LoaderListener
 
 
 class Prepared:
     """Prepared models, optimizers, schedulers and loaders, in the order of their preparation. All are held weakly."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ListenerSource) -> None:
         self._source = weakref.ref(source)
         self._all: list[weakref.ref[Any]] = []
         self._patches = Patches()
@@ -87,7 +87,7 @@ class Prepared:
         self._patches.add(put_on(loader, self._kinds[kind]))
 
 
-def _measured(kind: type, source: "weakref.ref[Source]") -> type:
+def _measured(kind: type, source: "weakref.ref[ListenerSource]") -> type:
     """Make a subclass of a loader class that measures iterations and changes nothing else."""
 
     def iterate(self: Any) -> Iterator[Any]:
@@ -97,7 +97,7 @@ def _measured(kind: type, source: "weakref.ref[Source]") -> type:
     return watched(kind, {"__iter__": iterate})
 
 
-def _iterate(loader: object, batches: Iterator[Any], source: "weakref.ref[Source]") -> Iterator[Any]:
+def _iterate(loader: object, batches: Iterator[Any], source: "weakref.ref[ListenerSource]") -> Iterator[Any]:
     if (found := source()) is not None:
         found.told.fetch(loader)
     try:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.fit.environment import Environment
 from perf_callbacks.kernel.fit.first_batch import FirstBatch, tensors
-from perf_callbacks.kernel.fit.item import ADVISED, ALREADY, NOT_APPLICABLE, SKIPPED, Applied, Fit
+from perf_callbacks.kernel.fit.item import ADVISED, ALREADY, NOT_APPLICABLE, SKIPPED, ActiveItem, Fit
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.process.patches import Patches
 from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist
@@ -43,9 +43,9 @@ class Loaders:
             item=self.slug, status=status, before=before, after=after if status == APPLIED else None, why=why
         )
 
-    def apply(self, fit: Fit) -> "Loading":
+    def apply(self, fit: Fit) -> "PinnedLoading":
         """Pin batches where possible, and don't wait for copies of pinned batches."""
-        return Loading(fit)
+        return PinnedLoading(fit)
 
 
 _PINS = {True: "pinned", False: "not pinned", None: "pinned where a loader says so"}
@@ -74,14 +74,14 @@ def _line(environment: Environment) -> str:
     return ", ".join(part for part in (pin, copies) if part)
 
 
-class Copies:
+class CopySwitch:
     """Switch for asynchronous copies of pinned batches."""
 
     def __init__(self) -> None:
         self.go_on = True
 
 
-class Loading(Applied):
+class PinnedLoading(ActiveItem):
     """Pins batches and copies asynchronously until closed. Only copies go on trial; running loaders go on pinning."""
 
     slug = Loaders.slug
@@ -95,7 +95,7 @@ class Loading(Applied):
         self._room = None
         if fit.environment.memory_available is not None:
             self._room = MOST_PINNED * fit.environment.memory_available / fit.environment.local_world_size
-        self._copies = Copies()
+        self._copies = CopySwitch()
         self._copied = fit.batches.copy is not None and not fit.environment.copies_go_on
         self._held: list[int] = []
         self._due, self._patience = 0, 1
@@ -196,7 +196,7 @@ def _seeing(first: FirstBatch, inner: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _copying(first: FirstBatch, copies: Copies, inner: Callable[..., Any]) -> Callable[..., Any]:
+def _copying(first: FirstBatch, copies: CopySwitch, inner: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap the function that copies a batch: copies of pinned batches don't wait, whatever the loader's settings."""
 
     @functools.wraps(inner)

@@ -5,14 +5,14 @@ A channel has one note per rank and one note that all ranks share. Notes are tex
 
 from abc import ABC, abstractmethod
 
-from perf_callbacks.ranks.node import Folder
-from perf_callbacks.ranks.store import Board, rank_key
+from perf_callbacks.ranks.node import FileNotes
+from perf_callbacks.ranks.store import StoreNotes, rank_key
 
 
 class Channel:
     """A channel in a fit, for the thread of the exchange. A channel ignores notes of other fits."""
 
-    def __init__(self, name: str, board: Board | Folder, fit: str, *, rank: int, world_size: int) -> None:
+    def __init__(self, name: str, board: StoreNotes | FileNotes, fit: str, *, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
         self.fit = fit
         """Identifies the fit."""
@@ -23,7 +23,7 @@ class Channel:
     @property
     def reads_all(self) -> bool:
         """True if this rank reads the notes of all ranks. False if another rank of its machine does."""
-        return isinstance(self._board, Board)
+        return isinstance(self._board, StoreNotes)
 
     def put(self, note: str) -> None:
         """Write the note of this rank."""
@@ -31,7 +31,7 @@ class Channel:
 
     def notes(self) -> dict[int, str]:
         """Read the notes of all ranks; empty if another rank of this machine reads the notes."""
-        if not isinstance(self._board, Board):
+        if not isinstance(self._board, StoreNotes):
             return {}
         keys = {rank_key(self._name, rank): rank for rank in range(self.world_size)}
         found = {keys[key]: self._own(text) for key, text in self._board.read_some(*keys).items()}
@@ -50,7 +50,7 @@ class Channel:
     def claim(self, note: str) -> bool:
         """Write the shared note unless another rank wrote since this rank's last look. Return True if written."""
         new = f"{self.fit} {note}"
-        claimed = isinstance(self._board, Board) and self._board.claim(self._name, new, self.seen)
+        claimed = isinstance(self._board, StoreNotes) and self._board.claim(self._name, new, self.seen)
         if claimed:
             self.seen = new
         return claimed

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from perf_callbacks.kernel.clock import monotonic, sleep
-from perf_callbacks.kernel.engine.windows import Part, Verdict, WindowReader
+from perf_callbacks.kernel.engine.windows import JobSettings, Part, WindowReader
 from perf_callbacks.kernel.fit.place import Place, run_id
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.foreign_errors import let_pass
@@ -100,14 +100,14 @@ class Exchange:
         node: Node | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        verdict = Verdict(fit=uuid.uuid4().hex, run_id=run_id, window=window, directory=directory, signals=signals)
+        verdict = JobSettings(fit=uuid.uuid4().hex, run_id=run_id, window=window, directory=directory, signals=signals)
         attempt = _restarts() if attempt is None else attempt
         self._rounds: Rounds = (
             Follower(store, rank=rank, world_size=world_size, attempt=attempt, node=node)
             if rank
             else Leader(store, world_size=world_size, verdict=verdict, attempt=attempt, node=node)
         )
-        self._talk = _Talk(self._rounds, clock)
+        self._talk = _ExchangeThread(self._rounds, clock)
         # The thread holds no reference to this object, so both end together even if the end of the fit was missed.
         weakref.finalize(self, self._talk.end).atexit = False
 
@@ -115,14 +115,14 @@ class Exchange:
         """Start the exchange."""
         self._talk.start()
 
-    def agree(self, timeout: float = AGREE_SECONDS) -> Verdict | None:
+    def agree(self, timeout: float = AGREE_SECONDS) -> JobSettings | None:
         """Wait for rank 0's settings; None at the timeout. Later settings appear in `verdict`."""
         if self._talk.here:
             self._rounds.agreed.wait(timeout)
         return self._rounds.verdict
 
     @property
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> JobSettings | None:
         """Settings of this fit, announced by rank 0. None: not known yet."""
         return self._rounds.verdict
 
@@ -197,7 +197,7 @@ class Exchange:
         self._talk.wait(CLOSE_SECONDS)
 
 
-class _Talk:
+class _ExchangeThread:
     """The thread that runs the rounds."""
 
     def __init__(self, rounds: Rounds, clock: Callable[[], float]) -> None:
@@ -292,7 +292,7 @@ def _restarts() -> int:
     return int(word) if word.isdecimal() else 0
 
 
-_running: set[_Talk] = set()
+_running: set[_ExchangeThread] = set()
 
 
 def _at_exit() -> None:

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from perf_callbacks.kernel.clock import perf_counter, sleep
-from perf_callbacks.kernel.engine.windows import GatheredWindow, Verdict, WindowReader, hold
+from perf_callbacks.kernel.engine.windows import GatheredWindow, JobSettings, WindowReader, hold
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.records.codec import pack
 from perf_callbacks.kernel.records.fit_records import Window
 from perf_callbacks.ranks.bundles import Bundle, Combination
-from perf_callbacks.ranks.node import GATHER_SECONDS, Folder, Node
+from perf_callbacks.ranks.node import GATHER_SECONDS, FileNotes, Node
 from perf_callbacks.ranks.packed_parts import FRAME, unpack_bundles
 from perf_callbacks.ranks.rounds import MANY, Rounds, mark, note_of_window, patience, pause, slot, slots
-from perf_callbacks.ranks.store import Board
+from perf_callbacks.ranks.store import StoreNotes
 
 SOON_OF_MANY = 1.0
 """Seconds until rank 0 first looks for the parts of more than `MANY` ranks: a look costs milliseconds."""
@@ -81,7 +81,7 @@ class Leader(Rounds):
     """Rank 0: announces the settings and combines the windows."""
 
     def __init__(
-        self, store: Any, *, world_size: int, verdict: Verdict, attempt: int = 0, node: Node | None = None
+        self, store: Any, *, world_size: int, verdict: JobSettings, attempt: int = 0, node: Node | None = None
     ) -> None:
         super().__init__(store, rank=0, world_size=world_size, attempt=attempt, node=node)
         self.verdict = self._mine = verdict
@@ -96,8 +96,8 @@ class Leader(Rounds):
         self._pending: dict[int, _Pending] = {}
         self.agreed.set()
 
-    def _round(self, board: Board | Folder, now: float) -> float | None:
-        board = cast("Board", board)  # rank 0 is the first rank of its machine
+    def _round(self, board: StoreNotes | FileNotes, now: float) -> float | None:
+        board = cast("StoreNotes", board)  # rank 0 is the first rank of its machine
         self._breathed = perf_counter()
         if not self._said:
             # If all keys exist, one call reads them. Finding out which keys exist costs a call per silent rank.
@@ -125,7 +125,7 @@ class Leader(Rounds):
         self._breathe(after=0.0)  # files of this machine are next
         return min([min(one.look_at, one.deadline) - now for one in self._pending.values()], default=None)
 
-    def _read(self, board: Board, window: int, now: float) -> None:
+    def _read(self, board: StoreNotes, window: int, now: float) -> None:
         """Read the missing parts of a window."""
         pending = self._pending[window]
         waited = now - pending.since
@@ -164,7 +164,7 @@ class Leader(Rounds):
             sleep(BREATH_SECONDS)
             self._breathed = perf_counter()
 
-    def _close(self, board: Board, now: float) -> None:
+    def _close(self, board: StoreNotes, now: float) -> None:
         """Close windows that are complete, past their deadline, or about to be overwritten in the store."""
         windows = sorted(self._pending)
         over = [window for window in windows if len(self._pending[window].ranks) == self._world_size]
@@ -252,5 +252,5 @@ class Leader(Rounds):
             ", …" if len(missing) > MOST_SHOWN else "",
         )
 
-    def _take_back(self, board: Board | Folder) -> None:
-        cast("Board", board).replace("verdict", pack(self._mine), "")
+    def _take_back(self, board: StoreNotes | FileNotes) -> None:
+        cast("StoreNotes", board).replace("verdict", pack(self._mine), "")

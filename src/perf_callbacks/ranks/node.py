@@ -79,7 +79,7 @@ def gathered(
     return Node(range(first, first + number), rank, directory)
 
 
-class Folder:
+class FileNotes:
     """Notes by key, as files that only this user may read or write. As with the store, reading never waits."""
 
     def __init__(self, directory: Path) -> None:
@@ -183,7 +183,7 @@ class Relay:
 
     def __init__(self, node: Node, key: Callable[[int, int], str], kept: int) -> None:
         remove_earlier(node.directory)
-        self.folder = Folder(node.directory)
+        self.folder = FileNotes(node.directory)
         self._ranks, self._others = node.ranks, node.ranks[1:]
         self._key, self._kept = key, kept  # of a rank's part in a window; number of windows that have keys
         self._passed: dict[str, str] = {}

@@ -11,16 +11,16 @@ from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from typing import Any, cast
 
-from perf_callbacks.kernel.engine.windows import Part, Verdict
+from perf_callbacks.kernel.engine.windows import JobSettings, Part
 from perf_callbacks.kernel.failures import guard
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.records.codec import pack, unpack
 from perf_callbacks.kernel.records.fit_records import Window
 from perf_callbacks.ranks.bundles import Bundle
 from perf_callbacks.ranks.channels import Channel, ChannelHandler
-from perf_callbacks.ranks.node import LOOK_SECONDS, Folder, Node, Relay
+from perf_callbacks.ranks.node import LOOK_SECONDS, FileNotes, Node, Relay
 from perf_callbacks.ranks.packed_parts import pack_bundle
-from perf_callbacks.ranks.store import LARGEST, Board
+from perf_callbacks.ranks.store import LARGEST, StoreNotes
 
 MANY = 64
 """In a job of more ranks than this, one rank of each machine talks for all of them."""
@@ -61,7 +61,7 @@ class Rounds:
 
     def __init__(self, store: Any, *, rank: int, world_size: int, attempt: int = 0, node: Node | None = None) -> None:
         self._store = store  # held because rank 0 may serve the store, which must not end before the exchange does
-        self._board: Board | Folder | None = None
+        self._board: StoreNotes | FileNotes | None = None
         self._node = node
         self._relay: Relay | None = None
         self._rank = rank
@@ -73,7 +73,7 @@ class Rounds:
         """Parts of this rank that were not sent yet."""
         self.finished: deque[Window] = deque(maxlen=FINISHED)
         """Windows that were not taken yet, on rank 0."""
-        self.verdict: Verdict | None = None
+        self.verdict: JobSettings | None = None
         self.latest: Window | None = None
         self.failure: str | None = None
         self._handlers: dict[str, ChannelHandler] = {}
@@ -100,7 +100,7 @@ class Rounds:
         """Open a channel."""
         self._handlers = {**self._handlers, name: handler}  # new, as the thread may be reading the old dict
 
-    def _opened(self, board: Board | Folder, fit: str) -> Iterator[tuple[ChannelHandler, Channel]]:
+    def _opened(self, board: StoreNotes | FileNotes, fit: str) -> Iterator[tuple[ChannelHandler, Channel]]:
         """Yield the handlers, each with its channel in this fit."""
         for name, handler in self._handlers.items():
             channel = self._channels.get(name)
@@ -109,21 +109,21 @@ class Rounds:
                 self._channels[name] = channel
             yield handler, channel
 
-    def _join(self) -> Board | Folder:
+    def _join(self) -> StoreNotes | FileNotes:
         """Connect to the store. If another rank talks for this machine, open the machine's directory instead."""
         if self._node is not None and not self._node.talks:
-            self._board = Folder(self._node.directory)
+            self._board = FileNotes(self._node.directory)
             return self._board
-        self._board = Board(self._store)
+        self._board = StoreNotes(self._store)
         if self._node is not None:
             size = self._world_size
             self._relay = Relay(self._node, lambda rank, window: slot(rank, window, size), slots(size))
         return self._board
 
-    def _round(self, board: Board | Folder, now: float) -> float | None:
+    def _round(self, board: StoreNotes | FileNotes, now: float) -> float | None:
         raise NotImplementedError
 
-    def _pass_on(self, board: Board | Folder, now: float) -> float | None:
+    def _pass_on(self, board: StoreNotes | FileNotes, now: float) -> float | None:
         """If this rank talks for its machine, pass notes between the store and the machine's other ranks."""
         relay, verdict = self._relay, self.verdict
         if relay is None or verdict is None:
@@ -133,7 +133,7 @@ class Rounds:
         relay.tell({**shared, "window": window, "verdict": pack(verdict)})
         if verdict.window is None:
             return None
-        cast("Board", board).write_all({**relay.notes(self._channels), **relay.collect(mark(verdict.fit), now)})
+        cast("StoreNotes", board).write_all({**relay.notes(self._channels), **relay.collect(mark(verdict.fit), now)})
         return LOOK_SECONDS if relay.since is None else min(LOOK_SECONDS, pause(now - relay.since, SOON_HERE))
 
     def leave(self, *, politely: bool = True) -> None:
@@ -155,10 +155,10 @@ class Rounds:
         """Remove this machine's notes if this rank talks for the machine, or the rank that talks has left."""
         if self._relay is not None:
             self._relay.folder.leave(talks=True)
-        elif isinstance(self._board, Folder):
+        elif isinstance(self._board, FileNotes):
             self._board.leave()
 
-    def _take_back(self, board: Board | Folder) -> None:
+    def _take_back(self, board: StoreNotes | FileNotes) -> None:
         """Take back notes; a rank that only sends parts has none."""
 
     def _drained(self, window: int) -> list[Part]:
@@ -186,7 +186,7 @@ class Follower(Rounds):
         self._since = 0.0
         self._awaited = 0
 
-    def _round(self, board: Board | Folder, now: float) -> float | None:
+    def _round(self, board: StoreNotes | FileNotes, now: float) -> float | None:
         self._began = now if self._began is None else self._began
         if self.offers or self.verdict is None or self.verdict.window is None:
             self._hear(board)
@@ -203,7 +203,7 @@ class Follower(Rounds):
                 board.write(slot(self._rank, part.window, self._world_size), packed)
         if parts:
             self._awaited, self._since = (parts[-1].window + 1) * parts[-1].length, now
-        if self._world_size > FEW and isinstance(board, Board):
+        if self._world_size > FEW and isinstance(board, StoreNotes):
             return None  # serving the looks of all ranks would cost rank 0 more than their parts do
         if self._awaited > self._known:
             self._hear(board)
@@ -213,9 +213,9 @@ class Follower(Rounds):
     def _known(self) -> int:
         return self.latest.last_step if self.latest is not None else 0
 
-    def _hear(self, board: Board | Folder) -> None:
+    def _hear(self, board: StoreNotes | FileNotes) -> None:
         """Read rank 0's newest window, and its settings unless that window belongs to the current fit."""
-        if self._awaited and self.verdict is not None and isinstance(board, Board):
+        if self._awaited and self.verdict is not None and isinstance(board, StoreNotes):
             note = board.peek("window")  # thousands of ranks do this with each window
             if note.startswith(self.verdict.fit):
                 self._learn(note)
@@ -226,7 +226,7 @@ class Follower(Rounds):
             self._learn(notes[1])
 
     def _obey(self, note: str) -> None:
-        verdict = unpack(Verdict, note)
+        verdict = unpack(JobSettings, note)
         held = self.verdict.fit if self.verdict is not None else None
         if verdict is not None and verdict.fit not in {self._earlier, held}:
             self.verdict, self.latest, self._awaited = verdict, None, 0

@@ -68,7 +68,7 @@ def open_files_allowed() -> int | None:
     return None if resource is None or allowed == resource.RLIM_INFINITY else allowed
 
 
-class Board:
+class StoreNotes:
     """Notes by key. A note is never removed, only overwritten.
 
     So a note that was found once stays, and reading it never waits. The number of notes doesn't grow with fits and

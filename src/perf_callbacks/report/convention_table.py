@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from perf_callbacks.flops.calculator.architecture import Architecture
-from perf_callbacks.flops.calculator.conventions import CLOSE, Job, Result, Work, differences, share
+from perf_callbacks.flops.calculator.conventions import CLOSE, ConventionWork, Job, Result, differences, share
 from perf_callbacks.flops.peaks.peak_rates import TERA
 from perf_callbacks.report.layout import aligned
 from perf_callbacks.report.units import DASH, duration, percent, speed
@@ -12,7 +12,9 @@ OURS = "matmul"
 _COLUMNS = ("model FLOPs", "hardware FLOPs", "model TFLOPS/GPU", "hardware TFLOPS/GPU", "MFU", "HFU")
 
 
-def render(model: Architecture, work: Work, job: Job, results: Mapping[str, Result], *, peak: str | None = None) -> str:
+def render(
+    model: Architecture, work: ConventionWork, job: Job, results: Mapping[str, Result], *, peak: str | None = None
+) -> str:
     """Render the table."""
     lines = [_model(model), _run(work, job, peak), "", *_table(results, job), "", *_apart(model, work, results)]
     return "\n".join(lines)
@@ -35,7 +37,7 @@ def _some(number: int | None, what: str) -> str:
     return "" if number is None else f"{number:,} {what}"
 
 
-def _run(work: Work, job: Job, peak: str | None) -> str:
+def _run(work: ConventionWork, job: Job, peak: str | None) -> str:
     parts = [
         f"{work.batch:,} x {work.seq:,} tokens a step",
         f"on {job.gpus:,} GPUs" if job.gpus > 1 else "on one GPU",
@@ -64,7 +66,7 @@ def _table(results: Mapping[str, Result], job: Job) -> Iterable[str]:
     return aligned(rows, right=range(1, 7))
 
 
-def _apart(model: Architecture, work: Work, results: Mapping[str, Result]) -> Iterable[str]:
+def _apart(model: Architecture, work: ConventionWork, results: Mapping[str, Result]) -> Iterable[str]:
     """Yield lines about the differences between the conventions' model FLOPs, and the reasons."""
     known = {name: result.model_flops_per_step for name, result in results.items() if result.model_flops_per_step}
     ours = known.get(OURS)

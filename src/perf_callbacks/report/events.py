@@ -5,7 +5,7 @@ from heapq import nlargest
 from typing import Any
 
 from perf_callbacks.kernel.records.fit_records import Straggler
-from perf_callbacks.report.history import Fit
+from perf_callbacks.report.history import FitHistory
 from perf_callbacks.report.tables import distinct_stalls
 from perf_callbacks.report.units import duration
 from perf_callbacks.stragglers.text import NAMES
@@ -25,7 +25,7 @@ COLLECTED_BY = {"checklist": "by the checklist", "program": "by a call of gc.col
 """Words for a collection, by its collector."""
 
 
-def marks(fit: Fit, within: range | None = None) -> dict[str, Any] | None:
+def marks(fit: FitHistory, within: range | None = None) -> dict[str, Any] | None:
     """Collect the events beside the steps, in lanes; None if there are no events."""
     found = [mark for mark in _all_marks(fit) if within is None or mark[0] in within]
     lanes = [lane for lane in LANES if any(mark[1] == lane for mark in found)]
@@ -37,7 +37,7 @@ def marks(fit: Fit, within: range | None = None) -> dict[str, Any] | None:
     return {"lanes": lanes, "marks": ordered, "text": text}
 
 
-def _all_marks(fit: Fit) -> Iterable[tuple[int, str, str]]:
+def _all_marks(fit: FitHistory) -> Iterable[tuple[int, str, str]]:
     first = fit.first
     for attempt, repeated in fit.restarts:
         again = f", {repeated:,} steps again" if repeated else ""

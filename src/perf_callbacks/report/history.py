@@ -42,7 +42,7 @@ SAME_START_SECONDS = 600.0
 
 
 @dataclass(slots=True)
-class Pauses:
+class PauseHistory:
     """Garbage collections of an attempt, in columns."""
 
     step: "array[int]" = field(default_factory=lambda: array("q"))
@@ -71,7 +71,7 @@ class Attempt:
     """The values of each step, by the names in `STEP_COLUMNS`. NaN: unknown."""
     excluded: dict[int, str] = field(default_factory=dict)
     """By number of a step, the reason why the step is in no row."""
-    pauses: Pauses = field(default_factory=Pauses)
+    pauses: PauseHistory = field(default_factory=PauseHistory)
     spans: list[Span] = field(default_factory=list)
     memory: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     """Logged memory: step, and the metrics of `MEMORY_KEYS`."""
@@ -124,7 +124,7 @@ class Attempt:
 
 
 @dataclass(slots=True)
-class Fit:
+class FitHistory:
     """A fit: the attempts of each rank, in the order in which they ran."""
 
     run_id: str
@@ -205,9 +205,9 @@ def missing(world_size: int, ranks: Collection[int]) -> list[int]:
     return [rank for rank in range(min(world_size, 100_000)) if rank not in ranks][:100]
 
 
-def gather(journals: Iterable[Iterable[Entry]]) -> list[Fit]:
+def gather(journals: Iterable[Iterable[Entry]]) -> list[FitHistory]:
     """Gather the fits in journals, ordered by start. Records before the first `run` record are dropped."""
-    fits: dict[str, Fit] = {}
+    fits: dict[str, FitHistory] = {}
     for journal in journals:
         current: Attempt | None = None
         for entry in journal:
@@ -218,9 +218,9 @@ def gather(journals: Iterable[Iterable[Entry]]) -> list[Fit]:
     return _joined(sorted(fits.values(), key=lambda fit: fit.first[0].run.started_unix))
 
 
-def _attempt(fits: dict[str, Fit], run: Run) -> Attempt:
+def _attempt(fits: dict[str, FitHistory], run: Run) -> Attempt:
     """Return the attempt that a `run` record opens. A journal begun again after its deletion repeats the record."""
-    fit = fits.setdefault(run.run_id, Fit(run.run_id))
+    fit = fits.setdefault(run.run_id, FitHistory(run.run_id))
     attempts = fit.ranks.setdefault(run.rank, [])
     for known in attempts:
         if known.run == run:
@@ -229,9 +229,9 @@ def _attempt(fits: dict[str, Fit], run: Run) -> Attempt:
     return attempts[-1]
 
 
-def _joined(fits: list[Fit]) -> list[Fit]:
+def _joined(fits: list[FitHistory]) -> list[FitHistory]:
     """Join fits whose ranks did not talk and therefore have different ids."""
-    joined: list[Fit] = []
+    joined: list[FitHistory] = []
     for fit in fits:
         for other in joined:
             apart = fit.first[0].run.started_unix - other.first[0].run.started_unix

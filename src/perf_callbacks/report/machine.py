@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from perf_callbacks.kernel.records.machine_records import Memory, Use
-from perf_callbacks.report.history import MEMORY_KEYS, Fit
+from perf_callbacks.report.history import MEMORY_KEYS, FitHistory
 from perf_callbacks.report.series import rounded, short
 from perf_callbacks.report.tables import memory_parts
 from perf_callbacks.report.units import size
@@ -39,7 +39,7 @@ def memory(found: Memory | None) -> dict[str, Any] | None:
     return bar(f"{peak}each part at its largest", parts, whole)
 
 
-def use(fit: Fit) -> list[dict[str, Any]]:
+def use(fit: FitHistory) -> list[dict[str, Any]]:
     """Draw the use of the machine by the lowest rank."""
     uses = [found for attempt in fit.first for found in attempt.of(Use)]
     shown = _thinned(uses, lambda found: found.step)

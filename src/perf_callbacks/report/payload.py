@@ -11,7 +11,7 @@ from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 from perf_callbacks.report import machine, tables
 from perf_callbacks.report.cards import TIMELINES, verdict
 from perf_callbacks.report.events import marks
-from perf_callbacks.report.history import Fit
+from perf_callbacks.report.history import FitHistory
 from perf_callbacks.report.layout import listed
 from perf_callbacks.report.series import (
     OWN,
@@ -33,7 +33,7 @@ from perf_callbacks.report.tables import Table
 from perf_callbacks.report.units import duration, percent, rate, speed
 
 
-def payload(fits: Sequence[Fit], number: int = 0, within: range | None = None) -> dict[str, Any]:
+def payload(fits: Sequence[FitHistory], number: int = 0, within: range | None = None) -> dict[str, Any]:
     """Collect the content of the page for a fit.
 
     Args:
@@ -92,7 +92,7 @@ def payload(fits: Sequence[Fit], number: int = 0, within: range | None = None) -
     return content | {"notes": notes}
 
 
-def _title(fit: Fit) -> dict[str, str]:
+def _title(fit: FitHistory) -> dict[str, str]:
     run = fit.run
     ranks = f"{fit.world_size:,} ranks" if fit.world_size > 1 else "1 process"
     attempts = f"{len(fit.first)} attempts" if len(fit.first) > 1 else ""
@@ -106,7 +106,7 @@ def _title(fit: Fit) -> dict[str, str]:
     }
 
 
-def _notes(fits: Sequence[Fit], number: int, fit: Fit, within: range | None) -> Iterable[str]:
+def _notes(fits: Sequence[FitHistory], number: int, fit: FitHistory, within: range | None) -> Iterable[str]:
     if len(fits) > 1:
         shown = number or len(fits)
         yield f"These journals hold {len(fits)} fits, and this is number {shown}. Another one is shown by --fit NUMBER."
@@ -126,7 +126,7 @@ def _notes(fits: Sequence[Fit], number: int, fit: Fit, within: range | None) -> 
         yield f"Measuring stopped early: {fit.summary.failure}."
 
 
-def _verdict(fit: Fit, drawn: StepSeries) -> str:
+def _verdict(fit: FitHistory, drawn: StepSeries) -> str:
     summary = fit.summary
     said = "" if summary is None else verdict(summary)
     if said:
@@ -140,7 +140,7 @@ def _verdict(fit: Fit, drawn: StepSeries) -> str:
     return f"{pace}, of which {largest[0].removesuffix('_time')} took {largest[1] / drawn.seconds:.0%}."
 
 
-def _figures(fit: Fit, drawn: StepSeries, peak: float | None) -> list[dict[str, str]]:
+def _figures(fit: FitHistory, drawn: StepSeries, peak: float | None) -> list[dict[str, str]]:
     summary = fit.summary
     flops = (None if summary is None else summary.flops) or FlopsSummary()
     ranks = f"mean of {drawn.steps:,} steps" + (f" of {len(fit.ranks):,} ranks" if len(fit.ranks) > 1 else "")
@@ -184,7 +184,7 @@ def _long(seconds: float) -> str:
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"  # noqa: PLR2004
 
 
-def _rates(fit: Fit) -> Iterable[tuple[str, str, str]]:
+def _rates(fit: FitHistory) -> Iterable[tuple[str, str, str]]:
     """Yield the rates of the whole job if the ranks exchanged windows, else of a single rank."""
     windows: list[Window] = [window for attempt in fit.first for window in attempt.of(Window)]
     for name in ("tokens", "samples"):
@@ -227,7 +227,7 @@ def _band(band: Band, scale: float = 1.0) -> dict[str, list[float | None]]:
     }
 
 
-def _rate(fit: Fit, drawn: StepSeries, peak: float | None) -> dict[str, Any] | None:
+def _rate(fit: FitHistory, drawn: StepSeries, peak: float | None) -> dict[str, Any] | None:
     if not drawn.flops_seconds:
         return None
     band = _band(drawn.flops_per_second, peak or TERA)
@@ -255,7 +255,7 @@ def _stages(drawn: StepSeries) -> dict[str, Any] | None:
     }
 
 
-def _account(fit: Fit) -> dict[str, Any] | None:
+def _account(fit: FitHistory) -> dict[str, Any] | None:
     summary = fit.summary
     wall = 0.0 if summary is None else sum(summary.wall_seconds.values())
     if summary is None or wall <= 0:
@@ -269,7 +269,7 @@ def _account(fit: Fit) -> dict[str, Any] | None:
     return machine.bar(f"{duration(wall)} in all, on rank {min(fit.ranks)}{attempt}", parts, wall)
 
 
-def _of_peak(fit: Fit, drawn: StepSeries, peak: float | None) -> dict[str, Any] | None:
+def _of_peak(fit: FitHistory, drawn: StepSeries, peak: float | None) -> dict[str, Any] | None:
     count = _count(fit)
     if not drawn.flops_seconds or not peak or count is None or count.model_flops <= 0:
         return None
@@ -308,13 +308,13 @@ def _heat(found: Heat) -> dict[str, Any] | None:
     }
 
 
-def _count(fit: Fit) -> Flops | None:
+def _count(fit: FitHistory) -> Flops | None:
     """Return the last count of a whole step, else the last count; None if no step was counted."""
     counts: list[Flops] = [count for attempt in fit.first for count in attempt.of(Flops)]
     return next((count for count in reversed(counts) if count.whole_step), counts[-1] if counts else None)
 
 
-def _peak(fit: Fit) -> float | None:
+def _peak(fit: FitHistory) -> float | None:
     """Return a device's peak in FLOPs per second, from the summary or the last row."""
     summary: Summary | None = fit.summary
     peak = None if summary is None or summary.flops is None else summary.flops.peak_flops_per_second

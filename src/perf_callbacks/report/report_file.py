@@ -7,7 +7,7 @@ from pathlib import Path
 from perf_callbacks.kernel.clock import perf_counter
 from perf_callbacks.kernel.records.journal_file import FOLDER, files, read
 from perf_callbacks.kernel.settings.config import ConfigError
-from perf_callbacks.report.history import Fit, gather
+from perf_callbacks.report.history import FitHistory, gather
 from perf_callbacks.report.page import render
 from perf_callbacks.report.payload import payload
 from perf_callbacks.report.units import duration
@@ -15,7 +15,7 @@ from perf_callbacks.report.units import duration
 NAME = "report.html"
 
 
-def fits(source: Path) -> list[Fit]:
+def fits(source: Path) -> list[FitHistory]:
     """Read all fits in the journals of a directory, or in a single file. Raise `ConfigError` if no fit is found."""
     try:
         found = gather(map(read, files(source)))
@@ -26,7 +26,7 @@ def fits(source: Path) -> list[Fit]:
     return found
 
 
-def chosen(found: list[Fit], number: int, within: range | None = None) -> Fit:
+def chosen(found: list[FitHistory], number: int, within: range | None = None) -> FitHistory:
     """Return the fit of that number, from 1 on; 0 is the last. Raise `ConfigError` if fit or steps are missing."""
     if number > len(found):
         raise ConfigError(f"fit: got {number}, wanted at most {len(found)}: that many fits are in these journals.")
@@ -59,7 +59,7 @@ def write_parts(path: Path, parts: Iterable[str]) -> None:
         part.unlink(missing_ok=True)
 
 
-def write(found: list[Fit], number: int, path: Path, within: range | None = None) -> None:
+def write(found: list[FitHistory], number: int, path: Path, within: range | None = None) -> None:
     """Write the report of the fit of that number."""
     chosen(found, number, within)
     write_parts(path, [render(payload(found, number, within))])

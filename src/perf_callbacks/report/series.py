@@ -8,7 +8,7 @@ from math import ceil, isfinite, isnan
 from statistics import median
 
 from perf_callbacks.kernel.records.fit_records import Flops
-from perf_callbacks.report.history import TIMES, Attempt, Fit
+from perf_callbacks.report.history import TIMES, Attempt, FitHistory
 
 BUCKETS = 2000
 """Most points of a line."""
@@ -72,7 +72,7 @@ class Worst:
 class Axis:
     """Steps cut into buckets of equal width."""
 
-    def __init__(self, fit: Fit, most: int, within: range | None = None) -> None:
+    def __init__(self, fit: FitHistory, most: int, within: range | None = None) -> None:
         self.within = within
         ends = [
             (attempt.step[lower], attempt.step[upper - 1])
@@ -98,7 +98,7 @@ class Axis:
             lower = end
 
 
-def kept(fit: Fit, within: range | None = None) -> Iterator[tuple[int, Attempt, int, int]]:
+def kept(fit: FitHistory, within: range | None = None) -> Iterator[tuple[int, Attempt, int, int]]:
     """Yield the steps that no later attempt repeated: rank, attempt, first place, and place after the last."""
     for rank in sorted(fit.ranks):
         for attempt, end in fit.kept(rank):
@@ -150,7 +150,7 @@ class StepSeries:
     flops_seconds: float
 
 
-def series(fit: Fit, most: int = BUCKETS, within: range | None = None) -> StepSeries:
+def series(fit: FitHistory, most: int = BUCKETS, within: range | None = None) -> StepSeries:
     """Put the steps of all ranks into buckets."""
     axis = Axis(fit, most, within)
     count = axis.count
@@ -211,7 +211,7 @@ def _widen(band: Band, bucket: int, least: float, most: float) -> None:
     band.most[bucket] = most if after is None else max(after, most)
 
 
-def medians(fit: Fit, rank: int) -> dict[str, float]:
+def medians(fit: FitHistory, rank: int) -> dict[str, float]:
     """Return the median of each column over a rank's steps, estimated from at most some thousand steps."""
     found: dict[str, list[float]] = {name: [] for name in TIMES}
     parts = fit.kept(rank)
@@ -225,7 +225,7 @@ def medians(fit: Fit, rank: int) -> dict[str, float]:
     return {name: median(values) for name, values in found.items() if values}
 
 
-def outliers(fit: Fit, usual: Mapping[int, Mapping[str, float]], within: range | None = None) -> list[Outlier]:
+def outliers(fit: FitHistory, usual: Mapping[int, Mapping[str, float]], within: range | None = None) -> list[Outlier]:
     """Return the slowest steps of all ranks, in order, including steps that are in no row.
 
     Args:
@@ -245,7 +245,7 @@ def outliers(fit: Fit, usual: Mapping[int, Mapping[str, float]], within: range |
     return sorted(nlargest(OUTLIERS, found, key=lambda one: one.seconds), key=lambda one: (one.step, one.rank))
 
 
-def worst(fit: Fit, slow: Sequence[Outlier], usual: Mapping[int, Mapping[str, float]]) -> list[Worst]:
+def worst(fit: FitHistory, slow: Sequence[Outlier], usual: Mapping[int, Mapping[str, float]]) -> list[Worst]:
     """Explain each of the job's slowest steps by a rank and a stage, usually a stage without waiting."""
     slowest: dict[int, Outlier] = {}
     for one in sorted(slow, key=lambda one: one.seconds, reverse=True):
@@ -253,7 +253,7 @@ def worst(fit: Fit, slow: Sequence[Outlier], usual: Mapping[int, Mapping[str, fl
     return [_explained(fit, one, usual) for one in [*slowest.values()][:WORST]]
 
 
-def _explained(fit: Fit, slowest: Outlier, usual: Mapping[int, Mapping[str, float]]) -> Worst:
+def _explained(fit: FitHistory, slowest: Outlier, usual: Mapping[int, Mapping[str, float]]) -> Worst:
     found: list[tuple[bool, float, int, str]] = []
     gc_seconds = 0.0
     for rank, attempt, lower, upper in kept(fit):
@@ -299,7 +299,7 @@ class Heat:
     """Seconds per step over the median rank, by column, rank and bucket."""
 
 
-def heat(fit: Fit, within: range | None = None) -> Heat:
+def heat(fit: FitHistory, within: range | None = None) -> Heat:
     """Compare the ranks, bucket by bucket."""
     axis = Axis(fit, CELLS, within)
     names = ("step_time", *STAGES)
@@ -339,7 +339,7 @@ def heat(fit: Fit, within: range | None = None) -> Heat:
     )
 
 
-def hardware_ratios(fit: Fit, axis: Axis) -> list[float | None]:
+def hardware_ratios(fit: FitHistory, axis: Axis) -> list[float | None]:
     """Return executed FLOPs over model FLOPs, by the latest count before each bucket's end."""
     counts = [
         (count.step, count.hardware_flops / count.model_flops)

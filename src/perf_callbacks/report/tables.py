@@ -12,7 +12,7 @@ from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Flops,
 from perf_callbacks.kernel.records.machine_records import Memory
 from perf_callbacks.kernel.records.summary_parts import StragglerSummary
 from perf_callbacks.report import units
-from perf_callbacks.report.history import Fit
+from perf_callbacks.report.history import FitHistory
 from perf_callbacks.report.memory_table import SOURCES
 from perf_callbacks.report.series import OWN, STAGES, Worst
 from perf_callbacks.report.units import DASH, duration, rate, size
@@ -46,7 +46,7 @@ class Table:
     note: str = ""
 
 
-def findings(fit: Fit) -> Table | None:
+def findings(fit: FitHistory) -> Table | None:
     """Tabulate the causes that limit the run."""
     summary = fit.summary
     found: Sequence[Finding] = summary.findings if summary is not None else fit.first[-1].of(Finding)
@@ -170,7 +170,7 @@ def phases(count: Flops) -> Table | None:
     return Table("FLOPs of a step", columns, rows, source) if executed > 0 else None
 
 
-def checklist(fit: Fit) -> Table | None:
+def checklist(fit: FitHistory) -> Table | None:
     """Tabulate the items of the checklist, by the last record of each item."""
     last = {item.item: item for item in fit.first[-1].of(Checklist)}
     proofs = {} if fit.summary is None else fit.summary.proofs
@@ -245,7 +245,7 @@ def stragglers(found: StragglerSummary | None) -> Table | None:
     )
 
 
-def stalls(fit: Fit) -> Table | None:
+def stalls(fit: FitHistory) -> Table | None:
     """Tabulate the stalls of all ranks."""
     rows = [
         (
@@ -261,13 +261,13 @@ def stalls(fit: Fit) -> Table | None:
     return Table("Stalls", columns, rows[:MOST_ROWS]) if rows else None
 
 
-def distinct_stalls(fit: Fit) -> list[Stall]:
+def distinct_stalls(fit: FitHistory) -> list[Stall]:
     """Return the stalls of all ranks, in order, without duplicates: rank 0 also records other ranks' stalls."""
     found = {(stall.step, stall.rank, stall.stage): stall for _, attempt in fit.attempts for stall in attempt.of(Stall)}
     return sorted(found.values(), key=lambda stall: (stall.step, stall.rank))
 
 
-def environment(fit: Fit) -> Table:
+def environment(fit: FitHistory) -> Table:
     """Tabulate versions and settings."""
     run = fit.run
     rows = [

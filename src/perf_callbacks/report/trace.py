@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from perf_callbacks.kernel.records.fit_records import Straggler
-from perf_callbacks.report.history import Attempt, Fit
+from perf_callbacks.report.history import Attempt, FitHistory
 from perf_callbacks.report.series import STAGES, medians
 from perf_callbacks.report.tables import distinct_stalls
 
@@ -47,7 +47,7 @@ class Placed:
         self.ends = array("d", [end + seconds for end in self.ends])
 
 
-def trace(fit: Fit, within: range | None = None) -> Iterator[str]:
+def trace(fit: FitHistory, within: range | None = None) -> Iterator[str]:
     """Render a fit, piece by piece: a long fit has more events than memory should hold.
 
     Args:
@@ -63,7 +63,7 @@ def trace(fit: Fit, within: range | None = None) -> Iterator[str]:
     yield "\n]}\n"
 
 
-def _events(fit: Fit, within: range | None) -> Iterator[str]:
+def _events(fit: FitHistory, within: range | None) -> Iterator[str]:
     lowest = min(fit.ranks)
     reference = _placed(fit, lowest)
     for rank in sorted(fit.ranks):
@@ -81,7 +81,7 @@ def _events(fit: Fit, within: range | None) -> Iterator[str]:
     yield from _stragglers(fit, reference, within)
 
 
-def _placed(fit: Fit, rank: int) -> list[Placed]:
+def _placed(fit: FitHistory, rank: int) -> list[Placed]:
     """Place the attempts of a rank in sequence, by the wall clock between their starts."""
     found: list[Placed] = []
     usual = medians(fit, rank).get("step_time", 0.0)
@@ -171,14 +171,14 @@ def _pauses(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
         )
 
 
-def _stalls(fit: Fit, reference: list[Placed], within: range | None) -> Iterator[str]:
+def _stalls(fit: FitHistory, reference: list[Placed], within: range | None) -> Iterator[str]:
     for stall in distinct_stalls(fit):
         if within is None or stall.step in within:
             said = {"rank": stall.rank, "stage": stall.stage, "seconds": stall.since_seconds, "stack": [*stall.stack]}
             yield _instant("stall", _known(fit, stall.rank), _end_of(stall.step, reference), said)
 
 
-def _stragglers(fit: Fit, reference: list[Placed], within: range | None) -> Iterator[str]:
+def _stragglers(fit: FitHistory, reference: list[Placed], within: range | None) -> Iterator[str]:
     for attempt in fit.first:
         for slow in attempt.of(Straggler):
             if within is None or slow.step in within:
@@ -186,7 +186,7 @@ def _stragglers(fit: Fit, reference: list[Placed], within: range | None) -> Iter
                 yield _instant("straggler", _known(fit, slow.rank), _end_of(slow.step, reference), said)
 
 
-def _known(fit: Fit, rank: int) -> int:
+def _known(fit: FitHistory, rank: int) -> int:
     return rank if rank in fit.ranks else min(fit.ranks)
 
 

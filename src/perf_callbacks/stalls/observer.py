@@ -87,7 +87,7 @@ class StallWatch(Observer):
             return False
         if self._patience is None:
             self._patience = Patience(self._recorder.config.stall_after, self._recorder.run.step, now)
-        step, spans = self._engine.step, self._engine.aside[:]
+        step, spans = self._engine.step, self._engine.open_spans[:]
         longer = bool(spans) or step == self._left_at
         change = self._patience.tick(now, step, spans[-1] if spans else None, longer=longer)
         if change == "over":
@@ -107,7 +107,7 @@ class StallWatch(Observer):
 
     def _here(self, state: str) -> Note:
         """Make a note of the training thread's position."""
-        spans, passed = self._engine.aside[:], 0.0 if self._patience is None else self._patience.without_step
+        spans, passed = self._engine.open_spans[:], 0.0 if self._patience is None else self._patience.without_step
         stage, since = self._engine.tape.turned()
         if spans:
             name, since = spans[-1]

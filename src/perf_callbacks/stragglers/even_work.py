@@ -9,7 +9,7 @@ SLICE = 128
 """Ranks that are handled in one slice of the work."""
 
 
-def evened(signals: Sequence[Signals], rest: Callable[[], object]) -> Sequence[Signals]:
+def without_batch_size(signals: Sequence[Signals], rest: Callable[[], object]) -> Sequence[Signals]:
     """Subtract from local times the seconds that larger batches explain, for ranks that do the same work.
 
     A rank without sizes stays as it is. Usual size and pace are medians over all ranks, so a slow rank stays slow.

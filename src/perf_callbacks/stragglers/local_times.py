@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import compress
 from typing import Any, NamedTuple
 
-from perf_callbacks.kernel.engine.marks import BEGIN, END, Course, Pause
+from perf_callbacks.kernel.engine.marks import BEGIN, END, Pause, StageTracker
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
 
@@ -137,7 +137,7 @@ class LocalTimes(Observer):
 
 def shape(marks: Sequence[Any]) -> Shape:
     """Find the ends of backwards, and evaluations and the like, among the marks of a step."""
-    course, ends, asides = Course(), [], []
+    course, ends, asides = StageTracker(), [], []
     for place, mark in enumerate(marks):
         if course.turn(mark) is Stage.BACKWARD and course.stage is not Stage.BACKWARD:
             ends.append(place)

@@ -82,7 +82,7 @@ class _Found:
     ) -> None:
         """Compare ranks, write a record of each straggler, and warn of slow ranks."""
         stragglers = self._stragglers
-        for one in stragglers.window(numbers, ranks, roles, _Breath()):
+        for one in stragglers.window(numbers, ranks, roles, _GilYield()):
             self._recorder.write(one)
         worst = sorted(stragglers.lost, key=stragglers.lost.__getitem__, reverse=True)[:MOST_TOLD]
         self._summary = StragglerSummary(
@@ -238,7 +238,7 @@ class SingleWatch(Observer):
         self._found.analyse(numbers, {0: signals.of_records(blocks, device=self._device)})
 
 
-class _Breath:
+class _GilYield:
     """Sleeps for a moment after each slice of the analysis."""
 
     def __init__(self) -> None:

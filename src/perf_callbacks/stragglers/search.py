@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from perf_callbacks.kernel.records.fit_records import Straggler
-from perf_callbacks.stragglers.even_work import evened
+from perf_callbacks.stragglers.even_work import without_batch_size
 from perf_callbacks.stragglers.peers import (
     CAUSES,
     DEVICE,
@@ -76,7 +76,7 @@ class SlowRank:
     """Part of this difference that each cause explains, the largest first."""
 
 
-class _Lead(NamedTuple):
+class _Slowest(NamedTuple):
     """The slowest rank of a step in which no single fault was named."""
 
     step: int
@@ -88,7 +88,7 @@ class _Lead(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Spell:
+class _SlowPeriod:
     """Windows in a row in which one rank was slow."""
 
     rank: int
@@ -102,17 +102,17 @@ class _Spell:
     told: bool = False
     """True once the spell was long enough to be reported."""
 
-    def begin(self, leads: Sequence[_Lead]) -> list[Straggler]:
+    def begin(self, leads: Sequence[_Slowest]) -> list[Straggler]:
         """Return the losses in the windows before, from the step in which the rank became slow."""
         place = len(leads) - self._slow_steps(leads[::-1])
         self.usual = sum([lead.ahead for lead in leads[:place] if lead.rank == self.rank]) / max(1, place)
         return self.lost(leads[place:])
 
-    def end(self, leads: Sequence[_Lead]) -> list[Straggler]:
+    def end(self, leads: Sequence[_Slowest]) -> list[Straggler]:
         """Return the losses in the window after, up to the step in which the rank recovered."""
         return self.lost(leads[: self._slow_steps(leads)])
 
-    def lost(self, leads: Sequence[_Lead]) -> list[Straggler]:
+    def lost(self, leads: Sequence[_Slowest]) -> list[Straggler]:
         """Return the losses in these steps: the rank's lead, less its average lead before the spell."""
         mine = [lead for lead in leads if lead.rank == self.rank]
         lost = sum([lead.ahead for lead in mine]) - self.usual * len(leads)
@@ -122,7 +122,7 @@ class _Spell:
             if lost > 0
         ]
 
-    def _slow_steps(self, leads: Sequence[_Lead]) -> int:
+    def _slow_steps(self, leads: Sequence[_Slowest]) -> int:
         """Return the number of slow steps at the beginning, split where slow and usual steps part best.
 
         Two or three steps that are slow by chance count as 0.
@@ -183,7 +183,7 @@ class Stragglers:
         for like, group in work.items():
             group.sort()
             rest()
-            peers = Peers(group, evened([ranks[rank] for rank in group], rest))
+            peers = Peers(group, without_batch_size([ranks[rank] for rank in group], rest))
             compared = []
             for step in peers.compare():
                 rest()
@@ -226,8 +226,8 @@ class _Group:
 
     def __init__(self) -> None:
         self._noise: dict[str, deque[float]] = {}
-        self._spell: _Spell | None = None
-        self._leads: list[_Lead] = []  # of the last windows, unless reported
+        self._spell: _SlowPeriod | None = None
+        self._leads: list[_Slowest] = []  # of the last windows, unless reported
         self.slow: SlowRank | None = None
 
     def find(
@@ -276,7 +276,7 @@ class _Group:
 
         A rank may become slow, or recover, within a window. The slow part of that window counts too.
         """
-        leads = [_Lead(numbers[one.step], peers.ranks[one.slowest], one.late, one.ahead) for one in compared]
+        leads = [_Slowest(numbers[one.step], peers.ranks[one.slowest], one.late, one.ahead) for one in compared]
         leads = [lead for lead in leads if lead.step not in named]
         before, last = self._leads, self._spell
         self._leads = [*before, *leads][-(LONG_WINDOWS + 1) * len(numbers) :]
@@ -290,7 +290,7 @@ class _Group:
             self._forget(last.rank)
         if place is None or rank is None:
             return found
-        spell = self._spell = last if last is not None and last.rank == rank else _Spell(rank)
+        spell = self._spell = last if last is not None and last.rank == rank else _SlowPeriod(rank)
         spell.more, spell.causes = more, peers.explain(place)
         spell.windows, spell.steps = spell.windows + 1, spell.steps + len(compared)
         if spell.windows >= LONG_WINDOWS and spell.steps >= LONG_STEPS:

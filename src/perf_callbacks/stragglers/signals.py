@@ -18,7 +18,7 @@ def of_gradients(steps: Columns, times: Sequence[LocalTime | None]) -> Signals |
         return None
     unknown = LocalTime(*[math.nan] * 4)
     local, collected, steal, _ = zip(*[time or unknown for time in times], strict=True)
-    signals = {LOCAL: _woken(local, steal), GC: collected, DATA: _stage(steps, Stage.DATA), STEAL: steal}
+    signals = {LOCAL: _with_late_start(local, steal), GC: collected, DATA: _stage(steps, Stage.DATA), STEAL: steal}
     return _signals(steps, signals)
 
 
@@ -62,7 +62,7 @@ def of_records(blocks: Sequence[Steps], *, device: bool) -> dict[str, list[float
     return {**found, WORK: sizes} if not all(map(math.isnan, sizes)) else found
 
 
-def _woken(local: Sequence[float], steal: Sequence[float]) -> Sequence[float]:
+def _with_late_start(local: Sequence[float], steal: Sequence[float]) -> Sequence[float]:
     """Add to local times the wait for a CPU after the other ranks were done, which the scheduler counts in `steal`.
 
     If a rank lacked a CPU for a while, and yet has a usual local time, it lacked the CPU when the ranks went on

@@ -24,7 +24,7 @@ class Forward:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
+class ConventionWork:
     """Size of a step, and options of its computation."""
 
     batch: int
@@ -50,7 +50,7 @@ class Convention:
     """A published way to count FLOPs."""
 
     name: str
-    forward: Callable[[Architecture, Work], Forward]
+    forward: Callable[[Architecture, ConventionWork], Forward]
     remark: str
     """Reason why the matrices differ from the convention `matmul`."""
     again: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Convention:
 
 
 @dataclass(frozen=True, slots=True)
-class StepFlops:
+class ModelStepFlops:
     """FLOPs of a step over all devices. None: not defined by the convention."""
 
     model: int | None
@@ -68,38 +68,38 @@ class StepFlops:
     """Executed FLOPs: model FLOPs and recomputation."""
 
 
-def _matmul(model: Architecture, work: Work) -> Forward:
+def _matmul(model: Architecture, work: ConventionWork) -> Forward:
     layers = 2 * known(model.layers, "layers") * model.layer_matrices
     attention = (4 if work.causal == "full" else 2) * known(model.layers, "layers") * work.seq * model.attention_width
     return Forward(layers * work.tokens, 2 * model.head * work.tokens, attention * work.tokens)
 
 
-def _parameters(model: Architecture, work: Work) -> Forward:
+def _parameters(model: Architecture, work: ConventionWork) -> Forward:
     return Forward(2 * (model.parameters - model.idle_parameters) * work.tokens, 0, 0)
 
 
-def _palm(model: Architecture, work: Work) -> Forward:
+def _palm(model: Architecture, work: ConventionWork) -> Forward:
     attention = 4 * known(model.layers, "layers") * work.seq * model.attention_width
     return Forward(_parameters(model, work).layers, 0, attention * work.tokens)
 
 
-def _nanogpt(model: Architecture, work: Work) -> Forward:
+def _nanogpt(model: Architecture, work: ConventionWork) -> Forward:
     palm = _palm(model, work)
     return Forward(palm.layers - 2 * model.positions * model.width * work.tokens, 0, palm.attention)
 
 
-def _torchtitan(model: Architecture, work: Work) -> Forward:
+def _torchtitan(model: Architecture, work: ConventionWork) -> Forward:
     nanogpt = _nanogpt(model, work)
     looked_up = 0 if model.tied else model.embedding
     return Forward(nanogpt.layers - 2 * looked_up * work.tokens, 0, nanogpt.attention)
 
 
-def _foundry(model: Architecture, work: Work) -> Forward:
+def _foundry(model: Architecture, work: ConventionWork) -> Forward:
     attention = 4 * known(model.layers, "layers") * work.seq * model.width
     return Forward(_parameters(model, work).layers, 0, attention * work.tokens)
 
 
-def _megatron(model: Architecture, work: Work) -> Forward:
+def _megatron(model: Architecture, work: ConventionWork) -> Forward:
     layers, width = known(model.layers, "layers"), model.width
     head = 2 * model.head
     return Forward(
@@ -139,30 +139,30 @@ def step_flops(
     recompute: str = "none",
     trainable: str = "all",
     causal: str = "full",
-) -> StepFlops:
+) -> ModelStepFlops:
     """Compute the FLOPs of an optimizer step over all devices.
 
     >>> step_flops(Architecture(layers=1, hidden=4096, vocab=1), 1, 2048).model
     2680109924352
     """
-    work = Work(batch=batch, seq=seq, recompute=recompute, trainable=trainable, causal=causal)
+    work = ConventionWork(batch=batch, seq=seq, recompute=recompute, trainable=trainable, causal=causal)
     return _step(BY_NAME[convention], architecture, work)
 
 
-def _step(convention: Convention, architecture: Architecture, work: Work) -> StepFlops:
+def _step(convention: Convention, architecture: Architecture, work: ConventionWork) -> ModelStepFlops:
     try:
         forward = convention.forward(architecture, work)
     except MissingError:
-        return StepFlops(None, None)
+        return ModelStepFlops(None, None)
     passes = 3 if work.trainable == "all" else 2
     model = passes * (forward.layers + forward.head) + 3 * forward.attention
     again = (0, 0) if work.recompute == "none" else convention.again.get(work.recompute)
     if again is None:
-        return StepFlops(model, None)
-    return StepFlops(model, model + again[0] * forward.layers + again[1] * forward.attention)
+        return ModelStepFlops(model, None)
+    return ModelStepFlops(model, model + again[0] * forward.layers + again[1] * forward.attention)
 
 
-def differences(name: str, architecture: Architecture, work: Work) -> list[str]:
+def differences(name: str, architecture: Architecture, work: ConventionWork) -> list[str]:
     """Describe the parts that differ from `matmul` by half a percent or more of the step."""
     convention = BY_NAME[name]
     ours, theirs = CONVENTIONS[0].forward(architecture, work), convention.forward(architecture, work)
@@ -198,12 +198,12 @@ class Result:
     hfu: float | None
 
 
-def compare(architecture: Architecture, work: Work, job: Job) -> dict[str, Result]:
+def compare(architecture: Architecture, work: ConventionWork, job: Job) -> dict[str, Result]:
     """Compute a step by each convention, by the convention's name."""
     return {convention.name: _result(_step(convention, architecture, work), job) for convention in CONVENTIONS}
 
 
-def _result(flops: StepFlops, job: Job) -> Result:
+def _result(flops: ModelStepFlops, job: Job) -> Result:
     return Result(
         model_flops_per_step=flops.model,
         hardware_flops_per_step=flops.hardware,

@@ -53,7 +53,7 @@ class Learned(NamedTuple):
     """Step of the earlier count that this count contradicts; 0: no contradiction, or the known work was scaled."""
 
 
-class Book:
+class ShapeTable:
     """Counts with one set of trained parameters and calls."""
 
     def __init__(self) -> None:

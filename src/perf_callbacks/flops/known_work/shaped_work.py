@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import isfinite
 
 from perf_callbacks.flops.known_work.rating import Rating
-from perf_callbacks.flops.known_work.shape_counts import MOST_COUNTS, SAME, SCALED, Book, Count, Learned, keep
+from perf_callbacks.flops.known_work.shape_counts import MOST_COUNTS, SAME, SCALED, Count, Learned, ShapeTable, keep
 from perf_callbacks.flops.known_work.trained_looks import TrainedLooks
 from perf_callbacks.flops.peaks.peak_rates import Peaks
 from perf_callbacks.flops.unknown_reasons import NO_BATCH, UNEVEN, UNREAD, Unknowns
@@ -78,7 +78,7 @@ class ShapedWork:
         self.trainable_changed = False
         """True: the trained parameters have changed, after an unknown step."""
         self._sure: tuple[Hashable, int] = None, 0  # trained parameters, and the last step for which they are certain
-        self._books: dict[tuple[Hashable, Each], Book] = {}
+        self._books: dict[tuple[Hashable, Each], ShapeTable] = {}
         self._sources: set[str] = set()
         self._efforts: dict[tuple[tuple[ShapeKey, ...], Calls | None], StepFlops | None] = {}
 
@@ -192,7 +192,7 @@ class ShapedWork:
         key = self._trained, _each(calls, len(shapes))
         self.missing.pop(key[1], None)
         if key not in self._books:
-            keep(self._books, key, Book(), MOST_BOOKS)
+            keep(self._books, key, ShapeTable(), MOST_BOOKS)
         book = self._books[key]
         if not shapes or not all(shapes):
             return Learned(1.0, 0)
@@ -281,11 +281,11 @@ class ShapedWork:
         if not busy or self._weighed == (len(self._counts), busy):
             return
         self._weighed = len(self._counts), busy
-        books: dict[tuple[Hashable, Each], Book] = {}
+        books: dict[tuple[Hashable, Each], ShapeTable] = {}
         agreed, left_out = 0, busy | self.plain.dropped
         for key, shapes, counts in self._counts:
             stripped = [without(shape, left_out) for shape in shapes]
-            book = books.setdefault(key, Book())
+            book = books.setdefault(key, ShapeTable())
             found, work = book.of(stripped), Work.sum([count.work for count in counts])
             if found is not None and found.step and found.work.cells != work.cells:
                 return

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PeakRow:
     """A device, with all names that drivers report for it."""
 
     name: str
@@ -37,10 +37,10 @@ def _row(  # noqa: PLR0917 the columns of a table
     called: str,
     *,
     bf16: bool = True,
-) -> Row:
+) -> PeakRow:
     published = {"float32": fp32, "tfloat32": tf32, "float16": half, "bfloat16": half if bf16 else None, "float8": fp8}
     tflops = {dtype: peak for dtype, peak in published.items() if peak is not None}
-    return Row(name, tflops, source, processors, fma, called)
+    return PeakRow(name, tflops, source, processors, fma, called)
 
 
 _NV = "https://www.nvidia.com/en-us/data-center"

@@ -72,7 +72,7 @@ class Best:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured(Best):
+class MeasuredPeak(Best):
     """Best rate of a dtype."""
 
     dtype: str
@@ -124,11 +124,11 @@ def measure(
     clock: Callable[[], float] = perf_counter,
     cpu_clock: Callable[[], float] = process_time,
     make: Callable[[torch.device, torch.dtype], Matmuls] = Matmuls,
-) -> dict[str, Measured]:
+) -> dict[str, MeasuredPeak]:
     """Measure the best rate of each dtype. Unknown dtypes, and dtypes that the device can't multiply, are left out."""
     wanted = [name for name in dict.fromkeys(dtypes) if name in DTYPES]
     threads = torch.get_num_threads()
-    found: dict[str, Measured] = {}
+    found: dict[str, MeasuredPeak] = {}
     with torch.no_grad():
         for name in wanted:
             used = cpu_clock()
@@ -143,7 +143,7 @@ def measure(
                 let_pass(error)
                 continue
             share = (cpu_clock() - used) / (best.seconds * threads) if device.type == "cpu" else None
-            found[name] = Measured(dtype=name, threads=threads, cpu_share=share, **asdict(best))
+            found[name] = MeasuredPeak(dtype=name, threads=threads, cpu_share=share, **asdict(best))
     return found
 
 

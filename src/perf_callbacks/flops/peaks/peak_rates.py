@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from perf_callbacks.flops.peaks.device_peaks import DEVICES, Row
+from perf_callbacks.flops.peaks.device_peaks import DEVICES, PeakRow
 from perf_callbacks.kernel.settings.config import ConfigError
 
 TERA = 1e12
@@ -73,7 +73,7 @@ def lookup(device: str, processors: int | None = None) -> Peaks | None:
     return Peaks({dtype: tflops * TERA for dtype, tflops in rows[0].tflops.items()}, rows[0].source)
 
 
-def _rows(device: str, processors: int | None) -> list[Row]:
+def _rows(device: str, processors: int | None) -> list[PeakRow]:
     name = _name(device)
     rows = [row for row in DEVICES if re.fullmatch(row.name, name)]
     return [row for row in rows if processors is None or row.processors in {None, processors}]

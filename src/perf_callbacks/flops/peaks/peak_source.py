@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from perf_callbacks.flops.peaks import matmul_peak, peak_rates as peaks
-from perf_callbacks.flops.peaks.matmul_peak import Measured
+from perf_callbacks.flops.peaks.matmul_peak import MeasuredPeak
 from perf_callbacks.flops.peaks.peak_rates import DISTURBED, TERA, Peaks, canonical
 from perf_callbacks.kernel.clock import unix_time
 from perf_callbacks.kernel.foreign_errors import let_pass
@@ -93,7 +93,7 @@ class _Content(msgspec.Struct):
     """Content of a cache file."""
 
     conditions: Conditions
-    measured: Mapping[str, Measured]
+    measured: Mapping[str, MeasuredPeak]
 
 
 class Cache:
@@ -104,7 +104,7 @@ class Cache:
         self.path = directory / f"peak-{name}.json"
         self._where = where
 
-    def read(self, *, fresh: bool) -> dict[str, Measured]:
+    def read(self, *, fresh: bool) -> dict[str, MeasuredPeak]:
         """Read the peaks from the file; with `fresh`, only from a file less than a day old. Empty if unreadable."""
         try:
             if fresh and unix_time() - self.path.stat().st_mtime > FRESH_SECONDS:
@@ -117,7 +117,7 @@ class Cache:
             return {}
         return {name: found for name, found in kept.measured.items() if found.flops_per_second > 0}
 
-    def write(self, measured: Mapping[str, Measured]) -> None:
+    def write(self, measured: Mapping[str, MeasuredPeak]) -> None:
         """Write these peaks, atomically."""
         unfinished = self.path.with_suffix(f".{os.getpid()}.tmp")
         content = msgspec.json.encode(_Content(self._where, measured))
@@ -138,7 +138,7 @@ class Cache:
             return
 
 
-_KNOWN: dict[Conditions, dict[str, Measured]] = {}
+_KNOWN: dict[Conditions, dict[str, MeasuredPeak]] = {}
 """Peaks that this process has measured or read."""
 
 
@@ -148,7 +148,7 @@ def measured_peaks(
     *,
     local_rank: int = 0,
     directory: Path | None = None,
-    measure: Callable[[torch.device, Iterable[str]], dict[str, Measured]] = matmul_peak.measure,
+    measure: Callable[[torch.device, Iterable[str]], dict[str, MeasuredPeak]] = matmul_peak.measure,
 ) -> Peaks | None:
     """Return the peaks of these dtypes, measured now or less than a day ago. None if all are unavailable."""
     where = conditions(device)
@@ -175,7 +175,7 @@ def forget(device: torch.device, directory: Path | None = None) -> None:
     Cache(directory or cache_directory(), where).forget()
 
 
-def _described(found: Mapping[str, Measured], where: Conditions) -> Peaks:
+def _described(found: Mapping[str, MeasuredPeak], where: Conditions) -> Peaks:
     by_dtype = {name: it.flops_per_second for name, it in found.items()}
     rates = ", ".join(
         f"{name} {it.flops_per_second / TERA:.3g} TFLOPS at {it.size} x {it.size}" for name, it in found.items()

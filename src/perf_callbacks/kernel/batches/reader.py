@@ -17,7 +17,7 @@ _MOST_NOTED = 256
 """Most batches of a counted step whose tensors are compared with the looked-up tensors."""
 
 _READ_WHOLE = 64
-"""Number of batches whose shapes are all read before a single tensor, the guide, identifies batches.
+"""Number of batches whose shapes are all read before the shape of one tensor, the key tensor, identifies batches.
 
 Later, all shapes are read of only one batch in about this many.
 """
@@ -119,14 +119,16 @@ class BatchReader:
         """True: each batch holds a batch from each of several loaders, so their samples add up."""
         self.time_first = False
         """True: the model takes sequences whose first dimension is time."""
-        self.left = 0
-        """Number of batches that the guide tensor may still identify before all shapes of a batch are read again."""
-        self.guide: Any = None
-        """Key of the guide tensor in a batch."""
-        self.guided: dict[tuple[Any, ...], Batch] = {}
-        """Batches without a mask, by names or number of tensors and the shape of the guide. Callers that read a batch
-        in every step look here first while `left` is positive, and decrement `left`, which saves a frame. `get` returns
-        the guide, because indexing a `defaultdict` would create an entry."""
+        self.fast_reads_left = 0
+        """Number of batches that the key tensor may still identify before all shapes of a batch are read again."""
+        self.key_tensor: Any = None
+        """Name or place of the key tensor in a batch."""
+        self.by_key_tensor: dict[tuple[Any, ...], Batch] = {}
+        """Batches without a mask, by names or number of tensors and the shape of the key tensor.
+
+        Callers that read a batch in every step look here first while `fast_reads_left` is positive, and decrement it,
+        which saves a frame. `get` returns the key tensor, because indexing a `defaultdict` would create an entry.
+        """
         self._known: dict[tuple[Any, ...], _Known] = {}
         self._has_read = False
         self._array: Any = None  # the type of batches that are a tensor
@@ -142,9 +144,10 @@ class BatchReader:
             rows = type(batch) in ROWS
             if type(batch) is self._array:
                 key = (None, *batch.shape)
-            elif self.left:
-                self.left -= 1
-                key = (len(batch), batch[self.guide].shape) if rows else (*batch.keys(), batch.get(self.guide).shape)
+            elif self.fast_reads_left:
+                self.fast_reads_left -= 1
+                name = self.key_tensor
+                key = (len(batch), batch[name].shape) if rows else (*batch.keys(), batch.get(name).shape)
             else:
                 key = tuple(map(_shape, batch)) if rows else (*batch.keys(), *map(_shape, batch.values()))
                 if self._guided:
@@ -174,7 +177,7 @@ class BatchReader:
         """Treat the next batch of this shape as new."""
         self.seen.pop(shape, None)
         self._known = {key: known for key, known in self._known.items() if known.batch.shape != shape}
-        self.guided.clear()
+        self.by_key_tensor.clear()
 
     def note(self) -> None:
         """Record the addresses of the tensors of the next batches until `look_up` identifies the token ids."""
@@ -227,44 +230,45 @@ class BatchReader:
         return known, tensors
 
     def _trust(self) -> None:
-        """Count a batch whose shapes were all read. After enough such batches, the guide identifies most batches."""
+        """Count a batch whose shapes were all read. After enough of them, the key tensor identifies most."""
         self._whole += 1
-        if self._whole >= _READ_WHOLE and self.guide is not None:
-            self.left = _READ_WHOLE - self._whole % 7  # uneven gaps, so as not to keep step with periodic batches
+        if self._whole >= _READ_WHOLE and self.key_tensor is not None:
+            # uneven gaps, so as not to keep step with periodic batches
+            self.fast_reads_left = _READ_WHOLE - self._whole % 7
 
     def _remember(self, key: tuple[Any, ...], batch: Any, known: _Known, found: Sequence[Leaf]) -> None:
-        """Store a batch under `key`, and under the guide's shape if that shape determines the other shapes.
+        """Store a batch under `key`, and under the key tensor's shape if that shape determines the other shapes.
 
-        The guide is the tensor with most dimensions in the first batch. Its shape determines the others while each of
-        them is a prefix of its own, as for masks, labels and positions, and none was seen to vary alone.
+        The key tensor is the tensor with most dimensions in the first batch. Its shape determines the other shapes
+        while each of them is a prefix of its own, as for masks, labels and positions, and none was seen to vary alone.
         """
         if len(self._known) >= _MOST_SHAPES:
             self._forget_all()
         self._known[key] = known
         if self._guided and not is_array(batch):
-            by_guide = self._key_by_guide(batch, found)
-            if by_guide is None or self._known.setdefault(by_guide, known).batch.shape != known.batch.shape:
-                self._guided, self.left = False, 0
+            by_tensor = self._key_by_tensor(batch, found)
+            if by_tensor is None or self._known.setdefault(by_tensor, known).batch.shape != known.batch.shape:
+                self._guided, self.fast_reads_left = False, 0
                 self._forget_all()
                 self._known[key] = known
             elif not known.masks:
-                self.guided[by_guide] = known.batch
+                self.by_key_tensor[by_tensor] = known.batch
 
     def _forget_all(self) -> None:
         self._known.clear()
-        self.guided.clear()
+        self.by_key_tensor.clear()
 
-    def _key_by_guide(self, batch: Any, found: Sequence[Leaf]) -> tuple[Any, ...] | None:
+    def _key_by_tensor(self, batch: Any, found: Sequence[Leaf]) -> tuple[Any, ...] | None:
         rows = type(batch) in ROWS
         names = [*range(len(batch))] if rows else [*batch.keys()]
-        if self.guide is None:
-            self.guide = names[max(range(len(found)), key=lambda place: len(found[place].sizes))]
-        if self.guide not in names:
+        if self.key_tensor is None:
+            self.key_tensor = names[max(range(len(found)), key=lambda place: len(found[place].sizes))]
+        if self.key_tensor not in names:
             return None
-        guide = found[names.index(self.guide)]
-        if not all([one.sizes == guide.sizes[: len(one.sizes)] for one in found]):
+        key_tensor = found[names.index(self.key_tensor)]
+        if not all([one.sizes == key_tensor.sizes[: len(one.sizes)] for one in found]):
             return None
-        return (len(batch), guide.tensor.shape) if rows else (*names, guide.tensor.shape)
+        return (len(batch), key_tensor.tensor.shape) if rows else (*names, key_tensor.tensor.shape)
 
     def _unread(self, batch: Any, found: Sequence[Leaf]) -> Batch:
         """Return the batch of an object without a shape, such as a list of rows that are not tensors yet."""

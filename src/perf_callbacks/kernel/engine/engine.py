@@ -16,18 +16,18 @@ from perf_callbacks.kernel.engine.gc_pauses import Pauses, collection
 from perf_callbacks.kernel.engine.ledger import Ledger, reasons
 from perf_callbacks.kernel.engine.marks import BACK, BEGIN, END, Pause
 from perf_callbacks.kernel.engine.observer import Observers
-from perf_callbacks.kernel.engine.open_steps import Pending
+from perf_callbacks.kernel.engine.open_steps import OpenSteps
 from perf_callbacks.kernel.engine.protocols import DeviceTimeline, Ranks
 from perf_callbacks.kernel.engine.shown_metrics import of_run
 from perf_callbacks.kernel.engine.stages import Stage
-from perf_callbacks.kernel.engine.step_reader import Intake
+from perf_callbacks.kernel.engine.step_reader import StepReader
 from perf_callbacks.kernel.engine.steps import (
     BLOCK,
     COUNTED,
     NEVER,
     RECOUNTED,
     WATCHED_BLOCK,
-    Shown,
+    KnownParts,
     Totals,
     plus,
 )
@@ -86,7 +86,7 @@ class Engine:
         self.work: WorkModel = UnknownWork()
         """The source of FLOPs. `use` changes it."""
         data_parallel = data_parallel or run.world_size
-        self._shown = Shown(
+        self._shown = KnownParts(
             staged=staged,
             gc_staged=gc_timed and device is None,
             gc_timed=gc_timed,
@@ -97,7 +97,7 @@ class Engine:
         """The tape on which the training thread writes its marks."""
         self._began = 0.0
         self.account = Account()
-        self.aside: list[tuple[str, float]] = []
+        self.open_spans: list[tuple[str, float]] = []
         """Open spans: kind and start time."""
 
         self.step = run.step
@@ -106,11 +106,11 @@ class Engine:
         """Reason that the current step is in no row."""
         self.batches: list[Batch] = []
         """Micro-batches of the current step so far."""
-        self.crowded = SEVERAL
+        self.relieve_at = SEVERAL
         """Number of micro-batches at which `relieve` is called."""
-        self.ordinary = True
+        self.takes_batches = True
         """True: a batch may go straight into `batches`. No span is open, no device must be asked, the fit goes on."""
-        self._pending = Pending(self.work)
+        self._pending = OpenSteps(self.work)
         self.ended = self._pending.ended
         self._observers = observers or Observers()
         parts = Parts(
@@ -122,7 +122,7 @@ class Engine:
         )
         parts.ambiguous = ambiguous
         self._ledger = Ledger(self._shown, parts)
-        self.intake = Intake(
+        self.step_reader = StepReader(
             self.tape,
             self._pending,
             self._ledger,
@@ -159,18 +159,18 @@ class Engine:
 
     def batch(self, batch: Batch) -> None:
         """Add a micro-batch to the current step."""
-        if not self.aside:
+        if not self.open_spans:
             self.batches.append(batch)
-            if len(self.batches) >= self.crowded or self.intake.overdue:
+            if len(self.batches) >= self.relieve_at or self.step_reader.overdue:
                 self.relieve()
 
     def relieve(self) -> None:
         """Shorten long buffers within a step, or ask the device for overdue times."""
         if len(self.batches) > MOST_BATCHES:
             self.batches = [Batch(*together(self.batches), ())]
-        self.crowded = len(self.batches) + SEVERAL
-        self.ordinary = not self.aside
-        if self.intake.overdue or len(self.tape.pairs) > MOST_MARKS:
+        self.relieve_at = len(self.batches) + SEVERAL
+        self.takes_batches = not self.open_spans
+        if self.step_reader.overdue or len(self.tape.pairs) > MOST_MARKS:
             self.collect(show=False)
 
     def exclude(self, reason: str) -> None:
@@ -180,8 +180,8 @@ class Engine:
     def pause(self, pause: Pause) -> None:
         """Handle a garbage collection, which may interrupt any code. A collection within a step is recorded later."""
         self._collections.add(pause)
-        if self.aside or not pause.here or len(self.tape.pairs) > 2 * MOST_MARKS:
-            self._tell(pause, ("aside" if self.aside else "other") if pause.here else "elsewhere", None)
+        if self.open_spans or not pause.here or len(self.tape.pairs) > 2 * MOST_MARKS:
+            self._tell(pause, ("aside" if self.open_spans else "other") if pause.here else "elsewhere", None)
         else:
             self.tape.note(pause)
 
@@ -192,23 +192,23 @@ class Engine:
 
     def begin_span(self, kind: str, now: float) -> None:
         """Begin a span, whose time belongs to no step. Spans nest; the step around a span is in no row."""
-        if not self.aside:
+        if not self.open_spans:
             self.tape.write((BEGIN[Stage.ASIDE], now))
             self.tape.ignore()
-        self.aside.append((kind, now))
-        self.ordinary = False
+        self.open_spans.append((kind, now))
+        self.takes_batches = False
         self.plan()
         self.excluded = self.excluded or kind
         self.flush(now)  # within the span, so that its time is part of no step
 
     def end_span(self, now: float) -> None:
         """End the innermost span, if a span is open."""
-        if not self.aside:
+        if not self.open_spans:
             return
-        kind, start = self.aside.pop()
-        if self.aside:
+        kind, start = self.open_spans.pop()
+        if self.open_spans:
             return
-        self.ordinary = True
+        self.takes_batches = True
         self.plan()
         self.tape.listen()
         self.tape.write((BACK, now))
@@ -217,7 +217,7 @@ class Engine:
 
     def end_step(self, step: int, now: float) -> None:
         """End the trainer's optimizer step `step`, and begin the next step."""
-        while self.aside:
+        while self.open_spans:
             self.end_span(now)
         self.ended.append((step, self.excluded, self.batches))
         self.tape.write((END, now))
@@ -226,13 +226,13 @@ class Engine:
         self.batches = []
         if self._device is not None:
             self.collect()  # its events are needed again
-            self.ordinary = True  # `write_late` may have asked for this
+            self.takes_batches = True  # `write_late` may have asked for this
         if step >= self._due or now > self.flush_at:
             self.flush(now)
         elif step >= self._look_at:
             self.work.look(step, now)
             if self.work.trainable_changed:
-                self.intake.collect()
+                self.step_reader.collect()
             self.plan()
 
     def plan(self) -> None:
@@ -240,11 +240,11 @@ class Engine:
         block = WATCHED_BLOCK if self._observers.watching else BLOCK
         self._due = min(self.step + block - self._ledger.kept - len(self.ended), self._sharing.due or NEVER)
         self._look_at = self.work.look_after(self.step)
-        self._observers.plan(0 if self.aside or self._device is not None else min(self._due, self._look_at))
+        self._observers.plan(0 if self.open_spans or self._device is not None else min(self._due, self._look_at))
 
     def collect(self, *, show: bool = True) -> bool:
         """Take over the finished steps. Return True if the device owes no step."""
-        return self.intake.collect(show=show)
+        return self.step_reader.collect(show=show)
 
     def write_late(self, now: float) -> None:
         """Write the finished steps if no step has ended for a while. Called outside the training thread.
@@ -252,23 +252,23 @@ class Engine:
         A step may take minutes, and the process may be killed within the step.
         """
         if now >= self.flush_at + LATE_SECONDS - FLUSH_SECONDS:
-            self.intake.write_early(self._emit)
-            if self.intake.overdue:
-                self.ordinary = False
+            self.step_reader.write_early(self._emit)
+            if self.step_reader.overdue:
+                self.takes_batches = False
 
     def tell_tokens(self, with_tokens: Callable[[Batch], Batch]) -> None:
         """Add the tokens of earlier steps, now that the tensor of token ids is known."""
-        with self.intake.alone():
-            self.intake.collect()
+        with self.step_reader.alone():
+            self.step_reader.collect()
             self._ledger.tell_tokens(self._pending.tell_tokens(with_tokens))
 
     def flush(self, now: float) -> None:
         """Hand out the finished steps."""
-        self.flush_at, self.crowded = now + FLUSH_SECONDS, SEVERAL
-        with self.intake.alone() as held:
+        self.flush_at, self.relieve_at = now + FLUSH_SECONDS, SEVERAL
+        with self.step_reader.alone() as held:
             if not held:
                 return
-            self.intake.collect()
+            self.step_reader.collect()
             self._sharing.do(self.step)
             block = self._ledger.take_block()
             self.plan()
@@ -277,8 +277,8 @@ class Engine:
 
     def row(self, step: int) -> dict[str, float]:
         """Return the metrics of the included steps since the last row; empty without such steps."""
-        with self.intake.alone():
-            self.intake.collect()
+        with self.step_reader.alone():
+            self.step_reader.collect()
             return self._logged(step, self._ledger.take_row(), "row")
 
     @property
@@ -289,8 +289,8 @@ class Engine:
 
     def whole(self, step: int) -> dict[str, float]:
         """Return the metrics of all included steps, `perf/run/…`, for the line in which a trainer sums up a run."""
-        with self.intake.alone():
-            self.intake.collect()
+        with self.step_reader.alone():
+            self.step_reader.collect()
             return self._logged(step, self._ledger.included(), "whole")
 
     def _logged(self, step: int, totals: Totals, kind: str) -> dict[str, float]:
@@ -316,8 +316,8 @@ class Engine:
 
         Steps whose times the device still owes are included.
         """
-        with self.intake.alone():
-            self.intake.collect()
+        with self.step_reader.alone():
+            self.step_reader.collect()
             steps, samples, tokens, lost = self._ledger.all()
         passed = self._pending.passed
         samples = plus(samples, *[step.samples for step in passed])
@@ -328,7 +328,7 @@ class Engine:
         self, failure: str | None = None, proofs: Mapping[str, str] | None = None, now: float | None = None
     ) -> Summary:
         """Return the summary of the fit so far. Its wall time is empty without `now`."""
-        with self.intake.alone():
+        with self.step_reader.alone():
             total, (steps, done, lost) = self.amounts(), self._all()
             included = self._ledger.included()
         summary = Summary(
@@ -361,12 +361,12 @@ class Engine:
 
     def stop(self, now: float, failure: str | None = None, proofs: Mapping[str, str] | None = None) -> Summary:
         """End the fit, write and return its summary. Steps that the device still owes are lost."""
-        while self.aside:
+        while self.open_spans:
             self.end_span(now)
-        self.ordinary = False
-        with self.intake.alone():
-            self.intake.collect()
-            self.intake.lose_outstanding()
+        self.takes_batches = False
+        with self.step_reader.alone():
+            self.step_reader.collect()
+            self.step_reader.lose_outstanding()
             self.flush(now)
             self.tape.ignore()
         summary = self.summary(failure, proofs, now)

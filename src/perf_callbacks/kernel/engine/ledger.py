@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from perf_callbacks.kernel.engine.steps import Columns, Shown, Step, Totals, record, sum_of
+from perf_callbacks.kernel.engine.steps import Columns, KnownParts, Step, Totals, record, sum_of
 from perf_callbacks.kernel.engine.window_parts import Parts
 from perf_callbacks.kernel.engine.windows import Part
 from perf_callbacks.kernel.records.fit_records import Steps
@@ -15,7 +15,7 @@ MOST_UNTOLD = 64
 class Ledger:
     """The books of one fit. It never holds more than a block of steps."""
 
-    def __init__(self, shown: Shown, parts: Parts) -> None:
+    def __init__(self, shown: KnownParts, parts: Parts) -> None:
         self._shown = shown
         self._parts = parts
         self._over: list[Part] = []

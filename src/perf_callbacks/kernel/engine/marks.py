@@ -65,7 +65,7 @@ class Calls(NamedTuple):
     backwards: int
 
 
-class Course:
+class StageTracker:
     """Follows marks, and returns the stage of the time between two marks."""
 
     __slots__ = ("_backwards", "_forwards", "before", "earlier", "fetches", "fetches_at_backward", "stage")
@@ -79,7 +79,7 @@ class Course:
         self.fetches = self.fetches_at_backward = 0
         """Waits for data: so far, and before the last backward."""
 
-    def resume(self, course: "Course") -> None:
+    def resume(self, course: "StageTracker") -> None:
         """Continue from the state of another course."""
         self.stage, self.before = course.stage, [*course.before]
         self._forwards, self._backwards = course.calls

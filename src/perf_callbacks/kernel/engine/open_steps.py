@@ -14,7 +14,7 @@ from perf_callbacks.kernel.engine.tape import Past
 from perf_callbacks.kernel.engine.work_model import LOOK_STEPS, WorkModel
 
 
-class Pending:
+class OpenSteps:
     """Holds the batches of ended steps until the tape, and the device if there is one, give the times of the steps."""
 
     def __init__(self, work: WorkModel) -> None:

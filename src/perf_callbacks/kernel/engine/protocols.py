@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from perf_callbacks.kernel.engine.marks import Mark
-from perf_callbacks.kernel.engine.windows import Part, Verdict
+from perf_callbacks.kernel.engine.windows import JobSettings, Part
 from perf_callbacks.kernel.records.fit_records import Window
 
 
@@ -22,10 +22,10 @@ class Ranks(Protocol):
     """The other ranks of a job, as far as this rank knows of them. Only `agree` and `close` wait."""
 
     @property
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> JobSettings | None:
         """Settings of this fit that hold for all ranks; None: not known yet."""
 
-    def agree(self) -> Verdict | None:
+    def agree(self) -> JobSettings | None:
         """Wait a moment for the verdict."""
         ...
 

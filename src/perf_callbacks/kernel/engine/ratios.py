@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from perf_callbacks.kernel.engine import windows
-from perf_callbacks.kernel.engine.steps import Shown, Totals
+from perf_callbacks.kernel.engine.steps import KnownParts, Totals
 from perf_callbacks.kernel.records.fit_records import Window
 from perf_callbacks.kernel.records.metric_table import PREFIX
 
@@ -14,7 +14,7 @@ NO_FLOPS: Mapping[str, float | None] = MappingProxyType({})
 
 
 def metrics(
-    totals: Totals, shown: Shown, window: Window | None = None, flops: Mapping[str, float | None] = NO_FLOPS
+    totals: Totals, shown: KnownParts, window: Window | None = None, flops: Mapping[str, float | None] = NO_FLOPS
 ) -> dict[str, float]:
     """Compute the metrics of some steps. Unknown metrics are left out; no steps have no metrics.
 

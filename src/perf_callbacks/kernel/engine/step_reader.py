@@ -11,7 +11,7 @@ from perf_callbacks.kernel.engine.account import BEGINNING
 from perf_callbacks.kernel.engine.ledger import Ledger
 from perf_callbacks.kernel.engine.marks import Pause
 from perf_callbacks.kernel.engine.observer import Observers
-from perf_callbacks.kernel.engine.open_steps import Pending
+from perf_callbacks.kernel.engine.open_steps import OpenSteps
 from perf_callbacks.kernel.engine.protocols import DeviceTimeline
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.steps import Columns, Step
@@ -22,7 +22,7 @@ MOMENT_SECONDS = 0.05
 """Longest time that a thread waits for another thread that reads the books."""
 
 
-class Intake:
+class StepReader:
     """Takes over the finished steps. The books are the tape, the outstanding steps and the ledger.
 
     Marks are written on the tape without a lock; a thread that reads any of the books holds the lock of all.
@@ -31,7 +31,7 @@ class Intake:
     def __init__(
         self,
         tape: Tape,
-        pending: Pending,
+        pending: OpenSteps,
         ledger: Ledger,
         observers: Observers,
         *,

@@ -183,11 +183,11 @@ class Totals:
         self.untold_steps += steps.tokens.count(None)
         if self.useful_tokens is not None:
             self.useful_tokens = plus(self.useful_tokens, *steps.useful_tokens)
-        self._exert(steps)
+        self._add_flops(steps)
         self.pause_seconds += sum(steps.pause_seconds)
         self.longest_pause = max(self.longest_pause, *steps.longest_pause)
 
-    def _exert(self, steps: Columns) -> None:
+    def _add_flops(self, steps: Columns) -> None:
         known: list[StepFlops] = [*filter(None, steps.effort)]
         if not known:
             return
@@ -251,7 +251,7 @@ def sum_of(amounts: Sequence[Any], start: Any = 0) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shown:
+class KnownParts:
     """Parts of a step that the fit measures, so that metrics can show them."""
 
     staged: bool
@@ -278,7 +278,7 @@ class Shown:
         return [(stage, _TIMES[stage]) for stage in seen if self.gc_staged or stage is not Stage.GC]
 
 
-def record(steps: Columns, shown: Shown) -> Steps:
+def record(steps: Columns, shown: KnownParts) -> Steps:
     """Make the journal's record of steps."""
     times = steps.stages
     if any(steps.excluded) and None in steps.step_seconds:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from operator import add, sub
 from typing import Any, NamedTuple
 
-from perf_callbacks.kernel.engine.marks import END, Calls, Course, Mark, Pause
+from perf_callbacks.kernel.engine.marks import END, Calls, Mark, Pause, StageTracker
 from perf_callbacks.kernel.engine.stages import STAGES, Stage
 from perf_callbacks.kernel.engine.steps import UNSEEN
 
@@ -30,7 +30,7 @@ class Past(NamedTuple):
         return [*zip(*self.stages, strict=True)]
 
 
-class Told(NamedTuple):
+class PlacedPause(NamedTuple):
     """A pause, and the stage and step in which it fell."""
 
     pause: Pause
@@ -65,11 +65,11 @@ class Tape:
         self.pairs: list[Any] = []
         """Marks and times that were not read yet, in turn."""
         self._echo = echo
-        self._follower: Course | None = None
+        self._follower: StageTracker | None = None
         self._listening = False
         self.write: Callable[[tuple[Any, Any]], object] = _nowhere
         """Writes a pair, or drops the pair while marks are ignored."""
-        self._course = Course()
+        self._course = StageTracker()
         self._last = 0.0
         self._seconds: list[float] = [UNSEEN] * len(Stage)
         self._begun = False
@@ -104,9 +104,9 @@ class Tape:
             if listening:
                 self.listen()
 
-    def follow(self) -> Course:
+    def follow(self) -> StageTracker:
         """Return a tracker of the stage, which turns with each new mark. Tracking is slow: track for a step only."""
-        follower = Course()
+        follower = StageTracker()
         follower.resume(self._course)
         for mark in self.pairs[::2]:
             if type(mark) is not Pause:
@@ -136,13 +136,13 @@ class Tape:
         if self._echo is not None:
             self._echo(pair[0])
 
-    def read(self) -> tuple[Past, list[Told]]:
+    def read(self) -> tuple[Past, list[PlacedPause]]:
         """Take the marks from the tape. Return the steps that ended since the last call, and the pauses."""
         written = self.pairs[:]
         del self.pairs[: len(written)]
         marks, times = written[::2], written[1::2]
         done = Past([[] for _ in STAGES], [], [], [])
-        told: list[Told] = []
+        told: list[PlacedPause] = []
         for start, stop, width in _runs(marks):
             first = marks[start : start + width]
             if width and not self._begun and not any([type(mark) is Pause for mark in first]):
@@ -156,7 +156,7 @@ class Tape:
 
         The marks stay on the tape.
         """
-        course, last = Course(), self._last
+        course, last = StageTracker(), self._last
         course.stage, course.before = self._course.stage, self._course.before[:]
         pairs = self.pairs[:]
         marks = pairs[::2]
@@ -197,7 +197,7 @@ class Tape:
         done.pauses.extend([()] * steps)
         done.calls.extend([self._course.take_calls()] * steps)
 
-    def _one_by_one(self, marks: list[Any], times: list[Any], done: Past, told: list[Told]) -> None:
+    def _one_by_one(self, marks: list[Any], times: list[Any], done: Past, told: list[PlacedPause]) -> None:
         for mark, time in zip(marks, times, strict=True):
             if type(mark) is Pause:
                 self._pause(mark, told, len(done.calls))
@@ -217,9 +217,9 @@ class Tape:
                 self._seconds = [UNSEEN] * len(Stage)
                 self._pauses = []
 
-    def _pause(self, pause: Pause, told: list[Told], step: int) -> None:
+    def _pause(self, pause: Pause, told: list[PlacedPause], step: int) -> None:
         stage = self._course.stage
-        told.append(Told(pause, stage, step))
+        told.append(PlacedPause(pause, stage, step))
         self._begun = True  # the rest of the step has to be read mark by mark
         if pause.here and stage is not _ASIDE:
             self._pauses.append(pause.seconds)

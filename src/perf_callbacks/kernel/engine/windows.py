@@ -73,7 +73,7 @@ class GatheredWindow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class JobSettings:
     """Settings of one fit that hold for all ranks, as rank 0 says."""
 
     fit: str
@@ -132,4 +132,4 @@ def possible(item: Any) -> bool:
     asked = [amount for asks in amounts if isinstance(asks, Mapping) for amount in asks.values()]
     if any([amount < 0 for amount in [*amounts, *asked] if isinstance(amount, int | float)]):
         return False
-    return not isinstance(item, Verdict) or item.window != 0
+    return not isinstance(item, JobSettings) or item.window != 0

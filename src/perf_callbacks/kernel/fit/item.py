@@ -3,15 +3,17 @@
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.fit.environment import Environment
-from perf_callbacks.kernel.fit.first_batch import FirstBatch
 from perf_callbacks.kernel.process.collector import Progress
 from perf_callbacks.kernel.records.fit_records import Checklist
 from perf_callbacks.kernel.settings.config import PerfConfig
+
+if TYPE_CHECKING:
+    from perf_callbacks.kernel.fit.first_batch import FirstBatch
 
 FORESEEN = "to be applied"
 ALREADY = "already so"
@@ -39,7 +41,7 @@ class Batches:
     """Function that prepares other loaders and returns them."""
     first: tuple[Any, str] | None = None
     """Function that gets each batch before it is copied."""
-    first_batch: FirstBatch | None = None
+    first_batch: "FirstBatch | None" = None
     """Receives the first batch, if the integration itself reads each batch before it is copied."""
     copy: tuple[Any, str] | None = None
     """Function that copies a batch to a device, and waits unless it is called with `non_blocking`."""
@@ -64,7 +66,7 @@ class Fit:
     """True: items are tried first if possible."""
 
 
-class Applied(Observer):
+class ActiveItem(Observer):
     """An applied item. The base class asks for nothing, sees nothing, and can't be tried."""
 
     slug: str
@@ -124,6 +126,6 @@ class Item(Protocol):
         """Return the decision about the item, made from the arguments alone."""
         ...
 
-    def apply(self, fit: Fit) -> Applied:
+    def apply(self, fit: Fit) -> ActiveItem:
         """Apply the decision. `closed` of the returned object undoes the change."""
         ...

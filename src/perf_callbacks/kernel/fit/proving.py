@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from perf_callbacks.kernel.engine.steps import NEVER, Step
-from perf_callbacks.kernel.fit.item import SKIPPED, Applied
+from perf_callbacks.kernel.fit.item import SKIPPED, ActiveItem
 from perf_callbacks.kernel.fit.trial import LEAST, PAIRS, TURN, Outcome, Trial
 from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist, Gc
 
@@ -12,10 +12,10 @@ SLOT = 2 * PAIRS * TURN + 256
 verdict."""
 
 
-class Proving(Applied):
+class Proving(ActiveItem):
     """An item on trial. With several ranks, all must find that it pays."""
 
-    def __init__(self, item: Applied, after: int) -> None:
+    def __init__(self, item: ActiveItem, after: int) -> None:
         super().__init__()
         self.slug = item.slug
         self._item = item

@@ -144,22 +144,22 @@ class Recorder:
         try:
             reader, engine = self.reader, self.engine
             found = None
-            if engine.ordinary and reader.left:
+            if engine.takes_batches and reader.fast_reads_left:
                 try:
-                    guide, rows = reader.guide, type(batch) in ROWS
-                    key = (len(batch), batch[guide].shape) if rows else (*batch.keys(), batch.get(guide).shape)
-                    found = reader.guided.get(key)
+                    name, rows = reader.key_tensor, type(batch) in ROWS
+                    key = (len(batch), batch[name].shape) if rows else (*batch.keys(), batch.get(name).shape)
+                    found = reader.by_key_tensor.get(key)
                 except UNREADABLE as error:
                     let_pass(error)
                     found = None
             if found is not None:
-                reader.left -= 1
+                reader.fast_reads_left -= 1
                 engine.batches.append(found)
                 return
             found = reader.read(batch)
-            if not engine.aside:  # as `Engine.batch`, without its frame
+            if not engine.open_spans:  # as `Engine.batch`, without its frame
                 engine.batches.append(found)
-                if len(engine.batches) >= engine.crowded or engine.intake.overdue:
+                if len(engine.batches) >= engine.relieve_at or engine.step_reader.overdue:
                     engine.relieve()
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
@@ -248,7 +248,7 @@ class Recorder:
     @property
     def progress(self) -> tuple[int, float]:
         """Optimizer steps done, and the seconds of the longest step, without the first step."""
-        return self.engine.step, self.engine.intake.longest_step
+        return self.engine.step, self.engine.step_reader.longest_step
 
     @property
     def exchanging(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from perf_callbacks.kernel.engine.marks import END, Course, Mark
+from perf_callbacks.kernel.engine.marks import END, Mark, StageTracker
 from perf_callbacks.kernel.engine.stages import STAGES, Stage
 from perf_callbacks.kernel.engine.steps import UNSEEN
 from perf_callbacks.kernel.foreign_errors import let_pass
@@ -112,7 +112,7 @@ def _measure(marks: list[tuple[Mark, Event]], end: Event | None) -> tuple[float,
     if end is None:
         return None
     seconds: list[float] = [UNSEEN] * len(Stage)
-    course = Course()
+    course = StageTracker()
     course.turn(marks[0][0])
     try:
         for (_, start), (mark, stop) in pairwise([*marks, (END, end)]):
