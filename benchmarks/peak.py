@@ -13,7 +13,7 @@ ONCE = """
 import json, torch
 from perf_callbacks.flops.peaks.matmul_peak import measure
 found = measure(torch.device("cpu"), ["float32"])["float32"]
-print(found.flops_per_second / 1e9, found.size, found.seconds, found.disturbed)
+print(found.flops_per_second / 1e9, found.size, found.seconds)
 """
 
 
@@ -23,21 +23,16 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=10, help="processes (default: 10)")
     arguments = parser.parse_args()
     peaks: list[float] = []
-    calm: list[float] = []
     for _ in range(arguments.times):
         out = subprocess.run([sys.executable, "-c", ONCE], check=True, capture_output=True, text=True).stdout
-        rate, size, seconds, disturbed = out.split()
+        rate, size, seconds = out.split()
         peaks.append(float(rate))
-        calm += [float(rate)] if disturbed == "False" else []
         busy = os.getloadavg()[0]
-        print(
-            f"{float(rate):8.2f} GFLOPS at {size:>4}, {float(seconds):.2f} s, load {busy:.1f}, disturbed: {disturbed}"
-        )
+        print(f"{float(rate):8.2f} GFLOPS at {size:>4}, {float(seconds):.2f} s, load {busy:.1f}")
     best = sorted(peaks)[len(peaks) // 2 :]
-    for name, some in (("all", peaks), ("undisturbed", calm), ("the better half", best)):
-        if some:
-            spread = (max(some) - min(some)) / max(some)
-            print(f"{name}: {len(some)}, median {statistics.median(some):.2f} GFLOPS, from least to most {spread:.1%}")
+    for name, some in (("all", peaks), ("the better half", best)):
+        spread = (max(some) - min(some)) / max(some)
+        print(f"{name}: {len(some)}, median {statistics.median(some):.2f} GFLOPS, from least to most {spread:.1%}")
 
 
 if __name__ == "__main__":

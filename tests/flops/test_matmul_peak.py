@@ -6,17 +6,17 @@ import pytest
 import torch
 
 from perf_callbacks.flops.peaks import matmul_peak
-from perf_callbacks.flops.peaks.matmul_peak import Matmuls, measure, search
+from perf_callbacks.flops.peaks.matmul_peak import Matmuls, measure
 
 
 class Machine:
     """Multiplies at its rate, at most; a round takes no less than its latency. Seconds in powers of two are exact."""
 
-    def __init__(self, *, rate=2.0**36, latency=0.0, sizes=(256, 512, 1024, 2048), slow=(), preparing=0.0):
+    def __init__(self, *, rate=2.0**36, latency=0.0, slow=()):
         self.now = 0.0
-        self.sizes = sizes
+        self.sizes = (256, 512, 1024, 2048)
         self.ran = []
-        self._rate, self._latency, self._slow, self._preparing = rate, latency, set(slow), preparing
+        self._rate, self._latency, self._slow = rate, latency, set(slow)
 
     def clock(self):
         return self.now
@@ -25,7 +25,7 @@ class Machine:
         return 2.0 * size**3
 
     def prepare(self, size):
-        self.now += self._preparing
+        pass
 
     def run(self, size):
         self.ran.append(size)
@@ -34,7 +34,10 @@ class Machine:
 
 
 def searched(machine, seconds=1.0):
-    return search(machine, seconds=seconds, clock=machine.clock)
+    found = measure(
+        torch.device("cpu"), ["float32"], seconds=seconds, clock=machine.clock, make=lambda device, dtype: machine
+    )
+    return found["float32"]
 
 
 def test_the_best_rate_is_that_of_the_machine():
@@ -75,39 +78,6 @@ def test_a_round_that_takes_no_time_at_all_is_no_division_by_zero():
     assert searched(machine).flops_per_second > 0
 
 
-class Uneven(Machine):
-    """Each round takes longer than the one before, until it is left alone."""
-
-    def __init__(self, *, alone=float("inf"), **options):
-        super().__init__(**options)
-        self._alone = alone
-
-    def run(self, size):
-        super().run(size)
-        if self.now < self._alone:
-            self.now += self.flops(size) / self._rate * 1.02 ** len(self.ran)
-
-
-def test_a_best_that_other_rounds_confirm_ends_the_search_in_time():
-    best = search(machine := Machine(), seconds=1.0, most_seconds=2.0, clock=lambda: machine.now)
-    assert best.confirmed
-    assert best.seconds <= 1.0
-
-
-def test_a_best_that_no_other_round_comes_close_to_is_looked_for_longer():
-    machine = Uneven(rate=2.0**33, alone=1.0)
-    best = search(machine, seconds=1.0, most_seconds=2.0, clock=machine.clock)
-    assert (best.flops_per_second, best.confirmed) == (2.0**33, True)
-    assert 1.0 < best.seconds <= 1.5
-
-
-def test_where_none_confirms_it_the_best_is_marked():
-    machine = Uneven(rate=2.0**33)
-    best = search(machine, seconds=1.0, most_seconds=2.0, clock=machine.clock)
-    assert not best.confirmed
-    assert best.seconds == pytest.approx(2.0, rel=0.05)  # less a round, or more
-
-
 class Refusing(Machine):
     def run(self, size):
         raise RuntimeError('"addmm_impl_cpu_" not implemented for this')
@@ -119,13 +89,11 @@ def test_what_was_measured_stands_with_its_conditions():
         torch.device("cpu"),
         ["float32", "torch.int8", "float32"],
         clock=machine.clock,
-        cpu_clock=machine.clock,
         make=lambda device, dtype: machine,
     )
     assert list(found) == ["float32"]
     best = found["float32"]
     assert (best.flops_per_second, best.dtype, best.threads) == (2.0**36, "float32", torch.get_num_threads())
-    assert best.cpu_share == pytest.approx(1 / best.threads)
     assert best.seconds == machine.now <= matmul_peak.SECONDS
 
 
@@ -148,27 +116,17 @@ def test_a_dtype_that_can_not_be_multiplied_is_left_out():
     assert list(found) == ["float32"]
 
 
-@pytest.mark.parametrize(
-    ("threads", "share", "disturbed"), [(2, 0.5, True), (2, 0.9, False), (1, 0.5, False), (2, None, False)]
-)
-def test_several_threads_that_had_to_wait_for_each_other_were_disturbed(threads, share, disturbed):
-    found = matmul_peak.MeasuredPeak(
-        flops_per_second=1.0, dtype="float32", threads=threads, size=256, rounds=1, seconds=1.0, cpu_share=share
-    )
-    assert found.disturbed is disturbed
+def test_a_first_round_that_is_slow_excludes_no_size():
+    machine = Machine(slow=[1], latency=2.0**-7)
+    searched(machine)
+    assert set(machine.ran) == set(machine.sizes)
 
 
-def test_a_best_that_was_not_confirmed_is_disturbed():
-    machine = Uneven(rate=2.0**33)
-    found = measure(
-        torch.device("cpu"),
-        ["float32"],
-        clock=machine.clock,
-        cpu_clock=lambda: machine.now * torch.get_num_threads(),
-        make=lambda *_: machine,
-    )
-    assert found["float32"].disturbed
-    assert found["float32"].seconds == pytest.approx(matmul_peak.MOST_SECONDS, rel=0.05)
+def test_each_size_gets_an_equal_part_of_the_time():
+    machine = Machine()
+    searched(machine)
+    seconds = {size: machine.ran.count(size) * machine.flops(size) / 2.0**36 for size in machine.sizes}
+    assert max(seconds.values()) - min(seconds.values()) <= 2 * machine.flops(2048) / 2.0**36
 
 
 def test_on_this_machine_nothing_changes_but_the_time():

@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 def found(dtype="float32", rate=2e11, **changes):
-    usual = {"threads": 1, "size": 512, "rounds": 9, "seconds": 0.5, "cpu_share": 1.0}
+    usual = {"threads": 1, "size": 512, "rounds": 9, "seconds": 0.5}
     return MeasuredPeak(flops_per_second=rate, dtype=dtype, **usual | changes)
 
 
@@ -93,24 +93,12 @@ def test_what_is_kept_for_a_day_is_measured_anew_and_the_better_counts(bench, ca
     assert cache.read(fresh=True)["float32"].flops_per_second == 3e11
 
 
-def test_what_was_measured_on_a_busy_machine_says_so_and_is_measured_anew(bench, tmp_path):
-    busy = Bench(bench.directory, rate=1e9, threads=2, cpu_share=0.3)
-    assert ", while others had the CPU: float32 0.001 TFLOPS" in busy.peaks().source
-    module._KNOWN.clear()
-    assert bench.peaks().by_dtype == {"float32": 2e11}
-
-
 def test_the_other_ranks_of_a_cpu_do_without_until_the_first_has_measured(bench):
     assert bench.peaks(local_rank=1) is None
     first = bench.peaks()
     module._KNOWN.clear()
     assert bench.peaks(local_rank=1) == first
     assert bench.asked == [["float32"]]
-
-
-def test_all_ranks_do_without_a_peak_that_only_a_busy_machine_has_shown(bench, cache):
-    cache.write({"float32": found(threads=2, cpu_share=0.3)})
-    assert bench.peaks(local_rank=1) is None
 
 
 def test_a_device_of_its_own_is_measured_by_each_rank(bench, monkeypatch):
@@ -157,7 +145,7 @@ def test_a_file_that_makes_no_sense_is_as_none(bench, cache, content):
 @pytest.mark.parametrize(
     "changes",
     [{"rate": rate} for rate in (0, -1, "fast", None, True, float("nan"), float("inf"))]
-    + [{"threads": "two"}, {"size": None}, {"cpu_share": "all"}],
+    + [{"threads": "two"}, {"size": None}],
 )
 def test_a_number_that_makes_no_sense_is_as_none(cache, changes):
     cache.write({"float32": found(**changes)})

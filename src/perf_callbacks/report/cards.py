@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from perf_callbacks.flops.known_work.shaped_work import CLOSED_FORM, COPY
-from perf_callbacks.flops.peaks.peak_rates import DISTURBED
 from perf_callbacks.flops.unknown_reasons import checked
 from perf_callbacks.kernel.records.fit_records import APPLIED, TRIED, Checklist, Finding, Run, Summary
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary
@@ -287,8 +286,7 @@ def _work(summary: Summary) -> Iterable[str]:
         yield f"≥: {'; '.join(_uncounted(flops))}"
     if flops.mfu is not None and flops.hfu is not None and flops.peak_flops_per_second is not None:
         kind = "measured peak" if flops.peak_measured else "peak"
-        low = "; others had the CPU then, so it is too low" if DISTURBED in (flops.peak_source or "") else ""
-        peak = f"{kind} {speed(flops.peak_flops_per_second)} ({flops.dtype}{low})"
+        peak = f"{kind} {speed(flops.peak_flops_per_second)} ({flops.dtype})"
         yield f"MFU {at_least}{percent(flops.mfu)}, HFU {at_least}{percent(flops.hfu)} of {peak}"
     elif flops.mfu_unknown is not None:
         yield f"MFU unknown: {flops.mfu_unknown}"

@@ -10,9 +10,6 @@ from perf_callbacks.kernel.settings.config import ConfigError
 
 TERA = 1e12
 
-DISTURBED = "while others had the CPU"
-"""Text in the source of a peak that was measured on a busy machine."""
-
 DTYPES = {
     "bf16": "bfloat16",
     "fp16": "float16",

@@ -16,7 +16,7 @@ import torch
 
 from perf_callbacks.flops.peaks import matmul_peak, peak_rates as peaks
 from perf_callbacks.flops.peaks.matmul_peak import MeasuredPeak
-from perf_callbacks.flops.peaks.peak_rates import DISTURBED, TERA, Peaks, canonical
+from perf_callbacks.flops.peaks.peak_rates import TERA, Peaks, canonical
 from perf_callbacks.kernel.clock import unix_time
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process import device as devices
@@ -157,7 +157,7 @@ def measured_peaks(
     names = [name for name in map(canonical, dtypes) if name in matmul_peak.DTYPES]
     if missing := [name for name in names if name not in known]:
         today = cache.read(fresh=True)
-        known |= {name: today[name] for name in missing if name in today and not today[name].disturbed}
+        known |= {name: today[name] for name in missing if name in today}
         missing = [name for name in missing if name not in known]
         if missing and (local_rank == 0 or device.type != "cpu"):
             before = cache.read(fresh=False)
@@ -181,5 +181,4 @@ def _described(found: Mapping[str, MeasuredPeak], where: Conditions) -> Peaks:
         f"{name} {it.flops_per_second / TERA:.3g} TFLOPS at {it.size} x {it.size}" for name, it in found.items()
     )
     threads = f" with {where.threads} thread{'s' * (where.threads > 1)}" if where.device == "cpu" else ""
-    busy = f", {DISTURBED}" if any(it.disturbed for it in found.values()) else ""
-    return Peaks(by_dtype, f"measured on {where.device}{threads}{busy}: {rates}", measured=True)
+    return Peaks(by_dtype, f"measured on {where.device}{threads}: {rates}", measured=True)
