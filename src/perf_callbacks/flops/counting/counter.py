@@ -38,17 +38,9 @@ class Filter(Protocol):
         """Return False if a value that Python reads outside of training work is to be ignored."""
         ...
 
-
-class Everything(Filter):
-    """Filter under which each operation is training work."""
-
-    def is_training_work(self) -> bool:
-        """Return True."""
-        return True
-
-    def is_between_stages(self) -> bool:
-        """Return True."""
-        return True
+    def module_ended(self, module: torch.nn.Module, result: object) -> None:
+        """Handle the end of a module's call."""
+        ...
 
 
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves it untyped
@@ -92,7 +84,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self.errors: Counter[str] = Counter()
         """Errors in the counter itself, by operation."""
         self._repeats = Repeats()
-        self._filter = filtered or Everything()
+        self._filter = filtered
         self._follower = follow
         self._apart: dict[int, Counter[Cell]] = {}
         """Products that are training work only if a backward goes through their nodes, by the numbers of the nodes."""
@@ -257,12 +249,12 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
 
     def _note_value(self) -> None:
         with guard(partial(self._err, "read")):
-            if self._filter.is_between_stages():
+            if self._filter is None or self._filter.is_between_stages():
                 self.observed.value_read()
 
     def _is_training_work(self) -> bool:
         try:
-            return self._filter.is_training_work()
+            return self._filter is None or self._filter.is_training_work()
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self._err("filter", error)
             return False
@@ -276,8 +268,11 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
     def _begins(self, module: torch.nn.Module, _args: object) -> None:
         self._see(module, begins=True)
 
-    def _ends(self, module: torch.nn.Module, _args: object, _result: object) -> None:
+    def _ends(self, module: torch.nn.Module, _args: object, result: object) -> None:
         self._see(module, begins=False)
+        if self._filter is not None:
+            with guard(partial(self._err, type(module).__name__)):
+                self._filter.module_ended(module, result)
 
     def _see(self, module: torch.nn.Module, *, begins: bool) -> None:
         try:

@@ -1,13 +1,12 @@
 """Work of a step without counting it: by shapes of batches, calls of the model, and trained parameters."""
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 
 from perf_callbacks.flops.known_work.rating import Rating
-from perf_callbacks.flops.known_work.shape_counts import MOST_COUNTS, SAME, SCALED, Count, Learned, ShapeTable, keep
-from perf_callbacks.flops.known_work.trained_looks import TrainedLooks
+from perf_callbacks.flops.known_work.shape_counts import MOST_COUNTS, SCALED, Count, Learned, ShapeTable, keep
 from perf_callbacks.flops.peaks.peak_rates import Peaks
 from perf_callbacks.flops.unknown_reasons import NO_BATCH, UNEVEN, UNREAD, Unknowns
 from perf_callbacks.flops.work import Work
@@ -22,6 +21,12 @@ MOST_BOOKS = 16
 """Maximum number of sets of trained parameters and calls whose counts are kept. Then the oldest is dropped."""
 
 _MOST_KNOWN = 256
+
+LOOK_EVERY = 10
+"""Steps between two checks of the trained parameters…"""
+
+CLOSE_STEPS = 100
+"""…and each step is checked for this long after a change: parameters that are trained in turns may change back soon."""
 
 Each = tuple[int, ...]
 """Calls of forward and backward per batch of a step. If these aren't whole numbers: the calls of all batches, and the
@@ -54,7 +59,6 @@ class ShapedWork:
     ) -> None:
         reader = reader or BatchReader()
         self._find_trained, self._on_change = trained, on_change
-        self._looks = TrainedLooks()
         self.rating: Rating | None = None
         """Peak and coverage that work is compared with. None: nothing was counted yet."""
         self.refuted: Peaks | None = None
@@ -74,7 +78,6 @@ class ShapedWork:
         """The last step after which a check found other parameters trained. None: no change was found."""
         self.checked: int | None = None
         """The last step whose work was found equal to that of an earlier step. None: FLOPs rest on a single count."""
-        self._outlines: dict[tuple[Hashable, ...], tuple[int, int]] = {}
         self.trainable_changed = False
         """True: the trained parameters have changed, after an unknown step."""
         self._sure: tuple[Hashable, int] = None, 0  # trained parameters, and the last step for which they are certain
@@ -137,22 +140,15 @@ class ShapedWork:
             self.rate(self.rating.without_peak())
             self._tell()
 
-    def begin(self, step: int, now: float) -> None:
-        """Check for the first time which parameters are trained, when training begins after `step`."""
-        self._looks.begin(step, now)
-        self.look()
-
     def look_after(self, step: int) -> int:
         """Return the step after which to check again, if the last check was after `step`."""
-        return self._looks.after(step, self.changed)
+        return step + (1 if self.changed is not None and step < self.changed + CLOSE_STEPS else LOOK_EVERY)
 
-    def look(self, step: int = 0, now: float | None = None) -> None:
-        """Check after a step which parameters are trained.
+    def look(self, step: int = 0) -> None:
+        """Check after a step, or before the first step, which parameters are trained.
 
         If they changed, steps since the last check may have had either set.
         """
-        if now is not None:
-            self._looks.looked(step, now)
         trained = self._trained if self._find_trained is None else self._find_trained()
         if trained == self._trained:
             if step and not self.trainable_changed:
@@ -210,25 +206,6 @@ class ShapedWork:
         if known and learned.contradicts == 1:
             self.checked = step
         return learned
-
-    def outline(self, shapes: Sequence[ShapeKey], calls: Calls, products: int, step: int) -> None:
-        """Compare the outlines of this and an earlier step with the same batches, calls and trained parameters."""
-        self.look(step)
-        each = _each(calls, len(shapes))
-        if not products or not all(shapes) or self.varies or self.trainable_changed:
-            return
-        shapes = [self.plain.strip(shape) for shape in shapes]
-        key = self._trained, each, frozenset(Counter(shapes).items())
-        before, since = self._outlines.get(key, (products, 0))
-        ratio = max(before, products) / min(before, products)
-        if ratio > 1 + SAME and (len(each) == len(ONCE) or len(set(shapes)) == 1):
-            self._efforts.clear()
-            self.unknowns.varies = (
-                f"the work of equal batches varies ({ratio:.2f} times between the modules of steps {since} and {step})"
-            )
-        elif since:
-            self.checked = step
-        keep(self._outlines, key, (products, step), MOST_COUNTS)
 
     def of(self, shapes: Sequence[ShapeKey], calls: Calls | None = None, step: int = 0) -> StepFlops | None:
         """Return the work of a step with batches of these shapes; None: unknown."""
@@ -295,7 +272,6 @@ class ShapedWork:
             self.plain.dropped |= busy
             self._books |= books
             self._efforts.clear()
-            self._outlines.clear()
 
     def _tell(self) -> None:
         if self._on_change is not None:

@@ -230,7 +230,7 @@ class Engine:
         if step >= self._due or now > self.flush_at:
             self.flush(now)
         elif step >= self._look_at:
-            self.work.look(step, now)
+            self.work.look(step)
             if self.work.trainable_changed:
                 self.step_reader.collect()
             self.plan()

@@ -29,7 +29,7 @@ class WorkModel(Protocol):
         """Return the step after which the engine calls `look` again, if its last call was after `step`."""
         ...
 
-    def look(self, step: int, now: float | None = None) -> None:
+    def look(self, step: int) -> None:
         """Check after a step if the model has changed in a way that changes FLOPs."""
 
     def of(self, shapes: Sequence[ShapeKey], calls: Calls, step: int) -> StepFlops | None:
@@ -59,7 +59,7 @@ class UnknownWork:
         """Return `NEVER`."""
         return NEVER
 
-    def look(self, step: int, now: float | None = None) -> None:
+    def look(self, step: int) -> None:
         """Do nothing."""
 
     def of(self, shapes: Sequence[ShapeKey], calls: Calls, step: int) -> None:
