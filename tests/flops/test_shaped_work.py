@@ -256,11 +256,11 @@ def test_other_calls_and_other_trained_parameters_are_counted_apart():
     shaped.learn([ids(2, 8)] * 2, [Work({LINEAR: 100})] * 2, Calls(2, 2))
     assert shaped.of([ids(2, 8)] * 3, Calls(3, 3)) == StepFlops(300, 300)
     assert shaped.of([ids(2, 8)] * 2, Calls(4, 2)) is None
-    assert shaped.missing == {(2, 1): (0, 0)}
+    assert shaped.uncounted_calls == {(2, 1): (0, 0)}
     trained.append((True, True))
     shaped.look()
     assert shaped.of([ids(2, 8)], Calls(1, 1)) is None
-    assert shaped.fresh
+    assert shaped.has_no_count
     shaped.settle()
     shaped.learn([ids(2, 8)], [Work({LINEAR: 150})], Calls(1, 1))
     assert shaped.of([ids(2, 8)], Calls(1, 1)) == StepFlops(150, 150)

@@ -53,11 +53,11 @@ class CountRecords:
 
     def check_peak(self) -> None:
         """Log that training ran faster than the peak. Forget a measured peak, so that the next run measures again."""
-        refuted, self._work.refuted = self._work.refuted, None
-        if refuted is None:
+        exceeded, self._work.peak_exceeded = self._work.peak_exceeded, None
+        if exceeded is None:
             return
         log.warning("perf_callbacks: %s; MFU and HFU are left out from now on.", self._work.unknowns.peak)
-        if refuted.measured:
+        if exceeded.measured:
             forget(self._recorder.device)
 
     def note_apart(self, training: TrainingFilter | None) -> None:

@@ -64,15 +64,15 @@ class CountSchedule:
         Calls seen in two steps are expected again after the same distance.
         """
         work = self._work
-        if not self.done or not (work.fresh or work.missing):
+        if not self.done or not (work.has_no_count or work.uncounted_calls):
             return NEVER
         if not self.affordable(FREE_COUNTS + FREE_WAYS if work.rating is not None else FREE_COUNTS):
             return max(self.steps + 1, self.counts * STEPS_PER_COUNT + 1)
-        if work.fresh:
+        if work.has_no_count:
             return self.steps
         again = [
             last + (last - first) * ((step - last) // (last - first) + 1)
-            for first, last in work.missing.values()
+            for first, last in work.uncounted_calls.values()
             if first
         ]
         return min(again) - 1 - step + self.steps if again else NEVER

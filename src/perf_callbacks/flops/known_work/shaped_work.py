@@ -61,7 +61,7 @@ class ShapedWork:
         self._find_trained, self._on_change = trained, on_change
         self.rating: Rating | None = None
         """Peak and coverage that work is compared with. None: nothing was counted yet."""
-        self.refuted: Peaks | None = None
+        self.peak_exceeded: Peaks | None = None
         """Peak that steps exceeded; None again after a log line says so."""
         self.counted: Flops | None = None
         """The last count."""
@@ -71,7 +71,7 @@ class ShapedWork:
         self._weighed = 0, frozenset[str]()
         self.unknowns = Unknowns(reader)
         """Reasons for steps without FLOPs."""
-        self.missing: dict[Each, tuple[int, int]] = {}
+        self.uncounted_calls: dict[Each, tuple[int, int]] = {}
         """Calls of the model that were never counted: the last two steps that had them."""
         self._trained: Hashable = None
         self.changed: int | None = None
@@ -122,7 +122,7 @@ class ShapedWork:
         return replace(summary, **self.rating.summary(), source=self.source, checked_step=self.checked)
 
     @property
-    def fresh(self) -> bool:
+    def has_no_count(self) -> bool:
         """True if nothing was counted yet with the currently trained parameters."""
         return not any(trained == self._trained for trained, _ in self._books)
 
@@ -135,7 +135,7 @@ class ShapedWork:
         """Drop the peak if these steps were faster than the peak allows."""
         reason = None if self.rating is None else self.rating.refuted(totals.effort, totals.effort_seconds)
         if self.rating is not None and reason is not None:
-            self.refuted = self.rating.peaks
+            self.peak_exceeded = self.rating.peaks
             self.unknowns.peak = reason
             self.rate(self.rating.without_peak())
             self._tell()
@@ -159,7 +159,7 @@ class ShapedWork:
             self._trained = trained
             self._efforts.clear()
             if self._books:
-                self.missing.clear()
+                self.uncounted_calls.clear()
                 self._tell()
 
     def close(self) -> None:
@@ -186,7 +186,7 @@ class ShapedWork:
         """
         self._efforts.clear()
         key = self._trained, _each(calls, len(shapes))
-        self.missing.pop(key[1], None)
+        self.uncounted_calls.pop(key[1], None)
         if key not in self._books:
             keep(self._books, key, ShapeTable(), MOST_BOOKS)
         book = self._books[key]
@@ -282,10 +282,10 @@ class ShapedWork:
             self.unknowns.note(UNREAD)
         elif self._books and (self._trained, each) not in self._books:
             self.unknowns.note("the model runs forward and backward in ways that were not counted")
-            _, last = self.missing.pop(each, (0, 0))
-            self.missing[each] = last, step
-            if len(self.missing) > MOST_BOOKS:
-                del self.missing[next(iter(self.missing))]
+            _, last = self.uncounted_calls.pop(each, (0, 0))
+            self.uncounted_calls[each] = last, step
+            if len(self.uncounted_calls) > MOST_BOOKS:
+                del self.uncounted_calls[next(iter(self.uncounted_calls))]
             self._tell()
         elif len(each) > len(ONCE) and len(set(shapes)) > 1:
             self.unknowns.note(UNEVEN)
