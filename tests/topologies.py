@@ -185,10 +185,6 @@ class NVMLError(Exception):
     """NVML's own."""
 
 
-class NotFoundError(NVMLError):
-    """NVML's own."""
-
-
 def nvml(topology: Topology) -> Any:
     """`pynvml` on this machine. It lists what the process may not use as well."""
 
@@ -196,11 +192,6 @@ def nvml(topology: Topology) -> Any:
         if index >= len(topology.gpus):
             raise NVMLError("Invalid Argument")
         return index
-
-    def mig(gpu: int, place: int) -> tuple[int, int]:
-        if place >= topology.instances[gpu]:
-            raise NotFoundError
-        return gpu, place
 
     def most(gpu: int) -> int:
         if gpu not in (topology.instances or {}):
@@ -214,15 +205,14 @@ def nvml(topology: Topology) -> Any:
     def pci(gpu: int) -> SimpleNamespace:
         return SimpleNamespace(domain=0, bus=int(topology.pci(gpu).split(":")[1], 16), device=0)
 
-    def uuid(handle: Any) -> str:
-        return name(topology, *(handle if isinstance(handle, tuple) else (handle, None)))
+    def uuid(gpu: int) -> str:
+        return name(topology, gpu, None)
 
     module: Any = ModuleType("pynvml")
     module.began = []
     module.__spec__ = ModuleSpec("pynvml", None)  # accelerate looks for it
     vars(module).update(
         NVMLError=NVMLError,
-        NVMLError_NotFound=NotFoundError,
         nvmlInit=lambda: module.began.append(True),
         nvmlShutdown=module.began.pop,
         nvmlDeviceGetCount=lambda: len(topology.gpus),
@@ -230,7 +220,6 @@ def nvml(topology: Topology) -> Any:
         nvmlDeviceGetPciInfo=pci,
         nvmlDeviceGetUUID=uuid,
         nvmlDeviceGetMaxMigDeviceCount=most,
-        nvmlDeviceGetMigDeviceHandleByIndex=mig,
         nvmlDeviceGetCpuAffinity=affinity,
     )
     return module

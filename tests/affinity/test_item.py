@@ -9,10 +9,10 @@ from perf_callbacks.affinity import item as affinity_item
 from perf_callbacks.affinity.item import CpuAffinity
 from perf_callbacks.kernel.fit import environment
 from perf_callbacks.kernel.fit.item import Fit
-from perf_callbacks.kernel.process.cpu_masks import Affinity, NoThreads
+from perf_callbacks.kernel.process.cpu_masks import Affinity
 from perf_callbacks.kernel.process.cpu_sets import CpuFacts, Gpu, Machine, parse
 
-GPU = Gpu(pci="0000:1b:00.0", node=1, slot=(1, 2), devices=2)
+GPU = Gpu(pci="0000:1b:00.0", node=1, slot=(1, 2))
 FACTS = CpuFacts(mask=parse("0-7"), machine=Machine(nodes={0: parse("0-3"), 1: parse("4-7")}), gpu=GPU)
 ON_NODE_1 = "GPU 0000:1b:00.0 is on NUMA node 1"
 
@@ -28,7 +28,7 @@ def decided(affinity="auto", **changes):
     [
         ("auto", {}, ("applied", "CPUs 0-7", "CPUs 4-7", ON_NODE_1)),
         ("off", {}, ("skipped", "CPUs 0-7", None, "affinity=off")),
-        ("exclusive", {}, ("applied", "CPUs 0-7", "CPUs 6-7", "4 cores of NUMA node 1 divided among 2 devices")),
+        ("exclusive", {}, ("applied", "CPUs 0-7", "CPUs 6-7", "4 cores of NUMA node 1 divided among 2 GPUs")),
         ("node", {"mask": parse("4,6")}, ("already so", "CPUs 4,6", None, ON_NODE_1)),
         (
             "auto",
@@ -49,9 +49,9 @@ def decided(affinity="auto", **changes):
         ),
         (
             "auto",
-            {"mask": parse("0-3"), "bound_by": "srun"},
+            {"mask": parse("0-3"), "bound": True},
             (
-                *("advised", "CPUs 0-3 by srun", "start the rank there"),
+                *("advised", "CPUs 0-3 by the launcher", "start the rank there"),
                 f"{ON_NODE_1}, whose CPUs are 4-7",
             ),
         ),
@@ -75,7 +75,7 @@ def test_without_facts_nothing_is_done(unknown, why):
     assert (row.status, row.before, row.why) == ("not applicable", None, why)
 
 
-class OneThread(NoThreads):
+class OneThread:
     """The only thread of a process."""
 
     def __init__(self):

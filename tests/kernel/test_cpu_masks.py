@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from perf_callbacks.kernel.process.cpu_masks import Affinity, LinuxThreads, NoThreads
+from perf_callbacks.kernel.process.cpu_masks import Affinity, Threads
 from perf_callbacks.kernel.process.cpu_sets import parse
 
 MAIN = 1
@@ -176,8 +176,9 @@ def test_a_fit_that_was_freed_without_an_end_is_made_up_for_by_the_next_one():
     assert threads.told == [[0, 1, 2, 3]] * 2
 
 
-def test_a_system_without_masks_is_left_alone():
-    affinity = Affinity(NoThreads())
+def test_a_system_without_masks_is_left_alone(monkeypatch):
+    monkeypatch.delattr(os, "sched_setaffinity", raising=False)
+    affinity = Affinity(Threads())
     affinity.bind(FIT, parse("0"))
     affinity.let_go(FIT)
     assert (affinity.found, affinity.now) == (None, [])
@@ -185,7 +186,7 @@ def test_a_system_without_masks_is_left_alone():
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no masks")
 def test_a_child_is_part_of_no_fit_and_keeps_its_mask():
-    affinity = Affinity(LinuxThreads())
+    affinity = Affinity(Threads())
     affinity.bind(FIT, parse("0"))
     child = os.fork()
     if child == 0:

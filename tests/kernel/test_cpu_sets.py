@@ -11,7 +11,7 @@ MACHINE = Machine(
     sockets=(parse("0-3,8-11"), parse("4-7,12-15")),
     cores=tuple(frozenset({cpu, cpu + 8}) for cpu in range(8)),
 )
-GPU = Gpu(pci="0000:1b:00.0", node=1, slot=(0, 2), devices=4)
+GPU = Gpu(pci="0000:1b:00.0", node=1, slot=(0, 2))
 
 
 ALONE = "without LOCAL_RANK and LOCAL_WORLD_SIZE this counts as the machine's only rank"
@@ -38,17 +38,17 @@ def chosen(mode, **changes):
         ("node", {"mask": parse("0-5")}, "4-5", "GPU 0000:1b:00.0 is on NUMA node 1"),
         ("node", {"mask": parse("0-3")}, "", "GPU 0000:1b:00.0 is on NUMA node 1, whose CPUs are 4-7,12-15"),
         ("socket", {}, "4-7,12-15", "GPU 0000:1b:00.0 is on the socket of NUMA node 1"),
-        ("exclusive", {}, "4-5,12-13", "4 cores of NUMA node 1 divided among 2 devices"),
-        ("exclusive", {"mask": parse("4-6")}, "4", "3 cores of NUMA node 1 divided among 2 devices"),
-        ("exclusive", {"mask": parse("4")}, None, "1 core of NUMA node 1 can't be divided among 2 devices"),
+        ("exclusive", {}, "4-5,12-13", "4 cores of NUMA node 1 divided among 2 GPUs"),
+        ("exclusive", {"mask": parse("4-6")}, "4", "3 cores of NUMA node 1 divided among 2 GPUs"),
+        ("exclusive", {"mask": parse("4")}, None, "1 core of NUMA node 1 can't be divided among 2 GPUs"),
         ("exclusive", {"mask": parse("0-3")}, "", "GPU 0000:1b:00.0 is on NUMA node 1, whose CPUs are 4-7,12-15"),
         (
             "exclusive",
-            {"local_rank": 5, "local_world_size": 8},  # more ranks than devices: some share one
+            {"gpu": dataclasses.replace(GPU, slot=None), "local_rank": 5, "local_world_size": 8},  # ranks share GPUs
             None,
             "4 cores of NUMA node 1 can't be divided among 8 ranks",
         ),
-        ("exclusive", {"bound_by": "srun"}, "0-15", "srun gave this rank fewer CPUs than it has itself"),
+        ("exclusive", {"bound": True}, "0-15", "the launcher gave this rank fewer CPUs than it has itself"),
         ("auto", {"gpu": None}, None, "training runs on the CPU; affinity=node divides 2 NUMA nodes among the ranks"),
         ("node", {"gpu": None}, None, "one rank uses all 2 NUMA nodes"),
         (

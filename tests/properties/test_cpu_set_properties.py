@@ -41,8 +41,8 @@ def jobs(draw):
             shown = [*machine.nodes] * len(where) if len(machine.nodes) == 1 else where
             node = shown[rank % len(where)]
             peers = [device for device, other in enumerate(shown) if other == node]
-            slot = peers.index(rank % len(where)), len(peers)
-            gpu = Gpu(pci="gpu", node=node, slot=slot, devices=len(where))
+            slot = (peers.index(rank % len(where)), len(peers)) if size <= len(where) else None
+            gpu = Gpu(pci="gpu", node=node, slot=slot)
         ranks.append(CpuFacts(**common, gpu=gpu, local_rank=rank))
     return ranks
 

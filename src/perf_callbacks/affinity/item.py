@@ -57,7 +57,7 @@ def _named(cpus: Cpus) -> str:
 
 
 def _before(facts: CpuFacts) -> str:
-    bound = f" by {facts.bound_by}" if facts.bound_by is not None else ""
+    bound = " by the launcher" if facts.bound else ""
     quota = f", {facts.machine.quota:g} CPUs' worth of time" if facts.machine.quota is not None else ""
     return _named(facts.mask) + bound + quota
 

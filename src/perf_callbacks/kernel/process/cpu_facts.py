@@ -8,9 +8,8 @@ from typing import Any
 
 from perf_callbacks.kernel.process import nvml, topology
 from perf_callbacks.kernel.process.cpu_masks import AFFINITY
-from perf_callbacks.kernel.process.cpu_sets import CpuFacts, Cpus, Gpu, Machine
-from perf_callbacks.kernel.process.nvml import Inventory, Listed, bare, pci_id
-from perf_callbacks.kernel.settings.config import FLAGS
+from perf_callbacks.kernel.process.cpu_sets import CpuFacts, Gpu, Machine
+from perf_callbacks.kernel.process.nvml import Inventory, bare, pci_id
 
 LOCAL_RANKS = (
     ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),  # torchrun, accelerate launch
@@ -22,9 +21,6 @@ LOCAL_RANKS = (
 
 Slurm's variables are left out: a batch script has them too, whatever it starts.
 """
-
-BINDERS = (("ACCELERATE_CPU_AFFINITY", "accelerate"), ("TORCHELASTIC_RUN_ID", "torchrun"), ("SLURM_CPU_BIND", "srun"))
-"""Variables that identify the program that may have bound a process."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,15 +62,16 @@ def read(
     if mode == "off":
         return CpuFacts(mask=mask, machine=Machine(nodes={}))
     machine = topology.machine(sources.root, cores=mode == "exclusive")
+    local = local or local_ranks(sources.environ)
+    rank, size = local or (0, 1)
     gpu = unknown = None
     if devices > 1:
         unknown = f"the process drives {devices} devices, which may be on several NUMA nodes"
     elif accelerator == "cuda" and properties is not None:
-        gpu, unknown = _gpu(mode, properties(), machine, sources)
+        gpu, unknown = _gpu(mode, properties(), machine, sources, size)
     elif accelerator is not None:
         unknown = f"nothing tells the NUMA node of {accelerator} devices"
-    local = local or local_ranks(sources.environ)
-    rank, size = local or (0, 1)
+    parent = topology.mask_of(sources.root, os.getppid())
     return CpuFacts(
         mask=mask,
         machine=machine,
@@ -84,7 +81,7 @@ def read(
         local_world_size=size,
         ranks_unknown=local is None and _world_size(sources.environ) > 1,
         workers=workers,
-        bound_by=_bound_by(mask, topology.mask_of(sources.root, os.getppid()), sources.environ),
+        bound=parent is not None and mask < parent,
     )
 
 
@@ -102,43 +99,24 @@ def _world_size(environ: Mapping[str, str]) -> int:
     return int(word) if word.isdecimal() else 1
 
 
-def _bound_by(mask: Cpus, parent: Cpus | None, environ: Mapping[str, str]) -> str | None:
-    if parent is None or not mask < parent:
-        return None
-    set_by = [name for variable, name in BINDERS if FLAGS.get(environ.get(variable, "no").lower(), True)]
-    return (set_by or ["whoever started the process"])[0]
-
-
-def _gpu(mode: str, found: Any, machine: Machine, sources: Sources) -> tuple[Gpu | None, str | None]:
+def _gpu(
+    mode: str, found: Any, machine: Machine, sources: Sources, local_world_size: int
+) -> tuple[Gpu | None, str | None]:
     """Return the location of a CUDA device by its properties, or the reason why the location is unknown.
 
     torch gives the PCI id of the device, or else its UUID, so neither CUDA_VISIBLE_DEVICES nor CUDA_DEVICE_ORDER
     matters. NVML gives only the rest: in older versions of torch the PCI id of a UUID, and the other devices at the
-    same node.
+    same node. If ranks share GPUs, the GPUs have no slots.
     """
     uuid, pci = bare(str(getattr(found, "uuid", ""))), None
     if hasattr(found, "pci_bus_id"):
         pci = pci_id(found.pci_domain_id, found.pci_bus_id, found.pci_device_id)
     listed = sources.inventory() if pci is None or mode == "exclusive" else Inventory()
-    mine = next((gpu for gpu in listed.gpus if gpu.pci == pci or uuid in {gpu.uuid, *gpu.instances}), None)
-    pci = mine.pci if mine is not None else pci
+    pci = next((gpu.pci for gpu in listed.gpus if gpu.pci == pci or gpu.uuid == uuid), pci)
     if pci is None:
         return None, f"the PCI id of the GPU is unknown (NVML: {listed.missing or 'does not list it'})"
     node = topology.node(sources.root, pci, machine)
-    units = [(gpu, unit) for gpu in listed.gpus for unit in gpu.instances or (gpu.uuid,)]
-    beside = [unit for gpu, unit in units if topology.node(sources.root, gpu.pci, machine) == node]
-    unit = _unit(mine, uuid, sources.environ) if mine is not None else None
-    slot = (beside.index(unit), len(beside)) if unit in beside else None
-    return Gpu(pci=pci, node=node, slot=slot, devices=len(units)), None
-
-
-def _unit(gpu: Listed, uuid: str, environ: Mapping[str, str]) -> str | None:
-    """Return the UUID of the GPU or MIG instance that this process owns.
-
-    CUDA shows a process a single MIG instance, the first that CUDA_VISIBLE_DEVICES names. A name may be a prefix.
-    """
-    if not gpu.instances or uuid in gpu.instances:
-        return uuid if gpu.instances else gpu.uuid
-    name = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
-    matching = [unit for unit in gpu.instances if name.startswith("MIG-") and unit.startswith(bare(name))]
-    return matching[0] if len(matching) == 1 else None
+    beside = [gpu.pci for gpu in listed.gpus if topology.node(sources.root, gpu.pci, machine) == node]
+    shared = local_world_size > len(listed.gpus) or any(gpu.divided for gpu in listed.gpus)
+    slot = (beside.index(pci), len(beside)) if pci in beside and not shared else None
+    return Gpu(pci=pci, node=node, slot=slot), None

@@ -7,7 +7,6 @@ bound. When the last fit ends, all masks are restored, including the masks of th
 
 import os
 from pathlib import Path
-from typing import Protocol
 
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.process.cpu_sets import Cpus
@@ -19,41 +18,13 @@ PASSES = 3
 """Most walks over all threads. A thread that is born during a walk may still inherit the old mask."""
 
 
-class Threads(Protocol):
-    """Threads of a process and their masks."""
+class Threads:
+    """Threads of this process, by `/proc`. None on a system without masks."""
 
     def all(self) -> list[int]:
         """Return the ids of all threads, the main thread first."""
-        ...
-
-    def get(self, thread: int) -> Cpus:
-        """Return a thread's mask. Raises `OSError` if the thread has ended."""
-        ...
-
-    def set(self, thread: int, cpus: Cpus) -> None:
-        """Set a thread's mask."""
-
-
-class NoThreads:
-    """Threads of a process on a system without masks: always empty."""
-
-    def all(self) -> list[int]:
-        """Return an empty list."""
-        return []
-
-    def get(self, thread: int) -> Cpus:
-        """Raise `OSError`: no thread is known."""
-        raise ProcessLookupError(thread)
-
-    def set(self, thread: int, cpus: Cpus) -> None:
-        """Do nothing."""
-
-
-class LinuxThreads:
-    """Threads of this process, by `/proc`."""
-
-    def all(self) -> list[int]:
-        """Return the ids of all threads, the main thread first."""
+        if not hasattr(os, "sched_setaffinity"):
+            return []
         main = os.getpid()
         try:
             others = [int(path.name) for path in TASKS.iterdir() if int(path.name) != main]
@@ -173,5 +144,5 @@ class Affinity(Owner[Cpus]):
         self._clear()
 
 
-AFFINITY = Affinity(LinuxThreads() if hasattr(os, "sched_setaffinity") else NoThreads())
+AFFINITY = Affinity(Threads())
 """The masks of this process."""

@@ -28,9 +28,7 @@ class Gpu:
     node: int | None
     """NUMA node. None: there are several nodes, and the firmware names none for this GPU."""
     slot: tuple[int, int] | None = None
-    """Place among the devices (GPUs or MIG instances) at this node that a rank can own, and the number of these."""
-    devices: int = 0
-    """Number of devices of the machine that a rank can own."""
+    """Place among the GPUs at this node, and the number of these. None: ranks share GPUs, or it is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,8 +47,8 @@ class CpuFacts:
     """True: there are other ranks, and their number on this machine is unknown."""
     workers: int = 0
     """Number of the loaders' worker processes, as far as known."""
-    bound_by: str | None = None
-    """Program that gave the process a mask narrower than its parent's. None: the mask is the parent's."""
+    bound: bool = False
+    """True: the launcher gave the process fewer CPUs than it has itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,19 +151,17 @@ def _share_of_groups(facts: CpuFacts, *, socket: bool) -> Choice:
 def _exclusive(facts: CpuFacts) -> Choice:
     """Divide whole cores among the devices at a NUMA node, or among the ranks of the machine."""
     gpu = facts.gpu
-    if facts.bound_by is not None:
-        return Choice(facts.mask, f"{facts.bound_by} gave this rank fewer CPUs than it has itself")
+    if facts.bound:
+        return Choice(facts.mask, "the launcher gave this rank fewer CPUs than it has itself")
     base, where, slot = facts.mask, "", None
     if gpu is not None:
         near = _near(facts, gpu, socket=False)
         if not near.cpus:
             return near
-        base, where = near.cpus, f" of NUMA node {gpu.node}"
-    if gpu is not None and facts.local_world_size <= gpu.devices:
-        slot = gpu.slot
+        base, where, slot = near.cpus, f" of NUMA node {gpu.node}", gpu.slot
     place, number = slot or (facts.local_rank, facts.local_world_size)
     cores = [core & base for core in _cores(facts.machine, base)]
-    found, among = count(len(cores), "core") + where, count(number, "device" if slot else "rank")
+    found, among = count(len(cores), "core") + where, count(number, "GPU" if slot else "rank")
     if len(cores) < number:
         return Choice(None, f"{found} can't be divided among {among}")
     return Choice(part(cores, place, number), f"{found} divided among {among}{'' if slot else _remark(facts)}")

@@ -7,6 +7,7 @@ nothing.
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from perf_callbacks.kernel.failures import guard
@@ -15,13 +16,14 @@ from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Listed:
-    """A GPU in NVML's list. UUIDs have no prefix."""
+    """A GPU in NVML's list."""
 
     pci: str
     """PCI id as in `/sys`."""
     uuid: str
-    instances: tuple[str, ...] = ()
-    """UUIDs of its MIG instances."""
+    """UUID without prefix."""
+    divided: bool = False
+    """True: the GPU is divided into MIG instances, so several ranks may share it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,23 +141,9 @@ def _gpus(pynvml: Any) -> tuple[Listed, ...]:
             bus = pynvml.nvmlDeviceGetPciInfo(handle)
         except pynvml.NVMLError:  # this GPU is lost, or this process may not use it
             continue
-        uuid = bare(pynvml.nvmlDeviceGetUUID(handle))
-        found.append(Listed(pci=pci_id(bus.domain, bus.bus, bus.device), uuid=uuid, instances=_mig(pynvml, handle)))
-    return tuple(found)
-
-
-def _mig(pynvml: Any, handle: Any) -> tuple[str, ...]:
-    """Return the UUIDs of a GPU's MIG instances; empty if the GPU is not divided."""
-    found = []
-    try:
-        for place in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-            try:
-                instance = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
-            except pynvml.NVMLError_NotFound:  # this place is free
-                continue
-            found.append(bare(pynvml.nvmlDeviceGetUUID(instance)))
-    except pynvml.NVMLError:  # NotSupported
-        return ()
+        pci, uuid = pci_id(bus.domain, bus.bus, bus.device), bare(pynvml.nvmlDeviceGetUUID(handle))
+        divided = bool(_told(partial(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle)))
+        found.append(Listed(pci=pci, uuid=uuid, divided=divided))
     return tuple(found)
 
 
