@@ -60,7 +60,7 @@ def clock_of_training(several):
 
 def recorder_in(directory, several):
     settings = resolve(PerfConfig(output_dir=directory), {})
-    place = Place(door="loop", directory=Path(directory), device=torch.device("cpu"), versions={})
+    place = Place(integration="loop", directory=Path(directory), device=torch.device("cpu"), versions={})
     recorder = Recorder(settings, place, clock=clock_of_training(several))
     shaped = ShapedWork(recorder.reader)
     shaped.rate(Rating(dtype="float32", coverage=1.0, lower_bound=False))

@@ -133,8 +133,8 @@ def main(plan):
         timed = Timed(exchange)
         timed("start")
         began = time.perf_counter()
-        verdict = exchange.agree()
-        told(agree_seconds=time.perf_counter() - began, run_id=verdict and verdict.run_id)
+        settings = exchange.agree()
+        told(agree_seconds=time.perf_counter() - began, run_id=settings and settings.run_id)
     taken = train(plan, timed, told)
     if exchange is not None:
         length = exchange.window or plan.window

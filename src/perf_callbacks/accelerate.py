@@ -118,7 +118,7 @@ class Attachment:
 
 def _place(accelerator: Accelerator, carried: Mapping[str, Any] | None) -> Place:
     return Place(
-        door="accelerate",
+        integration="accelerate",
         directory=Path(accelerator.project_dir or "."),
         device=accelerator.device,
         rank=accelerator.process_index,

@@ -181,7 +181,7 @@ def start(
             fit,
             step=recorder.run.step,
             aside=aside,
-            progress=recorder.going,
+            progress=recorder.progress_of,
             proving=_proving(recorder, settings.config),
         )
         startup = Startup(fit, ITEMS, earlier, write=recorder.write, proofs=recorder.proofs)

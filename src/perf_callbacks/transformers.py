@@ -178,7 +178,7 @@ class _LastCallback(TrainerCallback):
 
 def _place(args: TrainingArguments, state: TrainerState, trainer: Trainer | None) -> Place:
     return Place(
-        door="transformers",
+        integration="transformers",
         directory=Path(args.output_dir or "."),
         device=args.device,
         rank=args.process_index,

@@ -35,7 +35,7 @@ SPEAKS = {
         ),
     ),
     "deterministic in Lightning": (
-        Facts(deterministic=True, door="lightning"),
+        Facts(deterministic=True, integration="lightning"),
         None,
         Finding(
             cause="precision",
@@ -65,7 +65,7 @@ SPEAKS = {
         ),
     ),
     "compile in the Trainer": (
-        Facts(tensor_cores=True, work=replace(PLAIN, by_dtype={"bfloat16": 1}), door="transformers"),
+        Facts(tensor_cores=True, work=replace(PLAIN, by_dtype={"bfloat16": 1}), integration="transformers"),
         replace(summary(), **RATED),
         Finding(
             cause="compile",
@@ -85,7 +85,7 @@ SPEAKS = {
         ),
     ),
     "nan filter": (
-        Facts(nan_filter=True, door="transformers"),
+        Facts(nan_filter=True, integration="transformers"),
         summary(),
         Finding(
             cause="sync",
@@ -125,7 +125,7 @@ SPEAKS = {
         ),
     ),
     "reductions with Accelerate": (
-        Facts(ddp=True, work=replace(PLAIN, reductions=2), door="accelerate"),
+        Facts(ddp=True, work=replace(PLAIN, reductions=2), integration="accelerate"),
         summary(),
         Finding(
             cause="sync",
@@ -225,12 +225,12 @@ def test_no_complaint_about_sizes_that_are_right_or_do_not_matter(facts):
         ({}, "100% of the FLOPs are float32, without TF32", 'torch.set_float32_matmul_precision("high")'),
         ({"tf32": True}, "100% of the FLOPs are float32, in TF32", 'bf16: torch.autocast("cuda", torch.bfloat16)'),
         (
-            {"tf32": True, "door": "transformers"},
+            {"tf32": True, "integration": "transformers"},
             "100% of the FLOPs are float32, in TF32",
             "TrainingArguments(bf16=True)",
         ),
         (
-            {"tf32": True, "door": "lightning"},
+            {"tf32": True, "integration": "lightning"},
             "100% of the FLOPs are float32, in TF32",
             'Trainer(precision="bf16-mixed")',
         ),

@@ -18,7 +18,7 @@ from perf_callbacks.kernel.fit.setup import Setup, flat
 
 
 def facts(model=None, **setup):
-    return read(model, Setup(**setup), door="loop", device=torch.device("cpu"))
+    return read(model, Setup(**setup), integration="loop", device=torch.device("cpu"))
 
 
 class Wrapper(torch.nn.Module):

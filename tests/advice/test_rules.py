@@ -29,7 +29,7 @@ def test_a_run_of_a_few_steps_tells_nothing():
     ],
 )
 def test_workers_are_advised_where_steps_wait_for_data(door, remedy):
-    assert found("data", Facts(door=door, workers=0), summary(data=1.0)) == Finding(
+    assert found("data", Facts(integration=door, workers=0), summary(data=1.0)) == Finding(
         cause="data",
         share=pytest.approx(0.449),
         evidence="Waiting for data took 50% of the run: num_workers=0",
@@ -137,11 +137,11 @@ def test_the_line_that_waits_for_workers_is_not_the_one_that_is_slow():
             "logging every 50 steps",
         ),
         (
-            {"log_every": 1, "door": "transformers"},
+            {"log_every": 1, "integration": "transformers"},
             "the trainer logs every step",
             "TrainingArguments(logging_steps=50)",
         ),
-        ({"log_every": 1, "door": "lightning"}, "the trainer logs every step", "Trainer(log_every_n_steps=50)"),
+        ({"log_every": 1, "integration": "lightning"}, "the trainer logs every step", "Trainer(log_every_n_steps=50)"),
     ],
 )
 def test_values_that_are_read_and_logged_in_each_step(facts, evidence, remedy):
@@ -215,7 +215,7 @@ def test_recomputation_is_worth_its_share_of_the_forward():
         "Recomputation for activation checkpointing takes 10% of executed FLOPs while 40 GB of memory are free"
     )
     assert finding.remedy == "model.gradient_checkpointing_disable(), or checkpointing fewer layers"
-    trainer = found("recompute", Facts(work=WORK, door="transformers"), summary())
+    trainer = found("recompute", Facts(work=WORK, integration="transformers"), summary())
     assert trainer.remedy == "TrainingArguments(gradient_checkpointing=False)"
 
 
@@ -249,7 +249,7 @@ def test_an_optimizer_that_goes_from_tensor_to_tensor():
     assert finding.share == pytest.approx(0.7 * 1.1 / 2.0)
     assert finding.evidence == "The optimizer took 55% of the run: AdamW updates 1,234 tensors one by one"
     assert finding.remedy == "torch.optim.AdamW(..., fused=True)"
-    trainer = found("optimizer", replace(facts, door="transformers"), summary(optimizer=1.1))
+    trainer = found("optimizer", replace(facts, integration="transformers"), summary(optimizer=1.1))
     assert trainer.remedy == 'TrainingArguments(optim="adamw_torch_fused")'
 
 
@@ -310,7 +310,7 @@ def test_a_little_garbage_is_no_finding(seconds):
 )
 def test_what_is_done_too_often(kind, door, remedy):
     often = summary(steps=90, spans={kind: 45.0}, counts={kind: 30})
-    finding = found(kind, Facts(door=door), often)
+    finding = found(kind, Facts(integration=door), often)
     assert finding.share == pytest.approx(45.0 * 0.9 / 135)
     assert finding.evidence == f"{kind.title()}s took 33% of the run: one after every 3 steps"
     assert finding.remedy == remedy
@@ -356,7 +356,7 @@ EPOCHS = Facts(workers=2, work=PLAIN, epochs=10, epoch_wait_seconds=0.5, epoch_w
 )
 def test_workers_that_are_started_for_each_epoch(door, remedy):
     evidence = "Waiting for the first batch of 10 epochs took 33% of the run: workers are started for each epoch"
-    assert table.findings(machine(), replace(EPOCHS, door=door), summary(data=0.5)) == (
+    assert table.findings(machine(), replace(EPOCHS, integration=door), summary(data=0.5)) == (
         Finding(cause="data", share=pytest.approx((50 - 10 * 2 * 1.5) / 150), evidence=evidence, remedy=remedy),
     )
 

@@ -99,7 +99,7 @@ def make(tmp_path, owner):
 
     def recorder(clock=None, directory=tmp_path, **config):
         settings = resolve(PerfConfig(**config), {})
-        place = Place(door="loop", directory=directory, device=torch.device("cpu"), versions={})
+        place = Place(integration="loop", directory=directory, device=torch.device("cpu"), versions={})
         made.append(Recorder(settings, place, **({"clock": clock} if clock else {})))
         if made[-1].active:
             methods.stages(made[-1], owner, "method", Stage.FORWARD)
@@ -258,7 +258,7 @@ def test_closing_twice_is_once(tmp_path, make, caplog):
 
 
 def test_a_closed_recorder_is_held_by_nobody(tmp_path):
-    place = Place(door="loop", directory=tmp_path, device=torch.device("cpu"), versions={})
+    place = Place(integration="loop", directory=tmp_path, device=torch.device("cpu"), versions={})
     recorder = Recorder(resolve(None, {}), place)
     recorder.close()
     held = weakref.ref(recorder)
@@ -316,7 +316,7 @@ def test_what_is_measured_when_the_interpreter_exits_is_put_back_and_written(tmp
 
         owner, callbacks = SimpleNamespace(method=len), list(gc.callbacks)
         atexit.register(lambda: print(owner.method is len, gc.callbacks == callbacks))
-        place = Place(door="loop", directory=Path({str(tmp_path)!r}), device=torch.device("cpu"), versions={{}})
+        place = Place(integration="loop", directory=Path({str(tmp_path)!r}), device=torch.device("cpu"), versions={{}})
         recorder = Recorder(resolve(PerfConfig(), {{}}), place)
         methods.stages(recorder, owner, "method", Stage.FORWARD)
         recorder.end_step(1)
@@ -401,7 +401,8 @@ def test_the_watchdog_looks_after_a_recorder_for_as_long_as_it_lives(make, monke
 )
 def test_a_fit_that_is_interrupted_as_it_closes_leaves_no_open_file(tmp_path, monkeypatch, place):
     recorder = Recorder(
-        resolve(PerfConfig(), {}), Place(door="loop", directory=tmp_path, device=torch.device("cpu"), versions={})
+        resolve(PerfConfig(), {}),
+        Place(integration="loop", directory=tmp_path, device=torch.device("cpu"), versions={}),
     )
     file = recorder._journal._file.fileno()
     with monkeypatch.context() as patched:

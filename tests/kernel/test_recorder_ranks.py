@@ -28,8 +28,8 @@ def ranks(tmp_path, monkeypatch):
     def open_both(data_parallel, ambiguous=None):
         for rank in range(2):
             place = Place(
-                door="loop", directory=tmp_path, device=torch.device("cpu"), versions={}, rank=rank, world_size=2,
-                data_parallel=data_parallel, ambiguous=ambiguous,
+                integration="loop", directory=tmp_path, device=torch.device("cpu"), versions={}, rank=rank,
+                world_size=2, data_parallel=data_parallel, ambiguous=ambiguous,
             )  # fmt: skip
             opened.append(Recorder(settings, place, ranks=exchange.meet(place, settings.config), clock=clock))
         return opened, clock

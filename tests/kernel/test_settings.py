@@ -4,7 +4,7 @@ import pytest
 
 from perf_callbacks import ConfigError, PerfConfig
 from perf_callbacks.kernel.settings.config import rules
-from perf_callbacks.kernel.settings.in_force import Entry, resolve
+from perf_callbacks.kernel.settings.in_force import FileEntry, resolve
 
 # for each field what the environment says, what that means, and what it can't mean
 FROM_ENV = {
@@ -71,7 +71,7 @@ def test_without_a_word_from_outside_the_code_stands():
 
 
 def at(line, name, text):
-    return Entry(name, text, f"perf.yaml, line {line}")
+    return FileEntry(name, text, f"perf.yaml, line {line}")
 
 
 @pytest.mark.parametrize("name", rules())

@@ -126,12 +126,12 @@ def test_what_is_torn_anywhere_is_nothing(item):
 
 
 def test_what_is_no_verdict_is_nothing():
-    verdict = {"fit": "f", "run_id": "r", "window": 50, "directory": None, "signals": True}
-    assert unpack(JobSettings, json.dumps(verdict)) == JobSettings(fit="f", run_id="r", window=50, signals=True)
+    settings = {"fit": "f", "run_id": "r", "window": 50, "directory": None, "signals": True}
+    assert unpack(JobSettings, json.dumps(settings)) == JobSettings(fit="f", run_id="r", window=50, signals=True)
     for wrong in (
         *[{"window": window} for window in (0, -1, True, 2.0, "50", 10**100)],
         *[{"run_id": 1}, {"fit": None}, {"directory": 1}, {"directory": ["/out"]}, {"signals": 1}],
     ):
-        assert unpack(JobSettings, json.dumps(verdict | wrong)) is None
+        assert unpack(JobSettings, json.dumps(settings | wrong)) is None
     for line in ("", "[]", "{}", "null", '["f","r",50,null,true]', '{"fit":"f","run_id":"r"}'):
         assert unpack(JobSettings, line) is None

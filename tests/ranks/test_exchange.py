@@ -185,7 +185,7 @@ def test_the_verdict_of_an_earlier_fit_is_not_taken_for_the_current_one(job):
     later.step(1, 2)
     assert [exchange.window for exchange in later.ranks[1:]] == [None, None]
     later.through(0)
-    assert {exchange.verdict.run_id for exchange in later.ranks} == {later.run_id} != {job.run_id}
+    assert {exchange.job_settings.run_id for exchange in later.ranks} == {later.run_id} != {job.run_id}
     assert later.latest == [later.whole(0)] * 3
 
 
@@ -212,10 +212,10 @@ def test_a_rank_that_sat_the_first_fit_out_takes_part_in_the_second(ended):
         first.end()
     second = Job(store=first.store)
     second.step(2)
-    assert second.ranks[2].verdict == (None if ended else first.ranks[0].verdict)
+    assert second.ranks[2].job_settings == (None if ended else first.ranks[0].job_settings)
     second.through(0)
     assert second.latest == [second.whole(0)] * 3
-    assert second.ranks[2].verdict == second.ranks[0].verdict
+    assert second.ranks[2].job_settings == second.ranks[0].job_settings
 
 
 def test_an_end_that_comes_late_does_not_take_the_next_verdict_away(job):
@@ -256,7 +256,7 @@ def test_whatever_is_left_in_the_store_is_no_error(job, key, garbage):
 
 
 def test_a_rank_can_not_speak_for_another(job):
-    fit = rounds.mark(job.ranks[0].verdict.fit)
+    fit = rounds.mark(job.ranks[0].job_settings.fit)
     parts = [job.part(0, 1, samples=10**9), job.part(0, 2)]
     job.offer(0, 0, 1)
     job.step(1)
@@ -619,15 +619,15 @@ def test_a_store_that_can_not_be_cloned_is_connected_to_anew(monkeypatch):
 
 def test_a_verdict_says_what_holds():
     job = Job()
-    verdict = job.ranks[0].verdict
-    assert verdict == JobSettings(fit=verdict.fit, run_id=job.run_id, window=LENGTH, signals=True)
-    assert len({Job().ranks[0].verdict.fit for _ in range(10)}) == 10
+    settings = job.ranks[0].job_settings
+    assert settings == JobSettings(fit=settings.fit, run_id=job.run_id, window=LENGTH, signals=True)
+    assert len({Job().ranks[0].job_settings.fit for _ in range(10)}) == 10
 
 
 def test_every_rank_hears_where_rank_0_writes():
     job = Job(world_size=2, directory="/out/“1”")
     job.step()
-    assert [exchange.verdict.directory for exchange in job.ranks] == ["/out/“1”"] * 2
+    assert [exchange.job_settings.directory for exchange in job.ranks] == ["/out/“1”"] * 2
 
 
 def test_what_all_ranks_ask_for_stands_in_the_window():
@@ -925,7 +925,7 @@ def served():
 
 
 def place(tmp_path, **changes):
-    return Place(door="loop", directory=tmp_path, device=torch.device("cpu"), versions={}, **changes)
+    return Place(integration="loop", directory=tmp_path, device=torch.device("cpu"), versions={}, **changes)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no limit is known there")

@@ -59,7 +59,7 @@ def parts_of(job):
 
 
 def test_all_ranks_take_over_the_settings_of_rank_0(job):
-    assert {exchange.verdict for exchange in job.ranks} == {job.ranks[0].verdict}
+    assert {exchange.job_settings for exchange in job.ranks} == {job.ranks[0].job_settings}
 
 
 def test_a_window_of_several_machines_is_known_to_all(job):
@@ -148,7 +148,7 @@ def test_machines_may_have_different_numbers_of_ranks(tmp_path, monkeypatch, siz
 
 
 def test_parts_that_are_too_large_for_one_note_are_sent_in_several(job, monkeypatch):
-    fit = rounds.mark(job.ranks[0].verdict.fit)
+    fit = rounds.mark(job.ranks[0].job_settings.fit)
     size = len(pack_bundle(Bundle.of(job.part(0, 1)), fit))
     for module in (node, board):
         monkeypatch.setattr(module, "LARGEST", 2 * size + 1)
@@ -287,7 +287,7 @@ def test_notes_from_before_the_process_began_are_of_a_job_that_was_killed(nodes,
     rounds._obeyed.clear()
     later = Job(world_size=4, nodes=nodes)
     later.step(1, 2, 3)
-    assert [exchange.verdict for exchange in later.ranks[1:]] == [None] * 3
+    assert [exchange.job_settings for exchange in later.ranks[1:]] == [None] * 3
     later.step()
     later.step()
     later.through(0)
@@ -355,7 +355,7 @@ def test_each_attempt_of_a_job_has_a_directory_of_its_own_and_removes_the_one_be
     rounds._obeyed.clear()
     later = Job(world_size=8, nodes=nodes(1))
     later.step(1)
-    assert later.ranks[1].verdict is None
+    assert later.ranks[1].job_settings is None
     later.step()
     later.step()
     later.through(0)
@@ -443,7 +443,7 @@ def test_a_job_of_many_ranks_takes_one_connection_for_each_machine(tmp_path, mon
         monkeypatch.setenv("LOCAL_RANK", str(rank))
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
         place = Place(
-            door="loop",
+            integration="loop",
             directory=tmp_path,
             device=torch.device("cpu"),
             versions={},

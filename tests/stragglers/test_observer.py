@@ -39,7 +39,12 @@ class Rank:
         self.timed = timed
         settings = resolve(PerfConfig(**{"window": WINDOW, "gc": "observe"} | config), {})
         place = Place(
-            door="loop", directory=directory, device=torch.device("cpu"), versions={}, rank=rank, world_size=world_size
+            integration="loop",
+            directory=directory,
+            device=torch.device("cpu"),
+            versions={},
+            rank=rank,
+            world_size=world_size,
         )
         self.recorder = Recorder(settings, place, ranks=exchange.meet(place, settings.config), clock=self.clock)
         observer = stragglers.begin(self.recorder, Training(model=self.model if timed else None))

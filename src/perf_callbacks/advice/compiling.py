@@ -17,4 +17,4 @@ def compiling(_machine: MachineFacts, facts: Facts, measured: Measured | None) -
     if hfu is None or not working or hfu * measured.step_seconds / working >= LOW:
         return None
     evidence = f"Nothing is compiled, and HFU is {hfu:.0%}"
-    return finding("compile", None, evidence, _SWITCH.get(facts.door, "torch.compile(model)"))
+    return finding("compile", None, evidence, _SWITCH.get(facts.integration, "torch.compile(model)"))

@@ -27,5 +27,5 @@ def deterministic(machine: MachineFacts, facts: Facts, _measured: Measured | Non
     """Name deterministic algorithms, which on an accelerator are slower kernels and fill unused memory."""
     if not facts.deterministic or machine.accelerator is None:
         return None
-    remedy = _REPEATED.get(facts.door, "torch.use_deterministic_algorithms(False)")
+    remedy = _REPEATED.get(facts.integration, "torch.use_deterministic_algorithms(False)")
     return finding("precision", None, "Deterministic algorithms are on, which are slower", remedy)

@@ -38,7 +38,7 @@ class MachineFacts(Protocol):
 class Facts:
     """Facts about a fit. None: unknown."""
 
-    door: str = "loop"
+    integration: str = "loop"
     workers: int | None = None
     """Worker processes of the training loader; None: the loader is no `DataLoader`."""
     persistent: bool = False

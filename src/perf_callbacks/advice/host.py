@@ -29,7 +29,7 @@ def sync(_machine: MachineFacts, facts: Facts, measured: Measured | None) -> Fin
     between = measured.unnamed
     evidence = f"Reading values and logging them in each step took {measured.share(between):.0%} of the run: {reads}"
     remedy = "TrainingArguments(logging_steps=50)" if _logs(facts) else "logging every 50 steps"
-    if _logs(facts) and facts.door == "lightning":
+    if _logs(facts) and facts.integration == "lightning":
         remedy = "Trainer(log_every_n_steps=50)"
     return finding("sync", measured.share(between), evidence, remedy)
 

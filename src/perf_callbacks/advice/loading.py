@@ -81,7 +81,7 @@ def restarts(_machine: MachineFacts, facts: Facts, measured: Measured | None) ->
     noun = "epoch" if facts.epochs == 1 else f"{facts.epochs:,} epochs"
     share, form = took / measured.seconds, "DataLoader(num_workers={}, persistent_workers=True)"
     evidence = f"Waiting for the first batch of {noun} took {share:.0%} of the run: workers are started for each epoch"
-    if facts.door == "transformers":
+    if facts.integration == "transformers":
         form = "TrainingArguments(dataloader_persistent_workers=True)"
     return finding("data", won / measured.seconds, evidence, form.format(workers))
 
@@ -118,7 +118,7 @@ def _computed(facts: Facts, measured: Measured, wait: float) -> float:
 
 
 def _workers(facts: Facts, wanted: int) -> str:
-    if facts.door == "transformers":
+    if facts.integration == "transformers":
         return f"TrainingArguments(dataloader_num_workers={wanted})"
     if facts.workers is None:
         return f"loading in the background, as DataLoader(num_workers={wanted}) does"

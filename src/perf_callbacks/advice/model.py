@@ -21,7 +21,7 @@ def recompute(machine: MachineFacts, facts: Facts, measured: Measured | None) ->
     if machine.accelerator is None and machine.memory_available is not None:
         evidence += f" while {machine.memory_available / GIGA:.0f} GB of memory are free"
     remedy = "model.gradient_checkpointing_disable(), or checkpointing fewer layers"
-    if facts.door == "transformers":
+    if facts.integration == "transformers":
         remedy = "TrainingArguments(gradient_checkpointing=False)"
     return finding("recompute", measured.share(seconds), evidence, remedy)
 

@@ -36,7 +36,7 @@ TENSOR_CORES = (7, 0)
 def begin(recorder: Recorder, training: Training) -> "Advice | None":
     """Give advice on this fit. None: the facts can't be read; measuring goes on."""
     try:
-        facts = read(training.model, training.setup(), door=recorder.run.door, device=recorder.device)
+        facts = read(training.model, training.setup(), integration=recorder.run.door, device=recorder.device)
         facts = replace(facts, gc=recorder.config.gc)
         machine = environment.read(accelerator=_accelerator(recorder.device))
         since = _Since(machine.cpus)
@@ -74,11 +74,11 @@ class Advice(Observer):
 def without_run(device: torch.device) -> tuple[Finding, ...]:
     """Return the findings that need no run."""
     return table.findings(
-        environment.read(accelerator=_accelerator(device)), read(None, Setup(), door="", device=device)
+        environment.read(accelerator=_accelerator(device)), read(None, Setup(), integration="", device=device)
     )
 
 
-def read(model: nn.Module | None, setup: Setup, *, door: str, device: torch.device) -> Facts:
+def read(model: nn.Module | None, setup: Setup, *, integration: str, device: torch.device) -> Facts:
     """Read the facts about a fit. The facts hold none of its objects."""
     config = _text(getattr(_inner(model), "config", None))
     allocator = os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
@@ -89,7 +89,7 @@ def read(model: nn.Module | None, setup: Setup, *, door: str, device: torch.devi
     torchs = type(optimizer).__module__.startswith("torch.optim.")
     loaders = [loader for loader in map(_inner, setup.loaders) if hasattr(loader, "num_workers")]
     return Facts(
-        door=door,
+        integration=integration,
         workers=min([loader.num_workers for loader in loaders], default=None),
         persistent=all([_persists(loader) for loader in loaders]),
         attention=getattr(config, "_attn_implementation", None),

@@ -23,6 +23,6 @@ def optimizer(machine: MachineFacts, facts: Facts, measured: Measured | None) ->
         f"{facts.optimizer} updates {facts.tensors:,} tensors one by one"
     )
     remedy = f"torch.optim.{facts.optimizer}(..., fused=True)"
-    if facts.door == "transformers" and facts.optimizer == "AdamW":
+    if facts.integration == "transformers" and facts.optimizer == "AdamW":
         remedy = 'TrainingArguments(optim="adamw_torch_fused")'
     return finding("optimizer", measured.share(saved * seconds), evidence, remedy)

@@ -20,6 +20,6 @@ def precision(_machine: MachineFacts, facts: Facts, measured: Measured | None) -
         return None
     evidence = f"{share:.0%} of the FLOPs are float32"
     if facts.tf32:
-        remedy = _MIXED.get(facts.door, 'bf16: torch.autocast("cuda", torch.bfloat16)')
+        remedy = _MIXED.get(facts.integration, 'bf16: torch.autocast("cuda", torch.bfloat16)')
         return finding("precision", None, f"{evidence}, in TF32", remedy)
     return finding("precision", None, f"{evidence}, without TF32", 'torch.set_float32_matmul_precision("high")')

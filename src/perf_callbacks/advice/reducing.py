@@ -10,6 +10,6 @@ def reducing(_machine: MachineFacts, facts: Facts, _measured: Measured | None) -
         return None
     evidence = f"DDP reduces gradients after each of {facts.work.reductions} micro-batches of a step"
     remedy = "with model.no_sync(): around all but the last"
-    if facts.door == "accelerate":
+    if facts.integration == "accelerate":
         remedy = "with accelerator.accumulate(model):"
     return finding("sync", None, evidence, remedy)

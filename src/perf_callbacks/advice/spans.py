@@ -38,7 +38,7 @@ def _rarer(kind: str, noun: str, facts: Facts, measured: Measured | None) -> Fin
         return None
     apart = max(1, round(summary.steps / count))
     evidence = f"{noun} took {seconds / measured.seconds:.0%} of the run: one after every {_steps(apart)}"
-    form = _OFTEN.get((kind, facts.door), "one after every {} steps").format(apart * rarer)
+    form = _OFTEN.get((kind, facts.integration), "one after every {} steps").format(apart * rarer)
     return finding(kind, seconds * (1 - 1 / rarer) / measured.seconds, evidence, form)
 
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from perf_callbacks.kernel.settings.config import ConfigError, PerfConfig, Rule, rules
-from perf_callbacks.kernel.settings.in_force import Entry, parse
+from perf_callbacks.kernel.settings.in_force import FileEntry, parse
 from perf_callbacks.launch import accelerate_config
 from perf_callbacks.launch.accelerate_config import AccelerateConfig
 
@@ -72,11 +72,11 @@ def default_file() -> Path:
     return path
 
 
-def _assignment(text: str) -> Entry:
+def _assignment(text: str) -> FileEntry:
     name, equals, value = text.partition("=")
     if not equals:
         raise ConfigError(f"got {text!r}, wanted FIELD=VALUE, such as window=20.")
-    return Entry(name, value, "the command line")
+    return FileEntry(name, value, "the command line")
 
 
 def _ask(config: AccelerateConfig) -> dict[str, object]:

@@ -262,13 +262,13 @@ class Counting(Observer):
         """
         self._recorder.look_up(counter.observed.lookups)
         total, batches = counter.work(), self._recorder.batches[self._before :]
-        calls = self._training.course.calls if self._training is not None else Calls(1, 1)
+        calls = self._training.stage_tracker.calls if self._training is not None else Calls(1, 1)
         work = self._work
         unannounced = self._announced and self._is_unannounced(calls)
         if unannounced and work.rating is None:
             self._announced = False
             self._records.apart.clear()  # calls like these are counted from now on
-        part = self._training is not None and any(self._training.course.earlier) and not self._before
+        part = self._training is not None and any(self._training.stage_tracker.earlier) and not self._before
         none = not total.model_flops and (calls.backwards or not whole or work.rating is None)
         if part or unannounced or none or not batches or (counter.interrupted and len(batches) > 1):
             if not batches or (none and calls.backwards and work.rating is None):

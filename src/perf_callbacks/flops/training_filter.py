@@ -30,7 +30,7 @@ class TrainingFilter(Filter):
     """
 
     def __init__(self, tape: Tape, *, announced: bool) -> None:
-        self.course: StageTracker = tape.follow()
+        self.stage_tracker: StageTracker = tape.follow()
         """Follows the marks of the step."""
         self._tape = tape
         self._announced = announced
@@ -48,7 +48,7 @@ class TrainingFilter(Filter):
 
     def is_training_work(self) -> bool:
         """Return True if the operation being dispatched is training work."""
-        stage = self.course.stage
+        stage = self.stage_tracker.stage
         if stage in _TRAINING:
             return self._announced or stage is not _FORWARD or is_grad_enabled() or _calling() is not None
         if stage in _NEVER:
@@ -66,27 +66,27 @@ class TrainingFilter(Filter):
         if get_ident() != self._thread:
             return
         self.settle()
-        stage = self.course.stage
+        stage = self.stage_tracker.stage
         if stage in _TRAINING or stage is Stage.ASIDE or self._tape.part is not None or in_backward():
             return
         counted = not self._announced and stage in _BETWEEN and is_grad_enabled() and module.training
         if counted or _calling() is not module or _generates() or _requires_grad(result) or not _multiplies(module):
             return
-        if self.course.fetches != self._fetches:
+        if self.stage_tracker.fetches != self._fetches:
             self._waiting.clear()
-        self._fetches, self._backwards = self.course.fetches, self.course.calls.backwards
+        self._fetches, self._backwards = self.stage_tracker.fetches, self.stage_tracker.calls.backwards
         self._waiting[f"{type(module).__name__} without gradients"] += 1
 
     def settle(self) -> None:
         """Move waiting calls to `apart` if a backward followed; drop calls from before the last fetch of a batch."""
-        if self._waiting and self.course.calls.backwards > self._backwards:
-            if self.course.fetches_at_backward == self._fetches:
+        if self._waiting and self.stage_tracker.calls.backwards > self._backwards:
+            if self.stage_tracker.fetches_at_backward == self._fetches:
                 self.apart += self._waiting
             self._waiting.clear()
 
     def is_between_stages(self) -> bool:
         """Return True if the thread is between the stages of a step."""
-        return self.course.stage in _BETWEEN
+        return self.stage_tracker.stage in _BETWEEN
 
 
 def _callers() -> Iterator[FrameType]:

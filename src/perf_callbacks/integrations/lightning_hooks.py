@@ -208,7 +208,7 @@ class LightningHooks(CallbackBase):
 
     def _place(self, trainer: Any, carried: dict[str, Any] | None) -> Place:
         return Place(
-            door="lightning",
+            integration="lightning",
             directory=_directory(trainer),
             directory_of_all=True,
             device=trainer.strategy.root_device,

@@ -17,7 +17,7 @@ from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.settings import config_file
 from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.kernel.settings.config_file import Node
-from perf_callbacks.kernel.settings.in_force import FILE, SECTION, Entry, parse, variable
+from perf_callbacks.kernel.settings.in_force import FILE, SECTION, FileEntry, parse, variable
 
 KEY = "perf_callbacks"
 
@@ -33,7 +33,7 @@ class AccelerateConfig:
     key: Node | None
     section: Node | None
     """The value of the key. None: the file has no section."""
-    entries: tuple[Entry, ...]
+    entries: tuple[FileEntry, ...]
     """The fields that the section sets."""
 
 
@@ -70,7 +70,7 @@ def _composed(path: Path, text: str) -> AccelerateConfig:
     return AccelerateConfig(path, text, root, key, section, entries)
 
 
-def exports(section: tuple[Entry, ...], environ: Mapping[str, str]) -> dict[str, str]:
+def exports(section: tuple[FileEntry, ...], environ: Mapping[str, str]) -> dict[str, str]:
     """Return environment variables for all ranks: fields of the section that no stronger source sets."""
     settings = config_file.in_force(None, environ)  # reports a bad value once, and not on every rank
     parse(section)

@@ -100,12 +100,14 @@ class Exchange:
         node: Node | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        verdict = JobSettings(fit=uuid.uuid4().hex, run_id=run_id, window=window, directory=directory, signals=signals)
+        job_settings = JobSettings(
+            fit=uuid.uuid4().hex, run_id=run_id, window=window, directory=directory, signals=signals
+        )
         attempt = _restarts() if attempt is None else attempt
         self._rounds: Rounds = (
             Follower(store, rank=rank, world_size=world_size, attempt=attempt, node=node)
             if rank
-            else Leader(store, world_size=world_size, verdict=verdict, attempt=attempt, node=node)
+            else Leader(store, world_size=world_size, job_settings=job_settings, attempt=attempt, node=node)
         )
         self._talk = _ExchangeThread(self._rounds, clock)
         # The thread holds no reference to this object, so both end together even if the end of the fit was missed.
@@ -116,26 +118,26 @@ class Exchange:
         self._talk.start()
 
     def agree(self, timeout: float = AGREE_SECONDS) -> JobSettings | None:
-        """Wait for rank 0's settings; None at the timeout. Later settings appear in `verdict`."""
+        """Wait for rank 0's settings; None at the timeout. Later settings appear in `job_settings`."""
         if self._talk.here:
             self._rounds.agreed.wait(timeout)
-        return self._rounds.verdict
+        return self._rounds.job_settings
 
     @property
-    def verdict(self) -> JobSettings | None:
+    def job_settings(self) -> JobSettings | None:
         """Settings of this fit, announced by rank 0. None: not known yet."""
-        return self._rounds.verdict
+        return self._rounds.job_settings
 
     @property
     def window(self) -> int | None:
         """Optimizer steps per window. None: not known yet, or nothing is exchanged."""
-        return self._rounds.verdict.window if self._rounds.verdict is not None else None
+        return self._rounds.job_settings.window if self._rounds.job_settings is not None else None
 
     @property
     def signals(self) -> bool:
         """True if parts of this fit carry signals. False if not, or not known yet."""
-        verdict = self._rounds.verdict
-        return verdict is not None and verdict.window is not None and verdict.signals
+        job_settings = self._rounds.job_settings
+        return job_settings is not None and job_settings.window is not None and job_settings.signals
 
     @property
     def role(self) -> Mapping[str, int]:

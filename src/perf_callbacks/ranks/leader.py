@@ -81,13 +81,13 @@ class Leader(Rounds):
     """Rank 0: announces the settings and combines the windows."""
 
     def __init__(
-        self, store: Any, *, world_size: int, verdict: JobSettings, attempt: int = 0, node: Node | None = None
+        self, store: Any, *, world_size: int, job_settings: JobSettings, attempt: int = 0, node: Node | None = None
     ) -> None:
         super().__init__(store, rank=0, world_size=world_size, attempt=attempt, node=node)
-        self.verdict = self._mine = verdict
+        self.job_settings = self._mine = job_settings
         self.readers: list[weakref.ref[WindowReader]] = []
         """Readers of the windows. A reader that raises gets no more windows; the exchange continues."""
-        self._mark = mark(verdict.fit)
+        self._mark = mark(job_settings.fit)
         self._together = 1 if node is None else len(node.ranks)
         self._sources = [rank - rank % self._together for rank in range(world_size)]
         """For each rank, the rank whose key holds its part. Until a part arrives: a guess from this machine's size."""

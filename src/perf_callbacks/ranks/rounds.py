@@ -73,13 +73,13 @@ class Rounds:
         """Parts of this rank that were not sent yet."""
         self.finished: deque[Window] = deque(maxlen=FINISHED)
         """Windows that were not taken yet, on rank 0."""
-        self.verdict: JobSettings | None = None
+        self.job_settings: JobSettings | None = None
         self.latest: Window | None = None
         self.failure: str | None = None
         self._handlers: dict[str, ChannelHandler] = {}
         self._channels: dict[str, Channel] = {}
         self.agreed = threading.Event()
-        """Set once there is a verdict, or none to wait for."""
+        """Set once there are settings, or none to wait for."""
 
     def step(self, now: float) -> float | None:
         """Run a round. Return the seconds until the next round; None: until the next offer."""
@@ -87,7 +87,11 @@ class Rounds:
             return None
         try:
             board = self._join() if self._board is None else self._board
-            fit = self.verdict.fit if self.verdict is not None and self.verdict.window is not None else None
+            fit = (
+                self.job_settings.fit
+                if self.job_settings is not None and self.job_settings.window is not None
+                else None
+            )
             soon = [] if fit is None else [handler.round(one, now) for handler, one in self._opened(board, fit)]
             pauses = [*soon, self._round(board, now), self._pass_on(board, now)]
             return min([pause for pause in pauses if pause is not None], default=None)
@@ -125,15 +129,17 @@ class Rounds:
 
     def _pass_on(self, board: StoreNotes | FileNotes, now: float) -> float | None:
         """If this rank talks for its machine, pass notes between the store and the machine's other ranks."""
-        relay, verdict = self._relay, self.verdict
-        if relay is None or verdict is None:
+        relay, job_settings = self._relay, self.job_settings
+        if relay is None or job_settings is None:
             return None
-        window = "" if self.latest is None else note_of_window(verdict.fit, self.latest)
+        window = "" if self.latest is None else note_of_window(job_settings.fit, self.latest)
         shared = {name: channel.seen for name, channel in self._channels.items()}
-        relay.tell({**shared, "window": window, "verdict": pack(verdict)})
-        if verdict.window is None:
+        relay.tell({**shared, "window": window, "verdict": pack(job_settings)})
+        if job_settings.window is None:
             return None
-        cast("StoreNotes", board).write_all({**relay.notes(self._channels), **relay.collect(mark(verdict.fit), now)})
+        cast("StoreNotes", board).write_all(
+            {**relay.notes(self._channels), **relay.collect(mark(job_settings.fit), now)}
+        )
         return LOOK_SECONDS if relay.since is None else min(LOOK_SECONDS, pause(now - relay.since, SOON_HERE))
 
     def leave(self, *, politely: bool = True) -> None:
@@ -141,8 +147,8 @@ class Rounds:
         try:
             with guard(let_pass):  # the store may be gone
                 if self._board is not None and self.failure is None and politely:
-                    if self.verdict is not None:
-                        for handler, channel in self._opened(self._board, self.verdict.fit):
+                    if self.job_settings is not None:
+                        for handler, channel in self._opened(self._board, self.job_settings.fit):
                             handler.leave(channel)
                     self._take_back(self._board)
                 self._leave_node()
@@ -188,13 +194,13 @@ class Follower(Rounds):
 
     def _round(self, board: StoreNotes | FileNotes, now: float) -> float | None:
         self._began = now if self._began is None else self._began
-        if self.offers or self.verdict is None or self.verdict.window is None:
+        if self.offers or self.job_settings is None or self.job_settings.window is None:
             self._hear(board)
-        if self.verdict is None or self.verdict.window is None:
+        if self.job_settings is None or self.job_settings.window is None:
             return pause((now - self._began) / 8, EARLY)
-        parts = self._drained(self.verdict.window)
+        parts = self._drained(self.job_settings.window)
         for part in parts:
-            packed = pack_bundle(Bundle.of(part), mark(self.verdict.fit))
+            packed = pack_bundle(Bundle.of(part), mark(self.job_settings.fit))
             if len(packed) > LARGEST:  # rank 0 would not read it
                 raise ValueError(f"a window takes {len(packed):,} bytes, and at most {LARGEST:,} can be sent")
             if self._relay is not None:
@@ -215,9 +221,9 @@ class Follower(Rounds):
 
     def _hear(self, board: StoreNotes | FileNotes) -> None:
         """Read rank 0's newest window, and its settings unless that window belongs to the current fit."""
-        if self._awaited and self.verdict is not None and isinstance(board, StoreNotes):
+        if self._awaited and self.job_settings is not None and isinstance(board, StoreNotes):
             note = board.peek("window")  # thousands of ranks do this with each window
-            if note.startswith(self.verdict.fit):
+            if note.startswith(self.job_settings.fit):
                 self._learn(note)
                 return
         notes = board.read("verdict", "window")
@@ -226,16 +232,16 @@ class Follower(Rounds):
             self._learn(notes[1])
 
     def _obey(self, note: str) -> None:
-        verdict = unpack(JobSettings, note)
-        held = self.verdict.fit if self.verdict is not None else None
-        if verdict is not None and verdict.fit not in {self._earlier, held}:
-            self.verdict, self.latest, self._awaited = verdict, None, 0
-            _obeyed[self._rank] = verdict.fit
+        job_settings = unpack(JobSettings, note)
+        held = self.job_settings.fit if self.job_settings is not None else None
+        if job_settings is not None and job_settings.fit not in {self._earlier, held}:
+            self.job_settings, self.latest, self._awaited = job_settings, None, 0
+            _obeyed[self._rank] = job_settings.fit
             self.agreed.set()
 
     def _learn(self, note: str) -> None:
         fit, _, line = note.partition("\n")
-        if self.verdict is None or fit != self.verdict.fit or not self._awaited:
+        if self.job_settings is None or fit != self.job_settings.fit or not self._awaited:
             return  # before the first part is sent, the settings may be those of an earlier fit
         window = unpack(Window, line)
         if window is not None and window.last_step > self._known:

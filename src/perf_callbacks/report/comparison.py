@@ -29,7 +29,7 @@ SAME_AMOUNT = 0.01
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Metric:
+class ComparedMetric:
     """A metric in both runs. None: unknown, or not comparable."""
 
     name: str
@@ -45,8 +45,8 @@ class Metric:
 class Comparison:
     """All differences between two runs."""
 
-    metrics: tuple[Metric, ...]
-    decided_by: Metric | None
+    metrics: tuple[ComparedMetric, ...]
+    decided_by: ComparedMetric | None
     """The metric that decides. None: no metric has enough steps in both runs."""
     not_compared: Mapping[str, str]
     """By metric, the reason why there is no verdict."""
@@ -119,7 +119,7 @@ def compare(first: Sequence[Attempt], second: Sequence[Attempt], *, fail_over: f
         reason = _incomparable(metric.name, a, b)
         if reason is not None and metric.a is not None and metric.b is not None:
             not_compared[metric.name] = reason
-            metrics[place] = Metric(name=metric.name, a=metric.a, b=metric.b)
+            metrics[place] = ComparedMetric(name=metric.name, a=metric.a, b=metric.b)
     sizes = [_size(name, a, b, fail_over) for name in {**a.memory, **b.memory}]
     metrics += [one for one in sizes if one.verdict != SAME or one.name in {"peak_gb", "resident_gb"}]
     shown = [one for one in metrics if one.a is not None or one.b is not None]
@@ -135,7 +135,7 @@ def compare(first: Sequence[Attempt], second: Sequence[Attempt], *, fail_over: f
     )
 
 
-def _check(metrics: Sequence[Metric]) -> None:
+def _check(metrics: Sequence[ComparedMetric]) -> None:
     """Raise `ArithmeticError` for a figure that is NaN or infinite."""
     figures = [figure for one in metrics for figure in (one.a, one.b, *(one.change or ())) if figure is not None]
     if not all(map(math.isfinite, figures)):
@@ -147,7 +147,7 @@ def absent(ranks: Sequence[Attempt]) -> list[int]:
     return missing(ranks[0].run.world_size, {rank.run.rank for rank in ranks})
 
 
-def _decider(known_metrics: Sequence[Metric]) -> Metric | None:
+def _decider(known_metrics: Sequence[ComparedMetric]) -> ComparedMetric | None:
     """Return the metric that decides: throughput, or quick steps if only quick steps show a regression.
 
     On a machine with other work, throughput may be too uncertain to show a change that quick steps show.
@@ -210,12 +210,14 @@ METRICS: Mapping[str, Estimator] = {
 """Metrics of steps; rates are per rank."""
 
 
-def _metric(name: str, a: Side, b: Side, threshold: float) -> Metric:
+def _metric(name: str, a: Side, b: Side, threshold: float) -> ComparedMetric:
     before, after = METRICS[name](a), METRICS[name](b)
     if before is None or after is None:
-        return Metric(name=name, a=before and before.value, b=after and after.value)
+        return ComparedMetric(name=name, a=before and before.value, b=after and after.value)
     changed = change(before, after)
-    return Metric(name=name, a=before.value, b=after.value, change=changed, verdict=_verdict(name, changed, threshold))
+    return ComparedMetric(
+        name=name, a=before.value, b=after.value, change=changed, verdict=_verdict(name, changed, threshold)
+    )
 
 
 def _verdict(name: str, changed: Change, threshold: float) -> str:
@@ -226,14 +228,14 @@ def _verdict(name: str, changed: Change, threshold: float) -> str:
     return UNDECIDED if chance and not small else SAME
 
 
-def _size(name: str, a: Side, b: Side, threshold: float) -> Metric:
+def _size(name: str, a: Side, b: Side, threshold: float) -> ComparedMetric:
     """Compare an amount of memory, a single measurement without an interval."""
     before, after = a.memory.get(name), b.memory.get(name)
     if not before or not after:
-        return Metric(name=name, a=before, b=after)
+        return ComparedMetric(name=name, a=before, b=after)
     more = after / before - 1
     changed = Change(more, more, more)
-    return Metric(name=name, a=before, b=after, change=changed, verdict=_verdict(name, changed, threshold))
+    return ComparedMetric(name=name, a=before, b=after, change=changed, verdict=_verdict(name, changed, threshold))
 
 
 def _incomparable(name: str, a: Side, b: Side) -> str | None:

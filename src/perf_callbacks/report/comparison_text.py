@@ -5,7 +5,7 @@ from typing import Any
 
 from perf_callbacks.flops.peaks.peak_rates import TERA
 from perf_callbacks.report.batch_means import Change
-from perf_callbacks.report.comparison import BETTER, SAME, UNDECIDED, WORSE, Comparison, Metric
+from perf_callbacks.report.comparison import BETTER, SAME, UNDECIDED, WORSE, ComparedMetric, Comparison
 from perf_callbacks.report.layout import COLUMNS, INDENT, LONGEST, aligned, clean, listed, wrapped
 from perf_callbacks.report.units import DASH, duration, rate, size, speed
 
@@ -97,7 +97,7 @@ def _missing(comparison: Comparison) -> Iterable[str]:
             yield f"ranks without a journal, left out of {name}: {listed(ranks)}"
 
 
-def _row(metric: Metric) -> tuple[str, ...]:
+def _row(metric: ComparedMetric) -> tuple[str, ...]:
     moved = metric.change
     exact = moved is not None and moved.low == moved.high
     return (

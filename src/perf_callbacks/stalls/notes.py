@@ -36,7 +36,7 @@ class StallNotes(ChannelHandler):
     def __init__(self) -> None:
         self._mine: Note | None = None
         self._written: Note | None = None
-        self._beats = self._looks = 0
+        self._beats = self._notices = 0
         self._patience, self._doubt = 0.0, False
         self._notes: dict[str, Note | None] = {}
         self._earlier: tuple[float, Mapping[int, str]] | None = None
@@ -123,8 +123,8 @@ class StallNotes(ChannelHandler):
         if waited < (LONGER - 1) * self._patience:  # in a checkpoint a note may stay the same for longer
             silent = {rank for rank in silent if not notes[rank].spanned}
         if (later and early) or undecided(notes, silent):
-            self._looks += 1
-            self._said = f"{channel.rank} {_LOOKING} {self._looks}"
+            self._notices += 1
+            self._said = f"{channel.rank} {_LOOKING} {self._notices}"
             channel.share(self._said)
         elif channel.claim(f"{channel.rank} {_TOLD}"):
             self.blamed = blame(notes, silent, channel.world_size)

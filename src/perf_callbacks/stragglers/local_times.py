@@ -137,9 +137,9 @@ class LocalTimes(Observer):
 
 def shape(marks: Sequence[Any]) -> Shape:
     """Find the ends of backwards, and evaluations and the like, among the marks of a step."""
-    course, ends, asides = StageTracker(), [], []
+    tracker, ends, asides = StageTracker(), [], []
     for place, mark in enumerate(marks):
-        if course.turn(mark) is Stage.BACKWARD and course.stage is not Stage.BACKWARD:
+        if tracker.turn(mark) is Stage.BACKWARD and tracker.stage is not Stage.BACKWARD:
             ends.append(place)
         if mark is BEGIN[Stage.ASIDE]:
             asides.append(place)

@@ -54,7 +54,7 @@ def begin(recorder: Recorder, training: Training) -> Observer | None:
             WATCHDOG.watch(alone)
         return alone
     ranks = exchange.of(recorder)
-    if ranks is None or (ranks.verdict is not None and not ranks.signals):
+    if ranks is None or (ranks.job_settings is not None and not ranks.signals):
         return None
     with guard(logs(log.warning, NO_MORE)):
         return RanksWatch(recorder, ranks, training.model)

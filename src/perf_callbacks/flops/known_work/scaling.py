@@ -11,7 +11,7 @@ from typing import NamedTuple
 from perf_callbacks.flops.work import Cell, Kind, Work
 
 
-class Size(NamedTuple):
+class BatchSize(NamedTuple):
     """Rows and lengths of a batch."""
 
     rows: int
@@ -58,15 +58,15 @@ _AXES = range(3)
 class Scaling:
     """Predicts the work of a size from counts of other sizes. Work that no law explains is unknown."""
 
-    def __init__(self, counts: Mapping[Size, Work]) -> None:
+    def __init__(self, counts: Mapping[BatchSize, Work]) -> None:
         self._counts = counts
         self._cells = {cell for work in counts.values() for cell in work.cells}
         self._fits: dict[tuple[Cell, tuple[int, ...]], _Fit | None] = {}
-        self._alike: dict[tuple[int, ...], list[Size]] = {}
+        self._alike: dict[tuple[int, ...], list[BatchSize]] = {}
         for size in counts:
             self._alike.setdefault(size[1:], []).append(size)
 
-    def predict(self, size: Size) -> Work | None:
+    def predict(self, size: BatchSize) -> Work | None:
         """Predict the work of a batch of this size; None: unknown."""
         cells: dict[Cell, int] = {}
         for cell in self._cells:
@@ -82,7 +82,9 @@ class Scaling:
         sizes = self._alike.get(lengths, ())
         return self._fit(cell, lengths, _ALIKE, sizes) if len(sizes) > 1 else None
 
-    def _fit(self, cell: Cell, key: tuple[int, ...], laws: tuple[Law, ...], sizes: Iterable[Size]) -> "_Fit | None":
+    def _fit(
+        self, cell: Cell, key: tuple[int, ...], laws: tuple[Law, ...], sizes: Iterable[BatchSize]
+    ) -> "_Fit | None":
         """Return the simplest law that fits the counts of a cell; None: no law fits."""
         if (cell, key) not in self._fits:
             counts = {size: self._counts[size].cells.get(cell, 0) for size in sizes}
@@ -94,7 +96,7 @@ class Scaling:
 class _Fit:
     """A law with its factors."""
 
-    def __init__(self, law: Law, factors: tuple[Fraction, ...], counts: Mapping[Size, int]) -> None:
+    def __init__(self, law: Law, factors: tuple[Fraction, ...], counts: Mapping[BatchSize, int]) -> None:
         self._law = law
         self._factors = factors
         self._pinned = [None if _confirmed(counts, law, axis) else {size[axis] for size in counts} for axis in _AXES]
@@ -107,7 +109,7 @@ class _Fit:
         """Terms that equal this law in all counts. If all batches have the same number of tokens, for example, work
         that grows with tokens looks like work that never grows."""
 
-    def value(self, size: Size) -> int | None:
+    def value(self, size: BatchSize) -> int | None:
         """Compute the FLOPs of this size; None: unknown."""
         if any(pinned is not None and size[axis] not in pinned for axis, pinned in enumerate(self._pinned)):
             return None
@@ -117,7 +119,7 @@ class _Fit:
         return int(flops) if flops.denominator == 1 else None
 
 
-def _fitted(counts: Mapping[Size, int], law: Law) -> _Fit | None:
+def _fitted(counts: Mapping[BatchSize, int], law: Law) -> _Fit | None:
     """Fit a law; None unless all counts agree and at least one count could have contradicted the law."""
     if len(counts) <= len(law):
         return None
@@ -128,7 +130,7 @@ def _fitted(counts: Mapping[Size, int], law: Law) -> _Fit | None:
     return fit if fit.sound else None
 
 
-def _confirmed(counts: Mapping[Size, int], law: Law, axis: int) -> bool:
+def _confirmed(counts: Mapping[BatchSize, int], law: Law, axis: int) -> bool:
     """Return True if the law can be solved without the counts of some size along this axis.
 
     The counts that were left out then confirm the law.
@@ -140,13 +142,13 @@ def _confirmed(counts: Mapping[Size, int], law: Law, axis: int) -> bool:
     return False
 
 
-def _exactly(counts: Mapping[Size, int], law: Law) -> tuple[Fraction, ...] | None:
+def _exactly(counts: Mapping[BatchSize, int], law: Law) -> tuple[Fraction, ...] | None:
     factors = _solved(counts, law)
     holds = factors is not None and all(_sum(factors, law, size) == flops for size, flops in counts.items())
     return factors if holds else None
 
 
-def _solved(counts: Mapping[Size, int], law: Law) -> tuple[Fraction, ...] | None:
+def _solved(counts: Mapping[BatchSize, int], law: Law) -> tuple[Fraction, ...] | None:
     """Solve for the factors of a law by elimination; None: too few counts are independent."""
     found: list[tuple[int, list[Fraction]]] = []  # pivot column, and its row: 1 there, 0 in earlier columns
     for size, flops in counts.items():
@@ -168,9 +170,9 @@ def _solved(counts: Mapping[Size, int], law: Law) -> tuple[Fraction, ...] | None
     return tuple([factors[column] for column in range(len(law))])
 
 
-def _sum(factors: tuple[Fraction, ...], law: Law, size: Size) -> Fraction:
+def _sum(factors: tuple[Fraction, ...], law: Law, size: BatchSize) -> Fraction:
     return sum([factor * _power(size, term) for factor, term in zip(factors, law, strict=True)], Fraction())
 
 
-def _power(size: Size, term: Term) -> int:
+def _power(size: BatchSize, term: Term) -> int:
     return int(size[0] ** term[0] * size[1] ** term[1] * size[2] ** term[2])

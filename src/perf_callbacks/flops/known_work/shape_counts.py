@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple, TypeVar
 
-from perf_callbacks.flops.known_work.scaling import Scaling, Size
+from perf_callbacks.flops.known_work.scaling import BatchSize, Scaling
 from perf_callbacks.flops.work import Work
 from perf_callbacks.kernel.batches.plain_values import ShapeKey
 
@@ -105,12 +105,12 @@ class _Family:
     """Counts of batches that differ in rows and lengths alone, and the scaled work of other sizes."""
 
     def __init__(self) -> None:
-        self.counts: dict[Size, Count] = {}
+        self.counts: dict[BatchSize, Count] = {}
         self._refuted = 0
         self._scaling: Scaling | None = None
-        self._scaled: dict[Size, Count | None] = {}
+        self._scaled: dict[BatchSize, Count | None] = {}
 
-    def learn(self, size: Size, count: Count) -> None:
+    def learn(self, size: BatchSize, count: Count) -> None:
         """Store the count of a size. Scaling ends after `MOST_REFUTATIONS` contradictions."""
         scaled = self.of(size)
         self._refuted += scaled is not None and not scaled.step and scaled.work.cells != count.work.cells
@@ -118,7 +118,7 @@ class _Family:
         self._scaling = None
         self._scaled.clear()
 
-    def of(self, size: Size) -> Count | None:
+    def of(self, size: BatchSize) -> Count | None:
         """Return the counted or scaled work of a batch of this size; None: unknown."""
         if size in self.counts:
             return self.counts[size]
@@ -126,7 +126,7 @@ class _Family:
             keep(self._scaled, size, self._scale(size), MOST_COUNTS)
         return self._scaled[size]
 
-    def _scale(self, size: Size) -> Count | None:
+    def _scale(self, size: BatchSize) -> Count | None:
         if self._refuted >= MOST_REFUTATIONS:
             return None
         if self._scaling is None:
@@ -179,7 +179,7 @@ def _shared(shapes: Sequence[ShapeKey], passes: Sequence[Count]) -> dict[ShapeKe
     return {shapes[0]: total._replace(work=share)}
 
 
-def _fold(shape: ShapeKey) -> tuple[ShapeKey, Size]:
+def _fold(shape: ShapeKey) -> tuple[ShapeKey, BatchSize]:
     """Split a shape into its rows and lengths, and the family of shapes that differ in nothing else.
 
     >>> _fold((("input_ids", (2, 8)), ("mask", (2, 1, 8, 8)), ("labels", (2, 8)), ("scale", (3,))))[0]
@@ -187,7 +187,7 @@ def _fold(shape: ShapeKey) -> tuple[ShapeKey, Size]:
     """
     guide, second = _guides(shape)
     rows, length = (*guide[1], 0, 0)[:2]
-    size = Size(rows, length, second[1][1] if second is not None else 0)
+    size = BatchSize(rows, length, second[1][1] if second is not None else 0)
     return tuple([(name, _template(name, sizes, size, second)) for name, sizes in shape]), size
 
 
@@ -211,7 +211,7 @@ def _guides(shape: ShapeKey) -> tuple[_Tensor, _Tensor | None]:
     return guide, next(reversed(named or others), None)
 
 
-def _template(name: str, sizes: tuple[int, ...], size: Size, second: _Tensor | None) -> tuple[int, ...]:
+def _template(name: str, sizes: tuple[int, ...], size: BatchSize, second: _Tensor | None) -> tuple[int, ...]:
     if name.rpartition(".")[2].startswith(_PACKED):  # its size depends on the number of packed sequences
         return (-4,) * len(sizes)
     if sizes[:1] != (size.rows,):

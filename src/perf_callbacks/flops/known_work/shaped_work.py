@@ -17,7 +17,7 @@ from perf_callbacks.kernel.engine.steps import StepFlops, Totals
 from perf_callbacks.kernel.records.fit_records import Flops
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 
-MOST_BOOKS = 16
+MOST_TABLES = 16
 """Maximum number of sets of trained parameters and calls whose counts are kept. Then the oldest is dropped."""
 
 _MOST_KNOWN = 256
@@ -81,7 +81,7 @@ class ShapedWork:
         self.trainable_changed = False
         """True: the trained parameters have changed, after an unknown step."""
         self._sure: tuple[Hashable, int] = None, 0  # trained parameters, and the last step for which they are certain
-        self._books: dict[tuple[Hashable, Each], ShapeTable] = {}
+        self._tables: dict[tuple[Hashable, Each], ShapeTable] = {}
         self._sources: set[str] = set()
         self._efforts: dict[tuple[tuple[ShapeKey, ...], Calls | None], StepFlops | None] = {}
 
@@ -124,7 +124,7 @@ class ShapedWork:
     @property
     def has_no_count(self) -> bool:
         """True if nothing was counted yet with the currently trained parameters."""
-        return not any(trained == self._trained for trained, _ in self._books)
+        return not any(trained == self._trained for trained, _ in self._tables)
 
     def rate(self, rating: Rating) -> None:
         """Use the peak and coverage of this rating from now on."""
@@ -158,7 +158,7 @@ class ShapedWork:
                 self.trainable_changed, self.changed = True, step
             self._trained = trained
             self._efforts.clear()
-            if self._books:
+            if self._tables:
                 self.uncounted_calls.clear()
                 self._tell()
 
@@ -187,16 +187,16 @@ class ShapedWork:
         self._efforts.clear()
         key = self._trained, _each(calls, len(shapes))
         self.uncounted_calls.pop(key[1], None)
-        if key not in self._books:
-            keep(self._books, key, ShapeTable(), MOST_BOOKS)
-        book = self._books[key]
+        if key not in self._tables:
+            keep(self._tables, key, ShapeTable(), MOST_TABLES)
+        table = self._tables[key]
         if not shapes or not all(shapes):
             return Learned(1.0, 0)
         counts = [Count(work, step, frozenset({source})) for work in passes]
         self._counts.append((key, [*shapes], counts))
         shapes = [self.plain.strip(shape) for shape in shapes]
-        known = book.of(shapes) is not None
-        learned = book.learn(shapes, counts)
+        known = table.of(shapes) is not None
+        learned = table.learn(shapes, counts)
         if learned.since and not self.varies:
             finite = isfinite(learned.contradicts)
             times = f"{learned.contradicts:.2f} times between" if finite else "some have none;"
@@ -231,21 +231,21 @@ class ShapedWork:
     def knows(self, shape: ShapeKey) -> bool:
         """Return True if the work of a batch of this shape is known or can be scaled, for any number of calls."""
         shape = self.plain.strip(shape)
-        return any(trained == self._trained and book.one(shape) for (trained, _), book in self._books.items())
+        return any(trained == self._trained and table.one(shape) for (trained, _), table in self._tables.items())
 
     def wants(self, shape: ShapeKey) -> bool:
         """Return True if the work of this shape is unknown and there is room for its count."""
         self._weigh()
         shape = self.plain.strip(shape)
-        room = all(book.room(shape) for (trained, _), book in self._books.items() if trained == self._trained)
+        room = all(table.room(shape) for (trained, _), table in self._tables.items() if trained == self._trained)
         return bool(shape) and room and not self.knows(shape)
 
     def _effort(self, shapes: tuple[ShapeKey, ...], each: Each, trained: Hashable) -> StepFlops | None:
         self._weigh()
         shapes = tuple([self.plain.strip(shape) for shape in shapes])
-        book = self._books.get((trained, each))
+        table = self._tables.get((trained, each))
         apart = len(each) == len(ONCE) or len(set(shapes)) == 1  # it is unknown which of unlike batches had a call
-        found = book.of(shapes) if book is not None and not self.varies and all(shapes) and apart else None
+        found = table.of(shapes) if table is not None and not self.varies and all(shapes) and apart else None
         if found is None:
             return None
         self._sources |= found.sources
@@ -258,19 +258,19 @@ class ShapedWork:
         if not busy or self._weighed == (len(self._counts), busy):
             return
         self._weighed = len(self._counts), busy
-        books: dict[tuple[Hashable, Each], ShapeTable] = {}
+        tables: dict[tuple[Hashable, Each], ShapeTable] = {}
         agreed, left_out = 0, busy | self.plain.dropped
         for key, shapes, counts in self._counts:
             stripped = [without(shape, left_out) for shape in shapes]
-            book = books.setdefault(key, ShapeTable())
-            found, work = book.of(stripped), Work.sum([count.work for count in counts])
+            table = tables.setdefault(key, ShapeTable())
+            found, work = table.of(stripped), Work.sum([count.work for count in counts])
             if found is not None and found.step and found.work.cells != work.cells:
                 return
             agreed += found is not None and found.work.cells == work.cells
-            book.learn(stripped, counts)
+            table.learn(stripped, counts)
         if agreed >= AGREEING:
             self.plain.dropped |= busy
-            self._books |= books
+            self._tables |= tables
             self._efforts.clear()
 
     def _tell(self) -> None:
@@ -280,11 +280,11 @@ class ShapedWork:
     def _miss(self, shapes: tuple[ShapeKey, ...], each: Each, step: int) -> None:
         if not all(shapes):
             self.unknowns.note(UNREAD)
-        elif self._books and (self._trained, each) not in self._books:
+        elif self._tables and (self._trained, each) not in self._tables:
             self.unknowns.note("the model runs forward and backward in ways that were not counted")
             _, last = self.uncounted_calls.pop(each, (0, 0))
             self.uncounted_calls[each] = last, step
-            if len(self.uncounted_calls) > MOST_BOOKS:
+            if len(self.uncounted_calls) > MOST_TABLES:
                 del self.uncounted_calls[next(iter(self.uncounted_calls))]
             self._tell()
         elif len(each) > len(ONCE) and len(set(shapes)) > 1:

@@ -79,11 +79,11 @@ class StageTracker:
         self.fetches = self.fetches_at_backward = 0
         """Waits for data: so far, and before the last backward."""
 
-    def resume(self, course: "StageTracker") -> None:
-        """Continue from the state of another course."""
-        self.stage, self.before = course.stage, [*course.before]
-        self._forwards, self._backwards = course.calls
-        self.fetches, self.fetches_at_backward = course.fetches, course.fetches_at_backward
+    def resume(self, tracker: "StageTracker") -> None:
+        """Continue from the state of another tracker."""
+        self.stage, self.before = tracker.stage, [*tracker.before]
+        self._forwards, self._backwards = tracker.calls
+        self.fetches, self.fetches_at_backward = tracker.fetches, tracker.fetches_at_backward
 
     @property
     def calls(self) -> Calls:

@@ -22,11 +22,11 @@ class Ranks(Protocol):
     """The other ranks of a job, as far as this rank knows of them. Only `agree` and `close` wait."""
 
     @property
-    def verdict(self) -> JobSettings | None:
+    def job_settings(self) -> JobSettings | None:
         """Settings of this fit that hold for all ranks; None: not known yet."""
 
     def agree(self) -> JobSettings | None:
-        """Wait a moment for the verdict."""
+        """Wait a moment for the settings."""
         ...
 
     @property

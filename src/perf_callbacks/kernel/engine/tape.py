@@ -48,7 +48,6 @@ class Tape:
 
     __slots__ = (
         "_begun",
-        "_course",
         "_echo",
         "_follower",
         "_last",
@@ -56,6 +55,7 @@ class Tape:
         "_pauses",
         "_seconds",
         "_since",
+        "_tracker",
         "pairs",
         "part",
         "write",
@@ -69,7 +69,7 @@ class Tape:
         self._listening = False
         self.write: Callable[[tuple[Any, Any]], object] = _nowhere
         """Writes a pair, or drops the pair while marks are ignored."""
-        self._course = StageTracker()
+        self._tracker = StageTracker()
         self._last = 0.0
         self._seconds: list[float] = [UNSEEN] * len(Stage)
         self._begun = False
@@ -107,7 +107,7 @@ class Tape:
     def follow(self) -> StageTracker:
         """Return a tracker of the stage, which turns with each new mark. Tracking is slow: track for a step only."""
         follower = StageTracker()
-        follower.resume(self._course)
+        follower.resume(self._tracker)
         for mark in self.pairs[::2]:
             if type(mark) is not Pause:
                 follower.turn(mark)
@@ -156,22 +156,22 @@ class Tape:
 
         The marks stay on the tape.
         """
-        course, last = StageTracker(), self._last
-        course.stage, course.before = self._course.stage, self._course.before[:]
+        tracker, last = StageTracker(), self._last
+        tracker.stage, tracker.before = self._tracker.stage, self._tracker.before[:]
         pairs = self.pairs[:]
         marks = pairs[::2]
         begun = len(marks) - marks[::-1].index(END) - 1 if END in marks else 0
         for mark, time in zip(marks[begun:], pairs[1::2][begun:], strict=False):
             if type(mark) is not Pause:
-                course.turn(mark)
+                tracker.turn(mark)
                 last = time
-        return course.stage, last
+        return tracker.stage, last
 
     def peek(self) -> Past:
         """Return the steps that ended since the last `read`. The marks stay on the tape for the next `read`."""
         copy = Tape()
         copy.pairs = self.pairs[:]
-        copy._course.stage, copy._course.before = self._course.stage, self._course.before[:]
+        copy._tracker.stage, copy._tracker.before = self._tracker.stage, self._tracker.before[:]
         copy._last, copy._seconds, copy._begun = self._last, self._seconds[:], self._begun
         copy._since, copy._pauses = self._since[:], self._pauses[:]
         return copy.read()[0]
@@ -180,7 +180,7 @@ class Tape:
         """Read steps with the same marks column by column, which is faster than step by step."""
         width, steps = len(marks), len(times) // len(marks)
         columns: list[list[float]] = [[]] * len(Stage)
-        owners = [self._course.turn(mark) for mark in marks]
+        owners = [self._tracker.turn(mark) for mark in marks]
         begin = before = [self._last, *times[width - 1 : -1 : width]]
         for place, owner in enumerate(owners):
             if place + 1 < width and owner is owners[place + 1]:
@@ -195,14 +195,14 @@ class Tape:
         for stage, column in zip(done.stages, columns, strict=False):
             stage.extend(column or [UNSEEN] * steps)
         done.pauses.extend([()] * steps)
-        done.calls.extend([self._course.take_calls()] * steps)
+        done.calls.extend([self._tracker.take_calls()] * steps)
 
     def _one_by_one(self, marks: list[Any], times: list[Any], done: Past, told: list[PlacedPause]) -> None:
         for mark, time in zip(marks, times, strict=True):
             if type(mark) is Pause:
                 self._pause(mark, told, len(done.calls))
                 continue
-            owner = self._course.turn(mark)
+            owner = self._tracker.turn(mark)
             self._seconds[owner] += time - self._last
             if self._since:
                 self._carve(owner, time)
@@ -213,12 +213,12 @@ class Tape:
                     stage.append(seconds)
                 done.seconds.append(sum(self._seconds[: len(STAGES)]))
                 done.pauses.append(tuple(self._pauses))
-                done.calls.append(self._course.take_calls())
+                done.calls.append(self._tracker.take_calls())
                 self._seconds = [UNSEEN] * len(Stage)
                 self._pauses = []
 
     def _pause(self, pause: Pause, told: list[PlacedPause], step: int) -> None:
-        stage = self._course.stage
+        stage = self._tracker.stage
         told.append(PlacedPause(pause, stage, step))
         self._begun = True  # the rest of the step has to be read mark by mark
         if pause.here and stage is not _ASIDE:

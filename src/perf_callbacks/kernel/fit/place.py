@@ -27,7 +27,7 @@ log = logging.getLogger("perf_callbacks")
 class Place:
     """Place of a fit, as its integration knows it."""
 
-    door: str
+    integration: str
     directory: Path
     """Directory of the output, unless the configuration names another."""
     directory_of_all: bool = False
@@ -63,7 +63,7 @@ def opening(settings: Settings, place: Place, timeline: str) -> Run:
         world_size=place.world_size,
         device=device.name(place.device),
         timeline=timeline,
-        door=place.door,
+        door=place.integration,
         versions={
             "perf_callbacks": __version__,
             "python": platform.python_version(),
@@ -119,7 +119,7 @@ def of_loop(model: torch.nn.Module, carried: Mapping[str, Any], data_parallel: i
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     world_size = torch.distributed.get_world_size() if distributed else 1
     place = Place(
-        door="loop",
+        integration="loop",
         directory=Path(),
         device=torch.device("cpu") if parameter is None else parameter.device,
         rank=torch.distributed.get_rank() if distributed else 0,

@@ -79,11 +79,13 @@ class Recorder:
         timeline = device.timeline(place.device)
         self.run = opening(settings, place, "host" if timeline is None else "device")
         self.ranks = ranks
-        verdict = ranks.agree() if ranks is not None else None
-        if verdict is not None:
-            self.run = dataclasses.replace(self.run, run_id=verdict.run_id)
+        job_settings = ranks.agree() if ranks is not None else None
+        if job_settings is not None:
+            self.run = dataclasses.replace(self.run, run_id=job_settings.run_id)
         began = clock()
-        self._journal = new_journal(config, place, verdict.directory if verdict is not None else None, began, clock)
+        self._journal = new_journal(
+            config, place, job_settings.directory if job_settings is not None else None, began, clock
+        )
         self.logged = Logged(config.metrics)
         self.observers = Observers()
         """The observers of this fit."""
@@ -112,9 +114,9 @@ class Recorder:
         self.collect_calls = self._observer.calls
         self._at_exit = functools.partial(_at_exit, weakref.ref(self))
         self.active = True
-        self.going = functools.partial(_progress, weakref.ref(self))
+        self.progress_of = functools.partial(_progress, weakref.ref(self))
         """Returns `progress`, or None once the recorder was freed or closed. Keeps nothing alive."""
-        self._forgotten = COLLECTOR.look_after(self.going)
+        self._forgotten = COLLECTOR.look_after(self.progress_of)
         # No other global may hold a strong reference to us: if no exit was seen, the trainer would never be freed.
         self._abandon = weakref.finalize(self, _abandon, self._observer, self._journal, self._swallowed)
         atexit.register(self._at_exit)
@@ -253,8 +255,8 @@ class Recorder:
     @property
     def exchanging(self) -> bool:
         """Return True if ranks exchange windows, or may do so later."""
-        verdict = self.ranks.verdict if self.ranks is not None else None
-        return self.ranks is not None and (verdict is None or verdict.window is not None)
+        job_settings = self.ranks.job_settings if self.ranks is not None else None
+        return self.ranks is not None and (job_settings is None or job_settings.window is not None)
 
     @property
     def batches(self) -> list[Batch]:

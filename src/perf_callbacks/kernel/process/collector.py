@@ -38,7 +38,7 @@ _FREEZING = object()
 """Placeholder for a freeze that was interrupted."""
 
 
-class Observer(Protocol):
+class CollectionTimer(Protocol):
     """Times collections by a callback of the collector."""
 
     def timing(self, generation: int) -> AbstractContextManager[Callable[[int], object]]:
@@ -179,7 +179,7 @@ class Collector(Owner[Lease]):
         """Number of collections by the schedule of any fit so far; `fulls` counts the full collections."""
         self.reason: str | None = None
         """Reason of the collection that a fit is making. None: no fit is collecting."""
-        self.observers: list[Observer] = []
+        self.observers: list[CollectionTimer] = []
         """Observers of collections that have a callback in `gc.callbacks`."""
 
     def lease(self, progress: Progress | None = None) -> Lease:

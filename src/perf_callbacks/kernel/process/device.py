@@ -112,11 +112,11 @@ def _measure(marks: list[tuple[Mark, Event]], end: Event | None) -> tuple[float,
     if end is None:
         return None
     seconds: list[float] = [UNSEEN] * len(Stage)
-    course = StageTracker()
-    course.turn(marks[0][0])
+    tracker = StageTracker()
+    tracker.turn(marks[0][0])
     try:
         for (_, start), (mark, stop) in pairwise([*marks, (END, end)]):
-            seconds[course.turn(mark)] += start.elapsed_time(stop) / 1000
+            seconds[tracker.turn(mark)] += start.elapsed_time(stop) / 1000
     except RuntimeError as error:  # an event that was recorded on another stream and is not done there
         let_pass(error)
         return None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from perf_callbacks.kernel.settings.config import ConfigError, PerfConfig
-from perf_callbacks.kernel.settings.in_force import FILE, Entry, Settings, resolve, switched_off
+from perf_callbacks.kernel.settings.in_force import FILE, FileEntry, Settings, resolve, switched_off
 
 LIMIT = 100_000
 """Most bytes of a file, which PyYAML composes in about a second. Aliases may expand a file to ten times this size."""
@@ -24,7 +24,7 @@ def in_force(config: PerfConfig | None, environ: Mapping[str, str]) -> Settings:
     return resolve(config, environ, named(environ))
 
 
-def named(environ: Mapping[str, str]) -> tuple[Entry, ...]:
+def named(environ: Mapping[str, str]) -> tuple[FileEntry, ...]:
     """Read the file that `PERF_CALLBACKS_CONFIG` names."""
     name = environ.get(FILE)
     if not name or switched_off(environ):
@@ -81,9 +81,9 @@ def compose(path: Path, text: str) -> Node | None:
     return root
 
 
-def entries(mapping: Node, name: str) -> tuple[Entry, ...]:
+def entries(mapping: Node, name: str) -> tuple[FileEntry, ...]:
     """Return the fields that a mapping sets. `name` is the file's name."""
-    found: dict[str, Entry] = {}
+    found: dict[str, FileEntry] = {}
     for key, value in mapping.value:
         where = f"{name}, line {line(key)}"
         for node in (key, value):
@@ -96,7 +96,7 @@ def entries(mapping: Node, name: str) -> tuple[Entry, ...]:
         if "\0" in value.value:
             raise ConfigError(f"{where}: {key.value}: a NUL character is not allowed.")
         text = "" if value.tag.endswith(":null") else value.value
-        found[key.value] = Entry(key.value, text, where)
+        found[key.value] = FileEntry(key.value, text, where)
     return tuple(found.values())
 
 

@@ -19,7 +19,7 @@ SECTION = "PERF_CALLBACKS_SECTION"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FileEntry:
     """Field that a file sets."""
 
     name: str
@@ -48,12 +48,12 @@ class Settings:
         return {name: origin for name, origin in self.origins.items() if name not in self.from_env}
 
 
-def resolve(config: PerfConfig | None, environ: Mapping[str, str], entries: Iterable[Entry] = ()) -> Settings:
+def resolve(config: PerfConfig | None, environ: Mapping[str, str], entries: Iterable[FileEntry] = ()) -> Settings:
     """Override a configuration by a file's entries, and both by the environment.
 
     >>> resolve(PerfConfig(window=10), {"PERF_CALLBACKS_WINDOW": "20"}).config.window
     20
-    >>> resolve(None, {}, [Entry("window", "30", "perf.yaml, line 1")]).from_file
+    >>> resolve(None, {}, [FileEntry("window", "30", "perf.yaml, line 1")]).from_file
     {'window': 'perf.yaml, line 1'}
     >>> resolve(None, {"PERF_CALLBACKS": "0"}).config.enabled
     False
@@ -93,10 +93,10 @@ def variable(name: str) -> str:
     return PREFIX + name.upper()
 
 
-def parse(entries: Iterable[Entry]) -> dict[str, Any]:
+def parse(entries: Iterable[FileEntry]) -> dict[str, Any]:
     """Return the values of a file's entries.
 
-    >>> parse([Entry("windwo", "20", "perf.yaml, line 3")])
+    >>> parse([FileEntry("windwo", "20", "perf.yaml, line 3")])
     Traceback (most recent call last):
         ...
     perf_callbacks.kernel.settings.config.ConfigError: perf.yaml, line 3: there is no field 'windwo'; did \
