@@ -1,5 +1,7 @@
 """When FLOPs are counted: in which steps of a fit, and how many times."""
 
+from collections.abc import Collection
+
 from perf_callbacks.flops.known_work.shaped_work import ShapedWork
 from perf_callbacks.kernel.engine.steps import NEVER
 
@@ -77,12 +79,13 @@ class CountSchedule:
         ]
         return min(again) - 1 - step + self.steps if again else NEVER
 
-    def next(self, step: int, *, shapes_wait: bool, live: bool) -> int:
-        """Return the number of steps after which a count is due, if no new shape comes first.
+    def next(self, step: int, *, examples: Collection[object], look_after: int, live: bool) -> int:
+        """Return the number of steps after which a count or an outline is due, if no new shape comes first.
 
         Args:
             step: The trainer's number of the last step.
-            shapes_wait: Shapes of some batches wait for a count.
+            examples: Batches of shapes that wait for a count.
+            look_after: Number of steps after which the next outline is taken.
             live: Steps are counted while they run.
         """
         if not self.done:
@@ -90,5 +93,5 @@ class CountSchedule:
         if self._work.varies:  # FLOPs stay unknown
             return NEVER
         owed = 0 if self.counts < FREE_COUNTS else self.counts * STEPS_PER_COUNT + 1
-        again = self.recount() - 1 if live else NEVER
-        return min(again, self.missing(step), owed if shapes_wait else NEVER)
+        again = min(self.recount() - 1, look_after) if live else NEVER
+        return min(again, self.missing(step), owed if examples else NEVER)

@@ -18,6 +18,7 @@ from perf_callbacks.flops.counting.phases import in_backward
 from perf_callbacks.flops.known_work.shape_counts import extent
 from perf_callbacks.flops.known_work.shaped_work import COPY, ShapedWork
 from perf_callbacks.flops.offline import Example
+from perf_callbacks.flops.outline import Outlines
 from perf_callbacks.flops.record import counted, estimated
 from perf_callbacks.flops.training_filter import TrainingFilter
 from perf_callbacks.flops.work import Work
@@ -90,11 +91,12 @@ class Counting(Observer):
         self._spans = 0
         self._closed = False
         self._began = recorder.clock()
-        self._next_after = 0  # number of steps after which a count is due
+        self._next_after = 0  # number of steps after which a count or an outline is due
         self._examples: dict[ShapeKey, Example] = {}
         """Batches of shapes whose work is not known yet."""
         self._work.unknowns.counting = "the fit ended before a step was counted"
         self._records = CountRecords(recorder, self._work)
+        self._looks = Outlines(recorder, self._work)
 
     def begin(self) -> ShapedWork:
         """Check which parameters are trained, and return the work model of the fit."""
@@ -112,22 +114,24 @@ class Counting(Observer):
 
     @property
     def due(self) -> int:
-        """The step from whose end on a count may be due; 0 while a count is open."""
-        return 0 if self._window is not None or self._left else self._first + self._next_after
+        """The step from whose end on a count or an outline may be due; 0 while a count or an outline is open."""
+        busy = self._window is not None or self._left or self._looks.training is not None
+        return 0 if busy else self._first + self._next_after
 
     def step_ended(self, step: int) -> None:
         """Close the count of the step that has ended, and learn its FLOPs."""
         self._schedule.steps = step - self._first
-        self._records.note_apart(self._training)
+        self._records.note_apart(self._looks.training or self._training)
         window = self._window
         if window is not None:
             there = window.counter.pushed
             self._shut(window)
             self._window = None
             self._put_down(window.counter, step, whole=there and not window.counter.inert)
+        self._looks.end(step)
 
     def step_began(self) -> None:
-        """Open a count of the new step, if due."""
+        """Open a count of the new step or take its outline, if due."""
         if self._left:
             for window in self._left:
                 window.close()
@@ -144,13 +148,18 @@ class Counting(Observer):
             self._open()
         elif self._examples and self._schedule.affordable():
             self._await()
+        if self._live and (self._schedule.done or self._window is not None) and not self._spans:
+            self._looks.begin(
+                self._schedule.steps, self._training if self._window is not None else None, self._announced
+            )
         self._next_after = self._next()
 
     def loader_left(self, *, exhausted: bool) -> None:
-        """Take the counter off the thread if the loop left its loader early.
+        """Drop the outline and, if the loop left its loader early, take the counter off the thread.
 
         Training may be over, and only the thread itself can remove its counter.
         """
+        self._looks.drop()
         if self._window is not None and not exhausted:
             self._window.step_aside()
 
@@ -169,6 +178,7 @@ class Counting(Observer):
 
     def span_began(self, kind: str, step: int) -> None:  # noqa: ARG002 all spans are alike
         """Pause the count during an evaluation or another span."""
+        self._looks.drop()
         self._spans += 1
         if self._window is not None:
             self._window.close()
@@ -197,6 +207,7 @@ class Counting(Observer):
         """End counting, and release the model."""
         self._work.close()
         self._closed, self._model = True, None
+        self._looks.drop()
         self._recorder.tape.unfollow()
         self._parameters = []
         with ExitStack() as windows:  # an interrupt in one `close` must not skip the next
@@ -206,8 +217,9 @@ class Counting(Observer):
         self._window = None
 
     def _next(self) -> int:
-        """Return the number of steps after which a count is due."""
-        return self._schedule.next(self._recorder.step, shapes_wait=bool(self._examples), live=self._live)
+        """Return the number of steps after which a count or an outline is due."""
+        step, looks = self._recorder.step, self._looks.after
+        return self._schedule.next(step, examples=self._examples, look_after=looks, live=self._live)
 
     def _eager(self) -> bool:
         """Return True if a step may run eagerly.
@@ -227,6 +239,7 @@ class Counting(Observer):
         self._examples.clear()
 
     def _open(self) -> None:
+        self._looks.drop()
         self._await()
         self._before = len(self._recorder.batches)
         self._recorder.reader.note()

@@ -4,7 +4,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from threading import get_ident
 from types import FrameType
 
 from torch import Tensor, is_grad_enabled, nn
@@ -44,7 +43,6 @@ class TrainingFilter(Filter):
         self._waiting: Counter[str] = Counter()
         """Calls for `apart` that no backward has followed yet."""
         self._fetches = self._backwards = 0
-        self._thread = get_ident()
 
     def is_training_work(self) -> bool:
         """Return True if the operation being dispatched is training work."""
@@ -63,8 +61,6 @@ class TrainingFilter(Filter):
 
     def module_ended(self, module: nn.Module, result: object) -> None:
         """Settle earlier calls of modules, and store the call that has ended if its work is not counted."""
-        if get_ident() != self._thread:
-            return
         self.settle()
         stage = self.stage_tracker.stage
         if stage in _TRAINING or stage is Stage.ASIDE or self._tape.part is not None or in_backward():

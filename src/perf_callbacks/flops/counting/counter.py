@@ -38,10 +38,6 @@ class Filter(Protocol):
         """Return False if a value that Python reads outside of training work is to be ignored."""
         ...
 
-    def module_ended(self, module: torch.nn.Module, result: object) -> None:
-        """Handle the end of a module's call."""
-        ...
-
 
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves it untyped
     """Counts FLOPs by phase, number format and kind. Results stay the same, and its errors never reach the run.
@@ -268,11 +264,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
     def _begins(self, module: torch.nn.Module, _args: object) -> None:
         self._see(module, begins=True)
 
-    def _ends(self, module: torch.nn.Module, _args: object, result: object) -> None:
+    def _ends(self, module: torch.nn.Module, _args: object, _result: object) -> None:
         self._see(module, begins=False)
-        if self._filter is not None:
-            with guard(partial(self._err, type(module).__name__)):
-                self._filter.module_ended(module, result)
 
     def _see(self, module: torch.nn.Module, *, begins: bool) -> None:
         try:

@@ -1,12 +1,12 @@
 """Work of a step without counting it: by shapes of batches, calls of the model, and trained parameters."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 
 from perf_callbacks.flops.known_work.rating import Rating
-from perf_callbacks.flops.known_work.shape_counts import MOST_COUNTS, SCALED, Count, Learned, ShapeTable, keep
+from perf_callbacks.flops.known_work.shape_counts import MOST_COUNTS, SAME, SCALED, Count, Learned, ShapeTable, keep
 from perf_callbacks.flops.peaks.peak_rates import Peaks
 from perf_callbacks.flops.unknown_reasons import NO_BATCH, UNEVEN, UNREAD, Unknowns
 from perf_callbacks.flops.work import Work
@@ -78,6 +78,7 @@ class ShapedWork:
         """The last step after which a check found other parameters trained. None: no change was found."""
         self.checked: int | None = None
         """The last step whose work was found equal to that of an earlier step. None: FLOPs rest on a single count."""
+        self._outlines: dict[tuple[Hashable, ...], tuple[int, int]] = {}
         self.trainable_changed = False
         """True: the trained parameters have changed, after an unknown step."""
         self._sure: tuple[Hashable, int] = None, 0  # trained parameters, and the last step for which they are certain
@@ -207,6 +208,25 @@ class ShapedWork:
             self.checked = step
         return learned
 
+    def outline(self, shapes: Sequence[ShapeKey], calls: Calls, products: int, step: int) -> None:
+        """Compare the outlines of this and an earlier step with the same batches, calls and trained parameters."""
+        self.look(step)
+        each = _each(calls, len(shapes))
+        if not products or not all(shapes) or self.varies or self.trainable_changed:
+            return
+        shapes = [self.plain.strip(shape) for shape in shapes]
+        key = self._trained, each, frozenset(Counter(shapes).items())
+        before, since = self._outlines.get(key, (products, 0))
+        ratio = max(before, products) / min(before, products)
+        if ratio > 1 + SAME and (len(each) == len(ONCE) or len(set(shapes)) == 1):
+            self._efforts.clear()
+            self.unknowns.varies = (
+                f"the work of equal batches varies ({ratio:.2f} times between the modules of steps {since} and {step})"
+            )
+        elif since:
+            self.checked = step
+        keep(self._outlines, key, (products, step), MOST_COUNTS)
+
     def of(self, shapes: Sequence[ShapeKey], calls: Calls | None = None, step: int = 0) -> StepFlops | None:
         """Return the work of a step with batches of these shapes; None: unknown."""
         if not shapes:
@@ -272,6 +292,7 @@ class ShapedWork:
             self.plain.dropped |= busy
             self._tables |= tables
             self._efforts.clear()
+            self._outlines.clear()
 
     def _tell(self) -> None:
         if self._on_change is not None:

@@ -1,0 +1,133 @@
+"""The outline of a step: the products of its modules, by the sizes of their outputs and weights.
+
+An outline is no count: it sees no attention and no backward. But it costs a hook per module instead of one per
+operation, and two steps of equal work have equal outlines.
+"""
+
+import sys
+from threading import get_ident
+from typing import Any
+from weakref import finalize
+
+import torch
+from torch import nn
+from torch.compiler import is_dynamo_compiling
+from torch.nn.modules import module as modules
+from torch.utils.hooks import RemovableHandle
+
+from perf_callbacks.flops.counting.phases import in_backward
+from perf_callbacks.flops.known_work.shaped_work import ShapedWork
+from perf_callbacks.flops.training_filter import TrainingFilter
+from perf_callbacks.kernel.fit.recorder import Recorder
+from perf_callbacks.kernel.foreign_errors import let_pass
+from perf_callbacks.kernel.process.compiler_stance import anything_compiled
+
+LOOK_PART = 4
+"""The gap to the next outline is the steps so far divided by this: a change shows soon in fits of any length…"""
+
+LOOK_EVERY = 47
+"""…and at most this many steps: a prime number, which shares no period with the training."""
+
+_WITH_BACKWARD = 3
+"""Products of a module whose output requires gradients, with those of its backward, relative to its forward's."""
+
+_MATRIX = 2
+"""Fewest dimensions of a weight that is multiplied as a matrix."""
+
+
+class Outline:
+    """Adds up the products of modules that run as training work between `open` and `close`."""
+
+    def __init__(self) -> None:
+        self.products = 0
+        """Multiplications by the modules' own weights, three times where gradients follow."""
+        self._training: TrainingFilter | None = None
+        self._thread = 0
+        self._handle = RemovableHandle(modules._global_forward_hooks)  # noqa: SLF001 there is no public name
+
+    def open(self, training: TrainingFilter) -> None:
+        """Start at zero. `training` decides if the module that has just run is training work."""
+        self.products, self._training, self._thread = 0, training, get_ident()
+        modules._global_forward_hooks[self._handle.id] = self._see  # noqa: SLF001 as above
+
+    def close(self) -> None:
+        """Remove the module hook. Idempotent."""
+        self._handle.remove()
+        self._training = None  # keeps no fit alive
+
+    def _see(self, module: nn.Module, _args: object, result: Any) -> None:
+        # A model may be compiled, exported or traced in the middle of a step.
+        if is_dynamo_compiling() or torch._C._get_tracing_state() is not None:  # noqa: SLF001 as `torch.jit.is_tracing`
+            return
+        try:
+            training = self._training
+            if training is None or get_ident() != self._thread or isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                return
+            training.module_ended(module, result)
+            weights = [
+                one
+                for one in module._parameters.values()  # noqa: SLF001 `parameters` goes through the children too
+                if one is not None and one.dim() >= _MATRIX
+            ]
+            first = result[0] if isinstance(result, tuple | list) and result else result
+            if weights and isinstance(first, torch.Tensor) and not in_backward() and training.is_training_work():
+                products = sum(first.numel() * one.numel() // max(one.shape[0], 1) for one in weights)
+                self.products += products * (_WITH_BACKWARD if first.requires_grad else 1)
+        except Exception as error:  # noqa: BLE001 an observer never ends the run
+            self.close()
+            self.products = 0
+            let_pass(error)
+
+
+def compiles() -> bool:
+    """Return True if anything in this process is compiled, or will be at its first call."""
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    return anything_compiled() or any(map(callable, getattr(compiler, "cached_backends", {}).values()))
+
+
+class Outlines:
+    """Takes the outlines of some steps of a fit, to compare steps with equal batches.
+
+    A hook would make compiled modules compile again. If anything is compiled, only counted steps have outlines.
+    """
+
+    def __init__(self, recorder: Recorder, work: ShapedWork) -> None:
+        self._recorder = recorder
+        self._work = work
+        self._outline = Outline()
+        self.training: TrainingFilter | None = None
+        """Follows the step whose outline is being taken."""
+        self._own = False  # True: `begin` made the training; False: it belongs to a count
+        self.after = 0
+        """Number of steps of the fit after which the next outline is taken."""
+        recorder.patches.add(self._outline.close)
+        finalize(self, self._outline.close).atexit = False
+
+    def begin(self, steps: int, training: TrainingFilter | None, announced: bool) -> None:  # noqa: FBT001 as in `TrainingFilter`
+        """Take the outline of the next step if due after this many steps. A `training` follows that step already."""
+        if steps < self.after or not self._recorder.active:
+            return
+        self.after = steps + max(1, min(steps // LOOK_PART, LOOK_EVERY))
+        if training is None and compiles():  # a counted step is eager, and its counter has hooks already
+            return
+        self._own = training is None
+        self.training = training or TrainingFilter(self._recorder.tape, announced=announced)
+        self._outline.open(self.training)
+
+    def end(self, step: int) -> None:
+        """Compare the step that has ended with an earlier step. Ignore a step that was seen only in part."""
+        training, products = self.training, self._outline.products
+        self.drop()
+        if training is not None and not any(training.stage_tracker.earlier):
+            shapes = [batch.shape for batch in self._recorder.batches]
+            self._work.outline(shapes, training.stage_tracker.calls, products, step)
+            if self._work.trainable_changed:
+                self._recorder.engine.plan()  # the next steps are checked too
+
+    def drop(self) -> None:
+        """Take no outline of this step."""
+        if self.training is not None:
+            self.training = None
+            self._outline.close()
+            if self._own:
+                self._recorder.tape.unfollow()
