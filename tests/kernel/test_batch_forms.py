@@ -105,7 +105,7 @@ def test_a_mask_of_numbers_says_nothing_in_numpy_either():
         (X.numpy(), 4, (("", (4, 3)),)),
         ((X.numpy(), Y.numpy()), 4, (("[0]", (4, 3)), ("[1]", (4,)))),
         (BaseModelOutput(last_hidden_state=X), 4, (("last_hidden_state", (4, 3)),)),
-        ({"a": [X, {"y": Y}], "n": 3}, 4, (("a[0]", (4, 3)), ("a[1].y", (4,)), ("n = 3", ()))),
+        ({"a": [X, {"y": Y}], "n": 3}, 4, (("a[0]", (4, 3)), ("a[1].y", (4,)))),
         ([Named(X, Y), Y], 4, (("[0].input_ids", (4, 3)), ("[0].labels", (4,)), ("[1]", (4,)))),
         ({"rows": ["a", "b"], "x": X}, 4, (("x", (4, 3)),)),
     ],

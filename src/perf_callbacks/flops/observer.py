@@ -22,7 +22,7 @@ from perf_callbacks.flops.outline import Outlines
 from perf_callbacks.flops.record import counted, estimated
 from perf_callbacks.flops.training_filter import TrainingFilter
 from perf_callbacks.flops.work import Work
-from perf_callbacks.kernel.batches.plain_values import ShapeKey
+from perf_callbacks.kernel.batches.tensors import ShapeKey
 from perf_callbacks.kernel.engine.marks import ONE_MORE_FORWARD, Calls
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import COUNTED, RECOUNTED, plus

@@ -13,7 +13,7 @@ from perf_callbacks.flops.counting.phases import in_function
 from perf_callbacks.integrations import methods
 from perf_callbacks.integrations.loop_watch import LoopWatch
 from perf_callbacks.integrations.subclasses import put_on, watched
-from perf_callbacks.kernel.batches.reader import ROWS, UNREADABLE, Batch
+from perf_callbacks.kernel.batches.reader import ROWS, UNREADABLE, Batch, shape_of
 from perf_callbacks.kernel.batches.waiting import UNKNOWN, Waiting, identify, same, take
 from perf_callbacks.kernel.engine.marks import BACK, BEGIN
 from perf_callbacks.kernel.engine.stages import Stage
@@ -164,23 +164,19 @@ class AcceleratedWatch(LoopWatch):
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
 
-    def fetched(self, loader: object, batch: Any) -> None:  # noqa: C901, PLR0912 a call is a frame in each step
+    def fetched(self, loader: object, batch: Any) -> None:  # noqa: C901 a call is a frame in each step
         """Read a batch at once: the loop may take the batch apart before the training."""
         try:
             reader = self._reader
             found = None  # as `BatchReader.read`, without its frame
-            if reader.fast_reads_left:
+            if reader.by_shapes:
                 try:
-                    name, rows = reader.key_tensor, type(batch) in ROWS
-                    key = (len(batch), batch[name].shape) if rows else (*batch.keys(), batch.get(name).shape)
-                    found = reader.by_key_tensor.get(key)
+                    names = () if type(batch) in ROWS else batch.keys()
+                    found = reader.by_shapes.get((*names, *map(shape_of, batch.values() if names else batch)))
                 except UNREADABLE as error:
                     let_pass(error)
-                    found = None
             if found is None:
                 found = reader.read(batch)
-            else:
-                reader.fast_reads_left -= 1
             for calls in self._calls:
                 if calls.model._compiled_call_impl is not calls.compiled:  # noqa: SLF001 torch has no other way to tell
                     calls.again()

@@ -15,7 +15,7 @@ from torch._C._dynamo.eval_frame import set_eval_frame
 from perf_callbacks.flops.counting.phases import in_function
 from perf_callbacks.integrations import methods
 from perf_callbacks.integrations.model_calls import Inputs, ModelCalls
-from perf_callbacks.kernel.batches.reader import ROWS, UNREADABLE, Batch
+from perf_callbacks.kernel.batches.reader import ROWS, UNREADABLE, Batch, shape_of
 from perf_callbacks.kernel.batches.waiting import (
     MOST_WAITING,
     UNKNOWN,
@@ -90,7 +90,7 @@ class LoopWatch(Loop):
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
 
-    def batches(self, loader: Iterable[B]) -> Iterator[B]:  # noqa: C901, PLR0912, PLR0915 a call is a frame in each step
+    def batches(self, loader: Iterable[B]) -> Iterator[B]:  # noqa: C901, PLR0912 a call is a frame in each step
         """Iterate over a loader and measure its waits."""
         tape, clock, thread, recorder, engine = self.tape, self.clock, self.thread, self.recorder, self.recorder.engine
         reader, first_batch = recorder.reader, self.first_batch
@@ -102,17 +102,13 @@ class LoopWatch(Loop):
             for batch in loader:
                 try:
                     found = None
-                    if engine.takes_batches and reader.fast_reads_left:  # as `Recorder.batch`, without its frame
+                    if engine.takes_batches and reader.by_shapes:  # as `Recorder.batch`, without its frame
                         try:
-                            name, rows = reader.key_tensor, type(batch) in ROWS
-                            key = (len(batch), batch[name].shape) if rows else (*batch.keys(), batch.get(name).shape)
-                            found = reader.by_key_tensor.get(key)
+                            names = () if type(batch) in ROWS else batch.keys()
+                            found = reader.by_shapes.get((*names, *map(shape_of, batch.values() if names else batch)))
                         except UNREADABLE as error:
                             let_pass(error)
-                            found = None
-                    if found is not None:
-                        reader.fast_reads_left -= 1
-                    elif recorder.active and not engine.open_spans:
+                    if found is None and recorder.active and not engine.open_spans:
                         if first_batch.wanted:
                             first_batch.see(batch)
                         found = reader.read(batch)

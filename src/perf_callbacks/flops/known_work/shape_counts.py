@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 
 from perf_callbacks.flops.known_work.scaling import BatchSize, Scaling
 from perf_callbacks.flops.work import Work
-from perf_callbacks.kernel.batches.plain_values import ShapeKey
+from perf_callbacks.kernel.batches.tensors import ShapeKey
 
 MOST_COUNTS = 32
 """Maximum number of counts per family of shapes, and of whole steps. Beyond this number, the oldest is dropped."""

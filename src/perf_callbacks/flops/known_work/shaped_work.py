@@ -1,6 +1,6 @@
 """Work of a step without counting it: by shapes of batches, calls of the model, and trained parameters."""
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
@@ -10,8 +10,8 @@ from perf_callbacks.flops.known_work.shape_counts import MOST_COUNTS, SAME, SCAL
 from perf_callbacks.flops.peaks.peak_rates import Peaks
 from perf_callbacks.flops.unknown_reasons import NO_BATCH, UNEVEN, UNREAD, Unknowns
 from perf_callbacks.flops.work import Work
-from perf_callbacks.kernel.batches.plain_values import AGREEING, ShapeKey, names, without
 from perf_callbacks.kernel.batches.reader import BatchReader
+from perf_callbacks.kernel.batches.tensors import ShapeKey
 from perf_callbacks.kernel.engine.marks import Calls
 from perf_callbacks.kernel.engine.steps import StepFlops, Totals
 from perf_callbacks.kernel.records.fit_records import Flops
@@ -65,10 +65,6 @@ class ShapedWork:
         """Peak that steps exceeded; None again after a log line says so."""
         self.counted: Flops | None = None
         """The last count."""
-        self.plain = reader.plain
-        """Plain values in batches."""
-        self._counts: deque[tuple[tuple[Hashable, Each], list[ShapeKey], list[Count]]] = deque(maxlen=MOST_COUNTS)
-        self._weighed = 0, frozenset[str]()
         self.unknowns = Unknowns(reader)
         """Reasons for steps without FLOPs."""
         self.uncounted_calls: dict[Each, tuple[int, int]] = {}
@@ -194,8 +190,6 @@ class ShapedWork:
         if not shapes or not all(shapes):
             return Learned(1.0, 0)
         counts = [Count(work, step, frozenset({source})) for work in passes]
-        self._counts.append((key, [*shapes], counts))
-        shapes = [self.plain.strip(shape) for shape in shapes]
         known = table.of(shapes) is not None
         learned = table.learn(shapes, counts)
         if learned.since and not self.varies:
@@ -214,7 +208,6 @@ class ShapedWork:
         each = _each(calls, len(shapes))
         if not products or not all(shapes) or self.varies or self.trainable_changed:
             return
-        shapes = [self.plain.strip(shape) for shape in shapes]
         key = self._trained, each, frozenset(Counter(shapes).items())
         before, since = self._outlines.get(key, (products, 0))
         ratio = max(before, products) / min(before, products)
@@ -250,19 +243,14 @@ class ShapedWork:
 
     def knows(self, shape: ShapeKey) -> bool:
         """Return True if the work of a batch of this shape is known or can be scaled, for any number of calls."""
-        shape = self.plain.strip(shape)
         return any(trained == self._trained and table.one(shape) for (trained, _), table in self._tables.items())
 
     def wants(self, shape: ShapeKey) -> bool:
         """Return True if the work of this shape is unknown and there is room for its count."""
-        self._weigh()
-        shape = self.plain.strip(shape)
         room = all(table.room(shape) for (trained, _), table in self._tables.items() if trained == self._trained)
         return bool(shape) and room and not self.knows(shape)
 
     def _effort(self, shapes: tuple[ShapeKey, ...], each: Each, trained: Hashable) -> StepFlops | None:
-        self._weigh()
-        shapes = tuple([self.plain.strip(shape) for shape in shapes])
         table = self._tables.get((trained, each))
         apart = len(each) == len(ONCE) or len(set(shapes)) == 1  # it is unknown which of unlike batches had a call
         found = table.of(shapes) if table is not None and not self.varies and all(shapes) and apart else None
@@ -271,28 +259,6 @@ class ShapedWork:
         self._sources |= found.sources
         work = found.work
         return StepFlops(work.model_flops, work.hardware_flops) if self.rating is None else self.rating.effort(work)
-
-    def _weigh(self) -> None:
-        """Drop plain values that vary much from all shapes, if counts with several of their values agree."""
-        busy = self.plain.busy
-        if not busy or self._weighed == (len(self._counts), busy):
-            return
-        self._weighed = len(self._counts), busy
-        tables: dict[tuple[Hashable, Each], ShapeTable] = {}
-        agreed, left_out = 0, busy | self.plain.dropped
-        for key, shapes, counts in self._counts:
-            stripped = [without(shape, left_out) for shape in shapes]
-            table = tables.setdefault(key, ShapeTable())
-            found, work = table.of(stripped), Work.sum([count.work for count in counts])
-            if found is not None and found.step and found.work.cells != work.cells:
-                return
-            agreed += found is not None and found.work.cells == work.cells
-            table.learn(stripped, counts)
-        if agreed >= AGREEING:
-            self.plain.dropped |= busy
-            self._tables |= tables
-            self._efforts.clear()
-            self._outlines.clear()
 
     def _tell(self) -> None:
         if self._on_change is not None:
@@ -310,8 +276,6 @@ class ShapedWork:
             self._tell()
         elif len(each) > len(ONCE) and len(set(shapes)) > 1:
             self.unknowns.note(UNEVEN)
-        elif found := sorted({name for shape in shapes for name in names(self.plain.strip(shape))}):
-            self.unknowns.note(f"the work may depend on {', '.join(found)} in the batch, whose value was not counted")
         else:
             self.unknowns.shape(hash(shapes))
 

@@ -5,9 +5,8 @@ from math import prod
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from perf_callbacks.kernel.batches.plain_values import PlainValues, ShapeKey, tensors
 from perf_callbacks.kernel.batches.sample_counts import matching, samples
-from perf_callbacks.kernel.batches.tensors import Leaf, is_array, leaves
+from perf_callbacks.kernel.batches.tensors import Leaf, ShapeKey, is_array, leaves
 from perf_callbacks.kernel.engine.steps import plus
 from perf_callbacks.kernel.foreign_errors import let_pass
 
@@ -16,19 +15,13 @@ _MOST_SHAPES = 1024
 _MOST_NOTED = 256
 """Most batches of a counted step whose tensors are compared with the looked-up tensors."""
 
-_READ_WHOLE = 64
-"""Number of batches whose shapes are all read before the shape of one tensor, the key tensor, identifies batches.
-
-Later, all shapes are read of only one batch in about this many.
-"""
-
 UNREADABLE = (AttributeError, LookupError, TypeError, RuntimeError)
 """Errors of reading a batch in a new form; `RuntimeError` comes from nested tensors, which have no shape."""
 
 ROWS = frozenset({tuple, list})
 """Types of batches whose tensors have numbers, not names."""
 
-_shape = attrgetter("shape")
+shape_of = attrgetter("shape")
 
 
 class Batch(NamedTuple):
@@ -109,8 +102,6 @@ class BatchReader:
 
     def __init__(self, on_new_shape: Callable[[ShapeKey, Mapping[str, Any]], object] | None = None) -> None:
         self._on_new_shape = on_new_shape
-        self.plain = PlainValues()
-        """Plain values in batches, which shapes include."""
         self.unreadable: str | None = None
         """Type of the last batch whose shapes can't be read. None: all were read."""
         self.seen: dict[ShapeKey, tuple[Batch, tuple[str, ...]]] = {}
@@ -119,21 +110,14 @@ class BatchReader:
         """True: each batch holds a batch from each of several loaders, so their samples add up."""
         self.time_first = False
         """True: the model takes sequences whose first dimension is time."""
-        self.fast_reads_left = 0
-        """Number of batches that the key tensor may still identify before all shapes of a batch are read again."""
-        self.key_tensor: Any = None
-        """Name or place of the key tensor in a batch."""
-        self.by_key_tensor: dict[tuple[Any, ...], Batch] = {}
-        """Batches without a mask, by names or number of tensors and the shape of the key tensor.
+        self.by_shapes: dict[tuple[Any, ...], Batch] = {}
+        """Batches without a mask, by the shapes of their tensors, after the names if the batch is a mapping.
 
-        Callers that read a batch in every step look here first while `fast_reads_left` is positive, and decrement it,
-        which saves a frame. `get` returns the key tensor, because indexing a `defaultdict` would create an entry.
+        Callers that read a batch in every step look here first, which saves a frame.
         """
         self._known: dict[tuple[Any, ...], _Known] = {}
         self._has_read = False
         self._array: Any = None  # the type of batches that are a tensor
-        self._guided = True  # until the shape of another tensor was seen to vary alone
-        self._whole = 0  # batches of which all shapes were read
         self._ids: dict[tuple[str, ...], tuple[str, ...]] = {}  # names of token ids, by the names of all tensors
         self._noted: list[_Noted] | None = None
 
@@ -141,17 +125,12 @@ class BatchReader:
         """Read samples, tokens and shape of a batch."""
         key: tuple[Any, ...] | None = None
         try:
-            rows = type(batch) in ROWS
             if type(batch) is self._array:
                 key = (None, *batch.shape)
-            elif self.fast_reads_left:
-                self.fast_reads_left -= 1
-                name = self.key_tensor
-                key = (len(batch), batch[name].shape) if rows else (*batch.keys(), batch.get(name).shape)
+            elif type(batch) in ROWS:
+                key = tuple(map(shape_of, batch))
             else:
-                key = tuple(map(_shape, batch)) if rows else (*batch.keys(), *map(_shape, batch.values()))
-                if self._guided:
-                    self._trust()
+                key = (*batch.keys(), *map(shape_of, batch.values()))
             known, masks, full = self._known[key]
         except UNREADABLE as error:
             let_pass(error)
@@ -177,7 +156,7 @@ class BatchReader:
         """Treat the next batch of this shape as new."""
         self.seen.pop(shape, None)
         self._known = {key: known for key, known in self._known.items() if known.batch.shape != shape}
-        self.by_key_tensor.clear()
+        self.by_shapes.clear()
 
     def note(self) -> None:
         """Record the addresses of the tensors of the next batches until `look_up` identifies the token ids."""
@@ -226,49 +205,16 @@ class BatchReader:
         if self._noted is not None:
             self._note(seen, found)
         elif key is not None and _plain(batch, found):
-            self._remember(key, batch, known, found)
-        return known, tensors
-
-    def _trust(self) -> None:
-        """Count a batch whose shapes were all read. After enough of them, the key tensor identifies most."""
-        self._whole += 1
-        if self._whole >= _READ_WHOLE and self.key_tensor is not None:
-            # uneven gaps, so as not to keep step with periodic batches
-            self.fast_reads_left = _READ_WHOLE - self._whole % 7
-
-    def _remember(self, key: tuple[Any, ...], batch: Any, known: _Known, found: Sequence[Leaf]) -> None:
-        """Store a batch under `key`, and under the key tensor's shape if that shape determines the other shapes.
-
-        The key tensor is the tensor with most dimensions in the first batch. Its shape determines the other shapes
-        while each of them is a prefix of its own, as for masks, labels and positions, and none was seen to vary alone.
-        """
-        if len(self._known) >= _MOST_SHAPES:
-            self._forget_all()
-        self._known[key] = known
-        if self._guided and not is_array(batch):
-            by_tensor = self._key_by_tensor(batch, found)
-            if by_tensor is None or self._known.setdefault(by_tensor, known).batch.shape != known.batch.shape:
-                self._guided, self.fast_reads_left = False, 0
+            if len(self._known) >= _MOST_SHAPES:
                 self._forget_all()
-                self._known[key] = known
-            elif not known.masks:
-                self.by_key_tensor[by_tensor] = known.batch
+            self._known[key] = known
+            if not masks and not is_array(batch):
+                self.by_shapes[key] = seen
+        return known, tensors
 
     def _forget_all(self) -> None:
         self._known.clear()
-        self.by_key_tensor.clear()
-
-    def _key_by_tensor(self, batch: Any, found: Sequence[Leaf]) -> tuple[Any, ...] | None:
-        rows = type(batch) in ROWS
-        names = [*range(len(batch))] if rows else [*batch.keys()]
-        if self.key_tensor is None:
-            self.key_tensor = names[max(range(len(found)), key=lambda place: len(found[place].sizes))]
-        if self.key_tensor not in names:
-            return None
-        key_tensor = found[names.index(self.key_tensor)]
-        if not all([one.sizes == key_tensor.sizes[: len(one.sizes)] for one in found]):
-            return None
-        return (len(batch), key_tensor.tensor.shape) if rows else (*names, key_tensor.tensor.shape)
+        self.by_shapes.clear()
 
     def _unread(self, batch: Any, found: Sequence[Leaf]) -> Batch:
         """Return the batch of an object without a shape, such as a list of rows that are not tensors yet."""
@@ -285,7 +231,6 @@ class BatchReader:
     def _learn(self, batch: Any, found: Sequence[Leaf]) -> tuple[Batch, tuple[str, ...]]:
         shape: ShapeKey = tuple([(one.name, one.sizes) for one in found])
         shape += tuple([(f"{one.name}.lengths", one.lengths) for one in found if one.lengths])
-        shape += self.plain.entries(batch)
         if shape not in self.seen:
             if len(self.seen) == _MOST_SHAPES:
                 del self.seen[next(iter(self.seen))]
@@ -298,7 +243,7 @@ class BatchReader:
 
     def _tokens(self, shape: ShapeKey) -> int | None:
         sizes = dict(shape)
-        ids = matching([*sizes], "input_ids") or self._ids.get(tensors(shape), ())
+        ids = matching([*sizes], "input_ids") or self._ids.get(tuple(sizes), ())
         return sum(prod(sizes[name]) for name in ids) if ids else None
 
     def _note(self, seen: Batch, found: Sequence[Leaf]) -> None:

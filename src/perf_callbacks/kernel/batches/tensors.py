@@ -5,6 +5,9 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+ShapeKey = tuple[tuple[str, tuple[int, ...]], ...]
+"""Names and shapes of the tensors in a batch."""
+
 MOST_PARTS = 4096
 """Most parts of a batch whose shapes are read."""
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perf_callbacks.kernel.batches.plain_values import ShapeKey
+from perf_callbacks.kernel.batches.tensors import ShapeKey
 from perf_callbacks.kernel.engine.steps import NEVER, Columns, Step
 from perf_callbacks.kernel.records.fit_records import Finding, Gc, Record, Summary
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from perf_callbacks.kernel.batches.plain_values import ShapeKey
+from perf_callbacks.kernel.batches.tensors import ShapeKey
 from perf_callbacks.kernel.engine.marks import Calls
 from perf_callbacks.kernel.engine.steps import NEVER, StepFlops, Totals
 from perf_callbacks.kernel.records.fit_records import Flops

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from perf_callbacks.kernel.batches.reader import ROWS, UNREADABLE, Batch, BatchReader, Lookup
+from perf_callbacks.kernel.batches.reader import ROWS, UNREADABLE, Batch, BatchReader, Lookup, shape_of
 from perf_callbacks.kernel.clock import perf_counter, sleep
 from perf_callbacks.kernel.engine.engine import Engine
 from perf_callbacks.kernel.engine.marks import END, Mark, Pause
@@ -146,16 +146,13 @@ class Recorder:
         try:
             reader, engine = self.reader, self.engine
             found = None
-            if engine.takes_batches and reader.fast_reads_left:
+            if engine.takes_batches and reader.by_shapes:
                 try:
-                    name, rows = reader.key_tensor, type(batch) in ROWS
-                    key = (len(batch), batch[name].shape) if rows else (*batch.keys(), batch.get(name).shape)
-                    found = reader.by_key_tensor.get(key)
+                    names = () if type(batch) in ROWS else batch.keys()
+                    found = reader.by_shapes.get((*names, *map(shape_of, batch.values() if names else batch)))
                 except UNREADABLE as error:
                     let_pass(error)
-                    found = None
             if found is not None:
-                reader.fast_reads_left -= 1
                 engine.batches.append(found)
                 return
             found = reader.read(batch)
