@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from perf_callbacks import PerfConfig
+from perf_callbacks.flops.count_records import estimated
 from perf_callbacks.flops.known_work.rating import Rating
 from perf_callbacks.flops.known_work.shaped_work import ShapedWork
 from perf_callbacks.flops.work import Cell, Work
@@ -42,6 +43,7 @@ def masked(length, padding=0):
     return {**text(length), "attention_mask": mask}
 
 
+WORK = Work({Cell("forward", "float32", "matmul"): 10**9, Cell("backward", "float32", "matmul"): 2 * 10**9})
 KINDS = {
     "pairs": ([(torch.ones(8, 32), torch.ones(8))], 1),
     "text": ([text(128)], 1),
@@ -63,17 +65,16 @@ def recorder_in(directory, several):
     place = Place(integration="loop", directory=Path(directory), device=torch.device("cpu"), versions={})
     recorder = Recorder(settings, place, clock=clock_of_training(several))
     shaped = ShapedWork(recorder.reader)
-    shaped.rate(Rating(dtype="float32", coverage=1.0, lower_bound=False))
+    shaped.rate(Rating.of(estimated(WORK, step=2), None))
     recorder.engine.use(shaped)
     return recorder, shaped
 
 
 def learn(recorder, shaped, batches, several):
     """As after a counted step of each shape."""
-    work = Work({Cell("forward", "float32", "matmul"): 10**9, Cell("backward", "float32", "matmul"): 2 * 10**9})
     for batch in batches:
         shape = recorder.reader.read(batch).shape
-        shaped.learn([shape] * several, [work] * several, Calls(several, several))
+        shaped.learn([shape] * several, [WORK] * several, Calls(several, several))
 
 
 def measure(batches, several, blocks):

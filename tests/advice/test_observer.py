@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from perf_callbacks.advice.observer import read
+from perf_callbacks.flops.count_records import counted
 from perf_callbacks.flops.counting.counter import FlopCounter
-from perf_callbacks.flops.record import counted
 from perf_callbacks.kernel.fit.setup import Setup, flat
 
 

@@ -9,9 +9,9 @@ from tiny import llama
 from torch import nn
 
 from perf_callbacks.flops import register_flop_formula
+from perf_callbacks.flops.count_records import counted
 from perf_callbacks.flops.counting import formulas
 from perf_callbacks.flops.counting.counter import FlopCounter
-from perf_callbacks.flops.record import counted
 
 WIDE = 8
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from flops.products import inputs, layer
 
+from perf_callbacks.flops.count_records import counted
 from perf_callbacks.flops.counting import observed
 from perf_callbacks.flops.counting.counter import FlopCounter
 from perf_callbacks.flops.counting.formulas import formula
-from perf_callbacks.flops.record import counted
 
 SPEAKS_OF_PRODUCTS = re.compile(
     r"mm|matmul|conv|linear|attention|attn|rnn|lstm|gru|cdist|dot|einsum|outer|multi_head|gemm|fft|solve|cholesky|inverse|det(?!ach)"

@@ -1,8 +1,11 @@
 """What work is compared with."""
 
+import dataclasses
+
 import pytest
 
-from perf_callbacks.flops.known_work.rating import Rating, rate
+from perf_callbacks.flops.count_records import estimated
+from perf_callbacks.flops.known_work.rating import Rating
 from perf_callbacks.flops.peaks.peak_rates import Peaks
 from perf_callbacks.flops.work import Cell, Work
 from perf_callbacks.kernel.engine.steps import StepFlops
@@ -17,8 +20,11 @@ WORK = Work(
 PEAKS = Peaks({"bfloat16": 4_000.0, "float32": 1_000.0}, "by hand")
 
 
+COUNT = dataclasses.replace(estimated(WORK, 2), coverage=1.0, lower_bound=False)
+
+
 def rated(peaks=PEAKS):
-    return rate(WORK, coverage=1.0, lower_bound=False, peaks=peaks)
+    return Rating.of(COUNT, peaks)
 
 
 def test_mfu_goes_by_the_format_with_most_flops_of_the_model_and_mfu_mixed_by_each():
@@ -66,7 +72,7 @@ STATED = "training ran faster than the stated peak of 4e-09 TFLOPS in bfloat16"
 def test_a_peak_is_refuted_by_steps_that_did_more(peaks, seconds, refuted):
     rating = rated(peaks)
     assert rating.refuted(StepFlops(8_000, 17_000, None), seconds) == refuted
-    assert rating.without_peak() == Rating(dtype="bfloat16", coverage=1.0, lower_bound=False)
+    assert rating.without_peak() == rated(None)
 
 
 @pytest.mark.parametrize(
@@ -76,5 +82,5 @@ def test_a_peak_is_refuted_by_steps_that_did_more(peaks, seconds, refuted):
 def test_the_unmasked_share_is_known_while_all_counts_agree(counts, share):
     rating = None
     for masked in counts:
-        rating = rate(WORK, coverage=1.0, lower_bound=False, masked_flops=masked, before=rating)
+        rating = Rating.of(dataclasses.replace(COUNT, masked_flops=masked), None, rating)
     assert rating.unmasked_share == share

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from perf_callbacks.flops.count_records import counted
 from perf_callbacks.flops.counting.counter import FlopCounter
-from perf_callbacks.flops.record import counted
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Sparse (CSR|CSC|BSR|BSC) tensor support is in beta state"),

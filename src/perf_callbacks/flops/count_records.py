@@ -2,14 +2,73 @@
 
 from dataclasses import replace
 
-from perf_callbacks.flops.known_work.rating import rate
-from perf_callbacks.flops.known_work.shaped_work import ShapedWork
+from perf_callbacks.flops.counting.counter import FlopCounter
+from perf_callbacks.flops.known_work.rating import Rating
+from perf_callbacks.flops.known_work.shaped_work import CLOSED_FORM, COUNTED, ShapedWork
 from perf_callbacks.flops.peaks.peak_rates import Peaks, advice
 from perf_callbacks.flops.peaks.peak_source import find, forget
 from perf_callbacks.flops.training_filter import TrainingFilter
 from perf_callbacks.flops.work import Work
 from perf_callbacks.kernel.fit.recorder import Recorder, log
+from perf_callbacks.kernel.process.compiler_stance import anything_compiled
 from perf_callbacks.kernel.records.fit_records import Flops
+
+ENOUGH = 0.98
+"""FLOPs whose coverage is below this share are a lower bound."""
+
+_HEAVIEST = 20
+
+
+def counted(
+    counter: FlopCounter,
+    step: int,
+    tokens: int | None,
+    *,
+    source: str = COUNTED,
+    whole_step: bool = True,
+) -> Flops:
+    """Make the `flops` record of a counter."""
+    total, coverage, observed = counter.work(), counter.weights.coverage(), counter.observed
+    six_n = 6 * counter.weights.multiplied_elements() * (tokens or 0)
+    return Flops(
+        step=step,
+        model_flops=total.model_flops,
+        hardware_flops=total.hardware_flops,
+        by_phase=total.by_phase,
+        by_dtype=total.by_dtype,
+        source=source,
+        coverage=coverage,
+        uncounted=dict(observed.unknown),
+        # a copy of the model runs a single forward and backward: all other work of a step is missing
+        lower_bound=source != COUNTED or bool(observed.unknown) or (coverage is not None and coverage < ENOUGH),
+        whole_step=whole_step,
+        compiled=anything_compiled(),
+        logical_flops=sum(counter.logical.values()) or None,
+        causal_flops=observed.causal_flops,
+        masked_flops=observed.masked_flops,
+        over_six_n=total.model_flops / six_n if six_n else None,
+        products=tuple((*what, flops) for what, flops in observed.products.most_common(_HEAVIEST)),
+        copies=tuple((*what, size) for what, size in observed.copies.most_common(_HEAVIEST)),
+        reads=dict(observed.reads),
+        values_read=dict(observed.values_read),
+        reductions=len(observed.reductions),
+        errors=dict(counter.errors),
+    )
+
+
+def estimated(work: Work, step: int) -> Flops:
+    """Make the `flops` record of a closed form. Without kernels to observe, most fields stay empty."""
+    return Flops(
+        step=step,
+        model_flops=work.model_flops,
+        hardware_flops=work.hardware_flops,
+        by_phase=work.by_phase,
+        by_dtype=work.by_dtype,
+        source=CLOSED_FORM,
+        coverage=None,
+        uncounted={},
+        lower_bound=True,
+    )
 
 
 class CountRecords:
@@ -21,30 +80,19 @@ class CountRecords:
         self.apart: dict[str, int] = {}
         """Calls of models apart from the forward, which the counts leave out."""
 
-    def write(self, record: Flops, total: Work) -> None:
+    def write(self, record: Flops) -> None:
         """Write the record of a count, and rate the work by the peaks of the device."""
-        record = self._with_apart(record)
+        record, work = self._with_apart(record), self._work
         self._recorder.write(record)
-        work = self._work
-        work.counted = record
-        peaks = work.rating.peaks if work.rating is not None else self._peaks(total)
-        rating = rate(
-            total,
-            coverage=record.coverage,
-            lower_bound=record.lower_bound,
-            peaks=peaks,
-            uncounted=record.uncounted,
-            masked_flops=record.masked_flops,
-            before=work.rating,
-        )
-        work.rate(rating)
-        if peaks is not None and rating.peak_flops_per_second is None:
-            work.unknowns.peak = f"no peak is known for {rating.dtype} ({peaks.source})"
+        peaks = work.rating.peaks if work.rating is not None else self._peaks(record)
+        work.rate(Rating.of(record, peaks, work.rating))
+        if peaks is not None and work.rating is not None and work.rating.peak_flops_per_second is None:
+            work.unknowns.peak = f"no peak is known for {work.rating.dtype} ({peaks.source})"
 
-    def _peaks(self, total: Work) -> Peaks | None:
+    def _peaks(self, record: Flops) -> Peaks | None:
         """Find the peaks of the device, once per fit. A measurement may take a second, in an excluded step."""
         recorder = self._recorder
-        found = find(recorder.device, total.by_dtype, recorder.config)
+        found = find(recorder.device, record.by_dtype, recorder.config)
         if found is None:
             self._work.unknowns.peak = f"no dense peak is known for {recorder.run.device}: set peak_tflops"
             if recorder.run.rank == 0:
@@ -67,11 +115,11 @@ class CountRecords:
         training.settle()
         news = {name: calls for name, calls in training.apart.items() if name not in self.apart}
         self.apart |= news
-        work = self._work
-        if news and work.counted is not None and work.rating is not None:
-            work.counted = self._with_apart(work.counted)
-            self._recorder.write(work.counted)
-            work.rate(replace(work.rating, lower_bound=True, uncounted=tuple(sorted(work.counted.uncounted))))
+        rating = self._work.rating
+        if news and rating is not None:
+            count = self._with_apart(rating.count)
+            self._recorder.write(count)
+            self._work.rate(replace(rating, count=count))
 
     def _with_apart(self, record: Flops) -> Flops:
         uncounted = {**record.uncounted, **self.apart}

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from perf_callbacks.flops import offline
-from perf_callbacks.flops.count_records import CountRecords
+from perf_callbacks.flops.count_records import CountRecords, counted, estimated
 from perf_callbacks.flops.count_schedule import CountSchedule
 from perf_callbacks.flops.counting.count_window import CountWindow
 from perf_callbacks.flops.counting.counter import FlopCounter
@@ -19,7 +19,6 @@ from perf_callbacks.flops.known_work.shape_counts import extent
 from perf_callbacks.flops.known_work.shaped_work import COPY, ShapedWork
 from perf_callbacks.flops.offline import Example
 from perf_callbacks.flops.outline import Outlines
-from perf_callbacks.flops.record import counted, estimated
 from perf_callbacks.flops.training_filter import TrainingFilter
 from perf_callbacks.flops.work import Work
 from perf_callbacks.kernel.batches.tensors import ShapeKey
@@ -301,7 +300,7 @@ class Counting(Observer):
         work.unknowns.counting = None
         self._examples = {shape: example for shape, example in self._examples.items() if not work.knows(shape)}
         tokens = plus(*[self._recorder.reader.with_tokens(batch).tokens for batch in batches])
-        self._records.write(counted(counter, step, tokens, whole_step=not self._before), total)
+        self._records.write(counted(counter, step, tokens, whole_step=not self._before))
 
     def _is_unannounced(self, calls: Calls) -> bool:
         """Return True if the step may have had calls that the trainer did not announce."""
@@ -345,7 +344,7 @@ class Counting(Observer):
             return
         work.learn([shape], [total], source=record.source)
         work.unknowns.counting = None
-        self._records.write(record, total)
+        self._records.write(record)
 
 
 def _why_not(counter: FlopCounter, total: Work) -> str:

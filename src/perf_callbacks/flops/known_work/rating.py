@@ -1,30 +1,35 @@
 """The peak that the work of steps is compared with, and the coverage of its count."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from perf_callbacks.flops.peaks.peak_rates import TERA, Peaks, ideal_seconds
 from perf_callbacks.flops.work import Work
 from perf_callbacks.kernel.engine.steps import StepFlops
+from perf_callbacks.kernel.records.fit_records import Flops
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Rating:
-    """Peak and coverage of the last count."""
+    """The last count, and the peaks of the device."""
 
-    dtype: str
-    """Number format that carries most model FLOPs. MFU and HFU use its peak, as in the papers."""
-    coverage: float | None
-    """Share of the weights, among those that should be multiplied, that a counted operation multiplied. None: not
-    observed."""
-    lower_bound: bool
-    """True: the step has more FLOPs than were counted."""
-    uncounted: tuple[str, ...] = ()
-    """Names of `Flops.uncounted` in the last count."""
-    peaks: Peaks | None = None
-    unmasked_share: float | None = None
+    count: Flops
+    peaks: Peaks | None
+    unmasked_share: float | None
     """Share of the executed FLOPs that is not masked attention, equal in all counts. None: unknown."""
+
+    @classmethod
+    def of(cls, count: Flops, peaks: Peaks | None, before: "Rating | None" = None) -> "Rating":
+        """Rate a count. `before` is the previous rating of the fit."""
+        unmasked = 1 - count.masked_flops / count.hardware_flops if count.masked_flops else None
+        return cls(count, peaks, unmasked if before is None or before.unmasked_share == unmasked else None)
+
+    @property
+    def dtype(self) -> str:
+        """Number format that carries most model FLOPs. MFU and HFU use its peak, as in the papers."""
+        by_dtype = self.count.by_dtype
+        return max(by_dtype, key=lambda dtype: by_dtype[dtype])
 
     @property
     def peak_flops_per_second(self) -> float | None:
@@ -43,8 +48,8 @@ class Rating:
             effort.hardware_flops / seconds,
             self.peak_flops_per_second,
         )
-        values = {"tflops": model / TERA, "hardware_tflops": hardware / TERA, "flops_coverage": self.coverage}
-        if self.lower_bound:
+        values = {"tflops": model / TERA, "hardware_tflops": hardware / TERA, "flops_coverage": self.count.coverage}
+        if self.count.lower_bound:
             values["flops_lower_bound"] = 1.0
         if peak is None:
             return values
@@ -54,9 +59,9 @@ class Rating:
     def summary(self) -> dict[str, Any]:
         """Return fields of `FlopsSummary`."""
         return {
-            "coverage": self.coverage,
-            "lower_bound": self.lower_bound,
-            "uncounted": self.uncounted,
+            "coverage": self.count.coverage,
+            "lower_bound": self.count.lower_bound,
+            "uncounted": tuple(sorted(self.count.uncounted)),
             "dtype": self.dtype,
             "unmasked_share": self.unmasked_share,
             "peak_flops_per_second": self.peak_flops_per_second,
@@ -76,26 +81,3 @@ class Rating:
     def without_peak(self) -> "Rating":
         """Return the rating without a peak."""
         return replace(self, peaks=None)
-
-
-def rate(
-    work: Work,
-    *,
-    coverage: float | None,
-    lower_bound: bool,
-    peaks: Peaks | None = None,
-    uncounted: Iterable[str] = (),
-    masked_flops: int = 0,
-    before: Rating | None = None,
-) -> Rating:
-    """Rate a count. `before` is the previous rating of the fit."""
-    by_dtype = work.by_dtype
-    unmasked = 1 - masked_flops / work.hardware_flops if masked_flops else None
-    return Rating(
-        dtype=max(by_dtype, key=lambda dtype: by_dtype[dtype]),
-        coverage=coverage,
-        lower_bound=lower_bound,
-        peaks=peaks,
-        uncounted=tuple(sorted(uncounted)),
-        unmasked_share=unmasked if before is None or before.unmasked_share == unmasked else None,
-    )

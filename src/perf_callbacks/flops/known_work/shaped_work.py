@@ -63,8 +63,6 @@ class ShapedWork:
         """Peak and coverage that work is compared with. None: nothing was counted yet."""
         self.peak_exceeded: Peaks | None = None
         """Peak that steps exceeded; None again after a log line says so."""
-        self.counted: Flops | None = None
-        """The last count."""
         self.unknowns = Unknowns(reader)
         """Reasons for steps without FLOPs."""
         self.uncounted_calls: dict[Each, tuple[int, int]] = {}
@@ -81,6 +79,11 @@ class ShapedWork:
         self._tables: dict[tuple[Hashable, Each], ShapeTable] = {}
         self._sources: set[str] = set()
         self._efforts: dict[tuple[tuple[ShapeKey, ...], Calls | None], StepFlops | None] = {}
+
+    @property
+    def counted(self) -> Flops | None:
+        """The last count."""
+        return None if self.rating is None else self.rating.count
 
     @property
     def source(self) -> str | None:
