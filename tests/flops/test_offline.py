@@ -8,7 +8,7 @@ from torch import nn
 
 from perf_callbacks.flops import offline
 from perf_callbacks.flops.counting.counter import FlopCounter
-from perf_callbacks.flops.offline import Example, closed_form, innermost
+from perf_callbacks.flops.offline import closed_form, example_of, innermost
 
 
 def checkpointed(*, reentrant):
@@ -42,7 +42,7 @@ def counted(model, batch):
 def test_it_counts_what_would_run(kind):
     model, batch = MODELS[kind](), ids(3, 8)
     states = bits(model), torch.get_rng_state().tolist()
-    found = offline.count(model, Example.of(batch))
+    found = offline.count(model, example_of(batch))
     assert (bits(model), torch.get_rng_state().tolist()) == states
     assert all(parameter.grad is None for parameter in model.parameters())
     true = counted(model, batch)
@@ -56,14 +56,14 @@ def test_frozen_weights_have_no_gradients_there_either():
     model = llama()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lm_head" in name)
-    assert offline.count(model, Example.of(ids(2, 8))).work() == counted(model, ids(2, 8)).work()
+    assert offline.count(model, example_of(ids(2, 8))).work() == counted(model, ids(2, 8)).work()
 
 
 def test_it_needs_no_memory_for_numbers():
     with torch.device("meta"):
         model = llama(hidden_size=8192, intermediate_size=65536, num_hidden_layers=4, use_cache=False)
-    work = offline.count(model, Example.of({name: value.to("meta") for name, value in ids(2, 8).items()})).work()
-    assert work.model_flops == pytest.approx(closed_form(model, Example.of(ids(2, 8))).model_flops, rel=1e-3)
+    work = offline.count(model, example_of({name: value.to("meta") for name, value in ids(2, 8).items()})).work()
+    assert work.model_flops == pytest.approx(closed_form(model, example_of(ids(2, 8))).model_flops, rel=1e-3)
 
 
 @pytest.mark.parametrize("wrap", [nn.Identity, nn.DataParallel, lambda model: torch.compile(model, backend="eager")])
@@ -71,7 +71,7 @@ def test_what_a_model_is_wrapped_in_makes_no_difference(wrap):
     model = llama()
     wrapped = wrap(model) if wrap is not nn.Identity else model
     assert innermost(wrapped) is model
-    assert offline.count(wrapped, Example.of(ids(2, 8))).work() == counted(model, ids(2, 8)).work()
+    assert offline.count(wrapped, example_of(ids(2, 8))).work() == counted(model, ids(2, 8)).work()
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_what_can_not_be_repeated_raises_and_leaves_nothing(model, batch):
 
     before = left_behind()
     with pytest.raises((TypeError, AttributeError)):
-        offline.count(model, Example.of(batch))
+        offline.count(model, example_of(batch))
     assert left_behind() == before
 
 
@@ -97,7 +97,7 @@ def test_what_can_not_be_repeated_raises_and_leaves_nothing(model, batch):
 def test_the_closed_form_of_a_llama_is_what_is_counted(options, tied):
     model = llama(tie_word_embeddings=tied, **options)
     true = counted(model, ids(3, 8)).work()
-    found = closed_form(model, Example.of(ids(3, 8)))
+    found = closed_form(model, example_of(ids(3, 8)))
     rotary = true.model_flops - found.model_flops  # written as a product
     assert 0 <= rotary < 0.01 * true.model_flops
 
@@ -159,15 +159,15 @@ UNVOUCHED = {
 @pytest.mark.filterwarnings("ignore")  # PEFT's, about its use of transformers
 @pytest.mark.parametrize("kind", UNVOUCHED)
 def test_what_a_closed_form_might_count_too_high_has_none(kind):
-    assert closed_form(UNVOUCHED[kind](), Example.of(ids(3, 8))) is None
+    assert closed_form(UNVOUCHED[kind](), example_of(ids(3, 8))) is None
 
 
 @pytest.mark.parametrize("more", [{"position_ids": torch.ones(3, 8)}, {"attention_mask": torch.ones(3, 8)}])
 def test_rows_that_attention_may_take_apart_have_no_closed_form(more):
     model = llama()
     model.config._attn_implementation = "flash_attention_2"
-    assert closed_form(model, Example.of(ids(3, 8))) is not None
-    assert closed_form(model, Example.of(ids(3, 8, **more))) is None
+    assert closed_form(model, example_of(ids(3, 8))) is not None
+    assert closed_form(model, example_of(ids(3, 8, **more))) is None
 
 
 ADAPTERS = {
@@ -189,15 +189,15 @@ def test_models_with_adapters_are_counted_as_they_are(kind, checkpointing):
         model.enable_input_require_grads()
         model.get_base_model().gradient_checkpointing_enable({"use_reentrant": False})
     batch = ids(3, 8) if kind != "prompt tuning" else ids(3, 8, attention_mask=torch.ones(3, 8, dtype=torch.long))
-    found = offline.count(model, Example.of(batch))
+    found = offline.count(model, example_of(batch))
     assert found.work() == counted(model, batch).work()
     assert (found.errors, found.observed.unknown) == ({}, {})
 
 
 def test_an_example_holds_no_numbers():
     batch = ids(2, 8)
-    example = Example.of(batch)
-    assert example.tensors["input_ids"] == ((2, 8), torch.long, torch.device("cpu"))
+    example = example_of(batch)
+    assert example["input_ids"] == ((2, 8), torch.long, torch.device("cpu"))
 
 
 EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
@@ -215,7 +215,7 @@ def mixtral(**config):
 def test_a_closed_form_counts_the_experts_that_a_token_goes_to(active):
     model = mixtral(num_experts_per_tok=active)
     true = counted(model, ids(3, 8)).work()
-    found = closed_form(model, Example.of(ids(3, 8)))
+    found = closed_form(model, example_of(ids(3, 8)))
     rotary = true.model_flops - found.model_flops
     assert 0 <= rotary < 0.01 * true.model_flops
 
@@ -228,11 +228,11 @@ def test_shared_experts_count_in_full():
     experts = {"num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 8}
     model = Qwen2MoeForCausalLM(Qwen2MoeConfig(**small, **heads, **experts, shared_expert_intermediate_size=24))
     true = counted(model, ids(3, 8)).work()
-    rotary = true.model_flops - closed_form(model, Example.of(ids(3, 8))).model_flops
+    rotary = true.model_flops - closed_form(model, example_of(ids(3, 8))).model_flops
     assert 0 <= rotary < 0.01 * true.model_flops
 
 
 def test_experts_of_which_the_configuration_tells_nothing_have_no_closed_form():
     model = mixtral()
     model.config = None
-    assert closed_form(model, Example.of(ids(3, 8))) is None
+    assert closed_form(model, example_of(ids(3, 8))) is None

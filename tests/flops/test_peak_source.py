@@ -174,10 +174,3 @@ def test_nobody_has_no_cache(monkeypatch):
     cache = Cache(cache_directory(), conditions(CPU))
     cache.write({"float32": found()})
     assert cache.read(fresh=False) == {}
-
-
-def test_the_processor_goes_by_its_name_where_the_system_tells(monkeypatch):
-    assert module._processor()
-    monkeypatch.setattr(module.Path, "read_text", lambda *_, **__: (_ for _ in ()).throw(OSError()))
-    monkeypatch.setattr(module.platform, "processor", lambda: "a processor")
-    assert module._processor() == "a processor"

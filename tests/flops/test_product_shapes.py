@@ -7,7 +7,6 @@ from perf_callbacks.flops.calculator.product_shapes import (
     Waves,
     better,
     misaligned,
-    swiglu_parameters,
     waves,
 )
 
@@ -15,10 +14,6 @@ from perf_callbacks.flops.calculator.product_shapes import (
 @pytest.mark.parametrize(("size", "instead"), [(10922, 10944), (50257, 50304), (50304, 50304), (4096, 4096), (9, 64)])
 def test_a_size_is_rounded_up_to_a_multiple_of_64_where_it_is_none_of_8(size, instead):
     assert better(size) == instead
-
-
-def test_a_wider_mlp_has_hardly_more_weights():
-    assert (swiglu_parameters(4096, 10922), swiglu_parameters(4096, 10944)) == (134_209_536, 134_479_872)
 
 
 def test_one_tile_more_than_there_are_multiprocessors_takes_two_waves():

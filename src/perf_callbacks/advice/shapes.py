@@ -1,7 +1,7 @@
 """Rules `shape`: sizes that tensor cores can't use well. Only for devices with tensor cores."""
 
 from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding
-from perf_callbacks.flops.calculator.product_shapes import Misaligned, misaligned, padded, uneven
+from perf_callbacks.flops.calculator.product_shapes import ALIGNED, Misaligned, misaligned, padded, uneven
 from perf_callbacks.kernel.records.fit_records import Finding
 
 MATTERS = 0.1
@@ -48,5 +48,5 @@ def _instead(facts: Facts, worst: Misaligned) -> tuple[str, str]:
     if worst.size == facts.head:
         return "The head size", "another number of heads: 64 and 128 are good sizes"
     if facts.weights and not before:
-        return "The size", f"pad_to_multiple_of={worst.multiple} in the collator, or another size of the batch"
+        return "The size", f"pad_to_multiple_of={ALIGNED} in the collator, or another size of the batch"
     return "The size", f"padding it to {worst.better:,}{price}"

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from perf_callbacks.commands.flops import read_config
 from perf_callbacks.flops.calculator.architecture import LARGEST, Architecture, dimensions
-from perf_callbacks.flops.calculator.model_shapes import products, sizes
-from perf_callbacks.flops.calculator.product_shapes import uneven
+from perf_callbacks.flops.calculator.product_shapes import products, sizes, uneven
 from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.report import shape_table
 

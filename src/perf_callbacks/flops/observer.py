@@ -17,7 +17,7 @@ from perf_callbacks.flops.counting.counter import FlopCounter
 from perf_callbacks.flops.counting.phases import in_backward
 from perf_callbacks.flops.known_work.shape_counts import extent
 from perf_callbacks.flops.known_work.shaped_work import COPY, ShapedWork
-from perf_callbacks.flops.offline import Example
+from perf_callbacks.flops.offline import Example, example_of
 from perf_callbacks.flops.outline import Outlines
 from perf_callbacks.flops.training_filter import TrainingFilter
 from perf_callbacks.flops.work import Work
@@ -196,7 +196,7 @@ class Counting(Observer):
         here = self._window is None and not self._spans and get_ident() == self._thread
         if here and self._schedule.done and self._live and self._schedule.affordable() and self._eager():
             self._open()
-        self._examples[shape] = Example.of(tensors)
+        self._examples[shape] = example_of(tensors)
         if len(self._examples) > MOST_OWED:
             del self._examples[next(iter(self._examples))]
         self._next_after = min(self._next_after, self._next())

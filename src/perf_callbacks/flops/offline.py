@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Mapping
 from contextlib import ExitStack
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,15 +22,13 @@ from perf_callbacks.flops.work import Cell, Work
 _MATRIX = 2
 
 
-class Example(NamedTuple):
-    """Batch without its values."""
+Example = Mapping[str, tuple[tuple[int, ...], torch.dtype, torch.device]]
+"""Shape, number format and device of each tensor of a batch, by name."""
 
-    tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype, torch.device]]
 
-    @classmethod
-    def of(cls, tensors: Mapping[str, Any]) -> "Example":
-        """Make an example from the tensors of a batch, by name."""
-        return cls({name: (tuple(one.shape), one.dtype, one.device) for name, one in tensors.items()})
+def example_of(tensors: Mapping[str, Any]) -> Example:
+    """Describe the tensors of a batch without their values."""
+    return {name: (tuple(one.shape), one.dtype, one.device) for name, one in tensors.items()}
 
 
 def count(model: nn.Module, example: Example) -> FlopCounter:
@@ -40,7 +38,7 @@ def count(model: nn.Module, example: Example) -> FlopCounter:
     """
     model = innermost(model)
     accepted = inspect.signature(type(_base(model)).forward).parameters
-    if not hasattr(model, "config") or not set(example.tensors) <= set(accepted):
+    if not hasattr(model, "config") or not set(example) <= set(accepted):
         raise TypeError("only a model that is called with its batch, as those of transformers are, can be repeated")
     mode, counter = FakeTensorMode(allow_non_fake_inputs=True), FlopCounter()  # tensors that aren't buffers
     with ExitStack() as stack:
@@ -49,8 +47,7 @@ def count(model: nn.Module, example: Example) -> FlopCounter:
         emptied = _emptied(model, mode)
         stack.enter_context(mode)
         batch = {
-            name: torch.empty(shape, dtype=dtype, device=device)
-            for name, (shape, dtype, device) in example.tensors.items()
+            name: torch.empty(shape, dtype=dtype, device=device) for name, (shape, dtype, device) in example.items()
         }
         stack.enter_context(counter)
         emptied(**batch).loss.backward()
@@ -68,7 +65,7 @@ def closed_form(model: nn.Module, example: Example) -> Work | None:
     share = _active_share(model)
     if share is None or not _vouched(model, example):
         return None
-    rows, length = example.tensors["input_ids"][0]
+    rows, length = example["input_ids"][0]
     embeddings = {id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding)}
     used = Fraction()
     dtype = None
@@ -118,10 +115,10 @@ def _vouched(model: nn.Module, example: Example) -> bool:
         and all(type(one).__module__.partition(".")[0] in {"torch", "transformers"} for one in model.modules())
         and all(_own_forward(one) for one in model.modules())
         and all(parameter.requires_grad for parameter in model.parameters())
-        and "input_ids" in example.tensors
-        and {*example.tensors} <= _INPUTS
-        and len(example.tensors["input_ids"][0]) == _MATRIX
-        and ("attention_mask" not in example.tensors or attention in _MASKED_IN_FULL)
+        and "input_ids" in example
+        and {*example} <= _INPUTS
+        and len(example["input_ids"][0]) == _MATRIX
+        and ("attention_mask" not in example or attention in _MASKED_IN_FULL)
     )
 
 

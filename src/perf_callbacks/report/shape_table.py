@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from perf_callbacks.flops.calculator.model_shapes import Size
-from perf_callbacks.flops.calculator.product_shapes import Uneven
+from perf_callbacks.flops.calculator.product_shapes import Size, Uneven
 from perf_callbacks.report.layout import aligned
 
 HEADER = (" " * 8, "size", "take", "weights with it")

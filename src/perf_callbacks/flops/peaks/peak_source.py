@@ -49,7 +49,6 @@ class Conditions:
 
     node: str
     device: str
-    processor: str
     threads: int
     cpus: int | None
     """Number of CPUs that the process may run on, if known."""
@@ -63,21 +62,11 @@ def conditions(device: torch.device) -> Conditions:
     return Conditions(
         node=platform.node(),
         device=devices.name(device),
-        processor=_processor(),
         threads=torch.get_num_threads(),
         cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         torch=str(torch.__version__),
         precision=torch.get_float32_matmul_precision(),
     )
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        let_pass(error)
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def cache_directory() -> Path:
@@ -127,7 +116,6 @@ class Cache:
             unfinished.replace(self.path)
         except OSError as error:
             let_pass(error)
-            return
 
     def forget(self) -> None:
         """Remove the file, because a peak turned out to be wrong."""
@@ -135,7 +123,6 @@ class Cache:
             self.path.unlink(missing_ok=True)
         except OSError as error:
             let_pass(error)
-            return
 
 
 _KNOWN: dict[Conditions, dict[str, MeasuredPeak]] = {}
