@@ -350,47 +350,15 @@ def test_a_filesystem_without_locks_costs_nothing_but_them(path, make, complaint
     assert (records(path), complaints) == ([block(1), block(2)], [])
 
 
-def test_a_file_that_was_deleted_with_its_directory_is_begun_anew_with_its_run(path, make, complaints):
+def test_a_file_that_was_deleted_stays_deleted(path, make, complaints):
     clock = FakeClock()
     journal = make(clock=clock)
     journal.write(a_run())
-    for number in (1, 2):
-        clock.sleep(1)
-        journal.write(block(number))
-        assert records(path)[-1] == block(number)
-        shutil.rmtree(path.parent.parent)
-    clock.sleep(1)
-    journal.write(pause(1.0))
-    elsewhere = threading.Thread(target=journal.flush)  # where somebody may be in the midst of deleting it
-    elsewhere.start()
-    elsewhere.join(60)
-    assert not path.parent.parent.exists()
-    journal.write(block(3))
-    assert records(path) == [a_run(), pause(1.0), block(3)]
-    assert complaints == [f"{path} was deleted while it was written: a new one goes on from here."]
-
-
-def test_a_journal_that_another_thread_closes_comes_back_to_no_directory(path, make):
-    """As where a fit was abandoned and its directory deleted."""
-    journal = make()
-    journal.write(a_run())
-    journal.write(ROW)
-    shutil.rmtree(path.parent)
-    elsewhere = threading.Thread(target=journal.close)
-    elsewhere.start()
-    elsewhere.join(60)
-    assert (path.parent.exists(), journal._file) == (False, None)
-
-
-def test_a_file_in_whose_place_another_was_put_is_left_for_it(path, make):
-    clock = FakeClock()
-    journal = make(clock=clock)
-    journal.write(a_run())
-    path.unlink()
-    path.write_text("")
+    shutil.rmtree(path.parent.parent)
     clock.sleep(1)
     journal.write(block(1))
-    assert records(path) == [a_run(), block(1)]
+    journal.close()
+    assert (path.parent.parent.exists(), complaints) == (False, [])
 
 
 def test_a_run_that_changes_its_directory_goes_on_where_it_began(tmp_path, monkeypatch, complaints):

@@ -97,7 +97,7 @@ class FileJournal(Journal):
     One system call writes many whole lines, without a buffer that a forked worker could flush a second time. A file
     whose last line is torn gets a line end first, so that a later attempt begins on a new line. The file is created
     with its first record and locked. If another writer holds `rank0.jsonl`, this journal uses `rank0.2.jsonl`, and so
-    on. If the file is deleted, a new file replaces it and begins with the `run` record.
+    on.
 
     Two threads may write, and a collection may write in the middle of a write. So no thread waits for the lock: a
     thread that doesn't get the lock leaves its record to the holder, which checks for more records before it returns.
@@ -113,8 +113,6 @@ class FileJournal(Journal):
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.path = path
-        self._wanted = path
-        self._where = ""
         self._max_bytes = max_bytes
         self._complain = complain
         self._clock = clock
@@ -122,11 +120,8 @@ class FileJournal(Journal):
         self._size = 0
         self._thinned = 0
         self._written_at = -SPACING_SECONDS
-        self._opening = ""
         self._pending: deque[str] = deque(maxlen=MOST_PENDING)
-        self._process, self._thread = os.getpid(), threading.get_ident()
         self._file: _File | None = None
-        self._replaced = False
         self._writing = threading.Lock()
         self._writer: int | None = None
         self._closing = self._done = False
@@ -137,27 +132,18 @@ class FileJournal(Journal):
         if self._closing or self._done or not self._lasts(record):
             return
         now = self._clock()
-        line = encode(Entry(now - self._began, record)) + "\n"
-        if isinstance(record, Run):
-            self._opening = line
-        self._pending.append(line)
+        self._pending.append(encode(Entry(now - self._began, record)) + "\n")
         soon = not isinstance(record, Gc) and now - self._written_at >= SPACING_SECONDS
         if soon or isinstance(record, AT_ONCE) or len(self._pending) >= PENDING:
             self.flush()
 
     def flush(self) -> None:
-        """Write the accepted records, unless a write is under way in any thread, this thread included.
-
-        Only the training thread creates a deleted file again: another thread could do so while the program is still
-        deleting the directory.
-        """
+        """Write the accepted records, unless a write is under way in any thread, this thread included."""
         while (self._pending or self._closing) and not self._done and self._writing.acquire(blocking=False):
             try:
-                more = self._drain()
+                self._drain()
             finally:
                 self._writing.release()
-            if not more:
-                return
 
     def close(self) -> None:
         """Write the accepted records and close the file. Idempotent."""
@@ -179,17 +165,14 @@ class FileJournal(Journal):
         if file is not None:
             file.close()
 
-    def _drain(self) -> bool:
-        """Write the pending records. The caller holds the lock. Return False if the records have to wait."""
+    def _drain(self) -> None:
+        """Write the pending records. The caller holds the lock."""
         self._writer = threading.get_ident()
         try:
-            if os.getpid() != self._process:
-                return False
             if self._pending and not self._done:
-                if self._found(create=threading.get_ident() == self._thread):
-                    self._put("".join([self._pending.popleft() for _ in range(len(self._pending))]))
-                elif not self._closing:
-                    return False
+                if self._file is None and self.path is not None:
+                    self._open(self.path)
+                self._put("".join([self._pending.popleft() for _ in range(len(self._pending))]))
         except OSError as error:
             let_pass(error)
             self._give_up(error)
@@ -197,59 +180,26 @@ class FileJournal(Journal):
             self._writer = None
         if self._closing:
             self._let_go()
-        return True
 
-    def _open(self) -> None:
+    def _open(self, wanted: Path) -> None:
         """Open and lock the first file without another writer."""
-        wanted, first = self._wanted, Path(self._where or self._wanted).absolute()  # the working directory may change
-        first.parent.mkdir(parents=True, exist_ok=True)
+        wanted.parent.mkdir(parents=True, exist_ok=True)
         for number in range(1, MOST_WRITERS):
             name = wanted.name if number == 1 else f"{wanted.stem}.{number}{wanted.suffix}"
-            where = first.with_name(name)
-            file = _opened(where)
+            file = _opened(wanted.with_name(name))
             if lock(file.fileno()):
                 break
             file.close()
         else:
             raise OSError(f"{MOST_WRITERS} others write there")
-        if number > 1 and not self._replaced:
+        if number > 1:
             self._complain(f"another run writes {wanted}: the journal of this one is {name} beside it.")
-        self._file, self._where, self.path = file, str(where), wanted.with_name(name)
+        self._file, self.path = file, wanted.with_name(name)
         self._size = file.seek(0, os.SEEK_END)
         if self._size:
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
                 self._put("\n")
-
-    def _found(self, *, create: bool) -> bool:
-        """Ensure that the file exists and is open. Return False if the file was deleted and `create` is False."""
-        if self._file is None:
-            self._open()
-        elif self._is_deleted():
-            if not create:
-                return False
-            self._replace()
-        return True
-
-    def _is_deleted(self) -> bool:
-        """Return True if the file was deleted."""
-        try:
-            os.stat(self._where)  # noqa: PTH116 it is not a Path
-        except (FileNotFoundError, NotADirectoryError):
-            return True
-        except OSError as error:  # the disk may answer later
-            let_pass(error)
-            return False
-        return self._file is not None and os.fstat(self._file.fileno()).st_nlink == 0
-
-    def _replace(self) -> None:
-        """Begin a new file at the path of the deleted file."""
-        if not self._replaced:
-            self._complain(f"{self.path} was deleted while it was written: a new one goes on from here.")
-        self._replaced = True
-        self._release()
-        self._open()
-        self._put(self._opening)
 
     def _put(self, lines: str) -> None:
         data = lines.encode()
@@ -277,9 +227,6 @@ class FileJournal(Journal):
     def _let_go(self) -> None:
         self._done = True
         self._pending.clear()
-        self._release()
-
-    def _release(self) -> None:
         file = self._file
         if file is not None:
             try:
