@@ -34,6 +34,8 @@ def brought_along(statement):
         "perf_callbacks.commands",
         "perf_callbacks.autoload",
         "perf_callbacks.run",
+        "perf_callbacks.launch.run",
+        "perf_callbacks.launch.accelerate_config",
         "perf_callbacks.report.cards",
         "perf_callbacks.report.report_file",
         "perf_callbacks.kernel.process.gc_observer",

@@ -29,7 +29,7 @@ def wheel(tmp_path_factory):
 @pytest.mark.slow
 def test_the_wheel_holds_the_package_its_types_and_its_licence_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"perf_callbacks/py.typed", "perf_callbacks/site/sitecustomize.py"} <= {*names}
+    assert {"perf_callbacks/py.typed", "perf_callbacks/launch/site/sitecustomize.py"} <= {*names}
     page = (
         "page.html",
         "page.css",

@@ -13,10 +13,11 @@ from accelerate import Accelerator, accelerator as accelerate_module
 from torch import nn
 from transformers import Trainer, TrainerCallback
 
-from perf_callbacks import PerfConfig, autoload
+from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
 from perf_callbacks.integrations.accelerate_methods import ATTRIBUTE
 from perf_callbacks.kernel.records.fit_records import Run, Summary
+from perf_callbacks.launch import autoload
 from perf_callbacks.transformers import ArmedCallback, PerfCallback
 
 FACTORIES = {"lightning": autoload.lightning_callbacks, "pytorch_lightning": autoload.pytorch_lightning_callbacks}

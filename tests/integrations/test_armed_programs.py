@@ -13,8 +13,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import perf_callbacks
-from perf_callbacks import autoload
 from perf_callbacks.kernel.records.fit_records import Run, Summary
+from perf_callbacks.launch import autoload
 
 PATH = os.pathsep.join([str(Path(perf_callbacks.__file__).parents[1]), str(Path(tiny.__file__).parent)])
 RUN = ("-m", "perf_callbacks.run")

@@ -150,7 +150,14 @@ def test_a_suppressed_kind_of_error_is_not_suppressed_for_a_handler(handled):
 
 BROAD = {"Exception", "BaseException", "OSError", "RuntimeError", "UNREADABLE"}
 LETS_PASS = {"let_pass", "_let_pass", "fail", "_err"}
-OUTSIDE = ("commands", "run.py", "site", "kernel/foreign_errors.py", "kernel/settings/config_file.py", "launch")
+OUTSIDE = (
+    "commands",
+    "kernel/foreign_errors.py",
+    "kernel/settings/config_file.py",
+    "launch/accelerate_config.py",
+    "launch/run.py",
+    "launch/site",
+)
 """Run before or after training, in a process or at a moment of our own."""
 UNGUARDED = {
     "kernel/process/patches.py": "collects errors, and raises the first when all is put back",

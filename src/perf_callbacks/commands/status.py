@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from perf_callbacks import autoload
 from perf_callbacks.commands import autoload as command
 from perf_callbacks.kernel.settings import config_file
 from perf_callbacks.kernel.settings.config import ConfigError, printable
 from perf_callbacks.kernel.settings.in_force import parse
-from perf_callbacks.launch import accelerate_config
+from perf_callbacks.launch import accelerate_config, autoload
 from perf_callbacks.report.layout import aligned
 
 NAME: str = "status"

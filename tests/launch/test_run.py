@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 import perf_callbacks
-from perf_callbacks import autoload, commands, run
+from perf_callbacks import commands
+from perf_callbacks.launch import autoload, run
 
 SOURCE = str(Path(perf_callbacks.__file__).parents[1])
 RUN = ("-m", "perf_callbacks.run")
 
-MAIN = "from perf_callbacks import run; sys.exit(run.main(sys.argv[1:]))"
+MAIN = "from perf_callbacks.launch import run; sys.exit(run.main(sys.argv[1:]))"
 
 TELLING = """
 import os, sys
@@ -106,7 +107,7 @@ def test_a_command_is_found_on_the_path_and_its_python_processes_are_armed(tmp_p
     (tmp_path / "trainit").chmod(0o755)
     looking = "import sys; print([type(finder).__module__ for finder in sys.meta_path][0])"
     path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
-    assert launched(tmp_path, *RUN, "trainit", looking, PATH=path) == (0, "perf_callbacks.autoload\n", "")
+    assert launched(tmp_path, *RUN, "trainit", looking, PATH=path) == (0, "perf_callbacks.launch.autoload\n", "")
 
 
 def test_a_command_beside_the_interpreter_is_found(monkeypatch, tmp_path):
@@ -170,7 +171,7 @@ def test_switched_off_nothing_is_armed(tmp_path):
     off = {"PERF_CALLBACKS": "0"}
     code, said, complaints = launched(tmp_path, *RUN, "train.py", **off)
     assert (code, complaints) == (0, "")
-    assert "perf_callbacks.autoload" not in said
+    assert "perf_callbacks.launch.autoload" not in said
     assert str(run.SITE) not in said
 
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import perf_callbacks
-from perf_callbacks import autoload
+from perf_callbacks.launch import autoload
 
 MODULE = "holds_a_trainer"
 SOURCE = Path(perf_callbacks.__file__).parents[1]
@@ -53,7 +53,7 @@ def test_a_module_that_was_imported_before(tmp_path, acted):
 
 
 def test_a_module_whose_import_has_begun(tmp_path, acted):
-    module(tmp_path, "FIRST = 1\nfrom perf_callbacks import autoload\nautoload.arm()\nLAST = 1")
+    module(tmp_path, "FIRST = 1\nfrom perf_callbacks.launch import autoload\nautoload.arm()\nLAST = 1")
     importlib.import_module(MODULE)
     assert acted == [["FIRST", "LAST"]]
 
@@ -122,9 +122,11 @@ def test_the_environment_asks(monkeypatch, value, asked):
 
 
 def test_an_armed_process_imports_next_to_nothing():
-    script = "import os, sys; found = {*sys.modules}; from perf_callbacks.autoload import arm; arm(); "
+    """By the call that stands in the file of `perf-callbacks autoload`, and in that of earlier versions."""
+    script = "import os, sys; found = {*sys.modules}; import perf_callbacks.autoload as a; a.arm_if_asked(); "
     script += "print(*sorted({name.partition('.')[0] for name in {*sys.modules} - found}))"
-    environ = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    script += "; assert type(sys.meta_path[0]).__module__ == 'perf_callbacks.launch.autoload'"
+    environ = {**os.environ, "PYTHONPATH": str(SOURCE), "PERF_CALLBACKS": "1"}
     done = subprocess.run(
         [sys.executable, "-S", "-c", script], env=environ, capture_output=True, text=True, check=True, timeout=60
     )
@@ -167,7 +169,7 @@ MAKES = "import torch; m = torch.nn.Linear(2, 1); measure(model=m, optimizer=tor
 SWITCHED = {
     "imported and not used": (IMPORTS, {"PERF_CALLBACKS": "1"}, 1),
     "used": (f"{IMPORTS}; {MAKES}", {"PERF_CALLBACKS": "1"}, 0),
-    "armed": (f"from perf_callbacks import autoload; autoload.arm(); {IMPORTS}", {"PERF_CALLBACKS": "1"}, 0),
+    "armed": (f"from perf_callbacks.launch import autoload; autoload.arm(); {IMPORTS}", {"PERF_CALLBACKS": "1"}, 0),
     "not set": (IMPORTS, {}, 0),
     "off": (IMPORTS, {"PERF_CALLBACKS": "0"}, 0),
     "another rank": (IMPORTS, {"PERF_CALLBACKS": "1", "RANK": "1"}, 0),

@@ -10,7 +10,7 @@ import sys
 _here = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [path for path in sys.path if os.path.abspath(path) != _here]
 try:
-    from perf_callbacks.autoload import arm_if_asked
+    from perf_callbacks.launch.autoload import arm_if_asked
 
     arm_if_asked()
 except Exception:  # noqa: BLE001, S110 this program is none of our business then

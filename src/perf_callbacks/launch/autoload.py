@@ -1,0 +1,277 @@
+"""Measure the trainers and Accelerate loops of programs whose code stays as it is.
+
+Every Python process of an armed program imports this file at its start, including workers and tools. The file therefore
+imports almost nothing, and an integration only when a trainer or an accelerator is made.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.machinery import ModuleSpec
+
+TYPE_CHECKING = False  # `typing` takes longer to import than all the rest
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import FrameType, ModuleType
+    from typing import Any
+
+SWITCH = "PERF_CALLBACKS"
+OFF = frozenset({"", "0", "false", "no", "off"})
+"""Values of the switch that arm nothing."""
+
+SECTION = "perf_callbacks"
+"""Our section of accelerate's config."""
+
+RUN = "_PERF_CALLBACKS_RUN"
+"""The process that `perf-callbacks run` has become, and a file that exists until that program measures something."""
+
+NOTHING_MEASURED = (
+    "perf_callbacks measured nothing: it found no Hugging Face Trainer, no Lightning Trainer and no Accelerator in "
+    "this program. For a loop of your own, use `with perf_callbacks.loop.measure(...)`; `perf-callbacks status` says "
+    "what can be measured here."
+)
+
+
+def asked() -> bool:
+    """Return True if the environment asks for measurements: `PERF_CALLBACKS=1`."""
+    return os.environ.get(SWITCH, "").strip().lower() not in OFF
+
+
+def arm() -> None:
+    """Measure every trainer and every Accelerate loop of this process from now on. Idempotent."""
+    if any(isinstance(finder, Finder) for finder in sys.meta_path):
+        return
+    sys.meta_path.insert(0, Finder())
+    for name, act in ACTIONS.items():
+        module = sys.modules.get(name)
+        spec = getattr(module, "__spec__", None)
+        if module is None:
+            continue
+        if getattr(spec, "_initializing", False):
+            _watch(spec)
+        else:
+            _safely(act, module)
+    _expect_a_trainer()
+
+
+def arm_if_asked() -> None:
+    """Arm this process if the environment asks for measurements."""
+    if asked():
+        arm()
+
+
+class Finder:
+    """Finds the modules in `ACTIONS` by the finders behind this finder, to act as soon as a module is imported."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find a module in `ACTIONS`; None for all other modules."""
+        if name not in ACTIONS:
+            return None
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+            find = getattr(finder, "find_spec", None)  # finders of old have none
+            spec: ModuleSpec | None = find(name, path, target) if find is not None else None
+            if spec is not None:
+                _watch(spec)
+                return spec
+        return None
+
+
+class ImportedSpec(ModuleSpec):
+    """Spec of a module during its import; takes the module's action when the import ends.
+
+    The import system turns `_initializing` off when it is done with a module (CPython 3.10 to 3.13, `_load_unlocked` in
+    importlib/_bootstrap.py). A replaced `exec_module` would come too late for a module whose import has begun, and
+    would stand in the traceback of one that can't be imported.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+        if name == "_initializing" and not value:
+            object.__setattr__(self, "__class__", ModuleSpec)
+            module = sys.modules.get(self.name)  # gone if its import has failed
+            if module is not None:
+                _safely(ACTIONS[self.name], module)
+
+
+def _watch(spec: Any) -> None:
+    if type(spec) is ModuleSpec:  # a spec of another class stays as its loader made it
+        spec.__class__ = ImportedSpec
+
+
+def _safely(act: Callable[..., Any], *arguments: object) -> Any:
+    """Call a function of ours. An error is printed once, and the program goes on."""
+    try:
+        return act(*arguments)
+    except Exception as error:  # noqa: BLE001 an observer never ends the run
+        _let_pass(error)
+        complaint = f"perf_callbacks is off: {error}"
+        if complaint not in _complaints:
+            _complaints.add(complaint)
+            _say(complaint)
+        return None
+
+
+def _let_pass(error: Exception) -> None:
+    """Reraise an exception of the program's signal handlers. The import waits until there is an error."""
+    from perf_callbacks.kernel.foreign_errors import let_pass  # noqa: PLC0415 as above
+
+    let_pass(error)
+
+
+_complaints: set[str] = set()
+
+
+def _say(sentence: str) -> None:
+    try:
+        print(sentence, file=sys.stderr, flush=True)  # noqa: T201 loggers of the program may not be set up
+    except Exception as error:  # noqa: BLE001 a program may have closed it
+        _let_pass(error)
+
+
+def _arm_transformers(trainer: ModuleType) -> None:
+    """Add a callback to each Hugging Face trainer, in the shared list that other packages have imported by name."""
+
+    class ArmedCallback:
+        """Makes our callback, as a member of the list from which each trainer makes its first callbacks."""
+
+        def __new__(cls) -> Any:
+            return _safely(_transformers_callback) or trainer.TrainerCallback()
+
+    trainer.DEFAULT_CALLBACKS.append(ArmedCallback)
+
+
+def _transformers_callback() -> object:
+    from perf_callbacks.transformers import ArmedCallback as Callback  # noqa: PLC0415 a trainer is being made
+
+    return Callback()
+
+
+def _arm_accelerate(accelerator: ModuleType) -> None:
+    """Attach to each accelerator that is made."""
+    import functools  # noqa: PLC0415 accelerate has imported it
+
+    inner = accelerator.Accelerator.__init__
+
+    @functools.wraps(inner)
+    def init(self: object, *args: object, **kwargs: object) -> None:
+        inner(self, *args, **kwargs)
+        _safely(_attach, self)
+
+    accelerator.Accelerator.__init__ = init
+
+
+def _arm_accelerate_config(module: ModuleType) -> None:
+    """Make accelerate accept a config with our section, and export the section's variables to the ranks."""
+    import functools  # noqa: PLC0415 accelerate has imported it
+
+    kind = module.BaseConfig
+    accept_section(kind)
+    for name in ("from_yaml_file", "from_json_file"):
+
+        def reading(inner: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(inner)
+            def read(cls: type, *files: str | None, **named: str | None) -> Any:
+                for file in (*files, *named.values()):
+                    if file is not None:
+                        _safely(_export, file)
+                return inner(cls, *files, **named)
+
+            return read
+
+        setattr(kind, name, classmethod(reading(getattr(kind, name).__func__)))
+
+
+def accept_section(kind: Any) -> None:
+    """Make accelerate's class of configs accept a file with our section."""
+    process = kind.process_config
+
+    def process_config(content: dict[str, Any]) -> Any:
+        content.pop(SECTION, None)
+        return process(content)
+
+    kind.process_config = staticmethod(process_config)
+
+
+def _export(file: str) -> None:
+    from pathlib import Path  # noqa: PLC0415 accelerate has imported it
+
+    from perf_callbacks.launch import accelerate_config  # noqa: PLC0415 a config is being read
+
+    os.environ.update(accelerate_config.exports(accelerate_config.load(Path(file)).entries, os.environ))
+
+
+def _attach(accelerator: Any) -> None:
+    """Attach to a new accelerator, except to a Hugging Face trainer's own accelerator."""
+    trainers = getattr(sys.modules.get("transformers.trainer"), "Trainer", ())
+    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 nothing else tells who makes an accelerator
+    while frame is not None:
+        if isinstance(frame.f_locals.get("self"), trainers):
+            return
+        frame = frame.f_back
+    from perf_callbacks.accelerate import attach_armed  # noqa: PLC0415 accelerate is imported
+
+    attach_armed(accelerator)
+
+
+def lightning_callbacks() -> list[Any]:
+    """Make the callback for each trainer of `lightning.pytorch`: its entry point `callbacks_factory`."""
+    return _safely(_lightning_callbacks, "lightning") or []
+
+
+def pytorch_lightning_callbacks() -> list[Any]:
+    """Make the callback for each trainer of `pytorch_lightning`: its entry point `callbacks_factory`."""
+    return _safely(_lightning_callbacks, "pytorch_lightning") or []
+
+
+def _lightning_callbacks(integration: str) -> list[Any]:
+    if not asked():
+        return []
+    from importlib import import_module  # noqa: PLC0415 Lightning has imported it
+
+    return [import_module(f"perf_callbacks.{integration}").ArmedCallback()]
+
+
+def _found_a_trainer(session: ModuleType) -> None:
+    """Remove the file that marks the program as unmeasured: some process of the program measures something."""
+    import atexit  # noqa: PLC0415 the session has imported it
+
+    atexit.unregister(session.say_no_effect)  # this process is armed
+    _, _, path = os.environ.get(RUN, "").partition(":")
+    try:
+        os.unlink(path)
+    except OSError as error:  # another process was first, or there is no such file
+        _let_pass(error)
+
+
+def _expect_a_trainer() -> None:
+    """Register a message at exit that nothing was measured: in the main process, not in its child processes."""
+    process, _, path = os.environ.get(RUN, "").partition(":")
+    if process != str(os.getpid()):
+        return
+    import atexit  # noqa: PLC0415 for this process alone
+
+    def at_exit() -> None:
+        if process == str(os.getpid()):  # not where the program was forked
+            program_ended(path, failed=hasattr(sys, "last_value"))
+
+    atexit.register(_safely, at_exit)
+
+
+def program_ended(path: str, *, failed: bool) -> None:
+    """Print a message if nothing was measured, unless the program failed: the message would look like the cause."""
+    if os.path.exists(path):
+        os.unlink(path)
+        if not failed and os.environ.get("RANK", "0") == "0":
+            _say(NOTHING_MEASURED)
+
+
+ACTIONS: dict[str, Callable[[ModuleType], None]] = {
+    "transformers.trainer": _arm_transformers,
+    "accelerate.accelerator": _arm_accelerate,
+    "accelerate.commands.config.config_args": _arm_accelerate_config,
+    "perf_callbacks.session": _found_a_trainer,
+}
+"""Actions to take once a module is imported."""

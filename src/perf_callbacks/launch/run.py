@@ -1,0 +1,198 @@
+"""Run a program, and measure the trainers in it: `python -m perf_callbacks.run [-m] TARGET args…`.
+
+The process becomes the program: the interpreter starts anew with a directory on PYTHONPATH whose `sitecustomize.py`
+arms the process. The program's `__main__`, arguments, exit code, signals and tracebacks are therefore those of a direct
+run, and the program's child processes in Python are armed in the same way.
+"""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.kernel.settings import config_file
+from perf_callbacks.kernel.settings.config import ConfigError, printable
+from perf_callbacks.launch.autoload import RUN, SWITCH, program_ended
+
+SITE = Path(__file__).parent / "site"
+"""The directory with our `sitecustomize.py`."""
+
+USAGE = "usage: perf-callbacks run [-m] TARGET [ARGS ...]"
+WINDOWS = os.name == "nt"
+BESIDE = os.path.dirname(sys.executable)  # noqa: PTH120 a symbolic link to Python stands in the right directory
+"""The directory of this Python, where its packages install their commands."""
+
+HELP = frozenset({"-h", "--help", "--version"})
+UNMEASURED = "perf_callbacks-run-"
+"""Prefix of the name of a file that exists until the program measures something; the process number follows."""
+
+PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz", ".zip")
+
+
+def main(words: Sequence[str]) -> int:
+    """Become the program. Returns only if there is no program, and on Windows, which can't replace a process."""
+    try:
+        command = find(words)
+        armed = config_file.in_force(None, os.environ).config.enabled
+    except (LookupError, ConfigError) as error:
+        print(f"perf-callbacks run: {printable(error.args[0])}", file=sys.stderr)  # noqa: T201 the answer of a command
+        return 2
+    flag = _isolating(command)
+    if armed and flag is not None:
+        print(f"perf-callbacks run: python {flag} doesn't import sitecustomize: nothing is measured.", file=sys.stderr)  # noqa: T201 as above
+    reports = flag is None and _reports(words, command)
+    environ = environment(os.environ, reports=reports) if armed else dict(os.environ)
+    sys.stdout.flush()
+    if not WINDOWS:
+        os.execve(command[0], command, environ)  # noqa: S606 the program that the user named
+    status = subprocess.call(command, env=environ)  # noqa: S603 the program that the user named
+    program_ended(environ.get(RUN, "").partition(":")[2], failed=status != 0)
+    return status
+
+
+def find(words: Sequence[str]) -> list[str]:
+    """Find the program that a command line names: a module, a Python file, or a command. Raises `LookupError`.
+
+    >>> find(["-m", "json.tool", "--indent", "2"])[-4:]
+    ['-m', 'json.tool', '--indent', '2']
+    """
+    if not words or words == ["-m"]:
+        raise LookupError(f"nothing to run. {USAGE}")
+    python = [sys.executable, *interpreter_flags(sys.orig_argv)]
+    if words[0] == "-m":
+        if not _has_module(words[1]):
+            raise LookupError(f"there is no module named {words[1]}.")
+        return [*python, *words]
+    target = Path(words[0])
+    if (target.is_file() and target.suffix in PYTHON_FILES) or (target / "__main__.py").is_file():
+        return [*python, *words]
+    command = shutil.which(words[0]) or shutil.which(words[0], path=BESIDE)  # before a file of its name, as in a shell
+    if command is not None:
+        return [command, *words[1:]]
+    if target.is_file():
+        return [*python, *words]
+    raise LookupError(f"there is no file and no command named {target}.")
+
+
+def interpreter_flags(words: Sequence[str]) -> list[str]:
+    """Return the flags of an interpreter's command line, which end at the module, file or code to run.
+
+    >>> interpreter_flags(["python", "-u", "-X", "dev", "-Wignore", "-Om", "perf_callbacks.run", "-m", "train"])
+    ['-u', '-X', 'dev', '-Wignore', '-O']
+    >>> interpreter_flags(["python", "bin/perf-callbacks", "run", "-m", "train"])
+    []
+    """
+    flags: list[str] = []
+    rest = iter(words[1:])
+    for word in rest:
+        if word in {"-X", "-W", "--check-hash-based-pycs"}:
+            flags += [word, next(rest, "")]
+            continue
+        flag = word if word.startswith(("-X", "-W")) else re.split("[cm]", word, maxsplit=1)[0]
+        if not flag.startswith("-"):
+            break
+        if flag != "-":
+            flags.append(flag)
+        if flag != word:  # "-Om module" is "-O -m module"
+            break
+    return flags
+
+
+def _reports(words: Sequence[str], command: Sequence[str]) -> bool:
+    """Return True if the process reports at exit that nothing was measured: a Python program, and no `--help`."""
+    if HELP & {*words}:
+        return False
+    if WINDOWS or _is_this_python(command[0]):
+        return True
+    try:
+        with Path(command[0]).open("rb") as file:  # a script of `pip install` names its Python there
+            first = file.readline(1000)
+            return first.startswith(b"#!") and b"python" in first + file.readline(1000)
+    except OSError:
+        return False
+
+
+def _is_this_python(command: str) -> bool:
+    """Return True if a command is this interpreter, under any of its names."""
+    return os.path.realpath(command) == os.path.realpath(sys.executable)
+
+
+def _isolating(command: Sequence[str]) -> str | None:
+    """Return the flag that keeps an interpreter from reading our `sitecustomize.py`; None without such a flag."""
+    flags = interpreter_flags(command) if _is_this_python(command[0]) else ()
+    return next((one for one in flags if re.fullmatch("-[^XW]*[IES].*", one)), None)
+
+
+def environment(environ: "os._Environ[str] | dict[str, str]", *, reports: bool = True) -> dict[str, str]:
+    """Return an environment in which Python processes arm themselves when they start.
+
+    Args:
+        environ: The environment so far.
+        reports: True: the program reports at exit if nothing was measured.
+    """
+    found = environ.get("PYTHONPATH")  # an empty entry in it is the working directory
+    others = [path for path in found.split(os.pathsep) if path != str(SITE)] if found else []
+    return {
+        **environ,
+        SWITCH: environ.get(SWITCH, "").strip() or "1",
+        "PYTHONPATH": os.pathsep.join([str(SITE), *others]),
+        # a run within a run says nothing by itself
+        RUN: environ.get(RUN) or f"{os.getpid()}:{_unmeasured() if reports else ''}",
+    }
+
+
+def _unmeasured() -> str:
+    """Make a file that exists until the program measures something, and remove the files of killed programs.
+
+    Empty: no directory for temporary files can be written to.
+    """
+    try:
+        directory = Path(tempfile.gettempdir())
+    except OSError:
+        return ""
+    for left in directory.glob(f"{UNMEASURED}*"):
+        process = left.name.removeprefix(UNMEASURED).partition("-")[0]
+        with suppress(OSError):
+            if not WINDOWS and process.isdecimal() and not _runs(int(process)):
+                left.unlink()
+    try:
+        with tempfile.NamedTemporaryFile(prefix=f"{UNMEASURED}{os.getpid()}-", delete=False) as file:
+            return file.name
+    except OSError:
+        return ""
+
+
+def _runs(process: int) -> bool:
+    """Return True if the process exists."""
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # of another user
+        return True
+    return True
+
+
+def _has_module(name: str) -> bool:
+    """Return True if `python -m` would find a module. Imports none of the module's packages."""
+    first, *rest = name.split(".")
+    found = sys.path
+    sys.path = [str(Path.cwd()), *found]
+    try:
+        spec = importlib.util.find_spec(first)
+    except (ImportError, ValueError):
+        return False
+    finally:
+        sys.path = found
+    for depth in range(len(rest)):
+        if spec is None or spec.submodule_search_locations is None:
+            return False
+        spec = PathFinder.find_spec(".".join([first, *rest[: depth + 1]]), list(spec.submodule_search_locations))
+    return spec is not None
