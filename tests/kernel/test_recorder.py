@@ -20,7 +20,7 @@ from perf_callbacks.kernel.engine.engine import Engine
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.tape import Tape
-from perf_callbacks.kernel.engine.work_model import UnknownWork
+from perf_callbacks.kernel.engine.work_model import WorkModel
 from perf_callbacks.kernel.failures import describe
 from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.fit.recorder import Recorder
@@ -49,7 +49,7 @@ CALLS = {
     "end_span": lambda recorder: recorder.end_span(),
     "row": lambda recorder: recorder.row(1),
     "whole": lambda recorder: recorder.whole(1),
-    "attempt": lambda recorder: recorder.attempt(lambda begun: begun.engine.use(UnknownWork())),
+    "attempt": lambda recorder: recorder.attempt(lambda begun: begun.engine.use(WorkModel())),
     "state": lambda recorder: recorder.state,
     "summary": lambda recorder: recorder.summary,
     "journal_path": lambda recorder: recorder.journal_path,

@@ -14,6 +14,7 @@ from perf_callbacks.kernel.batches.reader import BatchReader
 from perf_callbacks.kernel.batches.tensors import ShapeKey
 from perf_callbacks.kernel.engine.marks import Calls
 from perf_callbacks.kernel.engine.steps import StepFlops, Totals
+from perf_callbacks.kernel.engine.work_model import WorkModel
 from perf_callbacks.kernel.records.fit_records import Flops
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 
@@ -41,7 +42,7 @@ SOURCES = (COUNTED, SCALED, COPY, CLOSED_FORM)
 """Sources of FLOPs."""
 
 
-class ShapedWork:
+class ShapedWork(WorkModel):
     """Work of batches by their shapes, kept apart by the calls of the model in a step and by the trained parameters.
 
     Args:

@@ -34,7 +34,7 @@ from perf_callbacks.kernel.engine.steps import (
 from perf_callbacks.kernel.engine.tape import Tape
 from perf_callbacks.kernel.engine.window_parts import Parts
 from perf_callbacks.kernel.engine.window_sharing import Sharing
-from perf_callbacks.kernel.engine.work_model import UnknownWork, WorkModel
+from perf_callbacks.kernel.engine.work_model import WorkModel
 from perf_callbacks.kernel.records.fit_records import Amounts, Gc, Record, Row, Run, Span, Summary
 
 FLUSH_SECONDS = 1.0
@@ -83,7 +83,7 @@ class Engine:
         self._emit = emit
         self._earlier = earlier or Amounts()
         self._device = device
-        self.work: WorkModel = UnknownWork()
+        self.work = WorkModel()
         """The source of FLOPs. `use` changes it."""
         data_parallel = data_parallel or run.world_size
         self._shown = KnownParts(

@@ -1,7 +1,8 @@
 """The base class of all observers of a fit, and the list of a fit's observers."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from perf_callbacks.kernel.batches.tensors import ShapeKey
 from perf_callbacks.kernel.engine.steps import NEVER, Columns, Step
@@ -9,6 +10,10 @@ from perf_callbacks.kernel.records.fit_records import Finding, Gc, Record, Summa
 
 Signals = Mapping[str, Sequence[float | None]]
 """Signals of some steps: by name, a column of seconds as long as the steps, with None for an unknown time."""
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Observer:
@@ -103,26 +108,38 @@ class Observer:
         """Put everything back: the fit is over. Idempotent."""
 
 
-EVENTS = (
-    "step_ended",
-    "step_began",
-    "span_began",
-    "span_ended",
-    "loader_left",
-    "epoch_ended",
-    "steps_measured",
-    "marks_read",
-    "agreed",
-    "window_part",
-    "operation",
-    "record_written",
-    "before_summary",
-    "metrics",
-    "summary",
-    "facts",
-    "findings",
-    "shape_seen",
-)
+EVENTS = tuple([name for name, member in vars(Observer).items() if isinstance(member, FunctionType)])
+"""Names of the methods that an observer may override."""
+
+
+def _to_each(
+    event: Callable[Concatenate[Observer, P], object], *, look_ahead: bool = False
+) -> Callable[Concatenate["Observers", P], None]:
+    """Return a method that announces an event to the observers which override it."""
+    name = event.__name__
+
+    def announce(self: "Observers", /, *args: P.args, **kwargs: P.kwargs) -> None:
+        for observer in self.overriding[name]:
+            getattr(observer, name)(*args, **kwargs)
+        if look_ahead:
+            self.look_ahead()
+
+    return announce
+
+
+def _merged(
+    event: Callable[Concatenate[Observer, P], Mapping[str, T]],
+) -> Callable[Concatenate["Observers", P], dict[str, T]]:
+    """Return a method that merges the answers of the observers which override `event`."""
+    name = event.__name__
+
+    def merge(self: "Observers", /, *args: P.args, **kwargs: P.kwargs) -> dict[str, T]:
+        merged: dict[str, T] = {}
+        for observer in self.overriding[name]:
+            merged |= getattr(observer, name)(*args, **kwargs)
+        return merged
+
+    return merge
 
 
 class Observers:
@@ -130,7 +147,8 @@ class Observers:
 
     def __init__(self) -> None:
         self._all: list[Observer] = []
-        self._of: dict[str, list[Observer]] = {event: [] for event in EVENTS}
+        self.overriding: dict[str, list[Observer]] = {event: [] for event in EVENTS}
+        """Observers that override an event, by its name."""
         self.due = NEVER
         """The step from whose end on an observer is due, or which a call of `plan` or `hurry` asked for."""
         self._planned = NEVER
@@ -139,7 +157,7 @@ class Observers:
     def add(self, observer: Observer) -> None:
         """Add an observer, which receives the events from now on."""
         self._all.append(observer)
-        for event, hearing in self._of.items():
+        for event, hearing in self.overriding.items():
             if getattr(type(observer), event) is not getattr(Observer, event):
                 hearing.append(observer)
         self.look_ahead()
@@ -174,103 +192,34 @@ class Observers:
 
     def step_ended(self, step: int) -> None:
         """Announce the end of a step to the observers that are due. `step_began` computes the next due step."""
-        for observer in self._of["step_ended"]:
+        for observer in self.overriding["step_ended"]:
             if step >= observer.due:
                 observer.step_ended(step)
 
-    def step_began(self) -> None:
-        """Announce the beginning of the next step."""
-        for observer in self._of["step_began"]:
-            observer.step_began()
-        self.look_ahead()
+    step_began = _to_each(Observer.step_began, look_ahead=True)
+    span_began = _to_each(Observer.span_began, look_ahead=True)
+    span_ended = _to_each(Observer.span_ended, look_ahead=True)
+    loader_left = _to_each(Observer.loader_left)
+    epoch_ended = _to_each(Observer.epoch_ended)
+    marks_read = _to_each(Observer.marks_read)
+    agreed = _to_each(Observer.agreed, look_ahead=True)
+    operation = _to_each(Observer.operation)
+    record_written = _to_each(Observer.record_written)
+    before_summary = _to_each(Observer.before_summary)
+    shape_seen = _to_each(Observer.shape_seen)
 
-    def span_began(self, kind: str, step: int) -> None:
-        """Announce the beginning of a span."""
-        for observer in self._of["span_began"]:
-            observer.span_began(kind, step)
-        self.look_ahead()
-
-    def span_ended(self) -> None:
-        """Announce the end of the innermost span."""
-        for observer in self._of["span_ended"]:
-            observer.span_ended()
-        self.look_ahead()
-
-    def loader_left(self, *, exhausted: bool) -> None:
-        """Announce that the loop leaves its loader."""
-        for observer in self._of["loader_left"]:
-            observer.loader_left(exhausted=exhausted)
-
-    def epoch_ended(self) -> None:
-        """Announce the end of an epoch."""
-        for observer in self._of["epoch_ended"]:
-            observer.epoch_ended()
+    window_part = _merged(Observer.window_part)
+    metrics = _merged(Observer.metrics)
+    summary = _merged(Observer.summary)
+    facts = _merged(Observer.facts)
 
     def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:
         """Show measured steps to the observers that are watching."""
-        for observer in self._of["steps_measured"]:
+        for observer in self.overriding["steps_measured"]:
             if observer.watching:
                 observer.steps_measured(steps, pauses)
         self.look_ahead()
 
-    @property
-    def read_marks(self) -> bool:
-        """Return True if an observer reads marks."""
-        return bool(self._of["marks_read"])
-
-    def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
-        """Show marks of the tape to the observers that read marks."""
-        for observer in self._of["marks_read"]:
-            observer.marks_read(pairs, numbers)
-
-    def agreed(self, least: Mapping[str, int], step: int) -> None:
-        """Announce the values that all ranks agreed on."""
-        for observer in self._of["agreed"]:
-            observer.agreed(least, step)
-        self.look_ahead()
-
-    @property
-    def have_signals(self) -> bool:
-        """Return True if an observer makes signals of the steps of a window."""
-        return bool(self._of["window_part"])
-
-    def window_part(self, steps: Columns) -> dict[str, Sequence[float | None]]:
-        """Return the signals that observers make of the steps of a window."""
-        made = [observer.window_part(steps) for observer in self._of["window_part"]]
-        return {name: column for signals in made for name, column in signals.items()}
-
-    def operation(self, function: Any, output: Any, backward: int) -> None:
-        """Pass on an operation of a counted step."""
-        for observer in self._of["operation"]:
-            observer.operation(function, output, backward)
-
-    def record_written(self, record: Record) -> None:
-        """Pass on a record that was written."""
-        for observer in self._of["record_written"]:
-            observer.record_written(record)
-
-    def before_summary(self) -> None:
-        """Let the observers wait for messages that their parts of the summary need."""
-        for observer in self._of["before_summary"]:
-            observer.before_summary()
-
-    def metrics(self, kind: str) -> dict[str, float]:
-        """Return the metrics of all observers for a "row" or for the "whole" fit."""
-        return {name: value for observer in self._of["metrics"] for name, value in observer.metrics(kind).items()}
-
-    def summary(self) -> dict[str, Any]:
-        """Return the fields of `Summary` that observers contribute."""
-        return {name: part for observer in self._of["summary"] for name, part in observer.summary().items()}
-
-    def facts(self) -> dict[str, Any]:
-        """Return the fields of `Facts` that observers contribute."""
-        return {name: fact for observer in self._of["facts"] for name, fact in observer.facts().items()}
-
     def findings(self, summary: Summary | None) -> tuple[Finding, ...]:
         """Return the findings of all observers."""
-        return tuple([found for observer in self._of["findings"] for found in observer.findings(summary)])
-
-    def shape_seen(self, shape: ShapeKey, tensors: Mapping[str, Any]) -> None:
-        """Hand a batch of a new shape to the observers."""
-        for observer in self._of["shape_seen"]:
-            observer.shape_seen(shape, tensors)
+        return tuple([found for observer in self.overriding["findings"] for found in observer.findings(summary)])

@@ -111,7 +111,7 @@ class StepReader:
         self._enter_rows(self._pending.timed([None] * len(self._pending.passed)))
 
     def _collect(self) -> None:
-        if self._observers.read_marks:
+        if self._observers.overriding["marks_read"]:
             self._observers.marks_read(self._tape.pairs[:], [number for number, *_ in self._pending.ended])
         past, told = self._tape.read()
         ended = self._pending.ended

@@ -48,7 +48,7 @@ class Sharing:
                 self._observers.agreed(asks, step)
             return
         self._parts.asks = asks
-        self._parts.signals = self._ranks.signals and self._observers.have_signals
+        self._parts.signals = self._ranks.signals and bool(self._observers.overriding["window_part"])
         for part in self._ledger.take_parts():
             self._ranks.offer(part)
         for window in self._ranks.take():
