@@ -159,7 +159,7 @@ def a_recorder(*, active=True):
     class Recorder:
         run, patches, observers, marks = SimpleNamespace(step=0), Patches(), Observers(), []
         clock, engine = FakeClock(), SimpleNamespace(account=Account())
-        going, write, proofs = staticmethod(lambda: (0, 0.0)), journal.append, {}
+        progress_of, write, proofs = staticmethod(lambda: (0, 0.0)), journal.append, {}
 
         def observe(self, observer):
             self.patches.add(observer.closed)
