@@ -47,7 +47,7 @@ class Outcome:
 
     @property
     def good(self) -> bool:
-        from perf_callbacks.checklist_items import ITEMS
+        from perf_callbacks.checklist import ITEMS
 
         return self.run and self.items == len(ITEMS) and not self.lost
 

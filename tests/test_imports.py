@@ -2,6 +2,7 @@
 
 import functools
 import os
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -68,3 +69,19 @@ def test_a_lightning_door_brings_its_own_tree_alone(door, other):
 def test_every_public_name_is_there():
     assert sorted(perf_callbacks.__all__) == ["ConfigError", "PerfConfig", "Summary", "__version__"]
     assert all(hasattr(perf_callbacks, name) for name in perf_callbacks.__all__)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "perf_callbacks.transformers.PerfCallback",
+        "perf_callbacks.lightning.PerfCallback",
+        "perf_callbacks.pytorch_lightning.PerfCallback",
+        "perf_callbacks.accelerate.Attachment",
+        "perf_callbacks.loop.Measurement",
+    ],
+)
+def test_a_public_class_names_its_public_module(path):
+    """Pickles and the YAML of a command line hold this name."""
+    found = pkgutil.resolve_name(path)
+    assert f"{found.__module__}.{found.__qualname__}" == path

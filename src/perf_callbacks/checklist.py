@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from perf_callbacks.checklist_items import EARLY, ITEMS
-from perf_callbacks.garbage.item import ASKED, BEGIN_AFTER
+from perf_callbacks.affinity.item import CpuAffinity
+from perf_callbacks.garbage.item import ASKED, BEGIN_AFTER, Garbage
 from perf_callbacks.kernel.engine.marks import BACK, BEGIN
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
@@ -24,8 +24,15 @@ from perf_callbacks.kernel.process import device, resident_memory
 from perf_callbacks.kernel.records.fit_records import APPLIED, TRIED, Checklist, Gc
 from perf_callbacks.kernel.settings.config import PerfConfig
 from perf_callbacks.kernel.settings.in_force import Settings
+from perf_callbacks.loaders.item import Loaders
 
 log = logging.getLogger("perf_callbacks")
+
+EARLY: tuple[Item, ...] = (Loaders(), CpuAffinity())
+"""Items that have to be applied before the loaders start."""
+
+ITEMS: tuple[Item, ...] = (Garbage(), *EARLY)
+"""Items of the checklist, in the order in which they are applied and shown."""
 
 NO_BATCHES = Batches()
 

@@ -7,7 +7,7 @@ trainer = Trainer(..., callbacks=[PerfCallback()])
 
 from lightning.pytorch.callbacks import Callback
 
-from perf_callbacks.integrations.lightning_hooks import LightningHooks
+from perf_callbacks.integrations.lightning.hooks import LightningHooks
 
 __all__ = ["PerfCallback"]
 

@@ -7,7 +7,7 @@ trainer = Trainer(..., callbacks=[PerfCallback()])
 
 from pytorch_lightning.callbacks import Callback
 
-from perf_callbacks.integrations.lightning_hooks import LightningHooks
+from perf_callbacks.integrations.lightning.hooks import LightningHooks
 
 __all__ = ["PerfCallback"]
 
@@ -15,20 +15,7 @@ __all__ = ["PerfCallback"]
 class PerfCallback(LightningHooks, Callback):
     """Measures what each optimizer step does with its time, and logs it beside the loss.
 
-    Metrics named `perf/*` go to every logger of the trainer each `log_every_n_steps`, at the step of the loss, and
-    `perf/step_time` to the progress bar. A row covers the steps since the previous row, without the first step and
-    without steps in which a validation or a checkpoint fell. Under manual optimization a step is a batch.
-
-    Data is the wait for the loader and `batch_to_device`. Forward is `training_step`. Under manual optimization it
-    excludes `manual_backward` and the `step` and `zero_grad` of `self.optimizers()`, and includes a scheduler's step.
-    Hooks of callbacks and of the module are other, except hooks that do the work of a stage, such as
-    `optimizer_zero_grad`, `configure_gradient_clipping` and `lr_scheduler_step`, which belong to the optimizer.
-
-    While `fit` runs, the callback replaces methods of the trainer's loops, strategy and precision plugin to see the
-    stages. All are restored when `fit` ends, even after an exception. Of two callbacks in a trainer, only the first
-    measures.
-
-    For a trainer of `lightning.pytorch`, use `perf_callbacks.lightning`.
+    Metrics, stages and rows are those of `perf_callbacks.lightning.PerfCallback`, which is for `lightning.pytorch`.
     """
 
     framework = "pytorch_lightning"

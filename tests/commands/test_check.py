@@ -12,7 +12,7 @@ import pytest
 from launching import PATHS
 from tiny import unwrapped
 
-from perf_callbacks.checklist_items import ITEMS
+from perf_callbacks.checklist import ITEMS
 from perf_callbacks.commands import main
 from perf_callbacks.garbage.item import Garbage
 from perf_callbacks.kernel.fit import environment

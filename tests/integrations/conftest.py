@@ -10,7 +10,7 @@ from fakes import FakeClock
 
 from perf_callbacks.flops import observer as counting
 from perf_callbacks.garbage import growth, item as gc_item
-from perf_callbacks.integrations import lightning_hooks
+from perf_callbacks.integrations.lightning import hooks
 from perf_callbacks.kernel.engine import engine
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.process import collector
@@ -58,7 +58,7 @@ def clock(monkeypatch):
     """A clock for all fits, which moves only where a test moves it."""
     clock = FakeClock()
     monkeypatch.setitem(Recorder.__init__.__kwdefaults__, "clock", clock)
-    monkeypatch.setattr(lightning_hooks, "perf_counter", clock)
+    monkeypatch.setattr(hooks, "perf_counter", clock)
     return clock
 
 

@@ -15,10 +15,11 @@ from transformers import Trainer, TrainerCallback
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
-from perf_callbacks.integrations.accelerate_methods import ATTRIBUTE
+from perf_callbacks.integrations.accelerate.accelerator_methods import ATTRIBUTE
+from perf_callbacks.integrations.transformers.callback import ArmedCallback
 from perf_callbacks.kernel.records.fit_records import Run, Summary
 from perf_callbacks.launch import autoload
-from perf_callbacks.transformers import ArmedCallback, PerfCallback
+from perf_callbacks.transformers import PerfCallback
 
 FACTORIES = {"lightning": autoload.lightning_callbacks, "pytorch_lightning": autoload.pytorch_lightning_callbacks}
 

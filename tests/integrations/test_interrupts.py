@@ -26,7 +26,7 @@ pytestmark = [
 
 PACKAGE = str(Path(perf_callbacks.__file__).parent)
 PARTS = (
-    *("integrations", "session.py", "checklist.py", "loop.py", "transformers.py", "accelerate.py", "lightning.py"),
+    *("integrations", "session.py", "checklist.py", "lightning.py"),
     *(
         "kernel/fit/recorder.py",
         "kernel/fit/late_writer.py",

@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 from torch.utils.data import DataLoader
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.checklist_items import ITEMS
+from perf_callbacks.checklist import ITEMS
 from perf_callbacks.garbage.item import FULL, YOUNG, due_between
 from perf_callbacks.kernel.fit.environment import Environment
 from perf_callbacks.kernel.fit.item import Batches, Fit

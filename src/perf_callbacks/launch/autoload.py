@@ -144,7 +144,7 @@ def _arm_transformers(trainer: ModuleType) -> None:
 
 
 def _transformers_callback() -> object:
-    from perf_callbacks.transformers import ArmedCallback as Callback  # noqa: PLC0415 a trainer is being made
+    from perf_callbacks.integrations.transformers.callback import ArmedCallback as Callback  # noqa: PLC0415 a trainer is being made
 
     return Callback()
 
@@ -211,7 +211,7 @@ def _attach(accelerator: Any) -> None:
         if isinstance(frame.f_locals.get("self"), trainers):
             return
         frame = frame.f_back
-    from perf_callbacks.accelerate import attach_armed  # noqa: PLC0415 accelerate is imported
+    from perf_callbacks.integrations.accelerate.attachment import attach_armed  # noqa: PLC0415 accelerate is imported
 
     attach_armed(accelerator)
 

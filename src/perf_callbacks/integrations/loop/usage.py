@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from perf_callbacks.integrations.loop_watch import LoopWatch
+from perf_callbacks.integrations.loop.watch import LoopWatch
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.fit.recorder import log

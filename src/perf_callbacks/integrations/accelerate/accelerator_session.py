@@ -11,9 +11,9 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from perf_callbacks.integrations import saved_counters
-from perf_callbacks.integrations.accelerate_watch import AcceleratedWatch
-from perf_callbacks.integrations.loop_usage import ACCELERATE, LoopUsage
-from perf_callbacks.integrations.prepared import LoaderListener, Prepared
+from perf_callbacks.integrations.accelerate.prepared import LoaderListener, Prepared
+from perf_callbacks.integrations.accelerate.watch import AcceleratedWatch
+from perf_callbacks.integrations.loop.usage import ACCELERATE, LoopUsage
 from perf_callbacks.kernel.batches.reader import Batch, BatchReader
 from perf_callbacks.kernel.failures import fails_open
 from perf_callbacks.kernel.fit.item import Batches

@@ -11,8 +11,8 @@ from torch import is_grad_enabled, nn
 
 from perf_callbacks.flops.counting.phases import in_function
 from perf_callbacks.integrations import methods
-from perf_callbacks.integrations.loop_watch import LoopWatch
-from perf_callbacks.integrations.subclasses import put_on, watched
+from perf_callbacks.integrations.accelerate.subclasses import put_on, watched
+from perf_callbacks.integrations.loop.watch import LoopWatch
 from perf_callbacks.kernel.batches.reader import ROWS, UNREADABLE, Batch, shape_of
 from perf_callbacks.kernel.batches.waiting import UNKNOWN, Waiting, identify, same, take
 from perf_callbacks.kernel.engine.marks import BACK, BEGIN

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from perf_callbacks.integrations.loop_watch import LoopWatch
+from perf_callbacks.integrations.loop.watch import LoopWatch
 from perf_callbacks.kernel.batches.reader import Batch
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.steps import plus

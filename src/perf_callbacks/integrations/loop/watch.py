@@ -14,7 +14,7 @@ from torch._C._dynamo.eval_frame import set_eval_frame
 
 from perf_callbacks.flops.counting.phases import in_function
 from perf_callbacks.integrations import methods
-from perf_callbacks.integrations.model_calls import Inputs, ModelCalls
+from perf_callbacks.integrations.loop.model_calls import Inputs, ModelCalls
 from perf_callbacks.kernel.batches.reader import ROWS, UNREADABLE, Batch, shape_of
 from perf_callbacks.kernel.batches.waiting import (
     MOST_WAITING,

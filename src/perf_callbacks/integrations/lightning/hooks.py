@@ -10,8 +10,8 @@ from typing import Any, ClassVar, NoReturn
 from tqdm import tqdm
 
 from perf_callbacks import checklist
-from perf_callbacks.integrations.late_callback import LateCallbackList, first, settled
-from perf_callbacks.integrations.lightning_watch import TrainerWatch, steps_done
+from perf_callbacks.integrations.callback_order import LateCallbackList, first, settled
+from perf_callbacks.integrations.lightning.watch import TrainerWatch, steps_done
 from perf_callbacks.kernel.clock import perf_counter
 from perf_callbacks.kernel.engine.shown_metrics import bar
 from perf_callbacks.kernel.failures import describe, fails_open, guard

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from perf_callbacks.integrations.subclasses import put_on, watched
+from perf_callbacks.integrations.accelerate.subclasses import put_on, watched
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process.patches import Patches
 

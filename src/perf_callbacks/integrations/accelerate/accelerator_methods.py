@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from perf_callbacks.integrations.accelerate_fits import TAKEN_OVER, AcceleratorSession
-from perf_callbacks.integrations.subclasses import put_on, watched
+from perf_callbacks.integrations.accelerate.accelerator_session import TAKEN_OVER, AcceleratorSession
+from perf_callbacks.integrations.accelerate.subclasses import put_on, watched
 from perf_callbacks.kernel.engine.marks import BACK, BEGIN
 from perf_callbacks.kernel.engine.stages import Stage
 

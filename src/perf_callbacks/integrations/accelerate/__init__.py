@@ -1,0 +1,1 @@
+"""A loop with Hugging Face Accelerate."""

@@ -1,0 +1,133 @@
+"""Measurement that is attached to an accelerator."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+import accelerate  # type: ignore[import-untyped]
+from accelerate import Accelerator
+
+from perf_callbacks.integrations.accelerate.accelerator_methods import install, take_over
+from perf_callbacks.integrations.accelerate.accelerator_session import AcceleratorSession
+from perf_callbacks.kernel.failures import describe, guard
+from perf_callbacks.kernel.fit.item import Batches
+from perf_callbacks.kernel.fit.place import Place, data_parallel
+from perf_callbacks.kernel.records.fit_records import Summary
+from perf_callbacks.kernel.settings.config import ConfigError, PerfConfig, kind
+from perf_callbacks.session import Session, checked
+
+
+def attach(
+    accelerator: Accelerator,
+    config: PerfConfig | None = None,
+    *,
+    resume: Mapping[str, Any] | None = None,
+    **strays: NoReturn,
+) -> "Attachment":
+    """Measure the loop that uses this accelerator, without other changes to the loop.
+
+    Call `attach` before `accelerator.prepare(...)`. A step ends where the first prepared optimizer really steps, so
+    accumulation and skipped steps are counted as they are. Metrics named `perf/*` join the values of each
+    `accelerator.log(...)` and cover the steps since the previous call.
+
+    Data is the time in `next` of any prepared loader, including the copy to the device. Forward begins with the call of
+    a prepared model and lasts until the backward, so it includes the loss. Optimizer includes clipping, the prepared
+    scheduler and `zero_grad`. Batches fetched and models called in evaluation mode belong to an evaluation, which lasts
+    until training resumes; `save_state`, `save_model`, `save` and `get_state_dict` are checkpoints. Evaluations and
+    checkpoints are part of no step, and rows leave out the steps in which they fall.
+
+    Measuring begins with the first batch or backward of training. It ends with `accelerator.end_training()`,
+    `free_memory()`, `close()` of the returned attachment, or when the accelerator is freed. All changes are undone
+    then. `save_state` and `load_state` save and restore the counters.
+
+    Until then, the accelerator, its loaders and schedulers have a subclass of their class. They are held weakly, and
+    copy and pickle as before.
+
+    Args:
+        accelerator: The accelerator whose loop to measure. A second `attach` takes over from the first.
+        config: What to measure; the environment overrules it.
+        resume: The saved `state()`, for checkpoints that `save_state` doesn't write.
+        strays: Nothing; settings go into `config`.
+    """
+    if isinstance(accelerator, type) or not hasattr(accelerator, "prepare"):
+        raise ConfigError(
+            f"accelerator: got {kind(accelerator)}, wanted an accelerate.Accelerator, as Accelerator() makes it."
+        )
+    checked(config, strays, "attach(accelerator, PerfConfig({}))")
+    return Attachment(accelerator, config, resume)
+
+
+def attach_armed(accelerator: Accelerator) -> None:
+    """Attach to an accelerator of a program that is armed from outside.
+
+    The program doesn't know that it is measured. Without training, there is no output. Without `end_training()`, the
+    table is printed when the accelerator is freed or the program ends. A later `attach` takes over.
+    """
+    Attachment(accelerator, armed=True)
+
+
+class Attachment:
+    """Measurement that is attached to an accelerator."""
+
+    __module__ = "perf_callbacks.accelerate"  # the name in pickles
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        config: PerfConfig | None = None,
+        resume: Mapping[str, Any] | None = None,
+        *,
+        armed: bool = False,
+    ) -> None:
+        self._session = Session(config)
+        self._fits = AcceleratorSession(self._session, accelerator, _place, resume, _batches, armed=armed)
+        take_over(accelerator)
+        if self._fits.active:
+            with guard(self._fits.fail):
+                install(accelerator, self._fits)
+
+    def __enter__(self) -> "Attachment":  # noqa: PYI034 Python 3.10 has no Self
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(None if error is None else describe(error))
+
+    @property
+    def summary(self) -> Summary | None:
+        """Summary of the current fit so far, or of the last fit. None before the first fit."""
+        return self._session.summary
+
+    def state(self) -> dict[str, Any]:
+        """Return the state to save with a checkpoint, for `attach(resume=…)`. `save_state` saves the same by itself."""
+        return self._fits.state
+
+    def close(self, failure: str | None = None) -> None:
+        """Stop measuring and undo every change. Idempotent."""
+        self._fits.close(failure)
+
+
+def _place(accelerator: Accelerator, carried: Mapping[str, Any] | None) -> Place:
+    return Place(
+        integration="accelerate",
+        directory=Path(accelerator.project_dir or "."),
+        device=accelerator.device,
+        rank=accelerator.process_index,
+        world_size=accelerator.num_processes,
+        data_parallel=data_parallel(accelerator),
+        step=int((carried or {}).get("step", 0)),
+        versions={"accelerate": accelerate.__version__},
+        carried=carried,
+    )
+
+
+def _batches(loaders: tuple[Any, ...]) -> Batches:
+    """Describe how batches get to the device. Loaders that skip batches, as after a resume, forget `non_blocking`."""
+    return Batches(
+        pinned=True if loaders and all(getattr(loader, "pin_memory", False) for loader in loaders) else None,
+        copied_aside=False,
+        loaders=loaders,
+        copy=(accelerate.data_loader, "send_to_device"),
+    )

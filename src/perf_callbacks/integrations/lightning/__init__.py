@@ -1,0 +1,1 @@
+"""The Lightning `Trainer` of both trees."""

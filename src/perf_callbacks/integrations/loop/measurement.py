@@ -1,0 +1,174 @@
+"""Measurement of a plain PyTorch loop in a `with` block."""
+
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import Any, Generic, NoReturn
+
+import torch
+from torch import nn
+from typing_extensions import TypeVar
+
+from perf_callbacks.integrations.loop.loaderless import LoaderlessWatch
+from perf_callbacks.integrations.loop.usage import LOOP, NO_WITH, LoopUsage, check
+from perf_callbacks.integrations.loop.watch import LoopWatch, MeasuredLoader
+from perf_callbacks.kernel.failures import describe, guard
+from perf_callbacks.kernel.fit.item import Batches
+from perf_callbacks.kernel.fit.place import of_loop
+from perf_callbacks.kernel.fit.recorder import Recorder, log
+from perf_callbacks.kernel.fit.setup import Setup
+from perf_callbacks.kernel.records.fit_records import Summary
+from perf_callbacks.kernel.settings.config import ConfigError, PerfConfig
+from perf_callbacks.session import Session, checked
+
+B = TypeVar("B", default=Any)  # without a loader
+
+
+def measure(
+    *,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: Iterable[B] | None = None,
+    config: PerfConfig | None = None,
+    resume: Mapping[str, Any] | None = None,
+    data_parallel: int | None = None,
+    **strays: NoReturn,
+) -> "Measurement[B]":
+    """Measure the loop in the `with` block: a step ends where `optimizer.step()` does.
+
+    Stages are seen without a change to the loop. Data is the time in `next(perf.loader)`. Forward begins with the call
+    of the model and lasts until the backward, so it holds the loss. Optimizer begins where the backward ended, if an
+    optimizer step is what follows, so it holds clipping; `optimizer.zero_grad()` belongs to it too, a scheduler does
+    not. The rest is other.
+
+    A call of the model in eval mode without gradients begins an evaluation, which lasts until the next training call or
+    batch. `perf.evaluation()` and `perf.checkpoint()` mark the exact blocks. Neither is part of any step, and rows
+    leave out the steps in which they fall: a loop that evaluates in every step gets no rows.
+
+    Only the thread that enters the block is measured.
+
+    Hooks and wrappers on these three objects, and on `torch.autograd.backward`, are removed at the end of the block.
+
+    Args:
+        model: The model as the loop calls it, wrapped or compiled.
+        optimizer: The optimizer whose steps count.
+        loader: Any iterable of batches. Iterate over `perf.loader` in its place. None: the loop fetches batches by
+        itself, and may report batches by `perf.data()` and `perf.batch(...)`.
+        config: What to measure; the environment overrules it.
+        resume: `perf.state()` as it was saved with the checkpoint that this loop goes on from.
+        data_parallel: How many groups of ranks have samples of their own: with tensor, pipeline or context parallelism,
+            fewer than there are ranks. None: as the device meshes of the model's parameters say; where their names
+            don't, rates of the whole job are unknown.
+        strays: Nothing; settings go into `config`.
+    """
+    checked(config, strays, "measure(..., config=PerfConfig({}))")
+    check(model, optimizer, loader)
+    if data_parallel is not None and not (type(data_parallel) is int and data_parallel > 0):
+        raise ConfigError(f"data_parallel: got {data_parallel!r}, wanted a number of ranks above 0.")
+    return Measurement(model, optimizer, loader, config, resume, data_parallel=data_parallel)
+
+
+class Measurement(Generic[B]):
+    """Measurement of a loop: the object that `measure` hands to the `with` block."""
+
+    __module__ = "perf_callbacks.loop"  # the name in pickles
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loader: Iterable[B] | None,
+        config: PerfConfig | None,
+        resume: Mapping[str, Any] | None,
+        *,
+        data_parallel: int | None = None,
+    ) -> None:
+        self._session = Session(config)
+        self._model = model
+        self._optimizer = optimizer
+        self._loader = loader
+        self._carried = dict(resume or {})
+        self._data_parallel = data_parallel
+        self._watch: LoopWatch | None = None
+        self._entered = False
+        self._loader_measured = None if loader is None else MeasuredLoader(loader, self._current)
+
+    def __enter__(self) -> "Measurement[B]":
+        self._entered = True
+        if self._session.enabled:
+            with guard(self._session.fail):
+                place = of_loop(self._model, self._carried, self._data_parallel)
+                watch = self._session.begin(place, self._watching, self._model, self._batches, setup=self._setup)
+                watch.recorder.observe(LoopUsage(watch, LOOP, has_loader=self._loader is not None))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._session.end(None if error is None else describe(error))
+        if error is None:
+            self._session.show_summary()
+
+    def __iter__(self) -> NoReturn:
+        """Raise `TypeError`: the measurement is not the loader."""
+        raise TypeError("the measurement is no loader: iterate over perf.loader, not over perf.")
+
+    @property
+    def loader(self) -> "MeasuredLoader[B]":
+        """Loader whose waits are measured; in all other respects the original loader."""
+        if self._loader_measured is None:
+            raise ConfigError("measure() got no loader: iterate over your own, or give it one by loader=.")
+        return self._loader_measured
+
+    def data(self) -> AbstractContextManager[None]:
+        """Mark a block as a wait for data, in a loop without a loader: `with perf.data():`."""
+        return self._watch.data() if isinstance(self._watch, LoaderlessWatch) else nullcontext()
+
+    def batch(self, batch: Any = None, *, samples: int | None = None, tokens: int | None = None) -> None:
+        """Report a micro-batch, or its amounts, in a loop without a loader. Does nothing in a loop with a loader."""
+        watch = self._watch
+        if isinstance(watch, LoaderlessWatch) and watch.recorder.active:
+            watch.recorder.attempt(lambda _: watch.tell(batch, samples, tokens))
+
+    @property
+    def summary(self) -> Summary | None:
+        """Figures of the loop, so far or at its end; None if nothing was measured."""
+        return self._session.summary
+
+    def row(self) -> dict[str, float]:
+        """Return the metrics of the steps since the last row, ready to log; empty if there are none."""
+        return (self._watch.recorder.row(self._watch.steps) if self._watch is not None else None) or {}
+
+    def state(self) -> dict[str, Any]:
+        """Return the state to save with a checkpoint, for `measure(resume=…)`. Only measured steps are counted."""
+        if self._watch is None:
+            return dict(self._carried)
+        return self._watch.recorder.state
+
+    def evaluation(self) -> AbstractContextManager[None]:
+        """Mark a block as an evaluation, which is part of no step: `with perf.evaluation():`."""
+        return nullcontext() if self._watch is None else self._watch.span("evaluation")
+
+    def checkpoint(self) -> AbstractContextManager[None]:
+        """Mark a block as a checkpoint, which is part of no step: `with perf.checkpoint():`."""
+        return nullcontext() if self._watch is None else self._watch.span("checkpoint")
+
+    def _watching(self, recorder: Recorder) -> LoopWatch:
+        kind = LoaderlessWatch if self._loader is None else LoopWatch
+        self._watch = kind(recorder, self._model, self._optimizer)
+        return self._watch
+
+    def _current(self) -> LoopWatch | None:
+        if not self._entered and self._session.enabled:
+            self._entered = True
+            log.warning(NO_WITH)
+        return self._watch
+
+    def _batches(self, watch: LoopWatch) -> Batches:
+        if self._loader is None:
+            return Batches(first_batch=watch.first_batch)
+        pinned = True if getattr(self._loader, "pin_memory", False) else None
+        return Batches(pinned=pinned, loaders=(self._loader,), first_batch=watch.first_batch)
+
+    def _setup(self) -> Setup:
+        return Setup(optimizers=(self._optimizer,), loaders=() if self._loader is None else (self._loader,))

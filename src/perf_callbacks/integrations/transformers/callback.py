@@ -1,0 +1,220 @@
+"""Callback for the Hugging Face `Trainer` and its subclasses."""
+
+import functools
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import accelerate  # type: ignore[import-untyped]
+import transformers
+from tqdm.auto import tqdm
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from perf_callbacks.integrations import saved_counters
+from perf_callbacks.integrations.callback_order import LateCallbackList, first, move_to_front, settled
+from perf_callbacks.integrations.transformers.watch import (
+    EVERY_STEP,
+    TransformersWatch,
+    checkpoint_name,
+    find_trainer,
+    resumed_from,
+)
+from perf_callbacks.kernel.failures import fails_open
+from perf_callbacks.kernel.fit.item import Batches
+from perf_callbacks.kernel.fit.place import Place, data_parallel
+from perf_callbacks.kernel.fit.recorder import log
+from perf_callbacks.kernel.fit.setup import Setup
+from perf_callbacks.kernel.settings.config import PerfConfig
+from perf_callbacks.session import CallbackBase, Session
+
+STATE_KEY = "perf_callbacks"
+"""Key under which 0.1 kept our counters in `TrainerState.stateful_callbacks`, and so in `trainer_state.json`."""
+
+_hook: Callable[[Callable[..., None]], Callable[..., None]] = fails_open
+"""Decorator of hooks: an error of ours never ends the run."""
+
+
+class PerfCallback(CallbackBase, TrainerCallback):
+    """Measures what each optimizer step does with its time, and logs it beside the loss.
+
+    Metrics named `perf/*` join every training row: in `state.log_history`, `trainer_state.json`, and the loggers that
+    `report_to` names; the console shows five metrics. A row covers the steps since the previous row, without the first
+    step and without steps in which an evaluation or a checkpoint fell. The last line of a run (`train_runtime`) has the
+    averages over all such steps, `perf/run/*`.
+
+    While `train` runs, the callback replaces methods of the trainer, its accelerator and its optimizer to see the
+    stages. All are restored when `train` ends, even after an exception. Of two callbacks in a trainer, only one
+    measures.
+    """
+
+    __module__ = "perf_callbacks.transformers"  # the name in pickles and configurations
+
+    elsewhere = "Lightning's Trainer, take perf_callbacks.lightning.PerfCallback"
+
+    def __init__(self, config: PerfConfig | None = None, **strays: NoReturn) -> None:
+        self._session = Session(config, tqdm.write, strays=strays)
+        self._blind = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without replaced hooks: copies and spawned processes measure for themselves."""
+        return {name: value for name, value in self.__dict__.items() if name not in EVERY_STEP}
+
+    @_hook
+    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        trainer = find_trainer(self, Trainer)
+        if trainer is not None:
+            move_to_front(trainer.callback_handler.callbacks, self)  # before the loggers, which log what we add
+
+    @_hook
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._session.end("another fit began")
+        trainer = find_trainer(self, Trainer)
+        if trainer is None:
+            log.warning("perf_callbacks found no Trainer around it: step time only, and not every logger may get it.")
+            self.begin(args, state, None)
+            return
+        if first(trainer.callback_handler.callbacks, PerfCallback) is not self:
+            if not self.armed:
+                log.warning("perf_callbacks: another PerfCallback measures this trainer, this one does nothing.")
+            return
+        # Other callbacks go first: if a callback raises, nothing of ours is in place yet. The handler is iterating over
+        # its list right now: `_LastCallback` is appended to that list and runs last; the list that replaces the list
+        # lacks `_LastCallback`.
+        handler = trainer.callback_handler
+        move_to_front(handler.callbacks, self)
+        handler.callbacks = LateCallbackList(handler.callbacks, _LastCallback(self, trainer))
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self._session.recorder is not None and self._blind:  # it fails open by itself
+            self._session.recorder.end_step(state.global_step)
+
+    @_hook
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self._session.recorder is not None:
+            self._session.recorder.observers.epoch_ended()
+
+    @_hook
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        recorder = self._session.recorder
+        if recorder is None or logs is None:
+            return
+        if "train_runtime" in logs:
+            metrics = recorder.whole(state.global_step)
+        elif "loss" in logs:
+            metrics = recorder.row(state.global_step)
+        else:
+            return
+        # The trainer has put a copy into its history already; what goes to the loggers after us is `logs`.
+        logs.update(metrics or {})
+        if state.log_history and state.log_history[-1].get("step") == state.global_step:
+            state.log_history[-1].update(metrics or {})
+
+    @_hook
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._note("evaluation")
+
+    @_hook
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._note("checkpoint")
+
+    @_hook
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._session.end()
+        self._session.show_summary()
+
+    def _note(self, kind: str) -> None:
+        """Exclude the step from the rows. Without a trainer to watch, the callback sees a span only after its end."""
+        if self._session.recorder is not None and self._blind:
+            self._session.recorder.begin_span(kind)
+            self._session.recorder.end_span()
+
+    def begin(self, args: TrainingArguments, state: TrainerState, trainer: Trainer | None) -> None:
+        """Start measuring, once `on_train_begin` of the other callbacks has run."""
+        self._blind = trainer is None
+        self._session.begin(
+            _place(args, state, trainer),
+            functools.partial(TransformersWatch, trainer, self, kind=PerfCallback, base=TrainerCallback),
+            None if trainer is None else trainer.model,
+            lambda _: _batches(args, state, trainer),
+            setup=lambda: _setup(args, trainer),
+        )
+
+
+class ArmedCallback(PerfCallback):
+    """Callback that every trainer gets in a program that is armed from outside."""
+
+    armed = True
+
+
+class _LastCallback(TrainerCallback):
+    """Begins the fit as the last callback of one `on_train_begin`."""
+
+    def __init__(self, callback: PerfCallback, trainer: Trainer) -> None:
+        self.active = True
+        self.fail = callback.fail
+        self._begin = callback.begin
+        self._trainer = weakref.ref(trainer)
+
+    @_hook
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        trainer = self._trainer()
+        if trainer is not None:
+            trainer.callback_handler.callbacks = settled(trainer.callback_handler.callbacks)
+        self._begin(args, state, trainer)
+
+
+def _place(args: TrainingArguments, state: TrainerState, trainer: Trainer | None) -> Place:
+    return Place(
+        integration="transformers",
+        directory=Path(args.output_dir or "."),
+        device=args.device,
+        rank=args.process_index,
+        world_size=args.world_size,
+        devices=max(1, args.n_gpu),
+        data_parallel=data_parallel(trainer.accelerator) if trainer is not None else None,
+        step=state.global_step,
+        versions={"transformers": transformers.__version__, "accelerate": accelerate.__version__},
+        carried=_carried(args, state, trainer),
+        staged=trainer is not None,
+    )
+
+
+def _carried(args: TrainingArguments, state: TrainerState, trainer: Trainer | None) -> dict[str, Any] | None:
+    """Return the counters of the checkpoint to resume from, and remove counters of 0.1 from the trainer's state."""
+    kept: Any = state.stateful_callbacks
+    old = kept.pop(STATE_KEY, None) if isinstance(kept, dict) else None
+    if not state.global_step:
+        return None
+    directory = resumed_from(trainer) or Path(args.output_dir or ".", checkpoint_name(state))
+    return saved_counters.read(directory, 0) or (old or {}).get("attributes")
+
+
+def _setup(args: TrainingArguments, trainer: Trainer | None) -> Setup:
+    every = int(args.logging_steps) if args.logging_strategy == "steps" and args.logging_steps >= 1 else None
+    if trainer is None:
+        return Setup(log_every=every)
+    loaders, nan_filter = (trainer.callback_handler.train_dataloader,), bool(args.logging_nan_inf_filter)
+    return Setup(optimizers=(trainer.optimizer,), loaders=loaders, log_every=every, nan_filter=nan_filter)
+
+
+def _batches(args: TrainingArguments, state: TrainerState, trainer: Trainer | None) -> Batches:
+    """Describe how batches get to the device. Loaders that skip batches, as after a resume, forget `non_blocking`."""
+    if trainer is None:
+        return Batches(pinned=args.dataloader_pin_memory, workers=args.dataloader_num_workers)
+    aside = bool(getattr(trainer.accelerator, "non_blocking", False)) and not state.global_step
+    copy = accelerate.data_loader, "send_to_device"
+    return Batches(
+        pinned=args.dataloader_pin_memory,
+        copied_aside=aside,
+        copy=copy,
+        devices=max(1, args.n_gpu),
+        workers=args.dataloader_num_workers,
+    )
