@@ -109,7 +109,7 @@ def test_threads_are_bound_until_it_is_closed(thread):
     assert thread.mask == parse("4-7")
     bound.closed()
     bound.closed()
-    assert (thread.mask, bound.turns) == (parse("0-7"), False)
+    assert thread.mask == parse("0-7")
 
 
 def test_a_fit_that_nobody_closed_restores_the_masks_when_it_is_freed(thread):
@@ -117,20 +117,3 @@ def test_a_fit_that_nobody_closed_restores_the_masks_when_it_is_freed(thread):
     assert thread.mask == parse("4-7")
     del bound
     assert thread.mask == parse("0-7")
-
-
-def test_on_trial_it_goes_back_and_forth(thread):
-    bound = apply()
-    seen = []
-    for call in (
-        bound.hold,
-        lambda: bound.turn(2, done=True),
-        lambda: bound.turn(34, done=False),
-        lambda: bound.keep(66),
-        lambda: bound.leave(67),
-    ):
-        assert bound.turns
-        call()
-        seen.append(len(thread.mask))
-    assert seen == [8, 4, 8, 4, 8]
-    assert not bound.turns

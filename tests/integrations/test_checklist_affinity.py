@@ -1,6 +1,5 @@
 """The CPUs of this process through every door: narrowed while a fit lasts, and as they were found afterwards."""
 
-import math
 import os
 from pathlib import Path
 
@@ -12,10 +11,7 @@ from short_trainings import DOORS, STEPS
 from tiny import records
 from torch.utils.data import DataLoader, Dataset
 
-from perf_callbacks import PerfConfig, checklist
-from perf_callbacks.kernel.engine import engine
-from perf_callbacks.kernel.fit import proving, trial
-from perf_callbacks.kernel.fit.trial import Outcome, Trial
+from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.process import topology
 from perf_callbacks.kernel.process.cpu_sets import part, ranges
 from perf_callbacks.kernel.records.fit_records import Checklist
@@ -125,23 +121,11 @@ def test_loader_workers_run_on_these_cores_too_and_fits_may_overlap(tmp_path):
     assert masks() == {ALL}
 
 
-@pytest.mark.parametrize(("through", "kept"), sampled(DOORS, {"kept": True, "not": False}))
-def test_on_trial_the_threads_change_cpus_with_each_turn(tmp_path, monkeypatch, through, kept):
-    monkeypatch.setattr(engine, "FLUSH_SECONDS", math.inf)  # a verdict comes with a full block, not with the clock
-    monkeypatch.setattr(checklist, "SLOT", 0)
-    monkeypatch.setattr(Trial, "outcome", lambda _: Outcome(0.002, 0.001 if kept else -0.001, 0.003, 0.01, 8))
-    for module in (trial, proving):
-        monkeypatch.setattr(module, "TURN", 3)
-        monkeypatch.setattr(module, "PAIRS", 8)
-    seen = {}
-
-    def after_step(step):
-        seen[step] = masks()
-
-    through(tmp_path, after_step, steps=70, checklist="prove", skip="gc", affinity="exclusive")
-    turns = {step: Trial(2).done_after(step) for step in range(2, 64)}
-    assert {step: seen[step] == {own()} for step in turns} == turns
-    assert seen[70] == {own() if kept else ALL}
+@every_door
+def test_the_threads_are_bound_without_a_trial(tmp_path, through):
+    seen = []
+    through(tmp_path, lambda _: seen.append(masks()), checklist="prove", skip="gc", affinity="exclusive")
+    assert seen == [{own()}] * STEPS
     assert masks() == {ALL}
     rows = [row.status for row in records(tmp_path, Checklist) if row.item == "affinity"]
-    assert rows == ["on trial", "applied" if kept else "skipped"]
+    assert rows == ["applied"]

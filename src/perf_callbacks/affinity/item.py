@@ -67,40 +67,17 @@ class Claim:
 
 
 class Bound(ActiveItem):
-    """Binds threads until closed. On trial, binds and restores threads; running loader workers keep their CPUs."""
+    """Binds threads until closed. It can't be tried: memory stays on the node of the thread that touched it first."""
 
     slug = CpuAffinity.slug
 
     def __init__(self, fit: Fit) -> None:
         super().__init__()
         facts = fit.environment.cpu_facts
-        self._cpus = (choose(fit.config.affinity, facts).cpus if facts is not None else None) or frozenset()
+        cpus = choose(fit.config.affinity, facts).cpus if facts is not None else None
         self._claim = Claim()
         self._let_go = weakref.finalize(self, AFFINITY.let_go, self._claim)  # at exit too
-        self._bind()
-
-    def _bind(self) -> None:
-        AFFINITY.bind(self._claim, self._cpus)
-
-    @property
-    def turns(self) -> bool:
-        """True: a trial is possible."""
-        return self._let_go.alive
-
-    def hold(self) -> None:
-        """Restore the masks until the trial."""
-        AFFINITY.let_go(self._claim)
-
-    def turn(self, step: int, *, done: bool) -> None:  # noqa: ARG002 the signature of all items
-        """Bind or restore the threads for a turn."""
-        if done:
-            self._bind()
-        else:
-            AFFINITY.let_go(self._claim)
-
-    def keep(self, step: int) -> None:  # noqa: ARG002 the signature of all items
-        """Bind the threads for good, after a trial that saved time."""
-        self._bind()
+        AFFINITY.bind(self._claim, cpus or frozenset())
 
     def closed(self) -> None:
         """Restore the masks. Idempotent."""
