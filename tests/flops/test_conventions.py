@@ -1,10 +1,11 @@
 """Formulas, written out once more by hand."""
 
 import pytest
+from convention_steps import step_flops
 
 from perf_callbacks import ConfigError
 from perf_callbacks.flops.calculator.architecture import Architecture
-from perf_callbacks.flops.calculator.conventions import BY_NAME, CONVENTIONS, ConventionWork, step_flops
+from perf_callbacks.flops.calculator.conventions import BY_NAME, CONVENTIONS, ConventionWork
 
 GPT3 = Architecture(layers=96, hidden=12288, heads=96, vocab=51200)
 MISTRAL = Architecture(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, gated=True, vocab=32000)

@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 import transformers
+from convention_steps import step_flops
 from torch.utils.checkpoint import set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
 
 from perf_callbacks.flops.calculator.architecture import FAMILIES, Architecture, dimensions
-from perf_callbacks.flops.calculator.conventions import step_flops
 from perf_callbacks.flops.counting.counter import FlopCounter
 
 SMALL = {

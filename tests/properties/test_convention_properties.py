@@ -1,9 +1,10 @@
 """Laws of the calculator, for whatever transformer."""
 
+from convention_steps import step_flops
 from hypothesis import given, strategies as st
 
 from perf_callbacks.flops.calculator.architecture import Architecture
-from perf_callbacks.flops.calculator.conventions import BY_NAME, CONVENTIONS, step_flops
+from perf_callbacks.flops.calculator.conventions import BY_NAME, CONVENTIONS
 
 SIZES = st.integers(1, 200)
 NAMES = st.sampled_from([convention.name for convention in CONVENTIONS])

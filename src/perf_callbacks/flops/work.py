@@ -58,13 +58,9 @@ class Work:
         """Model FLOPs in each number format."""
         return _sums((cell.dtype, flops) for cell, flops in self.cells.items() if cell.phase in MODEL)
 
-    def only(self, phase: Phase) -> "Work":
-        """Return the work of this phase alone."""
-        return Work({cell: flops for cell, flops in self.cells.items() if cell.phase == phase})
-
-    def without(self, phase: Phase) -> "Work":
-        """Return the work of all other phases."""
-        return Work({cell: flops for cell, flops in self.cells.items() if cell.phase != phase})
+    def of(self, *, optimizer: bool) -> "Work":
+        """Return the work of the optimizer alone, or all other work."""
+        return Work({cell: flops for cell, flops in self.cells.items() if (cell.phase == "optimizer") is optimizer})
 
     @staticmethod
     def sum(works: Iterable["Work"]) -> "Work":

@@ -130,26 +130,8 @@ CLOSE = 0.005
 BY_NAME = {convention.name: convention for convention in CONVENTIONS}
 
 
-def step_flops(
-    architecture: Architecture,
-    batch: int,
-    seq: int,
-    *,
-    convention: str = "matmul",
-    recompute: str = "none",
-    trainable: str = "all",
-    causal: str = "full",
-) -> ModelStepFlops:
-    """Compute the FLOPs of an optimizer step over all devices.
-
-    >>> step_flops(Architecture(layers=1, hidden=4096, vocab=1), 1, 2048).model
-    2680109924352
-    """
-    work = ConventionWork(batch=batch, seq=seq, recompute=recompute, trainable=trainable, causal=causal)
-    return _step(BY_NAME[convention], architecture, work)
-
-
-def _step(convention: Convention, architecture: Architecture, work: ConventionWork) -> ModelStepFlops:
+def step_flops(convention: Convention, architecture: Architecture, work: ConventionWork) -> ModelStepFlops:
+    """Compute the FLOPs of an optimizer step over all devices."""
     try:
         forward = convention.forward(architecture, work)
     except MissingError:
@@ -200,7 +182,7 @@ class Result:
 
 def compare(architecture: Architecture, work: ConventionWork, job: Job) -> dict[str, Result]:
     """Compute a step by each convention, by the convention's name."""
-    return {convention.name: _result(_step(convention, architecture, work), job) for convention in CONVENTIONS}
+    return {convention.name: _result(step_flops(convention, architecture, work), job) for convention in CONVENTIONS}
 
 
 def _result(flops: ModelStepFlops, job: Job) -> Result:

@@ -76,10 +76,6 @@ class _Sort(NamedTuple):
     called: str
     opaque: bool
     pointwise: bool
-    copies: bool
-    reads: bool
-    looks_up: bool
-    reduces: bool
     causal: tuple[int, str, bool] | None
     """Argument for a causal mask: its position, name and default."""
 
@@ -91,10 +87,6 @@ class _Sort(NamedTuple):
             called,
             opaque=_opaque(operation, called),
             pointwise=isinstance(operation, OpOverload) and torch.Tag.pointwise in operation.tags,
-            copies=called in _COPIES,
-            reads=called in _READS,
-            looks_up=called in _LOOKUPS,
-            reduces=called == _REDUCES,
             causal=_causal_argument(operation),
         )
 
@@ -146,13 +138,13 @@ class Observed:
             first = args[0]
             operands = first if isinstance(first, list | tuple) else args
             weights.passed(sort.called, operands, out, pointwise=sort.pointwise)
-        if sort.copies:
+        if sort.called in _COPIES:
             self._copied(sort.called, out)
-        if sort.reads:
+        if sort.called in _READS:
             self._read(sort.called, args, out)
-        if sort.reduces and in_backward():
+        if sort.called == _REDUCES and in_backward():
             self.reductions.add(number)
-        if sort.looks_up and len(self.lookups) < MOST_LOOKUPS:
+        if sort.called in _LOOKUPS and len(self.lookups) < MOST_LOOKUPS:
             self._looked_up(*args[:2])
 
     def value_read(self) -> None:

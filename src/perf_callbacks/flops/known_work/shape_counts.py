@@ -67,8 +67,8 @@ class ShapeTable:
         learned = _compared(before, now)
         if before is not None and (before.work.cells == now.work.cells or 1 < learned.contradicts <= 1 + SAME):
             return Learned(1.0, 0)
-        self._optimizer = now.work.only("optimizer")
-        counts = [one._replace(work=one.work.without("optimizer")) for one in passes]
+        self._optimizer = now.work.of(optimizer=True)
+        counts = [one._replace(work=one.work.of(optimizer=False)) for one in passes]
         by_shape = _shared(shapes, counts)
         if by_shape is None:
             keep(self._steps, _alike(shapes), _together(counts), MOST_COUNTS)

@@ -1,0 +1,9 @@
+"""FLOPs of a step by the name of a convention."""
+
+from perf_callbacks.flops.calculator import conventions
+from perf_callbacks.flops.calculator.conventions import BY_NAME, ConventionWork
+
+
+def step_flops(architecture, batch, seq, *, convention="matmul", **options):
+    work = ConventionWork(batch=batch, seq=seq, **options)
+    return conventions.step_flops(BY_NAME[convention], architecture, work)
