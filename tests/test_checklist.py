@@ -159,7 +159,7 @@ def a_recorder(*, active=True):
     class Recorder:
         run, patches, observers, marks = SimpleNamespace(step=0), Patches(), Observers(), []
         clock, engine = FakeClock(), SimpleNamespace(account=Account())
-        progress_of, write, proofs = staticmethod(lambda: (0, 0.0)), journal.append, {}
+        progress_of, write = staticmethod(lambda: (0, 0.0)), journal.append
 
         def observe(self, observer):
             self.patches.add(observer.closed)
@@ -273,8 +273,8 @@ ENDED = a_row("skipped", "somebody turned automatic collection on before step 90
     ],
 )
 def test_what_came_of_a_trial_is_the_last_that_was_said_of_it(rows, proofs):
-    journal, found = [], {}
-    checklist = Startup(fit(), (), write=journal.append, proofs=found)
+    journal = []
+    checklist = Startup(fit(), (), write=journal.append)
     for row in rows:
         checklist._hear([row])
-    assert (found, journal) == (proofs, [*rows])
+    assert (checklist.summary(), journal) == ({"proofs": proofs}, [*rows])

@@ -53,11 +53,10 @@ class Startup(Observer):
         earlier: "Startup | None" = None,
         *,
         write: Callable[[Checklist], object] = id,
-        proofs: dict[str, str] | None = None,
     ) -> None:
         self._applied: dict[str, ActiveItem] = {} if earlier is None else earlier.hand_over()
         self._write = write
-        self._proofs = {} if proofs is None else proofs
+        self._proofs: dict[str, str] = {}
         self._trials: dict[str, Proving] = {}
         self._due = NEVER
         done = {} if earlier is None else {row.item: row for row in earlier.rows}
@@ -129,6 +128,10 @@ class Startup(Observer):
         """Pass on that the span is about to end."""
         self._each(lambda item: item.span_ended())
 
+    def summary(self) -> dict[str, dict[str, str]]:
+        """Return the items that were tried, each with the latest finding."""
+        return {"proofs": dict(self._proofs)}
+
     def closed(self) -> None:
         """Undo all items, last first. Idempotent."""
         applied, self._applied = self._applied, {}
@@ -191,7 +194,7 @@ def start(
             progress=recorder.progress_of,
             proving=_proving(recorder, settings.config),
         )
-        startup = Startup(fit, ITEMS, earlier, write=recorder.write, proofs=recorder.proofs)
+        startup = Startup(fit, ITEMS, earlier, write=recorder.write)
     if startup is None:
         return ()
     recorder.observe(startup)

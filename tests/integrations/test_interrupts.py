@@ -29,7 +29,6 @@ PARTS = (
     *("integrations", "session.py", "checklist.py", "lightning.py"),
     *(
         "kernel/fit/recorder.py",
-        "kernel/fit/late_writer.py",
         "report/report_file.py",
         "loaders/epoch_waits.py",
         "advice",

@@ -215,23 +215,23 @@ def test_what_is_not_to_be_tried_is_applied():
 
 def test_what_came_of_a_trial_is_kept_for_the_summary():
     """And no news that is none of that."""
-    one, journal, proofs = Switch("one"), [], {}
-    startup = Startup(fit(), (Thing(one),), write=journal.append, proofs=proofs)
+    one, journal = Switch("one"), []
+    startup = Startup(fit(), (Thing(one),), write=journal.append)
     startup.announce()
-    assert proofs == {"one": "on trial"}
+    assert startup.summary()["proofs"] == {"one": "on trial"}
     one._say("applied", "collected at once")
     course = StageTracker(startup, noisy(lambda: one.going), journal)
     course.go(LAST)
-    assert proofs == {"one": "on trial"}
+    assert startup.summary()["proofs"] == {"one": "on trial"}
     course.go(2000)
-    assert proofs == {"one": journal[-1].why}
+    assert startup.summary()["proofs"] == {"one": journal[-1].why}
     assert journal[-1].why.startswith("it saves ")
 
 
 @pytest.mark.parametrize("give_up", [True, False])
 def test_that_nothing_came_of_a_trial_is_kept_for_the_summary(give_up):
-    one, journal, proofs = Switch("one"), [], {}
-    startup = Startup(fit(), (Thing(one),), write=journal.append, proofs=proofs)
+    one, journal = Switch("one"), []
+    startup = Startup(fit(), (Thing(one),), write=journal.append)
     startup.announce()
     course = StageTracker(startup, lambda _: 0.1, journal).go(300)
     if give_up:
@@ -240,5 +240,5 @@ def test_that_nothing_came_of_a_trial_is_kept_for_the_summary(give_up):
         told = startup.steps_measured
         startup.steps_measured = lambda steps, _: told([step._replace(seconds=None) for step in steps], [])
     course.go(2000)
-    assert proofs == {"one": journal[-1].why}
+    assert startup.summary()["proofs"] == {"one": journal[-1].why}
     assert journal[-1].status == "skipped"

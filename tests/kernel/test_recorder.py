@@ -80,7 +80,7 @@ class Present(Observer):
         self.recorder.write(Span(kind="counting", step=step, start=len(self.recorder.batches), seconds=0.0))
 
     def step_began(self):
-        self.recorder.exclude("counted")
+        self.recorder.engine.exclude("counted")
 
 
 def original():
@@ -380,12 +380,12 @@ def test_what_waits_is_written_while_no_step_ends(tmp_path, make):
     seen = []
     for _ in range(5):
         clock.sleep(1)
-        recorder._late_writer.tick(0.0)
+        recorder.tick(0.0)
         seen.append([type(record) for record in journal(tmp_path)[1:]])
     assert seen == [[Row]] * 2 + [[Row, Steps]] * 3
     assert journal(tmp_path)[-1].step == (1, 2, 3)
     recorder.close()
-    assert not recorder._late_writer.tick(0.0)
+    assert not recorder.tick(0.0)
 
 
 def test_the_watchdog_looks_after_a_recorder_for_as_long_as_it_lives(make, monkeypatch):
@@ -393,7 +393,7 @@ def test_the_watchdog_looks_after_a_recorder_for_as_long_as_it_lives(make, monke
     monkeypatch.setattr("perf_callbacks.kernel.fit.recorder.WATCHDOG", SimpleNamespace(watch=watched.append, hurry=int))
     recorder = make()
     make(journal=False)
-    assert watched == [recorder._late_writer]
+    assert watched == [recorder]
 
 
 @pytest.mark.parametrize(

@@ -242,7 +242,7 @@ class Counting(Observer):
         self._await()
         self._before = len(self._recorder.batches)
         self._recorder.reader.note()
-        self._recorder.exclude(RECOUNTED if self._schedule.done else COUNTED)
+        self._recorder.engine.exclude(RECOUNTED if self._schedule.done else COUNTED)
         self._schedule.spend()
         step_seconds = (self._recorder.clock() - self._began) / max(self._schedule.steps, 1)
         observers = self._recorder.observers
@@ -314,12 +314,12 @@ class Counting(Observer):
         examples = {shape: example for shape, example in self._examples.items() if work.wants(shape)}
         if not self._schedule.done:
             self._schedule.done = True
-            self._recorder.exclude(COUNTED)
+            self._recorder.engine.exclude(COUNTED)
         elif not examples or not self._schedule.affordable():
             self._examples = examples
             return
         else:
-            self._recorder.exclude(RECOUNTED)
+            self._recorder.engine.exclude(RECOUNTED)
         if examples and self._model is not None:
             shape, example = examples.popitem()
             self._schedule.counts += 1

@@ -5,7 +5,7 @@ micro-batches (`batch`), ends optimizer steps (`end_step`), begins and ends eval
 rows.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -324,9 +324,7 @@ class Engine:
         tokens = plus(tokens, *[step.tokens for step in passed])
         return steps + len(passed), Amounts(samples=samples, tokens=tokens), lost
 
-    def summary(
-        self, failure: str | None = None, proofs: Mapping[str, str] | None = None, now: float | None = None
-    ) -> Summary:
+    def summary(self, failure: str | None = None, now: float | None = None) -> Summary:
         """Return the summary of the fit so far. Its wall time is empty without `now`."""
         with self.step_reader.alone():
             total, (steps, done, lost) = self.amounts(), self._all()
@@ -353,13 +351,12 @@ class Engine:
             total_samples=total.samples,
             total_tokens=total.tokens,
             gc=self._collections.summary() if self._shown.gc_timed else None,
-            proofs=dict(proofs or {}),
             failure=failure,
             **self._observers.summary(),
         )
         return replace(summary, findings=self._observers.findings(summary))
 
-    def stop(self, now: float, failure: str | None = None, proofs: Mapping[str, str] | None = None) -> Summary:
+    def stop(self, now: float, failure: str | None = None) -> Summary:
         """End the fit, write and return its summary. Steps that the device still owes are lost."""
         while self.open_spans:
             self.end_span(now)
@@ -369,7 +366,7 @@ class Engine:
             self.step_reader.lose_outstanding()
             self.flush(now)
             self.tape.ignore()
-        summary = self.summary(failure, proofs, now)
+        summary = self.summary(failure, now)
         for found in summary.findings:
             self._emit(found)
         self._emit(summary)

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from perf_callbacks.kernel.batches.reader import ROWS, UNREADABLE, Batch, BatchReader, Lookup, shape_of
 from perf_callbacks.kernel.clock import perf_counter, sleep
@@ -23,8 +23,6 @@ from perf_callbacks.kernel.engine.protocols import Ranks
 from perf_callbacks.kernel.engine.shown_metrics import Logged
 from perf_callbacks.kernel.failures import describe, fails_open, guard
 from perf_callbacks.kernel.fit import meshes
-from perf_callbacks.kernel.fit.empty_rows import EmptyRows
-from perf_callbacks.kernel.fit.late_writer import LateWriter
 from perf_callbacks.kernel.fit.place import Place, earlier, new_journal, opening
 from perf_callbacks.kernel.foreign_errors import let_pass, of_handler, suppress
 from perf_callbacks.kernel.process import device
@@ -38,12 +36,14 @@ from perf_callbacks.kernel.records.journal_file import Journal
 from perf_callbacks.kernel.settings.in_force import Settings
 from perf_callbacks.kernel.weak_calls import weakly
 
+EMPTY_ROWS = 3
+"""Number of empty rows in sequence that cause a warning. A single empty row is no loss."""
+
 DRAIN_SECONDS = 1.0
 """Longest time that the end of a fit waits for the device's last events."""
 
 log = logging.getLogger("perf_callbacks")
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -58,14 +58,7 @@ class Recorder:
         ranks: Ranks | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """Begin to measure.
-
-        Args:
-            settings: Settings in force.
-            place: Where the fit runs.
-            ranks: The other ranks of the job. None: there are none, or they can't be reached. The recorder closes it.
-            clock: Clock of all times.
-        """
+        """Begin to measure. The recorder closes `ranks`. None: there are no other ranks, or none can be reached."""
         config = self.config = settings.config
         self.clock, self.device = clock, place.device
         self.patches = Patches()
@@ -73,7 +66,7 @@ class Recorder:
         self.failed = False
         """True: our code raised an error, maybe at the very end."""
         self._summary: Summary | None = None
-        self._empty_rows = EmptyRows()
+        self._empty_rows, self._warned = 0, False
         self._late: BaseException | None = None
         self._left_after: int | None = None  # number of the step after which the loop left its loader
         timeline = device.timeline(place.device)
@@ -89,8 +82,6 @@ class Recorder:
         self.logged = Logged(config.metrics)
         self.observers = Observers()
         """The observers of this fit."""
-        self.proofs: dict[str, str] = {}
-        """Items of the checklist that were tried, each with the latest finding."""
         self.engine = Engine(
             self.run,
             self.write,
@@ -104,7 +95,6 @@ class Recorder:
             gc_timed=config.gc != "off",
             observers=self.observers,
         )
-        self._late_writer = LateWriter(self.engine, self._journal, clock)
         if place.ambiguous is not None and place.rank == 0:
             log.warning("perf_callbacks: rates of the whole job are unknown: %s; %s.", place.ambiguous, meshes.ADVICE)
         self.reader = BatchReader(self.observers.shape_seen)
@@ -115,20 +105,17 @@ class Recorder:
         self._at_exit = functools.partial(_at_exit, weakref.ref(self))
         self.active = True
         self.progress_of = functools.partial(_progress, weakref.ref(self))
-        """Returns `progress`, or None once the recorder was freed or closed. Keeps nothing alive."""
+        """Returns the steps done and the seconds of the longest one; None once the recorder was freed or closed."""
         self._forgotten = COLLECTOR.look_after(self.progress_of)
         # No other global may hold a strong reference to us: if no exit was seen, the trainer would never be freed.
         self._abandon = weakref.finalize(self, _abandon, self._observer, self._journal, self._swallowed)
         atexit.register(self._at_exit)
-        self._begin(began)
-
-    def _begin(self, began: float) -> None:
         with guard(self.fail):
             self.engine.start(began)
             SWALLOWED.join(self._swallowed)
             if self.config.journal:
                 with suppress(RuntimeError):  # no thread to be had: steps are written when one ends
-                    WATCHDOG.watch(self._late_writer)
+                    WATCHDOG.watch(self)
             if self.config.gc != "off":
                 self._observer.install()
 
@@ -245,24 +232,15 @@ class Recorder:
         return self.engine.step
 
     @property
-    def progress(self) -> tuple[int, float]:
-        """Optimizer steps done, and the seconds of the longest step, without the first step."""
-        return self.engine.step, self.engine.step_reader.longest_step
-
-    @property
     def exchanging(self) -> bool:
         """Return True if ranks exchange windows, or may do so later."""
-        job_settings = self.ranks.job_settings if self.ranks is not None else None
-        return self.ranks is not None and (job_settings is None or job_settings.window is not None)
+        ranks = self.ranks
+        return ranks is not None and (ranks.job_settings is None or ranks.job_settings.window is not None)
 
     @property
     def batches(self) -> list[Batch]:
         """Batches of the current step so far."""
         return self.engine.batches
-
-    def exclude(self, reason: str) -> None:
-        """Keep the current step out of rows."""
-        self.engine.exclude(reason)
 
     def write(self, record: Record) -> None:
         """Write a record to the journal, and announce the record to the observers."""
@@ -273,10 +251,15 @@ class Recorder:
     def row(self, step: int) -> dict[str, float]:
         """Return the metrics since the last row that go to loggers."""
         metrics = self.engine.row(step)
-        if metrics:
-            self._empty_rows.end()
-        elif self.run.rank == 0:
-            self._empty_rows.add(step, self.engine.why_empty)
+        why_empty = None if metrics else self.engine.why_empty
+        self._empty_rows = 0 if metrics else self._empty_rows + (why_empty is not None)
+        if self._empty_rows == EMPTY_ROWS and why_empty is not None and self.run.rank == 0 and not self._warned:
+            self._warned = True
+            log.warning(
+                "perf_callbacks: no metrics at step %s: all steps since the last row are excluded (%s).",
+                step,
+                why_empty,
+            )
         return self.logged.row(metrics)
 
     @fails_open
@@ -306,7 +289,7 @@ class Recorder:
     @property
     def summary(self) -> Summary | None:
         """Summary of the fit, so far or at its end."""
-        return self._summary or self._asked(lambda: self.engine.summary(self.failure, self.proofs, self.clock()))
+        return self._summary or self._asked(lambda: self.engine.summary(self.failure, self.clock()))
 
     def _asked(self, answer: Callable[[], T]) -> T | None:
         """Return an answer, also if the recorder is closed; None after an error."""
@@ -348,7 +331,6 @@ class Recorder:
             return
         self.failure = failure
         self.active = False
-        self._late_writer.ended = True
         atexit.unregister(self._at_exit)
         with ExitStack() as steps:  # an interrupt in a callback must not skip the rest
             steps.callback(SWALLOWED.leave, self._swallowed)
@@ -370,7 +352,14 @@ class Recorder:
 
     def _finish(self) -> None:
         self._drain()
-        self._summary = self.engine.stop(self.clock(), self.failure, self.proofs)
+        self._summary = self.engine.stop(self.clock(), self.failure)
+
+    def tick(self, now: float) -> bool:  # noqa: ARG002 what counts is the recorder's clock
+        """Write the steps that have waited for long, on the watchdog's thread. Return False once the fit has ended."""
+        if self.active:
+            self.engine.write_late(self.clock())
+            self._journal.flush()
+        return self.active
 
     def on_collection(self, pause: Pause) -> None:
         """Handle a garbage collection, maybe in the middle of our own code: an error waits until the step ends."""
@@ -395,7 +384,9 @@ class Recorder:
 
 def _progress(reference: "weakref.ref[Recorder]") -> tuple[int, float] | None:
     recorder = reference()
-    return None if recorder is None or not recorder.active else recorder.progress
+    if recorder is None or not recorder.active:
+        return None
+    return recorder.engine.step, recorder.engine.step_reader.longest_step
 
 
 def _at_exit(reference: "weakref.ref[Recorder]") -> None:
