@@ -9,7 +9,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 
 import perf_callbacks.lightning as lightning_door
-from perf_callbacks.integrations.accelerate import attachment
+from perf_callbacks.integrations.accelerate import accelerator_session
 from perf_callbacks.kernel.fit.place import Place, by_meshes
 from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.loop import measure
@@ -75,7 +75,7 @@ def test_accelerate_says_it_by_what_is_parallel_besides(parallelism, expected):
     accelerator = SimpleNamespace(
         project_dir=None, device=torch.device("cpu"), process_index=0, num_processes=8, **parallelism
     )
-    place = attachment._place(accelerator, None)
+    place = accelerator_session._place(accelerator, None)
     assert (place.data_parallel, place.world_size) == (expected, 8)
 
 

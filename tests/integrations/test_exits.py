@@ -192,7 +192,7 @@ FAULTS = {
             "integrations.lightning.hooks.LightningHooks": "log_row",
             "integrations.lightning.watch.TrainerWatch": "_end_batch",
         },
-        twice={"integrations.methods": "spans", "integrations.lightning.hooks": "steps_done first"},
+        twice={"integrations.methods": "spans", "integrations.lightning.hooks": "steps_done measures"},
         once={
             "integrations.methods": "turns",
             "integrations.lightning.hooks": "_Afterwards LateCallbackList TrainerWatch",
@@ -210,7 +210,7 @@ FAULTS = {
         },
         twice={
             "integrations.saved_counters": "write read",
-            "integrations.accelerate.attachment": "_place",
+            "integrations.accelerate.accelerator_session": "_place",
             "integrations.accelerate.watch.AcceleratedWatch": "install _watch_accelerator turn",
         },
         once={

@@ -1,23 +1,12 @@
-"""Changes to a trainer's list of callbacks while the trainer iterates over the list."""
+"""Order of a trainer's callbacks: the callback that measures the trainer, and its turn."""
 
 from collections.abc import Iterable
-from typing import Protocol, TypeVar
+from typing import TypeVar
+
+from perf_callbacks.kernel.fit.recorder import log
+from perf_callbacks.session import CallbackBase
 
 C = TypeVar("C")
-
-
-class Enabled(Protocol):
-    """Callback that can be turned off, or was added from outside."""
-
-    armed: bool
-
-    @property
-    def enabled(self) -> bool:
-        """False: the callback does nothing."""
-        ...
-
-
-E = TypeVar("E", bound=Enabled)
 
 
 class LateCallbackList(list[C]):
@@ -56,11 +45,15 @@ def move_to_front(callbacks: list[C], callback: C) -> None:
     callbacks.insert(0, callbacks.pop(place))
 
 
-def first(callbacks: Iterable[object], kind: type[E]) -> E | None:
-    """Return the callback that measures a trainer: the first enabled callback of a kind.
+def measures(callback: CallbackBase, callbacks: Iterable[object], *, warns: bool = True) -> bool:
+    """Return True if a callback measures the trainer: the first enabled callback of ours. Warn if another one does.
 
     Callbacks added from outside count only if the program's own code has added none, not even a disabled callback.
     """
-    ours = [callback for callback in callbacks if isinstance(callback, kind)]
-    ours = [callback for callback in ours if not callback.armed] or ours
-    return next((callback for callback in ours if callback.enabled), None)
+    ours = [one for one in callbacks if isinstance(one, CallbackBase)]
+    ours = [one for one in ours if not one.armed] or ours
+    if next((one for one in ours if one.enabled), None) is callback:
+        return True
+    if warns and not callback.armed:
+        log.warning("perf_callbacks: another PerfCallback measures this trainer, this one does nothing.")
+    return False

@@ -108,8 +108,8 @@ def spans(
             try:
                 result = inner(*args, **kwargs)
                 if after is not None:
-                    given: list[object] = [*args[1:], *kwargs.values(), None]
-                    recorder.attempt(functools.partial(_tell, after, given[0]))
+                    given = next(iter([*args[1:], *kwargs.values()]), None)
+                    recorder.attempt(lambda _: after(given))
                 return result
             finally:
                 recorder.end_span()
@@ -117,10 +117,6 @@ def spans(
         return call
 
     recorder.patches.method(owner, name, make)
-
-
-def _tell(after: Callable[[object], object], given: object, _recorder: Recorder) -> None:
-    after(given)
 
 
 def others(recorder: Recorder, owner: Any, name: str, part: str) -> None:

@@ -211,9 +211,9 @@ def _attach(accelerator: Any) -> None:
         if isinstance(frame.f_locals.get("self"), trainers):
             return
         frame = frame.f_back
-    from perf_callbacks.integrations.accelerate.attachment import attach_armed  # noqa: PLC0415 accelerate is imported
+    from perf_callbacks.integrations.accelerate.attachment import Attachment  # noqa: PLC0415 accelerate is imported
 
-    attach_armed(accelerator)
+    Attachment(accelerator, armed=True)
 
 
 def lightning_callbacks() -> list[Any]:

@@ -6,9 +6,11 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
+import accelerate  # type: ignore[import-untyped]
 import torch
+from accelerate import Accelerator
 
 from perf_callbacks.integrations import saved_counters
 from perf_callbacks.integrations.accelerate.prepared import LoaderListener, Prepared
@@ -17,15 +19,12 @@ from perf_callbacks.integrations.loop.usage import ACCELERATE, LoopUsage
 from perf_callbacks.kernel.batches.reader import Batch, BatchReader
 from perf_callbacks.kernel.failures import fails_open
 from perf_callbacks.kernel.fit.item import Batches
-from perf_callbacks.kernel.fit.place import Place, by_meshes
+from perf_callbacks.kernel.fit.place import Place, by_meshes, data_parallel
 from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Setup
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process.patches import Patches
 from perf_callbacks.session import Session
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 TAKEN_OVER = "another attach(accelerator) took over"
 FREED = "the accelerator was freed"
@@ -39,17 +38,13 @@ class AcceleratorSession:
     def __init__(
         self,
         session: Session,
-        accelerator: Any,
-        place: Callable[[Any, Mapping[str, Any] | None], Place],
+        accelerator: Accelerator,
         resume: Mapping[str, Any] | None,
-        batches: Callable[[tuple[Any, ...]], Batches] = lambda _: Batches(),
         *,
         armed: bool = False,
     ) -> None:
         self._session = session
-        self._batches = batches
         self._accelerator: Callable[[], Any] = weakref.ref(accelerator)
-        self._place = place
         self._carried = None if resume is None else dict(resume)
         self._state = dict(resume or {})
         self._reader = BatchReader()
@@ -110,11 +105,11 @@ class AcceleratorSession:
         if self.watch is not None or not models or not optimizers:
             return
         self._take_over(optimizers[0])
-        place = by_meshes(self._place(self._accelerator(), self._carried), models[0])
+        place = by_meshes(_place(self._accelerator(), self._carried), models[0])
         self._shown = False
         setup = Setup(optimizers=tuple(optimizers), loaders=self._prepared.loaders[:1])
         watch = self._session.begin(
-            place, self._watching, models[0], lambda _: self._batches(self._prepared.loaders), setup=lambda: setup
+            place, self._watching, models[0], lambda _: _batches(self._prepared.loaders), setup=lambda: setup
         )
         if not self.armed:
             watch.recorder.observe(LoopUsage(watch, ACCELERATE, has_loader=bool(self._prepared.loaders)))
@@ -224,3 +219,27 @@ def _close_at_exit(reference: "weakref.ref[AcceleratorSession]") -> None:
     fits = reference()
     if fits is not None and not hasattr(sys, "last_value"):
         fits.close()
+
+
+def _place(accelerator: Accelerator, carried: Mapping[str, Any] | None) -> Place:
+    return Place(
+        integration="accelerate",
+        directory=Path(accelerator.project_dir or "."),
+        device=accelerator.device,
+        rank=accelerator.process_index,
+        world_size=accelerator.num_processes,
+        data_parallel=data_parallel(accelerator),
+        step=int((carried or {}).get("step", 0)),
+        versions={"accelerate": accelerate.__version__},
+        carried=carried,
+    )
+
+
+def _batches(loaders: tuple[Any, ...]) -> Batches:
+    """Describe how batches get to the device. Loaders that skip batches, as after a resume, forget `non_blocking`."""
+    return Batches(
+        pinned=True if loaders and all(getattr(loader, "pin_memory", False) for loader in loaders) else None,
+        copied_aside=False,
+        loaders=loaders,
+        copy=(accelerate.data_loader, "send_to_device"),
+    )

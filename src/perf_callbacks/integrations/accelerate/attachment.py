@@ -1,18 +1,14 @@
 """Measurement that is attached to an accelerator."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-import accelerate  # type: ignore[import-untyped]
-from accelerate import Accelerator
+from accelerate import Accelerator  # type: ignore[import-untyped]
 
 from perf_callbacks.integrations.accelerate.accelerator_methods import install, take_over
 from perf_callbacks.integrations.accelerate.accelerator_session import AcceleratorSession
 from perf_callbacks.kernel.failures import describe, guard
-from perf_callbacks.kernel.fit.item import Batches
-from perf_callbacks.kernel.fit.place import Place, data_parallel
 from perf_callbacks.kernel.records.fit_records import Summary
 from perf_callbacks.kernel.settings.config import ConfigError, PerfConfig, kind
 from perf_callbacks.session import Session, checked
@@ -58,17 +54,13 @@ def attach(
     return Attachment(accelerator, config, resume)
 
 
-def attach_armed(accelerator: Accelerator) -> None:
-    """Attach to an accelerator of a program that is armed from outside.
-
-    The program doesn't know that it is measured. Without training, there is no output. Without `end_training()`, the
-    table is printed when the accelerator is freed or the program ends. A later `attach` takes over.
-    """
-    Attachment(accelerator, armed=True)
-
-
 class Attachment:
-    """Measurement that is attached to an accelerator."""
+    """Measurement that is attached to an accelerator.
+
+    An `armed` program was armed from outside, and doesn't know that it is measured. Without training, there is no
+    output. Without `end_training()`, the table is printed when the accelerator is freed or the program ends. A later
+    `attach` takes over.
+    """
 
     __module__ = "perf_callbacks.accelerate"  # the name in pickles
 
@@ -81,7 +73,7 @@ class Attachment:
         armed: bool = False,
     ) -> None:
         self._session = Session(config)
-        self._fits = AcceleratorSession(self._session, accelerator, _place, resume, _batches, armed=armed)
+        self._fits = AcceleratorSession(self._session, accelerator, resume, armed=armed)
         take_over(accelerator)
         if self._fits.active:
             with guard(self._fits.fail):
@@ -107,27 +99,3 @@ class Attachment:
     def close(self, failure: str | None = None) -> None:
         """Stop measuring and undo every change. Idempotent."""
         self._fits.close(failure)
-
-
-def _place(accelerator: Accelerator, carried: Mapping[str, Any] | None) -> Place:
-    return Place(
-        integration="accelerate",
-        directory=Path(accelerator.project_dir or "."),
-        device=accelerator.device,
-        rank=accelerator.process_index,
-        world_size=accelerator.num_processes,
-        data_parallel=data_parallel(accelerator),
-        step=int((carried or {}).get("step", 0)),
-        versions={"accelerate": accelerate.__version__},
-        carried=carried,
-    )
-
-
-def _batches(loaders: tuple[Any, ...]) -> Batches:
-    """Describe how batches get to the device. Loaders that skip batches, as after a resume, forget `non_blocking`."""
-    return Batches(
-        pinned=True if loaders and all(getattr(loader, "pin_memory", False) for loader in loaders) else None,
-        copied_aside=False,
-        loaders=loaders,
-        copy=(accelerate.data_loader, "send_to_device"),
-    )

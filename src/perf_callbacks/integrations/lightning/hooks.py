@@ -10,14 +10,14 @@ from typing import Any, ClassVar, NoReturn
 from tqdm import tqdm
 
 from perf_callbacks import checklist
-from perf_callbacks.integrations.callback_order import LateCallbackList, first, settled
+from perf_callbacks.integrations.callback_order import LateCallbackList, measures, settled
 from perf_callbacks.integrations.lightning.watch import TrainerWatch, steps_done
 from perf_callbacks.kernel.clock import perf_counter
 from perf_callbacks.kernel.engine.shown_metrics import bar
 from perf_callbacks.kernel.failures import describe, fails_open, guard
 from perf_callbacks.kernel.fit.item import Batches
 from perf_callbacks.kernel.fit.place import Place
-from perf_callbacks.kernel.fit.recorder import Recorder, log
+from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.fit.setup import Setup, flat
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.settings.config import PerfConfig
@@ -78,7 +78,7 @@ class LightningHooks(CallbackBase):
             self._set_up_at = perf_counter()
             self._close("another fit began")
             self._carried = None
-            if first(trainer.callbacks, LightningHooks) is self:
+            if measures(self, trainer.callbacks, warns=False):
                 self._prepare(trainer, trainer.strategy)
 
     @fails_open
@@ -94,9 +94,7 @@ class LightningHooks(CallbackBase):
     @fails_open
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._end("another fit began")
-        if first(trainer.callbacks, LightningHooks) is not self:
-            if not self.armed:
-                log.warning("perf_callbacks: another PerfCallback measures this trainer, this one does nothing.")
+        if not measures(self, trainer.callbacks):
             return
         # Other callbacks go first: if a callback raises, nothing of ours is in place yet. The trainer is iterating over
         # its list right now: `_Afterwards` is appended to that list and runs last; the list that replaces it lacks it.

@@ -153,8 +153,7 @@ class TrainerWatch:
 
     def _settle(self, _recorder: Recorder) -> None:
         """End the step of a finished batch: a checkpoint counts the step, even if a callback saves before our turn."""
-        # As `steps_done`, by a shorter way.
-        steps = steps_done(self._trainer) if self._progress is None else self._progress.optimizer_steps
+        steps = steps_done(self._trainer)
         if steps != self.steps:
             self.steps = steps
             self.recorder.end_step(steps)

@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from perf_callbacks.integrations import saved_counters
-from perf_callbacks.integrations.callback_order import LateCallbackList, first, move_to_front, settled
+from perf_callbacks.integrations.callback_order import LateCallbackList, measures, move_to_front, settled
 from perf_callbacks.integrations.transformers.watch import (
     EVERY_STEP,
     TransformersWatch,
@@ -62,26 +62,24 @@ class PerfCallback(CallbackBase, TrainerCallback):
 
     @_hook
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        trainer = find_trainer(self, Trainer)
+        trainer = find_trainer(self)
         if trainer is not None:
             move_to_front(trainer.callback_handler.callbacks, self)  # before the loggers, which log what we add
 
     @_hook
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._session.end("another fit began")
-        trainer = find_trainer(self, Trainer)
+        trainer = find_trainer(self)
         if trainer is None:
             log.warning("perf_callbacks found no Trainer around it: step time only, and not every logger may get it.")
             self.begin(args, state, None)
             return
-        if first(trainer.callback_handler.callbacks, PerfCallback) is not self:
-            if not self.armed:
-                log.warning("perf_callbacks: another PerfCallback measures this trainer, this one does nothing.")
+        handler = trainer.callback_handler
+        if not measures(self, handler.callbacks):
             return
         # Other callbacks go first: if a callback raises, nothing of ours is in place yet. The handler is iterating over
         # its list right now: `_LastCallback` is appended to that list and runs last; the list that replaces the list
         # lacks `_LastCallback`.
-        handler = trainer.callback_handler
         move_to_front(handler.callbacks, self)
         handler.callbacks = LateCallbackList(handler.callbacks, _LastCallback(self, trainer))
 
@@ -141,7 +139,7 @@ class PerfCallback(CallbackBase, TrainerCallback):
         self._blind = trainer is None
         self._session.begin(
             _place(args, state, trainer),
-            functools.partial(TransformersWatch, trainer, self, kind=PerfCallback, base=TrainerCallback),
+            functools.partial(TransformersWatch, trainer, self, kind=PerfCallback),
             None if trainer is None else trainer.model,
             lambda _: _batches(args, state, trainer),
             setup=lambda: _setup(args, trainer),

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
+from transformers import Trainer, TrainerCallback
+
 from perf_callbacks.integrations import methods, saved_counters
 from perf_callbacks.kernel.engine.account import GENERATION, REWARDS
 from perf_callbacks.kernel.engine.marks import END
@@ -39,12 +41,11 @@ class TransformersWatch:
         callback: The callback that measures.
         recorder: The recorder of the fit.
         kind: The class of the callback. Its hooks of every step are turned off, unless a subclass overrides the hook.
-        base: The framework's own class of callbacks, whose hooks do nothing.
     """
 
-    def __init__(self, trainer: Any, callback: Any, recorder: Recorder, *, kind: Any, base: Any) -> None:
+    def __init__(self, trainer: Any, callback: Any, recorder: Recorder, *, kind: type[TrainerCallback]) -> None:
         self._trainer, self._callback, self._recorder = trainer, callback, recorder
-        self._kind, self._base = kind, base
+        self._kind = kind
 
     def install(self) -> None:
         """Watch the stages. All micro-batches of a step are fetched before `on_step_begin`."""
@@ -67,7 +68,7 @@ class TransformersWatch:
         methods.stages(recorder, accelerator, "clip_grad_norm_", Stage.OPTIMIZER, ends_fit=ends_fit)
         # The optimizer's step is followed by `on_optimizer_step`, and this by the scheduler and `zero_grad`.
         methods.turns(recorder, trainer.optimizer, "step", Stage.OPTIMIZER, ends_fit=ends_fit)
-        if any(_overrides(callback, "on_optimizer_step", self._base) for callback in handler.callbacks):
+        if any(_overrides(callback, "on_optimizer_step", TrainerCallback) for callback in handler.callbacks):
             methods.stages(recorder, handler, "on_optimizer_step", Stage.OTHER, then=Stage.OPTIMIZER)
         self._end_steps(handler)
         for console in [one for one in handler.callbacks if CONSOLES & {kind.__name__ for kind in type(one).__mro__}]:
@@ -159,14 +160,14 @@ def _outermost(trainer: Any) -> list[tuple[Any, str]]:
     return [*((trainer, name) for name in names), (trainer.callback_handler, "call_event")]
 
 
-def find_trainer(callback: object, kind: type[T]) -> T | None:
+def find_trainer(callback: object) -> Trainer | None:
     """Find the calling trainer on the stack: no hook passes the trainer to callbacks."""
     # Start at the caller: our own frame's locals would refer to the frame itself, and keep all frames alive.
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 the one way to the caller
     while frame is not None:
-        trainer = candidate = frame.f_locals.get("self")
-        if isinstance(candidate, kind) and trainer is not None and callback in trainer.callback_handler.callbacks:
-            return candidate
+        trainer = frame.f_locals.get("self")
+        if isinstance(trainer, Trainer) and callback in trainer.callback_handler.callbacks:
+            return trainer
         frame = frame.f_back
     return None
 
