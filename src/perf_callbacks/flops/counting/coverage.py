@@ -11,7 +11,7 @@ from torch import nn
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from perf_callbacks.flops.counting.sparse import values
+from perf_callbacks.flops.counting.operands import stored_values
 
 _MATRIX = 2
 """Fewest dimensions of a weight that is multiplied as a matrix."""
@@ -56,7 +56,7 @@ class Weights:
                     self._add(weight if shard is None else shard, optional=optional)
 
     def _add(self, tensor: Any, *, optional: bool) -> None:
-        tensor = values(tensor)
+        tensor = stored_values(tensor)
         storage = tensor.untyped_storage()
         start, elements = tensor.storage_offset(), tensor.numel()
         place = storage._cdata, start, elements  # noqa: SLF001 the key of a storage
@@ -73,7 +73,7 @@ class Weights:
 
     def behind(self, tensor: torch.Tensor) -> "list[_Weight]":
         """Return the weights behind a tensor: the same storage, or the weights that the tensor was made of."""
-        tensor = values(tensor)
+        tensor = stored_values(tensor)
         there = self._of.get(tensor.untyped_storage()._cdata)  # noqa: SLF001 as above
         if there is None or len(there) == 1:
             return there or []
@@ -95,7 +95,7 @@ class Weights:
 
     def _remember(self, operand: torch.Tensor) -> None:
         """Record an operand that may be a gathered weight. Such a weight exists only while its sharded module runs."""
-        operand = values(operand)
+        operand = stored_values(operand)
         storage = operand.untyped_storage()
         self._held.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call] # as below
         self._strangers.add((storage._cdata, int(operand.storage_offset()), operand.numel()))  # noqa: SLF001 as above
@@ -105,7 +105,7 @@ class Weights:
         of = self._of
         tensors = [one for one in operands if isinstance(one, torch.Tensor) and one.is_floating_point()]
         for tensor in tensors:  # most operations involve no weight, and must cost little
-            if values(tensor).untyped_storage()._cdata in of:  # noqa: SLF001 as above
+            if stored_values(tensor).untyped_storage()._cdata in of:  # noqa: SLF001 as above
                 self._passed(called, tensors, out, pointwise=pointwise)
                 return
 
@@ -115,17 +115,13 @@ class Weights:
             return
         moves = called in _MOVES
         if all(behind) and called != "aten::embedding":
-            storage = values(out).untyped_storage() if isinstance(out, torch.Tensor) else None
+            storage = stored_values(out).untyped_storage() if isinstance(out, torch.Tensor) else None
             if storage is not None and storage._cdata not in self._of:  # noqa: SLF001 as above
                 self._hold(storage, [weight.whole() for weights in behind for weight in weights])
         elif pointwise or moves:
             for weights in behind:
                 for weight in weights:
                     weight.source.mixed = True
-
-    def elements(self) -> int:
-        """Return the number of elements of all weights."""
-        return sum(weight.elements for weight in self._weights.values())
 
     def coverage(self) -> float | None:
         """Return the share of the matrix weights, by elements, that were multiplied. None without such weights."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch.utils import flop_counter
 
-from perf_callbacks.flops.counting import sparse
+from perf_callbacks.flops.counting.operands import is_sparse, sparse_product, stored_values
 from perf_callbacks.flops.work import Kind
 
 Flops = Callable[..., int]
@@ -69,8 +69,8 @@ _registered: dict[str, Formula] = {}
 
 def _product(a: Any, b: Any, *_: Any, **__: Any) -> int:
     """Count a product of [..., m, k] x [..., k, n], [m, k] x [k], or [k] x [k]. Operands may be sparse."""
-    if sparse.is_sparse(a) or sparse.is_sparse(b):
-        return sparse.product(a, b)
+    if is_sparse(a) or is_sparse(b):
+        return sparse_product(a, b)
     return int(2 * a.numel() * (b.shape[-1] if b.dim() > 1 else 1))
 
 
@@ -100,11 +100,11 @@ def _any_product_backward(_grad: Any, a: Any, b: Any, wanted: Any, **_: Any) -> 
 
 def _sampled_product(sampled: Any, a: Any, _b: Any, *_: Any, **__: Any) -> int:
     """Count a product that is computed only at the places of a sparse matrix."""
-    return int(2 * sparse.values(sampled).numel() * a.shape[-1])
+    return int(2 * stored_values(sampled).numel() * a.shape[-1])
 
 
 def _reduced_product_backward(a: Any, grad: Any, _other: Any, _reduce: Any, _places: Any, wanted: Any, **_: Any) -> int:
-    return int(sparse.product(a, grad) * sum(wanted))
+    return int(sparse_product(a, grad) * sum(wanted))
 
 
 def _outer(_added: Any, a: Any, b: Any, *_: Any, **__: Any) -> int:

@@ -1,4 +1,4 @@
-"""Operands of an operation: tensors, number format, and the extra FLOPs of complex numbers."""
+"""Operands of an operation: tensors, number format, the FLOPs of complex numbers, stored values of sparse matrices."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from perf_callbacks.flops.work import Kind
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+_SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
 
 
 def is_wrapped(types: Any) -> bool:
@@ -56,3 +57,34 @@ def _is_tf32(kind: Kind) -> bool:
     knobs = getattr(cudnn, "conv", None) if kind == "convolution" else matmul
     precision = getattr(knobs, "fp32_precision", None)
     return bool(older.allow_tf32) if precision is None else precision == "tf32"
+
+
+def is_sparse(tensor: torch.Tensor) -> bool:
+    """Return True if a tensor is sparse, in any layout."""
+    return tensor.layout in _SPARSE
+
+
+def stored_values(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the stored values of a sparse tensor, including zeros in blocks, or the dense tensor itself."""
+    if not is_sparse(tensor):
+        return tensor
+    stored = tensor.detach()
+    return stored._values() if stored.layout is torch.sparse_coo else stored.values()  # noqa: SLF001 also uncoalesced
+
+
+def sparse_product(a: torch.Tensor, b: torch.Tensor) -> int:
+    """Count a product with a sparse operand: each stored value times a row or column of the other operand.
+
+    For two sparse matrices, each value in column i of the first is multiplied with each value in row i of the second.
+    """
+    if is_sparse(a) and is_sparse(b):
+        return int(2 * (_numbers(a, -1) * _numbers(b, 0)).sum())
+    if is_sparse(a):
+        return int(2 * stored_values(a).numel() * (b.shape[-1] if b.dim() > 1 else 1))
+    return int(2 * stored_values(b).numel() * (a.shape[-2] if a.dim() > 1 else 1))
+
+
+def _numbers(matrix: torch.Tensor, dimension: int) -> torch.Tensor:
+    """Count the stored values of each row (0) or column (-1)."""
+    places = matrix.detach().to_sparse(layout=torch.sparse_coo)._indices()[dimension]  # noqa: SLF001 also uncoalesced
+    return torch.bincount(places, minlength=matrix.shape[dimension])

@@ -46,11 +46,8 @@ class MeasuredPeak:
     flops_per_second: float
     size: int
     """Rows and columns of the matrices."""
-    rounds: int
     seconds: float
     """Seconds that the measurement took."""
-    dtype: str
-    threads: int
 
 
 class Matmuls:
@@ -95,15 +92,15 @@ def measure(
     with torch.no_grad():
         for name in wanted:
             try:
-                found[name] = _search(make(device, DTYPES[name]), name, seconds / len(wanted), clock)
+                found[name] = _search(make(device, DTYPES[name]), seconds / len(wanted), clock)
             except RuntimeError as error:  # dtype not supported, or out of memory
                 let_pass(error)
     return found
 
 
-def _search(rounds: Matmuls, dtype: str, seconds: float, clock: Callable[[], float]) -> MeasuredPeak:
+def _search(rounds: Matmuls, seconds: float, clock: Callable[[], float]) -> MeasuredPeak:
     """Find the best rate among the sizes that fit into the time. Each size gets an equal part of the time."""
-    began, done = clock(), 0
+    began = clock()
     least: dict[int, float] = {}  # the shortest round of each size
     spent: dict[int, float] = {}
     larger = [*rounds.sizes]
@@ -121,13 +118,5 @@ def _search(rounds: Matmuls, dtype: str, seconds: float, clock: Callable[[], flo
         took = max(clock() - start, 1e-9)
         least[size] = min(least.get(size, took), took)
         spent[size] = spent.get(size, 0.0) + took
-        done += 1
     best = max(least, key=lambda size: rounds.flops(size) / least[size])
-    return MeasuredPeak(
-        flops_per_second=rounds.flops(best) / least[best],
-        size=best,
-        rounds=done,
-        seconds=clock() - began,
-        dtype=dtype,
-        threads=torch.get_num_threads(),
-    )
+    return MeasuredPeak(flops_per_second=rounds.flops(best) / least[best], size=best, seconds=clock() - began)

@@ -20,6 +20,7 @@ from perf_callbacks.flops.peaks.peak_rates import TERA, Peaks, canonical
 from perf_callbacks.kernel.clock import unix_time
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process import device as devices
+from perf_callbacks.kernel.process.processes import allowed_cpus
 from perf_callbacks.kernel.settings.config import PerfConfig
 
 FRESH_SECONDS = 86400.0
@@ -63,7 +64,7 @@ def conditions(device: torch.device) -> Conditions:
         node=platform.node(),
         device=devices.name(device),
         threads=torch.get_num_threads(),
-        cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        cpus=allowed_cpus(),
         torch=str(torch.__version__),
         precision=torch.get_float32_matmul_precision(),
     )
