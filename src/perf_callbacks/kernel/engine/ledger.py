@@ -1,9 +1,9 @@
 """Finished steps, kept one by one for the journal and added up for rows and summary."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from perf_callbacks.kernel.engine.steps import Columns, KnownParts, Step, Totals, record, sum_of
+from perf_callbacks.kernel.engine.steps import Columns, KnownParts, Totals, record, sum_of
 from perf_callbacks.kernel.engine.window_parts import Parts
 from perf_callbacks.kernel.engine.windows import Part
 from perf_callbacks.kernel.records.fit_records import Steps
@@ -22,7 +22,6 @@ class Ledger:
         self.kept = 0
         """Number of steps that `take_block` has not handed out yet."""
         self._block: list[Columns] = []
-        self._rows: list[Step] = []  # at the end of the block, not in columns yet
         self._added = 0  # parts of the block that are in the sums
         self._early = 0  # leading steps of the block that are in the journal; may exceed the block
         self._row, self._included = Totals(), Totals()
@@ -44,17 +43,6 @@ class Ledger:
         self._block.append(steps)
         self.kept += len(steps.number)
 
-    def enter_rows(self, steps: Sequence[Step]) -> None:
-        """Enter a few finished steps."""
-        self._rows += steps
-        self.kept += len(steps)
-
-    def _columns(self) -> list[Columns]:
-        if self._rows:
-            self._block.append(Columns.of(self._rows))
-            self._rows = []
-        return self._block
-
     def take_block(self) -> Steps | None:
         """Take the steps since the last block. Return a record of the steps that are not in the journal yet."""
         self._add()
@@ -67,7 +55,7 @@ class Ledger:
 
         The steps stay in the books: `take_block` takes them later, and leaves them out of its record.
         """
-        block = self._columns() if following is None else [*self._columns(), following]
+        block = self._block if following is None else [*self._block, following]
         early, self._early = self._early, max(self._early, sum([len(steps.number) for steps in block]))
         return self._record(block, early)
 
@@ -118,18 +106,16 @@ class Ledger:
                 if included:
                     (self._row if number > self._row_after else self._included).tell_tokens(tokens[number])
         self._block = [
-            steps._replace(tokens=[*map(_either, steps.tokens, map(tokens.get, steps.number))])
-            for steps in self._columns()
+            steps._replace(tokens=[*map(_either, steps.tokens, map(tokens.get, steps.number))]) for steps in self._block
         ]
         self._untold = {number: included for number, included in self._untold.items() if number not in tokens}
 
     def _add(self) -> None:
         """Add up all steps since the last call together, which is cheaper than step by step."""
-        block = self._columns()
-        if self._added == len(block):
+        if self._added == len(self._block):
             return
-        new = Columns.joined(block[self._added :])
-        self._added = len(block)
+        new = Columns.joined(self._block[self._added :])
+        self._added = len(self._block)
         self._steps += len(new.number)
         self._last = new.number[-1]
         self._samples = sum_of(new.samples, self._samples)

@@ -67,9 +67,9 @@ class OpenSteps:
             self.passed.append(Step(number, excluded, samples, tokens, useful_tokens, effort, *paused, None))
         self.work.settle()
 
-    def timed(self, times: Sequence[tuple[float, ...] | None]) -> list[Step]:
+    def timed(self, times: Sequence[tuple[float, ...] | None]) -> Columns | None:
         """Take the first queued steps, with their times from the device. None in `times` stands for a lost step."""
-        return [_timed(self.passed.popleft(), seconds) for seconds in times]
+        return Columns.of([_timed(self.passed.popleft(), seconds) for seconds in times]) if times else None
 
     def early(self, past: Past) -> Columns | None:
         """Return the ended steps with the values known without a state change. Called outside the training thread."""

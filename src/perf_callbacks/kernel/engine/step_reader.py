@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import compress
 from threading import RLock
 from typing import Any
 
@@ -14,7 +13,7 @@ from perf_callbacks.kernel.engine.observer import Observers
 from perf_callbacks.kernel.engine.open_steps import OpenSteps
 from perf_callbacks.kernel.engine.protocols import DeviceTimeline
 from perf_callbacks.kernel.engine.stages import Stage
-from perf_callbacks.kernel.engine.steps import Columns, Step
+from perf_callbacks.kernel.engine.steps import Columns
 from perf_callbacks.kernel.engine.tape import Tape
 from perf_callbacks.kernel.records.fit_records import Gc, Record
 
@@ -42,7 +41,7 @@ class StepReader:
         self._tape, self._pending, self._ledger, self._observers = tape, pending, ledger, observers
         self._device = device
         self._tell, self._interrupted = tell, interrupted
-        self._unseen: deque[tuple[Columns | list[Step], list[Gc]]] = deque()  # by observers
+        self._unseen: deque[tuple[Columns | None, list[Gc]]] = deque()  # by observers
         self._lock = RLock()
         self._reading = False
         self.overdue = False
@@ -82,7 +81,7 @@ class StepReader:
         while show and self._unseen:
             steps, pauses = self._unseen.popleft()
             if self._observers.watching:
-                self._observers.steps_measured(steps.rows if isinstance(steps, Columns) else steps, pauses)
+                self._observers.steps_measured([] if steps is None else steps.rows, pauses)
         return not self._pending.passed
 
     def write_early(self, emit: Callable[[Record], None]) -> None:
@@ -108,7 +107,7 @@ class StepReader:
 
     def lose_outstanding(self) -> None:
         """Enter the steps that the device still owes as lost."""
-        self._enter_rows(self._pending.timed([None] * len(self._pending.passed)))
+        self._enter(self._pending.timed([None] * len(self._pending.passed)))
 
     def _collect(self) -> None:
         if self._observers.overriding["marks_read"]:
@@ -123,24 +122,21 @@ class StepReader:
             )
             for pause, stage, place in told
         ]
-        finished: Columns | list[Step] = []
+        finished = None
         if self._device is not None:
             if past.calls:
                 self._pending.wait(past)
-            finished = self._pending.timed(self._device.ready())
-            self._enter_rows(finished)
+            finished = self._enter(self._pending.timed(self._device.ready()))
         elif past.calls:
-            finished = self._pending.finish(past)
-            self._ledger.enter(finished)
-            wanted: Sequence[Any] = finished.step_seconds
-            if any(finished.excluded):
-                wanted = [*compress(wanted, [reason not in BEGINNING for reason in finished.excluded])]
-            self._note_longest(wanted)
+            finished = self._enter(self._pending.finish(past))
         self._unseen.append((finished, pauses))
 
-    def _enter_rows(self, steps: list[Step]) -> None:
-        self._ledger.enter_rows(steps)
-        self._note_longest([sum(step.seconds) for step in steps if step.seconds and step.excluded not in BEGINNING])
-
-    def _note_longest(self, times: Sequence[float]) -> None:
-        self.longest_step = max(self.longest_step, *times) if times else self.longest_step
+    def _enter(self, steps: Columns | None) -> Columns | None:
+        if steps is not None:
+            self._ledger.enter(steps)
+            times: Sequence[Any] = steps.step_seconds
+            if any(steps.excluded):
+                known = zip(times, steps.excluded, strict=True)
+                times = [time for time, reason in known if time is not None and reason not in BEGINNING]
+            self.longest_step = max(self.longest_step, *times) if times else self.longest_step
+        return steps

@@ -13,7 +13,7 @@ from perf_callbacks.kernel.settings.config import ConfigError, PerfConfig
 from perf_callbacks.kernel.settings.in_force import FILE, FileEntry, Settings, resolve, switched_off
 
 LIMIT = 100_000
-"""Most bytes of a file, which PyYAML composes in about a second. Aliases may expand a file to ten times this size."""
+"""Most bytes of a file, which PyYAML composes in about a second. Aliases are not expanded."""
 
 Node = Any
 """A node of PyYAML, which has no type annotations."""
@@ -67,13 +67,10 @@ def compose(path: Path, text: str) -> Node | None:
     try:
         # JSON allows tabs as white space, YAML doesn't.
         root = yaml.compose(text.replace("\t", " ") if path.suffix == ".json" else text, Loader=yaml.SafeLoader)
-        size = 0 if root is None else _size(root, {})
     except yaml.YAMLError as error:
         raise ConfigError(_syntax(path, error)) from None
     except RecursionError:
         raise ConfigError(f"{path} is nested too deeply.") from None
-    if size > 10 * LIMIT:
-        raise ConfigError(f"{path} expands to more than {10 * LIMIT:,} characters.")
     if root is None or root.tag.endswith(":null"):
         return None
     if root.id != "mapping":
@@ -103,18 +100,6 @@ def entries(mapping: Node, name: str) -> tuple[FileEntry, ...]:
 def line(node: Node) -> int:
     """Return the line of a node, counted from 1."""
     return int(node.start_mark.line) + 1
-
-
-def _size(node: Node, sizes: dict[int, float]) -> float:
-    """Count the characters of a node with all aliases expanded; infinite for an alias inside of its own anchor."""
-    if id(node) not in sizes:
-        sizes[id(node)] = float("inf")
-        if node.id == "scalar":
-            sizes[id(node)] = len(node.value)
-        else:
-            parts = node.value if node.id == "sequence" else [part for pair in node.value for part in pair]
-            sizes[id(node)] = 1 + sum([_size(part, sizes) for part in parts])
-    return sizes[id(node)]
 
 
 def _syntax(path: Path, error: Any) -> str:
