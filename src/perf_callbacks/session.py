@@ -169,7 +169,6 @@ class Session:
                     cards.opening(
                         recorder.run,
                         journal=journal,
-                        staged=place.staged,
                         checklist=rows,
                         findings=findings,
                         columns=terminal.columns(),

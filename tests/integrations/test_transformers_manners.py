@@ -10,7 +10,7 @@ import pytest
 import tiny
 from places import transformers_trainer
 from tiny import records
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
 
 from perf_callbacks.kernel.records.fit_records import Summary
 from perf_callbacks.transformers import PerfCallback
@@ -172,6 +172,26 @@ def test_the_list_of_callbacks_is_the_one_that_it_was(tmp_path):
     trainer.train()
     assert trainer.callback_handler.callbacks is callbacks
     assert callbacks == before
+
+
+def test_a_callback_without_a_trainer_measures_nothing_and_says_so(tmp_path, caplog):
+    ours, state, control = PerfCallback(), TrainerState(), TrainerControl()
+    arguments = tiny.training_arguments(tmp_path)
+    for hook in (
+        "on_init_end",
+        "on_train_begin",
+        "on_step_begin",
+        "on_step_end",
+        "on_evaluate",
+        "on_save",
+        "on_train_end",
+    ):
+        getattr(ours, hook)(arguments, state, control)
+    assert ours.summary is None
+    assert [record.getMessage() for record in caplog.records] == [
+        "perf_callbacks found no transformers.Trainer around it, and measures nothing."
+    ]
+    assert not [*tmp_path.rglob("rank*.jsonl")]
 
 
 def test_a_callback_pickles_before_in_and_after_training(tmp_path):

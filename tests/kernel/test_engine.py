@@ -581,14 +581,6 @@ def test_a_fit_without_a_step_has_a_summary_too():
     assert (summary.steps, summary.included_steps, summary.step_time) == (0, 0, None)
 
 
-def test_stages_that_are_not_seen_are_in_no_record():
-    fit = Fit(staged=False)
-    for _ in range(2):
-        fit.step(other=1)
-    assert [name for name in fit.steps()[0] if name.endswith("_time")] == ["step_time"]
-    assert fit.engine.summary().stage_seconds == {}
-
-
 def test_steps_that_are_still_on_the_device_count_in_what_a_checkpoint_carries():
     stream = FakeStream()
     fit = Fit(device=EventTimeline(stream.event))

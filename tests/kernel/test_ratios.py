@@ -51,10 +51,6 @@ def test_devices_of_one_process_share_its_rates():
     assert row_of(devices=2) == EVERYTHING | {name: value / 2 for name, value in PER_DEVICE.items()}
 
 
-def test_stages_that_are_not_seen_are_left_out():
-    assert row_of(staged=False) == {"perf/step_time": 2.0} | PAUSES | OVER_ALL
-
-
 def test_collections_that_are_not_timed_are_left_out():
     assert row_of(gc_timed=False) == without("gc_")
 

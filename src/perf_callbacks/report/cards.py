@@ -50,7 +50,6 @@ def opening(
     run: Run,
     *,
     journal: object | None,
-    staged: bool = True,
     checklist: Sequence[Checklist] = (),
     findings: Sequence[Finding] = (),
     columns: int = COLUMNS,
@@ -66,7 +65,7 @@ def opening(
         garbage collection not timed, attempt 2 from step 40,
         set by environment: gc, no journal
     """
-    measured = f"{'step time, stages and throughput' if staged else 'step time'} on {run.device}"
+    measured = f"step time, stages and throughput on {run.device}"
     parts = [
         "garbage collection timed" if run.config["gc"] != "off" else "garbage collection not timed",
         f"rank {run.rank} of {run.world_size}" if run.world_size > 1 else "",

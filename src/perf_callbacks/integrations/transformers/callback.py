@@ -54,7 +54,6 @@ class PerfCallback(CallbackBase, TrainerCallback):
 
     def __init__(self, config: PerfConfig | None = None, **strays: NoReturn) -> None:
         self._session = Session(config, tqdm.write, strays=strays)
-        self._blind = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without replaced hooks: copies and spawned processes measure for themselves."""
@@ -71,8 +70,7 @@ class PerfCallback(CallbackBase, TrainerCallback):
         self._session.end("another fit began")
         trainer = find_trainer(self)
         if trainer is None:
-            log.warning("perf_callbacks found no Trainer around it: step time only, and not every logger may get it.")
-            self.begin(args, state, None)
+            log.warning("perf_callbacks found no transformers.Trainer around it, and measures nothing.")
             return
         handler = trainer.callback_handler
         if not measures(self, handler.callbacks):
@@ -82,10 +80,6 @@ class PerfCallback(CallbackBase, TrainerCallback):
         # lacks `_LastCallback`.
         move_to_front(handler.callbacks, self)
         handler.callbacks = LateCallbackList(handler.callbacks, _LastCallback(self, trainer))
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self._session.recorder is not None and self._blind:  # it fails open by itself
-            self._session.recorder.end_step(state.global_step)
 
     @_hook
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -116,31 +110,16 @@ class PerfCallback(CallbackBase, TrainerCallback):
             state.log_history[-1].update(metrics or {})
 
     @_hook
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._note("evaluation")
-
-    @_hook
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._note("checkpoint")
-
-    @_hook
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._session.end()
         self._session.show_summary()
 
-    def _note(self, kind: str) -> None:
-        """Exclude the step from the rows. Without a trainer to watch, the callback sees a span only after its end."""
-        if self._session.recorder is not None and self._blind:
-            self._session.recorder.begin_span(kind)
-            self._session.recorder.end_span()
-
-    def begin(self, args: TrainingArguments, state: TrainerState, trainer: Trainer | None) -> None:
+    def begin(self, args: TrainingArguments, state: TrainerState, trainer: Trainer) -> None:
         """Start measuring, once `on_train_begin` of the other callbacks has run."""
-        self._blind = trainer is None
         self._session.begin(
             _place(args, state, trainer),
-            functools.partial(TransformersWatch, trainer, self, kind=PerfCallback),
-            None if trainer is None else trainer.model,
+            functools.partial(TransformersWatch, trainer, self),
+            trainer.model,
             lambda _: _batches(args, state, trainer),
             setup=lambda: _setup(args, trainer),
         )
@@ -166,10 +145,10 @@ class _LastCallback(TrainerCallback):
         trainer = self._trainer()
         if trainer is not None:
             trainer.callback_handler.callbacks = settled(trainer.callback_handler.callbacks)
-        self._begin(args, state, trainer)
+            self._begin(args, state, trainer)
 
 
-def _place(args: TrainingArguments, state: TrainerState, trainer: Trainer | None) -> Place:
+def _place(args: TrainingArguments, state: TrainerState, trainer: Trainer) -> Place:
     return Place(
         integration="transformers",
         directory=Path(args.output_dir or "."),
@@ -177,15 +156,14 @@ def _place(args: TrainingArguments, state: TrainerState, trainer: Trainer | None
         rank=args.process_index,
         world_size=args.world_size,
         devices=max(1, args.n_gpu),
-        data_parallel=data_parallel(trainer.accelerator) if trainer is not None else None,
+        data_parallel=data_parallel(trainer.accelerator),
         step=state.global_step,
         versions={"transformers": transformers.__version__, "accelerate": accelerate.__version__},
         carried=_carried(args, state, trainer),
-        staged=trainer is not None,
     )
 
 
-def _carried(args: TrainingArguments, state: TrainerState, trainer: Trainer | None) -> dict[str, Any] | None:
+def _carried(args: TrainingArguments, state: TrainerState, trainer: Trainer) -> dict[str, Any] | None:
     """Return the counters of the checkpoint to resume from, and remove counters of 0.1 from the trainer's state."""
     kept: Any = state.stateful_callbacks
     old = kept.pop(STATE_KEY, None) if isinstance(kept, dict) else None
@@ -195,18 +173,14 @@ def _carried(args: TrainingArguments, state: TrainerState, trainer: Trainer | No
     return saved_counters.read(directory, 0) or (old or {}).get("attributes")
 
 
-def _setup(args: TrainingArguments, trainer: Trainer | None) -> Setup:
+def _setup(args: TrainingArguments, trainer: Trainer) -> Setup:
     every = int(args.logging_steps) if args.logging_strategy == "steps" and args.logging_steps >= 1 else None
-    if trainer is None:
-        return Setup(log_every=every)
     loaders, nan_filter = (trainer.callback_handler.train_dataloader,), bool(args.logging_nan_inf_filter)
     return Setup(optimizers=(trainer.optimizer,), loaders=loaders, log_every=every, nan_filter=nan_filter)
 
 
-def _batches(args: TrainingArguments, state: TrainerState, trainer: Trainer | None) -> Batches:
+def _batches(args: TrainingArguments, state: TrainerState, trainer: Trainer) -> Batches:
     """Describe how batches get to the device. Loaders that skip batches, as after a resume, forget `non_blocking`."""
-    if trainer is None:
-        return Batches(pinned=args.dataloader_pin_memory, workers=args.dataloader_num_workers)
     aside = bool(getattr(trainer.accelerator, "non_blocking", False)) and not state.global_step
     copy = accelerate.data_loader, "send_to_device"
     return Batches(

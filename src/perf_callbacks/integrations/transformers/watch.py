@@ -20,7 +20,7 @@ from perf_callbacks.kernel.fit.recorder import Recorder
 T = TypeVar("T")
 
 EVERY_STEP = ("on_step_begin", "on_pre_optimizer_step", "on_optimizer_step", "on_substep_end", "on_step_end")
-"""Hooks that the handler calls in every step; ours have nothing to do while the trainer is watched."""
+"""Hooks that the handler calls in every step; ours have nothing to do."""
 
 _NOTHING: Any = (0).__init__  # type: ignore[misc]
 """Takes any arguments and returns None, in C: `__new__` makes numbers, and their `__init__` ignores its arguments. A
@@ -34,24 +34,20 @@ CONSOLES = {"PrinterCallback", "ProgressCallback", "NotebookProgressCallback", "
 
 
 class TransformersWatch:
-    """Records the stages, batches, steps and spans of a trainer. Without a trainer, watches nothing.
+    """Records the stages, batches, steps and spans of a trainer.
 
     Args:
-        trainer: The trainer; None if no trainer was found.
+        trainer: The trainer.
         callback: The callback that measures.
         recorder: The recorder of the fit.
-        kind: The class of the callback. Its hooks of every step are turned off, unless a subclass overrides the hook.
     """
 
-    def __init__(self, trainer: Any, callback: Any, recorder: Recorder, *, kind: type[TrainerCallback]) -> None:
+    def __init__(self, trainer: Trainer, callback: TrainerCallback, recorder: Recorder) -> None:
         self._trainer, self._callback, self._recorder = trainer, callback, recorder
-        self._kind = kind
 
     def install(self) -> None:
         """Watch the stages. All micro-batches of a step are fetched before `on_step_begin`."""
         trainer, recorder = self._trainer, self._recorder
-        if trainer is None:
-            return
         handler, accelerator = trainer.callback_handler, trainer.accelerator
         ends_fit = not hasattr(trainer, "_run_epoch")  # transformers < 5 has no method around all steps of an epoch
         for owner, name in _outermost(trainer):
@@ -68,7 +64,7 @@ class TransformersWatch:
         methods.stages(recorder, accelerator, "clip_grad_norm_", Stage.OPTIMIZER, ends_fit=ends_fit)
         # The optimizer's step is followed by `on_optimizer_step`, and this by the scheduler and `zero_grad`.
         methods.turns(recorder, trainer.optimizer, "step", Stage.OPTIMIZER, ends_fit=ends_fit)
-        if any(_overrides(callback, "on_optimizer_step", TrainerCallback) for callback in handler.callbacks):
+        if any(_overrides(callback, "on_optimizer_step") for callback in handler.callbacks):
             methods.stages(recorder, handler, "on_optimizer_step", Stage.OTHER, then=Stage.OPTIMIZER)
         self._end_steps(handler)
         for console in [one for one in handler.callbacks if CONSOLES & {kind.__name__ for kind in type(one).__mro__}]:
@@ -85,7 +81,7 @@ class TransformersWatch:
 
     def _end_steps(self, handler: Any) -> None:
         """End a step when the handler is about to call `on_step_end` of its callbacks."""
-        recorder, callback, kind = self._recorder, self._callback, self._kind
+        recorder, callback = self._recorder, self._callback
         engine, observers, tape, clock = recorder.engine, recorder.observers, recorder.tape, recorder.clock
 
         def make(inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,7 +103,7 @@ class TransformersWatch:
 
         self._recorder.patches.method(handler, "on_step_end", make)
         for name in EVERY_STEP:
-            if hasattr(kind, name) and not _overrides(callback, name, kind):
+            if hasattr(TrainerCallback, name) and not _overrides(callback, name):
                 self._recorder.patches.replace(callback, name, lambda _: _NOTHING)
 
     def _carry(self, directory: object) -> None:
@@ -143,9 +139,9 @@ def _slices(trainer: object) -> bool:
     return owner is not None and not owner.__module__.startswith("transformers.")
 
 
-def _overrides(callback: object, hook: str, kind: Any) -> bool:
-    """Return True if a callback overrides a hook of `kind`."""
-    return getattr(getattr(callback, hook), "__func__", None) is not getattr(kind, hook)
+def _overrides(callback: object, hook: str) -> bool:
+    """Return True if a callback overrides a hook of transformers, which does nothing."""
+    return getattr(getattr(callback, hook), "__func__", None) is not getattr(TrainerCallback, hook)
 
 
 def _outermost(trainer: Any) -> list[tuple[Any, str]]:

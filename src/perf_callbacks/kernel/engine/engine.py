@@ -75,7 +75,6 @@ class Engine:
         devices: int = 1,
         data_parallel: int | None = None,
         ambiguous: bool = False,
-        staged: bool = True,
         gc_timed: bool = True,
         observers: Observers | None = None,
     ) -> None:
@@ -87,7 +86,6 @@ class Engine:
         """The source of FLOPs. `use` changes it."""
         data_parallel = data_parallel or run.world_size
         self._shown = KnownParts(
-            staged=staged,
             gc_staged=gc_timed and device is None,
             gc_timed=gc_timed,
             processes=run.world_size,

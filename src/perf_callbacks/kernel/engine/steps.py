@@ -254,8 +254,6 @@ def sum_of(amounts: Sequence[Any], start: Any = 0) -> Any:
 class KnownParts:
     """Parts of a step that the fit measures, so that metrics can show them."""
 
-    staged: bool
-    """True: the stages."""
     gc_timed: bool
     """True: the garbage collections."""
     gc_staged: bool
@@ -272,8 +270,6 @@ class KnownParts:
         A stage that was never entered is left out, since its time may not be 0: a trainer may run the stage in ways
         that we don't see.
         """
-        if not self.staged:
-            return []
         seen = [stage for stage in STAGES if isinstance(seconds[stage], float) or stage is Stage.GC]
         return [(stage, _TIMES[stage]) for stage in seen if self.gc_staged or stage is not Stage.GC]
 

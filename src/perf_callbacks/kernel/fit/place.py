@@ -48,8 +48,6 @@ class Place:
     carried: Mapping[str, Any] | None = None
     """State that `Recorder.state` returned at the checkpoint from which this fit resumes; empty if the checkpoint has
     none."""
-    staged: bool = True
-    """True: the integration sees the stages."""
 
 
 def opening(settings: Settings, place: Place, timeline: str) -> Run:

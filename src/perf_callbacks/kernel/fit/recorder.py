@@ -91,7 +91,6 @@ class Recorder:
             devices=place.devices,
             data_parallel=place.data_parallel,
             ambiguous=place.ambiguous is not None,
-            staged=place.staged,
             gc_timed=config.gc != "off",
             observers=self.observers,
         )
