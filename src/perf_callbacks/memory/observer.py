@@ -228,8 +228,6 @@ def _uuid(place: torch.device) -> str | None:
     """Return the UUID of an NVIDIA GPU; None for other devices."""
     if place.type != "cuda" or torch.version.hip is not None:
         return None
-    try:
+    with suppress(RuntimeError, AttributeError):  # an older torch
         return str(torch.cuda.get_device_properties(place).uuid)
-    except (RuntimeError, AttributeError) as error:  # an older torch
-        let_pass(error)
-        return None
+    return None

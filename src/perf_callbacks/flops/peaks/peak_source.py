@@ -18,7 +18,7 @@ from perf_callbacks.flops.peaks import matmul_peak, peak_rates as peaks
 from perf_callbacks.flops.peaks.matmul_peak import MeasuredPeak
 from perf_callbacks.flops.peaks.peak_rates import TERA, Peaks, canonical
 from perf_callbacks.kernel.clock import unix_time
-from perf_callbacks.kernel.foreign_errors import let_pass
+from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process import device as devices
 from perf_callbacks.kernel.process.processes import allowed_cpus
 from perf_callbacks.kernel.settings.config import PerfConfig
@@ -72,11 +72,9 @@ def conditions(device: torch.device) -> Conditions:
 
 def cache_directory() -> Path:
     """Return the directory of measured peaks: `perf_callbacks` in the user's cache directory."""
-    try:
+    with suppress(RuntimeError):  # the user has no home directory: nothing is stored
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perf_callbacks"
-    except RuntimeError as error:  # the user has no home directory: nothing is stored
-        let_pass(error)
-        return Path(os.devnull) / "perf_callbacks"
+    return Path(os.devnull) / "perf_callbacks"
 
 
 class _Content(msgspec.Struct):
@@ -96,34 +94,26 @@ class Cache:
 
     def read(self, *, fresh: bool) -> dict[str, MeasuredPeak]:
         """Read the peaks from the file; with `fresh`, only from a file less than a day old. Empty if unreadable."""
-        try:
-            if fresh and unix_time() - self.path.stat().st_mtime > FRESH_SECONDS:
-                return {}
+        with suppress(OSError, ValueError, msgspec.DecodeError, RecursionError):
             kept = msgspec.json.decode(self.path.read_bytes(), type=_Content)
-        except (OSError, ValueError, msgspec.DecodeError, RecursionError) as error:
-            let_pass(error)
-            return {}
-        if kept.conditions != self._where:
-            return {}
-        return {name: found for name, found in kept.measured.items() if found.flops_per_second > 0}
+            stale = fresh and unix_time() - self.path.stat().st_mtime > FRESH_SECONDS
+            if kept.conditions == self._where and not stale:
+                return {name: found for name, found in kept.measured.items() if found.flops_per_second > 0}
+        return {}
 
     def write(self, measured: Mapping[str, MeasuredPeak]) -> None:
         """Write these peaks, atomically."""
         unfinished = self.path.with_suffix(f".{os.getpid()}.tmp")
         content = msgspec.json.encode(_Content(self._where, measured))
-        try:
+        with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             unfinished.write_bytes(content)
             unfinished.replace(self.path)
-        except OSError as error:
-            let_pass(error)
 
     def forget(self) -> None:
         """Remove the file, because a peak turned out to be wrong."""
-        try:
+        with suppress(OSError):
             self.path.unlink(missing_ok=True)
-        except OSError as error:
-            let_pass(error)
 
 
 _KNOWN: dict[Conditions, dict[str, MeasuredPeak]] = {}

@@ -25,13 +25,10 @@ class Threads:
         """Return the ids of all threads, the main thread first."""
         if not hasattr(os, "sched_setaffinity"):
             return []
-        main = os.getpid()
-        try:
-            others = [int(path.name) for path in TASKS.iterdir() if int(path.name) != main]
-        except OSError as error:  # no /proc: threads that exist already can't be found
-            let_pass(error)
-            others = []
-        return [main, *others]
+        threads = [os.getpid()]
+        with suppress(OSError):  # no /proc: threads that exist already can't be found
+            threads += [int(path.name) for path in TASKS.iterdir() if int(path.name) != threads[0]]
+        return threads
 
     def get(self, thread: int) -> Cpus:
         """Return a thread's mask. Raises `OSError` if the thread has ended."""
@@ -132,11 +129,9 @@ class Affinity(Owner[Cpus]):
 
     def _mask(self, thread: int) -> Cpus | None:
         """Return the mask of a thread; None if the thread has ended."""
-        try:
+        with suppress(OSError):
             return self._threads.get(thread)
-        except OSError as error:
-            let_pass(error)
-            return None
+        return None
 
     def _forked(self) -> None:
         """Forget all fits: a child keeps its mask and belongs to no fit."""
