@@ -57,8 +57,7 @@ def begin(recorder: Recorder, training: Training) -> "Counting | None":
     if training.model is None or how == "off":
         return None
     counting = Counting(recorder, training.model, live=how == "count")
-    work = counting.begin()
-    recorder.attempt(lambda begun: begun.engine.use(work))
+    recorder.attempt(lambda begun: begun.engine.use(counting.work))
     if recorder.run.door not in LOOPS:  # a plain loop has its own listener for gradients
         recorder.patches.add(partial(BACKWARDS.leave, counting))
         BACKWARDS.join(counting)
@@ -73,10 +72,10 @@ class Counting(Observer):
     and the `source` of the record says so.
     """
 
-    def __init__(self, recorder: Recorder, model: nn.Module | None, *, live: bool) -> None:
+    def __init__(self, recorder: Recorder, model: nn.Module, *, live: bool) -> None:
         self._recorder = recorder
-        self._model = model
-        self._parameters = [] if model is None else list(model.parameters())
+        self._model: nn.Module | None = model
+        self._parameters = list(model.parameters())
         self._live = live
         self._announced = recorder.run.door not in LOOPS
         self._thread = get_ident()
@@ -85,22 +84,18 @@ class Counting(Observer):
         self._left: list[CountWindow] = []
         self._before = 0
         self._first = recorder.run.step
-        self._work = ShapedWork(recorder.reader, trained=self.trained, on_change=self.wake)
-        self._schedule = CountSchedule(self._work)
+        self.work = ShapedWork(recorder.reader, trained=self.trained, on_change=self.wake)
+        """The work model of the fit."""
+        self._schedule = CountSchedule(self.work)
         self._spans = 0
         self._closed = False
         self._began = recorder.clock()
         self._next_after = 0  # number of steps after which a count or an outline is due
         self._examples: dict[ShapeKey, Example] = {}
         """Batches of shapes whose work is not known yet."""
-        self._work.unknowns.counting = "the fit ended before a step was counted"
-        self._records = CountRecords(recorder, self._work)
-        self._looks = Outlines(recorder, self._work)
-
-    def begin(self) -> ShapedWork:
-        """Check which parameters are trained, and return the work model of the fit."""
-        self._work.look()
-        return self._work
+        self.work.unknowns.counting = "the fit ended before a step was counted"
+        self._records = CountRecords(recorder, self.work)
+        self._looks = Outlines(recorder, self.work)
 
     def trained(self) -> tuple[bool, ...]:
         """Return `requires_grad` of each parameter."""
@@ -139,7 +134,7 @@ class Counting(Observer):
         if self._schedule.steps < self._next_after:
             return
         self._records.check_peak()
-        if self._work.varies:
+        if self.work.varies:
             pass
         elif not self._live or not self._eager():
             self._work_out()
@@ -190,7 +185,7 @@ class Counting(Observer):
 
     def shape_seen(self, shape: ShapeKey, tensors: Mapping[str, Any]) -> None:
         """Count the step of a batch of a new shape, or keep the batch for a later count."""
-        if self._closed or self._work.varies or not self._work.wants(shape):
+        if self._closed or self.work.varies or not self.work.wants(shape):
             return
         self._schedule.steps = self._recorder.step - self._first
         here = self._window is None and not self._spans and get_ident() == self._thread
@@ -204,7 +199,7 @@ class Counting(Observer):
 
     def closed(self) -> None:
         """End counting, and release the model."""
-        self._work.close()
+        self.work.close()
         self._closed, self._model = True, None
         self._looks.drop()
         self._recorder.tape.unfollow()
@@ -275,7 +270,7 @@ class Counting(Observer):
         self._recorder.look_up(counter.observed.lookups)
         total, batches = counter.work(), self._recorder.batches[self._before :]
         calls = self._training.stage_tracker.calls if self._training is not None else Calls(1, 1)
-        work = self._work
+        work = self.work
         unannounced = self._announced and self._is_unannounced(calls)
         if unannounced and work.rating is None:
             self._announced = False
@@ -306,11 +301,11 @@ class Counting(Observer):
         """Return True if the step may have had calls that the trainer did not announce."""
         if self._training is not None and self._training.unannounced and not calls.backwards:
             return True
-        return not calls.forwards and self._work.rating is None
+        return not calls.forwards and self.work.rating is None
 
     def _work_out(self) -> None:
         """Find the FLOPs of a waiting shape without running a step: on a copy of the model, or else in closed form."""
-        work = self._work
+        work = self.work
         examples = {shape: example for shape, example in self._examples.items() if work.wants(shape)}
         if not self._schedule.done:
             self._schedule.done = True
@@ -327,7 +322,7 @@ class Counting(Observer):
         self._examples = examples
 
     def _estimate(self, model: nn.Module, shape: ShapeKey, example: Example) -> None:
-        work, (rows, length) = self._work, extent(shape)
+        work, (rows, length) = self.work, extent(shape)
         made = None  # a model's forward may raise any error
         with guard(logs(log.info, "perf_callbacks could not count on empty tensors: %s.")):
             with self._recorder.tape.paused():

@@ -80,6 +80,7 @@ class ShapedWork(WorkModel):
         self._tables: dict[tuple[Hashable, Each], ShapeTable] = {}
         self._sources: set[str] = set()
         self._efforts: dict[tuple[tuple[ShapeKey, ...], Calls | None], StepFlops | None] = {}
+        self.look()
 
     @property
     def counted(self) -> Flops | None:
@@ -146,7 +147,7 @@ class ShapedWork(WorkModel):
         return step + (1 if self.changed is not None and step < self.changed + CLOSE_STEPS else LOOK_EVERY)
 
     def look(self, step: int = 0) -> None:
-        """Check after a step, or before the first step, which parameters are trained.
+        """Check after a step which parameters are trained.
 
         If they changed, steps since the last check may have had either set.
         """
