@@ -11,8 +11,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from perf_callbacks.kernel.process.collector import COLLECTOR
-
 try:
     import torch
     from torch.nn.modules import module as modules
@@ -70,8 +68,6 @@ def _process_as_found(request: pytest.FixtureRequest) -> Iterator[None]:
     EARLIER.append(request.node.nodeid)
     before = _process()
     yield
-    with COLLECTOR._lock:  # a fit that was left open is forgotten at once: else it is collected in a later test
-        COLLECTOR._watched.clear()
     assert _process() == before
 
 

@@ -215,52 +215,11 @@ def test_a_fit_that_was_freed_is_abandoned_at_once_and_the_others_go_on_frozen(f
     assert fake.state[:2] == (True, False)
 
 
-def test_a_fit_that_holds_nothing_and_stops_is_collected_once_until_its_steps_go_on(fake, ours):
-    going, collected = Going(), []
-    ours.look_after(going)
-    for second in range(30):
-        going.steps = (1, 2)[second >= 20]
-        assert ours.tick(float(second))
-        collected.append(len(fake.collected))
-    assert collected == [0] * 5 + [1] * 20 + [2] * 5
-    assert fake.state == (True, False, (700, 10, 10), [])
-
-
-def test_a_fit_that_stops_is_collected_by_nobody_else_than_who_holds_the_collector(fake, ours):
-    ours.look_after(Going())
-    other = hold(ours)
-    for second in range(30):
-        assert ours.tick(float(second))
-    assert fake.collected == []
-    other.let_go()
-    assert ours.tick(30.0)
-    assert fake.collected == [FULL]
-
-
-def test_where_the_program_turned_collection_off_a_fit_that_stops_is_left_to_it(fake, ours):
-    ours.look_after(Going())
-    fake.disable()
-    for second in range(30):
-        assert ours.tick(float(second))
-    assert fake.collected == []
-
-
 def test_a_fit_that_holds_the_collector_and_stops_is_collected_once(fake, ours):
-    going = Going()
-    ours.look_after(going)
-    hold(ours, going)
+    hold(ours, Going())
     for second in range(30):
         ours.tick(float(second))
     assert fake.collected == [FULL]
-
-
-def test_a_fit_that_is_over_is_looked_after_no_more(fake, ours):
-    over = []
-    ours.look_after(lambda: None if over else (1, 0.1))
-    assert ours.tick(0.0)
-    over.append(True)
-    assert not ours.tick(30.0)
-    assert fake.collected == []
 
 
 @pytest.mark.parametrize("function", ["set_threshold", "freeze", "unfreeze", "get_objects"])

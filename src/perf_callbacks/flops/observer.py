@@ -29,7 +29,7 @@ from perf_callbacks.kernel.failures import guard, logs
 from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Training
 from perf_callbacks.kernel.foreign_errors import suppress
-from perf_callbacks.kernel.process.backward import BACKWARDS
+from perf_callbacks.kernel.process.backward import BACKWARDS, Listener
 from perf_callbacks.kernel.process.compiler_stance import anything_compiled
 from perf_callbacks.kernel.process.device import peak_memory_share
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
@@ -64,7 +64,7 @@ def begin(recorder: Recorder, training: Training) -> "Counting | None":
     return counting
 
 
-class Counting(Observer):
+class Counting(Observer, Listener):
     """Counts the FLOPs of some steps of a fit, and records the counts.
 
     A counted step is excluded from all rows. The first step is not counted, because initialization and compilation
@@ -156,13 +156,6 @@ class Counting(Observer):
         self._looks.drop()
         if self._window is not None and not exhausted:
             self._window.step_aside()
-
-    def begins_gradients(self, root: object = None) -> bool:  # noqa: ARG002 as a listener has it
-        """Return False: the trainer announces backwards."""
-        return False
-
-    def ends_backward(self) -> None:
-        """Do nothing, because `begins_gradients` returns False."""
 
     def builds_graph(self) -> None:
         """Mark a gradient that is part of the loss as an additional forward, as a plain loop does."""

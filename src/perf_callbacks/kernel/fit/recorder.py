@@ -26,7 +26,6 @@ from perf_callbacks.kernel.fit import meshes
 from perf_callbacks.kernel.fit.place import Place, earlier, new_journal, opening
 from perf_callbacks.kernel.foreign_errors import let_pass, of_handler, suppress
 from perf_callbacks.kernel.process import device
-from perf_callbacks.kernel.process.collector import COLLECTOR
 from perf_callbacks.kernel.process.gc_observer import GcObserver
 from perf_callbacks.kernel.process.patches import Patches
 from perf_callbacks.kernel.process.swallowed import SWALLOWED
@@ -105,7 +104,6 @@ class Recorder:
         self.active = True
         self.progress_of = functools.partial(_progress, weakref.ref(self))
         """Returns the steps done and the seconds of the longest one; None once the recorder was freed or closed."""
-        self._forgotten = COLLECTOR.look_after(self.progress_of)
         # No other global may hold a strong reference to us: if no exit was seen, the trainer would never be freed.
         self._abandon = weakref.finalize(self, _abandon, self._observer, self._journal, self._swallowed)
         atexit.register(self._at_exit)
@@ -206,7 +204,6 @@ class Recorder:
     @fails_open
     def begin_span(self, kind: str) -> None:
         """Begin a span: evaluation, checkpointing or the like."""
-        self._forgotten.aside = True
         self.engine.begin_span(kind, self.clock())
         self.observers.span_began(kind, self.engine.step)
         if kind == "checkpoint":  # a run that goes on from there finds in the journal what came before
@@ -217,7 +214,6 @@ class Recorder:
         """End the innermost span."""
         self.observers.span_ended()
         self.engine.end_span(self.clock())
-        self._forgotten.aside = False
 
     @fails_open
     def look_up(self, lookups: Iterable[Lookup]) -> None:

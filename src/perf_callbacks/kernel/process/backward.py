@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable
 from inspect import CO_VARARGS, CO_VARKEYWORDS
 from threading import get_ident
-from typing import Any, Protocol
+from typing import Any
 from weakref import ref
 
 import torch
@@ -38,12 +38,12 @@ _DEFAULTS = (None, None, False, None, None)
 _BACKWARD, _OPTIMIZER, _UNDECIDED = Stage.BACKWARD, Stage.OPTIMIZER, Stage.UNDECIDED
 
 
-class Listener(Protocol):
+class Listener:
     """Receives the calls of `torch.autograd.grad`. Its methods raise nothing."""
 
-    def begins_gradients(self, root: object = None) -> bool:
+    def begins_gradients(self, root: object = None) -> bool:  # noqa: ARG002 others need the loss
         """Begin a call that builds no graph for a backward. If True, the caller calls `ends_backward` afterwards."""
-        ...
+        return False
 
     def builds_graph(self) -> None:
         """Count a call that builds a graph as part of the forward."""
@@ -52,7 +52,7 @@ class Listener(Protocol):
         """End a call that `begins_gradients` began."""
 
 
-class Loop:
+class Loop(Listener):
     """A loop in the measured thread: its tape, and the flags that decide if a watched call writes a mark.
 
     While the loop trains, the wrappers write marks without calling a method: Python frames are the main cost.

@@ -12,12 +12,15 @@ moment (`timeit` does) or for good then does so independently of the fits, so no
 import gc
 import sysconfig
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Protocol
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
 from weakref import ref
 
 from perf_callbacks.kernel.process.owner import Owner
 from perf_callbacks.kernel.records.fit_records import SCHEDULED
+
+if TYPE_CHECKING:
+    from perf_callbacks.kernel.process.gc_observer import GcObserver
 
 OWN_FROZEN = 1000
 """Most objects that an interpreter freezes by itself. A program with more frozen objects froze them on purpose."""
@@ -36,14 +39,6 @@ ASIDE_PATIENCE = 6
 
 _FREEZING = object()
 """Placeholder for a freeze that was interrupted."""
-
-
-class CollectionTimer(Protocol):
-    """Times collections by a callback of the collector."""
-
-    def timing(self, generation: int) -> AbstractContextManager[Callable[[int], object]]:
-        """Time a collection without the callback. The block gets a function that takes the number of objects found."""
-        ...
 
 
 Progress = Callable[[], tuple[int, float] | None]
@@ -145,11 +140,6 @@ class Lease:
         self.ended = True
         self._owner.let_go(self)
 
-    @property
-    def over(self) -> bool:
-        """True: the fit no longer exists."""
-        return self._progress is not None and self._progress() is None
-
     def idle(self, now: float) -> bool:
         """Return True if this fit's steps have stopped ending. The watchdog calls this about once a second."""
         progress = self._progress() if self._progress is not None else (0, float("inf"))
@@ -172,32 +162,18 @@ class Collector(Owner[Lease]):
     def _clear(self) -> None:
         self._claims.clear()
         self.off: set[Lease] = set()
-        self._watched: set[Lease] = set()
         self._found: tuple[int, int, int] | None = None  # thresholds, while automatic collection is off
         self._frozen: object | None = None  # a list made after the freeze; a later freeze by other code takes it along
         self.collections = self.fulls = 0
         """Number of collections by the schedule of any fit so far; `fulls` counts the full collections."""
         self.reason: str | None = None
         """Reason of the collection that a fit is making. None: no fit is collecting."""
-        self.observers: list[CollectionTimer] = []
+        self.observers: list[GcObserver] = []
         """Observers of collections that have a callback in `gc.callbacks`."""
 
     def lease(self, progress: Progress | None = None) -> Lease:
         """Create the lease of a fit, without any claim yet."""
         return Lease(self, progress)
-
-    def look_after(self, progress: Progress) -> Lease:
-        """Collect once if the steps of a fit without a claim stop ending.
-
-        A fit that raised and was forgotten is a cycle with its hooks and wrappers. The cycle might never be
-        collected, because the process may have nothing more to do. A fit that holds the collector needs no such
-        collection: its own end or idleness triggers one.
-        """
-        lease = self.lease(progress)
-        with self._lock:
-            self._watched.add(lease)
-        self._ask_for_ticks()
-        return lease
 
     @property
     def held(self) -> set[Lease]:
@@ -263,24 +239,17 @@ class Collector(Owner[Lease]):
             for lease in idle:
                 lease.abandoned = True
                 self._claims.pop(ref(lease), None)
-            self._watched = {lease for lease in self._watched if not lease.over}
-            quiet = {lease for lease in self._watched if lease.idle(now) and not lease.abandoned}
             frozen = self._frozen is not None
             if idle and frozen:
                 self._unfreeze()  # their garbage is in the frozen objects
             self.reconcile()
-            forgotten = bool(quiet) and not self.held and self.automatic
-            if idle or forgotten:
-                for lease in quiet:
-                    lease.abandoned = True
-        if idle or forgotten:
+        if idle:
             with self.collecting(SCHEDULED):
                 gc.collect()
-        if idle:
             with self._lock:
                 if frozen and self.held:
                     self.freeze(next(iter(self.held)))
-        return bool(self._claims or self._watched)
+        return bool(self._claims)
 
     def _hold(self, lease: Lease) -> None:
         if lease not in self.held:
