@@ -107,9 +107,10 @@ def spans(
             recorder.begin_span(kind)
             try:
                 result = inner(*args, **kwargs)
-                if after is not None:
+                receive = after
+                if receive is not None:
                     given = next(iter([*args[1:], *kwargs.values()]), None)
-                    recorder.attempt(lambda _: after(given))
+                    recorder.attempt(lambda _: receive(given))
                 return result
             finally:
                 recorder.end_span()
