@@ -86,7 +86,7 @@ class Amounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Steps:
-    """Up to 64 optimizer steps, as columns of equal length. The column of an unknown stage is empty."""
+    """Up to 256 optimizer steps, as columns of equal length. The column of an unknown stage is empty."""
 
     step: tuple[int, ...]
     step_time: tuple[float | None, ...]
