@@ -27,7 +27,7 @@ def small(tmp_path, *parts, timeout=280):
     return done.stdout, out.read_text(encoding="utf-8")
 
 
-def test_what_can_be_checked_on_a_cpu_is_and_the_rest_says_that_it_needs_a_gpu(tmp_path):
+def test_a_cpu_checks_some_parts_and_the_rest_says_that_it_needs_a_gpu(tmp_path):
     printed, written = small(tmp_path, "machine", "truth")
     assert "| CUDA, as torch was built | needs CUDA |" in written or torch.version.cuda
     assert "| driver, clock, best product | needs CUDA |" in written
@@ -80,7 +80,7 @@ def breaking(_bench):
     raise RuntimeError("no such\nthing")
 
 
-def test_a_part_that_fails_keeps_its_rows_and_says_why_and_the_others_go_on(door, tmp_path):
+def test_a_part_that_fails_keeps_its_rows_and_the_others_go_on(door, tmp_path):
     out = tmp_path / "new" / "out.md"
     parts = [a_part(door, "first", breaking), a_part(door, "second", lambda _: [("after", "2")])]
     assert door.run(parts, bench(door, tmp_path), out) == 1
@@ -93,7 +93,7 @@ def test_a_part_that_fails_keeps_its_rows_and_says_why_and_the_others_go_on(door
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")
-def test_a_run_that_is_killed_leaves_all_steps_but_those_of_the_last_five_seconds():
+def test_a_killed_run_leaves_all_steps_but_the_last_five_seconds():
     command = [sys.executable, BENCHMARKS / "killed.py", "--moments", "4", "--within", "12"]
     done = subprocess.run(command, timeout=300, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -215,7 +215,7 @@ def test_an_item_is_tried_where_all_can_find_out_together_what_it_buys(monkeypat
     assert fake.automatic
 
 
-def test_where_ranks_exchange_nothing_what_was_to_be_tried_is_applied_and_that_is_said(monkeypatch, caplog):
+def test_without_an_exchange_items_are_applied_untried_and_say_so(monkeypatch, caplog):
     fake = put(monkeypatch, FakeGc())
     recorder, _ = a_recorder()
     recorder.run, recorder.exchanging = SimpleNamespace(step=0, world_size=2), False

@@ -27,7 +27,7 @@ def wheel(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_the_package_its_types_and_its_licence_and_nothing_else(wheel):
+def test_the_wheel_holds_only_the_package_its_types_and_its_licence(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {"perf_callbacks/py.typed", "perf_callbacks/launch/site/sitecustomize.py"} <= {*names}
     page = (

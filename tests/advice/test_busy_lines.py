@@ -77,7 +77,7 @@ def test_the_samples_of_a_slow_data_set():
     assert "mostly" not in evidence(summary, "host")
 
 
-def test_what_runs_before_the_first_batch_or_after_the_last_is_part_of_no_step():
+def test_lines_before_the_first_batch_or_after_the_last_are_in_no_step():
     steps = []
 
     def in_the_last_step():

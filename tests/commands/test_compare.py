@@ -116,7 +116,7 @@ def test_quick_steps_decide_where_throughput_is_uncertain(tmp_path, capsys):
     assert (found["decided_by"], found["metrics"]["samples/s"]["verdict"]) == ("quick_step_time", "undecided")
 
 
-def test_a_run_of_more_throughput_is_no_regression_whatever_its_quick_steps_do(tmp_path, capsys):
+def test_more_throughput_is_no_regression_whatever_quick_steps_do(tmp_path, capsys):
     a = write(tmp_path / "a", steps([*[0.1] * 3, 0.9] * 40, samples=8))
     b = write(tmp_path / "b", steps([0.2] * 160, samples=8))
     found = as_json(capsys, a, b)
@@ -274,7 +274,7 @@ def test_a_threshold_that_is_none_is_refused(tmp_path, capsys, word):
     capsys.readouterr()
 
 
-def test_only_the_last_fit_of_a_directory_is_compared_whatever_ranks_it_has(tmp_path, capsys):
+def test_only_the_last_fit_of_a_directory_is_compared(tmp_path, capsys):
     a = write(tmp_path / "a", steps([0.1] * 40))
     for rank in (0, 1):
         b = write(tmp_path / "b", steps([0.3] * 40), rank=rank, run_id="old", world_size=2)

@@ -102,7 +102,7 @@ def test_what_makes_no_sense_is_refused_in_one_sentence(path, config, words, sen
     assert path.read_text() == TEXT
 
 
-def test_a_file_that_is_missing_or_can_not_be_written_is_refused_in_one_sentence(path, config, monkeypatch):
+def test_a_missing_or_unwritable_file_is_refused_in_one_sentence(path, config, monkeypatch):
     monkeypatch.setattr("os.access", lambda *_: False)
     assert config("window=7") == (2, "", f"perf-callbacks config: {path} can't be written: it is write-protected.\n")
     assert path.read_text() == TEXT

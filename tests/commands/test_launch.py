@@ -140,7 +140,7 @@ def test_the_default_config_is_read_where_accelerate_reads_it(launched, default)
     assert launched("train.py")["config"] == REST
 
 
-def test_the_section_counts_in_a_default_config_that_accelerate_does_not_read(launched, default):
+def test_the_section_counts_in_a_default_config_accelerate_ignores(launched, default):
     default.write_text(Path("acc.yaml").read_text())
     found = launched("--cpu", "train.py")
     assert (found["path"], found["config"], found["environ"]) == (None, None, EXPORTS)
@@ -186,7 +186,7 @@ def test_a_config_that_makes_no_sense_is_refused_in_one_sentence(launched, capsy
     assert capsys.readouterr().err == f"perf-callbacks launch: {sentence}\n"
 
 
-def test_a_bad_variable_and_a_missing_file_are_refused_before_anything_starts(launched, capsys, here):
+def test_a_bad_variable_or_missing_file_is_refused_before_the_start(launched, capsys, here):
     assert launched("--config_file", "none.yaml", "train.py")["status"] == 2
     assert capsys.readouterr().err == f"perf-callbacks launch: none.yaml: there is no such file in {here}.\n"
     os.environ["PERF_CALLBACKS_GC"] = "now"

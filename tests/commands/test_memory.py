@@ -124,7 +124,7 @@ def test_a_directory_that_is_not_there_is_named(tmp_path, capsys):
     assert "gone" in capsys.readouterr().err
 
 
-def test_ranks_of_another_fit_are_left_out_and_those_without_a_journal_named(tmp_path, capsys):
+def test_ranks_of_another_fit_are_left_out_and_missing_ones_named(tmp_path, capsys):
     journal(tmp_path, [PARTS], rank=1, run_id="old", world_size=2)
     journal(tmp_path, [PARTS], run_id="new", world_size=3, started_unix=86400.0)
     lines = told(capsys, tmp_path).splitlines()

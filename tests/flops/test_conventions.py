@@ -41,7 +41,7 @@ def test_the_equations_of_the_megatron_papers_hold(name):
 
 
 @pytest.mark.parametrize(("name", "share"), [("korthikanti", 3), ("korthikanti-exact", 4.5)])
-def test_selective_recomputation_counts_attention_as_published_and_as_it_is(name, share):
+def test_selective_recomputation_counts_attention_as_published(name, share):
     s, h, layers, v = 2048, 12288, 96, 51200
     assert ratio(name, recompute="selective") == pytest.approx(72 * (1 + s / (share * h) + v / (12 * h * layers)))
 

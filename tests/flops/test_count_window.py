@@ -40,7 +40,7 @@ def test_what_runs_between_open_and_close_is_counted_and_nothing_else():
     assert left_behind() == before
 
 
-def test_an_operation_that_it_takes_apart_in_inference_mode_does_not_hide_it_from_its_own_end():
+def test_decomposing_in_inference_mode_does_not_hide_the_window_at_its_end():
     before, window, teacher = left_behind(), CountWindow(), torch.nn.Sequential(layer(), torch.nn.LayerNorm(OUT))
     window.open()
     with torch.inference_mode():
@@ -51,7 +51,7 @@ def test_an_operation_that_it_takes_apart_in_inference_mode_does_not_hide_it_fro
     assert left_behind() == before
 
 
-def test_closed_in_inference_mode_it_stays_silently_and_goes_on_where_it_is_opened_again():
+def test_a_window_closed_in_inference_mode_stays_silent_until_reopened():
     """Torch has the thread's dispatch keys back when the mode ends: without a mode for them, `torch.ones` fails."""
     before, window = left_behind(), CountWindow()
     window.open()
@@ -81,7 +81,7 @@ def test_opened_again_within_inference_mode_it_goes_on():
     assert left_behind() == before
 
 
-def test_set_aside_it_leaves_the_stack_and_comes_back_with_the_next_call_of_a_module():
+def test_a_window_set_aside_returns_with_the_next_call_of_a_module():
     before, window = left_behind(), CountWindow()
     window.open()
     step()
@@ -108,7 +108,7 @@ def test_set_aside_it_counts_nothing_where_it_can_not_come_back(within):
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_set_aside_and_never_called_back_nothing_is_counted_of_a_step_that_is_known_in_part(again):
+def test_a_window_that_stays_aside_counts_nothing_of_a_step_known_in_part(again):
     before, window = left_behind(), CountWindow()
     window.open()
     loss = squared(layer()(inputs()))
@@ -155,7 +155,7 @@ def test_to_open_or_close_twice_is_to_do_it_once():
     assert left_behind() == before
 
 
-def test_while_it_is_open_nothing_is_compiled_and_then_everything_may_be_again():
+def test_nothing_is_compiled_while_a_window_is_open():
 
     window = CountWindow()
     window.open()
@@ -210,7 +210,7 @@ def test_a_count_shows_no_warning_of_the_program_again():
     assert len(shown) == 1
 
 
-def test_under_a_mode_of_somebody_else_it_goes_silent_until_it_can_be_taken_off():
+def test_a_window_under_a_foreign_mode_is_silent_until_it_can_leave():
     before, window, theirs = left_behind(), CountWindow(), Theirs()
     window.open()
     theirs.__enter__()
@@ -293,7 +293,7 @@ def test_so_is_a_module_that_raises_and_one_that_comes_to_its_end_is_not():
     assert window.counter.interrupted
 
 
-def test_a_model_that_raises_is_freed_though_its_counter_stays_on_the_stack():
+def test_a_model_that_raises_is_freed_with_its_counter_on_the_stack():
     """Nobody but its own thread can take the counter off, and that thread may have nothing more to do."""
     before, model = left_behind(), torch.nn.Sequential(layer())
     freed = weakref.ref(model)

@@ -60,7 +60,7 @@ def batch():
     return torch.randn(4, WIDE, requires_grad=True)
 
 
-def test_a_kernel_past_the_dispatcher_that_holds_half_of_the_weights_leaves_half():
+def test_a_kernel_past_the_dispatcher_with_half_of_the_weights_leaves_half():
     record = count(nn.Sequential(linear(), Opaque()), batch())
     assert (record.coverage, record.lower_bound, record.uncounted) == (0.5, True, {})
 
@@ -106,7 +106,7 @@ class Positions(nn.Module):
         return self.head(torch.cat([self.first.expand(len(x), -1, -1), y], 1))
 
 
-def test_weights_that_are_picked_from_added_or_put_in_front_are_not_asked_for():
+def test_weights_that_are_indexed_added_or_prepended_are_not_asked_for():
     assert count(Positions(), torch.ones(2, 8, dtype=torch.long)).coverage == 1.0
 
 

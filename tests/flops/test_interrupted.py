@@ -62,7 +62,7 @@ def sweeping():
     opened().close()
 
 
-def test_an_interrupt_at_any_point_of_opening_leaves_nothing_once_the_window_is_closed():
+def test_an_interrupt_while_opening_leaves_nothing_after_closing():
     window = CountWindow()
     points = interruptions(window.open)
     window.close()
@@ -76,7 +76,7 @@ def test_an_interrupt_at_any_point_of_opening_leaves_nothing_once_the_window_is_
         assert state() == before, number
 
 
-def test_an_interrupt_at_any_point_of_opening_leaves_nothing_once_the_window_is_freed():
+def test_an_interrupt_while_opening_leaves_nothing_after_freeing():
     window = CountWindow()
     points = interruptions(window.open)
     window.close()
@@ -93,7 +93,7 @@ def test_an_interrupt_at_any_point_of_opening_leaves_nothing_once_the_window_is_
         assert state() == before, number
 
 
-def test_an_interrupt_at_any_point_of_closing_leaves_nothing_once_it_is_closed_again():
+def test_an_interrupt_while_closing_leaves_nothing_after_another_close():
     points = interruptions(opened().close)
     assert points > 10
     before = state()
@@ -105,7 +105,7 @@ def test_an_interrupt_at_any_point_of_closing_leaves_nothing_once_it_is_closed_a
         assert state() == before, number
 
 
-def test_an_interrupt_at_any_point_of_closing_leaves_nothing_of_a_window_that_ticks():
+def test_an_interrupt_while_closing_leaves_nothing_of_a_ticking_window():
     points = interruptions(opened().close)
     before = state()
     for number in range(points):
@@ -152,7 +152,7 @@ def test_a_count_in_which_something_happens_goes_on_however_long_it_takes():
     assert window.counter.work().model_flops
 
 
-def test_a_window_that_is_left_for_an_evaluation_waits_as_long_as_that_takes():
+def test_a_window_that_is_left_for_an_evaluation_waits_for_its_end():
     window = CountWindow(patience_seconds=5.0)
     window.open()
     assert window.tick(0.0)

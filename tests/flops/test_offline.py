@@ -232,7 +232,7 @@ def test_shared_experts_count_in_full():
     assert 0 <= rotary < 0.01 * true.model_flops
 
 
-def test_experts_of_which_the_configuration_tells_nothing_have_no_closed_form():
+def test_experts_missing_from_the_configuration_have_no_closed_form():
     model = mixtral()
     model.config = None
     assert closed_form(model, example_of(ids(3, 8))) is None

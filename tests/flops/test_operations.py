@@ -225,7 +225,7 @@ def test_complex_numbers_take_four_multiplications_and_four_additions(run, shape
     assert counter.weights.coverage() is None
 
 
-def test_a_complex_convolution_is_the_three_real_ones_that_torch_makes_of_it():
+def test_a_complex_convolution_is_the_three_real_ones_of_torch():
     x, weight = [torch.randn(*shape, dtype=torch.complex64) for shape in ((B, 4, 9), (6, 4, 3))]
     with FlopCounter() as counter:
         functional.conv1d(x, weight)

@@ -208,7 +208,7 @@ def test_the_name_of_a_row_is_one_that_leads_to_it(row):
 
 
 @pytest.mark.parametrize("row", DEVICES, ids=lambda row: row.name)
-def test_a_gpu_is_known_by_its_multiprocessors_so_that_a_slice_of_it_has_no_peak(row):
+def test_a_slice_of_a_gpu_is_known_by_its_multiprocessors_and_has_no_peak(row):
     if row.name.startswith(("tpu", "gaudi")):
         return
     assert peaks.lookup(row.called, row.processors).by_dtype
@@ -302,7 +302,7 @@ def test_the_ideal_time_adds_up_dtype_by_dtype():
     assert peaks.ideal_seconds({}, peak) == 0.0
 
 
-def test_a_dtype_without_a_peak_spoils_the_ideal_time_only_if_it_carries_work():
+def test_a_dtype_without_a_peak_spoils_the_ideal_time_only_with_work():
     peak = Peaks({"bfloat16": 4e12}, "example")
     assert peaks.ideal_seconds({"bfloat16": 8e12, "float32": 0}, peak) == 2.0
     assert peaks.ideal_seconds({"bfloat16": 8e12, "float32": 1}, peak) is None

@@ -69,7 +69,7 @@ def test_a_penalty_on_gradients_is_backward_and_nothing_is_done_again():
     assert work.by_phase == {"forward": PRODUCT, "backward": (1 + 2 + 2) * PRODUCT}
 
 
-def test_a_penalty_on_gradients_of_what_is_checkpointed_does_it_again_in_each_backward():
+def test_a_gradient_penalty_recomputes_checkpoints_in_each_backward():
     model, x = layer(), inputs(requires_grad=True)
 
     def step():
@@ -105,7 +105,7 @@ def test_a_whole_jacobian_is_as_many_backwards_as_there_are_outputs():
 
 
 @pytest.mark.parametrize("kind", [ByModule, ByFunction])
-def test_a_forward_that_is_run_again_by_a_functions_own_backward_is_recompute(kind):
+def test_a_forward_run_again_by_a_functions_own_backward_is_recompute(kind):
     model, x = layer(), inputs(requires_grad=True)
     by = model if kind is ByModule else model.weight
     work = counted(lambda: squared(kind.apply(x, by)).backward())
@@ -119,7 +119,7 @@ def test_a_functions_own_backward_that_runs_nothing_again_is_backward():
     assert work.hardware_flops == work.model_flops
 
 
-def test_a_penalty_on_gradients_of_a_function_with_its_own_backward_does_nothing_again():
+def test_a_gradient_penalty_of_a_function_with_backward_recomputes_nothing():
     model, x = layer(), inputs(requires_grad=True)
 
     def step():

@@ -15,7 +15,7 @@ def newton_schulz(rows, columns, *, steps=5):
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
-def test_muon_is_the_optimizers_work_and_the_closure_in_its_step_is_the_models():
+def test_muon_is_the_optimizers_work_and_its_closure_the_models():
     model, x = layer(), inputs()
     optimizer = torch.optim.Muon(model.parameters(), lr=0.01)
 
@@ -30,7 +30,7 @@ def test_muon_is_the_optimizers_work_and_the_closure_in_its_step_is_the_models()
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
-def test_an_optimizer_that_steps_in_the_midst_of_the_backward_is_the_optimizer():
+def test_an_optimizer_that_steps_within_the_backward_is_the_optimizer():
     model, x = layer(), inputs()
     optimizer = torch.optim.Muon(model.parameters(), lr=0.01)
     model.weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
@@ -76,7 +76,7 @@ WAYS = {
 @pytest.mark.parametrize("way", [pytest.param(way, id=name) for name, way in WAYS.items()])
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.LBFGS])
 @pytest.mark.parametrize("gradients", [torch.enable_grad, torch.no_grad])
-def test_a_product_in_a_closure_is_forward_though_no_module_asked_and_nothing_needs_a_gradient(way, kind, gradients):
+def test_a_product_in_a_closure_without_module_or_gradient_is_forward(way, kind, gradients):
     model, x, fixed = layer(), inputs(), torch.randn(OUT, WIDE)
     optimizer = kind(model.parameters(), lr=0.01, **({"max_iter": 1} if kind is torch.optim.LBFGS else {}))
 

@@ -55,7 +55,7 @@ def _taken_apart(operation):
         return True
 
 
-def test_each_operation_that_speaks_of_a_product_is_counted_or_marks_a_lower_bound_or_is_none():
+def test_each_product_is_counted_or_marks_a_lower_bound_or_is_none():
     none = {name for names in NO_PRODUCTS.values() for name in names.split()}
     missed = [
         base

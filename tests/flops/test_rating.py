@@ -27,7 +27,7 @@ def rated(peaks=PEAKS):
     return Rating.of(COUNT, peaks)
 
 
-def test_mfu_goes_by_the_format_with_most_flops_of_the_model_and_mfu_mixed_by_each():
+def test_mfu_goes_by_the_main_format_and_mfu_mixed_by_each():
     rating = rated()
     assert (rating.dtype, rating.peak_flops_per_second) == ("bfloat16", 4_000.0)
     effort = rating.effort(WORK)
@@ -49,7 +49,7 @@ def test_without_a_peak_there_are_flops_and_no_ratios():
     assert rating.metrics(rating.effort(WORK), 10.0).keys() == {"tflops", "hardware_tflops", "flops_coverage"}
 
 
-def test_where_a_format_has_no_peak_there_is_no_mixed_ratio_and_the_others_stand():
+def test_a_format_without_a_peak_costs_only_the_mixed_ratio():
     metrics = rated(Peaks({"bfloat16": 4_000.0}, "by hand")).metrics(StepFlops(8_000, 17_000, None), 10.0)
     assert (metrics["mfu"], metrics["mfu_mixed"]) == (0.2, None)
 

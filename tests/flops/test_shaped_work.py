@@ -74,7 +74,7 @@ def test_rows_that_cost_more_the_more_there_are_stay_unknown():
     assert shaped.of([ids(5, 8)]).model_flops == 25
 
 
-def test_work_that_is_there_whatever_the_rows_is_not_taken_for_that_of_a_row():
+def test_work_that_does_not_depend_on_rows_is_not_taken_for_that_of_a_row():
     def with_a_rest(rows, _):
         return Work({LINEAR: 10 * rows + 3})
 
@@ -108,7 +108,7 @@ def test_it_takes_three_lengths_where_rows_are_as_many_each_time():
 
 
 @pytest.mark.parametrize("counted", [[(2, 8), (2, 16), (5, 12)], [(2, 8), (5, 8), (5, 12)], [(2, 8), (5, 8), (5, 8)]])
-def test_two_numbers_of_rows_tell_nothing_of_a_third_where_work_is_done_once(counted):
+def test_two_numbers_of_rows_tell_nothing_of_a_third_with_fixed_work(counted):
     shaped = learned(lambda rows, length: Work({LINEAR: 3 * rows * rows * length}), ids, *counted)
     assert shaped.of([ids(3, 10)]) is None
 
@@ -233,7 +233,7 @@ def test_a_second_length_that_never_differed_tells_of_no_other():
     assert shaped.of([both(5, 20, 10)]) is None
 
 
-def test_no_more_counts_are_kept_than_32_and_what_they_contradict_is_given_up():
+def test_at_most_32_counts_are_kept_and_contradicted_ones_are_given_up():
     shaped = ShapedWork()
     for length in range(2, 400, 2):
         shaped.learn([ids(2, length)], [Work({LINEAR: length * (1 + length % 3)})])
@@ -271,7 +271,7 @@ def test_other_calls_and_other_trained_parameters_are_counted_apart():
 
 
 @pytest.mark.parametrize(("second", "varies"), [(100, False), (100.9, False), (102, True), (50, True)])
-def test_equal_batches_of_which_counts_differ_by_more_than_a_hundredth_are_unknown(second, varies):
+def test_equal_batches_whose_counts_differ_by_over_a_hundredth_are_unknown(second, varies):
     shaped = ShapedWork()
     shaped.learn([ids(2, 8)], [Work({LINEAR: 1000})], step=2)
     shaped.learn([ids(2, 8)], [Work({LINEAR: int(10 * second)})], step=10)
@@ -293,7 +293,7 @@ def test_a_family_has_the_same_tensors():
     assert shaped.of([(*ids(2, 9), ("weights", (2,)))]) is None
 
 
-def test_the_batches_of_a_step_are_learned_apart_where_each_had_a_pass_of_its_own():
+def test_batches_of_a_step_with_a_pass_each_are_learned_apart():
     shaped = ShapedWork()
     sizes = [(2, 8), (3, 12), (2, 8)]
     shaped.learn([ids(*size) for size in sizes], [transformer(*size) for size in sizes])
@@ -319,7 +319,7 @@ def test_what_can_not_be_shared_is_known_of_such_a_step_alone():
     assert shaped.of([ids(2, 8)]) is None
 
 
-def test_batches_of_one_shape_that_took_different_work_are_not_taken_for_alike():
+def test_batches_of_one_shape_with_different_work_are_not_alike():
     shaped = ShapedWork()
     shaped.learn([ids(2, 8)] * 2, [Work({LINEAR: 100}), Work({LINEAR: 102})])
     assert shaped.of([ids(2, 8)] * 2) == StepFlops(202, 202)
@@ -369,7 +369,7 @@ def test_a_sort_of_work_that_only_some_shapes_have_is_not_scaled():
         ((("x", ()),), (0, 0)),
     ],
 )
-def test_the_extent_of_a_batch_is_that_of_its_token_ids_or_of_its_first_tensor(shape, expected):
+def test_the_extent_of_a_batch_is_that_of_its_token_ids_or_first_tensor(shape, expected):
     assert extent(shape) == expected
 
 

@@ -48,7 +48,7 @@ def test_it_is_eager_until_the_last_holder_ends_in_whatever_order(order, found):
     assert left_behind() == before
 
 
-def test_windows_that_overlap_on_one_thread_and_end_first_in_first_out_leave_nothing():
+def test_overlapping_windows_that_end_first_in_first_out_leave_nothing():
     before, first, second = left_behind(), CountWindow(), CountWindow()
     first.open()
     second.open()
@@ -92,7 +92,7 @@ def test_a_holder_that_dies_lets_go():
     assert left_behind() == before
 
 
-def test_a_window_that_is_freed_while_it_is_open_leaves_a_mode_that_passes_everything_on_and_is_taken_off_next_time():
+def test_a_window_freed_while_open_leaves_a_silent_mode_until_the_next():
     before, window = left_behind(), CountWindow()
     window.open()
     counter = window.counter
@@ -122,7 +122,7 @@ def test_a_stance_that_somebody_else_sets_meanwhile_stays(theirs):
     assert stance() == "eager_on_recompile"
 
 
-def test_a_block_of_theirs_that_began_while_we_counted_and_ends_later_does_not_bring_ours_back():
+def test_a_foreign_block_that_outlives_a_window_does_not_bring_it_back():
     owner, holder = EagerStance(), Holder()
     owner.hold(holder)
     with torch.compiler.set_stance("eager_on_recompile"):

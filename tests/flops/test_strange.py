@@ -131,7 +131,7 @@ def test_a_step_comes_out_as_without_the_counter(strange):
     assert not counter.errors
 
 
-def test_a_kernel_past_the_dispatcher_shows_as_a_weight_that_nobody_multiplied():
+def test_a_kernel_past_the_dispatcher_shows_as_a_weight_never_multiplied():
     counter = FlopCounter()
     step(STRANGE["a kernel past the dispatcher"], within=counter)
     assert counter.work().by_phase == {}

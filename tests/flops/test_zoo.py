@@ -62,7 +62,7 @@ def test_checkpointing_leaves_model_flops_as_they_are(attention, checkpointing):
     assert work.hardware_flops == plain.hardware_flops + work.by_phase["recompute"]
 
 
-def test_a_fused_attention_executes_five_products_backward_of_which_four_are_the_models():
+def test_fused_attention_executes_five_products_backward_four_of_the_model():
     from flops.zoo import Case
 
     eager, fused = counted(Case("stack", "eager")), counted(Case("stack", "sdpa"))

@@ -66,9 +66,7 @@ def test_only_who_had_much_garbage_asks_for_collections_more_often(fake, begin, 
 
 
 @pytest.mark.parametrize(("left", "asked"), [(8000, 50), (8499, 50), (8500, 100), (9000, 100)])
-def test_who_got_back_more_than_half_of_the_memory_that_had_grown_asks_for_collections_more_often(
-    fake, begin, monkeypatch, left, asked
-):
+def test_a_rank_that_got_back_half_of_its_growth_collects_more_often(fake, begin, monkeypatch, left, asked):
     """However many objects were garbage: what counts is how much they held."""
     memory = {"host": 4000 * MB, "device": 8000 * MB}
     upkeep = begin(gc_interval=100, memory=lambda: {**memory})
@@ -113,7 +111,7 @@ def test_it_asks_for_nothing_below_ten_steps_or_what_was_configured(fake, begin,
     assert upkeep.asks == {"gc_interval": least}
 
 
-def test_what_ranks_agree_on_holds_from_its_step_on_and_keeps_to_common_multiples(fake, begin):
+def test_an_agreed_interval_holds_from_its_step_at_common_multiples(fake, begin):
     upkeep = begin(gc_interval=100)
     go(upkeep, fake, 110)
     upkeep.agreed({"gc_interval": 50}, 230)
@@ -128,7 +126,7 @@ def test_what_ranks_agree_on_holds_from_its_step_on_and_keeps_to_common_multiple
 
 
 @pytest.mark.parametrize("asked", [0, -1, 50, 75, 100, 1000])
-def test_what_is_no_shorter_interval_changes_nothing_be_the_other_pending_or_in_force(fake, begin, asked):
+def test_an_interval_that_is_no_shorter_changes_nothing(fake, begin, asked):
     """No rank collects less often because of what another one asks for."""
     upkeep = begin(gc_interval=100)
     go(upkeep, fake, 110)

@@ -54,7 +54,7 @@ def go(upkeep, fake, steps, *, first=1):
     return found
 
 
-def test_from_the_second_step_on_the_counter_says_when_and_the_first_full_collection_freezes(fake, begin):
+def test_the_counter_collects_from_step_2_and_the_first_full_one_freezes(fake, begin):
     found = fake.state
     upkeep = begin(gc_interval=10)
     assert go(upkeep, fake, 1) == []
@@ -143,7 +143,7 @@ def test_what_somebody_turned_on_meanwhile_is_told_once_and_not_fought(fake, beg
     assert upkeep.news() == []
 
 
-def test_an_evaluation_begins_with_a_full_collection_and_may_collect_by_itself(fake, begin):
+def test_an_evaluation_begins_with_a_full_collection_and_may_collect(fake, begin):
     upkeep = begin(gc_interval=5)
     go(upkeep, fake, 51)
     fake.collected.clear()
@@ -251,7 +251,7 @@ def test_a_rank_in_danger_keeps_to_the_steps_of_the_others(fake, begin):
     assert [one for one in endangered if one in calm] == calm
 
 
-def test_a_fit_within_a_fit_collects_by_its_own_steps_and_leaves_the_outer_one_as_it_was(fake, begin):
+def test_a_nested_fit_collects_by_its_own_steps_and_restores_the_outer_one(fake, begin):
     found, outer, inner = fake.state, begin(gc_interval=10), begin(gc_interval=10)
     go(outer, fake, 100)
     assert go(inner, fake, 40) == [(step, YOUNG) for step in (10, 20, 30, 40)]
@@ -276,7 +276,7 @@ def test_two_fits_that_alternate_collect_as_often_as_one(fake, begin):
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_a_fit_that_was_abandoned_takes_over_again_without_another_full_collection(fake, begin, frozen):
+def test_an_abandoned_fit_takes_over_again_without_a_full_collection(fake, begin, frozen):
     upkeep = begin(gc_interval=10, progress=lambda: (0, 0.1))
     go(upkeep, fake, 105 if frozen else 45)
     fake.collected.clear()

@@ -60,7 +60,7 @@ def test_the_beginning_is_part_of_no_step_what_is_collected_for_a_turn_is(item, 
         (True, False, [YOUNG]),
     ],
 )
-def test_a_full_collection_that_falls_due_within_a_turn_is_made_aside_after_it(item, told, done, then, ending):
+def test_a_full_collection_due_within_a_turn_is_made_after_it(item, told, done, then, ending):
     """The young one of that very step is part of it."""
     item.turn(960, done=done)
     assert told == IN_FULL

@@ -44,7 +44,7 @@ def tried(fake, *, saves=True, **config):
 
 
 @pytest.mark.parametrize("interval", [TURN, 45, 100, 1000])
-def test_in_turns_done_young_objects_alone_are_collected_by_the_counter_and_at_the_end(fake, interval):
+def test_turns_done_collect_young_objects_by_the_counter_and_at_the_end(fake, interval):
     """Full collections come after turns: before the first one, and after the one in which the counter says so."""
     _, course = tried(fake, gc_interval=interval)
     for number in range(1, KEPT):
@@ -60,7 +60,7 @@ def test_in_turns_done_young_objects_alone_are_collected_by_the_counter_and_at_t
     assert fake.automatic
 
 
-def test_when_it_is_kept_the_counter_says_when_and_the_first_full_collection_freezes(fake):
+def test_a_kept_item_collects_by_the_counter_and_freezes_at_the_first(fake):
     upkeep, course = tried(fake, gc_interval=100)
     found = fake.state
     course.go(KEPT - 1)
@@ -75,7 +75,7 @@ def test_when_it_is_kept_the_counter_says_when_and_the_first_full_collection_fre
     assert fake.state == found
 
 
-def test_when_it_is_not_kept_nothing_was_ever_frozen_and_the_collector_goes_on_by_itself(fake):
+def test_an_item_that_is_not_kept_has_frozen_nothing(fake):
     """What piled up is collected once."""
     upkeep, course = tried(fake, saves=False)
     found = fake.state
@@ -135,7 +135,7 @@ def test_a_fit_within_a_turn_shares_the_collector_and_the_trial_goes_on(fake, at
     assert fake.state[:2] == (True, False)
 
 
-def test_with_another_fit_under_way_nothing_can_be_compared_and_the_trial_ends(fake):
+def test_a_trial_ends_when_another_fit_is_under_way(fake):
     upkeep, course = tried(fake)
     boundary = between(False, True)
     course.go(boundary - 1)
@@ -150,7 +150,7 @@ def test_with_another_fit_under_way_nothing_can_be_compared_and_the_trial_ends(f
 
 
 @pytest.mark.parametrize("kind", ["evaluation", "checkpoint"])
-def test_a_span_in_a_turn_done_collects_by_itself_and_one_in_a_turn_left_changes_nothing(fake, kind):
+def test_a_span_collects_in_a_turn_done_and_changes_nothing_in_one_left(fake, kind):
     upkeep, course = tried(fake)
     for number in range(1, AFTER + 8 * TURN):
         course.go(number)
@@ -181,7 +181,7 @@ def test_freezing_alone_is_not_tried_but_done(fake):
 
 
 @pytest.mark.parametrize(("interval", "status"), [(1, "applied"), (TURN - 1, "applied"), (TURN, "on trial")])
-def test_where_full_collections_could_come_in_each_turn_it_is_not_tried_but_done(fake, interval, status):
+def test_full_collections_in_each_turn_are_done_without_a_trial(fake, interval, status):
     upkeep, course = tried(fake, gc_interval=interval)
     assert [(row.item, row.status) for row in upkeep.rows] == [("gc", status)]
     course.go(AFTER)
@@ -190,7 +190,7 @@ def test_where_full_collections_could_come_in_each_turn_it_is_not_tried_but_done
     assert fake.state[:2] == (True, False)
 
 
-def test_ranks_that_agreed_on_an_interval_in_different_turns_keep_to_the_same_steps(fake):
+def test_ranks_that_agree_in_different_turns_keep_to_the_same_steps(fake):
     """One hears of it while it is done, and one while it is left."""
 
     def rank(heard):

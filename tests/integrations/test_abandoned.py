@@ -113,7 +113,7 @@ def test_three_fits_that_raised_and_were_forgotten_are_freed(tmp_path, way):
 
 
 @pytest.mark.parametrize("way", [loop, accelerate], ids=lambda way: way.__name__)
-def test_a_loop_that_raises_in_its_counted_step_leaves_no_mode_on_its_thread(tmp_path, monkeypatch, way):
+def test_a_loop_that_raises_in_its_counted_step_leaves_no_mode(tmp_path, monkeypatch, way):
     monkeypatch.setattr(Model, "fails_in", 2)
     alive = []
     with contextlib.suppress(Stop):

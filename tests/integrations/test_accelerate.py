@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("accelerate_state")
 FORKED = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 
-def test_an_unmodified_loop_with_accumulation_and_evaluation_reaches_tensorboard_beside_the_loss(tmp_path):
+def test_an_unmodified_loop_reaches_tensorboard_beside_the_loss(tmp_path):
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4, log_with="tensorboard", project_dir=tmp_path)
     perf = attach(accelerator)
     accelerator.init_trackers("run")
@@ -326,7 +326,7 @@ class Twofold(nn.Module):
 
 
 @pytest.mark.parametrize("way", ["before", "after", "by accelerate"])
-def test_the_call_of_a_compiled_model_is_forward_and_its_evaluation_is_seen(tmp_path, way):
+def test_a_compiled_model_has_a_forward_and_an_evaluation(tmp_path, way):
     torch._dynamo.reset()
     accelerator = an_accelerator(tmp_path, **({"dynamo_backend": "eager"} if way == "by accelerate" else {}))
     with attach(accelerator):
@@ -420,7 +420,7 @@ def test_what_was_prepared_before_is_measured_too(tmp_path):
     assert all(step["data_time"] > 0 for step in steps(tmp_path))
 
 
-def test_a_plain_backward_and_a_loader_of_ones_own_are_measured_as_far_as_they_can_be(tmp_path):
+def test_a_plain_backward_and_an_own_loader_are_measured_where_possible(tmp_path):
     accelerator = an_accelerator(tmp_path)
     with attach(accelerator) as perf:
         model = nn.Linear(4, 1)

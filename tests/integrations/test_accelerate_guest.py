@@ -43,7 +43,7 @@ def _go_on(accelerator, model, optimizer, scheduler, loader):
         optimizer.zero_grad()
 
 
-def test_an_accelerator_is_freed_with_the_last_reference_to_it_without_a_garbage_collection(tmp_path):
+def test_an_accelerator_is_freed_with_its_last_reference(tmp_path):
     backward, collector = torch.autograd.backward, list(gc.callbacks)
     perf, accelerator, mine = a_fit(tmp_path)
     iterator = iter(mine[-1])
@@ -61,7 +61,7 @@ def test_an_accelerator_is_freed_with_the_last_reference_to_it_without_a_garbage
     assert (perf.summary.steps, perf.summary.failure) == (4, "the accelerator was freed")
 
 
-def test_loaders_are_freed_with_their_accelerator_without_a_garbage_collection(tmp_path):
+def test_loaders_are_freed_with_their_accelerator_without_a_collection(tmp_path):
     accelerator = an_accelerator(tmp_path)
     attach(accelerator)
     loader = accelerator.prepare_data_loader(DataLoader(range(8), batch_size=2))

@@ -31,7 +31,7 @@ pytestmark = [
         ("lightning", {}),  # its strategy tells how many processes are here
     ],
 )
-def test_ranks_and_their_workers_run_on_the_cores_that_the_machine_gives_them(tmp_path, door, environ):
+def test_ranks_and_their_workers_run_on_the_cores_they_are_given(tmp_path, door, environ):
     two_nodes = Topology(name="two", source="", nodes={0: f"{ALL[0]}", 1: f"{ALL[1]}"}, gpus=())
     root = two_nodes.lay(tmp_path / "machine")
     with Job(
@@ -113,7 +113,7 @@ def run(tmp_path, *command, **environ):
     return json.loads(done.stdout.splitlines()[-1]), row
 
 
-def test_every_thread_is_bound_and_restored_except_one_that_the_program_pinned(tmp_path):
+def test_every_thread_is_bound_and_restored_except_a_pinned_one(tmp_path):
     half = ALL[: len(ALL) // 2]
     machine = Path("/sys/devices/system/cpu")
     if any(len((machine / f"cpu{cpu}/topology/thread_siblings_list").read_text().strip()) > 1 for cpu in ALL):

@@ -53,7 +53,7 @@ class Reporter(TrainerCallback):
     pass
 
 
-def test_a_trainer_gets_one_callback_before_all_others_and_its_accelerator_none(tmp_path, said):
+def test_a_trainer_gets_one_callback_before_others_its_accelerator_none(tmp_path, said):
     trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=3), Reporter())
     assert [type(one) for one in trainer.callback_handler.callbacks].index(ArmedCallback) == 0
     trainer.train()

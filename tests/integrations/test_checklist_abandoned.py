@@ -72,7 +72,7 @@ def _thawed():
 
 @pytest.mark.usefixtures("accelerate_state", "_thawed")
 @pytest.mark.parametrize("loop", [accelerate_loop, kept_accelerator, loop_without_with])
-def test_the_collector_the_patches_and_the_memory_of_an_abandoned_loop_come_back(tmp_path, monkeypatch, loop):
+def test_collector_patches_and_memory_of_an_abandoned_loop_come_back(tmp_path, monkeypatch, loop):
     for module in ("perf_callbacks.garbage.item", "perf_callbacks.kernel.process.collector"):
         monkeypatch.setattr(f"{module}.gc", gc)  # the real one
     backward, callbacks = torch.autograd.backward, [*gc.callbacks]

@@ -52,7 +52,7 @@ def through_trainer(directory, *, config=None, resume=None, **arguments):
     tiny.trainer(arguments, PerfCallback(config), train_dataset=Tokens(40)).train(resume_from_checkpoint=resume)
 
 
-def test_a_trainer_copies_what_its_loaders_pinned_while_it_goes_on_after_a_resume_too(tmp_path, copies):
+def test_a_trainer_copies_pinned_batches_while_it_runs_and_after_a_resume(tmp_path, copies):
     through_trainer(tmp_path)
     assert set(copies) == {True}
     assert len(copies) >= 4 * 3

@@ -78,7 +78,7 @@ def as_turns_say(steps=STEPS, **how):
 
 
 @pytest.mark.parametrize(("through", "kept"), sampled(DOORS, {"kept": True, "not": False}))
-def test_it_is_done_and_left_in_turns_until_the_verdict_and_training_is_the_same(tmp_path, monkeypatch, through, kept):
+def test_an_item_takes_turns_until_its_verdict_and_training_is_the_same(tmp_path, monkeypatch, through, kept):
     outcome = BETTER if kept else NO_BETTER
     judge(monkeypatch, outcome)
     watch = Watch()

@@ -154,7 +154,7 @@ def test_one_item_is_tried_after_the_other(tmp_path, monkeypatch, copies, throug
 
 
 @every_other_door
-def test_where_the_trainer_does_not_wait_for_copies_there_is_nothing_to_try(tmp_path, copies, through):
+def test_a_trainer_that_does_not_wait_for_copies_tries_nothing(tmp_path, copies, through):
     ran = through(tmp_path, Watch(copies), **ALONE)
     assert [row.status for row in rows(tmp_path)] == ["applied"]
     assert ran.summary.proofs == {}

@@ -95,7 +95,7 @@ def test_steps_that_were_read_before_their_shape_was_counted_stay_unknown(tmp_pa
     assert known(tmp_path)[5:] == [true(size) for size in cut.sizes[5:30]]
 
 
-def test_a_shape_that_was_only_seen_before_the_first_count_is_counted_when_it_comes_again(tmp_path):
+def test_a_shape_seen_only_before_the_first_count_is_counted_next_time(tmp_path):
     sizes = [(4, 6), (1, 8), (1, 8), (4, 6), (1, 8), (4, 6)]
     true = Truths(tiny.llama())
     loop(tmp_path, tiny.llama(), [ids(*size) for size in sizes])
@@ -104,7 +104,7 @@ def test_a_shape_that_was_only_seen_before_the_first_count_is_counted_when_it_co
 
 
 @pytest.mark.parametrize("name", ["Mamba", "Mamba2"])
-def test_a_model_that_pads_inside_is_counted_again_and_never_scaled_over_length(tmp_path, name):
+def test_a_model_that_pads_inside_is_counted_again_and_never_scaled(tmp_path, name):
     sizes = [(2, length) for length in (8, 16, 24, 12, 20, 8, 16, 5, 24, 12, 20, 9)]
     true = Truths(mamba(name))
     loop(tmp_path, mamba(name), [ids(*size) for size in sizes])
@@ -128,7 +128,7 @@ def translated(rows, length, other):
     return {"input_ids": ids(rows, length)["input_ids"], "labels": ids(rows, other)["labels"]}
 
 
-def test_lengths_of_encoder_and_decoder_take_four_counts_and_then_any_are_exact(tmp_path):
+def test_lengths_of_encoder_and_decoder_are_exact_after_four_counts(tmp_path):
     draw = random.Random(0)
     sizes = [(4, draw.randint(2, 40), draw.randint(2, 30)) for _ in range(30)]
     true = Truths(t5(), translated)
@@ -249,7 +249,7 @@ def test_so_they_are_with_lightning(tmp_path):
     assert len(excluded(tmp_path)) <= 3
 
 
-def test_a_shape_beyond_what_counts_may_cost_stays_unknown_until_another_is_due(tmp_path):
+def test_a_shape_beyond_the_cost_limit_is_unknown_until_a_count_is_due(tmp_path):
     """Lengths that follow no law: four of them are counted, then one in fifty steps."""
 
     class Jumping(nn.Module):

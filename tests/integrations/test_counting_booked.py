@@ -146,7 +146,7 @@ def test_a_teacher_of_later_steps_makes_a_lower_bound_from_there_on(tmp_path, mo
 
 
 @pytest.mark.parametrize("sampling", [False, True])
-def test_passes_in_training_mode_between_the_steps_of_accelerate_are_not_counted(tmp_path, sampling):
+def test_passes_in_training_mode_between_accelerate_steps_are_not_counted(tmp_path, sampling):
     accelerator = Accelerator(cpu=True)
     perf = attach(accelerator, PerfConfig(output_dir=str(tmp_path), gc="off"))
     model = layer()
@@ -178,7 +178,7 @@ def test_a_generator_that_runs_again_for_its_critic_makes_a_lower_bound(tmp_path
 
 
 @pytest.mark.parametrize("loader", [True, False])
-def test_a_model_that_is_checkpointed_as_a_whole_with_reentry_runs_its_forward(tmp_path, loader):
+def test_a_model_checkpointed_as_a_whole_with_reentry_runs_its_forward(tmp_path, loader):
     model = layer()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     config = PerfConfig(output_dir=str(tmp_path), gc="off")
@@ -323,7 +323,7 @@ class Twice(Trainer):
         return loss
 
 
-def test_a_second_loss_outside_of_the_forward_of_a_trainer_is_counted_in_full(tmp_path):
+def test_a_second_loss_outside_the_forward_of_a_trainer_is_counted_in_full(tmp_path):
     arguments = tiny.training_arguments(tmp_path, max_steps=4)
     tiny.trainer(arguments, PerfCallback(), kind=Twice, train_dataset=tiny.Tokens(32, mask=False)).train()
     (record,) = counts(tmp_path)

@@ -109,7 +109,7 @@ def train(directory, flops, how, *, momentum=0.9, zero=True, model_compiled=Fals
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_its_steps_are_counted_and_it_runs_compiled_in_all_but_the_counted_one(tmp_path, how):
+def test_steps_are_counted_and_all_but_the_counted_one_run_compiled(tmp_path, how):
     before = left_behind()
     ours = train(tmp_path, "count", how)
     assert left_behind() == before

@@ -111,7 +111,7 @@ class Plain(nn.Module):
 
 
 @pytest.mark.usefixtures("never_eager")
-def test_a_known_decoder_that_can_not_be_repeated_has_a_closed_form_marked_as_a_lower_bound(tmp_path, monkeypatch):
+def test_a_known_decoder_has_a_closed_form_marked_as_a_lower_bound(tmp_path, monkeypatch):
     monkeypatch.setattr(offline, "_emptied", None)
     loop(tmp_path, tiny.llama(), [ids(2, 8)] * 4, flops="estimate")
     (record,) = counts(tmp_path)
@@ -124,7 +124,7 @@ def test_a_known_decoder_that_can_not_be_repeated_has_a_closed_form_marked_as_a_
 
 
 @pytest.mark.usefixtures("never_eager")
-def test_of_a_model_that_nobody_knows_nothing_is_said_and_the_table_says_why(tmp_path):
+def test_an_unknown_model_has_no_flops_and_the_table_says_why(tmp_path):
     loop(tmp_path, Plain(), [ids(2, 8)] * 4, flops="estimate")
     assert counts(tmp_path) == []
     (summary,) = tiny.records(tmp_path, Summary)

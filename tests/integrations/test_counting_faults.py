@@ -152,7 +152,7 @@ def repair(left):
 
 
 @pytest.mark.parametrize("part", parts(INSIDE))
-def test_a_part_that_breaks_inside_of_the_count_costs_what_it_would_have_counted(  # noqa: PLR0917 fixtures
+def test_a_part_that_breaks_inside_the_count_costs_its_own_numbers(  # noqa: PLR0917 fixtures
     tmp_path, monkeypatch, caplog, undisturbed, true, part
 ):
     before = left_behind()
@@ -171,7 +171,7 @@ def test_a_part_that_breaks_inside_of_the_count_costs_what_it_would_have_counted
         assert record.model_flops == there or (record.model_flops < there and record.lower_bound)
 
 
-def test_an_error_in_the_bookkeeping_changes_neither_the_number_nor_its_worth(tmp_path, monkeypatch):
+def test_an_error_in_the_bookkeeping_does_not_change_the_number(tmp_path, monkeypatch):
     inner = counters.phase
 
     def broken(operands):
@@ -205,7 +205,7 @@ def test_so_it_is_with_lightning(tmp_path, monkeypatch, caplog, part):
     assert len(warnings(caplog, EVALUATES_ALWAYS)) == 1
 
 
-def test_a_model_that_cannot_be_estimated_is_said_to_be_so_without_a_warning(tmp_path, monkeypatch, caplog):
+def test_a_model_without_an_estimate_is_named_without_a_warning(tmp_path, monkeypatch, caplog):
     Fault(monkeypatch, "flops.offline._emptied", 0)
     loop(tmp_path, tiny.llama(), [ids(2, 8)] * 4, flops="estimate")
     assert [record.source for record in counts(tmp_path)] == ["closed form"]

@@ -120,7 +120,7 @@ def test_where_flops_come_from(tmp_path, lengths, flops, source):
     assert f", {source}" in line
 
 
-def test_rows_say_of_how_many_steps_flops_are_known_and_that_they_are_a_lower_bound(tmp_path):
+def test_rows_have_the_share_of_counted_steps_and_the_lower_bound(tmp_path):
     class Spectral(nn.Linear):
         def forward(self, x):
             return super().forward(torch.linalg.matrix_exp(x[:, :8] * 0) @ x)

@@ -319,7 +319,7 @@ def test_the_card_tells_that_flops_rest_on_one_count(tmp_path, monkeypatch, step
     assert told in cards.closing(fit.summary).replace("\n    ", " ")
 
 
-def test_work_that_is_the_same_is_counted_again_at_few_steps_and_known_of_all(tmp_path):
+def test_equal_work_is_counted_again_at_few_steps_and_known_of_all(tmp_path):
     def step(fit, number, x):
         fit.truth.append(products())
         fit.train(x)

@@ -140,7 +140,7 @@ def test_the_meshes_of_parameters_say_it_by_the_names_of_their_dimensions(model,
         assert (place.data_parallel, place.ambiguous) == (expected, None)
 
 
-def test_what_the_framework_says_is_not_overruled_and_one_process_asks_nobody():
+def test_the_framework_is_not_overruled_and_one_process_asks_nobody():
     usual = {"integration": "loop", "directory": Path(), "device": torch.device("cpu"), "versions": {}}
     said = Place(**usual, world_size=8, data_parallel=2)
     assert by_meshes(said, on(Mesh(8))) == said

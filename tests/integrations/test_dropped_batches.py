@@ -293,7 +293,7 @@ def test_numbers_of_numpy_beside_the_tensors_of_a_loop_that_prefetches(tmp_path)
     assert summary.samples == sum(trained)
 
 
-def test_samples_of_more_batches_than_are_kept_are_unknown_if_the_loss_leaves_some_out(tmp_path):
+def test_samples_are_unknown_if_the_loss_drops_some_of_too_many_batches(tmp_path):
     def train(loop, batches):
         losses = [loop.loss(x) for x in batches]
         loop.backward(sum(losses[::2]))

@@ -92,7 +92,7 @@ def test_a_skipped_batch_is_no_step_and_in_no_count(tmp_path, module):
     assert trainer.fit_loop.epoch_loop._batches_that_stepped == 11
 
 
-def test_what_was_accumulated_before_a_skipped_batch_goes_into_the_next_step(tmp_path):
+def test_batches_accumulated_before_a_skipped_one_go_into_the_next_step(tmp_path):
     module = tiny_lightning.tree().Automatic(skip=(4,))  # 1, 2 | 3 and then the epoch is over | 5, 6 | 7, 8 | 9, 10
     fit(tmp_path, module, accumulate_grad_batches=2, max_steps=4)
     assert [step["samples"] for step in steps(tmp_path)] == [8, 12, 8, 8]
@@ -122,7 +122,7 @@ def test_samples_are_exact_with_accumulation(tmp_path):
     assert [step["samples"] for step in steps(tmp_path)] == [8, 8, 2] * 2
 
 
-def test_a_batch_counts_once_for_an_optimizer_that_runs_its_closure_many_times(tmp_path):
+def test_a_batch_counts_once_if_its_closure_runs_many_times(tmp_path):
     module = tiny_lightning.tree().Automatic()
     module.configure_optimizers = lambda: torch.optim.LBFGS(module.parameters(), max_iter=4)
     fit(tmp_path, module)
@@ -296,7 +296,7 @@ def test_a_callback_that_joins_late_is_not_left_out_of_the_start(tmp_path):
 
 
 @BOTH
-def test_the_callback_can_be_sent_to_another_process_before_and_during_a_fit(tmp_path, of):
+def test_the_callback_can_be_pickled_before_and_during_a_fit(tmp_path, of):
     kinds, copies = tiny_lightning.tree(of), []
 
     class Sending(kinds.Callback):

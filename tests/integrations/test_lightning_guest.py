@@ -149,7 +149,7 @@ def test_what_is_copied_in_mid_fit_works(tmp_path):
 
 
 @BOTH
-def test_a_trainer_and_its_module_are_freed_after_a_fit_while_the_callback_is_kept(tmp_path, of):
+def test_a_trainer_and_its_module_are_freed_though_the_callback_is_kept(tmp_path, of):
     ours = tiny_lightning.tree(of).PerfCallback()
 
     def fit():

@@ -57,7 +57,7 @@ LAUNCHERS = {
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_each_of_two_ranks_has_its_journal_and_the_logger_has_the_rows_of_rank_0(tmp_path, launcher):
+def test_each_rank_has_its_journal_and_the_logger_has_rows_of_rank_0(tmp_path, launcher):
     how, strategy = LAUNCHERS[launcher]
     framework = "pytorch_lightning" if launcher == "by torchrun" else "lightning"
     script = tmp_path / "train.py"

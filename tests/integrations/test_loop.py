@@ -136,7 +136,7 @@ def test_batches_without_token_ids_have_samples_and_no_tokens(tmp_path):
     assert {key for key in rows[-1] if "samples" in key or "tokens" in key} == {"perf/samples_per_second"}
 
 
-def test_a_row_is_the_included_steps_since_the_row_before_as_ratios_of_sums(tmp_path):
+def test_a_row_is_ratios_of_sums_of_the_steps_since_the_row_before(tmp_path):
     rows = []
 
     def log(perf):
@@ -169,7 +169,7 @@ def test_a_row_is_the_included_steps_since_the_row_before_as_ratios_of_sums(tmp_
 
 
 @pytest.mark.parametrize("sizes", [(3, 4, 3, 4, 3), (3, 4, 4, 3, 3)])
-def test_a_shape_that_only_the_first_step_had_is_counted_when_it_comes_again(tmp_path, sizes):
+def test_a_shape_of_the_first_step_alone_is_counted_when_it_comes_again(tmp_path, sizes):
     train(tmp_path, [pair for rows in sizes for pair in pairs(1, rows)])
     again = sizes.index(3, 1) + 1
     excluded = {step["step"]: step["excluded"] for step in steps(tmp_path) if step["excluded"]}
@@ -304,7 +304,7 @@ class ScheduledCollection(Dataset):
 
 
 @FORKED
-def test_a_forked_worker_neither_writes_nor_complains_about_its_own_garbage(tmp_path, capfd):
+def test_a_forked_worker_neither_writes_nor_warns_of_its_own_garbage(tmp_path, capfd):
     loader = DataLoader(ScheduledCollection(), batch_size=4, num_workers=2, multiprocessing_context="fork")
     train(tmp_path, loader, gc="observe")
     assert [record.automatic for record in records(tmp_path, Gc) if not record.automatic] == []
@@ -317,7 +317,7 @@ class Wrapping(torch.optim.SGD):
         return super().step(closure)
 
 
-def test_an_optimizer_whose_step_calls_that_of_its_base_class_makes_one_step(tmp_path):
+def test_an_optimizer_whose_step_calls_its_base_class_makes_one_step(tmp_path):
     torch.optim.SGD(mlp().parameters())  # torch hooks `step` of every class that was made once
     model = mlp()
     optimizer = Wrapping(model.parameters(), lr=0.1)
@@ -428,7 +428,7 @@ def test_the_optimizer_can_be_saved_and_copied_while_it_is_measured(tmp_path):
     assert perf.summary.steps == 2
 
 
-def test_a_model_saved_whole_inside_the_block_loads_where_nothing_of_ours_is_installed(tmp_path):
+def test_a_model_saved_whole_inside_the_block_loads_without_the_package(tmp_path):
     path = tmp_path / "model.pt"
     with measure(
         model=(model := nn.Linear(8, 1)),

@@ -358,7 +358,7 @@ def test_a_gpu_tells_its_peak_its_context_and_its_use(tmp_path, ticks, monkeypat
     )
 
 
-def test_without_a_count_the_allocator_tells_activations_with_temporary_memory(tmp_path, monkeypatch):
+def test_without_a_count_activations_come_from_the_allocator(tmp_path, monkeypatch):
     monkeypatch.setattr(memory.device, "allocator", lambda _: Allocator(10**9, 10**9, 0))
     model = a_model()
     train(tmp_path, model, sgd(model), torch.ones(ROWS, WIDTH), flops="off")

@@ -145,7 +145,7 @@ def test_more_than_a_peak_withdraws_it_and_says_so_once(tmp_path, monkeypatch, c
     assert perf.summary.flops.model_flops > 0
 
 
-def test_where_nobody_may_measure_there_is_no_mfu_and_one_sentence_that_says_what_to_do(tmp_path, caplog):
+def test_without_leave_to_measure_there_is_no_mfu_but_a_sentence_of_advice(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "perf_callbacks"):
         row, summary = fit(tmp_path, measure_peak="off")
     (warning,) = [record.getMessage() for record in caplog.records]
@@ -164,7 +164,7 @@ def test_a_measured_peak_is_called_so_where_a_person_sees_it(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("lengths", [(16,), (16, 12)], ids=str)
-def test_hfu_without_the_masked_half_is_known_while_all_steps_have_the_same_part_of_it(tmp_path, lengths):
+def test_hfu_without_the_masked_half_is_known_while_all_steps_share_it(tmp_path, lengths):
     loader = [ids(2, length) for length in lengths * 8]
     loop(tmp_path, llama(), loader, peak_tflops="1")
     (summary,) = records(tmp_path, Summary)

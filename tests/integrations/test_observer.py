@@ -33,7 +33,7 @@ class Slowest(Observer):
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_a_feature_is_one_class_and_one_line_and_hears_of_the_fits_of_all_integrations(tmp_path, monkeypatch, door):
+def test_a_feature_of_one_class_hears_of_the_fits_of_all_integrations(tmp_path, monkeypatch, door):
     made = []
 
     def make(recorder, model):

@@ -66,7 +66,7 @@ def test_ranks_that_train_together_are_one_run(job):
     assert len({run.run_id for (run,) in runs}) == 1
 
 
-def test_a_window_is_the_sum_of_what_all_ranks_went_through_in_the_time_of_the_slowest(job):
+def test_a_window_sums_all_ranks_over_the_time_of_the_slowest(job):
     assert len(job.windows) >= 3
     assert {len(records(job.directory, Window, rank=rank)) for rank in range(1, job.world_size)} == {0}
     lasts = [window.last_step for window in job.windows]
@@ -87,7 +87,7 @@ def test_a_window_is_the_sum_of_what_all_ranks_went_through_in_the_time_of_the_s
         assert [getattr(window, amount) for amount in AMOUNTS] == [sum(column) for column in zip(*truth, strict=True)]
 
 
-def test_each_rank_counts_its_own_flops_in_the_same_steps_and_knows_those_of_all_others(job):
+def test_each_rank_counts_its_own_flops_and_knows_those_of_all_others(job):
     """Three shapes are enough to know how any other scales. Six per token and weight of the head."""
     for rank in range(job.world_size):
         done = steps(job.directory, rank=rank)
@@ -111,7 +111,7 @@ def test_what_ranks_get_is_uneven(job):
         assert [samples for samples, *_ in first] == ([4] * 25 + [2]) * 2 + [4] * 8
 
 
-def test_rows_of_rank_0_say_what_all_ranks_did_in_a_window_once_there_is_one(job):
+def test_rows_of_rank_0_have_what_all_ranks_did_in_a_window(job):
     assert job.rows
     told = ["perf/samples_per_second" in row for row in job.rows if "train_runtime" not in row]
     assert sum(told) >= 3
@@ -145,7 +145,7 @@ def test_lightnings_ranks_each_go_through_their_own_samples(job):
 
 
 @pytest.mark.parametrize("door", ["loop", "transformers"])
-def test_a_rank_that_is_not_measured_leaves_rank_0_with_what_it_knows_of_itself(tmp_path, door):
+def test_a_rank_that_is_not_measured_leaves_rank_0_with_its_own_numbers(tmp_path, door):
     with Job(tmp_path, door, own={1: {"measured": False}}) as job:
         job.assert_ended(0, 1)
         job.assert_unharmed(0, 1)
@@ -154,7 +154,7 @@ def test_a_rank_that_is_not_measured_leaves_rank_0_with_what_it_knows_of_itself(
         assert not [row for row in job.rows if "perf/samples_per_second" in row]
 
 
-def test_without_rank_0_the_others_wait_for_five_seconds_at_the_start_and_never_again(tmp_path):
+def test_without_rank_0_the_others_wait_five_seconds_once(tmp_path):
     with Job(tmp_path, own={0: {"measured": False}}) as job:
         job.assert_ended(0, 1)
         job.assert_unharmed(1, agree=AGREE + NO_WAIT)

@@ -190,7 +190,7 @@ def test_samples_and_tokens_are_those_that_the_model_saw(tmp_path, rows, argumen
     assert (ours.summary.total_samples, ours.summary.total_tokens) == (sum(seen.sums(0)), sum(seen.sums(1)))
 
 
-def test_rates_are_amounts_over_step_time_and_those_without_a_mask_say_nothing_of_useful_tokens(tmp_path):
+def test_rates_are_amounts_over_step_time_and_need_a_mask_to_be_useful(tmp_path):
     arguments = tiny.training_arguments(tmp_path, gradient_accumulation_steps=2, max_steps=4)
     metrics = tiny.trainer(arguments, PerfCallback(), train_dataset=tiny.Tokens(32, mask=False)).train().metrics
     per_step = {

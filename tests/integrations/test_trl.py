@@ -37,7 +37,7 @@ def texts():
 
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")  # set by TRL itself
 @pytest.mark.parametrize("packing", [False, True], ids=["padded", "packed"])
-def test_every_row_has_metrics_and_the_amounts_are_those_that_the_model_saw(tmp_path, tokenizer, texts, packing):
+def test_every_row_has_metrics_and_the_amounts_that_the_model_saw(tmp_path, tokenizer, texts, packing):
     ours, seen = PerfCallback(), {}
     arguments = tiny.training_arguments(
         tmp_path, kind=SFTConfig, max_length=32, packing=packing, gradient_accumulation_steps=2, max_steps=8

@@ -30,7 +30,7 @@ def test_each_second_goes_to_one_part():
     }
 
 
-def test_all_time_of_counted_steps_is_counting_where_no_other_step_is_known():
+def test_all_time_of_counted_steps_is_counting_if_no_other_is_known():
     fit = Fit()
     fit.step(**STEP)
     fit.engine.exclude("counted")

@@ -373,7 +373,7 @@ def test_a_tensor_that_was_copied_since_is_found_by_its_size():
     assert reader.read((IDS, IDS[:, :2], X)).tokens == 8
 
 
-def test_of_copies_of_several_as_large_it_is_told_how_many_tokens_there_are():
+def test_copies_of_several_that_are_as_large_have_their_number_of_tokens():
     one, both = BatchReader(), BatchReader()
     assert looked_up(one, [(IDS, IDS)], IDS.clone())
     assert one.read((IDS, IDS)).tokens == 32

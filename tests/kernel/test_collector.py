@@ -206,7 +206,7 @@ def test_longer_steps_and_evaluations_are_waited_for_longer(ours, longest, aside
     assert not ours.tick(patience)
 
 
-def test_a_fit_that_was_freed_is_abandoned_at_once_and_the_others_go_on_frozen(fake, ours):
+def test_a_freed_fit_is_abandoned_at_once_and_the_others_go_on_frozen(fake, ours):
     hold(ours, lambda: None)
     going = hold(ours)
     assert ours.tick(0.0)

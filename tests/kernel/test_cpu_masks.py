@@ -62,7 +62,7 @@ def test_all_threads_with_the_main_threads_mask_move_and_return():
     assert affinity.found == parse("0-3")
 
 
-def test_threads_born_meanwhile_return_too_and_threads_pinned_meanwhile_stay():
+def test_threads_born_meanwhile_are_restored_and_pinned_ones_stay():
     threads = FakeThreads("0-3", "1-2", "0-3")
     affinity = Affinity(threads)
     affinity.bind(FIT, parse("1-2"))
@@ -72,7 +72,7 @@ def test_threads_born_meanwhile_return_too_and_threads_pinned_meanwhile_stay():
     assert threads.masks == {1: parse("0-3"), 2: parse("1-2"), 3: parse("3"), 7: parse("0-3")}
 
 
-def test_the_first_mask_returns_with_the_last_fit_in_whatever_order_they_end():
+def test_the_first_mask_returns_with_the_last_fit_in_any_order():
     threads = FakeThreads("0-3", "0-3")
     affinity = Affinity(threads)
     affinity.bind(ONE, parse("0-1"))
@@ -165,7 +165,7 @@ def test_a_finalizer_that_ends_a_fit_in_the_midst_of_another_one():
     assert threads.told == [[0, 1, 2, 3]] * 3
 
 
-def test_a_fit_that_was_freed_without_an_end_is_made_up_for_by_the_next_one():
+def test_the_next_fit_makes_up_for_one_that_was_freed_without_an_end():
     """An interrupt in its finalizer, for example."""
     threads = FakeThreads("0-3", "0-3")
     affinity = Affinity(threads)

@@ -233,7 +233,7 @@ def test_a_device_without_a_clock_of_its_own_has_no_timeline(kind):
     assert device.name(torch.device(kind)) == kind
 
 
-def test_the_longest_step_so_far_is_as_the_stream_saw_it_and_not_one_at_the_beginning(fit):
+def test_the_longest_step_is_as_the_stream_saw_it_and_not_an_early_one(fit):
     for seconds, reason in ((9.0, "first"), (0.5, None), (2.0, None), (1.0, None)):
         if reason:
             fit.engine.exclude(reason)

@@ -83,7 +83,7 @@ def test_a_step_begins_with_nothing_to_turn_back_to():
 @pytest.mark.parametrize(
     ("follows", "owner"), [("optimizer", "optimizer"), ("forward", "other"), ("data", "other"), ("other", "other")]
 )
-def test_what_follows_a_backward_is_optimizer_only_if_an_optimizer_step_comes_next(follows, owner):
+def test_time_after_a_backward_is_optimizer_only_if_its_step_comes_next(follows, owner):
     fit = Fit()
     fit.step(backward=1, undecided=0.5, **{follows: 0})
     assert times(fit.steps()[0]) == {"backward": 1, owner: 0.5, "step": 1.5}
@@ -471,7 +471,7 @@ def test_who_is_at_the_books_is_left_alone_and_waited_for_only_a_moment(monkeypa
     assert written(fit) == [1, 2, 3, 4]
 
 
-def test_a_fit_that_is_killed_at_any_moment_has_written_all_steps_but_those_of_the_last_five_seconds():
+def test_a_killed_fit_has_written_all_steps_but_the_last_five_seconds():
     """Steps of any length, ticks once a second, not in step with them."""
     lengths = [0.0625] * 30 + [2.0] * 5 + [0.5, 7.0] * 4 + [0.25, 0.25, 60.0, 1.0, 4.0] * 3
     fit, ended, tick = Fit(), {}, 1000.7
@@ -581,7 +581,7 @@ def test_a_fit_without_a_step_has_a_summary_too():
     assert (summary.steps, summary.included_steps, summary.step_time) == (0, 0, None)
 
 
-def test_steps_that_are_still_on_the_device_count_in_what_a_checkpoint_carries():
+def test_steps_still_on_the_device_count_in_a_checkpoint():
     stream = FakeStream()
     fit = Fit(device=EventTimeline(stream.event))
     for _ in range(3):
@@ -610,7 +610,7 @@ def test_batches_of_a_step_without_an_end_are_added_up():
     assert [(step["samples"], step["tokens"]) for step in fit.steps()] == [(20_000, 160_000)]
 
 
-def test_collections_of_a_step_without_an_end_are_told_at_once_from_some_number_on():
+def test_many_collections_of_a_step_without_an_end_are_read_at_once():
     fit = Fit()
     for _ in range(3 * MOST_MARKS):
         fit.pause(0.5)
@@ -619,7 +619,7 @@ def test_collections_of_a_step_without_an_end_are_told_at_once_from_some_number_
     assert len(fit.of(Gc)) == 3 * MOST_MARKS
 
 
-def test_what_comes_in_the_midst_of_taking_steps_over_does_not_take_them_over_again(monkeypatch):
+def test_an_event_while_steps_are_taken_over_does_not_take_them_again(monkeypatch):
     """As a signal handler that saves a checkpoint, and so asks for the amounts."""
     fit, seen = Fit(), []
     fit.step(forward=1)
@@ -677,7 +677,7 @@ def test_steps_that_the_device_still_owes_learn_their_tokens_too():
     assert fit.engine.amounts().tokens == 128
 
 
-def test_what_holds_no_tokens_keeps_them_unknown_for_as_long_as_it_is_in_the_sum():
+def test_a_batch_without_tokens_keeps_the_sum_unknown_while_it_is_in_it():
     fit = Fit()
     untold(fit, 1)
     fit.engine.batch(Batch(4, None, None, ()))

@@ -129,7 +129,7 @@ def test_what_fails_while_it_handles_a_handlers_error_passes_as_that_error(handl
         guarded(fails_while_it_handles)
 
 
-def test_an_error_of_ours_ends_in_a_guard_also_while_the_program_handles_one(handled):
+def test_an_error_of_ours_ends_in_a_guard_while_the_program_handles_one(handled):
     handled(raises)
     try:
         deep_within()
@@ -207,7 +207,7 @@ def test_every_guard_lets_what_a_handler_raised_pass():
     assert {*found.values()} == {*UNGUARDED}, found
 
 
-def test_every_function_that_handles_a_guards_error_lets_what_a_handler_raised_pass():
+def test_every_function_with_a_guard_lets_a_signal_handlers_error_pass():
     found = [one for path in SRC.rglob("*.py") for one in handlers(path)]
     assert found
     known = LETS_PASS | {logs.__name__}

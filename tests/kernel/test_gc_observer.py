@@ -73,7 +73,7 @@ def test_a_collection_that_nobody_asked_for_is_automatic(pauses, observer):
 
 
 @pytest.mark.usefixtures("observer")
-def test_a_collection_that_was_asked_for_while_none_come_by_themselves_is_not_automatic(pauses):
+def test_a_requested_collection_while_none_are_automatic_is_not_automatic(pauses):
     gc.disable()
     held = [[] for _ in range(1000)]
     gc.set_threshold(50)

@@ -87,7 +87,7 @@ def test_what_opens_and_closes_a_fit_is_on_disk_at_once(path, make, record):
 
 
 @pytest.mark.parametrize("record", [ROW, SPAN, block(1)], ids=lambda record: type(record).__name__)
-def test_what_comes_in_every_step_is_on_disk_at_once_but_ten_times_a_second_at_most(path, make, record):
+def test_lines_of_steps_are_on_disk_at_once_at_most_ten_times_a_second(path, make, record):
     clock = FakeClock()
     journal, written = make(clock=clock), []
     for _ in range(41):
@@ -140,7 +140,7 @@ def test_a_torn_line_costs_itself_only(path, make, torn, monkeypatch):
     assert records(path) == [ROW, ROW]
 
 
-def test_lines_are_written_whole_even_where_the_system_takes_them_in_pieces(path, make, monkeypatch):
+def test_lines_are_written_whole_if_the_system_takes_them_in_pieces(path, make, monkeypatch):
     write = os.write
     journal = make()
     with monkeypatch.context() as patch:
@@ -264,7 +264,7 @@ def test_a_pipe_named_as_a_journal_is_passed_over(path, make):
         read(path)
 
 
-def test_a_full_journal_thins_its_steps_and_short_pauses_and_keeps_the_rest(path, make):
+def test_a_full_journal_thins_steps_and_short_pauses_and_keeps_the_rest(path, make):
     journal = make(max_bytes=1)
     journal.write(block(0))
     for number in range(1, 2 + 64 * 3):
@@ -323,7 +323,7 @@ def test_two_writers_never_share_a_file(path, make, complaints):
 
 @FORKED
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked on this system")
-def test_a_forked_child_that_lives_longer_holds_neither_the_file_nor_its_lock(path, make):
+def test_a_forked_child_that_lives_longer_holds_neither_file_nor_lock(path, make):
     journal = make()
     journal.write(block(1))
     (alive, go), (begun, begin) = os.pipe(), os.pipe()

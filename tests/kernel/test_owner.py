@@ -75,7 +75,7 @@ def test_a_fit_that_keeps_its_place_may_change_its_wish():
 
 
 @pytest.mark.parametrize("end", ["freed", "let_go"])
-def test_a_fit_that_ends_while_the_lock_is_taken_keeps_its_claim_until_the_next_tick(end, monkeypatch):
+def test_a_fit_that_ends_under_the_lock_keeps_its_claim_until_a_tick(end, monkeypatch):
     """Else the owner would ask for no more ticks, and nothing would ever restore the state."""
     monkeypatch.setattr("perf_callbacks.kernel.process.owner.MOMENT_SECONDS", 0.001)
     lamp, fit = Lamp(), Fit()

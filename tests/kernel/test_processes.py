@@ -39,7 +39,7 @@ def test_reads_that_the_system_does_not_tell_are_unknown(tmp_path):
     assert processes.read(lay(tmp_path, 1), 1).read_bytes is None
 
 
-def test_a_system_that_tells_no_shared_pages_leaves_anonymous_memory_unknown(tmp_path):
+def test_a_system_without_shared_pages_leaves_anonymous_memory_unknown(tmp_path):
     found = processes.read(lay(tmp_path, 1, shared=0), 1)
     assert (found.resident_bytes, found.anonymous_bytes) == (10 * PAGE, None)
 

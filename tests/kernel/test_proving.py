@@ -90,7 +90,7 @@ def test_a_fit_that_goes_on_from_a_checkpoint_has_the_same_turns_later():
     assert item.boundaries == [(step + 500, done) for step, done in TURNS]
 
 
-def test_where_steps_are_passed_over_a_turn_comes_late_and_goes_the_way_of_its_step():
+def test_a_turn_comes_late_after_skipped_steps_and_follows_its_step():
     item, proving, _ = on_trial(saves=False)
     for step in (1, 40, 50, 75, 300, 5000):
         if step >= proving.due:
@@ -122,7 +122,7 @@ def test_a_fit_that_ends_in_the_midst_leaves_nothing_behind(until):
 
 
 @pytest.mark.parametrize("at", [10, 40, 70, 500, LAST + 5])
-def test_an_item_that_gives_up_is_tried_no_longer_and_what_it_says_is_all_there_is(at):
+def test_an_item_that_gives_up_is_tried_no_longer_and_says_why(at):
     item, proving, course = on_trial(saves=True)
     course.go(at)
     item.give_up()
@@ -177,7 +177,7 @@ def fit(*, proving=True, **config):
     return Fit(config=PerfConfig(**config), environment=environment.read(), step=0, memory=dict, proving=proving)
 
 
-def test_two_items_are_tried_one_after_the_other_and_each_is_judged_by_itself():
+def test_two_items_are_tried_one_after_the_other_and_judged_apart():
     one, other = Switch("one"), Switch("other")
     rows = []
     startup = Startup(fit(), (Thing(one), Thing(other)), write=rows.append)
@@ -196,7 +196,7 @@ def test_two_items_are_tried_one_after_the_other_and_each_is_judged_by_itself():
     assert (one.going, other.going) == (False, False)
 
 
-def test_what_can_not_be_tried_is_applied_and_the_others_are_tried_when_they_are_on_other_ranks():
+def test_an_untriable_item_is_applied_and_the_others_follow_other_ranks():
     one, other = Switch("one"), Switch("other")
     one.alive = False
     startup = Startup(fit(), (Thing(one), Thing(other)))

@@ -301,7 +301,7 @@ def test_an_interrupt_in_our_own_code_is_an_interrupt_of_the_loop(make, owner, m
     assert (owner.method, owner.loop, recorder.active) == (original, found, False)
 
 
-def test_what_is_measured_when_the_interpreter_exits_is_put_back_and_written(tmp_path):
+def test_a_fit_at_the_exit_of_the_interpreter_is_restored_and_written(tmp_path):
     script = f"""
         import atexit, gc
         from pathlib import Path
@@ -344,7 +344,7 @@ def test_an_interrupt_while_it_closes_keeps_nothing_from_being_put_back(make, ow
     assert (owner.method, gc.callbacks, recorder.active) == (original, found, False)
 
 
-def test_a_failure_within_a_collection_waits_until_what_it_fell_into_is_done(make, owner, monkeypatch, caplog):
+def test_a_failure_within_a_collection_waits_for_the_call_it_fell_into(make, owner, monkeypatch, caplog):
     monkeypatch.setattr(Engine, "pause", raising)
     recorder = make()
 

@@ -57,7 +57,7 @@ def until(condition):
     [(1, 4.0, 2.0), (2, 8.0, 4.0), (None, 8.0, 4.0)],
     ids=["tensor parallel", "data parallel", "each its own"],
 )
-def test_samples_that_ranks_share_count_once_over_all_and_in_part_per_device(
+def test_samples_shared_by_ranks_count_once_and_in_part_per_device(
     tmp_path, ranks, data_parallel, over_all, per_device
 ):
     recorders, clock = ranks(data_parallel)
@@ -79,7 +79,7 @@ def test_samples_that_ranks_share_count_once_over_all_and_in_part_per_device(
     assert len({records(tmp_path, Run, rank=rank)[0].run_id for rank in range(2)}) == 1
 
 
-def test_where_nobody_knows_who_shares_samples_there_are_no_rates_of_the_job(tmp_path, ranks, caplog):
+def test_there_are_no_rates_of_the_job_if_sharing_of_samples_is_unknown(tmp_path, ranks, caplog):
     recorders, clock = ranks(None, ambiguous="a mesh dimension without a name says nothing")
     train(recorders, clock, steps=range(1, 5))
     until(lambda: all(one.ranks.latest is not None and one.ranks.latest.last_step == 4 for one in recorders))

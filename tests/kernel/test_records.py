@@ -207,7 +207,7 @@ def test_a_value_of_another_type_costs_its_line(line):
     ],
     ids=lambda line: line[:90],
 )
-def test_numbers_that_are_none_and_columns_that_differ_in_length_cost_their_line(broken):
+def test_wrong_numbers_and_columns_of_unequal_length_cost_their_line(broken):
     assert decode(GC) is not None
     assert decode(broken) is None
 

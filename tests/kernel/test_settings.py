@@ -112,7 +112,7 @@ def test_the_environment_wins_over_a_file_and_a_file_over_the_code():
     assert settings.origins == {"gc": "PERF_CALLBACKS_GC", "window": "perf.yaml, line 2"}
 
 
-def test_the_variables_that_launch_has_set_are_called_those_of_accelerates_config():
+def test_variables_set_by_launch_are_named_as_those_of_accelerates_config():
     environ = {"PERF_CALLBACKS_GC": "observe", "PERF_CALLBACKS_WINDOW": "20", "PERF_CALLBACKS_SECTION": "window"}
     settings = resolve(None, environ)
     assert (settings.from_env, settings.from_file) == (("gc",), {"window": "accelerate's config"})

@@ -26,7 +26,7 @@ def train(directory, each):
 
 
 @pytest.mark.parametrize("handled", [PreemptError, KeyboardInterrupt])
-def test_a_signal_during_a_collection_of_the_program_is_raised_when_the_step_ends(tmp_path, handled):
+def test_a_signal_during_a_collection_is_raised_when_the_step_ends(tmp_path, handled):
     hook, seen = sys.unraisablehook, []
 
     def handle(_signum, _frame):

@@ -71,7 +71,7 @@ def test_which_way_a_step_goes_depends_on_its_number_alone():
     assert [Trial(AFTER + 7).done_after(number + 7) for number in range(AFTER - 300, trial.last + 300)] == before
 
 
-def test_turns_are_as_often_done_as_left_and_half_of_the_pairs_go_the_other_way_round():
+def test_turns_are_done_as_often_as_left_and_half_of_the_pairs_are_swapped():
     """Not by a period: somebody else's may be the same."""
     ways = [done_in(AFTER + 1 + turn * TURN) for turn in range(TURNS)]
     assert ways[:8] == [False, True, True, False, True, False, False, True]
@@ -110,7 +110,7 @@ def chances(pairs):
     return [way / 2**pairs for way in ways]
 
 
-def test_so_many_means_are_cut_off_that_999_of_1000_intervals_hold_the_truth_and_no_more():
+def test_999_of_1000_trimmed_intervals_hold_the_truth_and_no_more():
     assert [*CUT_OFF] == [*range(FEWEST, PAIRS + 1)]
     for pairs, cut in CUT_OFF.items():
         known = chances(pairs)
@@ -199,7 +199,7 @@ def test_what_grows_evenly_meanwhile_cancels_out():
 
 
 @pytest.mark.parametrize("factor", [2.0**-10, 0.5, 2.0**10])
-def test_times_that_are_so_many_times_as_long_are_told_as_so_many_times_as_long(factor):
+def test_times_scaled_by_a_factor_are_found_as_scaled_by_it(factor):
     def take(number):
         return scaled(number, 1.0)
 
@@ -230,7 +230,7 @@ RARE = {AFTER + 1 + LEFT[turn] * TURN + 20 for turn in (1, 7, 12)}
 """Steps, all of them left, in which a full collection falls."""
 
 
-def test_a_rare_collection_counts_in_full_and_for_all_steps_that_it_looked_at():
+def test_a_rare_collection_counts_in_full_and_for_all_of_its_steps():
     """Of 16 pairs only three have one: a middle of differences alone would not see them."""
 
     def take(number):
@@ -243,7 +243,7 @@ def test_a_rare_collection_counts_in_full_and_for_all_steps_that_it_looked_at():
     assert not come_of(take).better
 
 
-def test_what_has_nothing_to_do_with_collections_is_neither_praised_nor_blamed_for_them():
+def test_time_unrelated_to_collections_is_neither_their_gain_nor_loss():
     for seed in SEEDS:
         random, noise = Random(seed), noisy(seed)
 
@@ -311,7 +311,7 @@ def test_what_saves_nothing_is_found_to_on_a_machine_however_busy(hiccups):
 
 
 @pytest.mark.parametrize(("hiccups", "found"), [(0, 20), (0.01, 20), (0.05, 18)])
-def test_what_saves_a_twentieth_is_found_to_the_more_surely_the_less_busy_the_machine(hiccups, found):
+def test_a_gain_of_a_twentieth_is_surer_on_a_quiet_machine(hiccups, found):
     assert sum([come_of(noisy(seed, saved=0.01, hiccups=hiccups)).better for seed in SEEDS]) >= found
 
 

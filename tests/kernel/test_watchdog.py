@@ -106,7 +106,7 @@ def test_the_thread_ends_as_soon_as_the_last_is_said_to_have_ended(monkeypatch):
     dog.stop()
 
 
-def test_the_thread_has_ended_when_the_last_fit_does_also_in_the_midst_of_a_tick(monkeypatch):
+def test_the_thread_ends_with_the_last_fit_even_within_a_tick(monkeypatch):
     monkeypatch.setattr(watchdog, "PERIOD_SECONDS", 3600.0)
     monkeypatch.setattr(watchdog, "HURRY_SECONDS", 60.0)
     dog, going, begun = Watchdog(), [True], threading.Event()

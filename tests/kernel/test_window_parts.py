@@ -132,7 +132,7 @@ def test_a_window_that_is_heard_of_while_training_counts_from_the_next_on(monkey
     ]
 
 
-def test_what_others_say_of_a_window_goes_to_the_journal_once_and_into_the_rows():
+def test_a_window_of_other_ranks_is_in_the_journal_once_and_in_the_rows():
     ranks = FakeRanks(window=2)
     fit = Fit(a_run(world_size=2), ranks=ranks)
     fit.step(other=1)
@@ -166,7 +166,7 @@ def test_a_part_carries_a_value_for_each_step_also_for_those_in_no_row():
     assert math.isnan(unknown)
 
 
-def test_steps_before_a_fit_began_or_before_signals_were_wanted_are_unknown():
+def test_steps_before_a_fit_or_before_signals_were_wanted_are_unknown():
     parts = parts_of(after=4, length=3)
     parts.signals = True
     ((unknown, *known),) = signals(parts, 5, 6)
@@ -199,7 +199,7 @@ def test_signals_of_all_observers_are_made_from_all_steps_of_a_window():
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_parts_have_no_signals_unless_ranks_want_them_and_an_observer_has_some(wanted):
+def test_parts_have_signals_only_if_ranks_want_and_an_observer_has_them(wanted):
     ranks = FakeRanks(window=2)
     ranks.signals = wanted
     fit = Fit(a_run(world_size=2), ranks=ranks, observers=observed_by(Observer() if wanted else OwnSeconds()))

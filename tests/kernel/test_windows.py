@@ -45,7 +45,7 @@ ITEMS = [
 ]
 
 
-def test_a_window_is_what_all_ranks_went_through_in_the_time_of_the_slowest():
+def test_a_window_sums_all_ranks_over_the_time_of_the_slowest():
     assert combine([PART, OTHER]) == WINDOW
 
 
@@ -94,7 +94,7 @@ def test_samples_that_several_ranks_go_through_together_count_once():
         [replace(part, steps=0, seconds=0.0) for part in (PART, OTHER)],
     ],
 )
-def test_there_is_no_window_where_ranks_are_missing_or_count_different_things(parts):
+def test_there_is_no_window_if_ranks_are_missing_or_count_different_things(parts):
     assert combine(parts) is None
 
 
@@ -109,7 +109,7 @@ def test_what_ranks_hand_each_other_makes_the_round_trip(item):
     assert unpack(type(item), pack(item)) == item
 
 
-def test_what_is_asked_for_holds_some_windows_later_and_from_then_on_as_was_said():
+def test_a_request_holds_some_windows_later_and_from_then_on():
     first = hold(WINDOW, None)
     assert first.holds == {"gc_interval": 150 + NOTICE * 50}
     second = hold(replace(WINDOW, first_step=151, last_step=200, asks={"gc_interval": 25, "keep gc": 1}), first)

@@ -119,7 +119,7 @@ DOINGS = st.lists(
 
 @pytest.mark.parametrize("item", ITEMS, ids=lambda item: item.slug)
 @given(environment=ENVIRONMENTS, config=CONFIGS, fake=FINDS, doings=DOINGS)
-def test_what_was_tried_in_turns_of_whatever_order_leaves_the_world_as_found(item, environment, config, fake, doings):
+def test_trials_in_turns_of_any_order_leave_the_world_as_found(item, environment, config, fake, doings):
     loader, copier = DataLoader(range(4)), Copier()
     batches = Batches(loaders=(loader,), first=(copier, "first"), copy=(copier, "copy"))
     with pytest.MonkeyPatch.context() as monkeypatch:

@@ -58,7 +58,7 @@ def test_whatever_fits_do_all_is_as_found_when_the_last_has_let_go(enabled, froz
 
 
 @given(turns=st.lists(st.sampled_from("ab"), min_size=1, max_size=200))
-def test_fits_that_go_on_in_turns_collect_no_more_often_than_the_busier_one_would(turns):
+def test_alternating_fits_collect_no_more_often_than_the_busier_one(turns):
     with pytest.MonkeyPatch.context() as monkeypatch:
         fake = put(monkeypatch, FakeGc())
         fits = AcceleratorSession(collector.COLLECTOR)

@@ -46,7 +46,7 @@ def played(events):
 
 
 @given(st.lists(EVENTS, max_size=60))
-def test_every_optimizer_step_is_one_record_and_no_time_is_lost_or_counted_twice(events):
+def test_each_step_is_one_record_and_no_time_is_lost_or_counted_twice(events):
     fit = played(events)
     steps = fit.steps()
     assert [step["step"] for step in steps] == list(range(1, fit.number + 1))

@@ -112,7 +112,7 @@ SPELLS = st.fixed_dictionaries(
     SPELLS,
     st.fixed_dictionaries({"ranks": st.integers(2, 5), "seed": st.integers(0, 10**6), "noise": st.floats(0, 0.03)}),
 )
-def test_what_is_lost_is_what_the_steps_take_longer_wherever_a_rank_begins_and_stops_being_slow(spell, kwargs):
+def test_the_loss_is_the_extra_time_of_steps_whenever_a_rank_is_slow(spell, kwargs):
     slow = dict.fromkeys(range(spell["first"], spell["first"] + spell["steps"]), (1, spell["cause"], spell["seconds"]))
     hit = {**slow, **{step: (0, cause, seconds) for step, cause, seconds in spell["faults"]}}
     stragglers, took = Stragglers(), 0.0

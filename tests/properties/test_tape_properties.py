@@ -84,7 +84,7 @@ def test_what_was_read_is_gone_and_no_pause_is_lost(events):
 
 
 @given(st.lists(st.tuples(MARKS | st.just(END) | st.just("pause"), SECONDS), max_size=40), st.sets(st.integers(0, 40)))
-def test_the_stage_and_its_beginning_are_known_at_any_time_however_it_is_read(events, reads):
+def test_the_stage_and_its_beginning_are_known_at_any_time(events, reads):
     tape, now, last = Tape(), 0.0, 0.0
     tape.begin(now)
     for place, (mark, length) in enumerate(events):
@@ -112,7 +112,7 @@ def test_nobody_listens_before_the_begin_nor_after_ignore():
     assert tape.read()[0].rows == [(0, 0, 0, 0, 0, 2.0)]
 
 
-def test_a_pause_between_the_clock_and_the_end_of_a_step_is_in_the_next_one():
+def test_a_pause_between_the_clock_and_the_end_of_a_step_is_in_the_next():
     tape = Tape()
     tape.begin(0.0)
     tape.note(Pause(0, 1.5, 0.25, 0, automatic=True, here=True))  # the clock had been read before

@@ -48,7 +48,7 @@ def test_every_rank_takes_over_window_and_run_from_rank_0():
     assert {exchange.agree(0).run_id for exchange in job.ranks} == {job.run_id}
 
 
-def test_a_window_that_all_ranks_went_through_is_known_to_all_and_handed_out_once(job):
+def test_a_window_of_all_ranks_is_known_to_all_and_handed_out_once(job):
     job.through(0)
     assert job.latest == [job.whole(0)] * 3
     assert [exchange.take() for exchange in job.ranks] == [[job.whole(0)], [], []]
@@ -297,7 +297,7 @@ class FailingStore:
         return call
 
 
-def test_rank_0_that_was_stopped_beyond_the_deadline_hears_of_the_others_a_moment_later():
+def test_rank_0_stopped_beyond_the_deadline_hears_the_others_soon_after():
     """The store stops with the process that serves it: what the others write is there only after rank 0 has looked."""
     job = Job()
     job.step()
@@ -706,7 +706,7 @@ def test_ranks_that_counted_different_steps_are_analysed_all_the_same(job):
     assert job.latest == [None] * 3
 
 
-def test_a_window_goes_without_a_rank_that_is_missing_at_the_deadline_and_says_so_once(job, caplog):
+def test_a_window_without_a_rank_missing_at_the_deadline_is_told_once(job, caplog):
     reader = Windows(job.ranks[0])
     gathered = reader.all
     for window in range(3):
@@ -739,7 +739,7 @@ def test_a_rank_that_is_heard_of_alone_is_compared_with_nobody(job, there):
     assert Stragglers().window(range(1, LENGTH + 1), gathered[0].signals) == []
 
 
-def test_a_part_that_is_too_large_ends_the_exchange_of_its_rank_and_says_so(job, monkeypatch):
+def test_a_part_that_is_too_large_ends_the_exchange_of_its_rank(job, monkeypatch):
     monkeypatch.setattr(rounds, "LARGEST", 100)
     job.through(0)
     assert [exchange.failure for exchange in job.ranks[1:]] == [
@@ -770,7 +770,7 @@ def test_long_steps_move_the_deadline(job):
     assert job.latest[0] == replace(job.whole(0), seconds=60.0 * (LENGTH - 1))
 
 
-def test_a_rank_that_is_deaf_for_thirty_seconds_costs_windows_and_comes_back(job):
+def test_a_rank_deaf_for_thirty_seconds_costs_windows_and_comes_back(job):
     """Its steps go on, as nothing in the training waits for the store."""
     for window in range(6):  # five seconds each
         job.offer(window)
@@ -879,7 +879,7 @@ def test_what_was_asked_for_holds_while_a_rank_is_missing(job):
     assert (job.latest[1].missing, job.latest[1].holds) == (0, held)
 
 
-def test_what_is_asked_for_in_a_window_that_comes_late_holds_some_windows_after_the_newest(job):
+def test_a_request_in_a_late_window_holds_some_windows_after_the_newest(job):
     for window in range(4):
         job.offer(window, 0, 2, asks={"gc_interval": 50})
         job.step(0, 2)

@@ -167,7 +167,7 @@ def test_a_rank_that_does_not_take_part_is_missing_from_windows(job):
     job.assert_nobody_waited(0, 2)
 
 
-def test_without_rank_0_the_others_wait_for_five_seconds_at_the_start_and_never_again(job):
+def test_without_rank_0_the_others_wait_five_seconds_once(job):
     job.start(3, (0, {"exchanging": False}), steps=200)
     job.until(lambda: all(job.facts(rank)["step"] == 200 for rank in range(3)))
     assert job.end(0, 1, 2) == [0, 0, 0]
@@ -279,7 +279,7 @@ def test_a_rank_that_is_deaf_beyond_the_deadline_costs_one_window_at_most(job):
     assert job.errors(1) + job.errors(2) == []
 
 
-def test_ranks_that_an_elastic_launcher_restarts_exchange_windows_of_their_own(tmp_path):
+def test_ranks_restarted_by_an_elastic_launcher_exchange_their_own_windows(tmp_path):
     """Rank 1 dies in the first attempt. The launcher has a store per attempt: gloo needs it, see docs/ranks.md."""
     chosen = {"rank": -1, "world_size": 2, "steps": 60, "wait": False, "dies_at": 35, "deadline": 60.0}
     plan = Plan(directory=str(tmp_path), port=None, **chosen)

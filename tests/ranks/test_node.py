@@ -77,7 +77,7 @@ def test_only_first_ranks_connect_to_the_store_and_keys_are_few(job, monkeypatch
     assert len([key for key in parts_of(job) if job.store.get(key)]) == 2 * rounds.KEPT
 
 
-def test_a_rank_without_a_part_is_missing_and_the_rest_of_its_machine_is_there(job):
+def test_a_rank_without_a_part_is_missing_and_its_machine_is_there(job):
     reader = Windows(job.ranks[0])
     there = [rank for rank in range(8) if rank not in {2, 5}]
     job.offer(0, *there)
@@ -89,7 +89,7 @@ def test_a_rank_without_a_part_is_missing_and_the_rest_of_its_machine_is_there(j
     assert [exchange.latest for exchange in job.ranks if exchange is not job.ranks[2]][4] != job.whole(0)
 
 
-def test_a_rank_that_comes_after_the_others_of_its_machine_is_in_time_until_the_deadline(job):
+def test_the_last_rank_of_a_machine_is_in_time_until_the_deadline(job):
     there = [rank for rank in range(8) if rank != 6]
     job.offer(0, *there)
     for _ in range(2):
@@ -294,7 +294,7 @@ def test_notes_from_before_the_process_began_are_of_a_job_that_was_killed(nodes,
     assert later.latest == [later.whole(0)] * 4
 
 
-def test_settings_of_the_next_fit_stay_when_a_rank_of_the_one_before_leaves(tmp_path, monkeypatch):
+def test_settings_of_the_next_fit_stay_when_a_rank_of_the_last_leaves(tmp_path, monkeypatch):
     folder, late = FileNotes(tmp_path / "notes"), FileNotes(tmp_path / "notes")
     late.write("part0 3", "part")
     read = late.read
@@ -310,7 +310,7 @@ def test_settings_of_the_next_fit_stay_when_a_rank_of_the_one_before_leaves(tmp_
     assert files_of(tmp_path / "notes") == ["verdict"]
 
 
-def test_the_end_of_a_fit_removes_no_notes_of_the_next_one_in_the_same_process(tmp_path):
+def test_the_end_of_a_fit_removes_no_notes_of_the_next_one(tmp_path):
     first, second = FileNotes(tmp_path / "notes"), FileNotes(tmp_path / "notes")
     for folder in (first, second):
         folder.write("verdict", "the same")
@@ -320,7 +320,7 @@ def test_the_end_of_a_fit_removes_no_notes_of_the_next_one_in_the_same_process(t
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_note_is_written_though_the_directory_vanishes_before_it_has_its_name(tmp_path, monkeypatch):
+def test_a_note_is_written_though_the_directory_vanishes_before_its_rename(tmp_path, monkeypatch):
     folder, replace_file, calls = FileNotes(tmp_path / "notes"), os.replace, []
 
     def vanishes(*names, **directories):
@@ -342,7 +342,7 @@ def test_a_directory_that_always_vanishes_is_an_error_in_the_end(tmp_path, monke
         folder.write("key", "note")
 
 
-def test_each_attempt_of_a_job_has_a_directory_of_its_own_and_removes_the_one_before(tmp_path, monkeypatch):
+def test_each_attempt_of_a_job_has_a_directory_and_removes_the_last_one(tmp_path, monkeypatch):
     monkeypatch.setattr(node.tempfile, "gettempdir", lambda: str(tmp_path))
 
     def nodes(attempt, port="29500"):
@@ -366,7 +366,7 @@ def test_each_attempt_of_a_job_has_a_directory_of_its_own_and_removes_the_one_be
     }
 
 
-def test_a_directory_that_was_left_a_day_ago_goes_with_the_next_job_of_this_user(tmp_path, monkeypatch):
+def test_a_directory_left_a_day_ago_goes_with_the_next_job_of_this_user(tmp_path, monkeypatch):
     monkeypatch.setattr(node.tempfile, "gettempdir", lambda: str(tmp_path))
     mine, left, young = [
         gathered(0, 8, (0, 8), many=4, job=(job, "29500")).directory for job in ("mine", "left", "new")

@@ -63,7 +63,7 @@ def test_a_quick_step_is_as_quick_among_slow_ones():
 
 
 @pytest.mark.parametrize(("length", "correlation"), [(640, 0.0), (640, 0.5), (3200, 0.9)])
-def test_the_interval_of_a_quick_step_holds_the_truth_nearly_as_often_as_it_says(length, correlation):
+def test_the_interval_of_a_quick_step_holds_the_truth_as_often_as_claimed(length, correlation):
     runs = [a_run(seed, length=length, correlation=correlation, factor=1 + 0.1 * (seed % 2)) for seed in range(400)]
     estimates = [quick(times) for times in runs]
     found = [change(before, after) for before, after in zip(estimates[::2], estimates[1::2], strict=True)]

@@ -167,7 +167,7 @@ def test_the_closing_table_says_why_measuring_stopped():
     assert closing.endswith(expected)
 
 
-def test_the_closing_table_tells_the_collections_of_the_checklist_from_the_programs():
+def test_the_closing_table_parts_collections_of_checklist_and_program():
     changes = {"gc_collections": (3, 1, 0), "gc_seconds": 0.02, "gc_longest": 0.01}
     own = {"gc_scheduled_seconds": 0.005, "gc_startup_seconds": 0.25}
     told = "\n  4 garbage collections (young/middle/full 3/1/0) took 20.0 ms, the longest 10.0 ms"

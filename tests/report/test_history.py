@@ -48,7 +48,7 @@ def test_a_journal_that_was_deleted_and_begun_again_is_one_attempt():
     assert [[*attempt.step] for attempt in fit.first] == [[1, 2, 3, 4]]
 
 
-def test_a_file_that_was_cut_at_its_beginning_is_not_taken_for_the_rank_before():
+def test_a_file_cut_at_its_beginning_is_not_taken_for_the_rank_before():
     [fit] = gather([entries(a_run(), steps(1, 2)), entries(steps(3, 4))])
     assert [*fit.first[0].step] == [1, 2]
 

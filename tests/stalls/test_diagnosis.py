@@ -24,7 +24,7 @@ def a_patience(setting="60", step=10):
     return patience
 
 
-def test_a_stall_begins_once_after_the_patience_and_ends_with_the_next_step():
+def test_a_stall_begins_once_after_the_patience_until_the_next_step():
     patience = a_patience()
     assert ticks(patience, 200) == [(60, "began")]
     assert patience.tick(201.0, 11, None) == "over"
@@ -66,7 +66,7 @@ def test_the_first_three_steps_may_take_ten_times_as_long():
     assert [second for second, _ in ticks(Patience("60", 0, 0.0), 700, step=0)] == [600]
 
 
-def test_a_stall_is_told_with_all_seconds_also_those_in_which_no_thread_could_look():
+def test_a_stall_has_all_seconds_even_if_no_thread_could_look():
     patience = a_patience("5")
     assert ticks(patience, 4) == []
     assert patience.tick(8.0, 10, None) == "began"

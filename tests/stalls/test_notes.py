@@ -103,7 +103,7 @@ def test_a_rank_without_the_callback_is_named():
     assert job.told[0][1].startswith("Rank 2 never said anything")
 
 
-def test_a_rank_that_has_ended_its_training_is_named_and_another_fit_is_not_heard():
+def test_a_rank_that_ended_is_named_and_another_fit_is_not_heard():
     board = StoreNotes(dist.HashStore())
     earlier = Job(3, "earlier", board)
     earlier.go(0, 20)
@@ -146,7 +146,7 @@ def test_a_checkpoint_that_hangs_is_told():
     assert text.startswith("Rank 2 is in a checkpoint: loader.py:41 `load`.")
 
 
-def test_a_rank_that_is_stopped_in_its_checkpoint_is_told_after_the_longer_patience():
+def test_a_rank_stopped_in_its_checkpoint_is_told_after_longer_patience():
     job = Job(2)
     job.states[1] = dataclasses.replace(BUSY, stage="checkpoint", spanned=True)
     job.go(0, 6)
@@ -238,7 +238,7 @@ def test_a_stall_is_told_once_whatever_machine_the_rank_is_on(machines):
     assert [own.told for own in notes] == [False] * 8
 
 
-def test_a_rank_that_has_ended_the_training_says_so_through_the_first_of_its_machine(machines):
+def test_a_rank_that_ended_says_so_through_the_first_of_its_machine(machines):
     job, notes = machines
     notes[7].say(dataclasses.replace(BUSY, state=ENDED), 0.0)
     job.ranks[7]._rounds.leave()

@@ -108,7 +108,7 @@ def test_steps_may_be_read_at_any_moment():
     assert [one.local for one in fit.of_steps()[1:]] == [3.5] * 3
 
 
-def test_the_time_without_a_cpu_of_several_steps_is_spread_over_them_by_their_length():
+def test_time_without_a_cpu_is_spread_over_steps_by_their_length():
     """The scheduler's count is not read in each of many short steps."""
     fit, line = Trained(), b""
     for seconds, read in ((1.0, True), (1.0, False), (1.0, False), (2.0, True), (1.0, True)):
@@ -119,7 +119,7 @@ def test_the_time_without_a_cpu_of_several_steps_is_spread_over_them_by_their_le
     assert [step.steal for step in fit.of_steps()[1:]] == [0.1875, 0.1875, 0.375, 0.25]
 
 
-def test_steps_of_which_the_scheduler_says_nothing_are_not_kept_and_spoil_no_others():
+def test_steps_unknown_to_the_scheduler_are_not_kept_and_spoil_no_others():
     fit, line = Trained(), b""
     for read in (True, False, None, False, True):  # None: it says nothing
         fit.back(1.0, delay=250_000_000)

@@ -165,7 +165,7 @@ def test_the_last_window_is_compared_if_the_fit_ends_with_it(job, monkeypatch):
     assert ranks[0].recorder.summary.stragglers.seconds_by_cause == {"data": 2.0}
 
 
-def test_all_that_was_changed_is_put_back_before_rank_0_waits_for_the_others(job, monkeypatch):
+def test_all_changes_are_undone_before_rank_0_waits_for_the_others(job, monkeypatch):
     """Else it keeps the collector, while the fit has visibly ended, and the watchdog takes it for an abandoned one."""
     ranks = job()
     train(ranks, WINDOW)  # rank 1's part of the window is not there yet
@@ -200,7 +200,7 @@ def test_a_fit_of_rank_0_that_was_left_open_is_freed(job):
     until(lambda: gc.collect() is None or held() is None)
 
 
-def test_where_nobody_tells_of_gradients_the_time_outside_of_backward_is_compared(job):
+def test_without_gradient_hooks_time_outside_of_backward_is_compared(job):
     ranks = job(timed=False)
     train(ranks, WINDOW, [(8, 1, "data", 2.0), (13, 0, "gc", 3.0)])
     summary = compared(ranks[0], WINDOW - 1)
@@ -218,7 +218,7 @@ def test_no_rank_has_a_hook_and_none_is_compared_with_stragglers_off(job, caplog
     assert not caplog.records
 
 
-def test_hooks_are_gone_when_the_fit_ends_and_the_model_can_be_copied_before(job):
+def test_hooks_are_gone_after_the_fit_and_the_model_can_be_copied_before(job):
     ranks = job()
     weight = ranks[0].model.weight
     assert len(_hooks(weight)) == 1
@@ -251,7 +251,7 @@ def test_a_model_that_cannot_be_looked_at_ends_only_the_search(job, monkeypatch,
     assert ranks[0].recorder.summary.stragglers is None
 
 
-def test_an_error_in_the_signals_of_a_rank_is_told_once_and_ends_only_these(job, monkeypatch, caplog):
+def test_an_error_in_the_signals_of_a_rank_is_told_once_and_ends_them(job, monkeypatch, caplog):
     monkeypatch.setattr("perf_callbacks.stragglers.signals.of_gradients", lambda *_: 1 / 0)
     ranks = job()
     train(ranks, 2 * WINDOW)
@@ -267,7 +267,7 @@ def test_a_file_of_the_scheduler_that_was_closed_harms_no_backward(job, monkeypa
     assert compared(ranks[0], WINDOW - 2).stragglers.costliest[0][:2] == (1, "data")
 
 
-def test_the_time_without_a_cpu_is_read_once_in_short_steps_and_in_each_long_one(monkeypatch):
+def test_time_without_a_cpu_is_read_in_each_long_step_and_rarely_in_short(monkeypatch):
     lines = iter([b"0 1 0", b"0 2 0", b"0 3 0", b"0 4 0"])
     monkeypatch.setattr(gradient_moments.os, "pread", lambda *_: next(lines))
     monkeypatch.setattr(gradient_moments, "_schedstat", lambda: os.open(os.devnull, os.O_RDONLY))

@@ -50,7 +50,7 @@ def test_quiet_ranks_are_never_named(ranks, ragged):
 
 
 @pytest.mark.parametrize("cause", ["data", "steal", "host"])
-def test_a_rank_that_is_slow_for_long_is_named_with_its_causes_and_its_loss(cause):
+def test_a_rank_that_is_slow_for_long_is_named_with_causes_and_loss(cause):
     told, stragglers = found(traces.windows(4, 300, seed=5, slow=(2, cause, 0.12)))
     assert {one.rank for one in told} == {2}
     (slow,) = stragglers.slow
@@ -62,7 +62,7 @@ def test_a_rank_that_is_slow_for_long_is_named_with_its_causes_and_its_loss(caus
     assert stragglers.causes[cause] == pytest.approx(0.12 * 300, rel=0.15)
 
 
-def test_a_slow_rank_is_told_of_from_the_second_window_on_and_forgotten_when_it_recovers():
+def test_a_slow_rank_is_named_from_the_second_window_until_it_recovers():
     stragglers = Stragglers()
     slow = traces.windows(4, 100, seed=5, slow=(1, "host", 0.2))
     told = [stragglers.window(range(first, first + 50), signals) for first, signals in slow]
@@ -77,7 +77,7 @@ def test_each_window_of_a_slow_rank_is_told_of_with_its_own_last_step():
     assert [one.step for one in told if one.cause == "host"] == [50, 100, 150]
 
 
-def test_the_steps_of_a_slow_rank_before_its_first_window_and_after_its_last_one_count_too():
+def test_steps_of_a_slow_rank_around_its_first_and_last_window_count():
     slow = [(step, 1, "host", 0.2) for step in range(32, 169)]
     told, stragglers = found(traces.windows(4, 250, seed=5, faults=slow))
     assert [(one.step, one.steps) for one in told if one.cause == "host"] == [(100, 69), (150, 50), (168, 18)]
@@ -85,7 +85,7 @@ def test_the_steps_of_a_slow_rank_before_its_first_window_and_after_its_last_one
     assert stragglers.slow == []
 
 
-def test_a_rank_that_is_slow_in_half_of_a_window_is_told_of_by_its_usual_steps():
+def test_a_rank_slow_in_half_of_a_window_is_judged_by_its_usual_steps():
     slow = [(step, 1, "data", 0.8) for step in range(206, 231)]
     told, _ = found(traces.windows(2, 250, seed=5, faults=slow))
     assert [one.step for one in told] == [*range(206, 231)]
@@ -148,14 +148,14 @@ def test_a_collection_on_all_ranks_at_once_makes_nobody_wait():
     assert found(traces.windows(4, 100, faults=faults))[0] == []
 
 
-def test_collections_on_all_ranks_at_once_cost_what_the_longest_takes_beyond_a_usual_one():
+def test_collections_on_all_ranks_cost_the_longest_beyond_a_usual_one():
     faults = [(20, rank, "gc", 0.5 + 0.2 * rank) for rank in range(4)]
     told, stragglers = found(traces.windows(4, 50, faults=faults))
     assert [(one.step, one.rank, one.cause) for one in told] == [(20, 3, "gc")]
     assert stragglers.causes["gc"] == pytest.approx(0.4, rel=0.1)
 
 
-def test_collections_on_all_ranks_that_take_nearly_as_long_make_nobody_wait():
+def test_collections_of_equal_length_on_all_ranks_make_no_rank_wait():
     faults = [(20, rank, "gc", 1.0 + 0.12 * rank) for rank in range(4)]
     assert found(traces.windows(4, 50, faults=faults))[0] == []
 
