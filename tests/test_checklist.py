@@ -205,7 +205,7 @@ def test_an_item_is_tried_where_all_can_find_out_together_what_it_buys(monkeypat
         ("affinity", "not applicable"),
     ]
     assert (journal, recorder.observers.due) == (list(rows), 102)
-    assert rows[0].why == "done and left in turns of 32 steps until step 1,126, to prove what it buys"
+    assert rows[0].why == "on and off in turns of 32 steps until step 1,126, to measure what it saves"
     recorder.observers.step_ended(102)
     recorder.observers.step_began()
     assert (fake.automatic, recorder.observers.due) == (True, 134)
@@ -253,7 +253,7 @@ def a_row(status, why=None, **more):
 
 TRIED = a_row("on trial", "done and left in turns")
 KEPT = a_row("applied", "it saves 2 ms", saved_seconds=(0.001, 0.002, 0.003))
-LATER = a_row("applied", "every 50 steps from step 400 on: some rank needs it")
+LATER = a_row("applied", "every 50 steps from step 400 on: a rank asked for it")
 ENDED = a_row("skipped", "somebody turned automatic collection on before step 90, and it stays on")
 
 

@@ -43,7 +43,7 @@ OBSERVERS: tuple[Callable[[Recorder, Training], Observer | None], ...] = (
 
 
 NO_EFFECT = (
-    f"perf_callbacks: {SWITCH}=1 had no effect: nothing arms this program, and it makes no callback of its own. "
+    f"perf_callbacks: {SWITCH}=1 had no effect: nothing adds the callback to this program, and its own code has none. "
     "Start it with `perf-callbacks run`, or run `perf-callbacks autoload enable` once; "
     "`perf-callbacks status` says what is measured."
 )

@@ -50,7 +50,7 @@ SPEAKS = {
         Finding(
             cause="memory",
             share=None,
-            evidence="PYTORCH_NO_CUDA_MEMORY_CACHING is set: the driver is asked for the memory of each tensor",
+            evidence="PYTORCH_NO_CUDA_MEMORY_CACHING is set: torch asks the driver for the memory of each tensor",
             remedy="unsetting PYTORCH_NO_CUDA_MEMORY_CACHING",
         ),
     ),
@@ -121,7 +121,7 @@ SPEAKS = {
             cause="sync",
             share=None,
             evidence="DDP reduces gradients after each of 4 micro-batches of a step",
-            remedy="with model.no_sync(): around all but the last",
+            remedy="with model.no_sync(): around all micro-batches but the last",
         ),
     ),
     "reductions with Accelerate": (

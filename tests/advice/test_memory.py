@@ -34,7 +34,7 @@ def test_a_leak_tells_its_pace_and_when_memory_is_full(available, told):
     finding = found(leak=LEAK, available=available)
     assert (finding.cause, finding.share) == ("memory", None)
     assert finding.evidence == (
-        "Host memory without pages of files grew by 2.5 GB per hour (0.8 MB per step), from 3.0 to 4.0 GB, "
+        "Host memory (without pages of files) grew by 2.5 GB per hour (0.8 MB per step), from 3.0 to 4.0 GB, "
         "and didn't level off" + told
     )
     assert finding.remedy == "keeping no tensor from step to step: losses.append(loss.item())"

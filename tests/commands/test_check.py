@@ -54,7 +54,7 @@ def test_every_item_has_its_line_and_says_why(check):
     assert first == "A training on cpu would begin with"
     assert [line.split()[0] for line in items] == [item.slug for item in ITEMS]
     assert items[0].split(None, 1)[1].startswith("to be applied   automatic, thresholds ")
-    assert items[0].endswith("no collection falls into the midst of a step, and all ranks collect at the same one")
+    assert items[0].endswith("no collection interrupts a step, and all ranks collect at the same step")
     assert peak == "MFU would be of a peak of 989.5 TFLOPS in any number format (peak_tflops=989.5)"
     assert table[0].split() == ["rank", "GPU", "NUMA", "CPUs", "in", "a", "training", "threads", "affinity"]
     assert [line.split()[0] for line in table[1:]] == ["0"]

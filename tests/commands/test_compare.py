@@ -165,7 +165,7 @@ def test_the_threshold_is_a_percentage_of_the_time(tmp_path, capsys, fail_over, 
 def test_what_may_be_chance_is_no_regression(tmp_path, capsys):
     a = write(tmp_path / "a", steps([0.1, 0.3] * 5))
     b = write(tmp_path / "b", steps([0.1, 0.1, 0.4, 0.1, 0.4, 0.1, 0.3, 0.3, 0.4, 0.4]))
-    assert compared(capsys, a, b).startswith("Undecided, more steps would tell: ")
+    assert compared(capsys, a, b).startswith("Undecided, run more steps: ")
 
 
 def test_tokens_decide_before_samples_and_samples_before_steps(tmp_path, capsys):
@@ -318,7 +318,7 @@ def test_values_that_no_run_can_have_are_said_to_be_such(tmp_path, capsys, colum
     assert main(["compare", str(a), str(a)]) == 2
     told = capsys.readouterr()
     assert told.out == ""
-    assert told.err == "perf-callbacks compare: not decided: a journal holds values that no run can have\n"
+    assert told.err == "perf-callbacks compare: not decided: a journal holds impossible values\n"
 
 
 def test_steps_longer_than_any_run_are_not_measured(tmp_path, capsys):

@@ -320,8 +320,8 @@ torchtitan           1.510e+15               —             151.0              
 llm-foundry          1.536e+15       2.048e+15             153.6                204.8        49.2%        65.6%
 
 Model FLOPs lie between 0.877 (6n) and 1.017 (palm) of matmul:
-  0.877  6n: multiplies with every parameter, those that are only looked up too; leaves attention out
-  1.017  palm, nanogpt, llm-foundry: multiplies with every parameter, those that are only looked up too
+  0.877  6n: counts every parameter as multiplied, also embeddings that are only looked up; leaves attention out
+  1.017  palm, nanogpt, llm-foundry: counts every parameter as multiplied, also embeddings that are only looked up
 """
 
 

@@ -60,7 +60,7 @@ def test_parts_and_a_leak_are_shown_for_each_rank(tmp_path, capsys):
         "  peak                 —\n"
         "  activations and temporary memory are unknown: no step was counted\n"
         "  host memory: 3.00 GB at first, 3.06 GB at last\n"
-        "  too few `use` records for a slope: with one in 10 s it takes three minutes\n"
+        "  too few `use` records for a slope: at least 3 minutes are needed\n"
     )
 
 
@@ -157,4 +157,4 @@ def test_values_that_no_run_can_have_are_said_to_be_such(tmp_path, capsys, words
     assert main(["memory", str(tmp_path), *words]) == 2
     printed = capsys.readouterr()
     assert (printed.out, printed.err.count("\n")) == ("", 1)
-    assert printed.err.endswith(": the journal holds values that no run can have\n")
+    assert printed.err.endswith(": the journal holds impossible values\n")

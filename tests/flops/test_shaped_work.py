@@ -406,7 +406,7 @@ def other_parameters(shaped, trained):
         (uneven_calls, "batches differ in shape and in their calls of the model"),
         (other_shape, "batches of 1 shape have a size that was not counted and doesn't scale"),
         (unread, "the shapes of its batches can't be read"),
-        (other_parameters, "in some steps other parameters were trained than before"),
+        (other_parameters, "the trained parameters changed in some steps"),
     ],
 )
 def test_it_is_told_why_a_step_is_not_known(unknown, cause):

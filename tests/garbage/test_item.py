@@ -205,7 +205,7 @@ def test_garbage_that_grows_too_fast_is_collected_at_once(fake, begin):
     fake.young = 500_001
     assert go(upkeep, fake, 110, first=21) == [(28, YOUNG), (100, YOUNG)]
     (row,) = upkeep.news()
-    assert row.why == "500,001 new objects after step 28: collected at once, on this rank alone"
+    assert row.why == "500,001 new objects after step 28: collected at once, only on this rank"
 
 
 @pytest.mark.parametrize("kind", ["host", "device"])
@@ -333,7 +333,7 @@ def test_a_leak_is_noticed_soon_and_freed(monkeypatch, begin):
     alive = [reference for reference in freed if reference() is not None]
     assert len(alive) < 20
     (row,) = upkeep.news()
-    assert row.why.endswith("on this rank alone; all ranks are asked for every 500 steps")
+    assert row.why.endswith("only on this rank; all ranks are asked to collect every 500 steps")
     assert upkeep.asks == {"gc_interval": 500}
 
 
@@ -354,7 +354,7 @@ def test_the_item_says_what_it_found():
     row = decide(usual, PerfConfig(gc_interval=200))
     assert (row.status, row.after) == ("applied", "every 200 steps, full every 2,000")
     assert row.before.startswith("automatic, thresholds ")
-    assert decide(usual, PerfConfig(gc="freeze")).after == "automatic, what lives long frozen"
+    assert decide(usual, PerfConfig(gc="freeze")).after == "automatic, long-lived objects frozen"
     assert SimpleNamespace(**{level: decide(usual, PerfConfig(gc=level)).status for level in ("observe", "off")}) == (
         SimpleNamespace(observe="skipped", off="skipped")
     )

@@ -130,6 +130,6 @@ def test_every_thread_is_bound_and_restored_except_a_pinned_one(tmp_path):
 def test_what_taskset_chose_is_never_widened(tmp_path):
     facts, row = run(tmp_path, "taskset", "-c", str(ALL[0]))
     assert (row.status, row.before) == ("already so", f"CPU {ALL[0]} by the launcher")
-    assert row.why == "the launcher gave this rank fewer CPUs than it has itself"
+    assert row.why == "the launcher gave this rank only a part of its own CPUs"
     assert {tuple(mask) for moment in ("before", "inside", "after") for mask in facts[moment]} == {(ALL[0],)}
     assert facts["worker"] == [ALL[0]]

@@ -75,7 +75,7 @@ def test_a_trainer_that_is_told_to_copy_so_is_so_already_until_it_resumes(tmp_pa
 def test_a_trainer_that_is_told_to_pin_nothing_pins_nothing(tmp_path, copies):
     through_trainer(tmp_path, dataloader_pin_memory=False)
     assert copies == []
-    assert rows(tmp_path) == [("skipped", "whoever configured the trainer wants nothing pinned")]
+    assert rows(tmp_path) == [("skipped", "the trainer is configured not to pin batches")]
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_an_item_takes_turns_until_its_verdict_and_training_is_the_same(tmp_path
     assert not any(watch.frozen.values())  # which the first full collection does, if it is kept
     assert (automatic(), gc.get_freeze_count()) == (True, 0)
     first, last = rows(tmp_path / "prove")
-    told = "done and left in turns of 3 steps until step 50, to prove what it buys"
+    told = "on and off in turns of 3 steps until step 50, to measure what it saves"
     assert (first.status, first.why, first.saved_seconds) == ("on trial", told, None)
     assert last.status == ("applied" if kept else "skipped")
     assert last.saved_seconds == (outcome.low, outcome.saved, outcome.high)

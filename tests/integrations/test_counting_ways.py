@@ -132,7 +132,7 @@ def once(model, optimizer, batch):
     optimizer.zero_grad()
 
 
-NO_BATCH = "no new batch was trained on in these steps"
+NO_BATCH = "these steps trained on no new batch"
 
 
 def test_an_echoed_batch_has_its_reason(tmp_path):
@@ -160,7 +160,7 @@ def test_truncated_backpropagation_through_time_has_its_reason(tmp_path):
 def test_calls_of_submodules_have_their_reason(tmp_path):
     summary = train(tmp_path, 8, lambda model, optimizer, _: once(model[0], optimizer, torch.ones(ROWS, WIDTH)))
     assert {*known(tmp_path)} == {None}
-    assert summary.flops.unknown == "no new batch was trained on in the steps that were counted"
+    assert summary.flops.unknown == "the counted steps trained on no new batch"
 
 
 def test_a_short_fit_without_products_keeps_its_times(tmp_path):

@@ -189,7 +189,7 @@ def test_a_callback_without_a_trainer_measures_nothing_and_says_so(tmp_path, cap
         getattr(ours, hook)(arguments, state, control)
     assert ours.summary is None
     assert [record.getMessage() for record in caplog.records] == [
-        "perf_callbacks found no transformers.Trainer around it, and measures nothing."
+        "perf_callbacks measures nothing: this PerfCallback is in no transformers.Trainer."
     ]
     assert not [*tmp_path.rglob("rank*.jsonl")]
 

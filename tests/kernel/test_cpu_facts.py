@@ -149,7 +149,7 @@ def test_only_a_cuda_device_is_asked_where_it_is(tmp_path, monkeypatch):
     sources = Sources(root=root, environ={}, inventory=no)
     assert cpu_facts.read("auto", None, no, sources=sources).gpu is None
     assert choose("auto", cpu_facts.read("auto", "xpu", no, sources=sources)).why == (
-        "nothing tells the NUMA node of xpu devices"
+        "the system does not report the NUMA node of xpu devices"
     )
     assert choose("auto", cpu_facts.read("auto", "cuda", no, devices=2, sources=sources)).why == (
         "the process drives 2 devices, which may be on several NUMA nodes"

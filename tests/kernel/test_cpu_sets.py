@@ -48,7 +48,7 @@ def chosen(mode, **changes):
             None,
             "4 cores of NUMA node 1 can't be divided among 8 ranks",
         ),
-        ("exclusive", {"bound": True}, "0-15", "the launcher gave this rank fewer CPUs than it has itself"),
+        ("exclusive", {"bound": True}, "0-15", "the launcher gave this rank only a part of its own CPUs"),
         ("auto", {"gpu": None}, None, "training runs on the CPU; affinity=node divides 2 NUMA nodes among the ranks"),
         ("node", {"gpu": None}, None, "one rank uses all 2 NUMA nodes"),
         (
@@ -93,7 +93,7 @@ def chosen(mode, **changes):
             "exclusive",
             {"gpu": dataclasses.replace(GPU, node=None)},
             None,
-            "the firmware does not tell the NUMA node of GPU 0000:1b:00.0",
+            "the firmware does not report the NUMA node of GPU 0000:1b:00.0",
         ),
         ("node", {"machine": Machine(nodes={})}, None, "the system does not show its NUMA nodes"),
         ("node", {"machine": Machine(nodes={0: parse("0-15")})}, None, "all CPUs are on one NUMA node"),

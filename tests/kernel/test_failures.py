@@ -28,4 +28,4 @@ def test_a_traceback_shows_no_control_character(caplog):
 
 def test_the_name_of_a_variable_is_escaped():
     (remark,) = resolve(None, {"PERF_CALLBACKS_\x1b]0;x\x07\nW": "1"}).remarks
-    assert remark.startswith("PERF_CALLBACKS_\\x1b]0;x\\x07\\nW means nothing here")
+    assert remark.startswith("PERF_CALLBACKS_\\x1b]0;x\\x07\\nW is no setting")

@@ -48,7 +48,7 @@ def test_what_buys_nothing_is_undone(seed):
     assert (row.status, proving.due) == ("skipped", NEVER)
     low, saved, high = row.saved_seconds
     assert low < saved < high
-    assert row.why.startswith("it was not kept: of a step of ")
+    assert row.why.startswith("it was not kept: its saving in a step of ")
 
 
 def test_what_it_says_is_what_a_person_wants_to_know():
@@ -61,7 +61,7 @@ def test_what_it_says_is_what_a_person_wants_to_know():
     course = StageTracker(Proving(item, AFTER), lambda _: 0.25 if item.going else 0.125).go(HEARD + 1)
     (row,) = course.rows
     assert row.why == (
-        "it was not kept: with it a step of 125 ms took 125 ms more "
+        "it was not kept: it made a step of 125 ms longer by 125 ms "
         "(99.9 % interval -125 to -125 ms, 16 pairs of turns)"
     )
 
@@ -78,7 +78,7 @@ def test_where_too_little_was_seen_it_is_not_kept_and_nothing_is_claimed():
         (
             "skipped",
             None,
-            "it was not kept: too few of its 16 pairs of turns were free of disturbances to tell what it buys",
+            "it was not kept: too few of its 16 pairs of turns were undisturbed to measure what it saves",
         )
     ]
 
@@ -158,8 +158,8 @@ def test_what_one_rank_does_not_gain_by_none_keeps():
     assert [item.told[-1] for item in items] == [("closed",)] * 2
     (here,), (there,) = [course.rows for course in courses]
     assert (here.status, there.status) == ("skipped", "skipped")
-    assert here.why.startswith("it was not kept, since other ranks don't gain: here it saves ")
-    assert there.why.startswith("it was not kept: of a step of ")
+    assert here.why.startswith("it was not kept, because other ranks don't gain: here it saves ")
+    assert there.why.startswith("it was not kept: its saving in a step of ")
 
 
 def test_where_the_item_of_one_rank_gave_up_none_keeps_it():
@@ -169,7 +169,7 @@ def test_where_the_item_of_one_rank_gave_up_none_keeps_it():
     go_together(courses, 2000)
     assert [item.going for item in items] == [False, False]
     (here,), (there,) = [course.rows for course in courses]
-    assert here.why.startswith("it was not kept, since other ranks don't gain: here it saves ")
+    assert here.why.startswith("it was not kept, because other ranks don't gain: here it saves ")
     assert there.why == "enough of it"
 
 

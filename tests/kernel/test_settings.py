@@ -143,10 +143,10 @@ def test_a_switch_that_is_neither_on_nor_off_is_refused_in_words():
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("WINDWO", "PERF_CALLBACKS_WINDWO means nothing here; did you mean PERF_CALLBACKS_WINDOW?"),
-        ("GC_INTERVALL", "PERF_CALLBACKS_GC_INTERVALL means nothing here; did you mean PERF_CALLBACKS_GC_INTERVAL?"),
-        ("CONFG", "PERF_CALLBACKS_CONFG means nothing here; did you mean PERF_CALLBACKS_CONFIG?"),
-        ("LIKE_NO_FIELD_AT_ALL_" * 3, f"PERF_CALLBACKS_{'LIKE_NO_FIELD_AT_ALL_' * 3} means nothing here."),
+        ("WINDWO", "PERF_CALLBACKS_WINDWO is no setting; did you mean PERF_CALLBACKS_WINDOW?"),
+        ("GC_INTERVALL", "PERF_CALLBACKS_GC_INTERVALL is no setting; did you mean PERF_CALLBACKS_GC_INTERVAL?"),
+        ("CONFG", "PERF_CALLBACKS_CONFG is no setting; did you mean PERF_CALLBACKS_CONFIG?"),
+        ("LIKE_NO_FIELD_AT_ALL_" * 3, f"PERF_CALLBACKS_{'LIKE_NO_FIELD_AT_ALL_' * 3} is no setting."),
     ],
 )
 def test_a_variable_that_means_nothing_is_said_with_the_nearest_name(name, sentence):

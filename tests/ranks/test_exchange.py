@@ -464,7 +464,7 @@ def test_a_server_that_goes_away_is_told_once_by_each_rank(caplog):
             threads.until(lambda: all(exchange.failure for exchange in job.ranks))
         threads.end()
     assert len(caplog.messages) == 3
-    start = "perf_callbacks: ranks exchange no more, training goes on: DistNetworkError: "
+    start = "perf_callbacks: ranks stop exchanging, training goes on: DistNetworkError: "
     assert all(message.startswith(start) and "\n" not in message for message in caplog.messages)
 
 
@@ -544,7 +544,7 @@ def test_a_thread_that_can_not_be_had_is_told_and_costs_the_exchange_only(monkey
     assert exchange.agree(20) is None
     exchange.offer(Job().part(0, 1))
     exchange.close()
-    assert caplog.messages == ["perf_callbacks: ranks exchange no more, training goes on: can't start new thread"]
+    assert caplog.messages == ["perf_callbacks: ranks stop exchanging, training goes on: can't start new thread"]
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -720,7 +720,7 @@ def test_a_window_without_a_rank_missing_at_the_deadline_is_told_once(job, caplo
     assert job.latest == [job.lacking(2, 1), None, job.lacking(2, 1)]
     (message,) = caplog.messages
     assert message == (
-        "perf_callbacks: nothing came from 1 of 3 ranks for steps 1 to 50 (rank 1). "
+        "perf_callbacks: no message came from 1 of 3 ranks for steps 1 to 50 (rank 1). "
         "Rates of the job are left out while ranks are missing."
     )
     job.through(3)

@@ -117,7 +117,7 @@ def test_the_closing_table_leaves_out_what_is_unknown():
 
 UNKNOWN_AMOUNTS = """
   samples/s unknown: some batches don't show how many samples they hold
-  tokens/s unknown: no `input_ids`; embeddings are seen where FLOPs are counted"""
+  tokens/s unknown: no `input_ids`; embeddings are seen if FLOPs are counted"""
 
 
 def test_the_closing_table_says_why_flops_are_a_lower_bound():

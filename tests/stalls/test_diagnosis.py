@@ -154,7 +154,7 @@ def test_who_is_silent_is_told_with_what_was_last_heard_of_it():
 
 def test_who_was_never_heard_of():
     assert said({0: note(), 2: note()}, world_size=3).text == (
-        f"Rank 1 never said anything: without the callback? 2 ranks wait in backward: {PLACE}."
+        f"Rank 1 never reported: is the callback missing there? 2 ranks wait in backward: {PLACE}."
     )
 
 

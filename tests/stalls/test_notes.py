@@ -100,7 +100,7 @@ def test_a_rank_without_the_callback_is_named():
     job.go(0, 60)
     job.stall()
     job.go(60, 70)
-    assert job.told[0][1].startswith("Rank 2 never said anything")
+    assert job.told[0][1].startswith("Rank 2 never reported")
 
 
 def test_a_rank_that_ended_is_named_and_another_fit_is_not_heard():

@@ -28,7 +28,7 @@ from perf_callbacks.ranks import exchange, store as board
 from perf_callbacks.stragglers import gradient_moments, observer as stragglers
 
 WINDOW = 20
-NO_MORE = "perf_callbacks: slow ranks are looked for no more"
+NO_MORE = "perf_callbacks: the search for slow ranks has ended"
 
 
 class Rank:
@@ -142,7 +142,7 @@ def test_a_rank_that_is_slow_for_long_is_warned_of_once(job, caplog):
     train(ranks, 4 * WINDOW, [(step, 1, "host", 0.5) for step in range(1, 4 * WINDOW + 1)])
     summary = compared(ranks[0], 4 * WINDOW - 1)
     (told,) = [one.getMessage() for one in caplog.records if "was slow" in one.getMessage()]
-    assert told.startswith("perf_callbacks: rank 1 was slow in the 39 steps up to step 40: a step takes it 13% longer")
+    assert told.startswith("perf_callbacks: rank 1 was slow in the 39 steps up to step 40: its steps take 13% longer")
     assert "(other work on the host 100%)" in told
     assert summary.stragglers.seconds_by_cause["host"] == pytest.approx(0.5 * (4 * WINDOW - 1), rel=0.01)
 
@@ -233,7 +233,7 @@ def test_an_error_in_the_analysis_is_told_once_and_ends_only_the_analysis(job, m
     until(lambda: ranks[0].recorder.ranks.latest is not None and ranks[0].recorder.ranks.latest.last_step == 2 * WINDOW)
 
     def told():
-        return [one for one in caplog.records if "slow ranks are looked for no more" in one.getMessage()]
+        return [one for one in caplog.records if "the search for slow ranks has ended" in one.getMessage()]
 
     until(told)
     assert len(told()) == 1

@@ -43,14 +43,12 @@ def test_small_losses_of_many_ranks_are_summed_up():
 
 def test_ranks_that_are_equally_fast_are_said_to_be():
     quiet = summary(stragglers=(), straggler_seconds={}, slowdown=1.0)
-    assert [*lines_of(quiet)] == ["no slow rank was seen: 0 s of 100 s lost to stragglers, in 100 steps"]
+    assert [*lines_of(quiet)] == ["no rank was slow for long: 0 s of 100 s lost to stragglers, in 100 steps"]
 
 
 def test_a_model_that_is_spread_over_ranks_is_said_not_to_be_compared():
     spread = summary(stragglers=(), straggler_seconds={}, compared_model=False)
-    assert [*lines_of(spread)][
-        1
-    ] == "forward and backward of the ranks were not compared: ranks wait for each other in them"
+    assert [*lines_of(spread)][1] == "forward and backward were not compared, because ranks wait for each other there"
 
 
 def test_a_single_process_has_slow_steps_and_no_slow_rank():
@@ -66,8 +64,8 @@ def test_nothing_is_said_where_nothing_was_compared():
 def test_a_slow_rank_is_described_with_its_causes_while_it_runs():
     slow = SlowRank(rank=3, step=200, steps=100, share=0.12, causes={"data": 0.7, "host": 0.25, "gc": 0.05})
     assert slow_rank(slow) == (
-        "rank 3 was slow in the 100 steps up to step 200: a step takes it 12% longer than a usual rank (waiting for "
-        "data 70%, other work on the host 25%). Try more loader workers, or data nearer to the rank."
+        "rank 3 was slow in the 100 steps up to step 200: its steps take 12% longer than those of a usual rank "
+        "(waiting for data 70%, other work on the host 25%). Try more loader workers, or data nearer to the rank."
     )
 
 

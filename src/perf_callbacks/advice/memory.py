@@ -23,14 +23,14 @@ def uncached(machine: MachineFacts, facts: Facts, _measured: Measured | None) ->
     """Name device memory that is not cached. Needs no run."""
     if machine.accelerator is None or not facts.uncached:
         return None
-    evidence = "PYTORCH_NO_CUDA_MEMORY_CACHING is set: the driver is asked for the memory of each tensor"
+    evidence = "PYTORCH_NO_CUDA_MEMORY_CACHING is set: torch asks the driver for the memory of each tensor"
     return finding("memory", None, evidence, "unsetting PYTORCH_NO_CUDA_MEMORY_CACHING")
 
 
 def _leak(found: Leak, available: int | None) -> Finding | None:
     per_step = "" if found.gb_per_step is None else f" ({found.gb_per_step * GB / MB:.2g} MB per step)"
     evidence = (
-        f"Host memory without pages of files grew by {found.gb_per_hour:.1f} GB per hour{per_step}, "
+        f"Host memory (without pages of files) grew by {found.gb_per_hour:.1f} GB per hour{per_step}, "
         f"from {found.before_gb:.1f} to {found.after_gb:.1f} GB, and didn't level off"
     )
     if available is not None:

@@ -9,7 +9,7 @@ def reducing(_machine: MachineFacts, facts: Facts, _measured: Measured | None) -
     if not facts.ddp or facts.work is None or facts.work.reductions <= 1:
         return None
     evidence = f"DDP reduces gradients after each of {facts.work.reductions} micro-batches of a step"
-    remedy = "with model.no_sync(): around all but the last"
+    remedy = "with model.no_sync(): around all micro-batches but the last"
     if facts.integration == "accelerate":
         remedy = "with accelerator.accumulate(model):"
     return finding("sync", None, evidence, remedy)

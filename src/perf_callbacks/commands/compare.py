@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "Reads the last attempt of the last fit, of all ranks. tokens/s decides, or else samples/s, or else step_time; "
         "where these show nothing, quick steps do. Exits with 1 if B is slower than A by at least PERCENT and not by "
-        "chance; with 2 if there is no journal, fewer than ten measured steps, or a value that no run can have."
+        "chance; with 2 if there is no journal, fewer than ten measured steps, or an impossible value."
     )
     parser.add_argument("a", type=Path, metavar="A", help="output directory of the run that is compared with")
     parser.add_argument("b", type=Path, metavar="B", help="output directory of the run that is judged")
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         found = comparison.compare(first, second, fail_over=share)
     except (ArithmeticError, ValueError):
-        raise ConfigError("not decided: a journal holds values that no run can have") from None
+        raise ConfigError("not decided: a journal holds impossible values") from None
     if arguments.format == "json":
         print(json.dumps(comparison_text.values(found, share), indent=2))
     else:

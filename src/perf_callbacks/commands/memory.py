@@ -15,8 +15,8 @@ SUMMARY: str = "where the memory of a recorded run went, and whether it leaks"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.epilog = (
-        "Reads the last attempt of the last fit, of all ranks. Exits with 2 if there is no journal, or a value that no "
-        "run can have."
+        "Reads the last attempt of the last fit, of all ranks. "
+        "Exits with 2 if there is no journal, or if a journal holds an impossible value."
     )
     parser.add_argument("directory", type=Path, help="output directory of a run, or a journal")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -33,6 +33,6 @@ def run(arguments: argparse.Namespace) -> int:
             tables = [memory_table.render(fit, columns) for fit in fits]
             text = "\n".join([*tables, *memory_table.missing(fits)])
     except (ArithmeticError, ValueError):
-        raise ConfigError(f"{arguments.directory}: the journal holds values that no run can have") from None
+        raise ConfigError(f"{arguments.directory}: the journal holds impossible values") from None
     print(text)
     return 0

@@ -317,7 +317,7 @@ class Counting(Observer, Listener):
     def _estimate(self, model: nn.Module, shape: ShapeKey, example: Example) -> None:
         work, (rows, length) = self.work, extent(shape)
         made = None  # a model's forward may raise any error
-        with guard(logs(log.info, "perf_callbacks could not count on empty tensors: %s.")):
+        with guard(logs(log.info, "perf_callbacks could not count on fake tensors: %s.")):
             with self._recorder.tape.paused():
                 counter = offline.count(model, example)
             made = counted(counter, self._recorder.step, rows * length, source=COPY), counter.work()
@@ -337,7 +337,7 @@ class Counting(Observer, Listener):
 
 def _why_not(counter: FlopCounter, total: Work) -> str:
     if counter.interrupted:
-        return "something raised in the step that was counted"
+        return "an exception interrupted the counted step"
     if total.model_flops:
-        return "no new batch was trained on in the steps that were counted"
-    return "no products were seen in the forward and backward of the steps that were counted"
+        return "the counted steps trained on no new batch"
+    return "the counted steps had no matrix products in forward and backward"

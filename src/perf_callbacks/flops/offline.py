@@ -39,7 +39,7 @@ def count(model: nn.Module, example: Example) -> FlopCounter:
     model = innermost(model)
     accepted = inspect.signature(type(_base(model)).forward).parameters
     if not hasattr(model, "config") or not set(example) <= set(accepted):
-        raise TypeError("only a model that is called with its batch, as those of transformers are, can be repeated")
+        raise TypeError("a fake-tensor copy needs a model that is called with its batch, as in transformers")
     mode, counter = FakeTensorMode(allow_non_fake_inputs=True), FlopCounter()  # tensors that aren't buffers
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))

@@ -82,7 +82,7 @@ UNCHECKED_STEPS = 100
 UNREAD = "the shapes of its batches can't be read"
 """Cause for `note`: the batch can't be read."""
 
-NO_BATCH = "no new batch was trained on in these steps"
+NO_BATCH = "these steps trained on no new batch"
 """Cause for `note`: the step trained on an earlier batch again, or on none."""
 
 UNEVEN = "batches differ in shape and in their calls of the model"

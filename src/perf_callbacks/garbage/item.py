@@ -59,14 +59,14 @@ class Garbage:
         return ScheduledCollection(fit)
 
 
-OTHERS = "automatic collection is off: the program collects by a plan of its own"
+OTHERS = "automatic collection is off: the program has its own plan"
 ELSEWHERE = "another fit has the collector, so nothing can be compared"
-WHY = "no collection falls into the midst of a step, and all ranks collect at the same one"
+WHY = "no collection interrupts a step, and all ranks collect at the same step"
 
 
 def _after(config: PerfConfig, environment: Environment) -> str:
     if config.gc == "freeze":
-        return "automatic, what lives long frozen"
+        return "automatic, long-lived objects frozen"
     if not environment.gc_generational:
         return f"every {config.gc_interval:,} steps"
     return f"every {config.gc_interval:,} steps, full every {config.gc_interval * RARER:,}"
@@ -272,7 +272,7 @@ class ScheduledCollection(ActiveItem):
         generation = due_between(self._last, step, self._interval)
         if self._agreed is not None and step >= self._agreed[1]:
             (self._interval, _), self._agreed = self._agreed, None
-            self._say(APPLIED, f"every {self._interval:,} steps from step {step} on: some rank needs it")
+            self._say(APPLIED, f"every {self._interval:,} steps from step {step} on: a rank asked for it")
         if generation is not None:
             self._collect(generation, step)
         self._look(step)
@@ -317,5 +317,5 @@ class ScheduledCollection(ActiveItem):
             self._least = min(self._least, max(self._interval // 2, LEAST_INTERVAL))
         if not self._warned:
             self._warned = True
-            asks = f"; all ranks are asked for every {self._least:,} steps" if self._least < asked else ""
-            self._say(APPLIED, f"{relief.found}: collected at once, on this rank alone{asks}")
+            asks = f"; all ranks are asked to collect every {self._least:,} steps" if self._least < asked else ""
+            self._say(APPLIED, f"{relief.found}: collected at once, only on this rank{asks}")

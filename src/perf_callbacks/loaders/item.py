@@ -61,7 +61,7 @@ def _status(environment: Environment, config: PerfConfig) -> tuple[str, str]:
     if environment.accelerator not in PINNING:
         return NOT_APPLICABLE, f"{environment.accelerator} does not copy from pinned memory"
     if environment.loaders_pin is False:
-        return SKIPPED, "whoever configured the trainer wants nothing pinned"
+        return SKIPPED, "the trainer is configured not to pin batches"
     if environment.loaders_pin and environment.copies_go_on is not False:
         return ALREADY, WHY
     return (ADVISED if config.loaders == "advise" else APPLIED), WHY

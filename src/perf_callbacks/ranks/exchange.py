@@ -273,7 +273,7 @@ class _ExchangeThread:
         if self._politely and self._rounds.failure is None and any([part.signals for part in self._rounds.offers]):
             self._rounds.step(self._clock())  # rank 0 waits a moment for the last window, to compare its steps
         if self._rounds.failure is not None and not self._ending:
-            log.warning("perf_callbacks: ranks exchange no more, training goes on: %s", self._rounds.failure)
+            log.warning("perf_callbacks: ranks stop exchanging, training goes on: %s", self._rounds.failure)
         self._rounds.leave(politely=self._politely)
         _running.discard(self)
 

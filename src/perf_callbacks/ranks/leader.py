@@ -242,7 +242,7 @@ class Leader(Rounds):
         self._warned = True
         shown = ", ".join(map(str, missing[:MOST_SHOWN]))
         log.warning(
-            "perf_callbacks: nothing came from %d of %d ranks for steps %d to %d (rank %s%s). "
+            "perf_callbacks: no message came from %d of %d ranks for steps %d to %d (rank %s%s). "
             "Rates of the job are left out while ranks are missing.",
             len(missing),
             self._world_size,

@@ -262,7 +262,7 @@ def _throughput(summary: Summary) -> Iterable[str]:
         yield "samples/s unknown: some batches don't show how many samples they hold"
     if seconds and summary.included_tokens is None:
         counted = summary.flops is not None and summary.flops.source is not None
-        unseen = "; embeddings are seen where FLOPs are counted"
+        unseen = "; embeddings are seen if FLOPs are counted"
         seen = ", and no embedding that looks tokens up"
         yield f"tokens/s unknown: no `input_ids`{seen if counted else unseen}"
 
@@ -302,7 +302,7 @@ def _uncounted(flops: FlopsSummary) -> Iterable[str]:
     if coverage is not None and coverage < ENOUGH_COVERED:
         yield f"{percent(1 - coverage)} of the weights were in no counted product"
     elif flops.source in {COPY, CLOSED_FORM}:
-        yield "an estimate has one forward of the model, and a step may do more"
+        yield "the estimate contains one forward of the model, and a step may do more"
     elif not names:
         yield "part of the step was not counted"
 

@@ -13,7 +13,7 @@ SENTENCES = {
     WORSE: "B is slower",
     BETTER: "B is faster",
     SAME: "No regression",
-    UNDECIDED: "Undecided, more steps would tell",
+    UNDECIDED: "Undecided, run more steps",
 }
 
 SENTENCE = 200

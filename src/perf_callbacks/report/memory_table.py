@@ -70,9 +70,9 @@ def _host(points: Sequence[Point], anonymous: Sequence[Point]) -> Iterable[str]:
     pace = "" if growth is None else f", slope {growth:+.3f} GB per hour"
     yield f"host memory: {size(points[0].gb)} at first, {size(points[-1].gb)} at last{pace}"
     if growth is None:
-        yield "too few `use` records for a slope: with one in 10 s it takes three minutes"
+        yield "too few `use` records for a slope: at least 3 minutes are needed"
     elif own is None:
-        yield "leaks unknown: the system, or an older version, didn't tell anonymous memory from pages of files"
+        yield "leaks unknown: the journal doesn't separate anonymous memory from pages of files"
     elif found is None:
         yield f"without pages of files {own:+.3f} GB per hour: no leak"
     else:

@@ -45,7 +45,7 @@ def payload(fits: Sequence[FitHistory], number: int = 0, within: range | None = 
     notes: list[str] = [*_notes(fits, number, fit, within)]
 
     def guarded(name: str, make: Callable[[], Any]) -> Any:
-        """Make a part of the page; None, with a note, if a journal holds values that no run can have."""
+        """Make a part of the page; None, with a note, if a journal holds impossible values."""
         try:
             return make()
         except (ArithmeticError, LookupError, ValueError):

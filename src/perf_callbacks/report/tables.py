@@ -185,11 +185,7 @@ def checklist(fit: FitHistory) -> Table | None:
         for name, item in last.items()
     ]
     columns = [("item", TEXT), ("status", TEXT), ("state", TEXT), ("why", TEXT), ("what it won", TEXT)]
-    note = (
-        'PerfConfig(checklist="prove") tries the items and tells what each of them wins.'
-        if not any(row[-1] for row in rows)
-        else ""
-    )
+    note = 'PerfConfig(checklist="prove") measures what each item saves.' if not any(row[-1] for row in rows) else ""
     return Table("Startup checklist", columns, rows, note) if rows else None
 
 

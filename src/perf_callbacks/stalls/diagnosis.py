@@ -164,7 +164,7 @@ def blame(notes: Notes, silent: Collection[int], world_size: int) -> Blame:
     going = len(alive) - len(stuck)
     sentences = [
         *_each(quiet, "{who} {is_} silent, last heard of in step {step} in {place}."),
-        *([f"{_ranks(unheard)} never said anything: without the callback?"] if unheard else []),
+        *([f"{_ranks(unheard)} never reported: is the callback missing there?"] if unheard else []),
         *_each(ended, "{who} {has} ended the training after step {last}."),
         *_each(behind, "{who} {is_} in {place}."),
         *_waiting(others),

@@ -22,7 +22,7 @@ ALONE_SECONDS = 8.0
 
 CHANNEL = "stalls"
 
-NO_ANSWER = " The other ranks can't be asked: the store of the job doesn't answer."
+NO_ANSWER = " The other ranks' positions are unknown: the store of the job doesn't answer."
 
 
 def begin(recorder: Recorder, _training: Training) -> "StallWatch | None":

@@ -38,7 +38,7 @@ SLICE_SECONDS, BREATH_SECONDS = 0.001, 0.0002
 ALONE_STEPS, FEWEST_STEPS = 50, 10
 """Fewest steps of a single process that are compared with each other: during training, and at the end."""
 
-NO_MORE = "perf_callbacks: slow ranks are looked for no more, training goes on: %s"
+NO_MORE = "perf_callbacks: the search for slow ranks has ended, training goes on: %s"
 
 MOST_TOLD = 8
 """Most ranks that warnings name while training runs, and most losses that a summary names."""
@@ -222,7 +222,7 @@ class SingleWatch(Observer):
         if self._failed or not self._comparing.acquire(timeout=LAST_SECONDS):
             return
         try:
-            with guard(logs(log.warning, "perf_callbacks: slow steps are looked for no more, training goes on: %s")):
+            with guard(logs(log.warning, "perf_callbacks: the search for slow steps has ended, training goes on: %s")):
                 while self._heard:
                     self._kept.append(self._heard.popleft())
                 if sum([len(steps.step) for steps in self._kept]) >= fewest:

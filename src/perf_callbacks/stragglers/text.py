@@ -18,8 +18,8 @@ NAMES = {
 REMEDIES = {
     GC: 'PerfConfig(gc="sync"), so that all ranks collect at the same step',
     DATA: "more loader workers, or data nearer to the rank",
-    STEAL: "giving each rank CPUs of its own: other processes run on them",
-    DEVICE: "comparing clocks and temperature of its device with those of the others",
+    STEAL: "giving each rank separate CPUs: other processes use its CPUs",
+    DEVICE: "comparing its device's clocks and temperature with other ranks' devices",
     HOST: "looking for work that one rank does alone: logging, callbacks, checkpoints",
 }
 """Changes that help, by cause."""
@@ -37,13 +37,13 @@ def slow_rank(slow: SlowRank) -> str:
     """Return the sentence about a rank that is slow while training runs.
 
     >>> print(slow_rank(SlowRank(rank=3, step=200, steps=100, share=0.12, causes={})))
-    rank 3 was slow in the 100 steps up to step 200: a step takes it 12% longer than a usual rank.
+    rank 3 was slow in the 100 steps up to step 200: its steps take 12% longer than those of a usual rank.
     """
     causes = [f"{NAMES[cause]} {part:.0%}" for cause, part in slow.causes.items() if part >= SMALL]
     why = f" ({', '.join(causes)}). Try {REMEDIES[next(iter(slow.causes))]}." if causes else "."
     return (
         f"rank {slow.rank} was slow in the {slow.steps:,} steps up to step {slow.step:,}: "
-        f"a step takes it {slow.share:.0%} longer than a usual rank{why}"
+        f"its steps take {slow.share:.0%} longer than those of a usual rank{why}"
     )
 
 
@@ -63,10 +63,10 @@ def lines(found: StragglerSummary | None) -> Iterator[str]:
         return
     rest = lost - sum([seconds for *_, seconds, _ in large[:MOST_LINES]])
     if not large:
-        yield f"no slow rank was seen: {lost:,.3g} s of {whole} lost to stragglers, in {found.steps:,} steps"
+        yield f"no rank was slow for long: {lost:,.3g} s of {whole} lost to stragglers, in {found.steps:,} steps"
     elif rest >= WORTH_A_LINE * found.seconds:
         yield f"other stragglers cost {rest:,.3g} s"
     if not found.model_compared:
-        yield "forward and backward of the ranks were not compared: ranks wait for each other in them"
+        yield "forward and backward were not compared, because ranks wait for each other there"
     if found.backward_waiting is not None:
         yield f"at most {found.backward_waiting:.0%} of backward on this rank was waiting for other ranks"

@@ -107,8 +107,8 @@ def _megatron(model: Architecture, work: ConventionWork) -> Forward:
     )
 
 
-_PLAIN = "takes the layers to be GPT-3's: an MLP of two matrices of 4 x hidden, and keys of its own for every head"
-_EVERY = "multiplies with every parameter, those that are only looked up too"
+_PLAIN = "assumes the layers of GPT-3: an MLP of two matrices of 4 x hidden, and separate keys for every head"
+_EVERY = "counts every parameter as multiplied, also embeddings that are only looked up"
 _FULL = {"full": (1, 1)}
 
 CONVENTIONS = (
@@ -119,7 +119,7 @@ CONVENTIONS = (
     Convention("megatron-eq3", _megatron, _PLAIN, _FULL),
     Convention("korthikanti", _megatron, _PLAIN, {"selective": (0, 3), **_FULL}),
     Convention("korthikanti-exact", _megatron, _PLAIN, {"selective": (0, 1), **_FULL}),
-    Convention("torchtitan", _torchtitan, "multiplies with norms and biases too"),
+    Convention("torchtitan", _torchtitan, "counts norms and biases as multiplied"),
     Convention("llm-foundry", _foundry, _EVERY, _FULL),
 )
 """All conventions, ours first."""
@@ -153,7 +153,7 @@ def differences(name: str, architecture: Architecture, work: ConventionWork) -> 
     if abs(theirs.layers + theirs.head - ours.layers - ours.head) >= least:
         found.append(convention.remark)
     if abs(theirs.attention - ours.attention) >= least:
-        in_full = "counts attention in full" if work.causal == "half" else "takes attention to be as wide as the model"
+        in_full = "counts attention in full" if work.causal == "half" else "assumes attention as wide as the model"
         found.append(in_full if theirs.attention else "leaves attention out")
     return found
 

@@ -234,7 +234,7 @@ class ShapedWork(WorkModel):
             trained, last = self._sure
             known = self._effort(tuple(shapes), _each(calls, len(shapes)), trained) if step <= last else None
             if known is None:
-                self.unknowns.note("in some steps other parameters were trained than before")
+                self.unknowns.note("the trained parameters changed in some steps")
             return known
         key = tuple(shapes), calls
         if key not in self._efforts:

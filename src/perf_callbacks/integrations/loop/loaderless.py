@@ -116,7 +116,7 @@ def _amount(name: str, amount: Any) -> int | None:
         return number
     if name not in _named:
         _named.add(name)
-        log.warning("perf_callbacks: perf.batch(%s=%r): wanted a whole number; it is taken for unknown.", name, amount)
+        log.warning("perf_callbacks: perf.batch(%s=%r): wanted a whole number; the amount is unknown.", name, amount)
     return None
 
 

@@ -32,7 +32,7 @@ LOOP = Sentences(
     no_call="perf_callbacks: %s, and the model given to measure() was never called: "
     "give it the model that the loop calls, wrapped or compiled as it is.",
     no_step="perf_callbacks: the loop was over without a step of the optimizer given to measure(). "
-    "If another one wraps it or is wrapped by it, give measure() the one whose step() updates the weights.",
+    "If one optimizer wraps another, give measure() the optimizer whose step() updates the weights.",
 )
 ACCELERATE = Sentences(
     no_batch="perf_callbacks: %s and no batch from a prepared loader: iterate over the loader that "

@@ -70,7 +70,7 @@ class PerfCallback(CallbackBase, TrainerCallback):
         self._session.end("another fit began")
         trainer = find_trainer(self)
         if trainer is None:
-            log.warning("perf_callbacks found no transformers.Trainer around it, and measures nothing.")
+            log.warning("perf_callbacks measures nothing: this PerfCallback is in no transformers.Trainer.")
             return
         handler = trainer.callback_handler
         if not measures(self, handler.callbacks):

@@ -116,22 +116,24 @@ def plan(after: int) -> str:
     """Render the plan of a trial.
 
     >>> plan(2)
-    'done and left in turns of 32 steps until step 1,026, to prove what it buys'
+    'on and off in turns of 32 steps until step 1,026, to measure what it saves'
     """
-    return f"done and left in turns of {TURN} steps until step {Trial(after).last:,}, to prove what it buys"
+    return f"on and off in turns of {TURN} steps until step {Trial(after).last:,}, to measure what it saves"
 
 
 def _told(outcome: Outcome | None, *, keep: bool) -> str:
     if outcome is None:
-        return f"it was not kept: too few of its {PAIRS} pairs of turns were free of disturbances to tell what it buys"
+        return f"it was not kept: too few of its {PAIRS} pairs of turns were undisturbed to measure what it saves"
     saved, low, high, left = (seconds * 1e3 for seconds in outcome[:4])
     interval = f"99.9 % interval {low:.3g} to {high:.3g} ms, {outcome.pairs} pairs of turns"
     if keep:
         return f"it saves {saved:.3g} of {left:.3g} ms a step ({saved / left:.1%}; {interval})"
     if outcome.better:
-        return f"it was not kept, since other ranks don't gain: here it saves {saved:.3g} of {left:.3g} ms ({interval})"
+        return (
+            f"it was not kept, because other ranks don't gain: here it saves {saved:.3g} of {left:.3g} ms ({interval})"
+        )
     if outcome.low > 0:
-        return f"it was not kept: of a step of {left:.3g} ms it saved less than {LEAST:.1%} ({interval})"
+        return f"it was not kept: it saved less than {LEAST:.1%} of a step of {left:.3g} ms ({interval})"
     if outcome.high < 0:
-        return f"it was not kept: with it a step of {left:.3g} ms took {-saved:.3g} ms more ({interval})"
-    return f"it was not kept: of a step of {left:.3g} ms it saved nothing that could be told from noise ({interval})"
+        return f"it was not kept: it made a step of {left:.3g} ms longer by {-saved:.3g} ms ({interval})"
+    return f"it was not kept: its saving in a step of {left:.3g} ms is within the noise ({interval})"

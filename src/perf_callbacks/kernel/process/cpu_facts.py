@@ -70,7 +70,7 @@ def read(
     elif accelerator == "cuda" and properties is not None:
         gpu, unknown = _gpu(mode, properties(), machine, sources, size)
     elif accelerator is not None:
-        unknown = f"nothing tells the NUMA node of {accelerator} devices"
+        unknown = f"the system does not report the NUMA node of {accelerator} devices"
     parent = topology.mask_of(sources.root, os.getppid())
     return CpuFacts(
         mask=mask,

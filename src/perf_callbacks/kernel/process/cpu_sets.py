@@ -124,7 +124,7 @@ def part(items: Sequence[Cpus], place: int, number: int) -> Cpus:
 
 def _near(facts: CpuFacts, gpu: Gpu, *, socket: bool) -> Choice:
     if gpu.node is None:
-        return Choice(None, f"the firmware does not tell the NUMA node of GPU {gpu.pci}")
+        return Choice(None, f"the firmware does not report the NUMA node of GPU {gpu.pci}")
     near = facts.machine.nodes.get(gpu.node)
     if near is None:
         return Choice(None, f"GPU {gpu.pci} is on NUMA node {gpu.node}, which has no CPUs")
@@ -152,7 +152,7 @@ def _exclusive(facts: CpuFacts) -> Choice:
     """Divide whole cores among the devices at a NUMA node, or among the ranks of the machine."""
     gpu = facts.gpu
     if facts.bound:
-        return Choice(facts.mask, "the launcher gave this rank fewer CPUs than it has itself")
+        return Choice(facts.mask, "the launcher gave this rank only a part of its own CPUs")
     base, where, slot = facts.mask, "", None
     if gpu is not None:
         near = _near(facts, gpu, socket=False)

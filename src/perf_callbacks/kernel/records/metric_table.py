@@ -48,7 +48,7 @@ METRICS = (
     Metric(
         name="gc_time",
         unit="s",
-        meaning="garbage collection. Its time is taken out of the stage in which it fell",
+        meaning="garbage collection. Its time is not part of the stage in which it ran",
         needs=(CLOCK,),
     ),
     Metric(
@@ -140,7 +140,7 @@ METRICS = (
     Metric(
         name="flops_known",
         unit="0 to 1",
-        meaning="the share of the row's steps whose FLOPs are known; the same",
+        meaning="the share of the row's steps with known FLOPs; only in a row in which it changes, from 1 at first",
         needs=(FLOPS,),
         constant=True,
         usual=1.0,
@@ -170,7 +170,7 @@ METRICS = (
     Metric(
         name="allocator_retries",
         unit="count",
-        meaning="how often the allocator was full in the row, so that it gave memory back and tried again",
+        meaning="how often, in the row, the allocator was full, gave memory back and tried again",
         needs=(GPU,),
     ),
     Metric(

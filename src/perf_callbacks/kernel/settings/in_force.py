@@ -127,7 +127,7 @@ def _strangers(environ: Mapping[str, str]) -> tuple[str, ...]:
     known = [*map(variable, rules()), FILE, SECTION, SWITCH]
     similar = [name for name in environ if name.startswith(PREFIX) or _LIKE.match(name)]
     names = sorted(name for name in similar if name not in known)
-    return tuple(f"{printable(name)} means nothing here{_question(name, known)}" for name in names)
+    return tuple(f"{printable(name)} is no setting{_question(name, known)}" for name in names)
 
 
 def _question(name: str, known: list[str]) -> str:
