@@ -55,7 +55,7 @@ def test_every_item_has_its_line_and_says_why(check):
     assert [line.split()[0] for line in items] == [item.slug for item in ITEMS]
     assert items[0].split(None, 1)[1].startswith("to be applied   automatic, thresholds ")
     assert items[0].endswith("no collection interrupts a step, and all ranks collect at the same step")
-    assert peak == "MFU would be of a peak of 989.5 TFLOPS in any number format (peak_tflops=989.5)"
+    assert peak == "MFU would use a peak of 989.5 TFLOPS in any number format (peak_tflops=989.5)"
     assert table[0].split() == ["rank", "GPU", "NUMA", "CPUs", "in", "a", "training", "threads", "affinity"]
     assert [line.split()[0] for line in table[1:]] == ["0"]
 
@@ -99,7 +99,7 @@ def test_a_cpu_is_measured_as_in_a_training(check):
     assert peak["measured"]
     assert peak["tflops"]["float32"] > 0
     assert re.search(
-        r"\nMFU would be of a peak of [\d.,]+ [MGT]FLOPS in float32 \(measured on cpu with 1 thread",
+        r"\nMFU would use a peak of [\d.,]+ [MGT]FLOPS in float32 \(measured on cpu with 1 thread",
         unwrapped(check()[1]),
     )
 

@@ -93,7 +93,7 @@ def test_a_file_that_stays_the_same_is_not_written(path, config):
         (["window=many"], "the command line: window: got 'many', wanted a whole number from 1 on."),
         (["window"], "got 'window', wanted FIELD=VALUE, such as window=20."),
         (["--unset", "gc"], "acc.yaml doesn't set gc."),
-        ([], "there is no terminal to ask on: give FIELD=VALUE, such as window=20."),
+        ([], "without a terminal the command can't ask: give FIELD=VALUE, such as window=20."),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_sentence(path, config, words, sentence, monkeypatch):

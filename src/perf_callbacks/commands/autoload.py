@@ -11,7 +11,7 @@ from pathlib import Path
 import perf_callbacks
 
 NAME: str = "autoload"
-SUMMARY: str = "let PERF_CALLBACKS=1 alone measure every trainer of this Python, without `perf-callbacks run`"
+SUMMARY: str = "make PERF_CALLBACKS=1 measure every trainer of this Python, without `perf-callbacks run`"
 
 FILE = "perf_callbacks_autoload.pth"
 LINE = (

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from perf_callbacks.kernel.fit.environment import Environment
 
 NAME: str = "check"
-SUMMARY: str = "what the startup checklist would do on this machine, advice, and the peak that MFU would go by"
+SUMMARY: str = "show what the startup checklist would do on this machine, advice, and the peak for MFU"
 
 _NAMES = {WHATEVER: "any number format"}
 
@@ -34,8 +34,8 @@ ITEM = "affinity"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.epilog = (
-        "Settings are those of the environment (PERF_CALLBACKS_...) and of the file that PERF_CALLBACKS_CONFIG names. "
-        "Nothing is changed; a peak that is measured is kept in the user's cache. "
+        "Settings come from the environment (PERF_CALLBACKS_...) and from the file that PERF_CALLBACKS_CONFIG names. "
+        "The command changes nothing but the user's cache of measured peaks. "
         "Under torchrun the first rank of a machine prints for all of its ranks. "
         "Exits with 1 if something is left to do by hand: an item is advised or "
         "failed, there is advice, or the device has no known peak; with 2 if a setting makes no sense."
@@ -141,4 +141,4 @@ def _said(peak: Peaks | None, without: str) -> str:
     figures = None if peak.measured else 6
     source = peak.source.rpartition(": ")[0] if peak.measured else peak.source  # without its rates
     rates = [f"{speed(flops, figures)} in {_NAMES.get(dtype, dtype)}" for dtype, flops in peak.by_dtype.items()]
-    return f"MFU would be of a peak of {', '.join(rates)} ({source})"
+    return f"MFU would use a peak of {', '.join(rates)} ({source})"

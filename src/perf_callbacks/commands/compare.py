@@ -11,7 +11,7 @@ from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.report import comparison, comparison_text, report_file
 
 NAME: str = "compare"
-SUMMARY: str = "whether one recorded run is slower than another, metric by metric"
+SUMMARY: str = "tell if one recorded run is slower than another, metric by metric"
 
 REGRESSION, UNKNOWN = 1, 2
 """Exit status if B is slower, and if no verdict is possible."""
@@ -20,12 +20,13 @@ REGRESSION, UNKNOWN = 1, 2
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.epilog = (
-        "Reads the last attempt of the last fit, of all ranks. tokens/s decides, or else samples/s, or else step_time; "
-        "where these show nothing, quick steps do. Exits with 1 if B is slower than A by at least PERCENT and not by "
-        "chance; with 2 if there is no journal, fewer than ten measured steps, or an impossible value."
+        "Reads the last attempt of the last fit, of all ranks. tokens/s decides, or else samples/s, or else step_time. "
+        "If this metric shows no change, quick steps decide. Exits with 1 if B is slower than A by at least PERCENT, "
+        "and chance doesn't explain it; with 2 if there is no journal, fewer than ten measured steps, or an impossible "
+        "value."
     )
-    parser.add_argument("a", type=Path, metavar="A", help="output directory of the run that is compared with")
-    parser.add_argument("b", type=Path, metavar="B", help="output directory of the run that is judged")
+    parser.add_argument("a", type=Path, metavar="A", help="output directory of the old run")
+    parser.add_argument("b", type=Path, metavar="B", help="output directory of the new run")
     parser.add_argument(
         "--fail-over",
         type=_percent,

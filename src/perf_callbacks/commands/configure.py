@@ -15,7 +15,7 @@ SUMMARY: str = "write settings into accelerate's config, for perf-callbacks laun
 
 REFUSED = """\
 With this section, `accelerate launch` and the other commands of accelerate refuse the file: start training with
-perf-callbacks launch. Or leave the file as it is, and keep the settings in one that PERF_CALLBACKS_CONFIG names."""
+perf-callbacks launch. Or keep the settings in a separate file that PERF_CALLBACKS_CONFIG names."""
 
 INTERRUPTED = 130
 """Exit status of a shell's command after Ctrl-C."""
@@ -24,11 +24,13 @@ INTERRUPTED = 130
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.epilog = (
-        "Without FIELD=VALUE and --unset it asks. Only the section perf_callbacks is edited: all other lines of the "
-        "file stay as they are. accelerate itself refuses a file with this section: start training with "
-        "perf-callbacks launch."
+        "Without FIELD=VALUE and --unset, the command asks for each field. It changes only the section perf_callbacks: "
+        "all other lines of the file stay as they are. accelerate itself refuses a file with this section: start "
+        "training with perf-callbacks launch."
     )
-    parser.add_argument("--config_file", type=Path, metavar="FILE", help="the config; else accelerate's default")
+    parser.add_argument(
+        "--config_file", type=Path, metavar="FILE", help="the config file (default: accelerate's default config)"
+    )
     parser.add_argument("--unset", action="append", default=[], metavar="FIELD", help="remove a field")
     parser.add_argument("assignments", nargs="*", metavar="FIELD=VALUE", help="set a field, as in window=20")
 
@@ -40,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     values = parse([_assignment(text) for text in arguments.assignments])
     asking = sys.stdin is not None and sys.stdin.isatty()
     if not (given or asking):
-        raise ConfigError("there is no terminal to ask on: give FIELD=VALUE, such as window=20.")
+        raise ConfigError("without a terminal the command can't ask: give FIELD=VALUE, such as window=20.")
     try:
         if config.key is None and (values or not given):
             print(REFUSED)
@@ -81,7 +83,7 @@ def _assignment(text: str) -> FileEntry:
 
 def _ask(config: AccelerateConfig) -> dict[str, object]:
     """Ask for each field. An empty answer keeps the value."""
-    print(f"Settings for {config.path}. Enter keeps what is in brackets.")
+    print(f"Settings for {config.path}. Enter keeps the value in brackets.")
     now = parse(config.entries)
     values: dict[str, object] = {}
     for name, rule in rules().items():

@@ -15,18 +15,18 @@ from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.report import convention_table as report
 
 NAME: str = "flops"
-SUMMARY: str = "FLOPs of a training step, TFLOPS, MFU and HFU, by each of the formulas in use"
+SUMMARY: str = "compute FLOPs, TFLOPS, MFU and HFU of a training step by each common formula"
 
 _MODEL: dict[str, tuple[type, str]] = {
     "layers": (int, "layers"),
     "hidden": (int, "width of the model"),
-    "heads": (int, "heads of attention; else attention is as wide as the model"),
-    "head-dim": (int, "width of a head; else hidden over heads"),
-    "kv-heads": (int, "heads of keys and values; else as many as of queries"),
-    "ffn": (int, "width of the MLP, which is then gated: three matrices; else there are two of 4 x hidden"),
+    "heads": (int, "attention heads (default: attention is as wide as the model)"),
+    "head-dim": (int, "width of a head (default: hidden / heads)"),
+    "kv-heads": (int, "heads of keys and values (default: as many as of queries)"),
+    "ffn": (int, "width of a gated MLP with three matrices (default: an MLP with two matrices of 4 x hidden)"),
     "experts": (int, "experts of the MLP"),
-    "active-experts": (int, "experts that a token goes through"),
-    "params": (float, "all parameters, such as 52e9; else the matrices are added up"),
+    "active-experts": (int, "experts that process a token"),
+    "params": (float, "number of all parameters, such as 52e9 (default: the sum of the matrices)"),
     "vocab": (int, "tokens in the vocabulary"),
 }
 
@@ -37,29 +37,34 @@ _RUN: dict[str, tuple[type, str]] = {
     "batch": (int, "sequences in an optimizer step, over all GPUs"),
     "gpus": (int, "GPUs"),
     "step-time": (float, "seconds per optimizer step"),
-    "tokens-per-second-per-gpu": (float, "instead of the step time"),
+    "tokens-per-second-per-gpu": (float, "give this instead of the step time"),
     "peak-tflops": (str, 'dense peak of a GPU: "312" or "bf16=312,fp32=19.5"'),
-    "device": (str, 'or its name, such as "NVIDIA H100 80GB HBM3"'),
+    "device": (str, 'name of a GPU with a known peak, such as "NVIDIA H100 80GB HBM3"'),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("path", nargs="?", metavar="CONFIG", help="config.json of a model on Hugging Face")
-    model = parser.add_argument_group("the model", "what is given here wins over config.json")
-    model.add_argument("--config", metavar="CONFIG", help="as CONFIG")
+    model = parser.add_argument_group("the model", "these options override config.json")
+    model.add_argument("--config", metavar="CONFIG", help="the same as CONFIG")
     _add(model, _MODEL)
-    model.add_argument("--tied", action="store_true", default=None, help="the output head is the embedding")
+    model.add_argument(
+        "--tied", action="store_true", default=None, help="the output head uses the weights of the embedding"
+    )
     run = parser.add_argument_group("the run")
     run.add_argument("--seq", type=int, required=True, help="tokens in a sequence")
     _add(run, _RUN)
-    run.add_argument("--dtype", default="bf16", help="in which most is multiplied (default: bf16)")
+    run.add_argument("--dtype", default="bf16", help="number format of most products (default: bf16)")
     run.add_argument(
         "--recompute", choices=("none", "selective", "full"), default="none", help="activation recomputation"
     )
-    run.add_argument("--trainable", choices=("all", "lora"), default="all", help="lora: no gradients of the weights")
+    run.add_argument("--trainable", choices=("all", "lora"), default="all", help="lora: only adapters are trained")
     run.add_argument(
-        "--causal", choices=("full", "half"), default="full", help="how much of causal attention matmul counts"
+        "--causal",
+        choices=("full", "half"),
+        default="full",
+        help="share of causal attention that the convention matmul counts",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -169,5 +174,8 @@ def _job(arguments: argparse.Namespace, work: ConventionWork, peak: peaks.Peaks 
     dtype = peaks.number_format(arguments.dtype, "dtype")
     flops_per_second = None if peak is None else peak.peak_flops_per_second(dtype)
     if peak is not None and flops_per_second is None:
-        print(f"No dense peak in {arguments.dtype} is known, by {peak.source}: there is no MFU.", file=sys.stderr)
+        print(
+            f"There is no MFU: no dense peak in {arguments.dtype} is known ({peak.source}).",
+            file=sys.stderr,
+        )
     return Job(gpus=gpus, step_seconds=seconds, peak_flops_per_second=flops_per_second)

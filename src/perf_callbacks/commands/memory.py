@@ -9,7 +9,7 @@ from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.report import memory_table, report_file
 
 NAME: str = "memory"
-SUMMARY: str = "where the memory of a recorded run went, and whether it leaks"
+SUMMARY: str = "show where the memory of a recorded run went, and if it leaks"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,14 +15,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.epilog = "The page needs no network, and no server: open it in a browser."
     add_source(parser)
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the page; else report.html by the journals")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="file of the page (default: report.html beside the journals)"
+    )
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that name the journals, a fit and its steps."""
     parser.add_argument("directory", type=Path, metavar="DIR", help="output directory of the run, or one journal")
-    parser.add_argument("--fit", type=int, default=0, metavar="NUMBER", help="the fit, from 1 on; else the last one")
-    parser.add_argument("--steps", metavar="FIRST-LAST", help="these steps alone, such as 200-400")
+    parser.add_argument(
+        "--fit", type=int, default=0, metavar="NUMBER", help="number of the fit, from 1 (default: the last fit)"
+    )
+    parser.add_argument("--steps", metavar="FIRST-LAST", help="only these steps, such as 200-400")
 
 
 def run(arguments: argparse.Namespace) -> int:

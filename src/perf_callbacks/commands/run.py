@@ -12,7 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "TARGET is a Python file, a command such as trl, or with -m a module. Python processes that it starts are "
         "measured too. With torchrun or `accelerate launch`: `torchrun ... -m perf_callbacks.run TARGET ...`. "
-        "PERF_CALLBACKS=0 runs the program as if this command were not there. Exits as the program does, and with 2 "
+        "PERF_CALLBACKS=0 runs the program without measuring. Exits with the program's status, and with 2 "
         "if there is no such program or a setting makes no sense."
     )
     parser.add_argument("-m", dest="module", action="store_true", help="TARGET is a module, as in python -m")

@@ -10,7 +10,7 @@ from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.report import shape_table
 
 NAME: str = "shapes"
-SUMMARY: str = "sizes of a model that tensor cores can't use well, and what to take instead"
+SUMMARY: str = "find sizes of a model that tensor cores can't use well, and suggest better sizes"
 
 TO_CHANGE = 1
 """Exit status if a size should change."""
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--multiprocessors", type=int, help="multiprocessors of the GPU, such as 108 of an A100 or 132 of an H100"
     )
-    parser.epilog = "Exits with 1 if a size should be another one."
+    parser.epilog = "Exits with 1 if a size should change."
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from perf_callbacks.launch import accelerate_config, autoload
 from perf_callbacks.report.layout import aligned
 
 NAME: str = "status"
-SUMMARY: str = "which programs are measured here without a change to them, by what, and why not"
+SUMMARY: str = "show which programs are measured here without code changes, and why others are not"
 
 TREES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
 """Distributions of Lightning, and the modules that their entry points are named after."""
@@ -28,7 +28,7 @@ A callback in the program's own code always measures, and wins."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.epilog = "The answer is that of this Python and this environment; nothing is changed."
+    parser.epilog = "The answer holds for this Python and this environment. The command changes nothing."
 
 
 def run(arguments: argparse.Namespace) -> int:  # noqa: ARG001 the command has no arguments

@@ -15,7 +15,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.epilog = "Each rank is a process, each stage of a step a slice. A long run makes a large file: use --steps."
     report.add_source(parser)
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the trace; else trace.json by the journals")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="file of the trace (default: trace.json beside the journals)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
