@@ -22,45 +22,23 @@ def found(*, available=None, expandable=False, **known):
 
 
 @pytest.mark.parametrize(
-    ("available", "told"),
-    [
-        (None, ""),
-        (11 * 10**9, "; the memory that was free at the start lasts 4 h more"),
-        (900 * 10**9, ""),
-        (10**8, ""),
-    ],
+    ("available", "lasts"), [(None, ""), (11 * 10**9, "lasts 4 h"), (900 * 10**9, ""), (10**8, "")]
 )
-def test_a_leak_tells_its_pace_and_when_memory_is_full(available, told):
+def test_a_leak_tells_its_pace_and_when_memory_is_full(available, lasts):
     finding = found(leak=LEAK, available=available)
     assert (finding.cause, finding.share) == ("memory", None)
-    assert finding.evidence == (
-        "Host memory (without pages of files) grew by 2.5 GB per hour (0.8 MB per step), from 3.0 to 4.0 GB, "
-        "and didn't level off" + told
-    )
-    assert finding.remedy == "keeping no tensor from step to step: losses.append(loss.item())"
+    assert "2.5 GB per hour" in finding.evidence
+    assert lasts in finding.evidence
+    assert (" lasts " in finding.evidence) == bool(lasts)
 
 
-def test_a_device_that_was_full_tells_the_price_of_activations():
-    finding = found(retries=3, parts=PARTS)
-    assert finding.evidence == (
-        "The memory of the device was full 3 times: its allocator gave memory back and tried again. "
-        "Activations take 30.2 of 70.5 GB"
-    )
-    assert finding.remedy == (
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or activation checkpointing, which frees at most 30.2 GB, "
-        "or a smaller batch"
-    )
-
-
-def test_without_the_parts_there_is_no_price():
-    finding = found(retries=1)
-    assert finding.evidence.startswith("The memory of the device was full once: ")
-    assert finding.remedy == "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or a smaller batch"
-    assert found(retries=1, expandable=True).remedy == "a smaller batch"
+def test_a_full_device_tells_the_price_of_activations_if_it_is_known():
+    assert "30.2 GB" in found(retries=3, parts=PARTS).remedy
+    assert "GB" not in found(retries=1).remedy
 
 
 def test_a_leak_comes_first():
-    assert found(leak=LEAK, retries=3).evidence.startswith("Host memory")
+    assert found(leak=LEAK, retries=3) == found(leak=LEAK)
 
 
 def test_nothing_is_said_of_memory_that_is_well_used():

@@ -1,4 +1,4 @@
-"""Each rule: where it speaks and with which sentence, and where it must not."""
+"""Each rule: where it speaks, of which cause and share, and where it must not. `wordings.txt` has its sentences."""
 
 from dataclasses import replace
 
@@ -8,7 +8,6 @@ from advised import PLAIN, STAGES, WORK, found, machine, summary
 from perf_callbacks.advice import table
 from perf_callbacks.advice.facts import FEWEST_STEPS, Facts
 from perf_callbacks.advice.loading import faster
-from perf_callbacks.kernel.records.fit_records import Finding
 
 
 def test_nothing_is_wrong_with_a_run_that_only_computes():
@@ -20,49 +19,28 @@ def test_a_run_of_a_few_steps_tells_nothing():
     assert table.findings(machine(), Facts(workers=0, work=WORK), few) == ()
 
 
-@pytest.mark.parametrize(
-    ("door", "remedy"),
-    [
-        ("loop", "DataLoader(num_workers=2)"),
-        ("lightning", "DataLoader(num_workers=2)"),
-        ("transformers", "TrainingArguments(dataloader_num_workers=2)"),
-    ],
-)
-def test_workers_are_advised_where_steps_wait_for_data(door, remedy):
-    assert found("data", Facts(integration=door, workers=0), summary(data=1.0)) == Finding(
-        cause="data",
-        share=pytest.approx(0.449),
-        evidence="Waiting for data took 50% of the run: num_workers=0",
-        remedy=remedy,
-    )
+def test_workers_are_advised_where_steps_wait_for_data():
+    finding = found("data", Facts(workers=0), summary(data=1.0))
+    assert (finding.share, "num_workers=2" in finding.remedy) == (pytest.approx(0.449), True)
 
 
 def test_more_workers_are_advised_where_those_there_are_too_slow():
     finding = found("data", Facts(workers=2), summary(data=1.0))
-    assert (finding.remedy, finding.share) == ("DataLoader(num_workers=5)", pytest.approx(0.449))
+    assert (finding.share, "num_workers=5" in finding.remedy) == (pytest.approx(0.449), True)
 
 
 def test_the_hand_over_of_a_batch_by_workers_is_no_wait():
     assert found("data", Facts(workers=2), summary(data=0.1)) is None
 
 
-def test_an_iterable_that_is_no_loader_is_told_to_load_in_the_background():
-    finding = found("data", Facts(workers=None), summary(data=1.0))
-    assert finding.evidence == "Waiting for data took 50% of the run"
-    assert finding.remedy == "loading in the background, as DataLoader(num_workers=2) does"
-
-
 def test_workers_beyond_the_cpus_are_not_advised():
     finding = found("data", Facts(workers=2), summary(data=1.0), machine(cpus=2))
-    assert (
-        finding.evidence == "Waiting for data took 50% of the run: num_workers=2; 2 CPUs leave no room for more workers"
-    )
-    assert finding.remedy == "caching prepared samples, or cheaper transforms"
+    assert (finding.share, "num_workers" in finding.remedy) == (0.5, False)
 
 
 def test_cpus_that_compute_all_the_time_leave_nothing_for_workers():
     finding = found("data", Facts(workers=0, threads=2), summary(data=0.25), machine(cpus=1))
-    assert finding.evidence.endswith("; the CPU is busy")
+    assert (finding.share, "num_workers" in finding.remedy) == (pytest.approx(0.2), False)
 
 
 def test_on_an_accelerator_computing_takes_one_cpu():
@@ -91,8 +69,7 @@ def test_the_promise_counts_cpus_that_are_free(facts, share):
 
 def test_workers_are_not_advised_where_other_programs_use_the_cpus():
     finding = found("data", Facts(workers=0, free_cpus=0.0), summary(data=0.5), machine(cpus=2))
-    assert finding.evidence == "Waiting for data took 33% of the run: num_workers=0; 2 CPUs are busy"
-    assert finding.remedy == "caching prepared samples, or cheaper transforms"
+    assert (finding.share, "num_workers" in finding.remedy) == (pytest.approx(1 / 3), False)
 
 
 @pytest.mark.parametrize(
@@ -104,11 +81,7 @@ def test_the_slowest_of_computing_loading_and_the_cpus_sets_the_pace(case, secon
 
 
 def test_python_work_between_the_stages():
-    finding = found("host", of=summary(other=1.0))
-    assert finding.share == 0.5
-    assert finding.evidence == (
-        "Python code outside of forward, backward and optimizer (callbacks, metrics, logging) took 50% of the run"
-    )
+    assert found("host", of=summary(other=1.0)).share == 0.5
     assert found("host", of=summary(other=0.002)) is None
 
 
@@ -116,39 +89,20 @@ def test_the_line_that_keeps_the_steps_busy_is_named():
     lines = {"host_line": "train.py:3 `score`", "data_line": "data.py:7 `parse`", "collect_line": "train.py:9 `main`"}
     gc = {"gc_seconds": 100.0, "gc_collections": (0, 0, 9)}
     facts = Facts(**lines, collect_seconds=60.0, workers=0)
-    assert found("host", facts, summary(other=1.0)).evidence.endswith(
-        " took 50% of the run, mostly at train.py:3 `score`"
-    )
-    assert found("data", facts, summary(data=1.0)).evidence.endswith(": num_workers=0, mostly at data.py:7 `parse`")
-    assert found("gc", facts, summary(gc=gc)).remedy == "removing calls of gc.collect(), first at train.py:9 `main`"
+    assert lines["host_line"] in found("host", facts, summary(other=1.0)).evidence
+    assert lines["data_line"] in found("data", facts, summary(data=1.0)).evidence
+    assert lines["collect_line"] in found("gc", facts, summary(gc=gc)).remedy
 
 
 def test_the_line_that_waits_for_workers_is_not_the_one_that_is_slow():
-    evidence = found("data", Facts(workers=1, data_line="train.py:3 `main`"), summary(data=1.0)).evidence
-    assert evidence.endswith(": num_workers=1")
+    waiting = Facts(workers=1, data_line="train.py:3 `main`")
+    assert waiting.data_line not in found("data", waiting, summary(data=1.0)).evidence
 
 
-@pytest.mark.parametrize(
-    ("facts", "evidence", "remedy"),
-    [
-        (
-            {"work": replace(PLAIN, values_read={"/home/a/train.py:41": 2})},
-            "`.item()` or the like in train.py:41",
-            "logging every 50 steps",
-        ),
-        (
-            {"log_every": 1, "integration": "transformers"},
-            "the trainer logs every step",
-            "TrainingArguments(logging_steps=50)",
-        ),
-        ({"log_every": 1, "integration": "lightning"}, "the trainer logs every step", "Trainer(log_every_n_steps=50)"),
-    ],
-)
-def test_values_that_are_read_and_logged_in_each_step(facts, evidence, remedy):
+@pytest.mark.parametrize("facts", [{"work": replace(PLAIN, values_read={"/home/a/train.py:41": 2})}, {"log_every": 1}])
+def test_values_that_are_read_and_logged_in_each_step(facts):
     logging = summary(other=1.0)
-    finding = found("sync", Facts(**facts), logging)
-    assert (finding.share, finding.remedy) == (0.5, remedy)
-    assert finding.evidence == f"Reading values and logging them in each step took 50% of the run: {evidence}"
+    assert found("sync", Facts(**facts), logging).share == 0.5
     assert found("host", Facts(**facts), logging) is None  # the same time is not told of twice
 
 
@@ -157,51 +111,21 @@ def test_values_that_are_read_for_nothing_much_are_no_finding():
     assert found("sync", Facts(log_every=50), summary(other=1.0)) is None
 
 
-FEWER = "fewer or shorter completions (num_generations, max_completion_length)"
-
-
 def grpo(**parts):
     """Steps of two seconds, of which one is work of TRL's."""
     return replace(summary(other=1.0), other_seconds={name: 100 * seconds for name, seconds in parts.items()})
 
 
-@pytest.mark.parametrize(
-    ("parts", "on", "evidence", "remedy"),
-    [
-        (
-            {"generation": 0.8},
-            machine(),
-            "Generating completions took 40% of the run",
-            FEWER,
-        ),
-        (
-            {"generation": 0.8},
-            machine(accelerator="cuda"),
-            "Generating completions took 40% of the run",
-            f"use_vllm=True in the trainer's arguments, or {FEWER}",
-        ),
-        (
-            {"rewards": 0.8},
-            machine(),
-            "Computing rewards took 40% of the run",
-            "reward functions that take all completions at once",
-        ),
-    ],
-)
-def test_parts_of_other_are_named(parts, on, evidence, remedy):
-    worst, rest = table.findings(on, Facts(), grpo(**parts))
-    assert (worst.cause, worst.share, worst.evidence, worst.remedy) == ("host", 0.4, evidence, remedy)
+@pytest.mark.parametrize("part", ["generation", "rewards"])
+def test_parts_of_other_are_findings_of_their_own(part):
+    worst, rest = table.findings(machine(), Facts(), grpo(**{part: 0.8}))
+    assert (worst.cause, worst.share) == ("host", 0.4)
     assert (rest.cause, rest.share) == ("host", pytest.approx(0.1))
 
 
 def test_parts_of_other_are_no_logging():
-    causes = {one.evidence: one.share for one in table.findings(machine(), Facts(log_every=1), grpo(generation=0.8))}
-    assert causes == {
-        "Generating completions took 40% of the run": 0.4,
-        "Reading values and logging them in each step took 10% of the run: the trainer logs every step": pytest.approx(
-            0.1
-        ),
-    }
+    every = table.findings(machine(), Facts(log_every=1), grpo(generation=0.8))
+    assert [(one.cause, one.share) for one in every] == [("host", 0.4), ("sync", pytest.approx(0.1))]
 
 
 def test_parts_of_other_that_take_nothing_are_no_finding():
@@ -209,19 +133,7 @@ def test_parts_of_other_that_take_nothing_are_no_finding():
 
 
 def test_recomputation_is_worth_its_share_of_the_forward():
-    finding = found("recompute", Facts(work=WORK), summary())
-    assert finding.share == pytest.approx(0.1)
-    assert finding.evidence == (
-        "Recomputation for activation checkpointing takes 10% of executed FLOPs while 40 GB of memory are free"
-    )
-    assert finding.remedy == "model.gradient_checkpointing_disable(), or checkpointing fewer layers"
-    trainer = found("recompute", Facts(work=WORK, integration="transformers"), summary())
-    assert trainer.remedy == "TrainingArguments(gradient_checkpointing=False)"
-
-
-def test_the_memory_of_the_host_is_not_that_of_an_accelerator():
-    finding = found("recompute", Facts(work=WORK), summary(), machine(accelerator="cuda"))
-    assert finding.evidence.endswith("10% of executed FLOPs")
+    assert found("recompute", Facts(work=WORK), summary()).share == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("work", [PLAIN, None])
@@ -230,12 +142,8 @@ def test_no_recomputation_is_no_finding(work):
 
 
 def test_eager_attention_where_the_model_could_fuse_it():
-    finding = found("attention", Facts(work=PLAIN, attention="eager", sdpa=True), summary())
-    assert finding.share == pytest.approx(0.25 * 0.9)
-    assert finding.evidence == (
-        'Attention is not fused (attn_implementation="eager"), and its products are 25% of the FLOPs'
-    )
-    assert finding.remedy == 'from_pretrained(..., attn_implementation="sdpa")'
+    facts = Facts(work=PLAIN, attention="eager", sdpa=True)
+    assert found("attention", facts, summary()).share == pytest.approx(0.25 * 0.9)
 
 
 @pytest.mark.parametrize("facts", [{"attention": "sdpa"}, {"sdpa": False}, {"work": None}])
@@ -245,12 +153,7 @@ def test_attention_that_is_fused_or_can_not_be_is_no_finding(facts):
 
 def test_an_optimizer_that_goes_from_tensor_to_tensor():
     facts = Facts(optimizer="AdamW", tensors=1234)
-    finding = found("optimizer", facts, summary(optimizer=1.1))
-    assert finding.share == pytest.approx(0.7 * 1.1 / 2.0)
-    assert finding.evidence == "The optimizer took 55% of the run: AdamW updates 1,234 tensors one by one"
-    assert finding.remedy == "torch.optim.AdamW(..., fused=True)"
-    trainer = found("optimizer", replace(facts, integration="transformers"), summary(optimizer=1.1))
-    assert trainer.remedy == 'TrainingArguments(optim="adamw_torch_fused")'
+    assert found("optimizer", facts, summary(optimizer=1.1)).share == pytest.approx(0.7 * 1.1 / 2.0)
 
 
 @pytest.mark.parametrize("facts", [{"fused": True}, {"optimizer": "Muon"}, {"optimizer": None}])
@@ -263,24 +166,18 @@ def test_an_accelerator_updates_many_tensors_at_once():
 
 
 @pytest.mark.parametrize(
-    ("setting", "asked", "scheduled", "remedy"),
+    ("setting", "asked", "scheduled", "named"),
     [
-        ("sync", 60.0, 0.0, "removing calls of gc.collect()"),
-        ("observe", 60.0, 0.0, "removing calls of gc.collect()"),
-        ("observe", 40.0, 0.0, 'PerfConfig(gc="sync")'),
-        (
-            "sync",
-            60.0,
-            90.0,
-            "breaking reference cycles: gc.set_debug(gc.DEBUG_SAVEALL) shows which objects are in gc.garbage",
-        ),
+        ("sync", 60.0, 0.0, "gc.collect()"),
+        ("observe", 60.0, 0.0, "gc.collect()"),
+        ("observe", 40.0, 0.0, "PerfConfig"),
+        ("sync", 60.0, 90.0, "cycles"),
     ],
 )
-def test_garbage_is_collected_for_long(setting, asked, scheduled, remedy):
+def test_garbage_is_collected_for_long(setting, asked, scheduled, named):
     gc = {"gc_seconds": 100.0, "gc_scheduled_seconds": scheduled, "gc_collections": (7, 1, 2)}
     finding = found("gc", Facts(gc=setting, collect_seconds=asked), summary(gc=gc, forward=1.3))
-    assert (finding.share, finding.remedy) == (0.5, remedy)
-    assert finding.evidence == "Garbage collection took 50% of the run (10 collections)"
+    assert (finding.share, named in finding.remedy) == (0.5, True)
 
 
 def test_young_collections_before_the_schedule_are_nobodys_calls():
@@ -291,7 +188,7 @@ def test_young_collections_before_the_schedule_are_nobodys_calls():
 def test_waits_for_workers_that_start_are_advised_once():
     most = replace(summary(data=1.0), steps=200)  # of which 100 are measured
     facts = replace(EPOCHS, epoch_wait_seconds=0.5, epoch_wait_in_rows=0.5)
-    assert found("data", facts, most).remedy == "DataLoader(num_workers=2, persistent_workers=True)"
+    assert "persistent" in found("data", facts, most).remedy
     assert len([one for one in table.findings(machine(), facts, most) if one.cause == "data"]) == 1
 
 
@@ -300,20 +197,10 @@ def test_a_little_garbage_is_no_finding(seconds):
     assert found("gc", of=summary(gc={"gc_seconds": seconds})) is None
 
 
-@pytest.mark.parametrize(
-    ("kind", "door", "remedy"),
-    [
-        ("evaluation", "loop", "one after every 30 steps"),
-        ("evaluation", "transformers", "TrainingArguments(eval_steps=30)"),
-        ("checkpoint", "lightning", "ModelCheckpoint(every_n_train_steps=30)"),
-    ],
-)
-def test_what_is_done_too_often(kind, door, remedy):
-    often = summary(steps=90, spans={kind: 45.0}, counts={kind: 30})
-    finding = found(kind, Facts(integration=door), often)
-    assert finding.share == pytest.approx(45.0 * 0.9 / 135)
-    assert finding.evidence == f"{kind.title()}s took 33% of the run: one after every 3 steps"
-    assert finding.remedy == remedy
+@pytest.mark.parametrize("kind", ["evaluation", "checkpoint"])
+def test_rarer_spans_are_worth_the_time_beyond_a_twentieth(kind):
+    finding = found(kind, Facts(), summary(steps=90, spans={kind: 45.0}, counts={kind: 30}))
+    assert (finding.share, " 30 " in finding.remedy) == (pytest.approx(45.0 * 0.9 / 135), True)
 
 
 @pytest.mark.parametrize(("seconds", "count"), [(4.0, 30), (45.0, 1), (0.0, 0)])
@@ -322,21 +209,15 @@ def test_a_rare_evaluation_is_no_finding(seconds, count):
 
 
 def test_eager_attention_is_known_before_the_run():
-    finding = found("attention", Facts(attention="eager", sdpa=True))
-    assert (finding.share, finding.evidence) == (None, 'Attention is not fused (attn_implementation="eager")')
+    assert found("attention", Facts(attention="eager", sdpa=True)).share is None
 
 
 @pytest.mark.parametrize(
-    ("facts", "cause", "remedy"),
-    [
-        ({"blocking": True}, "sync", "unsetting CUDA_LAUNCH_BLOCKING"),
-        ({"anomalies": True}, "host", "torch.autograd.set_detect_anomaly(False)"),
-        ({"threads": 16}, "host", "OMP_NUM_THREADS=8"),
-    ],
+    ("facts", "cause"), [({"blocking": True}, "sync"), ({"anomalies": True}, "host"), ({"threads": 16}, "host")]
 )
-def test_advice_that_needs_no_run(facts, cause, remedy):
+def test_advice_that_needs_no_run(facts, cause):
     (finding,) = table.findings(machine(), Facts(**facts))
-    assert (finding.cause, finding.share, finding.remedy) == (cause, None, remedy)
+    assert (finding.cause, finding.share) == (cause, None)
     assert table.findings(machine(), Facts(threads=8)) == ()
 
 
@@ -347,18 +228,9 @@ def test_threads_of_the_host_hardly_matter_to_an_accelerator():
 EPOCHS = Facts(workers=2, work=PLAIN, epochs=10, epoch_wait_seconds=0.5, epoch_wait_in_rows=0.5)
 
 
-@pytest.mark.parametrize(
-    ("door", "remedy"),
-    [
-        ("loop", "DataLoader(num_workers=2, persistent_workers=True)"),
-        ("transformers", "TrainingArguments(dataloader_persistent_workers=True)"),
-    ],
-)
-def test_workers_that_are_started_for_each_epoch(door, remedy):
-    evidence = "Waiting for the first batch of 10 epochs took 33% of the run: workers are started for each epoch"
-    assert table.findings(machine(), replace(EPOCHS, integration=door), summary(data=0.5)) == (
-        Finding(cause="data", share=pytest.approx((50 - 10 * 2 * 1.5) / 150), evidence=evidence, remedy=remedy),
-    )
+def test_workers_that_are_started_for_each_epoch():
+    (finding,) = table.findings(machine(), EPOCHS, summary(data=0.5))
+    assert (finding.cause, finding.share) == ("data", pytest.approx((50 - 10 * 2 * 1.5) / 150))
 
 
 @pytest.mark.parametrize(
@@ -377,8 +249,8 @@ def test_workers_that_need_not_persist(changes):
 
 def test_the_wait_for_workers_that_start_is_no_reason_for_more_of_them():
     more = found("data", replace(EPOCHS, persistent=True, epochs=0, epoch_wait_in_rows=0.0), summary(data=0.5))
-    assert more.remedy == "DataLoader(num_workers=4)"
-    assert found("data", EPOCHS, summary(data=0.5)).evidence.endswith("workers are started for each epoch")
+    assert "num_workers=4" in more.remedy
+    assert "persistent" in found("data", EPOCHS, summary(data=0.5)).remedy
 
 
 FEW = Facts(threads=1, free_cpus=6.8)
@@ -386,9 +258,7 @@ FEW = Facts(threads=1, free_cpus=6.8)
 
 def test_more_threads_are_advised_where_most_cpus_are_idle():
     (finding,) = table.findings(machine(), FEW, summary())
-    assert (finding.cause, finding.share) == ("host", None)
-    assert finding.evidence == "Operations use 1 thread, and 7 of 8 CPUs were idle"
-    assert finding.remedy == "OMP_NUM_THREADS=7, if the operations are large"
+    assert (finding.cause, finding.share, "OMP_NUM_THREADS=7" in finding.remedy) == ("host", None, True)
 
 
 @pytest.mark.parametrize(

