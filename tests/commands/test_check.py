@@ -120,7 +120,7 @@ def test_a_device_without_a_peak_is_something_left_to_do(check):
 def test_so_is_an_item_that_only_advises(check):
     status, printed = check(_LOADERS="advise", _PEAK_TFLOPS="989.5")
     assert status == 1
-    assert "loaders   advised         pinned where a loader says so -> DataLoader(..., pin_memory=True)" in unwrapped(
+    assert "loaders   advised         pinned if the loader says so -> DataLoader(..., pin_memory=True)" in unwrapped(
         printed
     )
     assert check(_LOADERS="apply")[0] == 0

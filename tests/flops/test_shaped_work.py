@@ -402,7 +402,7 @@ def other_parameters(shaped, trained):
 @pytest.mark.parametrize(
     ("unknown", "cause"),
     [
-        (other_calls, "the model runs forward and backward in ways that were not counted"),
+        (other_calls, "forward and backward ran in an order that was not counted"),
         (uneven_calls, "batches differ in shape and in their calls of the model"),
         (other_shape, "batches of 1 shape have a size that was not counted and doesn't scale"),
         (unread, "the shapes of its batches can't be read"),

@@ -139,7 +139,7 @@ def test_what_somebody_turned_on_meanwhile_is_told_once_and_not_fought(fake, beg
     assert fake.state[:3] == (True, False, (900, 10, 10))
     (row,) = upkeep.news()
     assert (row.item, row.status) == ("gc", "skipped")
-    assert row.why == "somebody set the thresholds of collection before step 58, and they stay so"
+    assert row.why == "the program set the thresholds of collection before step 58, and they stay so"
     assert upkeep.news() == []
 
 

@@ -99,7 +99,9 @@ def test_what_somebody_turns_on_in_a_turn_stays_on_for_good(fake, at):
     course.before_end = lambda number: fake.automatic or pytest.fail(f"off in step {number}")
     course.go(1500)
     assert [(row.item, row.status) for row in course.rows] == [("gc", "on trial"), ("gc", "skipped")]
-    assert course.rows[1].why == f"somebody set the thresholds of collection before step {boundary}, and they stay so"
+    assert (
+        course.rows[1].why == f"the program set the thresholds of collection before step {boundary}, and they stay so"
+    )
     upkeep.closed()
     assert fake.state[:2] == (True, False)
     assert fake.collected == []

@@ -14,7 +14,7 @@ MACHINE = Machine(
 GPU = Gpu(pci="0000:1b:00.0", node=1, slot=(0, 2))
 
 
-ALONE = "without LOCAL_RANK and LOCAL_WORLD_SIZE this counts as the machine's only rank"
+ALONE = "without LOCAL_RANK and LOCAL_WORLD_SIZE this rank counts as the machine's only one"
 
 
 def facts(**changes):

@@ -317,7 +317,7 @@ def test_two_writers_never_share_a_file(path, make, complaints):
     make().write(block(3))
     assert records(path.with_name(names[1])) == [block(1), block(3)]
     assert complaints == [
-        f"another run writes {path}: the journal of this one is {name} beside it." for name in [*names[1:], names[1]]
+        f"another run writes {path}, so this run writes {name} beside it." for name in [*names[1:], names[1]]
     ]
 
 

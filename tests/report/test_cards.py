@@ -125,8 +125,8 @@ def test_the_closing_table_says_why_flops_are_a_lower_bound():
     reasons = {
         "part of the step was not counted": {"flops_coverage": 1.0},
         "3.0% of the weights were in no counted product": {"flops_coverage": 0.97},
-        "the count lacks a, b, c and 1 more": {"flops_coverage": 1.0, "flops_uncounted": ("a", "b", "c", "d")},
-        "the count lacks a; 50.0% of the weights were in no counted product": {
+        "not counted: a, b, c and 1 more": {"flops_coverage": 1.0, "flops_uncounted": ("a", "b", "c", "d")},
+        "not counted: a; 50.0% of the weights were in no counted product": {
             "flops_coverage": 0.5,
             "flops_uncounted": ("a",),
         },

@@ -261,7 +261,7 @@ class ScheduledCollection(ActiveItem):
 
     def _overruled(self, step: int) -> bool:
         if overruled := self._lease.overruled:
-            self._give_up(SKIPPED, f"somebody set the thresholds of collection before step {step}, and they stay so")
+            self._give_up(SKIPPED, f"the program set the thresholds of collection before step {step}, and they stay so")
         return overruled
 
     def _give_up(self, status: str, why: str) -> None:

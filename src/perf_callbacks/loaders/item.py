@@ -48,7 +48,7 @@ class Loaders:
         return PinnedLoading(fit)
 
 
-_PINS = {True: "pinned", False: "not pinned", None: "pinned where a loader says so"}
+_PINS = {True: "pinned", False: "not pinned", None: "pinned if the loader says so"}
 _COPIES = {True: "copies go on by themselves", False: "the host may wait for copies", None: ""}
 WHY = "a host that waits for copies can't run ahead of its device"
 

@@ -298,7 +298,7 @@ def _uncounted(flops: FlopsSummary) -> Iterable[str]:
     names, coverage = flops.uncounted, flops.coverage
     if names:
         more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-        yield f"the count lacks {', '.join(names[:MOST_NAMES])}{more}"
+        yield f"not counted: {', '.join(names[:MOST_NAMES])}{more}"
     if coverage is not None and coverage < ENOUGH_COVERED:
         yield f"{percent(1 - coverage)} of the weights were in no counted product"
     elif flops.source in {COPY, CLOSED_FORM}:

@@ -273,7 +273,7 @@ class ShapedWork(WorkModel):
         if not all(shapes):
             self.unknowns.note(UNREAD)
         elif self._tables and (self._trained, each) not in self._tables:
-            self.unknowns.note("the model runs forward and backward in ways that were not counted")
+            self.unknowns.note("forward and backward ran in an order that was not counted")
             _, last = self.uncounted_calls.pop(each, (0, 0))
             self.uncounted_calls[each] = last, step
             if len(self.uncounted_calls) > MOST_TABLES:

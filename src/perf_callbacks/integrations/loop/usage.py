@@ -39,8 +39,8 @@ ACCELERATE = Sentences(
     "accelerator.prepare(...) or accelerator.skip_first_batches(...) returned.",
     no_call="perf_callbacks: %s, and no prepared model was called: "
     "call the model that accelerator.prepare(...) returned.",
-    no_step="perf_callbacks: the loop was over without a step of the optimizer that was prepared first: "
-    "the steps of this optimizer count, so prepare it first.",
+    no_step="perf_callbacks: the loop was over without a step of the optimizer that was prepared first, whose steps "
+    "count: prepare the optimizer that updates the weights first.",
 )
 NO_WITH = (
     "perf_callbacks measures only inside of the with block: "

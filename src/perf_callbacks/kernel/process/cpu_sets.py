@@ -177,7 +177,7 @@ def _cores(machine: Machine, cpus: Cpus) -> list[Cpus]:
 def _remark(facts: CpuFacts) -> str:
     if not facts.ranks_unknown:
         return ""
-    return "; without LOCAL_RANK and LOCAL_WORLD_SIZE this counts as the machine's only rank"
+    return "; without LOCAL_RANK and LOCAL_WORLD_SIZE this rank counts as the machine's only one"
 
 
 def count(number: int, noun: str) -> str:

@@ -193,7 +193,7 @@ class FileJournal(Journal):
         else:
             raise OSError(f"{MOST_WRITERS} others write there")
         if number > 1:
-            self._complain(f"another run writes {wanted}: the journal of this one is {name} beside it.")
+            self._complain(f"another run writes {wanted}, so this run writes {name} beside it.")
         self._file, self.path = file, wanted.with_name(name)
         self._size = file.seek(0, os.SEEK_END)
         if self._size:
