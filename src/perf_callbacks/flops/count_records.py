@@ -78,7 +78,7 @@ class CountRecords:
         self._recorder = recorder
         self._work = work
         self.apart: dict[str, int] = {}
-        """Calls of models apart from the forward, which the counts leave out."""
+        """Calls of models outside of the forward, which the counts leave out."""
 
     def write(self, record: Flops) -> None:
         """Write the record of a count, and rate the work by the peaks of the device."""
@@ -109,7 +109,7 @@ class CountRecords:
             forget(self._recorder.device)
 
     def note_apart(self, training: TrainingFilter | None) -> None:
-        """Mark all FLOPs as a lower bound once a model has run apart from the forward."""
+        """Mark all FLOPs as a lower bound, once a model has run outside of the forward."""
         if training is None:
             return
         training.settle()

@@ -1,4 +1,4 @@
-"""When FLOPs are counted: in which steps of a fit, and how many times."""
+"""Schedule of FLOP counts: in which steps of a fit, and how many times."""
 
 from collections.abc import Collection
 
@@ -48,7 +48,7 @@ class CountSchedule:
         self.counts += not self.done or self.steps + 1 != self.recount()
 
     def spend_more(self) -> None:
-        """Charge a useless count twice: two such counts use up the free counts, and measuring begins."""
+        """Charge a useless count twice: two useless counts use up the free counts, and measuring begins."""
         self.counts += FREE_COUNTS // 2 - 1
 
     def wanted(self, step: int) -> bool:
@@ -63,7 +63,7 @@ class CountSchedule:
     def missing(self, step: int) -> int:
         """Return the number of steps after which a step with new calls or trained parameters is counted.
 
-        Calls seen in two steps are expected again after the same distance.
+        If two steps had such calls, they are expected again after the same number of steps.
         """
         work = self._work
         if not self.done or not (work.has_no_count or work.uncounted_calls):

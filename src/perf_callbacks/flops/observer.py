@@ -36,7 +36,7 @@ from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.weak_calls import weakly
 
 MOST_OWED = 8
-"""Maximum number of shapes that wait for a count."""
+"""Maximum number of shapes that wait to be counted."""
 
 EAGER_MEMORY = 0.5
 """A compiled model is not run eagerly if its peak memory exceeds this share of the device."""
@@ -46,7 +46,7 @@ PATIENCE_STEPS = 20
 """A count without any operation for this many seconds and steps is abandoned: the loop may have ended."""
 
 LOOPS = ("loop", "accelerate")
-"""Integrations of plain loops, which need not announce each forward."""
+"""Integrations of plain loops, which may run a forward without announcing it."""
 
 _trains = attrgetter("requires_grad")
 
@@ -92,7 +92,7 @@ class Counting(Observer, Listener):
         self._began = recorder.clock()
         self._next_after = 0  # number of steps after which a count or an outline is due
         self._examples: dict[ShapeKey, Example] = {}
-        """Batches of shapes whose work is not known yet."""
+        """Batches whose shapes have no known work yet."""
         self.work.unknowns.counting = "the fit ended before a step was counted"
         self._records = CountRecords(recorder, self.work)
         self._looks = Outlines(recorder, self.work)
@@ -108,7 +108,7 @@ class Counting(Observer, Listener):
 
     @property
     def due(self) -> int:
-        """The step from whose end on a count or an outline may be due; 0 while a count or an outline is open."""
+        """First step at whose end a count or an outline may be due; 0 while a count or an outline is open."""
         busy = self._window is not None or self._left or self._looks.training is not None
         return 0 if busy else self._first + self._next_after
 

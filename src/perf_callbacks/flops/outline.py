@@ -1,4 +1,4 @@
-"""The outline of a step: the products of its modules, by the sizes of their outputs and weights.
+"""The outline of a step: the multiplications of its modules, computed from the sizes of outputs and weights.
 
 An outline is no count: it sees no attention and no backward. But it costs a hook per module instead of one per
 operation, and two steps of equal work have equal outlines.
@@ -23,13 +23,13 @@ from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process.compiler_stance import anything_compiled
 
 LOOK_PART = 4
-"""The gap to the next outline is the steps so far divided by this: a change shows soon in fits of any length…"""
+"""The next outline comes after (steps so far / LOOK_PART) steps: a change shows soon in fits of any length…"""
 
 LOOK_EVERY = 47
 """…and at most this many steps: a prime number, which shares no period with the training."""
 
 _WITH_BACKWARD = 3
-"""Products of a module whose output requires gradients, with those of its backward, relative to its forward's."""
+"""Multiplications of a module with its backward, relative to its forward alone."""
 
 _MATRIX = 2
 """Fewest dimensions of a weight that is multiplied as a matrix."""
@@ -40,7 +40,7 @@ class Outline:
 
     def __init__(self) -> None:
         self.products = 0
-        """Multiplications by the modules' own weights, three times where gradients follow."""
+        """Multiplications by the modules' own weights, times three if the output requires gradients."""
         self._training: TrainingFilter | None = None
         self._thread = 0
         self._handle = RemovableHandle(modules._global_forward_hooks)  # noqa: SLF001 there is no public name
@@ -104,7 +104,10 @@ class Outlines:
         finalize(self, self._outline.close).atexit = False
 
     def begin(self, steps: int, training: TrainingFilter | None, announced: bool) -> None:  # noqa: FBT001 as in `TrainingFilter`
-        """Take the outline of the next step if due after this many steps. A `training` follows that step already."""
+        """Take the outline of the next step if due after this many steps.
+
+        If given, `training` already follows that step.
+        """
         if steps < self.after or not self._recorder.active:
             return
         self.after = steps + max(1, min(steps // LOOK_PART, LOOK_EVERY))

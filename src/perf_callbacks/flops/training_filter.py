@@ -21,7 +21,7 @@ _BETWEEN = (Stage.OTHER, Stage.UNDECIDED)
 
 
 class TrainingFilter(Filter):
-    """Decides for each operation of a step if the counter counts it.
+    """Decides which operations of a step are counted.
 
     Trainers announce each forward. A plain loop may call a part of the model, or an unwatched model, unannounced.
     In a loop, calls of modules in training mode that build a graph are training work too. Operations without gradients
@@ -41,7 +41,7 @@ class TrainingFilter(Filter):
         A call is part of the step's work only if a backward follows before the next batch is fetched.
         """
         self._waiting: Counter[str] = Counter()
-        """Calls for `apart` that no backward has followed yet."""
+        """Calls that move to `apart` if a backward follows."""
         self._fetches = self._backwards = 0
 
     def is_training_work(self) -> bool:

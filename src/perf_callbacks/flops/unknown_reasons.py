@@ -16,11 +16,11 @@ class Unknowns:
     def __init__(self, reader: BatchReader) -> None:
         self._reader = reader
         self.varies: str | None = None
-        """Known difference between equal batches, which makes all FLOPs unknown."""
+        """Difference found between the work of equal batches, which makes all FLOPs unknown."""
         self.counting: str | None = None
-        """Reason that nothing was counted."""
+        """Reason why no step was counted."""
         self.peak: str | None = None
-        """Reason that there is no peak."""
+        """Reason why no peak is known."""
         self._causes: Counter[str] = Counter()
         self._shapes: set[int] = set()
 
@@ -35,7 +35,7 @@ class Unknowns:
             self._shapes.add(shape)
 
     def summary(self, steps: int, known: int, excluded: Mapping[str, int]) -> FlopsSummary:
-        """Return the reasons in a fit with `steps` included steps, `known` with known FLOPs."""
+        """Describe the unknown FLOPs of a fit with `steps` included steps, `known` of them with known FLOPs."""
         mfu_unknown = self.peak if known and self.varies is None else None
         return FlopsSummary(unknown=self._flops(steps, known, excluded), mfu_unknown=mfu_unknown)
 
@@ -65,7 +65,7 @@ class Unknowns:
 
 
 def checked(source: str, checked_step: int | None, step: int) -> str:
-    """Return the sources of FLOPs, and the last check if work may have varied unnoticed since.
+    """Return the sources of FLOPs; also the last check, if work may have changed since.
 
     >>> checked("counted", None, 4), checked("counted, scaled", 304, 700), checked("counted", 690, 700)
     ('counted once', 'counted, scaled (last checked at step 304)', 'counted')

@@ -24,7 +24,7 @@ class Cell(NamedTuple):
 
     phase: Phase
     dtype: str
-    """Number format of the operands, in torch's spelling; "tfloat32" if float32 is multiplied in it."""
+    """Number format of the operands, in torch's spelling; "tfloat32" if torch multiplies float32 in TF32."""
     kind: Kind
 
 
@@ -50,7 +50,7 @@ class Work:
 
     @property
     def by_phase(self) -> dict[str, int]:
-        """FLOPs of each phase that has some."""
+        """FLOPs by phase; phases without FLOPs are left out."""
         return _sums((cell.phase, flops) for cell, flops in self.cells.items())
 
     @property

@@ -1,4 +1,4 @@
-"""Order of a trainer's callbacks: the callback that measures the trainer, and its turn."""
+"""Order of a trainer's callbacks: which callback measures the trainer, and when it is called."""
 
 from collections.abc import Iterable
 from typing import TypeVar
@@ -40,13 +40,15 @@ def settled(callbacks: list[C]) -> list[C]:
 
 
 def move_to_front(callbacks: list[C], callback: C) -> None:
-    """Move a callback to the front, in place: an iteration over the list may be at this very callback."""
+    """Move a callback to the front, in place, because an iteration over the list may have reached this callback."""
     place = next(place for place, other in enumerate(callbacks) if other is callback)
     callbacks.insert(0, callbacks.pop(place))
 
 
 def measures(callback: CallbackBase, callbacks: Iterable[object], *, warns: bool = True) -> bool:
-    """Return True if a callback measures the trainer: the first enabled callback of ours. Warn if another one does.
+    """Return True if this callback measures the trainer: the first enabled callback of ours does.
+
+    Warn if another callback measures the trainer.
 
     Callbacks added from outside count only if the program's own code has added none, not even a disabled callback.
     """

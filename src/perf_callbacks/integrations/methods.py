@@ -20,7 +20,9 @@ T = TypeVar("T")
 def stages(
     recorder: Recorder, owner: Any, name: str, stage: Stage, *, then: Stage | None = None, ends_fit: bool = False
 ) -> None:
-    """Count the time in `owner.name` as `stage`, and the time afterwards as `then`, or else as before the call.
+    """Count the time in `owner.name` as `stage`.
+
+    Count the time afterwards as `then`, or else as the stage before the call.
 
     With `ends_fit`, an exception ends the fit, as in `exits`.
     """
@@ -161,8 +163,8 @@ def exits(
 ) -> None:
     """End the fit if `owner.name` raises: for trainers that don't report exceptions to callbacks.
 
-    After the `last` of a trainer's calls the fit is over in any case. `before` runs before an exception ends the fit,
-    and may end a last step.
+    After the `last` of a trainer's calls the fit is over in any case. `before` runs before an exception ends the fit:
+    it may end the last step.
     """
 
     def make(inner: Callable[P, T]) -> Callable[P, T]:
@@ -185,9 +187,9 @@ def exits(
 
 
 def _replace(recorder: Recorder, owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
-    """Replace a method by a method, and a plain function on an instance by a plain function.
+    """Replace `owner.name` by the same kind of callable: a method or, on an instance, a plain function.
 
-    Torch's schedulers put a plain function in place of `optimizer.step`: a method there would cost a frame.
+    Torch's schedulers replace `optimizer.step` by a plain function: a method in its place would cost a frame.
     """
     found = getattr(owner, name, None)
     plain = found is not None and not inspect.ismethod(found) and not isinstance(owner, type)

@@ -32,7 +32,7 @@ class ConventionWork:
     seq: int
     """Tokens in a sequence."""
     recompute: str = "none"
-    """Recomputed parts: "none", "selective" (the attention of each layer) or "full" (each layer)."""
+    """Parts that the backward recomputes: "none", "selective" (the attention of each layer) or "full" (each layer)."""
     trainable: str = "all"
     """Trained weights: "all", or "lora": no gradients of the weights. The work of the adapters is left out."""
     causal: str = "full"
@@ -145,7 +145,7 @@ def step_flops(convention: Convention, architecture: Architecture, work: Convent
 
 
 def differences(name: str, architecture: Architecture, work: ConventionWork) -> list[str]:
-    """Describe the parts that differ from `matmul` by half a percent or more of the step."""
+    """Describe the parts in which the conventions differ from `matmul` by half a percent of the step or more."""
     convention = BY_NAME[name]
     ours, theirs = CONVENTIONS[0].forward(architecture, work), convention.forward(architecture, work)
     least = CLOSE * (ours.layers + ours.head + ours.attention)

@@ -21,7 +21,7 @@ TILE = (128, 256)
 """Rows and columns of the result that one multiprocessor computes at once, at best (same source)."""
 
 TILES = (TILE, (256, 128), (128, 128))
-"""Tiles of the most efficient kernels. A library chooses the one that suits a product."""
+"""Tiles of the most efficient kernels. A library chooses a tile for each product."""
 
 BUSY = 0.7
 """Least busy share of the multiprocessors, with the best of these tiles, that counts as good."""
@@ -93,10 +93,10 @@ class Uneven(NamedTuple):
 
     rows: int
     better_rows: int
-    """Largest number of rows that takes a wave less."""
+    """Largest number of rows that needs one wave less."""
     waves: Waves
     share: float
-    """Part of the FLOPs in such products."""
+    """Part of the FLOPs in products of this shape."""
 
 
 def uneven(
@@ -104,8 +104,8 @@ def uneven(
 ) -> list[Uneven]:
     """Return the products of two matrices that leave many multiprocessors idle with any tile, most FLOPs first.
 
-    Products with many waves are left out, because the last wave hardly matters. So are products of a single wave, for
-    which libraries have smaller tiles.
+    Products with many waves are left out, because the last wave hardly matters. Products of a single wave are left out
+    too, because libraries have smaller tiles for these.
 
     Args:
         products: Operation, shapes, number format and FLOPs, as in a `flops` record.

@@ -16,7 +16,7 @@ from perf_callbacks.kernel.process.compiler_stance import STANCE, in_compiled_ca
 class CountWindow:
     """Counts from `open` to `close` on the thread that opened it. In between it can be left and entered again.
 
-    Compiled code runs eagerly meanwhile and is as compiled as before afterwards. Under a mode,
+    Compiled code runs eagerly during the count, and compiled again afterwards. Under a mode,
     compiled code would lose its compilation for good.
 
     `open` and `close` record each change before making it, and can be repeated. So after an interrupt at any point, the
@@ -36,7 +36,7 @@ class CountWindow:
         finalize(self, _abandon, self.counter).atexit = False
 
     def open(self) -> None:
-        """Start or resume counting. Do nothing where modes will be restored, except to undo a `close` there."""
+        """Start or resume counting. If torch will restore this thread's modes later, only undo a `close`."""
         if self._opened or self._given_up:
             return
         stays = self.counter.pushed and self.counter in self.counter.stack()
@@ -100,7 +100,7 @@ class CountWindow:
 def _modes_are_lent() -> bool:
     """Return True if autograd, the compiler or inference mode will restore this thread's modes or keys later.
 
-    Removing a counter meanwhile would leave dispatch keys without a mode, so that operations that make tensors fail.
+    Removing a counter before that would leave dispatch keys without a mode, so that operations that make tensors fail.
     """
     return bool(in_backward()) or torch.is_inference_mode_enabled() or in_compiled_call()
 

@@ -35,7 +35,7 @@ class Filter(Protocol):
         ...
 
     def is_between_stages(self) -> bool:
-        """Return False if a value that Python reads outside of training work is to be ignored."""
+        """Return False if the observations should ignore values that Python reads outside of training work."""
         ...
 
 
@@ -64,7 +64,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
     def __init__(self, filtered: Filter | None = None, follow: Callable[[Any, Any, int], object] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # as above
         self.inert = False
-        """True: the counter can't be removed from the stack of modes and counts no more."""
+        """True: the counter can't be removed from the stack of modes, and has stopped counting."""
         self.lost = False
         """True: a part of the step was missed, so all counts were dropped."""
         self.pushed = False
@@ -143,7 +143,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self._aside = get_ident(), len(self.stack())
 
     def _come_back(self) -> None:
-        """Return to the stack when a module is called. If that is impossible now, give the count up."""
+        """Return to the stack when a module is called. If this is impossible, abandon the count."""
         if self._aside is None or self._aside[0] != get_ident() or in_backward():
             return
         depth, self._aside = self._aside[1], None
@@ -153,7 +153,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
             self._lose()
 
     def _lose(self) -> None:
-        """Give the count up: an unknown part of the step was missed."""
+        """Abandon the count, because an unknown part of the step was missed."""
         self._aside = None
         self.lost = self.inert = True
         self.forget()
@@ -345,7 +345,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         return cell, self._turn(cell)
 
     def _turn(self, cell: Cell) -> Counter[Cell]:
-        """Select the pass to count in: a forward after a backward begins another pass."""
+        """Select the pass that the next operations belong to: a forward after a backward begins another pass."""
         if cell.phase == "forward" and self._backwards:
             self.passes.append(Counter())
         if cell.phase in {"forward", "backward"}:

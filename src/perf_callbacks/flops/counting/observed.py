@@ -28,7 +28,7 @@ _PRODUCT = re.compile(
     r"mm(?![a-z])|matmul|conv(?!ert)|linear|attention|transformer|rnn|lstm|gru|cdist|euclidean_dist|dot|einsum|outer"
     r"|gemm|fft|linalg|linear_combination|solve|cholesky|ormqr|geqrf|householder|(?<![a-z])(addmv|addr|mv|ger)(?![a-z])"
 )
-"""Names of operations that multiply matrices, or might."""
+"""Names of operations that may multiply matrices."""
 
 _NO_PRODUCT = re.compile(
     r"upsample_|_thnn_(fused|differentiable)_|flatten_weight|linalg_(vector_norm|cross|check_errors)"
@@ -61,7 +61,7 @@ _READS = {"aten::_to_copy", "aten::_local_scalar_dense", "aten::nonzero", "aten:
 """Operations that may make the host wait for a device."""
 
 _REDUCES = "c10d::allreduce_"
-"""Operation by which DDP sums gradients over ranks, in the midst of a backward."""
+"""Operation by which DDP sums gradients over ranks, during a backward."""
 
 _LOOKUPS = {"aten::embedding", "aten::_embedding_bag", "aten::_embedding_bag_forward_only"}
 
@@ -72,7 +72,7 @@ class _Sort(NamedTuple):
     """Facts about an operation, looked up once for all calls."""
 
     operation: Any
-    """The operation itself, held so that no other operation gets its id."""
+    """The operation, kept alive so that no other operation gets the same id."""
     called: str
     opaque: bool
     pointwise: bool
@@ -184,7 +184,7 @@ class Observed:
 
 
 def _opaque(func: Any, called: str) -> bool:
-    """Return True if an operation without a formula may multiply matrices, as any operation of another package may."""
+    """Return True if an operation without a formula may multiply matrices. Any operation of another package may."""
     if isinstance(func, HigherOrderOperator):
         return True
     namespace, _, base = called.partition("::")

@@ -13,7 +13,7 @@ _SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bs
 
 
 def is_wrapped(types: Any) -> bool:
-    """Return True if a tensor is of a class that takes its operations apart, such as `DTensor`."""
+    """Return True if the class of a tensor splits operations into others, such as `DTensor`."""
     return any(kind not in _PLAIN and hasattr(kind, "__tensor_flatten__") for kind in types)
 
 
@@ -34,8 +34,8 @@ def are_batched(operands: list[torch.Tensor]) -> bool:
 def flops_per_real_flop(operands: list[torch.Tensor]) -> int:
     """Return the FLOPs relative to the same product of real numbers.
 
-    A product of two complex numbers takes four multiplications and four additions, of a complex and a real number half
-    as many. Integers take no floating-point operations.
+    A product of two complex numbers takes four multiplications and four additions; of a complex and a real number, two
+    of each. Integers take no floating-point operations.
     """
     kinds = {operand.is_complex() for operand in operands if operand.is_complex() or operand.is_floating_point()}
     return {(): 0, (False,): 1, (True,): 4, (False, True): 2}[tuple(sorted(kinds))]

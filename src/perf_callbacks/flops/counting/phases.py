@@ -34,8 +34,8 @@ def phase(operands: Iterable[torch.Tensor] = ()) -> Phase:
     """Return the phase of the operation that is being dispatched on these operands.
 
     A module that runs in a backward is being recomputed. If it runs without gradients outside of a backward, it is the
-    forward of a reentrant checkpoint or of a teacher, both of which training asks for. Optimizers need not disable
-    gradients: an optimizer that works on `.data` has no tensor that requires gradients.
+    forward of a reentrant checkpoint or of a teacher: both are training work. Optimizers need not disable gradients: an
+    optimizer that works on `.data` has no tensor that requires gradients.
     """
     backward = in_backward()
     if not backward and torch.is_grad_enabled() and any(operand.requires_grad for operand in operands):
@@ -61,7 +61,7 @@ def node() -> int:
 def in_function() -> bool:
     """Return True if the caller runs in the forward of a `torch.autograd.Function`, as in reentrant checkpointing.
 
-    Gradients are disabled there, whether or not the result will be differentiated.
+    Gradients are always disabled there.
     """
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 the only way to the caller
     while frame is not None:

@@ -27,7 +27,7 @@ class Rating:
 
     @property
     def dtype(self) -> str:
-        """Number format that carries most model FLOPs. MFU and HFU use its peak, as in the papers."""
+        """Number format of most model FLOPs. MFU and HFU use the peak of this format, as in the papers."""
         by_dtype = self.count.by_dtype
         return max(by_dtype, key=lambda dtype: by_dtype[dtype])
 

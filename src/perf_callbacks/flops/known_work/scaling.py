@@ -120,7 +120,7 @@ class _Fit:
 
 
 def _fitted(counts: Mapping[BatchSize, int], law: Law) -> _Fit | None:
-    """Fit a law; None unless all counts agree and at least one count could have contradicted the law."""
+    """Fit a law. None if a count disagrees, or if no count could have contradicted the law."""
     if len(counts) <= len(law):
         return None
     factors = _exactly(counts, law)
@@ -131,9 +131,9 @@ def _fitted(counts: Mapping[BatchSize, int], law: Law) -> _Fit | None:
 
 
 def _confirmed(counts: Mapping[BatchSize, int], law: Law, axis: int) -> bool:
-    """Return True if the law can be solved without the counts of some size along this axis.
+    """Return True if a law can be solved without the counts of one size along this axis.
 
-    The counts that were left out then confirm the law.
+    These counts then confirm the law.
     """
     for left_out in {size[axis] for size in counts}:
         rest = {size: flops for size, flops in counts.items() if size[axis] != left_out}

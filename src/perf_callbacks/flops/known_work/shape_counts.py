@@ -44,7 +44,7 @@ class Count(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """Comparison of a count with the work that was known before."""
+    """Comparison of a count with the work known before the count."""
 
     contradicts: float
     """Ratio of the larger to the smaller of the new and the known count. 1: nothing was known, or both are equal.
@@ -180,7 +180,7 @@ def _shared(shapes: Sequence[ShapeKey], passes: Sequence[Count]) -> dict[ShapeKe
 
 
 def _fold(shape: ShapeKey) -> tuple[ShapeKey, BatchSize]:
-    """Split a shape into its rows and lengths, and the family of shapes that differ in nothing else.
+    """Split a shape into its rows and lengths, and a family: all shapes that differ only in rows and lengths.
 
     >>> _fold((("input_ids", (2, 8)), ("mask", (2, 1, 8, 8)), ("labels", (2, 8)), ("scale", (3,))))[0]
     (('input_ids', (-1, -2)), ('mask', (-1, 1, -2, -2)), ('labels', (-1, -3)), ('scale', (3,)))

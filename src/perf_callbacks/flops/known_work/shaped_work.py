@@ -24,14 +24,13 @@ MOST_TABLES = 16
 _MOST_KNOWN = 256
 
 LOOK_EVERY = 10
-"""Steps between two checks of the trained parameters…"""
+"""A check of the trained parameters comes after this many steps…"""
 
 CLOSE_STEPS = 100
 """…and each step is checked for this long after a change: parameters that are trained in turns may change back soon."""
 
 Each = tuple[int, ...]
-"""Calls of forward and backward per batch of a step. If these aren't whole numbers: the calls of all batches, and the
-number of batches."""
+"""Calls of forward and backward per batch. If not whole numbers: the calls of the step, and its number of batches."""
 
 ONCE: Each = (1, 1)
 
@@ -67,7 +66,7 @@ class ShapedWork(WorkModel):
         self.unknowns = Unknowns(reader)
         """Reasons for steps without FLOPs."""
         self.uncounted_calls: dict[Each, tuple[int, int]] = {}
-        """Calls of the model that were never counted: the last two steps that had them."""
+        """For calls of the model that were never counted: the last two steps with these calls."""
         self._trained: Hashable = None
         self.changed: int | None = None
         """The last step after which a check found other parameters trained. None: no change was found."""
@@ -149,7 +148,7 @@ class ShapedWork(WorkModel):
     def look(self, step: int = 0) -> None:
         """Check after a step which parameters are trained.
 
-        If they changed, steps since the last check may have had either set.
+        If the set changed, steps since the last check may have had the old or the new set.
         """
         trained = self._trained if self._find_trained is None else self._find_trained()
         if trained == self._trained:
@@ -288,7 +287,7 @@ class ShapedWork(WorkModel):
 def _each(calls: Calls | None, batches: int) -> Each:
     """Return the calls of the model per batch.
 
-    Batches with a backward had a forward, even if none was seen. Steps without a backward are kept apart.
+    A batch with a backward also had a forward, even if no forward was seen. Steps without a backward are kept separate.
     """
     if calls is None or not batches:
         return ONCE

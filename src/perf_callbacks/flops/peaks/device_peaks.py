@@ -20,7 +20,7 @@ class PeakRow:
     processors: int | None
     """Multiprocessors of the whole device, as torch counts. A partition has fewer under the same name."""
     fma: int | None
-    """Multiply-adds in bfloat16, else float16, of one multiprocessor in one clock."""
+    """Multiply-adds of one multiprocessor in one clock, in bfloat16 or else float16."""
     called: str
     """Example of a name that the driver reports."""
 

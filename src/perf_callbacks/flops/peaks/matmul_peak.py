@@ -2,7 +2,7 @@
 
 Square matrices of several sizes are multiplied in turn for a second, with the threads of the process. The best round
 counts, because other work on the machine can only slow a round down. No state changes: threads and precision are the
-run's, and no random number is drawn. The host waits for the device meanwhile.
+run's, and no random number is drawn. During the measurement, the host waits for the device.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,7 +14,7 @@ from perf_callbacks.kernel.clock import perf_counter
 from perf_callbacks.kernel.foreign_errors import suppress
 
 SECONDS = 0.9
-"""Seconds for all dtypes together."""
+"""Seconds of a measurement, for all dtypes together."""
 
 SIZES = {"cpu": (256, 512, 1024, 2048)}
 """Rows and columns of the matrices, smallest first, each twice the size before."""

@@ -65,7 +65,7 @@ class AcceleratorSession:
         self._freed = weakref.finalize(accelerator, _close_freed, weakref.ref(self))
         self._freed.atexit = False
         self.armed = armed
-        """True: armed from outside, so the program need not call `end_training()`."""
+        """True: a launcher attached this session, so the program may never call `end_training()`."""
         self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
 
     @property
@@ -100,7 +100,7 @@ class AcceleratorSession:
 
     @fails_open
     def begin(self) -> None:
-        """Begin a fit if a model and an optimizer are prepared. Other training is not ours to measure."""
+        """Begin a fit if a model and an optimizer are prepared. Training without prepared objects is not measured."""
         models, optimizers = self._prepared.models, self._prepared.optimizers
         if self.watch is not None or not models or not optimizers:
             return
@@ -145,7 +145,7 @@ class AcceleratorSession:
 
     @fails_open
     def load(self, directory: Path) -> None:
-        """Read the counters of a loaded checkpoint. Training goes on from another point, in a new fit."""
+        """Read the counters of a loaded checkpoint. Training continues from the checkpoint in a new fit."""
         self._end()
         self._carried = saved_counters.read(directory, self._accelerator().process_index)
         self._state = dict(self._carried)

@@ -57,8 +57,8 @@ def attach(
 class Attachment:
     """Measurement that is attached to an accelerator.
 
-    An `armed` program was armed from outside, and doesn't know that it is measured. Without training, there is no
-    output. Without `end_training()`, the table is printed when the accelerator is freed or the program ends. A later
+    `armed`: a launcher attached the measurement, not the program's code. Then a program without training prints
+    nothing. Without `end_training()`, the table is printed when the accelerator is freed or the program ends. A later
     `attach` takes over.
     """
 

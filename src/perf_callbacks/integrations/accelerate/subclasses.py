@@ -1,8 +1,8 @@
 """Objects watched through a subclass of their class, so that their attributes stay as they are.
 
 A method that is replaced on an object refers to the object, so only a garbage collection frees it, and the method
-travels into every copy and every pickle. With a subclass, the object is freed as soon as before, and its copies and
-pickles are of the original class.
+travels into every copy and every pickle. With a subclass, the object is freed as usual, and its copies and pickles have
+the original class.
 """
 
 import copyreg

@@ -106,7 +106,7 @@ class AcceleratedWatch(LoopWatch):
         _know_signature(optimizer)
 
     def _watch_accelerator(self, kind: type) -> None:
-        """Watch the methods for clipping and saving, in the subclass that the accelerator has meanwhile."""
+        """Watch the methods for clipping and saving, in the accelerator's temporary subclass."""
         recorder = self.recorder
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             methods.stages(recorder, kind, name, _OPTIMIZER)
@@ -120,7 +120,7 @@ class AcceleratedWatch(LoopWatch):
 
     @property
     def training(self) -> bool:
-        """True: a trained model is in training mode; before any model was trained, any model is."""
+        """True if a trained model is in training mode. Before any model was trained, every model counts."""
         return any(model.training for model in self._decisive)
 
     def call(self, model: nn.Module) -> bool:
@@ -211,7 +211,7 @@ class AcceleratedWatch(LoopWatch):
                 self.recorder.leave(exhausted=True)
 
     def leave(self) -> None:
-        """Record that the loop leaves a loader, and may be over."""
+        """Record that the loop leaves a loader: the loop may be over."""
         self.recorder.leave()
 
     def backward(self, inner: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -257,7 +257,7 @@ class AcceleratedWatch(LoopWatch):
         return super().begins_backward(root)
 
     def _wait_beside(self, loader: int, batch: object, found: Batch) -> None:
-        """Queue a batch. If the model ran since the loader's last batch, that batch counts as taken."""
+        """Queue a batch. If the model ran after the loader's last batch, the last batch counts as taken."""
         waiting = self._pending[loader]
         if self.ran and waiting:
             taken = self._taken.setdefault(loader, [])

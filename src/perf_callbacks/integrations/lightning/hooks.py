@@ -26,7 +26,7 @@ from perf_callbacks.session import CallbackBase, Session
 STATE_KEY = "perf_callbacks"
 """Key of our counters in a checkpoint. Among the states of callbacks, two of our callbacks would share a key.
 
-A file beside the checkpoint would appear in listings of checkpoints, and stay behind when the checkpoint is moved.
+A file beside the checkpoint would appear in lists of checkpoints, and would not move with the checkpoint.
 """
 
 EVERY_BATCH = (
@@ -220,7 +220,10 @@ class LightningHooks(CallbackBase):
 
 
 class Figure(float):
-    """Number that a progress bar shows with three figures. Ignores the requested format: rich requests ".3f"."""
+    """Number that a progress bar shows with three figures.
+
+    Ignores the format that the bar requests: rich requests ".3f".
+    """
 
     def __format__(self, _spec: str) -> str:
         return f"{float(self):.0f}" if abs(self) >= LARGE else f"{float(self):.3g}"
@@ -273,7 +276,7 @@ def _setup(trainer: Any) -> Setup:
 
 
 def _data_parallel(trainer: Any) -> int | None:
-    """Return the number of groups of ranks with samples of their own, from the settings of the sampler."""
+    """Return the number of rank groups with separate samples, from the settings of the sampler."""
     replicas = None
     with guard(let_pass):  # a single process has none, and a strategy of the user's own may answer as it likes
         replicas = trainer.strategy.distributed_sampler_kwargs["num_replicas"]

@@ -27,7 +27,7 @@ def steps_done(trainer: Any) -> int:
 
 
 class TrainerWatch:
-    """Records the stages and steps of a trainer, seen from the calls between its parts."""
+    """Records the stages and steps of a trainer, by watching the calls between its parts."""
 
     def __init__(self, recorder: Recorder, trainer: Any) -> None:
         self.recorder = recorder
@@ -56,9 +56,10 @@ class TrainerWatch:
         methods.spans(recorder, trainer, "save_checkpoint", "checkpoint", first=self._settle)
 
     def _watch_exits(self) -> None:
-        """Watch for exceptions where the loop ends: a callback that fails in `on_exception` would hide the original.
+        """Watch for exceptions at the end of the loop.
 
-        A `StopIteration` of another callback ends an epoch before the trainer ends its last batch.
+        Later, a callback that fails in `on_exception` would hide the original exception. A
+        `StopIteration` of another callback ends an epoch before the trainer ends its last batch.
         """
         recorder, trainer = self.recorder, self._trainer
         recorder.patches.method(trainer.fit_loop, "on_advance_end", self._after_settling)
@@ -107,8 +108,8 @@ class TrainerWatch:
     def watch_ends(self, callback: Any) -> str:
         """End steps and log rows when the trainer ends a batch. Return the name of the watched method.
 
-        A hook would cost a profiler's context, and is watched only if the logger connector lacks the method. Neither is
-        called for a batch that the module skips; both are called for a batch that is None.
+        A hook would cost a profiler's context, and is watched only if the logger connector lacks the method. If the
+        module skips a batch, neither is called; if a batch is None, both are called.
         """
         owner, name = getattr(self._trainer, "_logger_connector", None), BATCH_END
         if not hasattr(owner, name):
@@ -202,8 +203,9 @@ class TrainerWatch:
     def _optimizer_step(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap the step of an optimizer, and leave the time of its closure out of the optimizer stage.
 
-        Automatic optimization passes a Lightning `Closure` to the module, which may inspect the object. The object
-        stays, and its inner function is replaced until the step is over. Otherwise the closure is any function.
+        Automatic optimization passes a Lightning `Closure` to the module, which may inspect the object. So the object
+        stays, and only its inner function is replaced until the step is over. Under manual optimization the closure is
+        any function.
         """
 
         @functools.wraps(inner)

@@ -115,7 +115,7 @@ class Measurement(Generic[B]):
 
     @property
     def loader(self) -> "MeasuredLoader[B]":
-        """Loader whose waits are measured; in all other respects the original loader."""
+        """Loader whose waits are measured, otherwise like the original loader."""
         if self._loader_measured is None:
             raise ConfigError("measure() got no loader: iterate over your own, or give it one by loader=.")
         return self._loader_measured

@@ -40,7 +40,7 @@ class ModelCalls:
         self._recorder = recorder
         self._hook = _Hook(loop, model, call, inputs)
         self.compiled: object = None
-        """The module's `_compiled_call_impl` at the last look."""
+        """The module's `_compiled_call_impl` at the last check."""
         hook = model.register_forward_pre_hook(self._hook.see, prepend=True, with_kwargs=True)
         recorder.patches.add(hook.remove)
         self._watch(recorder)
@@ -51,11 +51,11 @@ class ModelCalls:
         return self._hook.seen
 
     def again(self) -> None:
-        """Watch a model that was compiled in place since the last look."""
+        """Watch a model that was compiled in place since the last check."""
         self._recorder.attempt(self._watch)
 
     def _watch(self, recorder: Recorder) -> None:
-        """Watch the compiled call too: compiling a module in place traces its hooks away."""
+        """Watch the compiled call too, because the compiled form of a module doesn't call its hooks."""
         recorder.patches.replace(self.model, "_compiled_call_impl", self._marking)
         self.compiled = self.model._compiled_call_impl  # noqa: SLF001
 

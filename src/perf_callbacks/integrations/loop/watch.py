@@ -42,7 +42,7 @@ _DATA, _OPTIMIZER, _OTHER = Stage.DATA, Stage.OPTIMIZER, Stage.OTHER
 
 
 class LoopWatch(Loop):
-    """Marks the stages of a loop, seen from the calls that every loop makes in the measured thread.
+    """Marks the stages of a loop, by watching the calls that every loop makes in the measured thread.
 
     While the loop trains, each watched call is one frame that writes its mark. `turn` and `call` handle other cases.
     """
@@ -64,7 +64,7 @@ class LoopWatch(Loop):
         """True: the model was called with the newest batch while older batches waited."""
         self._last_call: Tensors = ()
         self._last_written: tuple[int, ...] = ()
-        """Versions of the tensors in `_last_call` at that call."""
+        """Versions of the tensors in `_last_call` at the time of the call."""
 
     def install(self) -> None:
         """Begin to watch. Closing the recorder removes all hooks and wrappers."""
@@ -305,7 +305,10 @@ class LoopWatch(Loop):
 
 
 class MeasuredLoader(Generic[B]):
-    """Loader whose waits are measured; in all other respects, and in copies, the original loader."""
+    """Loader whose waits are measured.
+
+    Attributes are those of the original loader, and copies are copies of the original loader.
+    """
 
     def __init__(self, loader: Iterable[B], current: Callable[[], LoopWatch | None]) -> None:
         self._loader = loader
@@ -327,5 +330,5 @@ class MeasuredLoader(Generic[B]):
         return copy.copy(self._loader)
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
-        """Pickle and deepcopy as the original loader: the measurement can't travel."""
+        """Pickle and deepcopy as the original loader, because the measurement can't be copied."""
         return operator.getitem, ((self._loader,), 0)

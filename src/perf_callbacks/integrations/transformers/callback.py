@@ -36,7 +36,7 @@ _hook: Callable[[Callable[..., None]], Callable[..., None]] = fails_open
 
 
 class PerfCallback(CallbackBase, TrainerCallback):
-    """Measures what each optimizer step does with its time, and logs it beside the loss.
+    """Measures the stages of each optimizer step, and logs their times beside the loss.
 
     Metrics named `perf/*` join every training row: in `state.log_history`, `trainer_state.json`, and the loggers that
     `report_to` names; the console shows five metrics. A row covers the steps since the previous row, without the first
@@ -44,8 +44,8 @@ class PerfCallback(CallbackBase, TrainerCallback):
     averages over all such steps, `perf/run/*`.
 
     While `train` runs, the callback replaces methods of the trainer, its accelerator and its optimizer to see the
-    stages. All are restored when `train` ends, even after an exception. Of two callbacks in a trainer, only one
-    measures.
+    stages. All are restored when `train` ends, even after an exception. If a trainer has two of these callbacks, only
+    one measures.
     """
 
     __module__ = "perf_callbacks.transformers"  # the name in pickles and configurations

@@ -23,7 +23,7 @@ EVERY_STEP = ("on_step_begin", "on_pre_optimizer_step", "on_optimizer_step", "on
 """Hooks that the handler calls in every step; ours have nothing to do."""
 
 _NOTHING: Any = (0).__init__  # type: ignore[misc]
-"""Takes any arguments and returns None, in C: `__new__` makes numbers, and their `__init__` ignores its arguments. A
+"""Function in C that takes any arguments and returns None: the `__init__` of a number ignores its arguments. A
 function of ours would put the ten arguments of each call into a dictionary."""
 
 TRL = {"_generate": GENERATION, "_calculate_rewards": REWARDS}
@@ -140,7 +140,7 @@ def _slices(trainer: object) -> bool:
 
 
 def _overrides(callback: object, hook: str) -> bool:
-    """Return True if a callback overrides a hook of transformers, which does nothing."""
+    """Return True if a callback overrides a hook. The hook of transformers itself does nothing."""
     return getattr(getattr(callback, hook), "__func__", None) is not getattr(TrainerCallback, hook)
 
 
