@@ -1,7 +1,7 @@
 """The clocks of this process, bound once.
 
-A test may replace `time.perf_counter` by a mock that counts calls and returns values for the tested code alone. Such a
-mock doesn't reach the names bound here, so only this module imports `time`.
+A test of the program may replace `time.perf_counter` by a mock that returns prepared values. The names bound here keep
+the real clock, so that our calls don't use up these values. Only this module imports `time`.
 """
 
 import time

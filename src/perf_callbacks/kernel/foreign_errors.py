@@ -61,7 +61,7 @@ def _frames(trace: TracebackType | None) -> Iterator[FrameType]:
 def _interrupts(outer: FrameType, inner: FrameType) -> bool:
     """Return True if a function received the number of a signal and then the interrupted frame, as handlers do.
 
-    A handler may have been replaced by now: many restore the default before they raise.
+    The handler may be no longer installed: many handlers restore the default before they raise.
     """
     code, values = inner.f_code, list[object]()
     for name in code.co_varnames[: code.co_argcount + bool(code.co_flags & CO_VARARGS)]:

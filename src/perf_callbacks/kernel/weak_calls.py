@@ -1,4 +1,4 @@
-"""Calls of a method whose object may be freed meanwhile."""
+"""Calls of a method whose object may be freed before the call."""
 
 import weakref
 from collections.abc import Callable

@@ -84,7 +84,7 @@ def exports(section: tuple[FileEntry, ...], environ: Mapping[str, str]) -> dict[
 
 
 def without_section(config: AccelerateConfig) -> dict[str, Any]:
-    """Return the file without the section, as accelerate would read the rest."""
+    """Return the content of the file without the section, as accelerate reads it."""
     import yaml  # noqa: PLC0415 needed only with a file
 
     try:

@@ -24,7 +24,7 @@ SECTION = "perf_callbacks"
 """Our section of accelerate's config."""
 
 RUN = "_PERF_CALLBACKS_RUN"
-"""The process that `perf-callbacks run` has become, and a file that exists until that program measures something."""
+"""Id of the process that runs the program, and a file that exists until the program measures something."""
 
 NOTHING_MEASURED = (
     "perf_callbacks measured nothing: it found no Hugging Face Trainer, no Lightning Trainer and no Accelerator in "
@@ -62,7 +62,7 @@ def arm_if_asked() -> None:
 
 
 class Finder:
-    """Finds the modules in `ACTIONS` by the finders behind this finder, to act as soon as a module is imported."""
+    """Finds the modules in `ACTIONS` by the later finders of `sys.meta_path`, to act once a module is imported."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -115,7 +115,7 @@ def _safely(act: Callable[..., Any], *arguments: object) -> Any:
 
 
 def _let_pass(error: Exception) -> None:
-    """Reraise an exception of the program's signal handlers. The import waits until there is an error."""
+    """Reraise an exception of the program's signal handlers. The import is delayed until there is an error."""
     from perf_callbacks.kernel.foreign_errors import let_pass  # noqa: PLC0415 as above
 
     let_pass(error)
@@ -135,7 +135,7 @@ def _arm_transformers(trainer: ModuleType) -> None:
     """Add a callback to each Hugging Face trainer, in the shared list that other packages have imported by name."""
 
     class ArmedCallback:
-        """Makes our callback, as a member of the list from which each trainer makes its first callbacks."""
+        """Makes our callback. It stands in the list from which each trainer makes its default callbacks."""
 
         def __new__(cls) -> Any:
             return _safely(_transformers_callback) or trainer.TrainerCallback()

@@ -125,7 +125,7 @@ def _is_this_python(command: str) -> bool:
 
 
 def _isolating(command: Sequence[str]) -> str | None:
-    """Return the flag that keeps an interpreter from reading our `sitecustomize.py`; None without such a flag."""
+    """Return the flag that stops an interpreter from reading our `sitecustomize.py`; None without such a flag."""
     flags = interpreter_flags(command) if _is_this_python(command[0]) else ()
     return next((one for one in flags if re.fullmatch("-[^XW]*[IES].*", one)), None)
 

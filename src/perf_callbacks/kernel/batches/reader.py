@@ -13,7 +13,7 @@ from perf_callbacks.kernel.foreign_errors import let_pass
 _MOST_SHAPES = 1024
 
 _MOST_NOTED = 256
-"""Most batches of a counted step whose tensors are compared with the looked-up tensors."""
+"""Maximum number of batches of a counted step that are searched for token ids."""
 
 UNREADABLE = (AttributeError, LookupError, TypeError, RuntimeError)
 """Errors of reading a batch in a new form; `RuntimeError` comes from nested tensors, which have no shape."""
@@ -56,7 +56,7 @@ class _Known(NamedTuple):
     batch: Batch
     masks: tuple[str, ...]
     full: Batch
-    """The batch with masks that keep all tokens."""
+    """The batch, as read with masks that keep all tokens."""
 
 
 class _Noted(NamedTuple):

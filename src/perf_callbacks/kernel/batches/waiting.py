@@ -20,7 +20,7 @@ Tensors = tuple["weakref.ref[Any]", ...]
 UNKNOWN = Batch(None, None, None, ())
 
 Waiting = tuple[Batch, Tensors]
-"""A batch, and its tensors; no tensors for the only batch that waits."""
+"""A batch and its tensors. If only one batch waits, its tensors are not stored."""
 
 
 def identify(batch: Any) -> Tensors:
@@ -92,7 +92,7 @@ def take(
 
 
 def common(batches: Sequence[Batch]) -> Batch:
-    """Return a batch with the amounts that all batches share; the other amounts are unknown.
+    """Return a batch with the amounts that are equal in all batches; the other amounts are unknown.
 
     >>> common([Batch(4, 32, 20, (("", (4, 8)),)), Batch(4, 32, 31, (("", (4, 8)),))])
     Batch(samples=4, tokens=32, useful_tokens=None, shape=(('', (4, 8)),))

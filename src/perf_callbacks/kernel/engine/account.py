@@ -19,7 +19,7 @@ BEGINNING = ("first", "restart")
 
 
 class Account:
-    """Times of one fit that are in no step. `parts` splits the wall time into these times and the steps."""
+    """Times of one fit outside of steps. `parts` splits the wall time into these times and the steps."""
 
     def __init__(self) -> None:
         self.began = 0.0

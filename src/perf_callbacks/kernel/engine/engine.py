@@ -38,10 +38,10 @@ from perf_callbacks.kernel.engine.work_model import WorkModel
 from perf_callbacks.kernel.records.fit_records import Amounts, Gc, Record, Row, Run, Span, Summary
 
 FLUSH_SECONDS = 1.0
-"""A step that ends this long after the last block is written at once, with the steps before it."""
+"""If a step ends this many seconds after the last block was written, all finished steps are written at once."""
 
 LATE_SECONDS = 3.0
-"""If no block was written for this long, another thread writes the steps that wait."""
+"""If no block was written for this many seconds, another thread writes the finished steps."""
 
 MOST_MARKS = 16384
 """If the tape has more entries than this, it is read before the step ends.
@@ -101,7 +101,7 @@ class Engine:
         self.step = run.step
         """The trainer's count of optimizer steps."""
         self.excluded: str | None = "restart" if run.step else "first"
-        """Reason that the current step is in no row."""
+        """Reason why the current step is in no row."""
         self.batches: list[Batch] = []
         """Micro-batches of the current step so far."""
         self.relieve_at = SEVERAL
@@ -132,9 +132,9 @@ class Engine:
         """Takes over the finished steps."""
         self._sharing = Sharing(ranks, parts, self._ledger, emit, self._observers, alone=run.world_size == 1)
         self.flush_at = 0.0
-        """Time from which on the end of a step hands out the finished steps in any case."""
+        """After this time, the end of any step hands out the finished steps."""
         self._due = 0
-        """The step at whose end finished steps are handed out again: a block is full, or a window is complete."""
+        """The next step at whose end finished steps are handed out: a block is full, or a window is complete."""
         self._look_at = 0
         """The step at whose end the work model checks which parameters are trained."""
         self._collections = Pauses()
@@ -241,7 +241,7 @@ class Engine:
         self._observers.plan(0 if self.open_spans or self._device is not None else min(self._due, self._look_at))
 
     def collect(self, *, show: bool = True) -> bool:
-        """Take over the finished steps. Return True if the device owes no step."""
+        """Read the finished steps. Return True if the device has reported the times of all of them."""
         return self.step_reader.collect(show=show)
 
     def write_late(self, now: float) -> None:
@@ -281,7 +281,7 @@ class Engine:
 
     @property
     def why_empty(self) -> str | None:
-        """Reasons that excluded steps from the last row; None if no reason can recur in later rows."""
+        """Reasons for the steps left out of the last row; None if no later row can have these reasons."""
         left_out = self._ledger.left_out
         return reasons(left_out) if {*left_out} - {*BEGINNING, COUNTED, RECOUNTED} else None
 
@@ -312,7 +312,7 @@ class Engine:
     def _all(self) -> tuple[int, Amounts, int]:
         """Return the steps of this attempt, their amounts, and the number of lost steps.
 
-        Steps whose times the device still owes are included.
+        Steps whose times are still on the device are included.
         """
         with self.step_reader.alone():
             self.step_reader.collect()
@@ -355,7 +355,7 @@ class Engine:
         return replace(summary, findings=self._observers.findings(summary))
 
     def stop(self, now: float, failure: str | None = None) -> Summary:
-        """End the fit, write and return its summary. Steps that the device still owes are lost."""
+        """End the fit, write and return its summary. Steps whose times are still on the device are lost."""
         while self.open_spans:
             self.end_span(now)
         self.takes_batches = False

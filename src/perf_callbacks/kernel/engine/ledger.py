@@ -13,7 +13,7 @@ MOST_UNTOLD = 64
 
 
 class Ledger:
-    """The books of one fit. It never holds more than a block of steps."""
+    """Steps and sums of one fit. Holds at most one block of single steps."""
 
     def __init__(self, shown: KnownParts, parts: Parts) -> None:
         self._shown = shown
@@ -39,7 +39,7 @@ class Ledger:
         self._told: Counter[str] = Counter()
 
     def enter(self, steps: Columns) -> None:
-        """Enter finished steps; there is at least a single step."""
+        """Add finished steps, at least one."""
         self._block.append(steps)
         self.kept += len(steps.number)
 
@@ -51,9 +51,9 @@ class Ledger:
         return self._record(block, early)
 
     def early_block(self, following: Columns | None) -> Steps | None:
-        """Return a record of the steps that are not in the journal yet, then `following`, steps not entered yet.
+        """Return a record of the steps that are not in the journal yet, and of `following`: steps not added yet.
 
-        The steps stay in the books: `take_block` takes them later, and leaves them out of its record.
+        The steps stay in the ledger: `take_block` takes them later, and leaves them out of its record.
         """
         block = self._block if following is None else [*self._block, following]
         early, self._early = self._early, max(self._early, sum([len(steps.number) for steps in block]))
@@ -111,7 +111,7 @@ class Ledger:
         self._untold = {number: included for number, included in self._untold.items() if number not in tokens}
 
     def _add(self) -> None:
-        """Add up all steps since the last call together, which is cheaper than step by step."""
+        """Add up all steps since the last call at once, which is cheaper than step by step."""
         if self._added == len(self._block):
             return
         new = Columns.joined(self._block[self._added :])

@@ -1,4 +1,4 @@
-"""The marks that the training thread writes when it turns to a stage, for good or for the length of a call."""
+"""Marks that the training thread writes when it enters a stage, until the next mark or until the end of a call."""
 
 from typing import Final, NamedTuple
 
@@ -45,7 +45,7 @@ class Pause(NamedTuple):
     here: bool
     """True: the collection ran in the training thread."""
     ours: str | None = None
-    """As `Gc.ours`."""
+    """The same as `Gc.ours`."""
 
 
 Mark = Stage | Begin | Back | End
@@ -56,9 +56,10 @@ _FORWARD, _BACKWARD, _DATA = Stage.FORWARD, Stage.BACKWARD, Stage.DATA
 
 
 class Calls(NamedTuple):
-    """Number of turns of a step to the model's forward and to its backward.
+    """Number of times that a step turns to the model's forward and to its backward.
 
-    Turns count, not marks: a plain loop marks the second of two calls in a row only sometimes.
+    Turns are counted instead of marks: if a plain loop calls the model twice in a row, the second call is marked only
+    sometimes.
     """
 
     forwards: int
@@ -74,7 +75,7 @@ class StageTracker:
         self.stage = _OTHER
         self.before: list[Stage] = []
         self.earlier = Calls(0, 0)
-        """Calls of the step from before the tracking began."""
+        """Calls of the step before the tracking began."""
         self._forwards = self._backwards = 0
         self.fetches = self.fetches_at_backward = 0
         """Waits for data: so far, and before the last backward."""

@@ -24,7 +24,7 @@ class Observer:
 
     @property
     def due(self) -> int:
-        """The step, by the trainer's count, from whose end on `step_ended` and `step_began` are called."""
+        """First step, by the trainer's count, at whose end `step_ended` and `step_began` are called."""
         return NEVER
 
     @property
@@ -83,7 +83,7 @@ class Observer:
         """Handle a record that this thread or another has written."""
 
     def before_summary(self) -> None:
-        """Wait a moment for messages of other ranks. The fit is closed, and its summary is made next."""
+        """Wait a moment for messages of other ranks. Called after the fit is closed and before its summary is made."""
 
     def metrics(self, kind: str) -> Mapping[str, float]:  # noqa: ARG002 for observers that tell them apart
         """Return metrics, by name, for a "row" of the log or for the "whole" fit. Called once per row."""
@@ -98,14 +98,14 @@ class Observer:
         return {}
 
     def findings(self, summary: Summary | None) -> tuple[Finding, ...]:  # noqa: ARG002 as above
-        """Return findings by the summary so far; by the facts alone if there is none yet."""
+        """Return findings, from the summary so far or, without a summary, from the facts alone."""
         return ()
 
     def shape_seen(self, shape: ShapeKey, tensors: Mapping[str, Any]) -> None:
         """Handle a batch of a new shape before its use. Evaluation has batches, too."""
 
     def closed(self) -> None:
-        """Put everything back: the fit is over. Idempotent."""
+        """Undo all changes, because the fit is over. Idempotent."""
 
 
 EVENTS = tuple([name for name, member in vars(Observer).items() if isinstance(member, FunctionType)])
@@ -115,7 +115,7 @@ EVENTS = tuple([name for name, member in vars(Observer).items() if isinstance(me
 def _to_each(
     event: Callable[Concatenate[Observer, P], object], *, look_ahead: bool = False
 ) -> Callable[Concatenate["Observers", P], None]:
-    """Return a method that announces an event to the observers which override it."""
+    """Return a method that calls `event` of all observers that override it."""
     name = event.__name__
 
     def announce(self: "Observers", /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -150,7 +150,7 @@ class Observers:
         self.overriding: dict[str, list[Observer]] = {event: [] for event in EVENTS}
         """Observers that override an event, by its name."""
         self.due = NEVER
-        """The step from whose end on an observer is due, or which a call of `plan` or `hurry` asked for."""
+        """First step at whose end an observer is due, or that `plan` or `hurry` requested."""
         self._planned = NEVER
         self._hurried = False
 

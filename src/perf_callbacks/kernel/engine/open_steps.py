@@ -22,7 +22,7 @@ class OpenSteps:
         self.ended: deque[tuple[int, str | None, list[Batch]]] = deque()
         """Number, reason of the exclusion and batches of each step whose marks were not read."""
         self.passed: deque[Step] = deque()
-        """Steps whose times the device owes."""
+        """Steps whose times are still on the device."""
         self._batch = Batch(None, None, None, ())
         self._with_tokens: Callable[[Batch], Batch] | None = None
         self._untold: dict[int, list[Batch]] = {}  # first steps without tokens
@@ -72,7 +72,7 @@ class OpenSteps:
         return Columns.of([_timed(self.passed.popleft(), seconds) for seconds in times]) if times else None
 
     def early(self, past: Past) -> Columns | None:
-        """Return the ended steps with the values known without a state change. Called outside the training thread."""
+        """Return the ended steps with the values known so far. Changes no state. Called outside the training thread."""
         ended = [self.ended[place] for place in range(len(past.calls))]
         steps, last = [], self._batch
         for (number, excluded, batches), seconds, calls in zip(ended, past.rows, past.calls, strict=True):

@@ -11,7 +11,7 @@ class DeviceTimeline(Protocol):
     """The same marks on an accelerator's clock. Times come late, in order, and sometimes never."""
 
     def mark(self, mark: Mark) -> None:
-        """Mark the stream: work that is queued from here on comes after."""
+        """Put a mark into the stream, between earlier and later work."""
 
     def ready(self) -> list[tuple[float, ...] | None]:
         """Return the stage seconds of the steps that finished since the last call; None for a lost step."""
@@ -35,7 +35,7 @@ class Ranks(Protocol):
 
     @property
     def latest(self) -> Window | None:
-        """Last window that is known of all ranks; None before the first window."""
+        """Last window of all ranks that this rank knows; None before the first window."""
 
     @property
     def signals(self) -> bool:

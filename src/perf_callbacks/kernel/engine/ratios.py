@@ -16,7 +16,7 @@ NO_FLOPS: Mapping[str, float | None] = MappingProxyType({})
 def metrics(
     totals: Totals, shown: KnownParts, window: Window | None = None, flops: Mapping[str, float | None] = NO_FLOPS
 ) -> dict[str, float]:
-    """Compute the metrics of some steps. Unknown metrics are left out; no steps have no metrics.
+    """Compute the metrics of some steps. Unknown metrics are left out. Without steps there are no metrics.
 
     Rates over all devices are those of the same steps if one process sees all devices, else those of the last complete
     window of all ranks. Rates per device are those of the steps, on this rank; a single device has no such rates.

@@ -13,7 +13,7 @@ ORDINARY = {metric.name: metric.usual for metric in METRICS if metric.constant}
 
 
 def of_run(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Give averages over a run their own tags.
+    """Rename the averages over a run to `perf/run/…`.
 
     >>> of_run({"perf/mfu": 0.5})
     {'perf/run/mfu': 0.5}

@@ -14,11 +14,11 @@ class Stage(IntEnum):
     OPTIMIZER = 3
     """Clipping, scaler, optimizer step, scheduler, zero_grad."""
     GC = 4
-    """Garbage collection, carved out of the stage it fell in."""
+    """Garbage collection, subtracted from the stage in which it ran."""
     OTHER = 5
     """Logging, callbacks, the rest of the step."""
     UNDECIDED = 6
-    """After a backward in a loop we can't see into: optimizer if an optimizer step follows, else other."""
+    """Time after a backward of a plain loop: optimizer if an optimizer step follows, else other."""
     ASIDE = 7
     """Evaluation, checkpointing and other work that is part of no step."""
 

@@ -1,4 +1,4 @@
-"""The intake of finished steps: from the tape, through what is outstanding, into the ledger. One thread at a time."""
+"""Reader of finished steps: from the tape, through the open steps, into the ledger. One thread at a time."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -18,13 +18,13 @@ from perf_callbacks.kernel.engine.tape import Tape
 from perf_callbacks.kernel.records.fit_records import Gc, Record
 
 MOMENT_SECONDS = 0.05
-"""Longest time that a thread waits for another thread that reads the books."""
+"""Longest time that a thread waits for another thread that reads steps."""
 
 
 class StepReader:
-    """Takes over the finished steps. The books are the tape, the outstanding steps and the ledger.
+    """Moves finished steps from the tape through the open steps to the ledger.
 
-    Marks are written on the tape without a lock; a thread that reads any of the books holds the lock of all.
+    Marks are written on the tape without a lock. A thread that reads any of the three holds one lock for all of them.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class StepReader:
 
     @contextmanager
     def alone(self) -> Iterator[bool]:
-        """Keep other threads from the books. Yield False if another thread holds the books longer than a moment."""
+        """Hold the lock. Yield False if another thread holds the lock for longer than a moment."""
         held = self._lock.acquire(timeout=MOMENT_SECONDS)
         try:
             yield held
@@ -60,9 +60,10 @@ class StepReader:
                 self._lock.release()
 
     def collect(self, *, show: bool = True) -> bool:
-        """Take over the finished steps. Return True if the device owes no step.
+        """Read the finished steps.
 
-        A loader's thread shows no steps to observers, nor does a call in the middle of a step.
+        Return True if the device has reported the times of all of them. Observers see no steps if a loader's thread
+        calls this, or if the call comes in the middle of a step.
         """
         with self.alone() as held:
             if not held or self._reading:  # a signal handler or finalizer may call this within itself
@@ -87,11 +88,11 @@ class StepReader:
     def write_early(self, emit: Callable[[Record], None]) -> None:
         """Write the finished steps that were not handed out yet. Called outside the training thread.
 
-        Nothing is taken over: the tape is read from a copy, and the FLOPs of its steps stay unknown.
+        No state changes: the tape is read from a copy, and the FLOPs of its steps stay unknown.
 
-        The device is not asked: a question might spoil the capture of a graph in the training thread, and this thread
-        might hang with the device. The training thread asks the device with the next micro-batch, and the next block
-        contains the answer.
+        The device is not queried: a query might spoil the capture of a graph in the training thread, and this thread
+        might hang with the device. The training thread queries the device at the next micro-batch, and the next block
+        contains the times.
         """
         if not self._lock.acquire(blocking=False):
             return
@@ -106,7 +107,7 @@ class StepReader:
             self._lock.release()
 
     def lose_outstanding(self) -> None:
-        """Enter the steps that the device still owes as lost."""
+        """Add the steps whose times are still on the device as lost steps."""
         self._enter(self._pending.timed([None] * len(self._pending.passed)))
 
     def _collect(self) -> None:

@@ -1,4 +1,4 @@
-"""Steps, one by one, in columns and added up."""
+"""Finished steps in three forms: single steps, columns, and sums."""
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +22,7 @@ WATCHED_BLOCK = 64
 _TIMES = {stage: f"{stage.name.lower()}_time" for stage in STAGES}
 
 NEVER = sys.maxsize
-"""A step that does not come."""
+"""Number of a step that is never reached."""
 
 COUNTED = "counted"
 """Reason that excludes the step in which FLOPs are counted, the same step on all ranks."""
@@ -49,11 +49,11 @@ class Step(NamedTuple):
     number: int
     """The trainer's count after the step."""
     excluded: str | None
-    """Reason that the step is in no row; None: the step is in a row."""
+    """Reason why the step is in no row; None: the step is in a row."""
     samples: int | None
     tokens: int | None
     useful_tokens: Any
-    """As `Batch.useful_tokens`."""
+    """The same as `Batch.useful_tokens`."""
     effort: StepFlops | None
     """FLOPs of the step; None: unknown."""
     pause_seconds: float
@@ -113,7 +113,7 @@ class Columns(NamedTuple):
         return self._each(lambda column: column[start:stop])
 
     def only(self, wanted: Sequence[bool]) -> "Columns":
-        """Return the steps that are wanted."""
+        """Return the selected steps."""
         return self._each(lambda column: [*compress(column, wanted)])
 
     def _each(self, change: Callable[[Sequence[Any]], Sequence[Any]]) -> "Columns":
@@ -151,7 +151,7 @@ class Totals:
         """Number of steps whose tokens are unknown, or not known yet."""
         self.useful_tokens: Any = 0
         self.effort = StepFlops(0, 0, 0.0)
-        """FLOPs of the steps whose FLOPs are known. The next two fields count only these steps, too."""
+        """FLOPs of the steps with known FLOPs. The next two fields cover the same steps."""
         self.effort_steps = 0
         self.effort_seconds = 0.0
         self.pause_seconds = 0.0
@@ -255,9 +255,9 @@ class KnownParts:
     """Parts of a step that the fit measures, so that metrics can show them."""
 
     gc_timed: bool
-    """True: the garbage collections."""
+    """True: garbage collections are measured."""
     gc_staged: bool
-    """True: the time of collections, as a stage of its own. On a device's clock, collections are no stage."""
+    """True: the time of collections is a separate stage. On a device's clock, collections are no stage."""
     processes: int
     """Number of processes that train. If there are several, rates over all come from the windows of all ranks."""
     devices: float | None

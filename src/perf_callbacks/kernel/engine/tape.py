@@ -36,7 +36,7 @@ class PlacedPause(NamedTuple):
     pause: Pause
     stage: Stage
     step: int
-    """Index among the steps that were read together, from 0 on."""
+    """Index of the step among the steps that were read together, from 0 on."""
 
 
 class Tape:
@@ -105,7 +105,7 @@ class Tape:
                 self.listen()
 
     def follow(self) -> StageTracker:
-        """Return a tracker of the stage, which turns with each new mark. Tracking is slow: track for a step only."""
+        """Return a tracker of the stage, which follows each new mark. Tracking is slow: use it for a single step."""
         follower = StageTracker()
         follower.resume(self._tracker)
         for mark in self.pairs[::2]:

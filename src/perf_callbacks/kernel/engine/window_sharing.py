@@ -37,7 +37,7 @@ class Sharing:
 
     @property
     def latest(self) -> Window | None:
-        """Last window that is known of all ranks."""
+        """Last window of all ranks that this rank knows."""
         return self._ranks.latest if self._ranks is not None else None
 
     def do(self, step: int) -> None:

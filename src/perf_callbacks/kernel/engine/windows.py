@@ -59,7 +59,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatheredWindow:
-    """Signals of one window that had come by its deadline."""
+    """Signals of one window that rank 0 received before the deadline."""
 
     first_step: int
     steps: int
@@ -69,15 +69,15 @@ class GatheredWindow:
     roles: Mapping[int, Mapping[str, int]]
     """Coordinates of the ranks, where they are known."""
     missing: tuple[int, ...]
-    """Ranks whose part didn't come, in order."""
+    """Ranks whose part is missing, in order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobSettings:
-    """Settings of one fit that hold for all ranks, as rank 0 says."""
+    """Settings of one fit that hold for all ranks, chosen by rank 0."""
 
     fit: str
-    """Identifies the fit, also within one run."""
+    """Identifies the fit. Two fits of one run differ too."""
     run_id: str
     window: int | None
     """Optimizer steps per window; None: nothing is exchanged."""
@@ -99,10 +99,10 @@ class WindowReader(ABC):
 
 
 def hold(window: Window, before: Window | None, now: int | None = None) -> Window:
-    """Return the window with the step from which its requests hold: some windows later, or as in the window before.
+    """Return the window with the step from which its requests hold.
 
-    While ranks are missing, the requests of the window before hold. `now` is the step that training has reached, if
-    it has gone on since the end of the window.
+    That is some windows later, or the step of the previous window. While ranks are missing, the requests of the
+    previous window hold. `now` is the step that training has reached, if it has gone on since the end of the window.
     """
     if window.missing:
         return window if before is None else replace(window, asks=before.asks, holds=before.holds)
@@ -127,7 +127,7 @@ def rates(window: Window) -> dict[str, float]:
 
 
 def possible(item: Any) -> bool:
-    """Return True if the numbers of a message between ranks can be true. Their types are checked already."""
+    """Return True if the numbers of a message between ranks are plausible. Their types are checked already."""
     amounts = [getattr(item, one.name) for one in fields(item)]
     asked = [amount for asks in amounts if isinstance(asks, Mapping) for amount in asks.values()]
     if any([amount < 0 for amount in [*amounts, *asked] if isinstance(amount, int | float)]):

@@ -41,7 +41,7 @@ class Environment:
     cpu_facts: CpuFacts | None = None
     """Facts by which the CPUs of the process are chosen. None: unknown."""
     cpus_unknown: str | None = None
-    """Reason that these facts are unknown."""
+    """Reason why these facts are unknown."""
 
 
 def read(
@@ -93,7 +93,7 @@ def cpus_allowed() -> frozenset[int]:
 
 
 def _cpus(ranks: int, root: Path) -> int | None:
-    """Return the number of CPUs that this process may keep busy, of `ranks` processes that were started alike.
+    """Return the number of CPUs that this process may keep busy if `ranks` equal processes share the machine.
 
     The mask of the parent, such as torchrun, and the quota of the control group hold for all ranks together. If the
     mask of this process is narrower than its share, the mask is its own, so it is not divided.

@@ -36,7 +36,7 @@ class Batches:
     devices: int = 1
     """Devices that the process drives."""
     workers: int = 0
-    """Worker processes of the training loader, as far as the trainer tells. Those of `loaders` are known anyway."""
+    """Worker processes of the training loader, if the trainer gives them. Workers of `loaders` are known anyway."""
     process: tuple[Any, str] | None = None
     """Function that prepares other loaders and returns them."""
     first: tuple[Any, str] | None = None
@@ -67,7 +67,7 @@ class Fit:
 
 
 class ActiveItem(Observer):
-    """An applied item. The base class asks for nothing, sees nothing, and can't be tried."""
+    """An applied item. The base class requests nothing, receives no events, and can't be tried."""
 
     slug: str
 
@@ -107,7 +107,7 @@ class ActiveItem(Observer):
         return news
 
     def closed(self) -> None:
-        """Put everything back."""
+        """Undo the item's changes."""
         self._due = NEVER
 
     def _say(self, status: str, why: str, saved_seconds: tuple[float, float, float] | None = None) -> None:

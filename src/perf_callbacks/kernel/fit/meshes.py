@@ -9,7 +9,8 @@ SAME_SAMPLES = frozenset({"tp", "tensor", "tensor_parallel", "model", "model_par
 """Names of mesh dimensions whose ranks share their samples."""
 
 OWN_SAMPLES = frozenset({"dp", "data", "data_parallel", "fsdp", "hsdp", "ddp"})
-"""Names of mesh dimensions whose ranks have their own samples. "dp_shard", "dp_replicate" and similar names too."""
+"""Names of mesh dimensions whose ranks have their own samples. Names such as "dp_shard" and "dp_replicate" count
+too."""
 
 ADVICE = "say how many ranks have samples of their own by measure(..., data_parallel=N)"
 

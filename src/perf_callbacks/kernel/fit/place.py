@@ -31,7 +31,7 @@ class Place:
     directory: Path
     """Directory of the output, unless the configuration names another."""
     directory_of_all: bool = False
-    """True: rank 0's directory is that of all ranks, which don't know it themselves."""
+    """True: all ranks use rank 0's directory, which the other ranks don't know."""
     device: torch.device
     rank: int = 0
     world_size: int = 1
@@ -40,7 +40,7 @@ class Place:
     data_parallel: int | None = None
     """Number of groups of ranks with their own samples; None: each rank has its own."""
     ambiguous: str | None = None
-    """Reason that this number is unknown. Then there are no rates of the job or per device."""
+    """Reason why this number is unknown. Then there are no rates of the job or per device."""
     step: int = 0
     """Optimizer steps done before."""
     versions: Mapping[str, str]

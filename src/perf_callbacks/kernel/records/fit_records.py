@@ -189,7 +189,7 @@ class Flops:
     values_read: Mapping[str, int] = field(default_factory=dict)
     """Number of values that Python read from tensors outside of forward, backward and optimizer, by line."""
     reductions: int = 0
-    """Number of micro-batches in whose backward tensors were summed over ranks, as DDP does with gradients."""
+    """Number of micro-batches whose backward summed tensors over ranks, such as DDP's gradients."""
     errors: Mapping[str, int] = field(default_factory=dict)
     """Errors in counting, by operation."""
 

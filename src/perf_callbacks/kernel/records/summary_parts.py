@@ -105,7 +105,7 @@ class StragglerSummary:
     costliest: tuple[tuple[int, str, float, int], ...] = ()
     """Rank, cause, lost seconds, and number of affected steps."""
     slowdown: float | None = None
-    """Duration of these steps divided by their duration if every rank were as fast as a usual rank. None: unknown, or a
+    """Duration of these steps, divided by their duration with all ranks as fast as a usual rank. None: unknown, or a
     single rank."""
     backward_waiting: float | None = None
     """Part of the backward after the usually last gradient, from 0 to 1: an upper bound on the waiting for other ranks.
