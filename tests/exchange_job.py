@@ -116,6 +116,9 @@ class Job:
 
     def end(self):
         """Every rank leaves, as its thread would."""
-        for exchange in self.ranks:
-            exchange._rounds.leave()
+        for rank, exchange in enumerate(self.ranks):
+            self.leave(rank)
             exchange.close()
+
+    def leave(self, rank):
+        self.ranks[rank]._rounds.leave()

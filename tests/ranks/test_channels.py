@@ -153,7 +153,7 @@ def test_channels_have_notes_of_their_own(nodes):
 def test_the_last_note_of_a_rank_reaches_the_others_after_it_has_left(nodes):
     job = Job(world_size=4, nodes=nodes)
     talks = opened(job)
-    job.ranks[3]._rounds.leave()
+    job.leave(3)
     for _ in range(2):
         job.now += node.LOOK_SECONDS
         job.step(0, 1, 2)

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from exchange_job import LENGTH, Job, Windows
 
-from perf_callbacks.kernel.engine.windows import NOTICE, JobSettings
+from perf_callbacks.kernel.engine.windows import NOTICE, JobSettings, Part
 from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.records.codec import pack
 from perf_callbacks.kernel.settings.config import PerfConfig
@@ -28,9 +28,14 @@ from perf_callbacks.ranks.packed_parts import pack_bundle
 from perf_callbacks.stragglers.search import Stragglers
 
 
-@pytest.fixture(autouse=True)
-def _no_fit_before(monkeypatch):
-    monkeypatch.setattr(rounds, "_obeyed", {})
+def alive(*types):
+    """Count the objects of these types that something in the process holds."""
+    gc.collect()
+    return sum([type(one) in types for one in gc.get_objects()])
+
+
+def side_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "perf_callbacks ranks"]
 
 
 @pytest.fixture
@@ -367,7 +372,7 @@ def test_a_store_that_nobody_can_connect_to_ends_the_exchange():
 
 
 def test_nothing_grows_with_the_number_of_windows_or_fits(job):
-    store = job.store
+    store, before = job.store, alive(Part, Bundle)
     for fit in range(5):
         current = job if fit == 0 else Job(store=store)
         current.step()
@@ -376,8 +381,7 @@ def test_nothing_grows_with_the_number_of_windows_or_fits(job):
             current.offer(window, *missing)
             current.step()
         current.step()
-        assert len(current.ranks[0]._rounds._pending) <= rounds.KEPT
-        assert max(len(exchange._rounds.offers) for exchange in current.ranks) == 0
+        assert alive(Part, Bundle) <= before + 3 * rounds.KEPT
         assert 0 < len(current.ranks[0].take()) <= rounds.FINISHED
         current.end()
     assert store.num_keys() == 2 + 2 * rounds.KEPT
@@ -385,19 +389,23 @@ def test_nothing_grows_with_the_number_of_windows_or_fits(job):
     assert sum(len(dist.PrefixStore("perf_callbacks", store).get(key)) for key in keys) < 5000
 
 
-def test_what_is_offered_while_the_store_does_not_answer_is_bounded(job):
+def test_what_is_offered_while_the_store_does_not_answer_is_bounded(monkeypatch):
+    calls, make = [], ranks.queue.SimpleQueue
+    monkeypatch.setattr(ranks.queue, "SimpleQueue", lambda: calls.append(make()) or calls[-1])
+    job, before = Job(), alive(Part)
     for window in range(1000):
         job.offer(window)
-    assert [len(exchange._rounds.offers) for exchange in job.ranks] == [rounds.KEPT] * 3
-    assert all(exchange._talk._calls.qsize() == 1 for exchange in job.ranks)
+    assert alive(Part) == before + 3 * rounds.KEPT
+    assert [waiting.qsize() for waiting in calls] == [1] * 3
 
 
-def test_an_end_takes_the_verdict_back_and_lets_go_of_the_store(job):
-    held = weakref.ref(job.ranks[0]._rounds._board)
+def test_an_end_takes_the_verdict_back_and_lets_go_of_the_store():
+    before, job = alive(board.StoreNotes), Job()
+    job.step()
+    assert alive(board.StoreNotes) == before + 3
     job.end()
-    assert [exchange._rounds._store for exchange in job.ranks] == [None] * 3
+    assert alive(board.StoreNotes) == before
     assert dist.PrefixStore("perf_callbacks", job.store).get("verdict") == b""
-    assert held() is None
     job.end()
     job.offer(0)
     assert job.latest == [None] * 3
@@ -424,12 +432,11 @@ class Threads:
             time.sleep(0.005)
 
     def end(self):
-        threads = [exchange._talk._thread for exchange in self.job.ranks]
         for exchange in self.job.ranks:
             exchange.close()
-        for thread in threads:
+        for thread in side_threads():
             thread.join(20)
-        assert not any(thread.is_alive() for thread in threads)
+        assert side_threads() == []
 
 
 def test_threads_exchange_windows_and_end(caplog, monkeypatch):
@@ -443,9 +450,8 @@ def test_threads_exchange_windows_and_end(caplog, monkeypatch):
     for exchange in job.ranks:
         exchange.close()
         exchange.close()
-    assert not [one.name for one in threading.enumerate() if one.name == "perf_callbacks ranks"]
+    assert side_threads() == []
     threads.end()
-    assert not ranks._running
     assert dist.PrefixStore("perf_callbacks", job.store).get("verdict") == b""
     assert caplog.records == []
 
@@ -469,10 +475,11 @@ def test_a_server_that_goes_away_is_told_once_by_each_rank(caplog):
 
 
 def test_a_store_that_rank_0_serves_does_not_end_before_its_last_word(capfd):
-    job = Job(world_size=1, store=dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+    """And it ends then: each rank lets go of the store."""
+    job = Job(world_size=2, store=dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
     port = job.store.port
     threads = Threads(job)
-    threads.until(lambda: job.ranks[0]._rounds._board is not None)
+    assert all(exchange.agree(20) for exchange in job.ranks)
     job.store = None
     threads.end()
     assert capfd.readouterr().err == ""
@@ -500,9 +507,8 @@ def test_nobody_waits_for_a_verdict_once_the_exchange_is_over():
     assert unstarted.agree(20) is None
 
 
-def test_a_handler_of_logs_may_close_the_exchange_in_its_own_thread(monkeypatch):
-    job = Job()
-    monkeypatch.setattr(job.ranks[1]._rounds, "step", lambda _: setattr(job.ranks[1]._rounds, "failure", "no"))
+def test_a_handler_of_logs_may_close_the_exchange_in_its_own_thread():
+    job = Job(store=object())
     errors, done = [], threading.Event()
 
     class Closing(logging.Handler):
@@ -525,13 +531,14 @@ def test_a_handler_of_logs_may_close_the_exchange_in_its_own_thread(monkeypatch)
 
 
 def test_an_exchange_that_was_forgotten_ends_by_itself():
+    before = alive(leader.Leader)
     job = Job(world_size=1)
     job.ranks[0].start()
-    thread = job.ranks[0]._talk._thread
+    (thread,) = side_threads()
     job.ranks.clear()
     gc.collect()
     thread.join(20)
-    assert not thread.is_alive()
+    assert (thread.is_alive(), alive(leader.Leader)) == (False, before)
 
 
 def test_a_thread_that_can_not_be_had_is_told_and_costs_the_exchange_only(monkeypatch, caplog):
@@ -552,6 +559,7 @@ def test_a_thread_that_can_not_be_had_is_told_and_costs_the_exchange_only(monkey
 def test_a_forked_child_says_and_waits_for_nothing():
     job = Job(world_size=2)
     job.ranks[1].start()
+    (thread,), before = side_threads(), alive(Part)
     child = os.fork()
     if child == 0:
         try:
@@ -559,13 +567,13 @@ def test_a_forked_child_says_and_waits_for_nothing():
             job.offer(0)
             job.ranks[1].close()
             ranks._at_exit()
-            os._exit(len(job.ranks[1]._rounds.offers))
+            os._exit(alive(Part) - before)
         finally:
             os._exit(99)
     assert os.waitpid(child, 0)[1] == 0
-    assert job.ranks[1]._talk._thread.is_alive()
+    assert thread.is_alive()
     job.ranks[1].close()
-    job.ranks[1]._talk.wait(20)
+    thread.join(20)
 
 
 def test_without_a_process_group_there_is_no_store():
@@ -800,7 +808,7 @@ def test_rank_0_that_was_deaf_for_thirty_seconds_misses_nobody(job):
 
 def test_a_rank_that_ends_early_is_missing_from_then_on(job):
     job.through(0)
-    job.ranks[2]._rounds.leave()
+    job.leave(2)
     job.offer(1, 0, 1)
     job.step(0, 1)
     job.now += rounds.DEADLINE_SECONDS
@@ -821,7 +829,6 @@ def test_ranks_that_were_restarted_take_no_part_of_before_for_theirs():
     after.offer(1, 0)
     after.step(0)
     assert gathered == []
-    assert after.ranks[0]._rounds._pending[1].bundles[leader.OWN][0].attempt == 1
     after.offer(1, 1, 2)
     after.step(1, 2, 0)
     assert sorted(gathered[0].signals) == [0, 1, 2]
@@ -858,7 +865,8 @@ def test_exchange_and_search_are_switched_apart(tmp_path, monkeypatch, changes, 
     exchange = ranks.meet(place(tmp_path, rank=0, world_size=2), PerfConfig(**changes))
     assert (exchange.window, exchange.signals) == (window, signals)
     exchange.close()
-    exchange._talk.wait(20)
+    for thread in side_threads():
+        thread.join(20)
 
 
 def test_what_was_asked_for_holds_while_a_rank_is_missing(job):

@@ -171,7 +171,7 @@ def test_ranks_may_leave_in_any_order(nodes, tmp_path, order):
         job.step()
     job.through(0)
     for rank in order:
-        job.ranks[rank]._rounds.leave()
+        job.leave(rank)
     assert [exchange.failure for exchange in job.ranks] == [None] * 4
     assert list(tmp_path.iterdir()) == []
 

@@ -241,7 +241,7 @@ def test_a_stall_is_told_once_whatever_machine_the_rank_is_on(machines):
 def test_a_rank_that_ended_says_so_through_the_first_of_its_machine(machines):
     job, notes = machines
     notes[7].say(dataclasses.replace(BUSY, state=ENDED), 0.0)
-    job.ranks[7]._rounds.leave()
+    job.leave(7)
     notes[4].say(BUSY, PATIENCE)
     job.now += node.LOOK_SECONDS
     job.step(4)
