@@ -232,7 +232,7 @@ class _Hinting(type):
 
 
 class CallbackBase(metaclass=_Hinting):
-    """Base of the callbacks for frameworks: a session, its summary, and the end after a failure."""
+    """Base class of the frameworks' callbacks: holds the session and the summary, and ends measuring after an error."""
 
     _session: Session
     armed = False

@@ -13,7 +13,7 @@ LARGE = 0.1
 def small(machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
     """Advise a larger batch if the device is idle within forward, backward and optimizer.
 
-    The share is a lower bound: the device is taken to be idle at all other times, and kernels of other processes count.
+    The share is a lower bound: it assumes an idle device at all other times, and counts kernels of other processes.
     """
     use = facts.memory
     if measured is None or not measured.known or machine.accelerator is None or use is None or use.gpu_busy is None:

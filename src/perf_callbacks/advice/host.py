@@ -4,7 +4,7 @@ from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding
 from perf_callbacks.kernel.records.fit_records import Finding
 
 OFTEN = 1
-"""Steps between two log lines that are too few."""
+"""A trainer that logs after this many steps or fewer logs too often."""
 
 
 def host(_machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:

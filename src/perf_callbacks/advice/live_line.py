@@ -21,7 +21,7 @@ QUIET_SECONDS = 600.0
 """Least time between two lines."""
 
 LARGE = 0.1
-"""A cause is shown during training only from this share of a window on."""
+"""A cause must take at least this share of a window to be shown during training."""
 
 MOST_STEPS = 10_000
 """Most steps between two looks at the clock."""

@@ -13,7 +13,7 @@ MOST_WORKERS = 16
 HAND_OVER_SECONDS = 0.002
 """Time to take over a batch from a worker: 2.0 to 2.7 ms for two tensors on a quiet machine. More workers don't help.
 
-The main process asks the worker for a file descriptor per tensor, so that larger batches take hardly longer.
+The main process asks the worker for a file descriptor per tensor, so larger batches take hardly longer.
 """
 
 CONTENTION = 0.1

@@ -11,7 +11,7 @@ SOON_HOURS = 100
 
 
 def memory(machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
-    """Name a leak of host memory, or else retries of the device's allocator. Neither finding has a share."""
+    """Report a leak of host memory, or else a device whose memory was full. Neither finding has a share."""
     if measured is None or facts.memory is None:
         return None
     if facts.memory.leak is not None:

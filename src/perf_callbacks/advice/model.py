@@ -30,7 +30,7 @@ def attention(_machine: MachineFacts, facts: Facts, measured: Measured | None) -
     """Name eager attention if the model supports fused attention: before a run, and after a run with a large share.
 
     The share of attention in the products serves to estimate the saving. Eager attention is bound by memory, so its
-    share of the time is rather larger.
+    share of the time is larger than that.
     """
     if facts.attention != "eager" or not facts.sdpa:
         return None

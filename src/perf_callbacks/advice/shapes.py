@@ -5,11 +5,11 @@ from perf_callbacks.flops.calculator.product_shapes import ALIGNED, Misaligned, 
 from perf_callbacks.kernel.records.fit_records import Finding
 
 MATTERS = 0.1
-"""Least share of the FLOPs that a size must take part in to be named."""
+"""A size is named if products with this size have at least this share of the FLOPs."""
 
 
 def padding(_machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Name the size in most FLOPs that is no multiple of 8, with the size to take instead and its price."""
+    """Name the size with most FLOPs that is no multiple of 8, a better size, and its cost in parameters."""
     if not facts.tensor_cores or facts.work is None:
         return None
     worst = next(iter(misaligned(facts.work.products)), None)

@@ -118,7 +118,7 @@ class ScheduledCollection(ActiveItem):
 
     @property
     def due(self) -> int:
-        """Step at whose end the item acts. A span that was not ended is ended with its step."""
+        """Next step at whose end the item acts. A span that was not ended is ended with its step."""
         return 0 if self._spans else self._due
 
     def step_ended(self, step: int) -> None:

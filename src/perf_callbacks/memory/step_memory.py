@@ -55,7 +55,10 @@ class StepMemory:
         self.allocations.end()
 
     def look(self, found: Iterable[Any]) -> None:
-        """Measure optimizers after their step, for want of a hook. A missing gradient counts as large as its weight."""
+        """Measure optimizers after their step, if there is no hook.
+
+        A missing gradient counts as large as its weight.
+        """
         for optimizer in found:
             trained = [one for one in _parameters(optimizer) if one.requires_grad]
             self._note(self._gradients, [one if one.grad is None else one.grad for one in trained])

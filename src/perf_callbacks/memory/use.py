@@ -49,7 +49,7 @@ class Leak:
 
     gb_per_hour: float
     gb_per_step: float | None
-    """None: no step ended meanwhile."""
+    """None: no step ended between the points."""
     before_gb: float
     """Least anonymous memory in the first part of the run after warm-up."""
     after_gb: float

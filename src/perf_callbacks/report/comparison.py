@@ -20,12 +20,12 @@ from perf_callbacks.report.units import speed
 WORSE, BETTER, SAME, UNDECIDED = "worse", "better", "same", "undecided"
 
 DECIDING = ("tokens/s", "samples/s", "step_time")
-"""The first of these metrics that both runs know decides about a regression, unless quick steps do."""
+"""The first of these metrics with a value in both runs decides about a regression, unless quick steps decide."""
 
 QUICK = "quick_step_time"
 
 SAME_AMOUNT = 0.01
-"""Relative difference up to which steps hold the same amount."""
+"""Amounts per step count as equal up to this relative difference."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +59,7 @@ class Comparison:
 
     @property
     def regression(self) -> bool:
-        """True if the metric that decides is worse, by more than the threshold, and not by chance."""
+        """True if the deciding metric is worse by more than the threshold, and chance doesn't explain the change."""
         return self.decided_by is not None and self.decided_by.verdict == WORSE
 
 
@@ -105,8 +105,8 @@ def compare(first: Sequence[Attempt], second: Sequence[Attempt], *, fail_over: f
     """Compare two runs, given an attempt of each rank.
 
     Args:
-        first: The run that is compared with.
-        second: The run that is judged.
+        first: The old run.
+        second: The new run.
         fail_over: Relative change of times from which on a metric is worse or better; 0.05 is 5 %. For rates, the
             change that makes steps this much longer or shorter.
 

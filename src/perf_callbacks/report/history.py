@@ -38,7 +38,7 @@ MOST = 1e30
 """Largest value that is read, so that sums stay finite."""
 
 SAME_START_SECONDS = 600.0
-"""Ranks that did not talk have different ids: fits with different ranks that started this close together are joined."""
+"""Ranks that exchanged nothing have different ids: their fits are joined if they started within these seconds."""
 
 
 @dataclass(slots=True)
@@ -230,7 +230,7 @@ def _attempt(fits: dict[str, FitHistory], run: Run) -> Attempt:
 
 
 def _joined(fits: list[FitHistory]) -> list[FitHistory]:
-    """Join fits whose ranks did not talk and therefore have different ids."""
+    """Join fits whose ranks exchanged nothing and therefore have different ids."""
     joined: list[FitHistory] = []
     for fit in fits:
         for other in joined:

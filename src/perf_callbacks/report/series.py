@@ -60,7 +60,7 @@ class Worst:
     step: int
     seconds: float
     times: float
-    """Time of the step over the median."""
+    """Time of the step, divided by the median."""
     rank: int
     stage: str | None
     """The rank's stage that exceeds its median most. None: stages are unknown."""
@@ -119,7 +119,7 @@ def included(attempt: Attempt, lower: int, upper: int) -> Sequence[int]:
 
 @dataclass(slots=True)
 class Band:
-    """A value over the buckets: least, mean and greatest. None: no value in the bucket."""
+    """Minimum, mean and maximum of a value, for each bucket. None: no value in the bucket."""
 
     least: list[float | None]
     mean: list[float | None]
@@ -231,7 +231,7 @@ def outliers(fit: FitHistory, usual: Mapping[int, Mapping[str, float]], within: 
     Args:
         fit: The fit.
         usual: The medians of each rank.
-        within: The steps that count. None: all.
+        within: The steps to search. None: all.
     """
     found: list[Outlier] = []
     for rank, attempt, lower, upper in kept(fit, within):

@@ -23,7 +23,7 @@ KEPT_STEPS = 64
 """Number of step durations in the median."""
 
 LONGEST_TICK, SHORT_TICK = 3.0, 1.0
-"""A tick longer than the first counts as the second, in seconds: a suspended laptop is not a stall."""
+"""A tick longer than `LONGEST_TICK` seconds counts as `SHORT_TICK` seconds: a suspended laptop is not a stall."""
 
 MOST_RANKS = 4
 """Most ranks that are listed by number; further ranks are only counted."""
@@ -150,7 +150,7 @@ def blame(notes: Notes, silent: Collection[int], world_size: int) -> Blame:
     """Find the ranks that cause a stall: silent or ended ranks, else the ranks that are behind.
 
     Args:
-        notes: The last note of each rank. A rank without a note has never written any.
+        notes: The last note of each rank. A rank that never wrote a note is missing.
         silent: Ranks whose side thread writes no notes any more.
         world_size: Number of ranks.
     """

@@ -1,9 +1,9 @@
 """Notes that ranks write for each other about stalls, so that a single rank reports each stall.
 
 Each rank has one note, written now and then while steps end, and at once when steps stop ending. When rank 0 stalls, it
-reads all notes and reports the stall. If it does not, because its process hangs or its own steps go on, the next rank
-reports: each rank waits a little longer than the ranks below. The shared note says that a rank has reported, so that no
-stall is reported twice.
+reads all notes and reports the stall. If rank 0 does not report, because its process hangs or its own steps go on, the
+next rank reports: each rank waits a little longer than the rank before. The shared note says that a rank has reported,
+so that no stall is reported twice.
 """
 
 from collections.abc import Mapping
@@ -16,10 +16,11 @@ LOOK_SECONDS = 2.0
 """Seconds between two looks of a stalled rank."""
 
 GRACE_SECONDS = 4.0
-"""Seconds that rank 0 waits for ranks that notice the stall later. Each doubling of the rank adds the same again."""
+"""Seconds that rank 0 waits for ranks that notice the stall later. Other ranks wait longer: these seconds for each
+binary digit of their number."""
 
 BEATS = 4
-"""Notes that a rank writes, while its steps end, in the time that would make a stall."""
+"""Number of notes that a rank writes per patience, the time without a step that makes a stall."""
 
 SILENT_BEATS = 1.5
 """A rank whose note stays the same for this many beats is silent."""

@@ -1,4 +1,7 @@
-"""Local times as if no batch were larger than usual: with texts of uneven lengths, some rank always has the longest."""
+"""Local times, corrected for batches that are larger than usual.
+
+With texts of uneven lengths, some rank always has the most tokens.
+"""
 
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -6,7 +9,7 @@ from itertools import chain
 from perf_callbacks.stragglers.peers import DEVICE, HOST, LOCAL, SAMPLE, WORK, Peers, Signals, known, median
 
 SLICE = 128
-"""Ranks that are handled in one slice of the work."""
+"""Number of ranks per slice of the work."""
 
 
 def without_batch_size(signals: Sequence[Signals], rest: Callable[[], object]) -> Sequence[Signals]:

@@ -23,7 +23,7 @@ class LocalTime(NamedTuple):
     """Seconds of a step on one rank; NaN if unknown."""
 
     local: float
-    """Time from the end of the last step's backward to the last gradient of this step, without waiting."""
+    """Time from the end of the previous step's backward to the last gradient of this step, without waiting."""
     gc: float
     """Part of `local` in garbage collections."""
     steal: float
@@ -46,8 +46,8 @@ class Shape(NamedTuple):
 class LocalTimes(Observer):
     """Computes local times from the marks of the tape and the moments at which gradients were done.
 
-    A moment is a time and a line of `/proc/<pid>/schedstat`, whose second number is the nanoseconds without a CPU. In
-    short steps the file is not read each time, and the moment carries the previous line again.
+    A moment holds a time and a line of `/proc/<pid>/schedstat`. The line's second number is the nanoseconds without a
+    CPU. In short steps the file is not read each time, and the moment carries the previous line again.
     """
 
     def __init__(self, moments: "deque[tuple[float, bytes]]") -> None:

@@ -18,7 +18,7 @@ CAUSES = (GC, DATA, STEAL, DEVICE, HOST)
 """Causes: garbage collection, waiting for data, waiting for a CPU, computing on the device, and anything else."""
 
 SEEN = 8
-"""Number of slowest ranks of a step that are examined. The time of the next rank limits the gain."""
+"""Number of the slowest ranks that are examined in each step. The time of the next rank limits the gain."""
 
 SAMPLE = 63
 """Ranks in the sample for a median over all ranks. At 4,096 ranks, sampling moves the median by 2 % of the spread."""

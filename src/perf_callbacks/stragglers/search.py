@@ -95,12 +95,12 @@ class _SlowPeriod:
     more: float = 0.0
     """Seconds per step that the rank takes beyond a usual rank, in the newest window."""
     usual: float = 0.0
-    """Average seconds per step by which the rank was last before it was slow: by chance, some rank always is last."""
+    """Average lead of the rank, in seconds per step, before it was slow: by chance, some rank is always the slowest."""
     causes: Mapping[str, float] = field(default_factory=dict)
     steps: int = 0
     windows: int = 0
     told: bool = False
-    """True once the spell was long enough to be reported."""
+    """True once the slow period was long enough to be reported."""
 
     def begin(self, leads: Sequence[_Slowest]) -> list[Straggler]:
         """Return the losses in the windows before, from the step in which the rank became slow."""
@@ -113,7 +113,7 @@ class _SlowPeriod:
         return self.lost(leads[: self._slow_steps(leads)])
 
     def lost(self, leads: Sequence[_Slowest]) -> list[Straggler]:
-        """Return the losses in these steps: the rank's lead, less its average lead before the spell."""
+        """Return the losses in these steps: the rank's lead, minus its average lead before the slow period."""
         mine = [lead for lead in leads if lead.rank == self.rank]
         lost = sum([lead.ahead for lead in mine]) - self.usual * len(leads)
         return [
@@ -123,7 +123,7 @@ class _SlowPeriod:
         ]
 
     def _slow_steps(self, leads: Sequence[_Slowest]) -> int:
-        """Return the number of slow steps at the beginning, split where slow and usual steps part best.
+        """Return the number of slow steps at the beginning, at the best split between slow and usual steps.
 
         Two or three steps that are slow by chance count as 0.
         """
@@ -302,12 +302,12 @@ class _Group:
         return found
 
     def _forget(self, rank: int) -> None:
-        """Forget the leads of a rank after reporting its losses."""
+        """Drop the leads of a rank after its losses were reported."""
         self._leads = [lead for lead in self._leads if lead.rank != rank]
 
 
 def _slowest(peers: Peers, compared: Sequence[Compared]) -> int | None:
-    """Return the place of the rank that is slowest in most steps; None: no rank is."""
+    """Return the place of the rank that is slowest in most steps; None: there is no such rank."""
     counts = Counter([one.slowest for one in compared])
     place = max(counts, key=lambda one: (counts[one], -one), default=None)
     if place is None or counts[place] <= len(compared) * max(SLOW_STEPS, 1.5 / len(peers.ranks)):

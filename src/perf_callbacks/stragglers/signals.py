@@ -65,8 +65,9 @@ def of_records(blocks: Sequence[Steps], *, device: bool) -> dict[str, list[float
 def _with_late_start(local: Sequence[float], steal: Sequence[float]) -> Sequence[float]:
     """Add to local times the wait for a CPU after the other ranks were done, which the scheduler counts in `steal`.
 
-    If a rank lacked a CPU for a while, and yet has a usual local time, it lacked the CPU when the ranks went on
-    together: it began late. Its own clock can't show this, because it noticed the end of the backward late, too.
+    If a rank lacked a CPU for a while, but has a usual local time, it lacked the CPU at the end of the backward, and
+    began the next step late. Its own clock can't show this delay, because the rank also noticed the end of the backward
+    late.
     """
     usual, usual_steal = median(known(local)), median(known(steal))
     late = [lost - usual_steal - max(0.0, own - usual) for own, lost in zip(local, steal, strict=True)]

@@ -56,9 +56,9 @@ def measure(
         itself, and may report batches by `perf.data()` and `perf.batch(...)`.
         config: What to measure; the environment overrules it.
         resume: `perf.state()` as it was saved with the checkpoint that this loop goes on from.
-        data_parallel: How many groups of ranks have samples of their own: with tensor, pipeline or context parallelism,
-            fewer than there are ranks. None: as the device meshes of the model's parameters say; where their names
-            don't, rates of the whole job are unknown.
+        data_parallel: Number of rank groups with separate samples: with tensor, pipeline or context parallelism, fewer
+            groups than ranks. None: the number comes from the device meshes of the model's parameters; if their names
+            don't show the number, rates of the whole job are unknown.
         strays: Nothing; settings go into `config`.
     """
     checked(config, strays, "measure(..., config=PerfConfig({}))")

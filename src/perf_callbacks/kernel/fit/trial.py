@@ -25,14 +25,14 @@ FEWEST = 11
 """Fewest pairs for an outcome: a turn that is full of evaluations tells nothing."""
 
 CUT_OFF = {11: 0, 12: 1, 13: 2, 14: 4, 15: 6, 16: 8}
-"""Number of means of two differences beyond each end of the 99.9 % interval, by the number of pairs.
+"""By the number of pairs: how many means of two differences lie beyond each end of the 99.9 % interval.
 
 These are the critical values of Wilcoxon's signed rank test, two-sided, at 0.001.
 """
 
 
 LONGEST = 1.5
-"""Largest length of a step, in usual steps of its turn and without collections of this process."""
+"""Longer steps are cut to this length, in usual steps of the turn and without collections of this process."""
 
 LEAST = 0.001
 """Smallest saving, as a share of a step, that is worth keeping."""

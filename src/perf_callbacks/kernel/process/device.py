@@ -68,7 +68,7 @@ class EventTimeline:
             self._boundary(mark)
 
     def _cut(self) -> None:
-        """End a step; the same event begins the next step."""
+        """End a step, and begin the next step with the same event."""
         finished, self._open = self._open, []
         end = self._boundary(END)
         if end is None and len(finished) > 1:  # the step is lost; an event of the lost step begins the next step

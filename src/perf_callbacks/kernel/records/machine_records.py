@@ -43,7 +43,7 @@ class Memory:
     device: str
     """Kind of the device, such as "cpu" or "cuda". Tensors elsewhere, as with offloading, are not counted."""
     source: str | None = None
-    """Source of activations and temporary memory: "operations" if the tensors that the counted step made were followed;
+    """Source of activations and temporary memory: "operations" if the counted step's tensors were followed;
     "allocator" if only the device's allocator was read. Then `activations_gb` includes the temporary memory. None:
     unknown."""
     weights_gb: float | None = None
