@@ -145,6 +145,44 @@ DOORS = {
 }
 
 
+SAMPLES = [8, 8, 6, 8, 8, 6, 8, 8]
+"""Of each step."""
+
+
+def assert_rows(rows, found, included, *, averaged):
+    """Rows of the included steps, and at the end the averages over the run where a trainer logs them."""
+    whole = [STEPS] if averaged else []
+    assert [row.step for row in rows] == included + whole
+    assert {key.replace("run/", "") for row in rows[len(included) :] for key in row.metrics} == (
+        KEYS if whole else set()
+    )
+    assert all(row.metrics.keys() == KEYS for row in rows[: len(included)])
+    for number, row in zip(included, rows, strict=False):
+        count, seconds = SAMPLES[number - 1], found[number - 1]["step_time"] * 1e12
+        assert row.metrics["perf/tflops"] == pytest.approx(by_hand(count, ACCUMULATION) / seconds, rel=1e-4)
+        assert row.metrics["perf/hardware_tflops"] == pytest.approx(
+            all_by_hand(count, ACCUMULATION) / seconds, rel=1e-4
+        )
+        assert row.metrics["perf/flops_coverage"] == 1.0
+        peak = row.metrics["perf/peak_tflops"]
+        for ratio, tflops in {"mfu": "tflops", "mfu_mixed": "tflops", "hfu": "hardware_tflops"}.items():
+            assert row.metrics[f"perf/{ratio}"] == pytest.approx(row.metrics[f"perf/{tflops}"] / peak, rel=1e-4)
+
+
+def assert_summary(summary, included):
+    assert (summary.step, summary.steps, summary.included_steps) == (STEPS, STEPS, len(included))
+    assert (summary.samples, summary.tokens) == (sum(SAMPLES), 16 * sum(SAMPLES))
+    assert summary.included_samples == sum(SAMPLES[number - 1] for number in included)
+    assert summary.stage_seconds.keys() == {f"{stage}_time" for stage in STAGES}
+    assert sum(summary.stage_seconds.values()) == pytest.approx(summary.included_seconds)
+    batches = ACCUMULATION * len(included)
+    assert summary.flops.model_flops == by_hand(summary.included_samples, batches)
+    assert summary.flops.hardware_flops == all_by_hand(summary.included_samples, batches)
+    assert summary.flops.seconds == pytest.approx(summary.included_seconds)
+    assert (summary.flops.coverage, summary.flops.lower_bound) == (1.0, False)
+    assert summary.failure is None
+
+
 @pytest.mark.parametrize(
     ("interrupted", "excluded", "spans"),
     [
@@ -167,51 +205,24 @@ def test_the_same_script_leaves_the_same_records(tmp_path, monkeypatch, door, *,
     (run,) = records(tmp_path, Run)
     assert (run.door, run.attempt, run.step, run.device, run.timeline) == (NAMES.get(door, door), 1, 0, "cpu", "host")
 
-    samples = [8, 8, 6, 8, 8, 6, 8, 8]
     found = steps(tmp_path)
     assert [(step["step"], step["samples"], step["tokens"]) for step in found] == [
-        (number, count, 16 * count) for number, count in enumerate(samples, 1)
+        (number, count, 16 * count) for number, count in enumerate(SAMPLES, 1)
     ]
     assert {step["step"]: step["excluded"] for step in found if step["excluded"]} == excluded
     assert set().union(*found) == COLUMNS
     assert [step["model_flops"] for step in found] == [
         None,
-        *(by_hand(count, ACCUMULATION) for count in samples[1:]),
+        *(by_hand(count, ACCUMULATION) for count in SAMPLES[1:]),
     ]
     found_spans = [(span.kind, span.step) for span in records(tmp_path, Span)]
     assert found_spans[: len(spans)] == spans
     assert set(found_spans[len(spans) :]) <= {("checkpoint", STEPS)}  # a trainer saves once more at the end
 
     included = [number for number in range(1, STEPS + 1) if number not in excluded]
-    rows = records(tmp_path, Row)
-    whole = [STEPS] if door not in {"loop", "accelerate"} else []  # the averages over the run
-    assert [row.step for row in rows] == included + whole
-    assert {key.replace("run/", "") for row in rows[len(included) :] for key in row.metrics} == (
-        KEYS if whole else set()
-    )
-    assert all(row.metrics.keys() == KEYS for row in rows[: len(included)])
-    for number, row in zip(included, rows, strict=False):
-        rows, seconds = samples[number - 1], found[number - 1]["step_time"] * 1e12
-        assert row.metrics["perf/tflops"] == pytest.approx(by_hand(rows, ACCUMULATION) / seconds, rel=1e-4)
-        assert row.metrics["perf/hardware_tflops"] == pytest.approx(all_by_hand(rows, ACCUMULATION) / seconds, rel=1e-4)
-        assert row.metrics["perf/flops_coverage"] == 1.0
-        peak = row.metrics["perf/peak_tflops"]
-        for ratio, tflops in {"mfu": "tflops", "mfu_mixed": "tflops", "hfu": "hardware_tflops"}.items():
-            assert row.metrics[f"perf/{ratio}"] == pytest.approx(row.metrics[f"perf/{tflops}"] / peak, rel=1e-4)
-
-    (recorded,) = records(tmp_path, Summary)
-    assert recorded == summary
-    assert (summary.step, summary.steps, summary.included_steps) == (STEPS, STEPS, len(included))
-    assert (summary.samples, summary.tokens) == (sum(samples), 16 * sum(samples))
-    assert summary.included_samples == sum(samples[number - 1] for number in included)
-    assert summary.stage_seconds.keys() == {f"{stage}_time" for stage in STAGES}
-    assert sum(summary.stage_seconds.values()) == pytest.approx(summary.included_seconds)
-    batches = ACCUMULATION * len(included)
-    assert summary.flops.model_flops == by_hand(summary.included_samples, batches)
-    assert summary.flops.hardware_flops == all_by_hand(summary.included_samples, batches)
-    assert summary.flops.seconds == pytest.approx(summary.included_seconds)
-    assert (summary.flops.coverage, summary.flops.lower_bound) == (1.0, False)
-    assert summary.failure is None
+    assert_rows(records(tmp_path, Row), found, included, averaged=door not in {"loop", "accelerate"})
+    assert records(tmp_path, Summary) == [summary]
+    assert_summary(summary, included)
 
 
 @pytest.mark.parametrize("door", DOORS)
