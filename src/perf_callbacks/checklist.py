@@ -105,7 +105,10 @@ class Startup(Observer):
 
     @property
     def asks(self) -> Mapping[str, int]:
-        """Values that this rank requests of all ranks. An item that failed or is not on trial here is kept nowhere."""
+        """Values that this rank requests of all ranks.
+
+        An item that failed or is not on trial on this rank is kept on no rank.
+        """
         undecided = {asked(slug) for slug in self._trials if slug in self._applied}
         asks = {name: least for name, least in NO_WISH.items() if name not in undecided}
         for item in self._applied.values():
@@ -141,7 +144,7 @@ class Startup(Observer):
                 undo.callback(item.closed)
 
     def hand_over(self) -> dict[str, ActiveItem]:
-        """Return the applied items for another checklist to undo."""
+        """Hand over the applied items: another checklist undoes them."""
         applied, self._applied = self._applied, {}
         return applied
 
@@ -248,7 +251,7 @@ def _skipped(skip: str) -> set[str]:
 
 @contextmanager
 def _aside(reference: "weakref.ref[Recorder]") -> Iterator[None]:
-    """Exclude the time of the block from the step; the step itself counts."""
+    """Subtract the time of the block from the step; the step still counts."""
     recorder = reference()
     began = 0.0
     if recorder is not None:

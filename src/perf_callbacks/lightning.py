@@ -13,7 +13,7 @@ __all__ = ["PerfCallback"]
 
 
 class PerfCallback(LightningHooks, Callback):
-    """Measures what each optimizer step does with its time, and logs it beside the loss.
+    """Measures the stages of each optimizer step, and logs their times beside the loss.
 
     Metrics named `perf/*` go to every logger of the trainer each `log_every_n_steps`, at the step of the loss, and
     `perf/step_time` to the progress bar. A row covers the steps since the previous row, without the first step and
@@ -25,8 +25,8 @@ class PerfCallback(LightningHooks, Callback):
     `optimizer_zero_grad`, `configure_gradient_clipping` and `lr_scheduler_step`, which belong to the optimizer.
 
     While `fit` runs, the callback replaces methods of the trainer's loops, strategy and precision plugin to see the
-    stages. All are restored when `fit` ends, even after an exception. Of two callbacks in a trainer, only the first
-    measures.
+    stages. All are restored when `fit` ends, even after an exception. If a trainer has two of these callbacks, only the
+    first measures.
 
     For a trainer of `pytorch_lightning`, use `perf_callbacks.pytorch_lightning`.
     """

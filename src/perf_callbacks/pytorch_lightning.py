@@ -13,7 +13,7 @@ __all__ = ["PerfCallback"]
 
 
 class PerfCallback(LightningHooks, Callback):
-    """Measures what each optimizer step does with its time, and logs it beside the loss.
+    """Measures the stages of each optimizer step, and logs their times beside the loss.
 
     Metrics, stages and rows are those of `perf_callbacks.lightning.PerfCallback`, which is for `lightning.pytorch`.
     """

@@ -236,7 +236,7 @@ class CallbackBase(metaclass=_Hinting):
 
     _session: Session
     armed = False
-    """True: the callback was added from outside, and yields to a callback in the program's own code."""
+    """True: a launcher added the callback. It does nothing if the program's own code has a callback."""
     elsewhere: ClassVar[str]
     """Place of the callback for another framework."""
 

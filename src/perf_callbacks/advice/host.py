@@ -22,7 +22,7 @@ def host(_machine: MachineFacts, facts: Facts, measured: Measured | None) -> Fin
 
 
 def sync(_machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
-    """Name values that are read from tensors in each step, with the time around the reading."""
+    """Name the code that reads values from tensors in each step. The share is the time around it."""
     reads = _reads(facts)
     if measured is None or not measured.known or reads is None:
         return None

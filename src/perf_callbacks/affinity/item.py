@@ -38,7 +38,7 @@ class CpuAffinity:
 
 
 def _outcome(cpus: Cpus | None, facts: CpuFacts, config: PerfConfig) -> tuple[str, str | None, str]:
-    """Return the status of a choice, the resulting state, and an addition to the reason."""
+    """Return the status of a choice of CPUs, the state after it, and a text to append to the reason."""
     if cpus is None:
         return (SKIPPED if config.affinity == "off" else NOT_APPLICABLE), None, ""
     if not cpus:

@@ -219,7 +219,7 @@ class ScheduledCollection(ActiveItem):
             self._lease.collect_now(FULL)
 
     def closed(self) -> None:
-        """Give the collector back. Idempotent."""
+        """Release the collector. Idempotent."""
         self._due, self._trying = NEVER, False
         self._spans.clear()
         self._let_go()

@@ -1,1 +1,1 @@
-"""Loaders: pinned memory, copies that the host doesn't wait for, waits for workers."""
+"""Loaders: pinned memory, asynchronous copies, and waits for workers."""

@@ -35,7 +35,7 @@ class EpochWaits(Observer):
         self._last.add(self._recorder.step)
 
     def steps_measured(self, steps: Sequence[Step], pauses: Sequence[Gc]) -> None:  # noqa: ARG002 waits alone matter
-        """Add the waits of steps that are the first of an epoch."""
+        """Add the waits of the first step of each epoch."""
         for step in steps:
             if step.number - 1 in self._last and step.seconds is not None:
                 self._epochs += 1

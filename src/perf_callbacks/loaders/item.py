@@ -1,4 +1,4 @@
-"""Item `loaders`: batches in pinned memory, and copies to the device that the host doesn't wait for.
+"""Item `loaders`: batches in pinned memory, and asynchronous copies to the device.
 
 A copy from memory that is not pinned always waits for the device. A copy from pinned memory waits unless called with
 `non_blocking`. The number and order of batches don't change.
@@ -21,7 +21,7 @@ from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist
 from perf_callbacks.kernel.settings.config import PerfConfig
 
 PINNING = frozenset({"cuda", "xpu"})
-"""Accelerators that copy from pinned memory by themselves."""
+"""Accelerators that copy asynchronously from pinned memory."""
 
 MOST_PINNED = 0.1
 """Share of the available memory that pinned batches may take. Pinned memory can't be swapped out."""

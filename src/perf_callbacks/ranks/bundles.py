@@ -1,4 +1,4 @@
-"""Bundles of parts of a window: amounts of several ranks added up, their signals side by side.
+"""Bundles of parts of a window: the summed amounts of several ranks, and their signals side by side.
 
 The first rank of a machine bundles the parts of its ranks, so that rank 0 handles a few numbers per machine, however
 many ranks there are.
@@ -16,12 +16,12 @@ from perf_callbacks.kernel.records.fit_records import Window
 Number = TypeVar("Number", int, float)
 
 MOST = 2**96
-"""Amounts from here on are unknown: sums over all ranks of a job stay far below 128 bits."""
+"""An amount of this size or more is unknown, so sums over all ranks of a job stay far below 128 bits."""
 
 
 @dataclass(kw_only=True, slots=True)  # a frozen class takes four times as long to build, and rank 0 builds hundreds
 class Bundle:
-    """Work of several ranks in one window. These ranks counted alike and have signals of the same names."""
+    """Work of several ranks in one window. Their step counts agree, and their signals have the same names."""
 
     window: int
     """Number of the window. This field and the next five are those of `Part`."""

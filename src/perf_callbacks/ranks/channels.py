@@ -1,4 +1,4 @@
-"""Named channels between ranks: a feature leaves notes for the other ranks, and the exchange carries them unread.
+"""Named channels between ranks: a feature writes notes for the other ranks, and the exchange passes them on unread.
 
 A channel has one note per rank and one note that all ranks share. Notes are text, which the feature packs and unpacks.
 """
@@ -17,7 +17,8 @@ class Channel:
         self.fit = fit
         """Identifies the fit."""
         self.seen = ""
-        """Shared note as last read or written here, with its fit. A rank that talks for its machine passes it on."""
+        """Shared note as last read or written here, with its fit. The rank that talks for its machine passes this note
+        on."""
         self._name, self._board = name, board
 
     @property

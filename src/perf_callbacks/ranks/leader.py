@@ -22,7 +22,7 @@ SOON_OF_MANY = 1.0
 """Seconds until rank 0 first looks for the parts of more than `MANY` ranks: a look costs milliseconds."""
 
 SELDOM_OF_MANY = 3.0
-"""Each further pause in such a job, as a multiple of the wait so far: the second look comes after `GATHER_SECONDS`."""
+"""Further pauses in such a job, as a multiple of the wait so far: the second look comes after `GATHER_SECONDS`."""
 
 SLICE_SECONDS = 0.001
 """Seconds of work after which this thread yields the GIL to training. A slice may run half a millisecond longer."""
@@ -44,7 +44,7 @@ MOST_SHOWN = 8
 """Most missing ranks that the message names."""
 
 OWN = -1
-"""Source of rank 0's own part, which doesn't go through the store."""
+"""Name of the source of rank 0's own part, which doesn't go through the store."""
 
 log = logging.getLogger("perf_callbacks")
 

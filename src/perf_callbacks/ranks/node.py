@@ -32,7 +32,7 @@ LEFT_SECONDS = 24 * 3600
 """A directory without a new note for this many seconds was left by a job that ended without removing it."""
 
 TRIES = 4
-"""Attempts to write a note, because another rank may remove the directory meanwhile."""
+"""Number of attempts to write a note: another rank may remove the directory before the note is written."""
 
 _changing = threading.RLock()  # fits of a process overwrite each other's notes, and remove them
 
@@ -58,8 +58,8 @@ def gathered(
 ) -> Node | None:
     """Return the ranks of this machine if its first rank is to talk for all; None if each rank talks.
 
-    All ranks of a machine must come to the same answer, each by itself: asking would take a connection. Machines may
-    differ: rank 0 finds the ranks that talk. Launchers number the ranks of a machine one after the other.
+    Each rank of a machine must find the same answer by itself: asking would take a connection. Machines may have
+    different answers: rank 0 finds the ranks that talk. Launchers number the ranks of a machine one after the other.
 
     Args:
         rank: Rank of this process.
@@ -151,8 +151,8 @@ class FileNotes:
 def remove_earlier(directory: Path) -> None:
     """Remove directories that killed attempts of this job left behind, or that any job has not used for a day.
 
-    While a job runs, its ranks write notes with each window. If a job wrote none for a day, its ranks have read all
-    earlier notes, and make the directory again with the next note.
+    While a job runs, its ranks write notes with each window. If a running job wrote no note for a day, its ranks have
+    read all earlier notes, and the next note makes the directory again.
     """
     job, _, _ = directory.name.rpartition("-")
     user, _, _ = job.rpartition("-")

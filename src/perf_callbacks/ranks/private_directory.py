@@ -42,7 +42,7 @@ class PrivateDirectory:
             self.find()
 
     def find(self) -> None:
-        """Hold the directory now at the path. Raise `OSError` if missing or open to other users."""
+        """Hold the directory that is at the path now. Raise `OSError` if it is missing or open to other users."""
         found = os.lstat(self.path)
         if self._held is not None and os.path.samestat(os.fstat(self._held), found):
             return
@@ -114,7 +114,7 @@ class PrivateDirectory:
             os.close(file)
 
     def identity(self, name: str) -> tuple[int, int]:
-        """Return inode and time of change of a file: a later file of the same name differs."""
+        """Return the inode and the change time of a file, which distinguish it from a later file of the same name."""
         return _identity(os.stat(self._at(name), dir_fd=self._held, follow_symlinks=False))
 
     def remove(self, names: Iterable[str] | None = None) -> None:

@@ -79,7 +79,7 @@ class Rounds:
         self._handlers: dict[str, ChannelHandler] = {}
         self._channels: dict[str, Channel] = {}
         self.agreed = threading.Event()
-        """Set once there are settings, or none to wait for."""
+        """Set once there are settings, or no settings will come."""
 
     def step(self, now: float) -> float | None:
         """Run a round. Return the seconds until the next round; None: until the next offer."""
@@ -165,7 +165,7 @@ class Rounds:
             self._board.leave()
 
     def _take_back(self, board: StoreNotes | FileNotes) -> None:
-        """Take back notes; a rank that only sends parts has none."""
+        """Take back notes. A rank that only sends parts has no notes to take back."""
 
     def _drained(self, window: int) -> list[Part]:
         """Take the parts offered since the last round; drop parts of windows of another length."""

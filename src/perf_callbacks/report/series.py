@@ -128,7 +128,7 @@ class Band:
 
 @dataclass(slots=True)
 class StepSeries:
-    """All that is drawn over the steps."""
+    """All series that the page draws over the steps."""
 
     axis: Axis
     times: Band

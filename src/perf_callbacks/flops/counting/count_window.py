@@ -14,7 +14,9 @@ from perf_callbacks.kernel.process.compiler_stance import STANCE, in_compiled_ca
 
 
 class CountWindow:
-    """Counts from `open` to `close` on the thread that opened it. In between it can be left and entered again.
+    """Counts from `open` to `close` on the thread that opened it.
+
+    Between the two, the counter can be left and entered again.
 
     Compiled code runs eagerly during the count, and compiled again afterwards. Under a mode,
     compiled code would lose its compilation for good.

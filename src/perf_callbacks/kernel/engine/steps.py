@@ -10,7 +10,7 @@ from perf_callbacks.kernel.engine.stages import STAGES, Stage
 from perf_callbacks.kernel.records.fit_records import Steps
 
 UNSEEN: float = 0
-"""Seconds of a stage that was never entered: the integer, which the first seconds added to it turn into a float."""
+"""Seconds of a stage that was never entered: the integer 0. Adding seconds turns it into a float."""
 
 BLOCK = 256
 """Steps that are kept one by one before they are added up, unless a second passes first."""

@@ -239,7 +239,7 @@ def _nowhere(_pair: object) -> None:
 
 
 def _runs(marks: list[Any]) -> Iterator[tuple[int, int, int]]:
-    """Yield start and stop of each run of steps with the same marks, and the marks per step; 0 for an open step."""
+    """Yield each series of steps with equal marks: start, stop and the number of marks per step (0: an open step)."""
     start = 0
     while start < len(marks):
         try:
