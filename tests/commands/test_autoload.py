@@ -139,16 +139,21 @@ def test_without_a_home_directory_there_is_no_section(monkeypatch):
     assert [*status._section(None)] == []
 
 
-@pytest.mark.parametrize(
-    "environ", [{}, {"XDG_CACHE_HOME": "/cache"}, {"HF_HOME": "/home", "XDG_CACHE_HOME": "/cache"}]
-)
-def test_the_default_config_is_where_accelerate_has_it(environ):
+def test_the_default_config_is_where_accelerate_has_it():
+    """One process reads the module of accelerate anew for each environment, since the import takes seconds."""
+    environments = [{}, {"XDG_CACHE_HOME": "/cache"}, {"HF_HOME": "/home", "XDG_CACHE_HOME": "/cache"}]
     bare = {name: value for name, value in os.environ.items() if name not in {"HF_HOME", "XDG_CACHE_HOME"}}
-    look = "from accelerate.commands.config import config_args; print(config_args.default_config_file)"
+    look = f"""
+import importlib, os
+from accelerate.commands.config import config_args
+for environ in {environments}:
+    os.environ.update(environ)
+    print(importlib.reload(config_args).default_config_file)
+"""
     done = subprocess.run(
-        [sys.executable, "-c", look], env=bare | environ, capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", look], env=bare, capture_output=True, text=True, check=True, timeout=120
     )
-    assert done.stdout == f"{accelerate_config.default_path(environ)}\n"
+    assert done.stdout.splitlines() == [str(accelerate_config.default_path(environ)) for environ in environments]
 
 
 def test_switched_off(told):

@@ -185,5 +185,5 @@ def test_a_switch_without_effect_is_told_once_at_the_end(program, variables, tim
     environ |= {"PYTHONPATH": str(SOURCE), **variables}
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=120)
-    assert done.stderr.count("PERF_CALLBACKS=1 had no effect: nothing arms this program") == times, done.stderr
+    assert done.stderr.count("PERF_CALLBACKS=1 had no effect: ") == times, done.stderr
     assert done.returncode == (1 if "/" in program else 0)
