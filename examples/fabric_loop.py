@@ -1,4 +1,4 @@
-"""Measure a loop with Lightning Fabric, with accumulation: python examples/fabric_loop.py, or with 2 for two ranks."""
+"""Measure a loop with Lightning Fabric and accumulation. For two ranks: python examples/fabric_loop.py 2."""
 
 import sys
 

@@ -31,7 +31,7 @@ with measure(model=model, optimizer=optimizer, config=PerfConfig(output_dir="out
         for micro_batch in range(4):
             with perf.data():
                 ids, targets = get_batch()
-            model.require_backward_grad_sync = micro_batch == 3  # of DDP
+            model.require_backward_grad_sync = micro_batch == 3  # DDP sums gradients only then
             with torch.autocast("cpu", torch.bfloat16):
                 loss = nn.functional.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
             (loss / 4).backward()

@@ -1,4 +1,4 @@
-"""Train a small Llama from a config to count, with the Hugging Face Trainer, on the device of this machine."""
+"""Train a small Llama to count, with the Hugging Face Trainer, on the device of this machine."""
 
 import torch
 from torch.utils.data import Dataset
