@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import re
 import time
 import weakref
 from contextlib import nullcontext
@@ -142,8 +143,7 @@ def test_a_rank_that_is_slow_for_long_is_warned_of_once(job, caplog):
     train(ranks, 4 * WINDOW, [(step, 1, "host", 0.5) for step in range(1, 4 * WINDOW + 1)])
     summary = compared(ranks[0], 4 * WINDOW - 1)
     (told,) = [one.getMessage() for one in caplog.records if "was slow" in one.getMessage()]
-    assert told.startswith("perf_callbacks: rank 1 was slow in the 39 steps up to step 40: its steps take 13% longer")
-    assert "(other work on the host 100%)" in told
+    assert re.search(r"rank 1 .* 39 steps .* step 40: .* 13% .*host 100%", told)
     assert summary.stragglers.seconds_by_cause["host"] == pytest.approx(0.5 * (4 * WINDOW - 1), rel=0.01)
 
 
