@@ -258,7 +258,7 @@ def test_windows_go_without_a_rank_that_was_killed_and_rank_0_says_so_once(job):
     assert 0 < assert_true(taken, 3, gone=1) < len(taken)
     assert taken[-1] == lacking(3, 29, 1)
     (line,) = job.errors(0)
-    assert "nothing came from 1 of 3 ranks" in line
+    assert "no message came from 1 of 3 ranks" in line
     assert job.errors(2) == []
     job.assert_nobody_waited(0, 2)
 
