@@ -57,7 +57,7 @@ def test_what_one_rank_gains_nothing_by_is_kept_by_none(tmp_path):
         job.assert_ended(*RANKS)
         job.assert_unharmed(*RANKS, warnings=1)
         assert [[status for status, _ in rows(job, rank)] for rank in RANKS] == [["on trial", "skipped"]] * 2
-        assert "since other ranks don't gain" in rows(job, 0)[-1][1]
+        assert "because other ranks don't gain" in rows(job, 0)[-1][1]
         assert "is within the noise" in rows(job, 1)[-1][1]
         ((mine,), (theirs,)) = [collections(job, rank, OVER) for rank in RANKS]
         assert mine == theirs
