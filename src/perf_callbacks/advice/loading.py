@@ -78,7 +78,7 @@ def restarts(_machine: MachineFacts, facts: Facts, measured: Measured | None) ->
     won = took - facts.epochs * workers * measured.step_seconds
     if won <= 0:
         return None
-    noun = "epoch" if facts.epochs == 1 else f"{facts.epochs:,} epochs"
+    noun = "an epoch" if facts.epochs == 1 else f"{facts.epochs:,} epochs"
     share, form = took / measured.seconds, "DataLoader(num_workers={}, persistent_workers=True)"
     evidence = f"Waiting for the first batch of {noun} took {share:.0%} of the run: workers are started for each epoch"
     if facts.integration == "transformers":
