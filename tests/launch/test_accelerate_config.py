@@ -28,9 +28,8 @@ def edited(text, unset=(), **values):
 FULL = """\
 # of this machine
 distributed_type: 'NO'  # one process
-perf_callbacks:  # ours
-  # seldom
-  window: 20  # steps
+perf_callbacks:
+  window: 20
   gc: observe
 
 fsdp_config: {}
@@ -40,12 +39,12 @@ fsdp_config: {}
 EDITS = {
     "change": (FULL, {"window": 7}, (), FULL.replace("20", "7")),
     "add": (FULL, {"journal": False}, (), FULL.replace("observe\n", "observe\n  journal: false\n")),
-    "remove": (FULL, {}, ("window",), FULL.replace("  window: 20  # steps\n", "")),
+    "remove": (FULL, {}, ("window",), FULL.replace("  window: 20\n", "")),
     "all at once": (
         FULL,
         {"window": 7, "peak_tflops": "989.5", "flops": "off", "output_dir": None},
         ("gc",),
-        FULL.replace("20  #", "7  #").replace(
+        FULL.replace("20", "7").replace(
             "  gc: observe\n", "  peak_tflops: '989.5'\n  flops: 'off'\n  output_dir: null\n"
         ),
     ),
@@ -61,20 +60,26 @@ EDITS = {
     "an empty file": ("", {"window": 5}, (), "perf_callbacks:\n  window: 5\n"),
     "comments only": ("# later\n", {"window": 5}, (), "# later\nperf_callbacks:\n  window: 5\n"),
     "nothing in it": ("perf_callbacks:\na: 1\n", {"window": 5}, (), "perf_callbacks:\n  window: 5\na: 1\n"),
-    "null in it": ("perf_callbacks: ~ # to do\n", {"report": True}, (), "perf_callbacks: \n  report: true # to do\n"),
+    "null in it": ("perf_callbacks: ~ # to do\n", {"report": True}, (), "perf_callbacks:\n  report: true\n"),
     "a field without value": ("perf_callbacks:\n  skip:\n", {"skip": "gc"}, (), "perf_callbacks:\n  skip: gc\n"),
     "braces": (
         "perf_callbacks: {window: 20, gc: 'off'} # ours\n",
         {"window": 7, "report": True},
         ("gc",),
-        "perf_callbacks: {window: 7, report: true} # ours\n",
+        "perf_callbacks:\n  window: 7\n  report: true\n",
     ),
-    "empty braces": ("perf_callbacks: {}\na: 1\n", {"window": 7}, (), "perf_callbacks: {window: 7}\na: 1\n"),
+    "empty braces": ("perf_callbacks: {}\na: 1\n", {"window": 7}, (), "perf_callbacks:\n  window: 7\na: 1\n"),
+    "comments in the section": (
+        "perf_callbacks: # ours\n  # seldom\n  window: 20  # steps\n# the end\n",
+        {"gc": "sync"},
+        (),
+        "perf_callbacks:\n  window: 20\n  gc: sync\n# the end\n",
+    ),
     "four spaces": (
         "perf_callbacks:\n    gc: observe",
         {"window": 5},
         (),
-        "perf_callbacks:\n    gc: observe\n    window: 5\n",
+        "perf_callbacks:\n  gc: observe\n  window: 5\n",
     ),
     "a text of lines": (
         "perf_callbacks:\n  output_dir: |\n    out\na: 1\n",
@@ -92,7 +97,7 @@ EDITS = {
         "a: 'ü😀'\nperf_callbacks: {window: 2}\n",
         {"window": 5},
         (),
-        "a: 'ü😀'\nperf_callbacks: {window: 5}\n",
+        "a: 'ü😀'\nperf_callbacks:\n  window: 5\n",
     ),
     "an anchor elsewhere": (
         "a: &a {b: 1}\nc: *a\nperf_callbacks:\n  window: 2\n",

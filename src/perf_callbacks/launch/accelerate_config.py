@@ -1,7 +1,7 @@
 """The section `perf_callbacks` of accelerate's config file.
 
-Editing changes only characters within the section: the rest of the file, with its comments, stays as it was. The
-edited text is parsed again before it is saved.
+Editing replaces the section: the rest of the file, with its comments, stays as it was. The edited text is parsed again
+before it is saved.
 """
 
 import json
@@ -105,46 +105,32 @@ def edited(config: AccelerateConfig, values: Mapping[str, object], unset: Collec
     if config.root is not None and config.root.flow_style:
         line = f'"{KEY}": {json.dumps(wanted)}'
         raise ConfigError(f"{config.path} is written in braces, as JSON, and is not edited. Write into it: {line}")
-    text = config.text
-    newline = "\r\n" if "\r\n" in text else "\n"
-    for start, end, new in sorted(_edits(config, values, unset), reverse=True):
-        text = text[:start] + new.replace("\n", newline) + text[end:]
+    if wanted == known:
+        return config.text
+    kept = {key.value: _source(config.text, value) for key, value in _fields(config) if key.value not in unset}
+    text = _with_section(config, kept | {name: _scalar(value) for name, value in values.items()})
     _check(config, text, wanted)
     return text
 
 
-def _edits(
-    config: AccelerateConfig, values: Mapping[str, object], unset: Collection[str]
-) -> list[tuple[int, int, str]]:
-    """Return the replacements: start, end, new text."""
-    text, section = config.text, config.section
-    sources = {name: _scalar(value) for name, value in values.items()}
+def _fields(config: AccelerateConfig) -> list[tuple[Node, Node]]:
+    """Return the nodes of the section's fields, each with its value."""
+    return config.section.value if config.section is not None and config.section.id == "mapping" else []
+
+
+def _with_section(config: AccelerateConfig, sources: Mapping[str, str]) -> str:
+    """Return the text with a section of these fields, in place of the old section or at the end."""
+    text, section, fields = config.text, config.section, _fields(config)
+    block = "".join([f"{KEY}:\n", *[f"  {name}: {source}\n" for name, source in sources.items()]]) if sources else ""
+    if "\r\n" in text:
+        block = block.replace("\n", "\r\n")
     if section is None:
-        at = len(text) if config.root is None else config.root.end_mark.index
-        return [(at, at, _new_line(text, at) + f"{KEY}:\n" + _block(sources, 2))] if sources else []
-    if section.id != "mapping":  # `perf_callbacks:` or `perf_callbacks: ~`
-        new = ("\n" + _block(sources, 2)).rstrip("\n")
-        return [(section.start_mark.index, section.end_mark.index, new)]
-    if section.flow_style:
-        kept = {key.value: _source(text, value) for key, value in section.value if key.value not in unset} | sources
-        new = "{" + ", ".join(f"{name}: {source}" for name, source in kept.items()) + "}"
-        return [(section.start_mark.index, section.end_mark.index, new)]
-    nodes = {key.value: (key, value) for key, value in section.value}
-    last = _line_after(text, section.value[-1][1])
-    if not sources and {*nodes} == {*unset}:
-        return [(_line_begin(text, config.key), last, "")]
-    edits = [(_line_begin(text, nodes[name][0]), _line_after(text, nodes[name][1]), "") for name in unset]
-    added = {}
-    for name, source in sources.items():
-        if name not in nodes:
-            added[name] = source
-            continue
-        start, end = nodes[name][1].start_mark.index, nodes[name][1].end_mark.index
-        space = " " if text[start - 1] == ":" else ""
-        edits.append((start, end, space + source + ("\n" if text[start:end].endswith("\n") else "")))
-    if added:
-        edits.append((last, last, _new_line(text, last) + _block(added, section.value[0][0].start_mark.column)))
-    return edits
+        start = end = len(text) if config.root is None else config.root.end_mark.index
+        separate = "" if start == 0 or text[start - 1] == "\n" else "\n"
+        return text[:start] + separate + block + text[end:]
+    start = text.rfind("\n", 0, config.key.start_mark.index) + 1 if config.key is not None else 0
+    end = _line_after(text, fields[-1][1] if fields and not section.flow_style else section)
+    return text[:start] + block + text[end:]
 
 
 def _check(config: AccelerateConfig, text: str, wanted: Mapping[str, str]) -> None:
@@ -207,20 +193,8 @@ def _scalar(value: object) -> str:
     return written.strip()[1:-1]
 
 
-def _block(sources: Mapping[str, str], indent: int) -> str:
-    return "".join(f"{' ' * indent}{name}: {source}\n" for name, source in sources.items())
-
-
 def _source(text: str, node: Node) -> str:
-    return text[node.start_mark.index : node.end_mark.index]
-
-
-def _new_line(text: str, at: int) -> str:
-    return "" if at == 0 or text[at - 1] == "\n" else "\n"
-
-
-def _line_begin(text: str, node: Node) -> int:
-    return text.rfind("\n", 0, node.start_mark.index) + 1
+    return text[node.start_mark.index : node.end_mark.index].rstrip("\n")
 
 
 def _line_after(text: str, node: Node) -> int:
