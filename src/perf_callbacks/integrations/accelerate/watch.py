@@ -171,8 +171,11 @@ class AcceleratedWatch(LoopWatch):
             found = None  # as `BatchReader.read`, without its frame
             if reader.by_shapes:
                 try:
-                    names = () if type(batch) in ROWS else batch.keys()
-                    found = reader.by_shapes.get((*names, *map(shape_of, batch.values() if names else batch)))
+                    found = reader.by_shapes.get(
+                        tuple(map(shape_of, batch))
+                        if type(batch) in ROWS
+                        else (*batch.keys(), *map(shape_of, batch.values()))
+                    )
                 except UNREADABLE as error:
                     let_pass(error)
             if found is None:

@@ -104,8 +104,11 @@ class LoopWatch(Loop):
                     found = None
                     if engine.takes_batches and reader.by_shapes:  # as `Recorder.batch`, without its frame
                         try:
-                            names = () if type(batch) in ROWS else batch.keys()
-                            found = reader.by_shapes.get((*names, *map(shape_of, batch.values() if names else batch)))
+                            found = reader.by_shapes.get(
+                                tuple(map(shape_of, batch))
+                                if type(batch) in ROWS
+                                else (*batch.keys(), *map(shape_of, batch.values()))
+                            )
                         except UNREADABLE as error:
                             let_pass(error)
                     if found is None and recorder.active and not engine.open_spans:

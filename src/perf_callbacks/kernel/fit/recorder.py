@@ -132,8 +132,11 @@ class Recorder:
             found = None
             if engine.takes_batches and reader.by_shapes:
                 try:
-                    names = () if type(batch) in ROWS else batch.keys()
-                    found = reader.by_shapes.get((*names, *map(shape_of, batch.values() if names else batch)))
+                    found = reader.by_shapes.get(
+                        tuple(map(shape_of, batch))
+                        if type(batch) in ROWS
+                        else (*batch.keys(), *map(shape_of, batch.values()))
+                    )
                 except UNREADABLE as error:
                     let_pass(error)
             if found is not None:
