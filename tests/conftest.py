@@ -35,9 +35,12 @@ FROM_OUTSIDE = {*os.environ}
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Training arguments leave their precision and their compiler behind: gone before a fixture of any scope starts."""
+    """Delete what frameworks leave in the environment, before a fixture of any scope starts.
+
+    Training arguments leave their precision and their compiler there, a `LightningCLI` the seed of workers.
+    """
     for name in {*os.environ} - FROM_OUTSIDE:
-        if name.startswith("ACCELERATE_"):
+        if name.startswith(("ACCELERATE_", "PL_")):
             del os.environ[name]
 
 
