@@ -15,6 +15,7 @@ from perf_callbacks.advice import live_line, observer as advising
 from perf_callbacks.flops import observer as counting
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.failures import describe, guard, logs
+from perf_callbacks.kernel.fit.identity import of_training
 from perf_callbacks.kernel.fit.item import Batches
 from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.fit.recorder import Recorder, log
@@ -147,7 +148,7 @@ class Session:
         self.end("another fit began")
         self.recorder = None
         ranks = exchange.meet(place, self.settings.config)
-        recorder = self.recorder = Recorder(self.settings, place, ranks=ranks)
+        recorder = self.recorder = Recorder(self.settings, place, ranks=ranks, training=of_training(model, setup))
         try:
             recorder.reader.time_first = model is not None and any(map(_takes_time_first, model.modules()))
             watching = watch(recorder)

@@ -1,6 +1,7 @@
 """Place of a fit (directory, device, rank), and the record that opens it."""
 
 import logging
+import os
 import platform
 import uuid
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from perf_callbacks.kernel.clock import unix_time
-from perf_callbacks.kernel.fit import meshes
+from perf_callbacks.kernel.fit import identity, meshes
 from perf_callbacks.kernel.process import device
 from perf_callbacks.kernel.records.fit_records import Amounts, Run
 from perf_callbacks.kernel.records.journal_file import FOLDER, FileJournal, Journal
@@ -50,7 +51,7 @@ class Place:
     none."""
 
 
-def opening(settings: Settings, place: Place, timeline: str) -> Run:
+def opening(settings: Settings, place: Place, timeline: str, training: Mapping[str, Any]) -> Run:
     """Make the record that opens a fit. A resumed fit keeps its id."""
     carried = place.carried or {}
     return Run(
@@ -72,6 +73,8 @@ def opening(settings: Settings, place: Place, timeline: str) -> Run:
         from_env=settings.from_env,
         from_file=settings.from_file,
         started_unix=unix_time(),
+        **identity.of_program(os.environ),
+        **training,
     )
 
 

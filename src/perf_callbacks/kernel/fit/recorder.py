@@ -9,9 +9,10 @@ import dataclasses
 import functools
 import logging
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from perf_callbacks.kernel.batches.reader import ROWS, UNREADABLE, Batch, BatchReader, Lookup, shape_of
@@ -55,9 +56,18 @@ class Recorder:
         place: Place,
         *,
         ranks: Ranks | None = None,
+        training: Mapping[str, Any] = MappingProxyType({}),
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """Begin to measure. The recorder closes `ranks`. None: there are no other ranks, or none can be reached."""
+        """Begin to measure.
+
+        Args:
+            settings: Settings in force.
+            place: Place of the fit.
+            ranks: The other ranks; the recorder closes them. None: there are none, or none can be reached.
+            training: Fields of `Run` about the model and its batches.
+            clock: Returns seconds.
+        """
         config = self.config = settings.config
         self.clock, self.device = clock, place.device
         self.patches = Patches()
@@ -69,7 +79,7 @@ class Recorder:
         self._late: BaseException | None = None
         self._left_after: int | None = None  # number of the step after which the loop left its loader
         timeline = device.timeline(place.device)
-        self.run = opening(settings, place, "host" if timeline is None else "device")
+        self.run = opening(settings, place, "host" if timeline is None else "device", training)
         self.ranks = ranks
         job_settings = ranks.agree() if ranks is not None else None
         if job_settings is not None:

@@ -55,6 +55,21 @@ class Run:
     """Configuration fields that the environment set."""
     from_file: Mapping[str, str] = field(default_factory=dict)
     """Configuration fields that a file set, each with the place in the file."""
+    program: str | None = None
+    """The script, or the module after `-m`. None, in this field and the next seven: unknown; not in the journal."""
+    command_line: str | None = None
+    """Program and arguments, at most 4,096 characters. "***" stands for values that look like secrets."""
+    directory: str | None = None
+    """Working directory at the start."""
+    host: str | None = None
+    job_id: str | None = None
+    """Id of the job by Slurm, LSF, PBS, Flux or torchrun."""
+    model: str | None = None
+    """Class of the model whose FLOPs are counted."""
+    parameters: int | None = None
+    """Number of parameters of that model, whole also if sharded."""
+    batch: int | None = None
+    """Samples per batch, as the loader says."""
     started_unix: float
     """Wall clock at the start, for people; no duration uses this field."""
     schema: int = SCHEMA

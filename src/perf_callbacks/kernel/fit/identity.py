@@ -1,0 +1,101 @@
+"""Identity of a fit: its program, job and model, for the record that opens it."""
+
+import os
+import platform
+import re
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from perf_callbacks.kernel.failures import guard
+from perf_callbacks.kernel.fit.setup import Setup
+from perf_callbacks.kernel.foreign_errors import let_pass
+
+_LONGEST = 4096
+_HIDDEN = "***"
+_JOB_IDS = "SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID", "FLUX_JOB_ID", "TORCHELASTIC_RUN_ID"
+
+_ENDINGS = (
+    r"[\w.-]*(?:token|secret|password|passwd|pwd|credentials?|auth|api[-_.]?key|(?:access|private|secret)[-_.]?key)"
+)
+_NAME = re.compile(rf"-*{_ENDINGS}", re.IGNORECASE)
+_NAMED = re.compile(rf"""(\b{_ENDINGS}["']?\s*[=:]\s*)("[^"]*"?|'[^']*'?|[^\s"',&}}]+)""", re.IGNORECASE)
+_IN_URL = re.compile(r"(://)[^/@\s]+@")
+_KNOWN = re.compile(r"\b(?:hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[a-z]-|AKIA|eyJ)[\w.-]{10,}")
+
+
+def of_program(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of `Run` about the program, its machine and its job. Fields that can't be read are left out."""
+    found: dict[str, Any] = {"host": platform.node() or None, "job_id": job_id(environment)}
+    with guard(let_pass):  # an embedding program may have no arguments
+        spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+        found["program"] = spec.name.removesuffix(".__main__") if spec is not None else sys.argv[0]
+        found["command_line"] = command_line(sys.argv)
+    with guard(let_pass):  # a directory may have been removed
+        found["directory"] = os.getcwd()  # noqa: PTH109 a plain string
+    return found
+
+
+def of_training(model: nn.Module | None, setup: Callable[[], Setup]) -> dict[str, Any]:
+    """Return the fields of `Run` about the model and its batches. Fields that can't be read are left out."""
+    found: dict[str, Any] = {}
+    with guard(let_pass):  # a model and a loader may be anything
+        if model is not None:
+            found["model"] = type(model).__name__
+            found["parameters"] = parameters(model)
+    with guard(let_pass):
+        found["batch"] = batch_size(setup().loaders)
+    return found
+
+
+def job_id(environment: Mapping[str, str]) -> str | None:
+    """Return the id that a scheduler or torchrun gave the job.
+
+    >>> job_id({"SLURM_JOB_ID": "4711", "TORCHELASTIC_RUN_ID": "none"})
+    '4711'
+    """
+    return next((environment[name] for name in _JOB_IDS if environment.get(name, "none") not in {"none", ""}), None)
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """Return a command line as a shell takes it, without the values of arguments that look like secrets.
+
+    >>> command_line(["train.py", "--hf_token", "abc", "wandb.api_key=def", "--max_tokens", "5", "s3://me:pw@host/x"])
+    "train.py --hf_token '***' 'wandb.api_key=***' --max_tokens 5 's3://***@host/x'"
+    """
+    shown = []
+    hide = False
+    for argument in arguments:
+        named = _NAMED.sub(rf"\g<1>{_HIDDEN}", argument)
+        shown.append(_HIDDEN if hide else _KNOWN.sub(_HIDDEN, _IN_URL.sub(rf"\g<1>{_HIDDEN}@", named)))
+        hide = not hide and argument.startswith("-") and _NAME.fullmatch(argument) is not None
+    return shlex.join(shown)[:_LONGEST]
+
+
+def parameters(model: nn.Module) -> int | None:
+    """Count the parameters of a model, whole also where they are sharded.
+
+    None: unknown, because a parameter has no shape yet, is packed, or is a shard that doesn't know the whole.
+    """
+    managed = any(getattr(module, "_is_fsdp_managed_module", False) for module in model.modules())
+    total = 0
+    for one in model.parameters():
+        lazy = isinstance(one, nn.parameter.UninitializedParameter)
+        whole = getattr(one, "ds_numel", None)  # DeepSpeed's stage 3
+        if lazy or hasattr(one, "quant_state") or (managed and whole is None and not hasattr(one, "device_mesh")):
+            return None
+        total += one.numel() if whole is None else int(whole)
+    return total
+
+
+def batch_size(loaders: Sequence[Any]) -> int | None:
+    """Return the number of samples per batch that the loaders agree on. None: unknown."""
+    sizes = {
+        getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+        for loader in loaders
+    }
+    size = sizes.pop() if len(sizes) == 1 else None
+    return size if type(size) is int else None
