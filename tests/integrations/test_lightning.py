@@ -12,7 +12,9 @@ import torch
 from tiny import records, steps
 
 from perf_callbacks import PerfConfig
+from perf_callbacks.integrations.lightning import hooks
 from perf_callbacks.integrations.lightning.hooks import EVERY_BATCH, _directory
+from perf_callbacks.kernel.fit.setup import Setup
 from perf_callbacks.kernel.records.fit_records import Row, Run, Span, Summary
 
 BOTH = pytest.mark.parametrize("of", tiny_lightning.FRAMEWORKS)
@@ -447,3 +449,13 @@ def test_hooks_that_a_subclass_has_something_to_do_in_are_called(tmp_path, hook)
     trainer = tiny_lightning.trainer(tmp_path, kind())
     trainer.fit(tiny_lightning.tree().Automatic(), tiny_lightning.loader(24))
     assert called == [hook] * 6
+
+
+@BOTH
+@pytest.mark.parametrize(("every", "known"), [(0, None), (3, 3)])
+def test_a_trainer_that_never_logs_has_no_steps_between_log_lines(tmp_path, monkeypatch, of, every, known):
+    seen = []
+    monkeypatch.setattr(hooks, "Setup", lambda **facts: seen.append(facts["log_every"]) or Setup(**facts))
+    ours, _ = fit(tmp_path, of=of, log_every_n_steps=every)
+    assert {*seen} == {known}
+    assert ours.summary.failure is None

@@ -3,9 +3,6 @@
 from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding
 from perf_callbacks.kernel.records.fit_records import Finding
 
-OFTEN = 1
-"""A trainer that logs after this many steps or fewer logs too often."""
-
 
 def host(_machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
     """Name the time of steps in which neither loader nor model nor optimizer works."""
@@ -35,13 +32,13 @@ def sync(_machine: MachineFacts, facts: Facts, measured: Measured | None) -> Fin
 
 
 def _logs(facts: Facts) -> bool:
-    return facts.log_every is not None and facts.log_every <= OFTEN
+    return facts.log_every == 1
 
 
 def _reads(facts: Facts) -> str | None:
     """Return the place where each step reads values; None if no step reads values."""
     if _logs(facts):
-        return f"the trainer logs every {'step' if facts.log_every == 1 else f'{facts.log_every} steps'}"
+        return "the trainer logs every step"
     reads = facts.work.values_read if facts.work is not None else {}
     if not reads:
         return None

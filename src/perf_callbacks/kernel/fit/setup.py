@@ -14,7 +14,7 @@ class Setup:
     optimizers: tuple[Any, ...] = ()
     loaders: tuple[Any, ...] = ()
     log_every: int | None = None
-    """Steps from one log line of the trainer to the next."""
+    """Steps from one log line of the trainer to the next. None: the trainer logs nothing, or its steps are unknown."""
     nan_filter: bool = False
     """True: the trainer looks at each loss for NaN."""
 
