@@ -1,8 +1,11 @@
 """Tables of the documentation that come from registries. `make tables` writes them."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
+from perf_callbacks.journal import Record
 from perf_callbacks.kernel.records.metric_table import METRICS
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -20,7 +23,20 @@ def metrics():
     return table(("metric", "unit", "meaning", "needs"), *rows)
 
 
-TABLES = {"metrics.md": metrics}
+def records():
+    """The table of `docs/journal.md`."""
+    rows = [
+        (
+            f"`{kind.__name__.lower()}`",
+            " ".join(kind.__doc__.split("\n\n")[0].split()),
+            ", ".join([f"`{field.name}`" for field in fields(kind)]),
+        )
+        for kind in get_args(Record)
+    ]
+    return table(("type", "content", "fields"), *rows)
+
+
+TABLES = {"metrics.md": metrics, "journal.md": records}
 
 
 def written(text, rows):

@@ -33,7 +33,7 @@ Number = int | float
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """First record of each fit and attempt. `t` counts from here."""
+    """First record of each fit and attempt: what runs where, with which settings. `t` counts from here."""
 
     run_id: str
     """Identifies the run: new for each fit, kept when a fit is resumed."""
@@ -123,7 +123,7 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """Logged metrics, and their step."""
+    """Metrics that were logged, and their step."""
 
     step: int
     metrics: Mapping[str, Number]
@@ -150,7 +150,7 @@ class Gc:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Span:
-    """Time that belongs to no step."""
+    """Evaluation or checkpoint: time that belongs to no step."""
 
     kind: str
     """One of evaluation, checkpoint."""
@@ -211,7 +211,7 @@ class Flops:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """Cause that limits a run, and its remedy."""
+    """Cause that limits a run, and its remedy. Written at the end of a fit."""
 
     cause: str
     """One of data, host, sync, recompute, attention, optimizer, gc, straggler, evaluation, checkpoint, memory,
