@@ -1,11 +1,11 @@
 """Identity of a fit: its program, job and model, for the record that opens it."""
 
-import os
 import platform
 import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -35,7 +35,7 @@ def of_program(environment: Mapping[str, str]) -> dict[str, Any]:
         found["program"] = spec.name.removesuffix(".__main__") if spec is not None else sys.argv[0]
         found["command_line"] = command_line(sys.argv)
     with guard(let_pass):  # a directory may have been removed
-        found["directory"] = os.getcwd()  # noqa: PTH109 a plain string
+        found["directory"] = str(Path.cwd())
     return found
 
 
