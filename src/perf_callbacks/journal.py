@@ -75,8 +75,8 @@ __all__ = [
 def columns(path: Path | str) -> dict[str, list[Any]]:
     """Put the steps of all fits, attempts and ranks into columns of equal length, by name. None: unknown.
 
-    The columns are the fields of `Steps`, after `run_id`, `attempt` and `rank` of the `Run` before. These three are
-    None for steps without a `Run`, whose file was cut at its beginning.
+    The columns are `run_id`, `attempt` and `rank` of the last `Run` before the steps, then the fields of `Steps`. The
+    first three are None if no `Run` comes before the steps, because the beginning of the file was cut off.
 
     Args:
         path: One file, or an output directory, as for `read`.

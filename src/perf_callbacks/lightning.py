@@ -16,8 +16,8 @@ class PerfCallback(LightningHooks, Callback):
     """Measures the stages of each optimizer step, and logs their times beside the loss.
 
     Metrics named `perf/*` go to every logger of the trainer each `log_every_n_steps`, at the step of the loss, and
-    `perf/step_time` to the progress bar. A row covers the steps since the previous row, without the first step and
-    without steps in which a validation or a checkpoint fell. Under manual optimization a step is a batch.
+    `perf/step_time` to the progress bar. A row covers the steps since the previous row, except the first step of the
+    fit and steps with a validation or a checkpoint. Under manual optimization a step is a batch.
 
     Data is the wait for the loader and `batch_to_device`. Forward is `training_step`. Under manual optimization it
     excludes `manual_backward` and the `step` and `zero_grad` of `self.optimizers()`, and includes a scheduler's step.

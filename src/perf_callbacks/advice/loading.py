@@ -32,8 +32,8 @@ Shorter waits are the hand-over of a batch: 9 to 15 ms on a busy machine, howeve
 def data(machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
     """Advise workers that load batches while the model computes; the wait and the CPUs decide their number.
 
-    Without workers, the wait is the time to load a batch. With workers, a wait means that the loader limits the run:
-    each of n workers takes n steps to load a batch.
+    Without workers, the wait is the time to load a batch. With workers, a wait means that the loader limits the run.
+    A step then takes 1/n of the time in which one of n workers loads a batch.
     """
     if measured is None or not measured.known:
         return None

@@ -1,4 +1,4 @@
-"""Reasons for steps without FLOPs and rates without MFU: collected during a fit, reported at its end."""
+"""Reasons why FLOPs or MFU are unknown: collected during a fit, reported at its end."""
 
 from collections import Counter
 from collections.abc import Mapping

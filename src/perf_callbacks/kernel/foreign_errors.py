@@ -25,8 +25,8 @@ def let_pass(error: BaseException) -> None:
 def of_handler(error: BaseException) -> BaseException | None:
     """Return the exception that a signal handler raised: this error, or a cause of this error; else None.
 
-    An implicit context counts if it was caught on the way of this error: `Thread.start` raises a `KeyError` while it
-    handles one. The program may have caught any other context long ago.
+    An implicit `__context__` counts only if a frame in this error's traceback caught it: `Thread.start` raises a
+    `KeyError` while it handles another exception. The program may have handled any other `__context__` long ago.
     """
     found: BaseException | None = error
     seen = set[int]()  # an error may be its own cause

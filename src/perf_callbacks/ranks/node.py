@@ -151,8 +151,8 @@ class FileNotes:
 def remove_earlier(directory: Path) -> None:
     """Remove directories that killed attempts of this job left behind, or that any job has not used for a day.
 
-    While a job runs, its ranks write notes with each window. If a running job wrote no note for a day, its ranks have
-    read all earlier notes, and the next note makes the directory again.
+    Removing the directory of a running job does no harm: if the ranks wrote no note for a day, they have read all
+    earlier notes, and their next note creates the directory again.
     """
     job, _, _ = directory.name.rpartition("-")
     user, _, _ = job.rpartition("-")

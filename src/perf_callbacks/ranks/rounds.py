@@ -42,13 +42,13 @@ FINISHED = 64
 """Most windows that wait for `Exchange.take`."""
 
 SOON = 0.1
-"""Seconds until a rank looks again for missing notes. Each further pause is as long as the wait so far…"""
+"""Seconds until a rank looks again for missing notes. Each later pause is as long as the wait so far: see `SELDOM`."""
 
 SOON_HERE = 0.5
 """Like `SOON`, for notes of the other ranks of a machine."""
 
 SELDOM = 30.0
-"""…up to this many seconds."""
+"""Longest pause, in seconds, before a rank looks again for missing notes."""
 
 EARLY = 0.01
 """Like `SOON`, for the settings that training waits for. These pauses are an eighth of the wait so far."""

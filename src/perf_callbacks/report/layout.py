@@ -33,7 +33,10 @@ def card(parts: Sequence[str], columns: int, *, indent: str = "  ") -> str:
 
 
 def wrapped(text: str, *, indent: str = "  ", width: int = COLUMNS - INDENT) -> list[str]:
-    """Break a text within the width. Paths stay whole, and so do parts from `joined` that fit on a line."""
+    """Break a text into lines of at most `width` characters. Words longer than a line stay whole, such as paths.
+
+    No line ends within a part from `joined`, unless the part is longer than a line.
+    """
     if len(text) <= width:
         return [text.replace(_JOINED, " ")]
     parts = _UNIT.sub(_JOINED, text).split(" ")

@@ -1,6 +1,6 @@
 """Local times, corrected for batches that are larger than usual.
 
-With texts of uneven lengths, some rank always has the most tokens.
+If texts have uneven lengths, the rank with the most tokens takes longest, although the rank is not slow.
 """
 
 from collections.abc import Callable, Sequence

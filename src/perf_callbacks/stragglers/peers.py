@@ -42,7 +42,7 @@ class Compared:
     ahead: float
     """Seconds that the slowest rank took beyond the second slowest."""
     gains: Mapping[str, float]
-    """Seconds by which the step would be shorter without the excess of a cause on any rank."""
+    """By cause, the seconds by which the step would be shorter if the cause took no rank longer than usual."""
     gain: float
     """The same for all causes together."""
 

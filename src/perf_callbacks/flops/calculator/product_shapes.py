@@ -24,7 +24,7 @@ TILES = (TILE, (256, 128), (128, 128))
 """Tiles of the most efficient kernels. A library chooses a tile for each product."""
 
 BUSY = 0.7
-"""Least busy share of the multiprocessors, with the best of these tiles, that counts as good."""
+"""Share of the multiprocessors that must be busy with at least one of these tiles, else the product is reported."""
 
 _PRODUCT = re.compile(r"\[(\d+), \d+\] x \[\d+, (\d+)\]")
 _SIZES = re.compile(r"\d+")
@@ -188,7 +188,7 @@ def _ffn(model: Architecture) -> int:
 
 
 def _multiplied(model: Architecture) -> Iterator[tuple[tuple[int, int], int]]:
-    """Yield the shapes of weights in products (output size, input size) and the number of weights of each shape."""
+    """Yield each shape (output size, input size) of the multiplied weights, and the number of weights of that shape."""
     layers, experts = known(model.layers, "layers"), model.experts or 1
     width, ffn = model.width, _ffn(model)
     yield (ffn, width), layers * experts * (2 if model.gated else 1)

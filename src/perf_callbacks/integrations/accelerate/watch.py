@@ -339,8 +339,8 @@ class AcceleratedWatch(LoopWatch):
 def _know_signature(optimizer: object) -> None:
     """Cache the signature of `zero_grad`, which Accelerate inspects before each call.
 
-    The cached signature lies one layer below our wrapper. Another wrapper on top of ours copies our attributes, but
-    would lack the `self` of this signature.
+    The signature is cached one layer below our wrapper, and not on our wrapper itself: another wrapper on top of ours
+    copies our attributes, and may be a function without the parameter `self` that this signature has.
     """
     ours: Any = getattr(vars(optimizer).get("zero_grad"), "__func__", None)
     inner = getattr(ours, "__wrapped__", None)

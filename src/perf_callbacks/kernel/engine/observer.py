@@ -163,7 +163,7 @@ class Observers:
         self.look_ahead()
 
     def look_ahead(self) -> None:
-        """Compute when the next observer is due. An observer that moves its `due` by itself calls this."""
+        """Compute when the next observer is due. An observer whose `due` changes between events calls this."""
         self.due = 0 if self._hurried else min([self._planned, *[observer.due for observer in self._all]])
 
     def plan(self, step: int) -> None:

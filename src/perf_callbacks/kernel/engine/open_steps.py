@@ -131,7 +131,11 @@ def _alike(steps: Sequence[list[Batch]]) -> bool:
 
 
 def _without(last: Batch, calls: Calls) -> tuple[int | None, int | None, Any]:
-    """Return the amounts of a step without a new batch: 0, or unknown if the step trained on an earlier batch."""
+    """Return samples, tokens and useful tokens of a step without a new batch: 0 if no backward ran.
+
+    None for an amount that the last batch doesn't show, and for all amounts after a backward, which used an earlier
+    batch.
+    """
     return (None, None, None) if calls.backwards else nothing(last)
 
 

@@ -190,9 +190,10 @@ class Flops:
     logical_flops: int | None = None
     """FLOPs of operations on sharded tensors, over all their ranks; None without sharded tensors."""
     causal_flops: int = 0
-    """FLOPs of fused attention with a causal mask, in full. A kernel that skips the mask computes about half."""
+    """FLOPs of fused attention with a causal mask, including masked pairs of query and key. A kernel that skips masked
+    pairs computes about half."""
     masked_flops: int = 0
-    """Part of `causal_flops` on masked pairs of query and key, for torch's own kernels with as many keys as queries."""
+    """Part of `causal_flops` on masked pairs. Only torch's own kernels with as many keys as queries are included."""
     over_six_n: float | None = None
     """Model FLOPs divided by 6 x tokens x multiplied weights. None without tokens."""
     products: tuple[tuple[str, str, str, int], ...] = ()

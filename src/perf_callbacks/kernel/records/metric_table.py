@@ -14,7 +14,7 @@ class Metric:
     """One metric of a row."""
 
     name: str
-    """Name without `perf/`. The average over a run has the same name after `perf/run/`."""
+    """Name without the prefix `perf/`. The average over a run has the prefix `perf/run/` instead."""
     unit: str
     meaning: str
     """Sentence for the documentation, in Markdown."""
