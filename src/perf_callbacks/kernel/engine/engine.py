@@ -107,7 +107,8 @@ class Engine:
         self.relieve_at = SEVERAL
         """Number of micro-batches at which `relieve` is called."""
         self.takes_batches = True
-        """True: a batch may go straight into `batches`. No span is open, no device must be asked, the fit goes on."""
+        """True: a batch may go straight into `batches`, because no span is open, the device need not be asked for
+        times, and the fit goes on."""
         self._pending = OpenSteps(self.work)
         self.ended = self._pending.ended
         self._observers = observers or Observers()
@@ -223,8 +224,8 @@ class Engine:
         self.excluded = None
         self.batches = []
         if self._device is not None:
-            self.collect()  # its events are needed again
-            self.takes_batches = True  # `write_late` may have asked for this
+            self.collect()  # the device's events are used again
+            self.takes_batches = True  # `write_late` may have set it to False
         if step >= self._due or now > self.flush_at:
             self.flush(now)
         elif step >= self._look_at:
@@ -234,7 +235,7 @@ class Engine:
             self.plan()
 
     def plan(self) -> None:
-        """Plan the next step whose end is more than a mark: each step, in a span or with a device timeline."""
+        """Compute the next step whose end takes more than a mark: any step, in a span or with a device timeline."""
         block = WATCHED_BLOCK if self._observers.watching else BLOCK
         self._due = min(self.step + block - self._ledger.kept - len(self.ended), self._sharing.due or NEVER)
         self._look_at = self.work.look_after(self.step)
@@ -281,7 +282,7 @@ class Engine:
 
     @property
     def why_empty(self) -> str | None:
-        """Reasons for the steps left out of the last row; None if no later row can have these reasons."""
+        """Reasons for the steps left out of the last row. None if they are only the first step and counted steps."""
         left_out = self._ledger.left_out
         return reasons(left_out) if {*left_out} - {*BEGINNING, COUNTED, RECOUNTED} else None
 
@@ -293,7 +294,7 @@ class Engine:
 
     def _logged(self, step: int, totals: Totals, kind: str) -> dict[str, float]:
         flops = self.work.metrics(totals)
-        # The last window is as recent as a row, and says nothing of a whole fit: its rates are left out there.
+        # The last window covers about as many steps as a row, not a whole fit, which therefore gets no window's rates.
         window = self._sharing.latest if kind == "row" else None
         metrics = ratios.metrics(totals, self._shown, window, flops)
         if metrics:

@@ -8,7 +8,7 @@ GENERATIONS = 3
 
 
 class Pauses:
-    """Add up the collections of a fit: the program's, those of the checklist's schedule, and its first full one."""
+    """Sums over the collections of a fit. The checklist's first full collection has a sum of its own."""
 
     def __init__(self) -> None:
         self._collections = [0] * GENERATIONS

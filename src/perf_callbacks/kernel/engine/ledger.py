@@ -51,7 +51,7 @@ class Ledger:
         return self._record(block, early)
 
     def early_block(self, following: Columns | None) -> Steps | None:
-        """Return a record of the steps that are not in the journal yet, and of `following`: steps not added yet.
+        """Return a record of the steps that are not in the journal yet, with `following`: steps not in the ledger yet.
 
         The steps stay in the ledger: `take_block` takes them later, and leaves them out of its record.
         """
@@ -67,7 +67,7 @@ class Ledger:
         return record(new, self._shown) if new.number else None
 
     def take_parts(self) -> list[Part]:
-        """Take the parts of this rank in the windows that are over since the last time."""
+        """Take this rank's parts of the windows that were completed since the last call."""
         self._add()
         over, self._over = self._over, []
         return over

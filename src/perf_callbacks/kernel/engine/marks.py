@@ -1,4 +1,4 @@
-"""Marks that the training thread writes when it enters a stage, until the next mark or until the end of a call."""
+"""Marks that the training thread writes when it enters or leaves a stage."""
 
 from typing import Final, NamedTuple
 
@@ -6,7 +6,7 @@ from perf_callbacks.kernel.engine.stages import Stage
 
 
 class Begin:
-    """The training thread turns to a stage until the next `BACK`, and then back to the stage before."""
+    """The training thread turns to a stage. The matching `BACK` turns to the stage before."""
 
     __slots__ = ("stage",)
 
@@ -50,7 +50,7 @@ class Pause(NamedTuple):
 
 Mark = Stage | Begin | Back | End
 
-# Looking a member up in its class costs more than most of what is done here.
+# Looking up the member of an enum costs more than most of the code in this module.
 _OPTIMIZER, _OTHER, _UNDECIDED = Stage.OPTIMIZER, Stage.OTHER, Stage.UNDECIDED
 _FORWARD, _BACKWARD, _DATA = Stage.FORWARD, Stage.BACKWARD, Stage.DATA
 
@@ -75,10 +75,10 @@ class StageTracker:
         self.stage = _OTHER
         self.before: list[Stage] = []
         self.earlier = Calls(0, 0)
-        """Calls of the step before the tracking began."""
+        """Calls that the current step made before the tracking began."""
         self._forwards = self._backwards = 0
         self.fetches = self.fetches_at_backward = 0
-        """Waits for data: so far, and before the last backward."""
+        """Number of waits for data so far, and number at the beginning of the last backward."""
 
     def resume(self, tracker: "StageTracker") -> None:
         """Continue from the state of another tracker."""

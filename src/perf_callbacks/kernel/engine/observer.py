@@ -39,7 +39,7 @@ class Observer:
 
     @property
     def asks(self) -> Mapping[str, int]:
-        """Values that this rank asks all ranks for, by name."""
+        """Values that this rank proposes to all ranks, by name. All ranks adopt the least proposal: see `agreed`."""
         return {}
 
     def step_ended(self, step: int) -> None:
@@ -77,7 +77,7 @@ class Observer:
         return {}
 
     def operation(self, function: Any, output: Any, backward: int) -> None:
-        """Handle an operation of a counted step, run in the backward with number `backward`, or in no backward (0)."""
+        """Handle an operation of a counted step. `backward` is the number of the running backward; 0: none runs."""
 
     def record_written(self, record: Record) -> None:
         """Handle a record that this thread or another has written."""
@@ -85,7 +85,7 @@ class Observer:
     def before_summary(self) -> None:
         """Wait a moment for messages of other ranks. Called after the fit is closed and before its summary is made."""
 
-    def metrics(self, kind: str) -> Mapping[str, float]:  # noqa: ARG002 for observers that tell them apart
+    def metrics(self, kind: str) -> Mapping[str, float]:  # noqa: ARG002 for observers that distinguish the two kinds
         """Return metrics, by name, for a "row" of the log or for the "whole" fit. Called once per row."""
         return {}
 
@@ -148,7 +148,7 @@ class Observers:
     def __init__(self) -> None:
         self._all: list[Observer] = []
         self.overriding: dict[str, list[Observer]] = {event: [] for event in EVENTS}
-        """Observers that override an event, by its name."""
+        """Observers that override an event, by the name of the event."""
         self.due = NEVER
         """First step at whose end an observer is due, or that `plan` or `hurry` requested."""
         self._planned = NEVER
@@ -187,7 +187,7 @@ class Observers:
 
     @property
     def asks(self) -> dict[str, int]:
-        """Values that the observers of this rank ask all ranks for."""
+        """Values that the observers of this rank propose to all ranks, by name."""
         return {name: least for observer in self._all for name, least in observer.asks.items()}
 
     def step_ended(self, step: int) -> None:

@@ -83,7 +83,7 @@ class OpenSteps:
         return Columns.of(steps) if steps else None
 
     def tell_tokens(self, with_tokens: Callable[[Batch], Batch]) -> dict[int, int]:
-        """Store the function that counts tokens. Return the tokens of earlier steps without a count, by number."""
+        """Store the function that counts tokens. Return the tokens of earlier steps that lacked them, by number."""
         self._with_tokens = with_tokens
         untold, self._untold = self._untold, {}
         found = {number: self._find_tokens(number, batches) for number, batches in untold.items()}
@@ -111,7 +111,7 @@ class OpenSteps:
     def _efforts(
         self, numbers: Sequence[int], batches: Sequence[list[Batch]], calls: Sequence[Calls], *, alike: bool
     ) -> Sequence[StepFlops | None]:
-        """Return the FLOPs of each step. While unknown, ask for each step: the work model counts the reasons."""
+        """Return the FLOPs of each step. While unknown, ask the work model for each step, because it counts reasons."""
         first = self._effort(numbers[0], batches[0], calls[0])
         if alike and first is not None and not self.work.trainable_changed and calls.count(calls[0]) == len(calls):
             return (first,) * len(numbers)

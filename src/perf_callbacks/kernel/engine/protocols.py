@@ -1,4 +1,4 @@
-"""The engine's other inputs: an accelerator's clock and the other ranks."""
+"""Inputs of the engine besides events: an accelerator's clock and the other ranks."""
 
 from typing import Protocol
 

@@ -18,9 +18,9 @@ def metrics(
 ) -> dict[str, float]:
     """Compute the metrics of some steps. Unknown metrics are left out. Without steps there are no metrics.
 
-    Rates over all devices are those of the same steps if one process sees all devices, else those of the last complete
-    window of all ranks. Rates per device are those of the steps, on this rank; a single device has no such rates.
-    `flops` are the metrics of the steps whose FLOPs are known.
+    Rates of the job come from these steps if a single process trains, else from the last complete window of all ranks.
+    Rates per device come from these steps of this rank, and are left out if a single device trains. `flops` are the
+    metrics of the steps whose FLOPs are known.
     """
     seconds = totals.step_seconds
     if not totals.steps or seconds <= 0:

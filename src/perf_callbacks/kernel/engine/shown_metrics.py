@@ -1,4 +1,4 @@
-"""Choose the metrics that loggers and consoles get: all of them are in the journal."""
+"""Choose the metrics that loggers and consoles get. The journal has all metrics."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -60,7 +60,7 @@ class Logged:
     def __init__(self, which: str) -> None:
         self._which = which
         self.names = set[str]()
-        """All metrics of the rows so far: a program may log metrics of its own below `perf/`."""
+        """Names of all metrics in the rows so far: other names below `perf/` are metrics that the program logs."""
         self._last: dict[str, float | None] = dict(ORDINARY)
 
     def row(self, metrics: Mapping[str, float]) -> dict[str, float]:

@@ -66,7 +66,7 @@ class StepReader:
         calls this, or if the call comes in the middle of a step.
         """
         with self.alone() as held:
-            if not held or self._reading:  # a signal handler or finalizer may call this within itself
+            if not held or self._reading:  # a signal handler or finalizer may interrupt a call, and call this again
                 return False
             self._reading = True
             self.overdue = False
@@ -107,7 +107,7 @@ class StepReader:
             self._lock.release()
 
     def lose_outstanding(self) -> None:
-        """Add the steps whose times are still on the device as lost steps."""
+        """Enter the steps whose times are still on the device into the ledger, as lost steps."""
         self._enter(self._pending.timed([None] * len(self._pending.passed)))
 
     def _collect(self) -> None:

@@ -40,7 +40,7 @@ class StepFlops(NamedTuple):
     model_flops: int
     hardware_flops: int
     ideal_seconds: float | None = None
-    """Seconds that the model's work takes at peak, each number format at its own; None: unknown."""
+    """Seconds that the model's work takes at peak, each number format at its own peak; None: unknown."""
 
 
 class Step(NamedTuple):

@@ -95,7 +95,7 @@ class Tape:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Drop all marks within the block, which are not marks of the training."""
+        """Drop all marks within the block, because they are not part of the training."""
         listening = self._listening
         self.ignore()
         try:
@@ -152,7 +152,7 @@ class Tape:
         return done, told
 
     def turned(self) -> tuple[Stage, float]:
-        """Return the stage that the training thread turned to last, and the time. Any thread may call this.
+        """Return the stage that the training thread turned to last, and the time of the turn. Any thread may call this.
 
         The marks stay on the tape.
         """
@@ -248,7 +248,7 @@ def _runs(marks: list[Any]) -> Iterator[tuple[int, int, int]]:
             yield start, len(marks), 0
             return
         width, first = stop - start, marks[start:stop]
-        if marks[start:] == first * ((len(marks) - start) // width):  # as a rule, all of them
+        if marks[start:] == first * ((len(marks) - start) // width):  # as a rule, all steps have equal marks
             yield start, len(marks), width
             return
         while marks[stop : stop + width] == first:

@@ -29,9 +29,9 @@ class Parts:
         self._data_parallel = data_parallel
         self._totals = Totals()
         self.ambiguous = False
-        """True: unknown which ranks share their samples, so that amounts of the job are unknown."""
+        """True: it is unknown which ranks share samples, so the amounts of the job are unknown."""
         self.asks: Mapping[str, int] = {}
-        """Values that this rank asks the other ranks for, sent with its next part."""
+        """Values that this rank proposes to all ranks, sent with its next part."""
         self._observers = observers or Observers()
         self.signals = False
         """True: parts carry signals, also of the steps that are in no row."""

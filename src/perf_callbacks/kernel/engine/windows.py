@@ -12,7 +12,7 @@ from typing import Any
 from perf_callbacks.kernel.records.fit_records import Window
 
 NOTICE = 3
-"""Windows between a request of a rank and the step from which the request holds: time for all ranks to receive it."""
+"""Windows between a rank's proposal and the step from which the proposal holds: time for all ranks to receive it."""
 
 MOST_NAMED = 64
 """Most missing ranks that a window lists; all are counted."""
@@ -31,7 +31,7 @@ class Part:
     """Number of groups of ranks with their own samples. Under tensor or pipeline parallelism several ranks process the
     same samples, so the job processed `data_parallel / world_size` of the ranks' sum."""
     steps: int
-    """Number of these steps that are in rows or were counted again. The next fields cover these steps."""
+    """Number of these steps that are in rows or excluded only as "recounted". The next fields cover these steps."""
     seconds: float
     samples: int | None
     """Samples; None: unknown, like the next two fields."""
@@ -42,7 +42,7 @@ class Part:
     """FLOPs of this rank itself, even if several ranks process the same samples. None: unknown for a step."""
     hardware_flops: int | None = None
     asks: Mapping[str, int] = field(default_factory=dict)
-    """Values that this rank asks all ranks for, by name."""
+    """Values that this rank proposes to all ranks, by name."""
     signals: Mapping[str, "array[float]"] = field(default_factory=dict)
     """Seconds of each step of the window, from `first_step` on, by the name of the signal: arrays of type "f". NaN:
     unknown."""
@@ -99,10 +99,10 @@ class WindowReader(ABC):
 
 
 def hold(window: Window, before: Window | None, now: int | None = None) -> Window:
-    """Return the window with the step from which its requests hold.
+    """Return the window with the step from which each proposed value holds.
 
-    That is some windows later, or the step of the previous window. While ranks are missing, the requests of the
-    previous window hold. `now` is the step that training has reached, if it has gone on since the end of the window.
+    A new value holds from some windows later on. A value that the previous window had too keeps its step. If ranks are
+    missing, the values of the previous window hold. `now` is the step that training has reached since the window.
     """
     if window.missing:
         return window if before is None else replace(window, asks=before.asks, holds=before.holds)

@@ -22,7 +22,8 @@ from perf_callbacks.kernel.process.graphs import Start
 from perf_callbacks.kernel.process.owner import Owner
 
 _OURS = "_perf_callbacks"
-"""Attribute of a wrapper that holds the wrapper itself. A copy of it on another wrapper holds the first wrapper."""
+"""Attribute of our wrapper whose value is the wrapper itself. A wrapper of other code may copy the attribute, but its
+value is still our wrapper: so the two can be told apart."""
 
 
 _CREATE_GRAPH = 4
@@ -34,7 +35,7 @@ _ARGUMENTS = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_v
 _DEFAULTS = (None, None, False, None, None)
 """Default values of all these arguments but the first."""
 
-# Looking a member up in its class costs as much as recording it.
+# Looking up the member of an enum costs as much as writing a mark.
 _BACKWARD, _OPTIMIZER, _UNDECIDED = Stage.BACKWARD, Stage.OPTIMIZER, Stage.UNDECIDED
 
 
@@ -133,7 +134,7 @@ class Loop(Listener):
 
 
 class Backwards(Owner[bool]):
-    """Owner of both functions. A listener's wish is True for a `Loop`, which gets backwards too."""
+    """Owner of both functions. The wish of a listener is True if it is a `Loop`, which is called for backwards too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,7 +167,7 @@ class Backwards(Owner[bool]):
     def _backward(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap `backward` with torch's own signature, since unpacking arguments costs a microsecond in each step.
 
-        A wrapper of other code, or a later version of torch, may take other arguments.
+        Arguments are unpacked only if `backward` has another signature: from a wrapper of other code, or a later torch.
         """
         code = getattr(inner, "__code__", None)
         names = None if code is None or code.co_kwonlyargcount else code.co_varnames[: code.co_argcount]

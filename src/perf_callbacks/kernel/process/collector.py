@@ -32,7 +32,7 @@ LEAST_PATIENCE = 5.0
 """Fewest seconds without the end of a step after which a fit counts as abandoned."""
 
 PATIENCE_STEPS = 20
-"""A fit counts as abandoned only after this many times its longest step as well."""
+"""Least time without the end of a step, in longest steps of the fit, after which the fit counts as abandoned."""
 
 ASIDE_PATIENCE = 6
 """Factor on both limits within an evaluation or a checkpoint."""
@@ -80,7 +80,7 @@ class Lease:
 
     @property
     def overruled(self) -> bool:
-        """True: other code set thresholds, or turned automatic collection off for good, since this fit did."""
+        """True: other code has changed the thresholds since this fit turned automatic collection off."""
         return self.off and self._owner.overruled
 
     def turn_off(self) -> bool:
@@ -97,7 +97,7 @@ class Lease:
         self._owner.freeze(self)
 
     def collect(self, generation: int, why: str = SCHEDULED) -> int:
-        """Collect by the schedule, unless another fit made the same collection since this fit's last."""
+        """Collect by the schedule, unless another fit made this collection since the last collection of this fit."""
         owner, found = self._owner, 0
         if not self._behind(generation):
             owner.collections += 1
@@ -136,7 +136,7 @@ class Lease:
         self._steps, self.abandoned, self.ended = -1, False, False
 
     def let_go(self) -> None:
-        """Release the claim. Idempotent. If the lock isn't free soon, the watchdog sees that the fit has ended."""
+        """Release the claim. Idempotent. If the lock isn't free soon, the watchdog releases the claim later."""
         self.ended = True
         self._owner.let_go(self)
 
@@ -197,7 +197,7 @@ class Collector(Owner[Lease]):
 
     @property
     def overruled(self) -> bool:
-        """True: other code turned automatic collection on, or set thresholds, while fits want collection off."""
+        """True: other code has changed the thresholds while fits want automatic collection off."""
         return self._found is not None and gc.get_threshold() != (0, *self._found[1:])
 
     def turn_off(self, lease: Lease) -> bool:
@@ -241,7 +241,7 @@ class Collector(Owner[Lease]):
                 self._claims.pop(ref(lease), None)
             frozen = self._frozen is not None
             if idle and frozen:
-                self._unfreeze()  # their garbage is in the frozen objects
+                self._unfreeze()  # the garbage of the abandoned fits is among the frozen objects
             self.reconcile()
         if idle:
             with self.collecting(SCHEDULED):

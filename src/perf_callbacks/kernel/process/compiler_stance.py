@@ -45,8 +45,8 @@ class EagerStance(Owner[None]):
             if self.ours is None:
                 self._before = frame._stance  # noqa: SLF001 as above
                 self.ours = frame.DynamoStance("force_eager")
-                # `set_stance` sets it before it returns the earlier one, and refuses while a compiled function
-                # runs; setting it is safe there too, because it is read when such a function is entered or left
+                # Not by `set_stance`, which an interrupt may leave without the earlier stance, and which refuses
+                # while a compiled function runs: torch reads the stance only on entering or leaving such a function.
                 frame._stance = self.ours  # noqa: SLF001
             if not _filters():
                 # `filterwarnings` would make Python forget which warnings it has shown, and show all once more

@@ -24,7 +24,7 @@ _TYPES: dict[str, type[Record]] = {kind.__name__.lower(): kind for kind in get_a
 _FIELDS = {kind: [item.name for item in fields(kind)] for kind in _TYPES.values()}
 
 _SPARSE = (Use, Memory)
-"""Records whose unknown fields are left out."""
+"""Records whose fields with the value None are not written."""
 
 _DIGITS = bytes.maketrans(b"012345678", b"999999999")
 

@@ -9,7 +9,7 @@ if sys.platform == "win32":
     import msvcrt
 
     _BEYOND = 2**31 - 2
-    """Position of the locked byte. Windows forbids reading a locked byte, so it lies beyond every record."""
+    """Position of the locked byte, beyond every record, because Windows forbids reading a locked byte."""
 
     def _take(file: int) -> None:
         os.lseek(file, _BEYOND, os.SEEK_SET)

@@ -56,7 +56,8 @@ class Run:
     from_file: Mapping[str, str] = field(default_factory=dict)
     """Configuration fields that a file set, each with the place in the file."""
     program: str | None = None
-    """The script, or the module after `-m`. None, in this field and the next seven: unknown; not in the journal."""
+    """The script, or the module after `-m`. None, in this field and the next seven: unknown, or an older version wrote
+    the journal."""
     command_line: str | None = None
     """Program and arguments, at most 4,096 characters. "***" stands for values that look like secrets."""
     directory: str | None = None
@@ -77,7 +78,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checklist:
-    """Item of the startup checklist. The last record of an item is valid."""
+    """Item of the startup checklist. An item may have several records, of which the last is valid."""
 
     item: str
     status: str
@@ -88,7 +89,7 @@ class Checklist:
     """State after the item, or advised by the item."""
     why: str | None = None
     saved_seconds: tuple[float, float, float] | None = None
-    """Seconds that a proven item saves per mean step, between the ends of the 99.9 % interval."""
+    """Seconds per mean step that a proven item saves: lower end of the 99.9 % interval, estimate, upper end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +106,7 @@ class Steps:
 
     step: tuple[int, ...]
     step_time: tuple[float | None, ...]
-    """Seconds per step, as in the columns of stages; None for a step whose device events were lost."""
+    """Seconds of each step. Here and in the columns of stages, None stands for a step whose device events were lost."""
     data_time: tuple[float | None, ...] = ()
     forward_time: tuple[float | None, ...] = ()
     backward_time: tuple[float | None, ...] = ()
@@ -144,8 +145,8 @@ class Gc:
     automatic: bool
     """False: a call of `gc.collect`."""
     ours: str | None = None
-    """Reason for a collection by the checklist: "schedule", or "startup" for its first full one. None: by the
-    program."""
+    """Reason why the checklist collected: "schedule", or "startup" for its first full collection. None: Python or the
+    program collected."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,14 +178,14 @@ class Flops:
     """"counted": in the step as it ran. "fake-tensor copy": on a copy of the model with fake tensors. "closed form":
     from the sizes of the weights."""
     coverage: float | None
-    """Share of the matrix weights, by elements, that a counted operation multiplied."""
+    """Share of the elements of all matrix weights that counted operations multiplied."""
     uncounted: Mapping[str, int]
-    """Number of calls of operations that may multiply matrices and have no formula, and of modules that ran without
-    gradients outside of the forward."""
+    """Calls that were not counted, by name: of operations that may multiply matrices but have no formula, and of
+    modules that ran without gradients outside of the forward."""
     lower_bound: bool
     """True: the step has more FLOPs than counted."""
     whole_step: bool = True
-    """False: only batches from the first batch of a new shape on were counted."""
+    """False: the count began within the step, at the first batch of a new shape."""
     compiled: bool = False
     """True: a compiled model or optimizer ran eagerly for the count."""
     logical_flops: int | None = None
@@ -232,7 +233,8 @@ class Window:
     last_step: int
     """Last step by the trainer's count, inclusive, like `first_step`."""
     steps: int
-    """Number of these steps that are in rows or were counted again. The amounts below cover these steps."""
+    """Number of these steps that are in rows, or are excluded only as "recounted". The amounts below cover these
+    steps."""
     ranks: int
     """Number of ranks of the job."""
     missing: int = 0
@@ -349,7 +351,7 @@ class Straggler:
     cause: str
     """One of gc, data, steal (waiting for a CPU), device, host."""
     seconds_lost: float
-    """Time that the step, or steps, would have been shorter without the cause."""
+    """Seconds by which the affected steps would have been shorter in all without the cause."""
     steps: int = 1
     """Number of affected steps up to `step`; more than 1 for a rank that is slow for long."""
 

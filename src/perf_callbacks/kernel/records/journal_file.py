@@ -24,7 +24,7 @@ AT_ONCE = (Run, Checklist, Flops, Summary, Stall, Memory)
 """Rare records, which are on disk when `write` returns."""
 
 SPACING_SECONDS = 0.1
-"""Other records are written at once if the last write is at least this many seconds ago: some loops evaluate in every
+"""Other records wait if the last write is less than this many seconds ago, because some loops evaluate in every
 step."""
 
 PENDING = 256
@@ -37,7 +37,7 @@ CLOSE_SECONDS = 1.0
 """Seconds that the end of a fit may wait for another thread's write."""
 
 LONG_PAUSE = 0.001
-"""Seconds below which a collection is no longer written once the journal is full."""
+"""Once the journal is full, only collections of at least this many seconds are still written."""
 
 THINNED = 64
 """Once the journal is full, one block of steps in this many is still written."""
@@ -52,7 +52,7 @@ _NAME = re.compile(r"rank(\d{1,9})(?:\.(\d{1,9}))?\.jsonl")
 
 
 LONGEST_LINE = 4_000_000
-"""Bytes above which a line is no record: a file with holes has lines of any length."""
+"""Bytes of the longest line that is read. A sparse file may have longer lines, which are no records."""
 
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Use:
-    """Use of the machine by this rank, now or since the previous `use` record. None: unknown; not in the journal.
+    """Use of the machine by this rank, now or since the previous `use` record. None: unknown, and not in the journal.
 
     GB are 10^9 bytes, MB 10^6. Processes that the rank has started, such as loader workers, are included; memory that
     processes share is counted once per process. Figures of the GPU cover all processes on it.
@@ -14,7 +14,7 @@ class Use:
     step: int
     """Number of optimizer steps done."""
     cpu_load: float | None = None
-    """Share of the CPUs that the rank may use, from 0 to 1."""
+    """CPU time of the rank as a share of the time of all CPUs that the rank may use, from 0 to 1."""
     resident_gb: float | None = None
     """Host memory in use."""
     anonymous_gb: float | None = None
@@ -35,8 +35,8 @@ class Use:
 class Memory:
     """Memory of one optimizer step on this rank's device, by what it holds, in GB of 10^9 bytes.
 
-    None: unknown or zero; not in the journal. Each part is its own maximum during the step, so the sum of the parts may
-    exceed `peak_gb`.
+    None: unknown or zero, and not in the journal. Each part is measured at its own maximum during the step, so the
+    sum of the parts may exceed `peak_gb`.
     """
 
     step: int
@@ -44,8 +44,8 @@ class Memory:
     """Kind of the device, such as "cpu" or "cuda". Tensors elsewhere, as with offloading, are not counted."""
     source: str | None = None
     """Source of activations and temporary memory: "operations" if the counted step's tensors were followed;
-    "allocator" if only the device's allocator was read. Then `activations_gb` includes the temporary memory. None:
-    unknown."""
+    "allocator" if only the device's allocator was read, in which case `activations_gb` includes the temporary memory.
+    None: unknown."""
     weights_gb: float | None = None
     """Parameters and buffers. As for gradients and optimizer state, each storage is counted once."""
     gradients_gb: float | None = None
@@ -58,4 +58,5 @@ class Memory:
     context_gb: float | None = None
     """Memory of the process on the GPU beyond torch's allocator: context, libraries, communicators."""
     peak_gb: float | None = None
-    """Largest sum at any moment of the step; with an allocator, of the program so far."""
+    """Largest sum of all parts at any moment of the step. On a device with an allocator: the allocator's largest sum
+    since the program began."""

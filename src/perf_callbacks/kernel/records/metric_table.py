@@ -6,7 +6,8 @@ PREFIX = "perf/"
 """Begins the key of each metric."""
 
 RUN = "run/"
-"""Averages over a whole run have tags of their own, `perf/run/…`: a plot would show them as one more step."""
+"""Averages over a whole run have tags of their own, `perf/run/…`: in the plot of a row's tag, the average would look
+like one more step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +26,8 @@ class Metric:
     constant: bool = False
     """True: the metric hardly changes in a run. Loggers get it only where it changes."""
     usual: float | None = None
-    """Value that a constant usually has, which loggers don't get. None: there is none; the usual peak is the first."""
+    """Usual value of a constant, which loggers don't get. None: no such value, except for the peak, whose first value
+    counts as usual."""
 
     @property
     def key(self) -> str:
@@ -35,7 +37,7 @@ class Metric:
 
 CLOCK, MASK, FLOPS, LOWER_BOUND = "host's clock", "attention mask", "`flops`", "a lower bound"
 DEVICES, GPU, SEVERAL_RANKS = "several devices", "GPU", "rank 0 of several"
-"""Needs of metrics. The mask has integers or booleans; `flops` is the setting."""
+"""Needs of metrics. `MASK` stands for a mask of integers or booleans, `FLOPS` for the setting `flops`."""
 
 METRICS = (
     Metric(name="step_time", unit="s", meaning="seconds per step", main=True),

@@ -22,7 +22,7 @@ class FlopsSummary:
     mfu_unknown: str | None = None
     """Reason why MFU is unknown although FLOPs are known."""
     coverage: float | None = None
-    """Coverage of the last count, as in `Flops`, like `lower_bound`."""
+    """Coverage of the last count, as in `Flops`. `lower_bound` is from the same count."""
     lower_bound: bool = False
     uncounted: tuple[str, ...] = ()
     """Names of `Flops.uncounted` in the last count."""
@@ -108,5 +108,5 @@ class StragglerSummary:
     """Duration of these steps, divided by their duration with all ranks as fast as a usual rank. None: unknown, or a
     single rank."""
     backward_waiting: float | None = None
-    """Part of the backward after the usually last gradient, from 0 to 1: an upper bound on the waiting for other ranks.
-    None: unknown."""
+    """Share of the backward that follows the gradient which usually comes last, from 0 to 1: an upper bound on the
+    waiting for other ranks. None: unknown."""
