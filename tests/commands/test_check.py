@@ -141,7 +141,7 @@ def test_so_is_an_item_that_fails_and_the_others_are_shown(check, monkeypatch):
 def test_what_is_turned_off_is_said_to_be(check, off):
     status, printed = check(**off)
     assert status == 0
-    assert "\n  no checklist: it is turned off\n" in printed
+    assert "\n  the checklist is turned off\n" in printed
     assert ("\nThere would be no MFU: PERF_CALLBACKS=0\n" in printed) == ("" in off)
 
 

@@ -175,7 +175,7 @@ def test_tokens_decide_before_samples_and_samples_before_steps(tmp_path, capsys)
     assert (found["decided_by"], found["regression"]) == ("tokens/s", False)
     assert found["metrics"]["samples/s"]["verdict"] == "worse"
     assert found["metrics"]["step_time"]["verdict"] is None
-    other = "a step has other tokens in A than in B"
+    other = "steps have different numbers of tokens in A and in B"
     assert found["not_compared"] == {"step_time": other, "quick_step_time": other}
     assert found["differences"] == {"tokens per step": {"a": 800.0, "b": 1200.0}}
 

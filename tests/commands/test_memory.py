@@ -67,8 +67,8 @@ def test_parts_and_a_leak_are_shown_for_each_rank(tmp_path, capsys):
 def test_a_clean_run_has_no_leak(tmp_path, capsys):
     journal(tmp_path, [Use(step=place, resident_gb=3.0, anonymous_gb=2.0) for place in range(40)])
     assert told(capsys, tmp_path) == (
-        "rank 0: no `memory` record: the fit ended before its third step, or a version\n"
-        "    without them wrote it\n"
+        "rank 0: no `memory` record: the fit ended before its third step, or an older\n"
+        "    version wrote it\n"
         "  host memory: 3.00 GB at first, 3.00 GB at last, slope +0.000 GB per hour\n"
         "  without pages of files +0.000 GB per hour: no leak\n"
     )

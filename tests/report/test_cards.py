@@ -117,7 +117,7 @@ def test_the_closing_table_leaves_out_what_is_unknown():
 
 UNKNOWN_AMOUNTS = """
   samples/s unknown: some batches don't show how many samples they hold
-  tokens/s unknown: no `input_ids`; embeddings are seen if FLOPs are counted"""
+  tokens/s unknown: no `input_ids`; a FLOP count would also look for embeddings"""
 
 
 def test_the_closing_table_says_why_flops_are_a_lower_bound():
@@ -209,7 +209,7 @@ perf_callbacks: Waiting for data took 46% of the run: num_workers=0; try
 def test_a_machine_is_told_the_advice_that_needs_no_run():
     expected = """\
 A training on cpu would begin with
-  no checklist: it is turned off
+  the checklist is turned off
   advice: CUDA_LAUNCH_BLOCKING=1 waits for each kernel; try unsetting
     CUDA_LAUNCH_BLOCKING
 No peak."""

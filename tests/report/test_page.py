@@ -35,7 +35,7 @@ def test_the_page_opens_with_the_verdict_and_the_figures():
         ("garbage collection", "250 ms"),
         ("run time", "13.0 s"),
     ]
-    assert found["figures"][1]["note"].endswith("; at least, some work is uncounted")
+    assert found["figures"][1]["note"].endswith("; a lower bound: some work is uncounted")
     assert found["notes"] == []
 
 
@@ -47,7 +47,7 @@ def test_steps_done_are_those_of_all_attempts_and_collections_name_theirs():
     first = [a_run(), steps(1, 50), a_summary(gc_seconds=50.0)]
     second = [a_run(attempt=2, step=40), steps(41, 60), a_summary(attempt=2, gc_seconds=0.25)]
     found = figures(*first, *second)
-    assert found["run time"] == ("20.0 s", "60 steps done in 2 attempts, 10 of them again after restarts")
+    assert found["run time"] == ("20.0 s", "60 steps done in 2 attempts, 10 of them repeated after restarts")
     assert found["garbage collection"] == ("250 ms", "4 collections, longest 125 ms, in attempt 2")
     assert figures(a_run(attempt=2, step=5000), steps(5001, 5100))["run time"] == ("10.0 s", "100 steps done")
 
@@ -59,7 +59,7 @@ def test_each_chart_has_a_text_and_columns_of_one_length():
     assert {len(found[chart][name]) for chart in ("steps", "rate") for name in ("least", "mean", "most")} == {points}
     assert {len(values) for values in found["stages"]["shares"]} == {points}
     assert found["steps"]["text"] == (
-        "Step time over 20 steps: 276 ms on average, from 250 ms to 719 ms in the mean of a point. "
+        "Step time over 20 steps: 276 ms on average, 250 ms to 719 ms for the mean of a point. "
         "The slowest step is 12 on rank 1 with 1.19 s."
     )
     assert found["stages"]["names"] == ["data", "forward", "backward"]
@@ -99,7 +99,7 @@ def test_what_happened_is_marked_in_lanes():
     restarted = [*a_fit(0, summary=False), *a_fit(0, attempt=2, step=15)]
     found = content(restarted)["marks"]
     assert found["lanes"] == ["evaluation", "restart", "FLOP count", "collection", "stall"]
-    assert [15, 1, "attempt 2 from step 15, 5 steps again"] in found["marks"]
+    assert [15, 1, "attempt 2 from step 15, 5 steps repeated"] in found["marks"]
     assert [4, 3, "garbage collection 125 ms, generation 2, rank 0, automatic"] in found["marks"]
     assert [15, 4, "rank 0 in data for 61.0 s"] in found["marks"]
 
@@ -150,7 +150,7 @@ def test_stragglers_are_marked_and_tabulated_with_what_they_cost():
     assert table["rows"] == [
         ("1", "waiting for data", "1.50 s", "4", "more loader workers, or data nearer to the rank")
     ]
-    assert table["note"].startswith("In 18 compared steps of 4.50 s. A step takes 1.50 times as long as with ranks")
+    assert table["note"].startswith("In 18 compared steps of 4.50 s. A step takes 1.50 times as long as if all ranks")
 
 
 def test_of_many_ranks_those_that_exceed_the_others_most_are_tabulated():
@@ -164,7 +164,7 @@ def test_of_many_ranks_those_that_exceed_the_others_most_are_tabulated():
     )["tables"]["ranks"]
     assert [row[0] for row in found["rows"][:3]] == ["57", "0", "1"]
     assert len(found["rows"]) == 50
-    assert found["note"] == "The ranks that exceed the others most, outside of backward; 10 are not shown."
+    assert found["note"] == "Ranks that exceed the median most, outside of backward; 10 are not shown."
 
 
 def test_without_tensor_cores_there_is_no_shape_advice():
@@ -183,9 +183,9 @@ def test_a_run_that_was_killed_still_has_a_page():
 def test_missing_ranks_other_fits_and_newer_journals_are_said():
     found = content([*a_fit(0, run_id="old"), *a_fit(0, world_size=3, schema=SCHEMA + 1, started_unix=9e5)])
     assert found["notes"] == [
-        "These journals hold 2 fits, and this is number 2. Another one is shown by --fit NUMBER.",
-        "Ranks without a journal here: 1, 2, of 3. They are in no figure of this page.",
-        f"The journal was written by a newer version (schema {SCHEMA + 1}): what it adds is not shown.",
+        "These journals hold 2 fits, and this is number 2. To show another fit: --fit NUMBER.",
+        "Ranks without a journal here: 1, 2, of 3. All figures of this page leave them out.",
+        f"The journal was written by a newer version (schema {SCHEMA + 1}): what that version added is not shown.",
     ]
     assert (
         content([*a_fit(0, run_id="old"), *a_fit(0, run_id="new", started_unix=9e5)], number=1)["title"]["run"] == "old"

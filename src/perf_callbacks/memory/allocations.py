@@ -37,7 +37,7 @@ class Allocations:
         self._broken = False
         self._all: list[Allocation] = []
         self._alive: dict[int, Allocation] = {}
-        self._events: list[Allocation | None] = []  # None for a new storage; a freed storage's allocation
+        self._events: list[Allocation | None] = []  # None for each new storage, its allocation for each freed storage
         self._seen = 0  # events processed so far
         self.activation_bytes = 0
         """Largest sum of the storages that a forward made and that were alive when a backward began."""
@@ -117,7 +117,7 @@ class Allocations:
         if not isinstance(out, torch.Tensor) or out.device.type != self._device or out.layout is not torch.strided:
             return
         storage = out.untyped_storage()
-        key = storage._cdata  # noqa: SLF001 as above
+        key = storage._cdata  # noqa: SLF001 there is no public identity
         self._take_in()
         if key in self._alive:
             return

@@ -215,7 +215,7 @@ class MemoryWatch(Observer):
 def _between(
     before: tuple[float, processes.Processes], now: tuple[float, processes.Processes]
 ) -> tuple[float | None, float | None]:
-    """Return CPU load and MB read between two moments. The share of a killed child is lost."""
+    """Return CPU load and MB read between two moments. The CPU time of a killed child is lost."""
     seconds, cpus = now[0] - before[0], processes.allowed_cpus()
     ran = now[1].cpu_seconds - before[1].cpu_seconds
     load = ran / seconds / cpus if cpus and seconds > 0 and ran >= 0 else None

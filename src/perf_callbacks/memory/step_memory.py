@@ -76,7 +76,7 @@ class StepMemory:
         source = None
         if followed.seen:
             source, activations = OPERATIONS, followed.activation_bytes
-            temporary = followed.temporary_bytes() if self.hooked else None  # else gradients would be among it
+            temporary = followed.temporary_bytes() if self.hooked else None  # else gradients would count as temporary
             peak = static - followed.kept_bytes + followed.peak_bytes() if self.hooked else None
         if allocator is not None:
             peak = allocator.peak_bytes

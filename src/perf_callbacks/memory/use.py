@@ -157,8 +157,8 @@ def slope(points: Sequence[Point]) -> float | None:
 def leak(points: Sequence[Point]) -> Leak | None:
     """Return the leak that the points of anonymous memory show; None if the points show no leak.
 
-    The least memory in each quarter of the run after warm-up must grow from quarter to quarter, by about the same. A
-    single jump, a saw-tooth and growth that levels off are no leaks.
+    The least memory in each quarter of the run after warm-up must grow from quarter to quarter, by about the same
+    amount. A single jump, a saw-tooth and growth that levels off are no leaks.
     """
     warm = after_warm_up(points)
     if not warm:

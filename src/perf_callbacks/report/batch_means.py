@@ -69,8 +69,8 @@ def quick(times: Sequence[float]) -> Estimate | None:
     """Estimate the time of a quick step, a low quantile of all steps; None for too few steps.
 
     Other work on a machine makes some steps longer, but hardly affects quick steps. The error is the jackknife's: how
-    far the quantile moves if a batch is left out. Quantiles of single batches would move with each slow phase of the
-    machine that fills a batch.
+    far the quantile moves if a batch is left out. It is not computed from the quantiles of single batches, since a slow
+    phase of the machine may fill a batch.
 
     >>> quick([2.0, 9.0] * 60)
     Estimate(value=2.0, error=0.0, batches=6)

@@ -22,7 +22,7 @@ MOST_NAMES = 3
 """Most operations without a formula that are named."""
 
 MOST_ADVICE = 3
-"""Most findings at the start, when their gain is not known yet."""
+"""Most findings that are shown at the start, when their gain is not known yet."""
 
 ENOUGH_STEPS = 5
 """Fewest measured steps for a verdict."""
@@ -112,7 +112,7 @@ def check(
       gc  skipped  automatic; gc=observe
     No peak.
     """
-    items = [*_items(checklist)] or ["no checklist: it is turned off"]
+    items = [*_items(checklist)] or ["the checklist is turned off"]
     items += _advice(findings)
     begin = card([f"A training on {device} would begin with", *items], columns)
     return "\n".join([begin, *wrapped(peak, indent="    ", width=columns - INDENT)])
@@ -262,8 +262,8 @@ def _throughput(summary: Summary) -> Iterable[str]:
         yield "samples/s unknown: some batches don't show how many samples they hold"
     if seconds and summary.included_tokens is None:
         counted = summary.flops is not None and summary.flops.source is not None
-        unseen = "; embeddings are seen if FLOPs are counted"
-        seen = ", and no embedding that looks tokens up"
+        unseen = "; a FLOP count would also look for embeddings"
+        seen = ", and no embedding that looks up tokens"
         yield f"tokens/s unknown: no `input_ids`{seen if counted else unseen}"
 
 

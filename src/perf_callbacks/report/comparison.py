@@ -107,8 +107,8 @@ def compare(first: Sequence[Attempt], second: Sequence[Attempt], *, fail_over: f
     Args:
         first: The old run.
         second: The new run.
-        fail_over: Relative change of times from which on a metric is worse or better; 0.05 is 5 %. For rates, the
-            change that makes steps this much longer or shorter.
+        fail_over: Least relative change of a time that makes the metric worse or better; 0.05 is 5 %. A rate is worse
+            or better if steps become longer or shorter by this share.
 
     Raise `ArithmeticError` or `ValueError` if the values of a journal yield no figure.
     """
@@ -244,7 +244,7 @@ def _incomparable(name: str, a: Side, b: Side) -> str | None:
         return f"times are those of the {a.run.timeline} in A, of the {b.run.timeline} in B"
     if name.endswith("_time"):
         others = [what for what in ("samples", "tokens") if _other(what, a, b) is not None]
-        return f"a step has other {others[0]} in A than in B" if others else None
+        return f"steps have different numbers of {others[0]} in A and in B" if others else None
     if name not in {"tflops", "mfu", "hfu"}:
         return None
     of_a, of_b = _flops(a), _flops(b)

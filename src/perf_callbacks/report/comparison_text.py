@@ -23,7 +23,7 @@ HEADERS = ("metric", "A", "B", "change", "99 % interval", "")
 
 
 def verdict(comparison: Comparison) -> str:
-    """Return a sentence: whether the second run is slower."""
+    """Return a sentence that says if the second run is slower."""
     metric = comparison.decided_by
     if metric is None or metric.change is None or metric.verdict is None:
         return "Not decided: one of the runs has fewer than ten measured steps"

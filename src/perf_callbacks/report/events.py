@@ -40,7 +40,7 @@ def marks(fit: FitHistory, within: range | None = None) -> dict[str, Any] | None
 def _all_marks(fit: FitHistory) -> Iterable[tuple[int, str, str]]:
     first = fit.first
     for attempt, repeated in fit.restarts:
-        again = f", {repeated:,} steps again" if repeated else ""
+        again = f", {repeated:,} steps repeated" if repeated else ""
         yield attempt.run.step, "restart", f"attempt {attempt.run.attempt} from step {attempt.run.step:,}{again}"
     for kind in ("evaluation", "checkpoint"):
         spans = [span for attempt in first for span in attempt.spans if span.kind == kind]

@@ -32,7 +32,7 @@ MEMORY_KEYS = ("perf/memory_allocated_peak_gb", "perf/memory_reserved_gb")
 PEAK_KEY = "perf/peak_tflops"
 
 LARGEST = 2**53
-"""Bound of step numbers: a browser counts exactly up to here."""
+"""Bound of step numbers. JavaScript represents all integers up to here exactly."""
 
 MOST = 1e30
 """Largest value that is read, so that sums stay finite."""

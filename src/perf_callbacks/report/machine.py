@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def bar(title: str, parts: Sequence[tuple[str, float, str]], whole: float) -> dict[str, Any]:
-    """Draw parts of a whole: name, size and text of each."""
+    """Return the bar that shows parts of a whole. Each part has a name, a size and a text."""
     said = ", ".join(f"{name} {value}" for name, _, value in parts)
     found = [{"name": name, "share": rounded(part / whole), "value": value} for name, part, value in parts]
     return {"title": title, "parts": found, "text": f"{title}: {said}."}
@@ -72,5 +72,5 @@ def _lines(title: str, unit: str, x: list[int], lines: dict[str, list[Any]]) -> 
         "x": x,
         "names": [*known],
         "values": [short(values) for values in known.values()],
-        "text": f"{title} over the steps: {ends}{' (1 is all)' if unit == 'share' else ' GB'}.",
+        "text": f"{title} over the steps: {ends}{' (1 is 100 %)' if unit == 'share' else ' GB'}.",
     }

@@ -38,7 +38,7 @@ def render(fit: Attempt, columns: int = COLUMNS) -> str:
     parts: Memory | None = fit.last(Memory)
     rank = f"rank {fit.run.rank}"
     if parts is None:
-        lines = [f"{rank}: no `memory` record: the fit ended before its third step, or a version without them wrote it"]
+        lines = [f"{rank}: no `memory` record: the fit ended before its third step, or an older version wrote it"]
     else:
         lines = [f"{rank}, step {parts.step}, on {clean(parts.device)}", *_table(parts)]
     lines += _host(_points(fit, "resident_gb"), _points(fit, "anonymous_gb"))

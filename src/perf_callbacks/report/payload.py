@@ -109,16 +109,16 @@ def _title(fit: FitHistory) -> dict[str, str]:
 def _notes(fits: Sequence[FitHistory], number: int, fit: FitHistory, within: range | None) -> Iterable[str]:
     if len(fits) > 1:
         shown = number or len(fits)
-        yield f"These journals hold {len(fits)} fits, and this is number {shown}. Another one is shown by --fit NUMBER."
+        yield f"These journals hold {len(fits)} fits, and this is number {shown}. To show another fit: --fit NUMBER."
     if fit.missing:
         missing = f"{listed(fit.missing)}, of {fit.world_size:,}"
-        yield f"Ranks without a journal here: {missing}. They are in no figure of this page."
+        yield f"Ranks without a journal here: {missing}. All figures of this page leave them out."
     if fit.newer is not None:
-        yield f"The journal was written by a newer version (schema {fit.newer}): what it adds is not shown."
+        yield f"The journal was written by a newer version (schema {fit.newer}): what that version added is not shown."
     if within is not None:
         yield (
-            f"Only the steps {within.start:,} to {within.stop - 1:,} are drawn, and in step time, MFU and TFLOPS. "
-            "All else is of the whole run."
+            f"The charts, step time, MFU and TFLOPS cover only the steps {within.start:,} to {within.stop - 1:,}. "
+            "All other figures cover the whole run."
         )
     if fit.summary is None:
         yield "Rank 0 wrote no summary: the run was killed, or is still going on."
@@ -153,7 +153,7 @@ def _figures(fit: FitHistory, drawn: StepSeries, peak: float | None) -> list[dic
             kind = "measured peak" if flops.peak_measured else "peak"
             dtype = "" if flops.dtype is None else f", {flops.dtype}"
             note = f"of the {kind}, {speed(peak)}{dtype}"
-            note += "; at least, some work is uncounted" if low else ""
+            note += "; a lower bound: some work is uncounted" if low else ""
             figures.append(("MFU", f"{low}{percent(done / peak)}", note))
         number, unit = speed(done).split()
         figures.append((unit, f"{low}{number}", "model FLOPs per second and rank"))
@@ -167,7 +167,7 @@ def _figures(fit: FitHistory, drawn: StepSeries, peak: float | None) -> list[dic
     done = sum(count for _, count in fit.kept(min(fit.ranks)))
     attempts = f" in {len(fit.first)} attempts" if len(fit.first) > 1 else ""
     repeated = sum(count for _, count in fit.restarts)
-    attempts += f", {repeated:,} of them again after restarts" if repeated else ""
+    attempts += f", {repeated:,} of them repeated after restarts" if repeated else ""
     figures.append(("run time", _long(wall), f"{done:,} steps done{attempts}"))
     return [dict(zip(("name", "value", "note"), figure, strict=True)) for figure in figures]
 
@@ -206,7 +206,7 @@ def _steps(drawn: StepSeries, slow: Sequence[Outlier]) -> dict[str, Any] | None:
     means = [value for value in drawn.times.mean if value is not None]
     slowest = max(slow, key=lambda one: one.seconds, default=None)
     text = f"Step time over {axis.last - axis.first + 1:,} steps: {duration(drawn.mean_seconds)} on average"
-    text += f", from {duration(min(means))} to {duration(max(means))} in the mean of a point."
+    text += f", {duration(min(means))} to {duration(max(means))} for the mean of a point."
     if slowest is not None:
         text += f" The slowest step is {slowest.step:,} on rank {slowest.rank} with {duration(slowest.seconds)}."
     return {

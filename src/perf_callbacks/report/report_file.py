@@ -27,7 +27,7 @@ def fits(source: Path) -> list[FitHistory]:
 
 
 def chosen(found: list[FitHistory], number: int, within: range | None = None) -> FitHistory:
-    """Return the fit of that number, from 1 on; 0 is the last. Raise `ConfigError` if fit or steps are missing."""
+    """Return the fit with this number: 1 is the first, 0 the last. Raise `ConfigError` if fit or steps are missing."""
     if number > len(found):
         raise ConfigError(f"fit: got {number}, wanted at most {len(found)}: that many fits are in these journals.")
     fit = found[number - 1]
@@ -60,7 +60,7 @@ def write_parts(path: Path, parts: Iterable[str]) -> None:
 
 
 def write(found: list[FitHistory], number: int, path: Path, within: range | None = None) -> None:
-    """Write the report of the fit of that number."""
+    """Write the report of the fit with this number."""
     chosen(found, number, within)
     write_parts(path, [render(payload(found, number, within))])
 

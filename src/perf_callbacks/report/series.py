@@ -90,7 +90,7 @@ class Axis:
         return [self.first + place * self.width + (self.width - 1) / 2 for place in range(self.count)]
 
     def cut(self, attempt: Attempt, lower: int, upper: int) -> Iterator[tuple[int, int, int]]:
-        """Cut the steps between two places of an attempt into buckets: the bucket, and its first and last place."""
+        """Cut steps, from index `lower` to before `upper`, into buckets. Yield bucket, first index, and end."""
         while lower < upper:
             bucket = (attempt.step[lower] - self.first) // self.width
             end = bisect_left(attempt.step, self.first + (bucket + 1) * self.width, lower, upper)
@@ -99,7 +99,7 @@ class Axis:
 
 
 def kept(fit: FitHistory, within: range | None = None) -> Iterator[tuple[int, Attempt, int, int]]:
-    """Yield the steps that no later attempt repeated: rank, attempt, first place, and place after the last."""
+    """Yield the steps that no later attempt repeated: rank, attempt, first index, and index after the last."""
     for rank in sorted(fit.ranks):
         for attempt, end in fit.kept(rank):
             if within is None:
@@ -110,7 +110,7 @@ def kept(fit: FitHistory, within: range | None = None) -> Iterator[tuple[int, At
 
 
 def included(attempt: Attempt, lower: int, upper: int) -> Sequence[int]:
-    """Return the places, between two places, of the steps that are in rows."""
+    """Return the indices of the steps that are in rows, from `lower` to before `upper`."""
     times = attempt.columns["step_time"]
     if not attempt.excluded:
         return [place for place in range(lower, upper) if times[place] > 0]

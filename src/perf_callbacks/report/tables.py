@@ -86,7 +86,7 @@ def worst_steps(worst: Iterable[Worst]) -> Table | None:
     ]
     note = (
         "Where: the rank and the stage that exceeded their own median most. A backward in which ranks wait for a late "
-        "one is not taken for the cause."
+        "rank is not taken for the cause."
     )
     return Table("Slowest steps", columns, rows, note) if rows else None
 
@@ -104,7 +104,7 @@ def ranks(usual: Mapping[int, Mapping[str, float]]) -> Table | None:
     shown, note = sorted(usual), ""
     if len(usual) > MOST_ROWS:
         shown = nlargest(MOST_ROWS, shown, key=excess)
-        note = f"The ranks that exceed the others most, outside of backward; {len(usual) - len(shown):,} are not shown."
+        note = f"Ranks that exceed the median most, outside of backward; {len(usual) - len(shown):,} are not shown."
     rows = [(str(rank), *[duration(usual[rank].get(name)) for name in names]) for rank in shown]
     columns = [("rank", NUMBER), *[(_stage(name), NUMBER) for name in names]]
     return Table("Median times by rank", columns, rows, note)
@@ -125,7 +125,7 @@ def products(count: Flops, *, tensor_cores: bool) -> Table | None:
     if tensor_cores:
         columns.append(("shape advice", TEXT))
     note = (
-        f"Of step {count.step:,}. Share: of all executed FLOPs. Tensor cores want sizes in multiples of 8, best of 64."
+        f"Of step {count.step:,}. Share: of all executed FLOPs. Best for tensor cores: multiples of 64, at least of 8."
         if tensor_cores
         else f"Of step {count.step:,}. Share: of all executed FLOPs. Shape advice is for GPUs with tensor cores."
     )
@@ -230,7 +230,7 @@ def stragglers(found: StragglerSummary | None) -> Table | None:
     ]
     parts = [f"In {found.steps:,} compared steps of {duration(found.seconds)}."]
     if found.slowdown is not None:
-        parts.append(f"A step takes {rate(found.slowdown)} times as long as with ranks that are all as fast as usual.")
+        parts.append(f"A step takes {rate(found.slowdown)} times as long as if all ranks were as fast as a usual rank.")
     if found.backward_waiting is not None:
         parts.append(f"At most {found.backward_waiting:.0%} of rank 0's backward is waiting for other ranks.")
     columns = [("rank", NUMBER), ("cause", TEXT), ("cost", NUMBER), ("steps", NUMBER), ("try", TEXT)]

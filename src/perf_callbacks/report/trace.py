@@ -37,7 +37,7 @@ class Placed:
     """Times at which the steps ended."""
 
     def end_of(self, step: int) -> float:
-        """Return the time at which a step ended, or else the nearest earlier step."""
+        """Return the time at which a step ended, or else the time at which the nearest earlier step ended."""
         place = bisect_left(self.attempt.step, step + 1) - 1
         return self.ends[place] if place >= 0 else self.began
 

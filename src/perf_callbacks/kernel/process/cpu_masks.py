@@ -40,7 +40,7 @@ class Threads:
 
 
 class Affinity(Owner[Cpus]):
-    """Owner of the masks of a process's threads. A fit wishes for CPUs."""
+    """Owner of the masks of a process's threads. The wish of a fit is a set of CPUs."""
 
     def __init__(self, threads: Threads) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Affinity(Owner[Cpus]):
 
     @property
     def found(self) -> Cpus | None:
-        """CPUs that the process may use apart from fits. None: this system has no masks."""
+        """CPUs that the process may use while no fit is bound. None: this system has no masks."""
         if self._found is not None:
             return self._found
         main = self._threads.all()[:1]

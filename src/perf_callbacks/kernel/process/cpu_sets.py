@@ -28,7 +28,7 @@ class Gpu:
     node: int | None
     """NUMA node. None: there are several nodes, and the firmware names none for this GPU."""
     slot: tuple[int, int] | None = None
-    """Place among the GPUs at this node, and the number of these. None: ranks share GPUs, or it is unknown."""
+    """Place among the GPUs at this node, and the number of these GPUs. None: unknown, or ranks share GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +36,7 @@ class CpuFacts:
     """Facts by which the CPUs of a process are chosen."""
 
     mask: Cpus
-    """CPUs that the process may run on, apart from fits."""
+    """CPUs that the process may run on while no fit is bound."""
     machine: Machine
     gpu: Gpu | None = None
     gpu_unknown: str | None = None
@@ -48,7 +48,7 @@ class CpuFacts:
     workers: int = 0
     """Number of the loaders' worker processes, as far as known."""
     bound: bool = False
-    """True: the launcher gave the process fewer CPUs than it has itself."""
+    """True: the process has fewer CPUs than its launcher."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ class GcObserver:
         self._report = report
         self._clock = clock
         self.calls: dict[str, float] = {}
-        """Seconds in `gc.collect()`, by the line of the program that called it; empty: a framework called it."""
+        """Seconds in `gc.collect()`, by the line of the program that called it. The empty line is a framework's."""
         self._line: str | None = None
         self._start: float | None = None
         self._automatic = False
@@ -50,7 +50,7 @@ class GcObserver:
 
     @contextmanager
     def timing(self, generation: int) -> Iterator[Callable[[int], None]]:
-        """Time a collection of a fit from outside, with the callback out of the way."""
+        """Time a collection that a fit makes, without the callback, which is removed meanwhile."""
         place = gc.callbacks.index(self._on_gc) if self._on_gc in gc.callbacks else None
         start, reason = self._clock(), COLLECTOR.reason
 

@@ -78,7 +78,7 @@ class Monitor:
         if self._nvml is None:
             return
         for prefix in ("GPU-", "MIG-"):
-            with suppress(Exception):  # the other kind, or lost
+            with suppress(Exception):  # the GPU is of the other kind, or lost
                 self._handle = self._handle or self._nvml.nvmlDeviceGetHandleByUUID(prefix + bare(uuid))
 
     def read(self) -> GpuUse:

@@ -45,7 +45,7 @@ def of_thread(thread: int) -> Stack | None:
         return None
     inner = frames[0]
     own = next((one for one in frames if _is_own(one.f_code.co_filename)), inner)
-    apart = own is not inner and not _module(inner).startswith(_BACKWARD)  # the stage says backward
+    apart = own is not inner and not _module(inner).startswith(_BACKWARD)  # the stage already says backward
     return Stack(
         tuple(
             [f"{one.f_code.co_filename}:{one.f_lineno} {one.f_code.co_name}" for one in reversed(frames[:MOST_FRAMES])]

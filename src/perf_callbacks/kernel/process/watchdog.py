@@ -50,7 +50,7 @@ class Watchdog:
 
     def _reset(self) -> None:
         """Watch nothing. A forked child belongs to no fit and has no other thread."""
-        self._lock = threading.RLock()  # a collection within may close a fit, which watches or unwatches
+        self._lock = threading.RLock()  # a garbage collection under the lock may close a fit, which takes the lock
         self._watched: list[weakref.ref[Watched]] = []
         self._thread: threading.Thread | None = None
         self._wake, self._ticked = threading.Event(), threading.Event()

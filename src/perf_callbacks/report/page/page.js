@@ -31,7 +31,7 @@ const joined = (text) => text.replace(/(\d) (?=(us|ms|s|B|kB|MB|GB)\b)/g, "$1\u0
 function table(name, options = {}) {
   const found = data.tables[name];
   if (!found) return null;
-  // a column that says nothing in any row is left out
+  // a column that is empty in all rows is left out
   const filled = found.columns.map((_, place) => found.rows.some((row) => row[place])), shown = (cells) => cells.filter((_, place) => filled[place]);
   const columns = shown(found.columns);
   const inside = (text, heading, kind) => (kind === "code" && text ? el("code", {}, text) : heading.endsWith("step") && data.steps && kind === "number" ? stepButton(text) : joined(text));
@@ -64,7 +64,7 @@ function asTable(into, headings, rows) {
   const build = () => el("div", { class: "scroll" }, el("table", {},
     el("thead", {}, el("tr", {}, ...headings.map((heading) => el("th", { class: "number", scope: "col" }, heading)))),
     el("tbody", {}, ...rows.filter((_, place) => place % stride === 0).map((row) => el("tr", {}, ...row.map((text) => el("td", { class: "number" }, text)))))));
-  const folded = el("details", { class: "data" }, el("summary", {}, stride > 1 ? `As a table: one of ${stride} points` : "As a table"));
+  const folded = el("details", { class: "data" }, el("summary", {}, stride > 1 ? `As a table: one point in ${stride}` : "As a table"));
   folded.addEventListener("toggle", () => { if (folded.open && folded.children.length === 1) folded.append(build()); });
   into.append(folded);
 }
@@ -97,7 +97,7 @@ addEventListener("beforeprint", () => { for (const one of foldedTables()) one.op
 addEventListener("afterprint", () => { for (const one of foldedTables()) one.open = false; if (before) document.documentElement.dataset.theme = before; else delete document.documentElement.dataset.theme; paint(); });
 page.append(
   el("div", { class: "top" }, el("span", {}, el("b", {}, "perf_callbacks"), " report"), toggle),
-  el("h1", {}, data.verdict || "Nothing can be said about this run."),
+  el("h1", {}, data.verdict || "No verdict on this run."),
   el("p", { class: "details" }, `${data.title.details} · started ${data.title.started} · `, el("span", { class: "mono" }, data.title.run)),
   ...(data.notes.length ? [el("ul", { class: "notes" }, ...data.notes.map((note) => el("li", {}, note)))] : []),
   el("dl", { class: "tiles" }, ...(data.figures || []).map((one) => el("div", {},
@@ -115,7 +115,7 @@ const at = (place) => {
 function timeChart() {
   const made = figure("Step time", key(["mean", "accent", true], ["fastest to slowest", "band"], ["slow step", "second"]), steps.text);
   page.lastChild.append(made);
-  // a few long steps would flatten all others: at first the scale is that of the usual ones
+  // a few long steps would flatten all others: at first the scale fits the usual steps
   const slowest = Math.max(...steps.outliers.map((one) => one[1]), ...steps.most.filter((v) => v != null)) * 1.05;
   const usual = Math.min(slowest, Math.max(Math.min(Charts.usual(steps.most) * 1.25, Charts.usual(steps.mean) * 3), Charts.usual(steps.mean) * 1.5));
   let high = usual, plot = null;
@@ -132,7 +132,7 @@ function timeChart() {
     say: (place, say) => `${at(place)}\nmean ${say(steps.mean[place])}\n${say(steps.least[place])} to ${say(steps.most[place])}`,
     hit: (plot, left, top) => {
       const near = steps.outliers.find((one) => { const [x, y] = spot(plot, one, false); return Math.hypot(x - left, y - top) < 7; });
-      return near && `step ${near[0].toLocaleString("en")}: ${Charts.seconds(near[1])}\nrank ${near[2]}${near[3] ? `\nin no row: ${near[3]}` : ""}`;
+      return near && `step ${near[0].toLocaleString("en")}: ${Charts.seconds(near[1])}\nrank ${near[2]}${near[3] ? `\nexcluded: ${near[3]}` : ""}`;
     },
     draw: (plot) => {
       const { ctx } = plot, scale = devicePixelRatio, [low, far] = Charts.view;
@@ -221,7 +221,7 @@ if (steps) {
   const say = (low, high) => {
     from.value = Math.round(low); to.value = Math.round(high);
     const few = steps.width > 1 && high - low < 100 * steps.width;
-    hint.replaceChildren(...(few ? [`A point is ${steps.width.toLocaleString("en")} steps. To draw each one: `, el("code", {}, `perf-callbacks report … --steps ${from.value}-${to.value}`)] : []));
+    hint.replaceChildren(...(few ? [`A point is ${steps.width.toLocaleString("en")} steps. To draw each step: `, el("code", {}, `perf-callbacks report … --steps ${from.value}-${to.value}`)] : []));
     drawHeat();
   };
   Charts.begin(steps.first, steps.last, say);
@@ -295,7 +295,7 @@ function heatMap() {
   });
   canvas.addEventListener("mouseleave", () => { tip.style.display = "none"; });
   new ResizeObserver(() => drawHeat()).observe(made);
-  if (heat.left_out) made.append(el("p", { class: "said" }, `${heat.left_out.toLocaleString("en")} more ranks, which exceed the others least, are not drawn.`));
+  if (heat.left_out) made.append(el("p", { class: "said" }, `${heat.left_out.toLocaleString("en")} more ranks are not drawn: those that exceed the median rank least.`));
   return made;
 }
 section(data.heat ? "Ranks and slow steps" : "Slow steps", heatMap(), pair(table("worst"), table("ranks")));
@@ -311,7 +311,7 @@ if (memory || (data.use || []).length) {
 section(null, table("checklist", { class: "wordy" }));
 section(null, table("environment", { folded: true }));
 page.append(el("footer", {},
-  el("p", {}, !steps || steps.width === 1 ? "Each point is one step: its mean, its fastest and its slowest rank." : `Each point is ${steps.width.toLocaleString("en")} steps of all ranks: their mean, and a band from the fastest to the slowest. Steps that are in no row (first, counted, with an evaluation or a checkpoint) are in neither.`),
-  el("p", {}, "The slowest steps are drawn one by one; a triangle at the upper edge is a step beyond the scale. Steps that were repeated after a restart are shown as they ran the last time."),
+  el("p", {}, !steps || steps.width === 1 ? "Each point is one step: the mean of its ranks, and a band from the fastest to the slowest rank." : `Each point is ${steps.width.toLocaleString("en")} steps of all ranks: their mean, and a band from the fastest to the slowest. Neither includes excluded steps: the first step, and steps with a FLOP count, an evaluation or a checkpoint.`),
+  el("p", {}, "The slowest steps are drawn one by one; a triangle at the upper edge is a step beyond the scale. Steps that were repeated after a restart are shown as they ran last."),
   el("p", {}, `${data.title.version}. The page needs no network. Charts: uPlot 1.6.32, MIT licence, © 2022 Leon Sorokin.`)));
 nameToggle();
