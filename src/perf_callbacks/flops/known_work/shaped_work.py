@@ -169,7 +169,7 @@ class ShapedWork(WorkModel):
         self._find_trained = self._on_change = None
 
     def settle(self) -> None:
-        """Accept the FLOPs of the steps up to the last check."""
+        """Reset `trainable_changed`, because the steps up to the last check have their FLOPs."""
         self.trainable_changed = False
 
     def learn(

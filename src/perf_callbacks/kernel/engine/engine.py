@@ -46,7 +46,7 @@ LATE_SECONDS = 3.0
 MOST_MARKS = 16384
 """If the tape has more entries than this, it is read before the step ends.
 
-If it has more than twice this number, collections are written to the journal at once.
+If the tape has more than twice this number, collections are written to the journal at once.
 """
 
 SEVERAL = 16

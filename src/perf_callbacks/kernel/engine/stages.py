@@ -18,7 +18,7 @@ class Stage(IntEnum):
     OTHER = 5
     """Logging, callbacks, the rest of the step."""
     UNDECIDED = 6
-    """Time after a backward of a plain loop: optimizer if an optimizer step follows, else other."""
+    """Time after a backward of a plain loop. It counts as optimizer if an optimizer step follows, else as other."""
     ASIDE = 7
     """Evaluation, checkpointing and other work that is part of no step."""
 

@@ -35,7 +35,7 @@ class WorkModel:
         return None
 
     def settle(self) -> None:
-        """Accept the FLOPs of the steps up to the last `look`."""
+        """Reset `trainable_changed`, because the steps up to the last `look` have their FLOPs."""
 
     def metrics(self, totals: Totals) -> Mapping[str, float | None]:  # noqa: ARG002 as above
         """Compute the metrics of steps, by name without prefix. Empty: their FLOPs are unknown."""

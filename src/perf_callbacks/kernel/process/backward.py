@@ -220,7 +220,7 @@ class Backwards(Owner[bool]):
         return _signed(backward)
 
     def _in_several(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call `backward` for several loops, or for a loop that is not just training."""
+        """Call `backward` while there are several loops, or a loop that needs more than its marks."""
         heard: list[Loop] = []
         try:
             for reference in self._loops:

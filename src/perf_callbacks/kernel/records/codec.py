@@ -29,7 +29,8 @@ _SPARSE = (Use, Memory)
 _DIGITS = bytes.maketrans(b"012345678", b"999999999")
 
 _TOO_LONG = b"9" * 100
-"""Digits of an integer that could overflow when converted to a float. msgspec reads up to 4,300 digits."""
+"""A line with 100 digits in a row is not read, because such an integer could overflow as a float. msgspec reads up to
+4,300 digits. `_DIGITS` turns all digits into 9."""
 
 
 @dataclass(frozen=True, slots=True)

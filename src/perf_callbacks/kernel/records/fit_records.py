@@ -68,7 +68,7 @@ class Run:
     model: str | None = None
     """Class of the model whose FLOPs are counted."""
     parameters: int | None = None
-    """Number of parameters of that model, whole also if sharded."""
+    """Number of parameters of that model, including the shards on other ranks."""
     batch: int | None = None
     """Samples per batch, as the loader says."""
     started_unix: float

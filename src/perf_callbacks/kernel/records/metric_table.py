@@ -20,7 +20,7 @@ class Metric:
     meaning: str
     """Sentence for the documentation, in Markdown."""
     needs: tuple[str, ...] = ()
-    """What a run must have for this metric, beyond known samples and tokens."""
+    """Conditions under which a run has this metric, besides known samples and tokens."""
     main: bool = False
     """True: consoles show the metric, and loggers get it with `metrics="main"`."""
     constant: bool = False
