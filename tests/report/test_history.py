@@ -27,16 +27,6 @@ def test_fits_in_one_file_stay_apart_in_the_order_of_their_start():
     assert [fit.run_id for fit in gather([later + earlier])] == ["a", "b"]
 
 
-def test_ranks_that_did_not_talk_are_joined_by_their_start():
-    def journal(rank, start):
-        return entries(a_run(run_id=f"id{rank}", rank=rank, world_size=2, started_unix=start), steps(1, 2))
-
-    [fit] = gather([journal(0, 1000.0), journal(1, 1003.0)])
-    assert [*fit.ranks] == [0, 1]
-    assert len(gather([journal(0, 1000.0), journal(1, 9000.0)])) == 2
-    assert len(gather([entries(a_run(run_id="a"), steps(1, 2)), entries(a_run(run_id="b"), steps(1, 2))])) == 2
-
-
 def test_steps_that_a_later_attempt_repeats_count_once():
     journal = entries(a_run(), steps(1, 10), a_run(attempt=2, step=6), steps(7, 12))
     [fit] = gather([journal])
@@ -63,10 +53,10 @@ def test_steps_that_do_not_go_on_are_dropped_and_unknown_values_are_nan():
     assert attempt.excluded == {5: "first"}
 
 
-def test_the_peak_and_the_memory_of_rows_are_kept():
-    row = Row(step=2, metrics={"perf/peak_tflops": 3.5, "perf/memory_reserved_gb": 1.5, "perf/mfu": 0.5})
-    [fit] = gather([entries(a_run(), row)])
-    assert (fit.first[0].peak_tflops, fit.first[0].memory) == (3.5, [(2, {"perf/memory_reserved_gb": 1.5})])
+def test_the_peak_of_the_last_row_is_kept():
+    rows = [Row(step=2, metrics={"perf/peak_tflops": 3.5}), Row(step=3, metrics={"perf/mfu": 0.5})]
+    [fit] = gather([entries(a_run(), *rows)])
+    assert fit.first[0].peak_tflops == 3.5
 
 
 def test_a_newer_schema_is_noticed():

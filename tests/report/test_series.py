@@ -5,8 +5,9 @@ from fakes import a_run
 from journals import a_fit, steps
 
 from perf_callbacks.kernel.records.codec import Entry
+from perf_callbacks.report.heat_map import heat_map
 from perf_callbacks.report.history import gather
-from perf_callbacks.report.series import hardware_ratios, heat, medians, outliers, series, worst
+from perf_callbacks.report.series import medians, outliers, series, worst
 
 
 def a_history(*journals):
@@ -67,15 +68,17 @@ def test_a_slow_step_is_explained_by_the_rank_that_the_other_waited_for():
 
 def test_a_rank_that_is_slow_for_long_stands_out_in_the_heat_map():
     slow = steps(1, 9, data_time=(0.5,) * 9)
-    found = heat(
+    found = heat_map(
         a_history(*[journal(slow if rank == 2 else steps(1, 9), rank=rank, world_size=3) for rank in range(3)])
     )
-    assert (found.ranks, found.left_out) == ((0, 1, 2), 0)
-    assert found.excess["data_time"] == [[0.0] * 9, [0.0] * 9, [0.4375] * 9]
-    assert found.excess["forward_time"] == [[0.0] * 9] * 3
-    assert "gc_time" not in found.excess
+    excess = dict(zip(found["names"], found["excess"], strict=True))
+    assert (found["ranks"], found["left_out"], found["stage"]) == ([0, 1, 2], 0, "data")
+    assert excess["data"] == [[0] * 9, [0] * 9, [0.438] * 9]
+    assert excess["forward"] == [[0] * 9] * 3
+    assert "gc" not in excess
+    assert found["text"].endswith("The largest excess is 438 ms per step: rank 2, data.")
 
 
-def test_executed_flops_follow_the_latest_count():
-    fit = a_history(a_fit(0))
-    assert hardware_ratios(fit, series(fit).axis) == [1.25] * 20
+def test_a_single_rank_and_ranks_without_steps_have_no_heat_map():
+    assert heat_map(a_history(a_fit(0))) is None
+    assert heat_map(a_history(*[journal(rank=rank, world_size=2) for rank in range(2)])) is None

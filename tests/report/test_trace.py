@@ -73,10 +73,11 @@ def test_what_happened_beside_the_steps_is_there():
     found = events(a_fit(0))
     [evaluation] = [event for event in found if event["name"] == "evaluation"]
     assert (evaluation["ts"], evaluation["dur"], evaluation["tid"]) == (2_500_000, 2_000_000, 2)
-    [pause, stall] = [event for event in found if event["ph"] == "i"]
-    assert (pause["name"], pause["ts"]) == ("gc", 900_000)
-    assert pause["args"] == {"step": 4, "ms": 125.0, "generation": 2, "by": "automatic"}
-    assert (stall["name"], stall["args"]["stack"][-1]) == ("stall", "loader.py:41 next")
+    [counted, pause, stall] = [event for event in found if event["ph"] == "i"]
+    assert (counted["name"], counted["ts"]) == ("FLOP count", 500_000)
+    assert (pause["name"], pause["ts"]) == ("collection", 1_000_000)
+    assert pause["args"] == {"step": 4, "what": "garbage collection 125 ms, generation 2, rank 0, automatic"}
+    assert (stall["name"], stall["args"]["what"]) == ("stall", "rank 0 in data for 61.0 s")
     [eleventh] = [event for event in found if event.get("args", {}).get("step") == 11 and event["name"] == "step"]
     assert eleventh["ts"] + eleventh["dur"] == pytest.approx(4_750_000)
 
@@ -85,9 +86,9 @@ def test_a_straggler_is_marked_at_the_end_of_its_step_on_its_rank():
     slow = [Straggler(step=5, rank=rank, cause="data", seconds_lost=1.5) for rank in (1, 7)]
     journal = [*a_fit(0, world_size=2), *[Entry(30.0, one) for one in slow]]
     found = [event for event in events(journal, a_fit(1, world_size=2)) if event["name"] == "straggler"]
-    assert [(event["pid"], event["ts"], event["args"]["rank"]) for event in found] == [
-        (1, 1_250_000, 1),
-        (0, 1_250_000, 7),
+    assert [(event["pid"], event["ts"], event["args"]["what"]) for event in found] == [
+        (1, 1_250_000, "rank 1 cost 1.50 s: waiting for data"),
+        (0, 1_250_000, "rank 7 cost 1.50 s: waiting for data"),
     ]
 
 

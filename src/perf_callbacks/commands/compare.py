@@ -5,10 +5,11 @@ import json
 import math
 from pathlib import Path
 
+from perf_callbacks.commands import report
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.settings.config import ConfigError
-from perf_callbacks.report import comparison, comparison_text, report_file
+from perf_callbacks.report import comparison, comparison_text
 
 NAME: str = "compare"
 SUMMARY: str = "tell if one recorded run is slower than another, metric by metric"
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the comparison."""
     share = arguments.fail_over / 100
-    first, second = [report_file.fits(path)[-1].last for path in (arguments.a, arguments.b)]
+    first, second = [report.last(path) for path in (arguments.a, arguments.b)]
     try:
         found = comparison.compare(first, second, fail_over=share)
     except (ArithmeticError, ValueError):

@@ -3,9 +3,10 @@
 import argparse
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
-from perf_callbacks.kernel.settings.config import ConfigError, PerfConfig, Rule, rules
+from perf_callbacks.kernel.settings.config import ConfigError, PerfConfig, rules
 from perf_callbacks.kernel.settings.in_force import FileEntry, parse
 from perf_callbacks.launch import accelerate_config
 from perf_callbacks.launch.accelerate_config import AccelerateConfig
@@ -38,23 +39,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Edit the file and show its section."""
     config = accelerate_config.load(arguments.config_file or default_file())
-    given = bool(arguments.assignments or arguments.unset)
-    values = parse([_assignment(text) for text in arguments.assignments])
-    asking = sys.stdin is not None and sys.stdin.isatty()
-    if not (given or asking):
-        raise ConfigError("without a terminal the command can't ask: give FIELD=VALUE, such as window=20.")
-    try:
-        if config.key is None and (values or not given):
-            print(REFUSED)
-            if asking and input("Write the section? [y/N] ").strip().lower() not in {"y", "yes"}:
-                print("Nothing was written.")
-                return 0
-        if not given:
+    if arguments.assignments or arguments.unset:
+        values = parse([_assignment(text) for text in arguments.assignments])
+    elif sys.stdin is not None and sys.stdin.isatty():
+        try:
             values = _ask(config)
-    except (KeyboardInterrupt, EOFError):
-        print("\nNothing was written.")
-        return INTERRUPTED
+        except (KeyboardInterrupt, EOFError):
+            print("\nNothing was written.")
+            return INTERRUPTED
+    else:
+        raise ConfigError("without a terminal the command can't ask: give FIELD=VALUE, such as window=20.")
     text = accelerate_config.edited(config, values, {*arguments.unset} - {*values})
+    if config.key is None and values:
+        print(REFUSED)
     if text != config.text:
         accelerate_config.save(config.path, text)
     entries = [entry for entry in config.entries if entry.name not in {*values, *arguments.unset}]
@@ -82,25 +79,17 @@ def _assignment(text: str) -> FileEntry:
 
 
 def _ask(config: AccelerateConfig) -> dict[str, object]:
-    """Ask for each field. An empty answer keeps the value."""
+    """Ask for each field until the answer is legal. An empty answer keeps the value."""
     print(f"Settings for {config.path}. Enter keeps the value in brackets.")
-    now = parse(config.entries)
+    now = asdict(PerfConfig()) | parse(config.entries)
     values: dict[str, object] = {}
     for name, rule in rules().items():
-        kept = now.get(name, getattr(PerfConfig(), name))
-        answer = _answer(f"{name} ({rule.wanted}) [{_shown(kept)}]: ", rule, kept)
-        if answer != kept:
-            values[name] = answer
+        text = input(f"{name} ({rule.wanted}) [{_shown(now[name])}]: ").strip()
+        while text and not rule.allows(rule.parse(text)):
+            text = input(f"  got {text!r}, wanted {rule.wanted}: ").strip()
+        if text and rule.parse(text) != now[name]:
+            values[name] = rule.parse(text)
     return values
-
-
-def _answer(question: str, rule: Rule, kept: object) -> object:
-    """Ask until the answer is legal."""
-    while True:
-        text = input(question).strip()
-        if not text or rule.allows(rule.parse(text)):
-            return rule.parse(text) if text else kept
-        print(f"  got {text!r}, wanted {rule.wanted}.")
 
 
 def _shown(value: object) -> object:

@@ -4,9 +4,10 @@ import argparse
 import json
 from pathlib import Path
 
+from perf_callbacks.commands import report
 from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.settings.config import ConfigError
-from perf_callbacks.report import memory_table, report_file
+from perf_callbacks.report import memory_table
 
 NAME: str = "memory"
 SUMMARY: str = "show where the memory of a recorded run went, and if it leaks"
@@ -24,14 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the parts of memory of each rank."""
-    fits = report_file.fits(arguments.directory)[-1].last
+    fits = report.last(arguments.directory)
     try:
         if arguments.json:
             text = json.dumps([memory_table.facts(fit) for fit in fits], indent=2, allow_nan=False)
         else:
             columns = terminal.columns()
-            tables = [memory_table.render(fit, columns) for fit in fits]
-            text = "\n".join([*tables, *memory_table.missing(fits)])
+            text = "\n".join([memory_table.render(fit, columns) for fit in fits])
     except (ArithmeticError, ValueError):
         raise ConfigError(f"{arguments.directory}: the journal holds impossible values") from None
     print(text)

@@ -2,10 +2,13 @@
 
 import argparse
 import re
+import sys
 from pathlib import Path
 
 from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.report import report_file
+from perf_callbacks.report.history import Attempt
+from perf_callbacks.report.layout import listed
 
 NAME: str = "report"
 SUMMARY: str = "write one HTML page about a run, from the journals of all ranks"
@@ -37,6 +40,14 @@ def run(arguments: argparse.Namespace) -> int:
     report_file.write(fits, number(arguments.fit), path, within)
     print(path)
     return 0
+
+
+def last(directory: Path) -> list[Attempt]:
+    """Read the last attempt of each rank in the last fit. Print which ranks have no journal."""
+    fit = report_file.fits(directory)[-1]
+    if fit.missing:
+        print(f"{directory}: ranks without a journal are left out: {listed(fit.missing)}", file=sys.stderr)
+    return fit.last
 
 
 def number(given: int) -> int:

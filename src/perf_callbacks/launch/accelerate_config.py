@@ -6,6 +6,7 @@ before it is saved.
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Collection, Mapping
@@ -21,6 +22,9 @@ from perf_callbacks.kernel.settings.in_force import FILE, SECTION, FileEntry, pa
 
 KEY = "perf_callbacks"
 
+_SECTION = re.compile(rf"""^(["']?){KEY}\1[ ]*:.*\n?(?:[ \t].*\n?|\r?\n(?=[ \t]))*""", re.MULTILINE)
+"""The line of the key, and the indented lines after it."""
+
 
 @dataclass(frozen=True, slots=True)
 class AccelerateConfig:
@@ -31,8 +35,7 @@ class AccelerateConfig:
     root: Node | None
     """None: the file is empty."""
     key: Node | None
-    section: Node | None
-    """The value of the key. None: the file has no section."""
+    """None: the file has no section."""
     entries: tuple[FileEntry, ...]
     """The fields that the section sets."""
 
@@ -59,7 +62,7 @@ def _composed(path: Path, text: str) -> AccelerateConfig:
     root = config_file.compose(path, text)
     pairs = [pair for pair in root.value if pair[0].value == KEY] if root is not None else []
     if not pairs:
-        return AccelerateConfig(path, text, root, None, None, ())
+        return AccelerateConfig(path, text, root, None, ())
     key, section = pairs[-1]
     where = f"{path}, line {config_file.line(key)}"
     if len(pairs) > 1:
@@ -67,7 +70,7 @@ def _composed(path: Path, text: str) -> AccelerateConfig:
     if section.id != "mapping" and not section.tag.endswith(":null"):
         raise ConfigError(f"{where}: {KEY}: got a {section.id}, wanted fields with values.")
     entries = config_file.entries(section, f"{path}") if section.id == "mapping" else ()
-    return AccelerateConfig(path, text, root, key, section, entries)
+    return AccelerateConfig(path, text, root, key, entries)
 
 
 def exports(section: tuple[FileEntry, ...], environ: Mapping[str, str]) -> dict[str, str]:
@@ -96,52 +99,41 @@ def without_section(config: AccelerateConfig) -> dict[str, Any]:
 
 def edited(config: AccelerateConfig, values: Mapping[str, object], unset: Collection[str] = ()) -> str:
     """Return the text with fields set or removed. Raise `ConfigError` if the section would not be legal."""
-    known = {entry.name: entry.text for entry in config.entries}
+    known = parse(config.entries)
     for name in unset:
         if name not in known:
             raise ConfigError(f"{config.path} doesn't set {name}.")
-    wanted = {name: text for name, text in known.items() if name not in unset}
-    wanted |= {name: _text(value) for name, value in values.items()}
+    wanted = {name: value for name, value in known.items() if name not in unset} | {**values}
     if config.root is not None and config.root.flow_style:
         line = f'"{KEY}": {json.dumps(wanted)}'
         raise ConfigError(f"{config.path} is written in braces, as JSON, and is not edited. Write into it: {line}")
     if wanted == known:
         return config.text
-    kept = {key.value: _source(config.text, value) for key, value in _fields(config) if key.value not in unset}
-    text = _with_section(config, kept | {name: _scalar(value) for name, value in values.items()})
-    _check(config, text, wanted)
-    return text
-
-
-def _fields(config: AccelerateConfig) -> list[tuple[Node, Node]]:
-    """Return the nodes of the section's fields, each with its value."""
-    return config.section.value if config.section is not None and config.section.id == "mapping" else []
-
-
-def _with_section(config: AccelerateConfig, sources: Mapping[str, str]) -> str:
-    """Return the text with a section of these fields, in place of the old section or at the end."""
-    text, section, fields = config.text, config.section, _fields(config)
-    block = "".join([f"{KEY}:\n", *[f"  {name}: {source}\n" for name, source in sources.items()]]) if sources else ""
-    if "\r\n" in text:
-        block = block.replace("\n", "\r\n")
-    if section is None:
-        start = end = len(text) if config.root is None else config.root.end_mark.index
-        separate = "" if start == 0 or text[start - 1] == "\n" else "\n"
-        return text[:start] + separate + block + text[end:]
-    start = text.rfind("\n", 0, config.key.start_mark.index) + 1 if config.key is not None else 0
-    end = _line_after(text, fields[-1][1] if fields and not section.flow_style else section)
-    return text[:start] + block + text[end:]
-
-
-def _check(config: AccelerateConfig, text: str, wanted: Mapping[str, str]) -> None:
-    """Raise `ConfigError` unless the edited text has the wanted section and the old rest."""
+    text = _with_section(config, wanted)
     try:
         new = _composed(config.path, text)
     except ConfigError:
         new = None
-    if new is None or _rest(new) != _rest(config) or {entry.name: entry.text for entry in new.entries} != wanted:
+    if new is None or parse(new.entries) != wanted or without_section(new) != without_section(config):
         raise ConfigError(f"{config.path}: the section {KEY} is written in a way that can't be edited: do it by hand.")
-    parse(new.entries)
+    return text
+
+
+def _with_section(config: AccelerateConfig, values: Mapping[str, object]) -> str:
+    """Return the text with a section of these values, in place of the old section or at the end."""
+    import yaml  # noqa: PLC0415 needed only with a file
+
+    block = ""
+    if values:
+        block = yaml.safe_dump({KEY: {**values}}, sort_keys=False, allow_unicode=True, width=float("inf"))
+    if "\r\n" in config.text:
+        block = block.replace("\n", "\r\n")
+    found = None if config.key is None else _SECTION.search(config.text)
+    if found is not None:
+        return config.text[: found.start()] + block + config.text[found.end() :]
+    end = len(config.text) if config.root is None else config.root.end_mark.index  # a line "..." may follow
+    before = config.text[:end]
+    return before + ("\n" if before and not before.endswith("\n") else "") + block + config.text[end:]
 
 
 def save(path: Path, text: str) -> None:
@@ -165,42 +157,3 @@ def save(path: Path, text: str) -> None:
             raise
     except OSError as error:
         raise ConfigError(f"{path} can't be written: {error.strerror or error}.") from None
-
-
-def _rest(config: AccelerateConfig) -> list[object]:
-    pairs = [] if config.root is None else config.root.value
-    return [(_plain(key), _plain(value)) for key, value in pairs if key.value != KEY]
-
-
-def _plain(node: Node) -> object:
-    if node.id == "scalar":
-        return node.tag, node.value
-    parts = node.value if node.id == "sequence" else [part for pair in node.value for part in pair]
-    return node.tag, [_plain(part) for part in parts]
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return "" if value is None else str(value)
-
-
-def _scalar(value: object) -> str:
-    """Write a value as YAML, also for use between braces: quoted if YAML would read another type."""
-    import yaml  # noqa: PLC0415 needed only with a file
-
-    written: str = yaml.safe_dump([value], default_flow_style=True, width=float("inf"), allow_unicode=True)
-    return written.strip()[1:-1]
-
-
-def _source(text: str, node: Node) -> str:
-    return text[node.start_mark.index : node.end_mark.index].rstrip("\n")
-
-
-def _line_after(text: str, node: Node) -> int:
-    """Return the start of the line after a node."""
-    end: int = node.end_mark.index
-    if text[end - 1] == "\n":  # a block scalar ends there
-        return end
-    found = text.find("\n", end)
-    return len(text) if found < 0 else found + 1

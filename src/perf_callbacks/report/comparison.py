@@ -13,7 +13,7 @@ from perf_callbacks.kernel.records.machine_records import Memory, Use
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 from perf_callbacks.memory.use import known
 from perf_callbacks.report.batch_means import Change, Estimate, change, quick, ratio
-from perf_callbacks.report.history import STEP_COLUMNS, Attempt, missing, possible
+from perf_callbacks.report.history import STEP_COLUMNS, Attempt, possible
 from perf_callbacks.report.series import STAGES, included
 from perf_callbacks.report.units import speed
 
@@ -54,8 +54,6 @@ class Comparison:
     """Values of configuration and environment that differ."""
     steps: tuple[int, int]
     """Steps that were compared."""
-    missing: tuple[Sequence[int], Sequence[int]]
-    """Ranks without a journal, in A and in B."""
 
     @property
     def regression(self) -> bool:
@@ -73,7 +71,6 @@ class Side:
     summary: Summary | None
     checklist: Mapping[str, str]
     memory: Mapping[str, float]
-    missing: Sequence[int]
 
     @classmethod
     def of(cls, ranks: Sequence[Attempt]) -> "Side":
@@ -90,7 +87,6 @@ class Side:
             summary=first.last(Summary),
             checklist={record.item: record.status for record in first.of(Checklist)},
             memory=memory,
-            missing=absent(ranks),
         )
 
     def estimate(self, above: str | None, below: str | None) -> Estimate | None:
@@ -131,7 +127,6 @@ def compare(first: Sequence[Attempt], second: Sequence[Attempt], *, fail_over: f
         not_compared=not_compared,
         differences=dict(_differences(a, b)),
         steps=(len(a.columns["step_time"]), len(b.columns["step_time"])),
-        missing=(a.missing, b.missing),
     )
 
 
@@ -140,11 +135,6 @@ def _check(metrics: Sequence[ComparedMetric]) -> None:
     figures = [figure for one in metrics for figure in (one.a, one.b, *(one.change or ())) if figure is not None]
     if not all(map(math.isfinite, figures)):
         raise ArithmeticError("not finite")
-
-
-def absent(ranks: Sequence[Attempt]) -> list[int]:
-    """Return the ranks of a run that have no attempt here."""
-    return missing(ranks[0].run.world_size, {rank.run.rank for rank in ranks})
 
 
 def _decider(known_metrics: Sequence[ComparedMetric]) -> ComparedMetric | None:

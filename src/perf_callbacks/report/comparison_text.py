@@ -1,12 +1,11 @@
 """A comparison of two runs as text, as Markdown for a pull request, and as values for JSON."""
 
-from collections.abc import Iterable
 from typing import Any
 
 from perf_callbacks.flops.peaks.peak_rates import TERA
 from perf_callbacks.report.batch_means import Change
 from perf_callbacks.report.comparison import BETTER, SAME, UNDECIDED, WORSE, ComparedMetric, Comparison
-from perf_callbacks.report.layout import COLUMNS, INDENT, LONGEST, aligned, clean, listed, wrapped
+from perf_callbacks.report.layout import COLUMNS, INDENT, LONGEST, aligned, clean, wrapped
 from perf_callbacks.report.units import DASH, duration, rate, size, speed
 
 SENTENCES = {
@@ -36,7 +35,6 @@ def text(comparison: Comparison, columns: int = COLUMNS) -> str:
     lines = [
         *wrapped(f"{verdict(comparison)}.", width=columns),
         f"A: {comparison.steps[0]:,} measured steps, B: {comparison.steps[1]:,}",
-        *_missing(comparison),
         *[f"  {line}" for line in aligned([HEADERS, *map(_row, comparison.metrics)], right=range(1, 5))],
     ]
     for name, reason in comparison.not_compared.items():
@@ -56,8 +54,7 @@ def markdown(comparison: Comparison) -> str:
         "|---|---:|---:|---:|---:|---|",
         *["| " + " | ".join(_row(metric)) + " |" for metric in comparison.metrics],
     ]
-    notes = [f"{line}." for line in _missing(comparison)]
-    notes += [f"No verdict on {name}: {_cell(reason, SENTENCE)}." for name, reason in comparison.not_compared.items()]
+    notes = [f"No verdict on {name}: {_cell(reason, SENTENCE)}." for name, reason in comparison.not_compared.items()]
     notes += [f"{_cell(name)}: {_cell(a)} → {_cell(b)}" for name, (a, b) in comparison.differences.items()]
     return "\n".join([*lines, *([""] if notes else []), *[f"- {note}" for note in notes]])
 
@@ -70,7 +67,6 @@ def values(comparison: Comparison, fail_over: float) -> dict[str, Any]:
         "decided_by": None if comparison.decided_by is None else comparison.decided_by.name,
         "fail_over": fail_over,
         "steps": comparison.steps,
-        "missing_ranks": dict(zip("ab", comparison.missing, strict=True)),
         "metrics": [
             {
                 "metric": one.name,
@@ -89,12 +85,6 @@ def values(comparison: Comparison, fail_over: float) -> dict[str, Any]:
 def _cell(value: object, longest: int = LONGEST) -> str:
     """Render a value as plain text in Markdown."""
     return "".join(["\\" + letter if letter in "\\`*_[]<>|#" else letter for letter in clean(value, longest)])
-
-
-def _missing(comparison: Comparison) -> Iterable[str]:
-    for name, ranks in zip("AB", comparison.missing, strict=True):
-        if ranks:
-            yield f"ranks without a journal, left out of {name}: {listed(ranks)}"
 
 
 def _row(metric: ComparedMetric) -> tuple[str, ...]:

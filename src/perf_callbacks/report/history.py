@@ -2,7 +2,7 @@
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, pairwise
 from math import nan
@@ -26,9 +26,6 @@ TIMES = (
 STEP_COLUMNS = (*TIMES, "samples", "tokens")
 """Columns of a step that a history keeps, as floats. Unknown is NaN."""
 
-MEMORY_KEYS = ("perf/memory_allocated_peak_gb", "perf/memory_reserved_gb")
-"""Logged metrics that a history keeps."""
-
 PEAK_KEY = "perf/peak_tflops"
 
 LARGEST = 2**53
@@ -36,29 +33,6 @@ LARGEST = 2**53
 
 MOST = 1e30
 """Largest value that is read, so that sums stay finite."""
-
-SAME_START_SECONDS = 600.0
-"""Ranks that exchanged nothing have different ids: their fits are joined if they started within these seconds."""
-
-
-@dataclass(slots=True)
-class PauseHistory:
-    """Garbage collections of an attempt, in columns."""
-
-    step: "array[int]" = field(default_factory=lambda: array("q"))
-    start: "array[float]" = field(default_factory=lambda: array("d"))
-    seconds: "array[float]" = field(default_factory=lambda: array("d"))
-    generation: "array[int]" = field(default_factory=lambda: array("b"))
-    by: list[str] = field(default_factory=list)
-    """The collector: "checklist", "program" by a call, or "automatic"."""
-
-    def add(self, pause: Gc) -> None:
-        """Add a collection."""
-        self.step.append(min(max(pause.step, -1), LARGEST))
-        self.start.append(max(-MOST, min(pause.start, MOST)))
-        self.seconds.append(max(0.0, min(pause.seconds, MOST)))
-        self.generation.append(min(max(pause.generation, 0), 2))
-        self.by.append("checklist" if pause.ours is not None else "automatic" if pause.automatic else "program")
 
 
 @dataclass(slots=True)
@@ -71,10 +45,8 @@ class Attempt:
     """The values of each step, by the names in `STEP_COLUMNS`. NaN: unknown."""
     excluded: dict[int, str] = field(default_factory=dict)
     """By number of a step, the reason why the step is in no row."""
-    pauses: PauseHistory = field(default_factory=PauseHistory)
+    pauses: list[Gc] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
-    memory: list[tuple[int, dict[str, float]]] = field(default_factory=list)
-    """Logged memory: step, and the metrics of `MEMORY_KEYS`."""
     peak_tflops: float | None = None
     """Peak of the last logged row with a peak."""
     others: list[Entry] = field(default_factory=list)
@@ -89,13 +61,11 @@ class Attempt:
         if isinstance(record, Steps):
             self._add_steps(record)
         elif isinstance(record, Gc):
-            self.pauses.add(record)
+            if possible(record.seconds):
+                self.pauses.append(record)
         elif isinstance(record, Span):
             self.spans.append(record)
         elif isinstance(record, Row):
-            kept = {key: float(record.metrics[key]) for key in MEMORY_KEYS if key in record.metrics}
-            if kept:
-                self.memory.append((record.step, kept))
             self.peak_tflops = record.metrics.get(PEAK_KEY, self.peak_tflops)
         elif not isinstance(record, Run):
             self.others.append(entry)
@@ -160,7 +130,7 @@ class FitHistory:
     @property
     def missing(self) -> list[int]:
         """Ranks without a journal, at most the first hundred."""
-        return missing(self.run.world_size, self.ranks)
+        return [rank for rank in range(min(self.run.world_size, 100_000)) if rank not in self.ranks][:100]
 
     @property
     def last(self) -> list[Attempt]:
@@ -196,15 +166,6 @@ def possible(value: float) -> bool:
     return 0 <= value <= MOST
 
 
-def missing(world_size: int, ranks: Collection[int]) -> list[int]:
-    """Return the ranks of a job that are not in `ranks`, at most the first hundred.
-
-    >>> missing(4, [0, 2])
-    [1, 3]
-    """
-    return [rank for rank in range(min(world_size, 100_000)) if rank not in ranks][:100]
-
-
 def gather(journals: Iterable[Iterable[Entry]]) -> list[FitHistory]:
     """Gather the fits in journals, ordered by start. Records before the first `run` record are dropped."""
     fits: dict[str, FitHistory] = {}
@@ -215,7 +176,7 @@ def gather(journals: Iterable[Iterable[Entry]]) -> list[FitHistory]:
                 current = _attempt(fits, entry.record)
             if current is not None:
                 current.add(entry)
-    return _joined(sorted(fits.values(), key=lambda fit: fit.first[0].run.started_unix))
+    return sorted(fits.values(), key=lambda fit: fit.first[0].run.started_unix)
 
 
 def _attempt(fits: dict[str, FitHistory], run: Run) -> Attempt:
@@ -227,21 +188,6 @@ def _attempt(fits: dict[str, FitHistory], run: Run) -> Attempt:
             return known
     attempts.append(Attempt(run))
     return attempts[-1]
-
-
-def _joined(fits: list[FitHistory]) -> list[FitHistory]:
-    """Join fits whose ranks exchanged nothing and therefore have different ids."""
-    joined: list[FitHistory] = []
-    for fit in fits:
-        for other in joined:
-            apart = fit.first[0].run.started_unix - other.first[0].run.started_unix
-            same_size = fit.run.world_size == other.run.world_size > len(other.ranks)
-            if same_size and not {*fit.ranks} & {*other.ranks} and apart < SAME_START_SECONDS:
-                other.ranks.update(fit.ranks)
-                break
-        else:
-            joined.append(fit)
-    return joined
 
 
 def _ascending(steps: Sequence[int], last: int) -> Iterator[bool]:

@@ -1,12 +1,12 @@
 """Memory and the use of the machine, as bars and lines of a report."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 from perf_callbacks.kernel.records.machine_records import Memory, Use
-from perf_callbacks.report.history import MEMORY_KEYS, FitHistory
+from perf_callbacks.memory.use import known
+from perf_callbacks.report.history import FitHistory
 from perf_callbacks.report.series import rounded, short
-from perf_callbacks.report.tables import memory_parts
 from perf_callbacks.report.units import size
 
 FEWEST = 3
@@ -19,8 +19,6 @@ SHARES = {"CPU load": "cpu_load", "GPU utilization": "gpu_utilization"}
 SIZES = {"host memory": "resident_gb", "GPU memory": "gpu_memory_gb"}
 """By name of a line, the field of a `use` record."""
 
-T = TypeVar("T")
-
 
 def bar(title: str, parts: Sequence[tuple[str, float, str]], whole: float) -> dict[str, Any]:
     """Return the bar that shows parts of a whole. Each part has a name, a size and a text."""
@@ -31,46 +29,33 @@ def bar(title: str, parts: Sequence[tuple[str, float, str]], whole: float) -> di
 
 def memory(found: Memory | None) -> dict[str, Any] | None:
     """Draw the memory of a step by part."""
-    parts = [] if found is None else [(name, gb, size(gb)) for name, gb in memory_parts(found)]
-    if not parts:
+    sizes = {} if found is None else known(found)
+    peak = sizes.pop("peak", None)
+    if not sizes:
         return None
-    whole = sum(gb for _, gb, _ in parts)
-    peak = "" if found is None or found.peak_gb is None else f"{size(found.peak_gb)} at its peak; "
-    return bar(f"{peak}each part at its largest", parts, whole)
+    title = "each part at its largest" if peak is None else f"{size(peak)} at its peak; each part at its largest"
+    return bar(title, [(name, gb, size(gb)) for name, gb in sizes.items()], sum(sizes.values()))
 
 
 def use(fit: FitHistory) -> list[dict[str, Any]]:
     """Draw the use of the machine by the lowest rank."""
-    uses = [found for attempt in fit.first for found in attempt.of(Use)]
-    shown = _thinned(uses, lambda found: found.step)
-    x = [found.step for found in shown]
-    logged = _thinned([found for attempt in fit.first for found in attempt.memory], lambda found: found[0])
-    allocator = {
-        key.removeprefix("perf/").removesuffix("_gb").replace("_", " "): [metrics.get(key) for _, metrics in logged]
-        for key in MEMORY_KEYS
-    }
-    charts = [
-        _lines("Load", "share", x, {name: [getattr(found, key) for found in shown] for name, key in SHARES.items()}),
-        _lines("Memory", "GB", x, {name: [getattr(found, key) for found in shown] for name, key in SIZES.items()}),
-        _lines("Allocator", "GB", [step for step, _ in logged], allocator),
-    ]
+    uses = sorted([found for attempt in fit.first for found in attempt.of(Use)], key=lambda found: found.step)
+    shown = uses[:: max(1, len(uses) // POINTS)]
+    charts = [_lines("Load", "share", shown, SHARES), _lines("Memory", "GB", shown, SIZES)]
     return [chart for chart in charts if chart is not None]
 
 
-def _thinned(found: list[T], step: Callable[[T], int]) -> list[T]:
-    return sorted(found, key=step)[:: max(1, len(found) // POINTS)]
-
-
-def _lines(title: str, unit: str, x: list[int], lines: dict[str, list[Any]]) -> dict[str, Any] | None:
-    known = {name: values for name, values in lines.items() if any(value is not None for value in values)}
-    if not known or len(x) < FEWEST:
+def _lines(title: str, unit: str, uses: list[Use], fields: dict[str, str]) -> dict[str, Any] | None:
+    lines = {name: [getattr(found, field) for found in uses] for name, field in fields.items()}
+    drawn = {name: values for name, values in lines.items() if any(value is not None for value in values)}
+    if not drawn or len(uses) < FEWEST:
         return None
-    ends = ", ".join(f"{name} up to {max(v for v in values if v is not None):.3g}" for name, values in known.items())
+    ends = ", ".join(f"{name} up to {max(v for v in values if v is not None):.3g}" for name, values in drawn.items())
     return {
         "title": title,
         "unit": unit,
-        "x": x,
-        "names": [*known],
-        "values": [short(values) for values in known.values()],
+        "x": [found.step for found in uses],
+        "names": [*drawn],
+        "values": [short(values) for values in drawn.values()],
         "text": f"{title} over the steps: {ends}{' (1 is 100 %)' if unit == 'share' else ' GB'}.",
     }

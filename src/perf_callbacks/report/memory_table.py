@@ -4,9 +4,8 @@ from collections.abc import Iterable, Sequence
 
 from perf_callbacks.kernel.records.machine_records import Memory, Use
 from perf_callbacks.memory.use import Point, known, leak, slope
-from perf_callbacks.report.comparison import absent
 from perf_callbacks.report.history import Attempt, possible
-from perf_callbacks.report.layout import COLUMNS, card, clean, listed
+from perf_callbacks.report.layout import COLUMNS, card, clean
 from perf_callbacks.report.units import DASH, size
 
 SOURCES = {
@@ -43,13 +42,6 @@ def render(fit: Attempt, columns: int = COLUMNS) -> str:
         lines = [f"{rank}, step {parts.step}, on {clean(parts.device)}", *_table(parts)]
     lines += _host(_points(fit, "resident_gb"), _points(fit, "anonymous_gb"))
     return card(lines, columns)
-
-
-def missing(fits: Sequence[Attempt]) -> Iterable[str]:
-    """Yield a line that lists the ranks without a journal, if any."""
-    ranks = absent(fits)
-    if ranks:
-        yield f"ranks without a journal: {listed(ranks)}"
 
 
 def _table(parts: Memory) -> Iterable[str]:

@@ -11,17 +11,13 @@ from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 from perf_callbacks.report import machine, tables
 from perf_callbacks.report.cards import TIMELINES, verdict
 from perf_callbacks.report.events import marks
+from perf_callbacks.report.heat_map import heat_map
 from perf_callbacks.report.history import FitHistory
 from perf_callbacks.report.layout import listed
 from perf_callbacks.report.series import (
-    OWN,
-    Axis,
     Band,
-    Heat,
     Outlier,
     StepSeries,
-    hardware_ratios,
-    heat,
     medians,
     outliers,
     rounded,
@@ -57,7 +53,6 @@ def payload(fits: Sequence[FitHistory], number: int = 0, within: range | None = 
     slow = outliers(fit, usual, within)
     count = _count(fit)
     peak = _peak(fit)
-    memory = fit.first[-1].last(Memory)
     tensor_cores = fit.run.timeline == "device"
     summary = fit.summary
     rows: list[tuple[str, Callable[[], Table | None]]] = [
@@ -67,7 +62,6 @@ def payload(fits: Sequence[FitHistory], number: int = 0, within: range | None = 
         ("phases", lambda: None if count is None else tables.phases(count)),
         ("products", lambda: None if count is None else tables.products(count, tensor_cores=tensor_cores)),
         ("uncounted", lambda: None if count is None else tables.uncounted(count, summary)),
-        ("memory", lambda: None if memory is None else tables.memory(memory)),
         ("checklist", lambda: tables.checklist(fit)),
         ("stalls", lambda: tables.stalls(fit)),
         ("stragglers", lambda: None if summary is None else tables.stragglers(summary.stragglers)),
@@ -79,14 +73,14 @@ def payload(fits: Sequence[FitHistory], number: int = 0, within: range | None = 
         "verdict": guarded("The verdict", lambda: _verdict(fit, drawn)),
         "figures": guarded("The figures", lambda: _figures(fit, drawn, peak)),
         "steps": guarded("Steps", lambda: _steps(drawn, slow)),
-        "rate": guarded("MFU", lambda: _rate(fit, drawn, peak)),
+        "rate": guarded("MFU", lambda: _rate(drawn, peak)),
         "stages": guarded("Stages", lambda: _stages(drawn)),
         "marks": guarded("Events", lambda: marks(fit, within)),
         "account": guarded("Wall time", lambda: _account(fit)),
         "peak": guarded("Peak", lambda: _of_peak(fit, drawn, peak)),
-        "memory": guarded("Memory", lambda: machine.memory(memory)),
+        "memory": guarded("Memory", lambda: machine.memory(fit.first[-1].last(Memory))),
         "use": guarded("Use", lambda: machine.use(fit)),
-        "heat": guarded("Ranks", lambda: _heat(heat(fit, within))) if len(fit.ranks) > 1 else None,
+        "heat": guarded("Ranks", lambda: heat_map(fit, within)),
         "tables": {name: asdict(table) for name, table in found.items() if table is not None},
     }
     return content | {"notes": notes}
@@ -227,19 +221,14 @@ def _band(band: Band, scale: float = 1.0) -> dict[str, list[float | None]]:
     }
 
 
-def _rate(fit: FitHistory, drawn: StepSeries, peak: float | None) -> dict[str, Any] | None:
+def _rate(drawn: StepSeries, peak: float | None) -> dict[str, Any] | None:
     if not drawn.flops_seconds:
         return None
     band = _band(drawn.flops_per_second, peak or TERA)
-    ratios = hardware_ratios(fit, drawn.axis)
-    executed = [
-        None if mean is None or ratio is None else mean * ratio
-        for mean, ratio in zip(band["mean"], ratios, strict=True)
-    ]
     mean = drawn.flops / drawn.flops_seconds / (peak or TERA)
     said = percent(mean) if peak else speed(mean * TERA)
     text = f"{'MFU' if peak else 'Model TFLOPS'} over the steps: {said} on average."
-    return {"unit": "share" if peak else "TFLOPS", **band, "executed": short(executed), "text": text}
+    return {"unit": "share" if peak else "TFLOPS", **band, "text": text}
 
 
 def _stages(drawn: StepSeries) -> dict[str, Any] | None:
@@ -280,32 +269,6 @@ def _of_peak(fit: FitHistory, drawn: StepSeries, peak: float | None) -> dict[str
         parts.append(("computed again", extra, percent(extra)))
     parts.append(("unused", max(0.0, 1 - mfu - extra), f"{max(0.0, 1 - mfu - extra):.1%}"))
     return machine.bar(f"HFU {percent(mfu + extra)} of {speed(peak)}", parts, max(1.0, mfu + extra))
-
-
-def _heat(found: Heat) -> dict[str, Any] | None:
-    if not found.excess or not found.axis.count:
-        return None
-    axis: Axis = found.axis
-    own = {name: found.excess[name] for name in OWN if name in found.excess} or found.excess
-    most = max(
-        (value, rank, name)
-        for name, rows in own.items()
-        for rank, row in zip(found.ranks, rows, strict=True)
-        for value in row
-        if value is not None
-    )
-    stage = most[2].removesuffix("_time")
-    late = f"The largest excess is {duration(max(0.0, most[0]))} per step: rank {most[1]}, {stage}."
-    return {
-        "first": axis.first,
-        "width": axis.width,
-        "last": axis.last,
-        "ranks": found.ranks,
-        "left_out": found.left_out,
-        "names": [name.removesuffix("_time") for name in found.excess],
-        "excess": [[short(row, 3) for row in rows] for rows in found.excess.values()],
-        "text": f"Heat map of {len(found.ranks)} ranks over the steps. {late}",
-    }
 
 
 def _count(fit: FitHistory) -> Flops | None:

@@ -7,20 +7,10 @@ from heapq import nlargest
 from math import ceil, isfinite, isnan
 from statistics import median
 
-from perf_callbacks.kernel.records.fit_records import Flops
 from perf_callbacks.report.history import TIMES, Attempt, FitHistory
 
 BUCKETS = 2000
 """Most points of a line."""
-
-CELLS = 120
-"""Most columns of the heat map."""
-
-CELL_STEPS = 100
-"""Number of steps that estimate the median of a cell."""
-
-RANKS = 64
-"""Most rows of the heat map."""
 
 SLOW = 1.5
 """A step is slow if it takes this many times the median."""
@@ -283,79 +273,7 @@ def _explained(fit: FitHistory, slowest: Outlier, usual: Mapping[int, Mapping[st
 
 
 def _collected(attempt: Attempt, step: int) -> float:
-    steps = attempt.pauses.step
-    return sum([attempt.pauses.seconds[place] for place, one in enumerate(steps) if one == step])
-
-
-@dataclass(frozen=True, slots=True)
-class Heat:
-    """Median time of each stage by rank and bucket, less the time of the median rank."""
-
-    axis: Axis
-    ranks: tuple[int, ...]
-    left_out: int
-    """Number of ranks that are not drawn, because their excess is least."""
-    excess: dict[str, list[list[float | None]]]
-    """Seconds per step over the median rank, by column, rank and bucket."""
-
-
-def heat(fit: FitHistory, within: range | None = None) -> Heat:
-    """Compare the ranks, bucket by bucket."""
-    axis = Axis(fit, CELLS, within)
-    names = ("step_time", *STAGES)
-    usual: dict[str, dict[int, list[float | None]]]
-    usual = {name: {rank: [None] * axis.count for rank in fit.ranks} for name in names}
-    for rank, attempt, lower, upper in kept(fit, within):
-        for bucket, start, end in axis.cut(attempt, lower, upper):
-            places = included(attempt, start, end)
-            places = places[:: max(1, len(places) // CELL_STEPS)]
-            for name in names:
-                column = attempt.columns[name]
-                if places and not isnan(column[places[0]]):
-                    usual[name][rank][bucket] = median([column[place] for place in places])
-    excess = {}
-    for name, means in usual.items():
-        columns = [[one for one in column if one is not None] for column in zip(*means.values(), strict=True)]
-        middle = [median(column) if column else None for column in columns]
-        if any(value is not None for value in middle):
-            excess[name] = {
-                rank: [
-                    None if value is None or other is None else value - other
-                    for value, other in zip(means[rank], middle, strict=True)
-                ]
-                for rank in fit.ranks
-            }
-    own = {name: excess[name] for name in OWN if name in excess} or excess
-    peaks = {
-        rank: max((value for rows in own.values() for value in rows[rank] if value is not None), default=0.0)
-        for rank in fit.ranks
-    }
-    shown = tuple(sorted(nlargest(RANKS, sorted(fit.ranks), key=peaks.__getitem__)))
-    return Heat(
-        axis=axis,
-        ranks=shown,
-        left_out=len(fit.ranks) - len(shown),
-        excess={name: [rows[rank] for rank in shown] for name, rows in excess.items()},
-    )
-
-
-def hardware_ratios(fit: FitHistory, axis: Axis) -> list[float | None]:
-    """Return executed FLOPs over model FLOPs, by the latest count before each bucket's end."""
-    counts = [
-        (count.step, count.hardware_flops / count.model_flops)
-        for attempt in fit.first
-        for count in attempt.of(Flops)
-        if count.whole_step and count.model_flops > 0
-    ]
-    counts.sort()
-    ratios: list[float | None] = []
-    place = 0
-    for bucket in range(axis.count):
-        end = axis.first + (bucket + 1) * axis.width
-        while place + 1 < len(counts) and counts[place + 1][0] < end:
-            place += 1
-        ratios.append(counts[place][1] if counts else None)
-    return ratios
+    return sum([pause.seconds for pause in attempt.pauses if pause.step == step])
 
 
 def short(values: Iterable[float | None], digits: int = 4) -> list[float | None]:

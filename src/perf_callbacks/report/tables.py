@@ -9,11 +9,9 @@ from statistics import median
 from perf_callbacks.flops.calculator.product_shapes import misaligned
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Flops, Stall, Summary
-from perf_callbacks.kernel.records.machine_records import Memory
 from perf_callbacks.kernel.records.summary_parts import StragglerSummary
 from perf_callbacks.report import units
 from perf_callbacks.report.history import FitHistory
-from perf_callbacks.report.memory_table import SOURCES
 from perf_callbacks.report.series import OWN, STAGES, Worst
 from perf_callbacks.report.units import DASH, duration, rate, size
 from perf_callbacks.stragglers.text import NAMES, REMEDIES
@@ -24,15 +22,6 @@ TEXT, NUMBER, CODE = "text", "number", "code"
 GIGA = 1e9
 
 MOST_ROWS = 50
-
-MEMORY_PARTS = {
-    "weights_gb": "weights",
-    "gradients_gb": "gradients",
-    "optimizer_gb": "optimizer state",
-    "activations_gb": "activations",
-    "temporary_gb": "temporary",
-    "context_gb": "context and communicators",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,23 +183,6 @@ def _won(item: Checklist, proof: str) -> str:
         return proof
     low, middle, high = (f"{seconds * 1e3:.3g}" for seconds in item.saved_seconds)
     return f"{middle} ms per step (99.9 % interval {low} to {high})"
-
-
-def memory(found: Memory) -> Table:
-    """Tabulate the memory of a step by part."""
-    parts = memory_parts(found)
-    rows = [(name, size(gb)) for name, gb in parts]
-    if found.peak_gb is not None:
-        rows.append(("peak", size(found.peak_gb)))
-    source = SOURCES.get(found.source, "")
-    note = f"On the {found.device}, in step {found.step:,}; each part at its largest. {source.capitalize()}."
-    return Table("Memory by part", [("part", TEXT), ("size", NUMBER)], rows, note)
-
-
-def memory_parts(found: Memory) -> list[tuple[str, float]]:
-    """Return the known parts of the memory, in GB."""
-    values = [(name, getattr(found, key)) for key, name in MEMORY_PARTS.items()]
-    return [(name, gb) for name, gb in values if gb is not None]
 
 
 def stragglers(found: StragglerSummary | None) -> Table | None:

@@ -12,13 +12,15 @@ from math import isnan
 from statistics import median
 from typing import Any
 
-from perf_callbacks.kernel.records.fit_records import Straggler
+from perf_callbacks.report.events import events
 from perf_callbacks.report.history import Attempt, FitHistory
 from perf_callbacks.report.series import STAGES, medians
-from perf_callbacks.report.tables import distinct_stalls
 
 STEPS, SPANS = 1, 2
 """Threads of a rank in the trace: steps with their stages, and evaluations and checkpoints."""
+
+SPAN_KINDS = {"evaluation", "checkpoint"}
+"""Events that the trace shows as slices."""
 
 COMPARED = 1000
 """Most steps that are compared to align ranks."""
@@ -76,9 +78,7 @@ def _events(fit: FitHistory, within: range | None) -> Iterator[str]:
             _align(one, reference)
             yield from _steps(rank, one, within)
             yield from _spans(rank, one, within)
-            yield from _pauses(rank, one, within)
-    yield from _stalls(fit, reference, within)
-    yield from _stragglers(fit, reference, within)
+    yield from _beside(fit, reference, within)
 
 
 def _placed(fit: FitHistory, rank: int) -> list[Placed]:
@@ -152,42 +152,15 @@ def _spans(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
             yield _slice(span.kind, (rank, SPANS), start, start + max(0.0, span.seconds), {"after step": span.step})
 
 
-def _pauses(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
-    """Render garbage collections, each within its step."""
-    attempt = placed.attempt
-    pauses = attempt.pauses
-    for step, start, seconds, generation, by in zip(
-        pauses.step, pauses.start, pauses.seconds, pauses.generation, pauses.by, strict=True
-    ):
-        if within is not None and step not in within:
+def _beside(fit: FitHistory, reference: list[Placed], within: range | None) -> Iterator[str]:
+    """Render the events without a slice. An event of a rank without a journal appears on the lowest rank."""
+    for event in events(fit, within):
+        if event.lane in SPAN_KINDS:
             continue
-        at = placed.began + start
-        place = bisect_left(attempt.step, step)
-        if place < len(attempt.step) and attempt.step[place] == step:
-            took = attempt.columns["step_time"][place]
-            at = max(placed.ends[place] - (0.0 if isnan(took) else took), min(at, placed.ends[place]))
-        yield _instant(
-            "gc", rank, at, {"step": step, "ms": round(seconds * 1e3, 3), "generation": generation, "by": by}
-        )
-
-
-def _stalls(fit: FitHistory, reference: list[Placed], within: range | None) -> Iterator[str]:
-    for stall in distinct_stalls(fit):
-        if within is None or stall.step in within:
-            said = {"rank": stall.rank, "stage": stall.stage, "seconds": stall.since_seconds, "stack": [*stall.stack]}
-            yield _instant("stall", _known(fit, stall.rank), _end_of(stall.step, reference), said)
-
-
-def _stragglers(fit: FitHistory, reference: list[Placed], within: range | None) -> Iterator[str]:
-    for attempt in fit.first:
-        for slow in attempt.of(Straggler):
-            if within is None or slow.step in within:
-                said = {"rank": slow.rank, "cause": slow.cause, "seconds lost": slow.seconds_lost, "steps": slow.steps}
-                yield _instant("straggler", _known(fit, slow.rank), _end_of(slow.step, reference), said)
-
-
-def _known(fit: FitHistory, rank: int) -> int:
-    return rank if rank in fit.ranks else min(fit.ranks)
+        rank = event.rank if event.rank in fit.ranks else min(fit.ranks)
+        place = f'"pid":{rank},"tid":{STEPS},"ts":{_micro(_tenths(_end_of(event.step, reference)))}'
+        arguments = {"step": event.step, "what": event.text}
+        yield f'{{"name":{_json(event.lane)},"ph":"i","s":"p",{place},"args":{_json(arguments)}}}'
 
 
 def _end_of(step: int, reference: list[Placed]) -> float:
@@ -206,11 +179,6 @@ def _slice(name: str, where: tuple[int, int], begin: float, end: float, argument
     extra = "" if arguments is None else f',"args":{_json(arguments)}'
     place = f'"pid":{where[0]},"tid":{where[1]},"ts":{_micro(start)},"dur":{_micro(over - start)}'
     return f'{{"name":{_json(name)},"ph":"X",{place}{extra}}}'
-
-
-def _instant(name: str, rank: int, at: float, arguments: dict[str, Any]) -> str:
-    place = f'"pid":{rank},"tid":{STEPS},"ts":{_micro(_tenths(at))}'
-    return f'{{"name":"{name}","ph":"i","s":"p",{place},"args":{_json(arguments)}}}'
 
 
 def _tenths(seconds: float) -> int:

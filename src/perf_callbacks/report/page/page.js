@@ -171,17 +171,15 @@ function marksChart() {
 function rateChart() {
   const rate = data.rate;
   if (!rate) return;
-  const name = rate.unit === "share" ? "MFU" : "TFLOPS", again = rate.executed.some((v, place) => v != null && v > (rate.mean[place] || 0) * 1.001);
-  const hardware = rate.unit === "share" ? "HFU" : "with recomputation";
-  const made = figure(name, key([name, "accent", true], ["lowest to highest", "band"], ...(again ? [[hardware, "second", true]] : [])), rate.text);
+  const name = rate.unit === "share" ? "MFU" : "TFLOPS";
+  const made = figure(name, key([name, "accent", true], ["lowest to highest", "band"]), rate.text);
   page.lastChild.append(made);
-  const values = [...rate.most, ...(again ? rate.executed : [])];
-  const high = Math.min(Math.max(...values.filter((v) => v != null)) * 1.08, Charts.usual(values) * 1.6);
+  const high = Math.min(Math.max(...rate.most.filter((v) => v != null)) * 1.08, Charts.usual(rate.most) * 1.6);
   Charts.chart(made, {
     x: steps.x, unit: rate.unit, height: 180, range: [0, high],
-    lines: [{ values: rate.most, width: 0 }, { values: rate.least, width: 0 }, { values: rate.mean, color: "accent" }, { values: again ? rate.executed : rate.mean.map(() => null), color: "second", width: 1 }],
+    lines: [{ values: rate.most, width: 0 }, { values: rate.least, width: 0 }, { values: rate.mean, color: "accent" }],
     bands: [{ series: [1, 2], fill: "band" }],
-    say: (place, say) => `${at(place)}\n${name} ${say(rate.mean[place])}\n${say(rate.least[place])} to ${say(rate.most[place])}${again ? `\n${hardware} ${say(rate.executed[place])}` : ""}`,
+    say: (place, say) => `${at(place)}\n${name} ${say(rate.mean[place])}\n${say(rate.least[place])} to ${say(rate.most[place])}`,
   });
   asTable(made, ["step", name, "lowest", "highest"], steps.x.map((x, place) => [x.toLocaleString("en"), ...["mean", "least", "most"].map((one) => Charts.units[rate.unit].say(rate[one][place]))]));
 }
@@ -240,9 +238,7 @@ function heatMap() {
   const heat = data.heat;
   if (!heat) return null;
   const cell = heat.ranks.length > 24 ? 8 : 16, mean = steps ? steps.mean.filter((v) => v != null).reduce((a, b) => a + b, 0) / Math.max(1, steps.mean.filter((v) => v != null).length) : 1;
-  const total = (rows) => rows.flat().reduce((sum, value) => sum + Math.max(0, value || 0), 0);
-  const own = heat.names.map((name, place) => [name, place]).filter(([name]) => name !== "backward" && name !== "step");
-  let chosen = (own.length ? own : [[heat.names[0], 0]]).sort((a, b) => total(heat.excess[b[1]]) - total(heat.excess[a[1]]))[0][1];
+  let chosen = heat.names.indexOf(heat.stage);
   const choose = el("select", { "aria-label": "Stage" }, ...heat.names.map((name, place) => el("option", { value: place, ...(place === chosen ? { selected: "" } : {}) }, name === "step" ? "whole step" : name)));
   const made = figure("Ranks over the steps", null, heat.text);
   const legend = el("span", { class: "said" });
@@ -302,7 +298,7 @@ section(data.heat ? "Ranks and slow steps" : "Slow steps", heatMap(), pair(table
 
 // ---- the rest
 section("FLOPs", table("products"), pair(table("phases"), table("uncounted")));
-const memory = data.memory ? bar("Memory of a step", data.memory) : table("memory");
+const memory = bar("Memory of a step", data.memory);
 if (memory || (data.use || []).length) {
   const place = el("div", { class: "two" });
   section("Memory and machine", memory, place);

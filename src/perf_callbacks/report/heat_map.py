@@ -1,0 +1,75 @@
+"""The heat map of a report: by rank and bucket of steps, how much longer each stage took than on the median rank."""
+
+from heapq import nlargest
+from math import isnan
+from statistics import median
+from typing import Any
+
+from perf_callbacks.report.history import FitHistory
+from perf_callbacks.report.series import OWN, STAGES, Axis, included, kept, short
+from perf_callbacks.report.units import duration
+
+CELLS = 120
+"""Most columns of the heat map."""
+
+CELL_STEPS = 100
+"""Number of steps that estimate the median of a cell."""
+
+RANKS = 64
+"""Most rows of the heat map."""
+
+
+def heat_map(fit: FitHistory, within: range | None = None) -> dict[str, Any] | None:
+    """Compare the ranks, bucket by bucket; None for a single rank, or without steps."""
+    axis = Axis(fit, CELLS, within)
+    excess = _excess(fit, axis, within) if len(fit.ranks) > 1 else {}
+    own = [name for name in OWN if name in excess] or [*excess]
+    if not own:
+        return None
+    peaks = {
+        rank: max((value, name) for name in own for value in [0.0, *excess[name][rank]] if value is not None)
+        for rank in sorted(fit.ranks)
+    }
+    slowest = nlargest(RANKS, peaks, key=lambda rank: peaks[rank][0])
+    seconds, name = peaks[slowest[0]]
+    stage, ranks = name.removesuffix("_time"), sorted(slowest)
+    return {
+        "first": axis.first,
+        "width": axis.width,
+        "last": axis.last,
+        "ranks": ranks,
+        "left_out": len(fit.ranks) - len(ranks),
+        "names": [name.removesuffix("_time") for name in excess],
+        "stage": stage,
+        "excess": [[short(rows[rank], 3) for rank in ranks] for rows in excess.values()],
+        "text": f"Heat map of {len(ranks)} ranks over the steps. "
+        f"The largest excess is {duration(seconds)} per step: rank {slowest[0]}, {stage}.",
+    }
+
+
+def _excess(fit: FitHistory, axis: Axis, within: range | None) -> dict[str, dict[int, list[float | None]]]:
+    """Return the median time of each stage by rank and bucket, less the time of the median rank, in seconds."""
+    names = ("step_time", *STAGES)
+    usual: dict[str, dict[int, list[float | None]]]
+    usual = {name: {rank: [None] * axis.count for rank in fit.ranks} for name in names}
+    for rank, attempt, lower, upper in kept(fit, within):
+        for bucket, start, end in axis.cut(attempt, lower, upper):
+            places = included(attempt, start, end)
+            places = places[:: max(1, len(places) // CELL_STEPS)]
+            for name in names:
+                column = attempt.columns[name]
+                if places and not isnan(column[places[0]]):
+                    usual[name][rank][bucket] = median([column[place] for place in places])
+    excess = {}
+    for name, times in usual.items():
+        columns = [[one for one in column if one is not None] for column in zip(*times.values(), strict=True)]
+        middle = [median(column) if column else None for column in columns]
+        if any(value is not None for value in middle):
+            excess[name] = {
+                rank: [
+                    None if value is None or other is None else value - other
+                    for value, other in zip(row, middle, strict=True)
+                ]
+                for rank, row in times.items()
+            }
+    return excess
