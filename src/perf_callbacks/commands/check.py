@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perf_callbacks.commands import status
 from perf_callbacks.flops.peaks.peak_rates import TERA, WHATEVER, Peaks, advice
@@ -14,7 +14,6 @@ from perf_callbacks.kernel.process.cpu_sets import choose, ranges
 from perf_callbacks.kernel.records.fit_records import Checklist
 from perf_callbacks.kernel.settings import config_file
 from perf_callbacks.report import bindings_table, cards
-from perf_callbacks.report.bindings_table import Binding
 from perf_callbacks.report.units import speed
 
 if TYPE_CHECKING:
@@ -64,7 +63,6 @@ def run(arguments: argparse.Namespace) -> int:
     dtypes = ("float32",) if here.type == "cpu" else ("bfloat16", "float32")
     peak = None if off else peak_source.find(here, dtypes, settings.config)
     if arguments.json:
-        ranks = [asdict(one) if isinstance(one, Binding) else {"rank": one} for one in bindings]
         origins = {name: {"value": values[name], "origin": origin} for name, origin in settings.origins.items()}
         items = [asdict(row) for row in rows]
         advised = [asdict(one) for one in findings]
@@ -74,26 +72,26 @@ def run(arguments: argparse.Namespace) -> int:
             "findings": advised,
             "peak": _peak(peak),
             "settings": origins,
-            "ranks": ranks,
+            "ranks": bindings,
         }
         print(json.dumps(found, indent=2))
     else:
         if settings.origins:
-            print(cards.from_outside(values, settings.origins))
+            print("\n".join(["Settings from outside:", *status.settings_lines(settings)]))
         card = cards.check(name, rows, _said(peak, off or advice(name)), findings, terminal.columns())
         without = status.no_effect()
         remarks = [*settings.remarks, *([] if without is None else [f"{without} `perf-callbacks status` says why."])]
         print("\n".join([card, *remarks, bindings_table.render(bindings)]))
-    statuses = {row.status for row in rows} | {one.status for one in bindings if isinstance(one, Binding)}
+    statuses = {row.status for row in rows} | {rank["status"] for rank in bindings}
     return LEFT_TO_DO if (peak is None and not off) or findings or statuses & checklist.LEFT_TO_DO else 0
 
 
-def _binding(rows: Sequence[Checklist], environment: "Environment", mode: str) -> Binding:
-    """Return the CPUs of this rank."""
+def _binding(rows: Sequence[Checklist], environment: "Environment", mode: str) -> dict[str, Any]:
+    """Return the CPUs of this rank, for `bindings_table` and JSON. None: unknown, or there is no GPU."""
     from perf_callbacks.kernel.fit.item import FORESEEN  # noqa: PLC0415 other commands do without this module
     from perf_callbacks.kernel.process.cpu_masks import AFFINITY  # noqa: PLC0415
 
-    rank, facts = os.environ.get("RANK", ""), environment.cpu_facts
+    facts, rank = environment.cpu_facts, os.environ.get("RANK", "")
     status = next((row.status for row in rows if row.item == ITEM), "off")
     cpus = chosen = nodes = gpu = None
     if facts is not None:
@@ -104,28 +102,31 @@ def _binding(rows: Sequence[Checklist], environment: "Environment", mode: str) -
         nodes = [node for node, those in facts.machine.nodes.items() if those & chosen]
         if gpu is not None:
             nodes = [] if gpu.node is None else [gpu.node]
-    return Binding(
-        rank=int(rank) if rank.isdecimal() else 0,
-        gpu=None if gpu is None else gpu.pci,
-        numa_nodes=ranges(nodes) if nodes else None,
-        cpus=None if cpus is None else ranges(cpus),
-        cpus_in_training=None if chosen is None else ranges(chosen),
-        threads=sum([mask == cpus for _, mask in AFFINITY.now]),
-        status=status,
-    )
+    return {
+        "rank": int(rank) if rank.isdecimal() else 0,
+        "gpu": None if gpu is None else gpu.pci,
+        # of the GPU, or of the CPUs if there is no GPU
+        "numa_nodes": ranges(nodes) if nodes else None,
+        "cpus": None if cpus is None else ranges(cpus),
+        "cpus_in_training": None if chosen is None else ranges(chosen),
+        # threads that may run on `cpus` now; other threads were pinned elsewhere
+        "threads": None if cpus is None else sum([mask == cpus for _, mask in AFFINITY.now]),
+        "status": status,
+    }
 
 
-def _gathered(mine: Binding, local: tuple[int, int]) -> list[Binding | int] | None:
-    """Collect the CPUs of all ranks on this machine's first rank, with a number for a silent rank; else return None."""
+def _gathered(mine: dict[str, Any], local: tuple[int, int]) -> list[dict[str, Any]] | None:
+    """Collect the CPUs of all ranks on this machine's first rank; None on the other ranks."""
     from perf_callbacks.ranks import local_notes  # noqa: PLC0415 other commands do without torch
 
     try:
-        notes = local_notes.hand_in(json.dumps(asdict(mine)), local, os.environ)
+        notes = local_notes.hand_in(json.dumps(mine), local, os.environ)
     except Exception:  # noqa: BLE001 ranks that can't meet print for themselves
         return [mine]
     if notes is None:
         return None
-    return [Binding(**json.loads(note)) if note else mine.rank + place for place, note in enumerate(notes)]
+    silent = {"status": "no answer"}
+    return [json.loads(note) if note else {"rank": mine["rank"] + place} | silent for place, note in enumerate(notes)]
 
 
 def _peak(peak: Peaks | None) -> dict[str, object] | None:

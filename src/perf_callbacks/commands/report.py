@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     within = steps(arguments.steps)
     fits = report_file.fits(arguments.directory)
     path = arguments.output or report_file.default_path(arguments.directory, report_file.NAME)
-    report_file.write(fits, number(arguments.fit), path, within)
+    report_file.write(fits, arguments.fit, path, within)
     print(path)
     return 0
 
@@ -48,13 +48,6 @@ def last(directory: Path) -> list[Attempt]:
     if fit.missing:
         print(f"{directory}: ranks without a journal are left out: {listed(fit.missing)}", file=sys.stderr)
     return fit.last
-
-
-def number(given: int) -> int:
-    """Check the number of a fit."""
-    if given < 0:
-        raise ConfigError(f"fit: got {given}, wanted a number from 1 on.")
-    return given
 
 
 def steps(text: str | None) -> range | None:

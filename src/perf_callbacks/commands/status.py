@@ -4,13 +4,14 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 
 from perf_callbacks.commands import autoload as command
 from perf_callbacks.kernel.settings import config_file
 from perf_callbacks.kernel.settings.config import ConfigError, printable
-from perf_callbacks.kernel.settings.in_force import parse
+from perf_callbacks.kernel.settings.in_force import Settings, parse
 from perf_callbacks.launch import accelerate_config, autoload
 from perf_callbacks.report.layout import aligned
 
@@ -45,12 +46,16 @@ def run(arguments: argparse.Namespace) -> int:  # noqa: ARG001 the command has n
         print(f"\n{ADVICE}")
     else:
         print("Nothing is measured: it is switched off.")
-    values = [
-        printable(f"  {name}={getattr(settings.config, name)} ({origin})") for name, origin in settings.origins.items()
-    ]
+    values = settings_lines(settings)
     print("\n".join(["", f"Settings from outside: {'' if values else 'none.'}".rstrip(), *values, *settings.remarks]))
     print("\n".join(_section(accelerate_config.default_path(os.environ))))
     return 0
+
+
+def settings_lines(settings: Settings) -> list[str]:
+    """Render the settings that were set from outside, a line each, with their origins."""
+    values = asdict(settings.config)
+    return [printable(f"  {name}={values[name]} ({origin})") for name, origin in settings.origins.items()]
 
 
 def no_effect() -> str | None:

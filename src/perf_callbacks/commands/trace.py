@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the trace and print its path."""
     within = report.steps(arguments.steps)
     fits = report_file.fits(arguments.directory)
-    fit = report_file.chosen(fits, report.number(arguments.fit), within)
+    fit = report_file.chosen(fits, arguments.fit, within)
     path = arguments.output or report_file.default_path(arguments.directory, "trace.json")
     report_file.write_parts(path, trace(fit, within))
     print(path)

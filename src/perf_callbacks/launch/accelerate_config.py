@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,21 +138,16 @@ def _with_section(config: AccelerateConfig, values: Mapping[str, object]) -> str
 def save(path: Path, text: str) -> None:
     """Replace the text of a file atomically, keeping mode and owner. Raise `ConfigError` on failure."""
     path = path.resolve()
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         if not os.access(path, os.W_OK):
             raise PermissionError(None, "it is write-protected")
-        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(descriptor)
-            with suppress(OSError, AttributeError):  # Windows has no owners
-                os.chown(name, path.stat().st_uid, path.stat().st_gid)
-            shutil.copymode(path, name)
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        part.write_text(text, encoding="utf-8", newline="")
+        with suppress(OSError, AttributeError):  # Windows has no owners
+            os.chown(part, path.stat().st_uid, path.stat().st_gid)
+        shutil.copymode(path, part)
+        part.replace(path)
     except OSError as error:
         raise ConfigError(f"{path} can't be written: {error.strerror or error}.") from None
+    finally:
+        part.unlink(missing_ok=True)

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.settings import config_file
 from perf_callbacks.kernel.settings.config import ConfigError, printable
 from perf_callbacks.launch.autoload import RUN, SWITCH, program_ended
@@ -30,9 +29,6 @@ BESIDE = os.path.dirname(sys.executable)  # noqa: PTH120 a symbolic link to Pyth
 """The directory of this Python, where its packages install their commands."""
 
 HELP = frozenset({"-h", "--help", "--version"})
-UNMEASURED = "perf_callbacks-run-"
-"""Prefix of the name of a file that exists until the program measures something; the process number follows."""
-
 PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz", ".zip")
 
 
@@ -149,35 +145,12 @@ def environment(environ: "os._Environ[str] | dict[str, str]", *, reports: bool =
 
 
 def _unmeasured() -> str:
-    """Make a file that exists until the program measures something, and remove the files of killed programs.
-
-    Empty: no directory for temporary files can be written to.
-    """
+    """Make a file that exists until the program measures something. Empty: there is no place for temporary files."""
     try:
-        directory = Path(tempfile.gettempdir())
-    except OSError:
-        return ""
-    for left in directory.glob(f"{UNMEASURED}*"):
-        process = left.name.removeprefix(UNMEASURED).partition("-")[0]
-        with suppress(OSError):
-            if not WINDOWS and process.isdecimal() and not _runs(int(process)):
-                left.unlink()
-    try:
-        with tempfile.NamedTemporaryFile(prefix=f"{UNMEASURED}{os.getpid()}-", delete=False) as file:
+        with tempfile.NamedTemporaryFile(prefix="perf_callbacks-run-", delete=False) as file:
             return file.name
     except OSError:
         return ""
-
-
-def _runs(process: int) -> bool:
-    """Return True if the process exists."""
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:  # of another user
-        return True
-    return True
 
 
 def _has_module(name: str) -> bool:

@@ -86,18 +86,6 @@ def _files(origins: Mapping[str, str]) -> Iterable[str]:
         yield f"set by {file}: " + ", ".join(name for name in files if files[name] == file)
 
 
-def from_outside(values: Mapping[str, object], origins: Mapping[str, str]) -> str:
-    """Render the settings that were set from outside, a line each, with their origins.
-
-    >>> print(from_outside({"gc": "observe", "window": 20}, {"gc": "PERF_CALLBACKS_GC", "window": "perf.yaml, line 2"}))
-    Set from outside
-      gc: observe, by PERF_CALLBACKS_GC
-      window: 20, by perf.yaml, line 2
-    """
-    lines = [f"{name}: {values[name]}, by {origin}" for name, origin in origins.items()]
-    return "\n  ".join(["Set from outside", *lines])
-
-
 def check(
     device: str,
     checklist: Sequence[Checklist],

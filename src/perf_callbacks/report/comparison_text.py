@@ -5,7 +5,7 @@ from typing import Any
 from perf_callbacks.flops.peaks.peak_rates import TERA
 from perf_callbacks.report.batch_means import Change
 from perf_callbacks.report.comparison import BETTER, SAME, UNDECIDED, WORSE, ComparedMetric, Comparison
-from perf_callbacks.report.layout import COLUMNS, INDENT, LONGEST, aligned, clean, wrapped
+from perf_callbacks.report.layout import COLUMNS, INDENT, aligned, clean, wrapped
 from perf_callbacks.report.units import DASH, duration, rate, size, speed
 
 SENTENCES = {
@@ -46,17 +46,11 @@ def text(comparison: Comparison, columns: int = COLUMNS) -> str:
 
 
 def markdown(comparison: Comparison) -> str:
-    """Render a comparison for a pull request."""
-    lines = [
-        f"**{verdict(comparison)}.**",
-        "",
-        "| " + " | ".join([*HEADERS[:-1], "verdict"]) + " |",
-        "|---|---:|---:|---:|---:|---|",
-        *["| " + " | ".join(_row(metric)) + " |" for metric in comparison.metrics],
-    ]
-    notes = [f"No verdict on {name}: {_cell(reason, SENTENCE)}." for name, reason in comparison.not_compared.items()]
-    notes += [f"{_cell(name)}: {_cell(a)} → {_cell(b)}" for name, (a, b) in comparison.differences.items()]
-    return "\n".join([*lines, *([""] if notes else []), *[f"- {note}" for note in notes]])
+    """Render a comparison for a pull request, as a code block.
+
+    A value from a journal can't end the block: each line begins with words of this package.
+    """
+    return f"```text\n{text(comparison)}\n```"
 
 
 def values(comparison: Comparison, fail_over: float) -> dict[str, Any]:
@@ -80,11 +74,6 @@ def values(comparison: Comparison, fail_over: float) -> dict[str, Any]:
         "not_compared": dict(comparison.not_compared),
         "differences": {name: {"a": a, "b": b} for name, (a, b) in comparison.differences.items()},
     }
-
-
-def _cell(value: object, longest: int = LONGEST) -> str:
-    """Render a value as plain text in Markdown."""
-    return "".join(["\\" + letter if letter in "\\`*_[]<>|#" else letter for letter in clean(value, longest)])
 
 
 def _row(metric: ComparedMetric) -> tuple[str, ...]:

@@ -59,8 +59,8 @@ def _table(results: Mapping[str, Result], job: Job) -> Iterable[str]:
             _flops(result.hardware_flops_per_step),
             _number(result.model_tflops_per_gpu),
             _number(share(result.hardware_flops_per_step, job, TERA)),
-            _percent(result.mfu),
-            _percent(result.hfu),
+            percent(result.mfu),
+            percent(result.hfu),
         )
         rows.append(cells)
     return aligned(rows, right=range(1, 7))
@@ -96,7 +96,3 @@ def _number(value: float | None) -> str:
     if value is None:
         return DASH
     return f"{value:.1f}" if value >= 1 or not value else speed(value * TERA)
-
-
-def _percent(value: float | None) -> str:
-    return DASH if value is None else percent(value)

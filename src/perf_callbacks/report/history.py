@@ -73,9 +73,7 @@ class Attempt:
     def _add_steps(self, record: Steps) -> None:
         """Add a block of steps. Steps out of order, as in a hostile journal, are dropped."""
         last = self.step[-1] if self.step else -1
-        new = [last < step < LARGEST for step in record.step]
-        if not all(new) or any(after <= before for before, after in pairwise(record.step)):
-            new = [*_ascending(record.step, last)]
+        new = [*_ascending(record.step, last)]
         self.step.extend(compress(record.step, new))
         for name, column in self.columns.items():
             values = getattr(record, name) or (None,) * len(new)

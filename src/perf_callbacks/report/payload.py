@@ -8,7 +8,7 @@ from perf_callbacks.flops.peaks.peak_rates import TERA
 from perf_callbacks.kernel.records.fit_records import Flops, Summary, Window
 from perf_callbacks.kernel.records.machine_records import Memory
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary
-from perf_callbacks.report import machine, tables
+from perf_callbacks.report import machine, slow_steps, tables
 from perf_callbacks.report.cards import TIMELINES, verdict
 from perf_callbacks.report.events import marks
 from perf_callbacks.report.heat_map import heat_map
@@ -23,7 +23,6 @@ from perf_callbacks.report.series import (
     rounded,
     series,
     short,
-    worst,
 )
 from perf_callbacks.report.tables import Table
 from perf_callbacks.report.units import duration, percent, rate, speed
@@ -57,7 +56,7 @@ def payload(fits: Sequence[FitHistory], number: int = 0, within: range | None = 
     summary = fit.summary
     rows: list[tuple[str, Callable[[], Table | None]]] = [
         ("findings", lambda: tables.findings(fit)),
-        ("worst", lambda: tables.worst_steps(worst(fit, slow, usual))),
+        ("worst", lambda: slow_steps.table(fit, slow, usual)),
         ("ranks", lambda: tables.ranks(usual)),
         ("phases", lambda: None if count is None else tables.phases(count)),
         ("products", lambda: None if count is None else tables.products(count, tensor_cores=tensor_cores)),

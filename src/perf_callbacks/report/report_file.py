@@ -28,8 +28,8 @@ def fits(source: Path) -> list[FitHistory]:
 
 def chosen(found: list[FitHistory], number: int, within: range | None = None) -> FitHistory:
     """Return the fit with this number: 1 is the first, 0 the last. Raise `ConfigError` if fit or steps are missing."""
-    if number > len(found):
-        raise ConfigError(f"fit: got {number}, wanted at most {len(found)}: that many fits are in these journals.")
+    if not 0 <= number <= len(found):
+        raise ConfigError(f"fit: got {number}, wanted 1 to {len(found)}, the number of the last fit.")
     fit = found[number - 1]
     ends = [end for _, attempt in fit.attempts if attempt.step for end in (attempt.step[0], attempt.step[-1])]
     if within is not None and not (ends and min(ends) < within.stop and within.start <= max(ends)):

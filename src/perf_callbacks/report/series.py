@@ -18,8 +18,6 @@ SLOW = 1.5
 OUTLIERS = 250
 """Most slow steps that are listed."""
 
-WORST = 12
-
 SAMPLED = 5_000
 """Most steps that estimate a median."""
 
@@ -41,22 +39,6 @@ class Outlier:
     seconds: float
     reason: str | None
     """Reason why the step is in no row. None: the step is in a row."""
-
-
-@dataclass(frozen=True, slots=True)
-class Worst:
-    """A slow step of the job, and the rank and the stage that took longer than usual."""
-
-    step: int
-    seconds: float
-    times: float
-    """Time of the step, divided by the median."""
-    rank: int
-    stage: str | None
-    """The rank's stage that exceeds its median most. None: stages are unknown."""
-    excess_seconds: float
-    gc_seconds: float
-    reason: str | None
 
 
 class Axis:
@@ -233,47 +215,6 @@ def outliers(fit: FitHistory, usual: Mapping[int, Mapping[str, float]], within: 
             for place in nlargest(OUTLIERS, slow, key=times.__getitem__)
         ]
     return sorted(nlargest(OUTLIERS, found, key=lambda one: one.seconds), key=lambda one: (one.step, one.rank))
-
-
-def worst(fit: FitHistory, slow: Sequence[Outlier], usual: Mapping[int, Mapping[str, float]]) -> list[Worst]:
-    """Explain each of the job's slowest steps by a rank and a stage, usually a stage without waiting."""
-    slowest: dict[int, Outlier] = {}
-    for one in sorted(slow, key=lambda one: one.seconds, reverse=True):
-        slowest.setdefault(one.step, one)
-    return [_explained(fit, one, usual) for one in [*slowest.values()][:WORST]]
-
-
-def _explained(fit: FitHistory, slowest: Outlier, usual: Mapping[int, Mapping[str, float]]) -> Worst:
-    found: list[tuple[bool, float, int, str]] = []
-    gc_seconds = 0.0
-    for rank, attempt, lower, upper in kept(fit):
-        place = bisect_left(attempt.step, slowest.step, lower, upper)
-        if place == upper or attempt.step[place] != slowest.step:
-            continue
-        for name in STAGES:
-            excess = attempt.columns[name][place] - usual[rank].get(name, 0.0)
-            if not isnan(excess):
-                found.append((len(fit.ranks) == 1 or name != WAITING, excess, rank, name))
-        gc_seconds = max(gc_seconds, _collected(attempt, slowest.step))
-    own = max((one for one in found if one[0]), default=None)
-    waited = max((one for one in found if not one[0]), default=None)
-    # a backward that is slow on all ranks, with no rank late for it, is slow by itself
-    cause = waited if own is None or (waited is not None and own[1] < waited[1] / 2) else own
-    usual_seconds = usual[slowest.rank].get("step_time")
-    return Worst(
-        step=slowest.step,
-        seconds=slowest.seconds,
-        times=slowest.seconds / usual_seconds if usual_seconds else 1.0,
-        rank=slowest.rank if cause is None else cause[2],
-        stage=None if cause is None else cause[3],
-        excess_seconds=0.0 if cause is None else cause[1],
-        gc_seconds=gc_seconds,
-        reason=slowest.reason,
-    )
-
-
-def _collected(attempt: Attempt, step: int) -> float:
-    return sum([pause.seconds for pause in attempt.pauses if pause.step == step])
 
 
 def short(values: Iterable[float | None], digits: int = 4) -> list[float | None]:

@@ -1,7 +1,7 @@
 """Tables of a report: findings, counts, memory, ranks and the checklist of a fit."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from statistics import median
@@ -12,8 +12,8 @@ from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Flops,
 from perf_callbacks.kernel.records.summary_parts import StragglerSummary
 from perf_callbacks.report import units
 from perf_callbacks.report.history import FitHistory
-from perf_callbacks.report.series import OWN, STAGES, Worst
-from perf_callbacks.report.units import DASH, duration, rate, size
+from perf_callbacks.report.series import OWN, STAGES
+from perf_callbacks.report.units import DASH, duration, percent, rate, size
 from perf_callbacks.stragglers.text import NAMES, REMEDIES
 
 TEXT, NUMBER, CODE = "text", "number", "code"
@@ -45,41 +45,6 @@ def findings(fit: FitHistory) -> Table | None:
     return Table("What limits the run", columns, rows, note) if rows else None
 
 
-def worst_steps(worst: Iterable[Worst]) -> Table | None:
-    """Tabulate the slowest steps and their causes."""
-    rows = [
-        (
-            f"{one.step:,}",
-            duration(one.seconds),
-            f"{rate(one.times)}x",
-            str(one.rank),
-            DASH if one.stage is None else f"{_stage(one.stage)} +{duration(max(0.0, one.excess_seconds))}",
-            "; ".join(
-                part
-                for part in (
-                    f"garbage collection {duration(one.gc_seconds)}" if one.gc_seconds else "",
-                    one.reason or "",
-                )
-                if part
-            ),
-        )
-        for one in worst
-    ]
-    columns = [
-        ("step", NUMBER),
-        ("time", NUMBER),
-        ("of median", NUMBER),
-        ("rank", NUMBER),
-        ("where", TEXT),
-        ("remarks", TEXT),
-    ]
-    note = (
-        "Where: the rank and the stage that exceeded their own median most. A backward in which ranks wait for a late "
-        "rank is not taken for the cause."
-    )
-    return Table("Slowest steps", columns, rows, note) if rows else None
-
-
 def ranks(usual: Mapping[int, Mapping[str, float]]) -> Table | None:
     """Tabulate the median times of each rank; in a large job, only the ranks with the greatest excess."""
     if len(usual) == 1:
@@ -108,7 +73,7 @@ def products(count: Flops, *, tensor_cores: bool) -> Table | None:
             for one in misaligned([(operation, shapes, dtype, flops)])
         )
         share = flops / count.hardware_flops if count.hardware_flops > 0 else None
-        cells = [operation.removeprefix("aten::"), shapes, dtype, units.count(flops), _percent(share)]
+        cells = [operation.removeprefix("aten::"), shapes, dtype, units.count(flops), percent(share)]
         rows.append([*cells, advice or "fits"] if tensor_cores else cells)
     columns = [("operation", CODE), ("shapes", CODE), ("format", TEXT), ("FLOPs", NUMBER), ("share", NUMBER)]
     if tensor_cores:
@@ -151,7 +116,7 @@ def phases(count: Flops) -> Table | None:
     """Tabulate the FLOPs of a step by phase."""
     executed = sum(count.by_phase.values())
     rows = [
-        (name.replace("_", " "), units.count(flops), _percent(flops / executed))
+        (name.replace("_", " "), units.count(flops), percent(flops / executed))
         for name, flops in count.by_phase.items()
     ]
     source = f"Source: {count.source}, step {count.step:,}."
@@ -265,7 +230,3 @@ def _value(value: object) -> str:
 
 def _stage(name: str) -> str:
     return name.removesuffix("_time")
-
-
-def _percent(share: float | None) -> str:
-    return DASH if share is None else f"{share:.1%}"

@@ -67,12 +67,14 @@ def _in_unit(value: float, units: Mapping[str, float], figures: int | None = Non
     return None
 
 
-def percent(share: float) -> str:
+def percent(share: float | None) -> str:
     """Format a share with a digit after the point; below 0.1 %, with two figures.
 
-    >>> percent(0.4567), percent(0.00034), percent(0.0)
-    ('45.7%', '0.034%', '0.0%')
+    >>> percent(0.4567), percent(0.00034), percent(0.0), percent(None)
+    ('45.7%', '0.034%', '0.0%', '—')
     """
+    if share is None:
+        return DASH
     if not 0 < share < LEAST_TENTH:
         return f"{share:.1%}"
     places = 1 - math.floor(math.log10(100 * share))
