@@ -51,7 +51,7 @@ def test_every_item_has_its_line_and_says_why(check):
     items, (peak, *table) = lines[: len(ITEMS)], lines[len(ITEMS) :]
     assert status == 0
     assert setting == "  peak_tflops=989.5 (PERF_CALLBACKS_PEAK_TFLOPS)"
-    assert first == "A training on cpu would begin with"
+    assert first == "Training on cpu would begin with"
     assert [line.split()[0] for line in items] == [item.slug for item in ITEMS]
     assert items[0].split(None, 1)[1].startswith("to be applied   automatic, thresholds ")
     assert items[0].endswith("no collection interrupts a step, and all ranks collect at the same step")
@@ -165,7 +165,7 @@ def test_a_setting_of_a_file_is_told_with_its_line(check, tmp_path):
 Settings from outside:
   flops=estimate (PERF_CALLBACKS_FLOPS)
   window=20 ({path}, line 2)
-A training on cpu would begin with
+Training on cpu would begin with
 """)
 
 

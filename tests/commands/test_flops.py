@@ -214,7 +214,7 @@ def test_a_width_of_the_mlp_alone_leaves_a_config_what_it_is(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("--seq 2048", "got too little of the model, wanted --params, or --layers, --hidden and --vocab, or CONFIG."),
+        ("--seq 2048", "the model: got too few sizes, wanted --params, or --layers, --hidden and --vocab, or CONFIG."),
         (f"{GPT3} --step-time 1", "--batch: is missing, wanted the sequences that --step-time is for."),
         (
             f"{GPT3} --batch 1 --step-time 1 --tokens-per-second-per-gpu 1",

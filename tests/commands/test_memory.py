@@ -48,7 +48,7 @@ def test_parts_and_a_leak_are_shown_for_each_rank(tmp_path, capsys):
         "  context         500 MB\n"
         "  peak           10.0 GB\n"
         "  activations and temporary memory: the tensors that the counted step made\n"
-        "  host memory: 3.00 GB at first, 4.94 GB at last, slope +20.000 GB per hour\n"
+        "  host memory: from 3.00 GB to 4.94 GB, slope +20.000 GB per hour\n"
         "  without pages of files +10.000 GB per hour, 2.78 MB per step: a leak, it\n"
         "    doesn't level off\n"
         "rank 1, step 2, on cpu\n"
@@ -59,7 +59,7 @@ def test_parts_and_a_leak_are_shown_for_each_rank(tmp_path, capsys):
         "  temporary            —\n"
         "  peak                 —\n"
         "  activations and temporary memory are unknown: no step was counted\n"
-        "  host memory: 3.00 GB at first, 3.06 GB at last\n"
+        "  host memory: from 3.00 GB to 3.06 GB\n"
         "  too few `use` records for a slope: at least 3 minutes are needed\n"
     )
 
@@ -69,7 +69,7 @@ def test_a_clean_run_has_no_leak(tmp_path, capsys):
     assert told(capsys, tmp_path) == (
         "rank 0: no `memory` record: the fit ended before its third step, or an older\n"
         "    version wrote it\n"
-        "  host memory: 3.00 GB at first, 3.00 GB at last, slope +0.000 GB per hour\n"
+        "  host memory: from 3.00 GB to 3.00 GB, slope +0.000 GB per hour\n"
         "  without pages of files +0.000 GB per hour: no leak\n"
     )
 

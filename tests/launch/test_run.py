@@ -179,7 +179,6 @@ def test_switched_off_nothing_is_armed(tmp_path):
     [
         (["nowhere.py", "--lr", "1"], "perf-callbacks run: there is no file and no command named nowhere.py.\n"),
         (["-m", "nowhere"], "perf-callbacks run: there is no module named nowhere.\n"),
-        (["-m", "json.nowhere"], "perf-callbacks run: there is no module named json.nowhere.\n"),
         (["-m"], f"perf-callbacks run: nothing to run. {run.USAGE}\n"),
         ([], f"perf-callbacks run: nothing to run. {run.USAGE}\n"),
     ],

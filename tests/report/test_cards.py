@@ -208,7 +208,7 @@ perf_callbacks: Waiting for data took 46% of the run: num_workers=0; try
 
 def test_a_machine_is_told_the_advice_that_needs_no_run():
     expected = """\
-A training on cpu would begin with
+Training on cpu would begin with
   the checklist is turned off
   advice: CUDA_LAUNCH_BLOCKING=1 waits for each kernel; try unsetting
     CUDA_LAUNCH_BLOCKING

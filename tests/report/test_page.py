@@ -74,8 +74,8 @@ def test_each_chart_has_a_text_and_columns_of_one_length():
 @pytest.mark.parametrize(
     ("peak", "text", "shares"),
     [
-        (4000.0, "MFU) 40.0%, computed again 10.0%, unused 50.0%.", [0.4, 0.1, 0.5]),
-        (1000.0, "MFU) 160.0%, computed again 40.0%, unused 0.0%.", [0.8, 0.2, 0.0]),  # of a peak that is too low
+        (4000.0, "MFU) 40.0%, recomputation 10.0%, unused 50.0%.", [0.4, 0.1, 0.5]),
+        (1000.0, "MFU) 160.0%, recomputation 40.0%, unused 0.0%.", [0.8, 0.2, 0.0]),  # of a peak that is too low
     ],
 )
 def test_the_peak_is_divided_into_what_was_used_and_what_was_not(peak, text, shares):
@@ -126,10 +126,10 @@ def test_the_tables_say_what_was_found_counted_and_changed():
         "DataLoader(num_workers=2)",
     )
     assert tables["worst"]["rows"][0][:5] == ("12", "1.19 s", "4.75x", "1", "data +938 ms")
-    assert tables["products"]["rows"][0][-1] == "50,257 is no multiple of 8: 50,304 would be"
+    assert tables["products"]["rows"][0][-1] == "50,257 is no multiple of 8; 50,304 is"
     assert tables["products"]["rows"][1] == ["mm", "[8, 64] x [64, 64]", "bfloat16", "100", "20.0%", "fits"]
     assert tables["uncounted"]["rows"] == [("not counted", "mine::product", "3 calls")]
-    assert tables["uncounted"]["note"].endswith("The FLOPs, and so MFU, are a lower bound.")
+    assert tables["uncounted"]["note"].endswith("FLOPs and MFU are lower bounds.")
     assert tables["checklist"]["rows"][0][-1] == "2 ms per step (99.9 % interval 1 to 3)"
     assert tables["stalls"]["rows"][0] == ("15", "0", "data", "61.0 s", "loader.py:41 next")
 
@@ -151,7 +151,9 @@ def test_stragglers_are_marked_and_tabulated_with_what_they_cost():
     assert table["rows"] == [
         ("1", "waiting for data", "1.50 s", "4", "more loader workers, or data nearer to the rank")
     ]
-    assert table["note"].startswith("In 18 compared steps of 4.50 s. A step takes 1.50 times as long as if all ranks")
+    assert table["note"].startswith(
+        "In 18 compared steps, 4.50 s in all. A step takes 1.50 times as long as if all ranks"
+    )
 
 
 def test_of_many_ranks_those_that_exceed_the_others_most_are_tabulated():
@@ -165,7 +167,7 @@ def test_of_many_ranks_those_that_exceed_the_others_most_are_tabulated():
     )["tables"]["ranks"]
     assert [row[0] for row in found["rows"][:3]] == ["57", "0", "1"]
     assert len(found["rows"]) == 50
-    assert found["note"] == "Ranks that exceed the median most, outside of backward; 10 are not shown."
+    assert found["note"] == "The ranks that exceed the median most outside of backward; 10 are not shown."
 
 
 def test_without_tensor_cores_there_is_no_shape_advice():
@@ -177,7 +179,7 @@ def test_a_run_that_was_killed_still_has_a_page():
     found = content(a_fit(0, summary=False))
     assert found["verdict"].startswith("250 ms per step, of which backward took 50%")
     assert found["account"] is None
-    assert found["notes"] == ["Rank 0 wrote no summary: the run was killed, or is still going on."]
+    assert found["notes"] == ["Rank 0 wrote no summary: the run was killed, or is still running."]
     assert found["rate"]["unit"] == "TFLOPS"
 
 
@@ -185,8 +187,8 @@ def test_missing_ranks_other_fits_and_newer_journals_are_said():
     found = content([*a_fit(0, run_id="old"), *a_fit(0, world_size=3, schema=SCHEMA + 1, started_unix=9e5)])
     assert found["notes"] == [
         "These journals hold 2 fits, and this is number 2. To show another fit: --fit NUMBER.",
-        "Ranks without a journal here: 1, 2, of 3. All figures of this page leave them out.",
-        f"The journal was written by a newer version (schema {SCHEMA + 1}): what that version added is not shown.",
+        "Ranks without a journal here: 1, 2, of 3. No figure on this page includes them.",
+        f"A newer version wrote the journal (schema {SCHEMA + 1}): this page doesn't show what that version added.",
     ]
     assert (
         content([*a_fit(0, run_id="old"), *a_fit(0, run_id="new", started_unix=9e5)], number=1)["title"]["run"] == "old"

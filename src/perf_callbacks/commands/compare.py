@@ -1,4 +1,4 @@
-"""`perf-callbacks compare`: whether one recorded run is slower than another."""
+"""`perf-callbacks compare`: compare two recorded runs."""
 
 import argparse
 import json
@@ -12,7 +12,7 @@ from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.report import comparison, comparison_text
 
 NAME: str = "compare"
-SUMMARY: str = "tell if one recorded run is slower than another, metric by metric"
+SUMMARY: str = "compare two recorded runs, metric by metric, and say if the second is slower"
 
 REGRESSION, UNKNOWN = 1, 2
 """Exit status if B is slower, and if no verdict is possible."""

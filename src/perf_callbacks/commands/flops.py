@@ -82,7 +82,9 @@ def run(arguments: argparse.Namespace) -> int:
     job = _job(arguments, work, peak)
     results = compare(model, work, job)
     if all(result.model_flops_per_step is None for result in results.values()):
-        raise ConfigError("got too little of the model, wanted --params, or --layers, --hidden and --vocab, or CONFIG.")
+        raise ConfigError(
+            "the model: got too few sizes, wanted --params, or --layers, --hidden and --vocab, or CONFIG."
+        )
     _check_shares(results.values())
     if arguments.json:
         print(json.dumps({"conventions": {name: asdict(result) for name, result in results.items()}}, indent=2))

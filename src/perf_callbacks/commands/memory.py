@@ -1,4 +1,4 @@
-"""`perf-callbacks memory`: where the memory of a recorded run went, and whether it leaks."""
+"""`perf-callbacks memory`: show where the memory of a recorded run went, and if it leaks."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""`perf-callbacks status`: which programs are measured here without a change, by what, and why not."""
+"""`perf-callbacks status`: show which programs are measured here without code changes, and by what."""
 
 import argparse
 import os
@@ -24,7 +24,7 @@ TREES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightni
 UNSET = "PERF_CALLBACKS=1 is not set"
 ADVICE = """\
 `perf-callbacks run TARGET ...` needs neither autoload nor the variable.
-A callback in the program's own code always measures, and wins."""
+If the program's own code adds a callback, that callback measures instead."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:  # noqa: ARG001 the command has n
             print(f"\n{without}")
         print(f"\n{ADVICE}")
     else:
-        print("Nothing is measured: it is switched off.")
+        print("Nothing is measured: PERF_CALLBACKS switches it off.")
     values = settings_lines(settings)
     print("\n".join(["", f"Settings from outside: {'' if values else 'none.'}".rstrip(), *values, *settings.remarks]))
     print("\n".join(_section(accelerate_config.default_path(os.environ))))

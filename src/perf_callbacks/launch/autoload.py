@@ -84,7 +84,7 @@ class ImportedSpec(ModuleSpec):
 
     The import system turns `_initializing` off when it is done with a module (CPython 3.10 to 3.13, `_load_unlocked` in
     importlib/_bootstrap.py). A replaced `exec_module` would come too late for a module whose import has begun, and
-    would stand in the traceback of one that can't be imported.
+    would appear in the traceback of a module that can't be imported.
     """
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -135,7 +135,7 @@ def _arm_transformers(trainer: ModuleType) -> None:
     """Add a callback to each Hugging Face trainer, in the shared list that other packages have imported by name."""
 
     class ArmedCallback:
-        """Makes our callback. It stands in the list from which each trainer makes its default callbacks."""
+        """Makes our callback. Trainers make their default callbacks from the list that contains this class."""
 
         def __new__(cls) -> Any:
             return _safely(_transformers_callback) or trainer.TrainerCallback()

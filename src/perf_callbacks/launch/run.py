@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from importlib.machinery import PathFinder
 from pathlib import Path
 
 from perf_callbacks.kernel.settings import config_file
@@ -154,18 +153,12 @@ def _unmeasured() -> str:
 
 
 def _has_module(name: str) -> bool:
-    """Return True if `python -m` would find a module. Imports none of the module's packages."""
-    first, *rest = name.split(".")
+    """Return True if there is a package or module in which `python -m` would search. Imports nothing."""
     found = sys.path
     sys.path = [str(Path.cwd()), *found]
     try:
-        spec = importlib.util.find_spec(first)
+        return importlib.util.find_spec(name.partition(".")[0]) is not None
     except (ImportError, ValueError):
         return False
     finally:
         sys.path = found
-    for depth in range(len(rest)):
-        if spec is None or spec.submodule_search_locations is None:
-            return False
-        spec = PathFinder.find_spec(".".join([first, *rest[: depth + 1]]), list(spec.submodule_search_locations))
-    return spec is not None

@@ -1,4 +1,4 @@
-"""Text for a person, at most 80 columns wide: some lines when training starts, a short table at the end."""
+"""Cards, at most 80 columns wide: the lines when training starts, and the table at the end."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -13,13 +13,13 @@ from perf_callbacks.stragglers import text as straggler_text
 
 OURS = "perf_callbacks: "
 WORTH_SAYING = 0.05
-"""Least share of the run for which a finding is the verdict."""
+"""The largest finding is the verdict only if it could save this share of the run."""
 
 ENOUGH_COVERED = 0.98
 """If a smaller share of the weights was counted, FLOPs are a lower bound."""
 
 MOST_NAMES = 3
-"""Most operations without a formula that are named."""
+"""A card names at most this many operations without a formula."""
 
 MOST_ADVICE = 3
 """Most findings that are shown at the start, when their gain is not known yet."""
@@ -28,6 +28,7 @@ ENOUGH_STEPS = 5
 """Fewest measured steps for a verdict."""
 
 MOST = 0.99
+"""Largest share that a change is said to save: a greater share would be far beyond any estimate."""
 
 MOSTLY = 0.8
 """If forward, backward and optimizer took this share of the run, there is nothing to win."""
@@ -96,13 +97,13 @@ def check(
     """Render the checklist and the advice for a machine on which no training runs yet.
 
     >>> print(check("cpu", [Checklist(item="gc", status="skipped", before="automatic", why="gc=observe")], "No peak."))
-    A training on cpu would begin with
+    Training on cpu would begin with
       gc  skipped  automatic; gc=observe
     No peak.
     """
     items = [*_items(checklist)] or ["the checklist is turned off"]
     items += _advice(findings)
-    begin = card([f"A training on {device} would begin with", *items], columns)
+    begin = card([f"Training on {device} would begin with", *items], columns)
     return "\n".join([begin, *wrapped(peak, indent="    ", width=columns - INDENT)])
 
 

@@ -231,7 +231,7 @@ def _size(name: str, a: Side, b: Side, threshold: float) -> ComparedMetric:
 def _incomparable(name: str, a: Side, b: Side) -> str | None:
     """Return the reason why a metric has different meanings in the two runs; None if there is no reason."""
     if a.run.timeline != b.run.timeline:
-        return f"times are those of the {a.run.timeline} in A, of the {b.run.timeline} in B"
+        return f"A was timed by the {a.run.timeline}, B by the {b.run.timeline}"
     if name.endswith("_time"):
         others = [what for what in ("samples", "tokens") if _other(what, a, b) is not None]
         return f"steps have different numbers of {others[0]} in A and in B" if others else None

@@ -60,7 +60,7 @@ def _host(points: Sequence[Point], anonymous: Sequence[Point]) -> Iterable[str]:
         return
     growth, own, found = slope(points), slope(anonymous), leak(anonymous)
     pace = "" if growth is None else f", slope {growth:+.3f} GB per hour"
-    yield f"host memory: {size(points[0].gb)} at first, {size(points[-1].gb)} at last{pace}"
+    yield f"host memory: from {size(points[0].gb)} to {size(points[-1].gb)}{pace}"
     if growth is None:
         yield "too few `use` records for a slope: at least 3 minutes are needed"
     elif own is None:

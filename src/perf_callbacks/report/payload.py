@@ -105,16 +105,16 @@ def _notes(fits: Sequence[FitHistory], number: int, fit: FitHistory, within: ran
         yield f"These journals hold {len(fits)} fits, and this is number {shown}. To show another fit: --fit NUMBER."
     if fit.missing:
         missing = f"{listed(fit.missing)}, of {fit.world_size:,}"
-        yield f"Ranks without a journal here: {missing}. All figures of this page leave them out."
+        yield f"Ranks without a journal here: {missing}. No figure on this page includes them."
     if fit.newer is not None:
-        yield f"The journal was written by a newer version (schema {fit.newer}): what that version added is not shown."
+        yield f"A newer version wrote the journal (schema {fit.newer}): this page doesn't show what that version added."
     if within is not None:
         yield (
             f"The charts, step time, MFU and TFLOPS cover only the steps {within.start:,} to {within.stop - 1:,}. "
             "All other figures cover the whole run."
         )
     if fit.summary is None:
-        yield "Rank 0 wrote no summary: the run was killed, or is still going on."
+        yield "Rank 0 wrote no summary: the run was killed, or is still running."
     elif fit.summary.failure:
         yield f"Measuring stopped early: {fit.summary.failure}."
 
@@ -265,7 +265,7 @@ def _of_peak(fit: FitHistory, drawn: StepSeries, peak: float | None) -> dict[str
     extra = max(0.0, mfu * (count.hardware_flops / count.model_flops - 1))
     parts = [("model FLOPs (MFU)", mfu, percent(mfu))]
     if extra:
-        parts.append(("computed again", extra, percent(extra)))
+        parts.append(("recomputation", extra, percent(extra)))
     parts.append(("unused", max(0.0, 1 - mfu - extra), f"{max(0.0, 1 - mfu - extra):.1%}"))
     return machine.bar(f"HFU {percent(mfu + extra)} of {speed(peak)}", parts, max(1.0, mfu + extra))
 

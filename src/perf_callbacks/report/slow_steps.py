@@ -33,8 +33,8 @@ def table(fit: FitHistory, slow: Sequence[Outlier], usual: Mapping[int, Mapping[
         ("remarks", TEXT),
     ]
     note = (
-        "Where: the rank and the stage that exceeded their own median most. A backward in which ranks wait for a late "
-        "rank is not taken for the cause."
+        "Where: the stage of a rank that exceeded its median most. A backward that only waits for a late rank is not "
+        "the cause."
     )
     return Table("Slowest steps", columns, rows, note) if rows else None
 

@@ -41,7 +41,7 @@ def findings(fit: FitHistory) -> Table | None:
     found: Sequence[Finding] = summary.findings if summary is not None else fit.first[-1].of(Finding)
     rows = [(one.cause, DASH if one.share is None else f"{one.share:.0%}", one.evidence, one.remedy) for one in found]
     columns = [("cause", TEXT), ("could save", NUMBER), ("evidence", TEXT), ("try", CODE)]
-    note = "The share of the wall time after startup that the change could save; an upper estimate."
+    note = "Could save: at most this share of the wall time after startup."
     return Table("What limits the run", columns, rows, note) if rows else None
 
 
@@ -58,7 +58,7 @@ def ranks(usual: Mapping[int, Mapping[str, float]]) -> Table | None:
     shown, note = sorted(usual), ""
     if len(usual) > MOST_ROWS:
         shown = nlargest(MOST_ROWS, shown, key=excess)
-        note = f"Ranks that exceed the median most, outside of backward; {len(usual) - len(shown):,} are not shown."
+        note = f"The ranks that exceed the median most outside of backward; {len(usual) - len(shown):,} are not shown."
     rows = [(str(rank), *[duration(usual[rank].get(name)) for name in names]) for rank in shown]
     columns = [("rank", NUMBER), *[(_stage(name), NUMBER) for name in names]]
     return Table("Median times by rank", columns, rows, note)
@@ -69,7 +69,7 @@ def products(count: Flops, *, tensor_cores: bool) -> Table | None:
     rows = []
     for operation, shapes, dtype, flops in count.products:
         advice = "; ".join(
-            f"{one.size:,} is no multiple of 8: {one.better:,} would be"
+            f"{one.size:,} is no multiple of 8; {one.better:,} is"
             for one in misaligned([(operation, shapes, dtype, flops)])
         )
         share = flops / count.hardware_flops if count.hardware_flops > 0 else None
@@ -78,11 +78,12 @@ def products(count: Flops, *, tensor_cores: bool) -> Table | None:
     columns = [("operation", CODE), ("shapes", CODE), ("format", TEXT), ("FLOPs", NUMBER), ("share", NUMBER)]
     if tensor_cores:
         columns.append(("shape advice", TEXT))
-    note = (
-        f"Of step {count.step:,}. Share: of all executed FLOPs. Best for tensor cores: multiples of 64, at least of 8."
+    advice = (
+        "Tensor cores need sizes that are multiples of 8, and work best with multiples of 64."
         if tensor_cores
-        else f"Of step {count.step:,}. Share: of all executed FLOPs. Shape advice is for GPUs with tensor cores."
+        else "Shape advice is for GPUs with tensor cores."
     )
+    note = f"From step {count.step:,}. Share: of all executed FLOPs. {advice}"
     return Table("Heaviest products", columns, rows, note) if rows else None
 
 
@@ -102,7 +103,7 @@ def uncounted(count: Flops, summary: Summary | None) -> Table | None:
     unknown = [] if flops is None else [flops.unknown, flops.mfu_unknown]
     rows += [("unknown", reason, "") for reason in unknown if reason]
     covered = "" if count.coverage is None else f"{count.coverage:.1%} of the weights were seen in counted products. "
-    low = "The FLOPs, and so MFU, are a lower bound." if count.lower_bound else ""
+    low = "FLOPs and MFU are lower bounds." if count.lower_bound else ""
     columns = [("what", TEXT), ("where", CODE), ("how much", NUMBER)]
     if not rows:
         note = f"Nothing was left out of the count. {covered}{low}".strip()
@@ -138,7 +139,7 @@ def checklist(fit: FitHistory) -> Table | None:
         )
         for name, item in last.items()
     ]
-    columns = [("item", TEXT), ("status", TEXT), ("state", TEXT), ("why", TEXT), ("what it won", TEXT)]
+    columns = [("item", TEXT), ("status", TEXT), ("state", TEXT), ("why", TEXT), ("saves", TEXT)]
     note = 'PerfConfig(checklist="prove") measures what each item saves.' if not any(row[-1] for row in rows) else ""
     return Table("Startup checklist", columns, rows, note) if rows else None
 
@@ -165,7 +166,7 @@ def stragglers(found: StragglerSummary | None) -> Table | None:
         )
         for rank, cause, seconds, steps in found.costliest
     ]
-    parts = [f"In {found.steps:,} compared steps of {duration(found.seconds)}."]
+    parts = [f"In {found.steps:,} compared steps, {duration(found.seconds)} in all."]
     if found.slowdown is not None:
         parts.append(f"A step takes {rate(found.slowdown)} times as long as if all ranks were as fast as a usual rank.")
     if found.backward_waiting is not None:
@@ -190,7 +191,7 @@ def stalls(fit: FitHistory) -> Table | None:
         )
         for stall in distinct_stalls(fit)
     ]
-    columns = [("after step", NUMBER), ("rank", NUMBER), ("stage", TEXT), ("for", NUMBER), ("at", CODE)]
+    columns = [("after step", NUMBER), ("rank", NUMBER), ("stage", TEXT), ("duration", NUMBER), ("at", CODE)]
     return Table("Stalls", columns, rows[:MOST_ROWS]) if rows else None
 
 

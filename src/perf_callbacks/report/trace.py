@@ -158,7 +158,7 @@ def _beside(fit: FitHistory, reference: list[Placed], within: range | None) -> I
         if event.lane in SPAN_KINDS:
             continue
         rank = event.rank if event.rank in fit.ranks else min(fit.ranks)
-        place = f'"pid":{rank},"tid":{STEPS},"ts":{_micro(_tenths(_end_of(event.step, reference)))}'
+        place = f'"pid":{rank},"tid":{STEPS},"ts":{_micro(_end_of(event.step, reference))}'
         arguments = {"step": event.step, "what": event.text}
         yield f'{{"name":{_json(event.lane)},"ph":"i","s":"p",{place},"args":{_json(arguments)}}}'
 
@@ -175,19 +175,15 @@ def _meta(name: str, rank: int, thread: int, arguments: dict[str, Any]) -> str:
 
 def _slice(name: str, where: tuple[int, int], begin: float, end: float, arguments: dict[str, Any] | None = None) -> str:
     """Render a slice of a rank and thread. Both ends are rounded alike, so that touching slices still touch."""
-    start, over = _tenths(begin), _tenths(end)
+    start, over = _micro(begin), _micro(end)
     extra = "" if arguments is None else f',"args":{_json(arguments)}'
-    place = f'"pid":{where[0]},"tid":{where[1]},"ts":{_micro(start)},"dur":{_micro(over - start)}'
+    place = f'"pid":{where[0]},"tid":{where[1]},"ts":{start},"dur":{over - start}'
     return f'{{"name":{_json(name)},"ph":"X",{place}{extra}}}'
 
 
-def _tenths(seconds: float) -> int:
-    """Round to tenths of a microsecond, as journals do."""
-    return round(max(-LATEST, min(seconds, LATEST)) * 1e7)
-
-
-def _micro(tenths: int) -> str:
-    return f"{tenths // 10}.{tenths % 10}" if tenths >= 0 else f"-{-tenths // 10}.{-tenths % 10}"
+def _micro(seconds: float) -> int:
+    """Round to microseconds, the unit of the format."""
+    return round(max(-LATEST, min(seconds, LATEST)) * 1e6)
 
 
 _json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode

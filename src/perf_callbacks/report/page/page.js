@@ -231,7 +231,7 @@ if (steps) {
 }
 
 // ---- where the time went
-if (data.account || data.peak) section("Where time and FLOPs went", el("div", { class: "two" }, ...[bar("Wall time", data.account, WALL_COLORS), bar("Peak", data.peak, { "model FLOPs (MFU)": "s2", "computed again": "s0", unused: "s7" })].filter(Boolean)));
+if (data.account || data.peak) section("Where time and FLOPs went", el("div", { class: "two" }, ...[bar("Wall time", data.account, WALL_COLORS), bar("Peak", data.peak, { "model FLOPs (MFU)": "s2", "recomputation": "s0", unused: "s7" })].filter(Boolean)));
 
 // ---- ranks
 function heatMap() {
