@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from heapq import nlargest
 from typing import Any, NamedTuple
 
-from perf_callbacks.kernel.records.fit_records import Gc, Straggler
+from perf_callbacks.kernel.records.fit_records import Gc, Span, Straggler
 from perf_callbacks.report.history import FitHistory
 from perf_callbacks.report.tables import distinct_stalls
 from perf_callbacks.report.units import duration
@@ -60,13 +60,13 @@ def _all(fit: FitHistory) -> Iterable[Event]:
         text = f"attempt {attempt.run.attempt} from step {attempt.run.step:,}{again}"
         yield Event(attempt.run.step, "restart", text, lowest, 0.0)
     for attempt in fit.first:
-        for span in attempt.spans:
+        for span in attempt.of(Span):
             yield Event(span.step, span.kind, f"{span.kind} {duration(span.seconds)}", lowest, span.seconds)
         for step, reason in attempt.excluded.items():
             if reason in COUNTS:
                 yield Event(step, "FLOP count", f"FLOPs {reason}", lowest, 0.0)
     for rank, attempt in fit.attempts:
-        for pause in attempt.pauses:
+        for pause in attempt.of(Gc):
             text = f"garbage collection {duration(pause.seconds)}, generation {pause.generation}, rank {rank}"
             yield Event(pause.step, "collection", f"{text}, {_collector(pause)}", rank, pause.seconds)
         for slow in attempt.of(Straggler):

@@ -9,7 +9,7 @@ from math import nan
 from typing import Any
 
 from perf_callbacks.kernel.records.codec import Entry
-from perf_callbacks.kernel.records.fit_records import SCHEMA, Gc, Row, Run, Span, Steps, Summary
+from perf_callbacks.kernel.records.fit_records import SCHEMA, Row, Run, Steps, Summary
 
 TIMES = (
     "step_time",
@@ -45,12 +45,10 @@ class Attempt:
     """The values of each step, by the names in `STEP_COLUMNS`. NaN: unknown."""
     excluded: dict[int, str] = field(default_factory=dict)
     """By number of a step, the reason why the step is in no row."""
-    pauses: list[Gc] = field(default_factory=list)
-    spans: list[Span] = field(default_factory=list)
     peak_tflops: float | None = None
     """Peak of the last logged row with a peak."""
-    others: list[Entry] = field(default_factory=list)
-    """All other records, in order."""
+    entries: list[Entry] = field(default_factory=list)
+    """All records but steps and rows, in order."""
     seconds: float = 0.0
     """Time of the last record."""
 
@@ -60,15 +58,10 @@ class Attempt:
         self.seconds = max(self.seconds, entry.t)
         if isinstance(record, Steps):
             self._add_steps(record)
-        elif isinstance(record, Gc):
-            if possible(record.seconds):
-                self.pauses.append(record)
-        elif isinstance(record, Span):
-            self.spans.append(record)
         elif isinstance(record, Row):
             self.peak_tflops = record.metrics.get(PEAK_KEY, self.peak_tflops)
         elif not isinstance(record, Run):
-            self.others.append(entry)
+            self.entries.append(entry)
 
     def _add_steps(self, record: Steps) -> None:
         """Add a block of steps. Steps out of order, as in a hostile journal, are dropped."""
@@ -84,11 +77,11 @@ class Attempt:
 
     def of(self, kind: type) -> list[Any]:
         """Return the records of a type, in order."""
-        return [entry.record for entry in self.others if type(entry.record) is kind]
+        return [entry.record for entry in self.entries if type(entry.record) is kind]
 
     def last(self, kind: type) -> Any:
         """Return the last record of a type; None if there is no such record."""
-        return next((entry.record for entry in reversed(self.others) if type(entry.record) is kind), None)
+        return next((entry.record for entry in reversed(self.entries) if type(entry.record) is kind), None)
 
 
 @dataclass(slots=True)

@@ -79,6 +79,6 @@ def _sizes(parts: Memory) -> dict[str, float]:
 
 def _points(fit: Attempt, field: str) -> list[Point]:
     """Return the known values of a field of the `use` records."""
-    uses = [(entry.t, entry.record) for entry in fit.others if isinstance(entry.record, Use)]
+    uses = [(entry.t, entry.record) for entry in fit.entries if isinstance(entry.record, Use)]
     points = [Point(t, use.step, getattr(use, field)) for t, use in uses if getattr(use, field) is not None]
     return [point for point in points if possible(point.gb)]

@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from math import isnan
 
+from perf_callbacks.kernel.records.fit_records import Gc
 from perf_callbacks.report.history import FitHistory
 from perf_callbacks.report.series import OWN, STAGES, WAITING, Outlier, kept
 from perf_callbacks.report.tables import NUMBER, TEXT, Table
@@ -48,7 +49,7 @@ def _row(fit: FitHistory, slowest: Outlier, usual: Mapping[int, Mapping[str, flo
             continue
         excess = {name: attempt.columns[name][place] - usual[rank].get(name, 0.0) for name in STAGES}
         found += [(seconds, rank, name) for name, seconds in excess.items() if not isnan(seconds)]
-        gc_seconds = max(gc_seconds, sum([pause.seconds for pause in attempt.pauses if pause.step == slowest.step]))
+        gc_seconds = max(gc_seconds, sum([pause.seconds for pause in attempt.of(Gc) if pause.step == slowest.step]))
     stages = STAGES if len(fit.ranks) == 1 else OWN
     cause = max((one for one in found if one[2] in stages), default=None)
     waited = max((one for one in found if one[2] == WAITING), default=None)

@@ -12,6 +12,7 @@ from math import isnan
 from statistics import median
 from typing import Any
 
+from perf_callbacks.kernel.records.fit_records import Span
 from perf_callbacks.report.events import events
 from perf_callbacks.report.history import Attempt, FitHistory
 from perf_callbacks.report.series import STAGES, medians
@@ -101,7 +102,7 @@ def _ends(attempt: Attempt, now: float, usual: float) -> "array[float]":
     A step whose time was lost counts as a median step.
     """
     ends = array("d")
-    spans = sorted(attempt.spans, key=lambda span: span.step)
+    spans = sorted(attempt.of(Span), key=lambda span: span.step)
     place = 0
     for step, seconds in zip(attempt.step, attempt.columns["step_time"], strict=True):
         while place < len(spans) and spans[place].step < step:
@@ -146,7 +147,7 @@ def _steps(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
 
 
 def _spans(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
-    for span in placed.attempt.spans:
+    for span in placed.attempt.of(Span):
         if within is None or span.step in within:
             start = placed.began + max(0.0, span.start)
             yield _slice(span.kind, (rank, SPANS), start, start + max(0.0, span.seconds), {"after step": span.step})
