@@ -31,7 +31,6 @@ def by_plotly(data: dict, path: Path) -> None:
     slow = [*zip(*steps["outliers"], strict=True)]
     drawn.add_scatter(x=slow[0], y=slow[1], mode="markers", row=1, col=1)
     drawn.add_scatter(x=steps["x"], y=rate["mean"], row=2, col=1)
-    drawn.add_scatter(x=steps["x"], y=rate["executed"], row=2, col=1)
     for name, shares in zip(stages["names"], stages["shares"], strict=True):
         drawn.add_scatter(x=steps["x"], y=shares, name=name, stackgroup="stages", row=3, col=1)
     drawn.write_html(path, include_plotlyjs=True)
@@ -55,7 +54,6 @@ def by_bokeh(data: dict, path: Path) -> None:
     times.scatter([*slow[0]], [*slow[1]])
     rates = figure(width=1100, height=200, x_range=times.x_range)
     rates.line(steps["x"], known(rate["mean"]))
-    rates.line(steps["x"], known(rate["executed"]), color="red")
     shares = figure(width=1100, height=200, x_range=times.x_range)
     names = stages["names"]
     columns = {"x": steps["x"], **dict(zip(names, map(known, stages["shares"]), strict=True))}
