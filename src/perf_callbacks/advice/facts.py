@@ -1,7 +1,8 @@
 """Facts and times that the rules decide by. Facts about the fit are read once; times cover the whole fit."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Protocol
 
 from perf_callbacks.kernel.engine.account import STARTUP, STEPS
@@ -128,13 +129,16 @@ class Measured:
 
     def stage(self, name: str) -> float:
         """Return the mean seconds of a stage per step; 0 if the stage was never entered."""
-        seconds = self.summary.stage_seconds.get(f"{name}_time", 0.0)
-        return seconds / self.summary.included_steps if self.summary.included_steps else 0.0
+        return self._per_step(self.summary.stage_seconds.get(f"{name}_time", 0.0))
 
     def part(self, name: str) -> float:
         """Return the mean seconds per step of a named part of the stage `other`; 0 without such a part."""
-        seconds = self.summary.other_seconds.get(name, 0.0)
-        return seconds / self.summary.included_steps if self.summary.included_steps else 0.0
+        return self._per_step(self.summary.other_seconds.get(name, 0.0))
+
+    @property
+    def computing(self) -> float:
+        """Mean seconds per step of forward, backward and optimizer."""
+        return sum(map(self.stage, ("forward", "backward", "optimizer")))
 
     @property
     def unnamed(self) -> float:
@@ -146,6 +150,22 @@ class Measured:
         if not self.step_seconds or not self.seconds:
             return 0.0
         return seconds_per_step / self.step_seconds * self.steps_seconds / self.seconds
+
+    def _per_step(self, seconds: float) -> float:
+        return seconds / self.summary.included_steps if self.summary.included_steps else 0.0
+
+
+Rule = Callable[[MachineFacts, Facts, Measured | None], Finding | None]
+
+
+def timed(rule: Callable[[MachineFacts, Facts, Measured], Finding | None]) -> Rule:
+    """Apply a rule only after a fit with enough measured steps."""
+
+    @wraps(rule)
+    def applied(machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
+        return rule(machine, facts, measured) if measured is not None and measured.known else None
+
+    return applied
 
 
 def finding(cause: str, share: float | None, evidence: str, remedy: str) -> Finding | None:

@@ -1,12 +1,24 @@
-"""Rules `host` and `sync`: Python work between the stages of a step."""
+"""Rules `host`: Python code, threads or generation that keep the training waiting."""
 
-from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding
+from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, timed
+from perf_callbacks.advice.waits import read_each_step
+from perf_callbacks.kernel.engine.account import GENERATION, REWARDS
 from perf_callbacks.kernel.records.fit_records import Finding
 
+ENOUGH_READINGS = 6
+"""Fewest readings of the device's use, at ten seconds each, for a meaningful mean."""
 
-def host(_machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
+LARGE = 0.1
+"""Least share of the run for a finding from these readings, which are coarse."""
+
+COMPUTING = 0.5
+"""Least share of the run in forward, backward and optimizer that gives more threads enough to do."""
+
+
+@timed
+def host(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
     """Name the time of steps in which neither loader nor model nor optimizer works."""
-    if measured is None or not measured.known or _reads(facts) is not None:
+    if read_each_step(facts) is not None:  # the rule `sync` covers the same time
         return None
     idle = measured.unnamed
     evidence = (
@@ -18,29 +30,75 @@ def host(_machine: MachineFacts, facts: Facts, measured: Measured | None) -> Fin
     return finding("host", measured.share(idle), evidence, remedy)
 
 
-def sync(_machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
-    """Name the code that reads values from tensors in each step. The share is the time around it."""
-    reads = _reads(facts)
-    if measured is None or not measured.known or reads is None:
+@timed
+def generation(machine: MachineFacts, _facts: Facts, measured: Measured) -> Finding | None:
+    """Name the time in which TRL generates completions. vLLM, which generates faster, needs an accelerator."""
+    share = measured.share(measured.part(GENERATION))
+    remedy = "fewer or shorter completions (num_generations, max_completion_length)"
+    if machine.accelerator is not None:
+        remedy = "use_vllm=True in the trainer's arguments, or " + remedy
+    return finding("host", share, f"Generating completions took {share:.0%} of the run", remedy)
+
+
+@timed
+def rewards(_machine: MachineFacts, _facts: Facts, measured: Measured) -> Finding | None:
+    """Name the time of TRL's reward functions and models."""
+    share = measured.share(measured.part(REWARDS))
+    remedy = "reward functions that take all completions at once"
+    return finding("host", share, f"Computing rewards took {share:.0%} of the run", remedy)
+
+
+@timed
+def small_batches(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+    """Advise a larger batch if the device is idle within forward, backward and optimizer.
+
+    The share is a lower bound: it assumes an idle device at all other times, and counts kernels of other processes.
+    """
+    use = facts.memory
+    if machine.accelerator is None or use is None or use.gpu_busy is None:
         return None
-    between = measured.unnamed
-    evidence = f"Reading values and logging them in each step took {measured.share(between):.0%} of the run: {reads}"
-    remedy = "TrainingArguments(logging_steps=50)" if _logs(facts) else "logging every 50 steps"
-    if _logs(facts) and facts.integration == "lightning":
-        remedy = "Trainer(log_every_n_steps=50)"
-    return finding("sync", measured.share(between), evidence, remedy)
-
-
-def _logs(facts: Facts) -> bool:
-    return facts.log_every == 1
-
-
-def _reads(facts: Facts) -> str | None:
-    """Return the place where each step reads values; None if no step reads values."""
-    if _logs(facts):
-        return "the trainer logs every step"
-    reads = facts.work.values_read if facts.work is not None else {}
-    if not reads:
+    share = measured.share(measured.computing) - use.gpu_busy
+    if use.gpu_readings < ENOUGH_READINGS or share < LARGE:
         return None
-    line = max(reads, key=lambda place: reads[place])
-    return f"`.item()` or the like in {line.rpartition('/')[2]}"
+    evidence = f"The device was idle for {share:.0%} of the run while Python prepared its operations"
+    remedy = "larger micro-batches"
+    if facts.work is not None and not facts.work.compiled:
+        remedy += ', or torch.compile(model, mode="reduce-overhead")'
+    return finding("host", share, evidence, remedy)
+
+
+def too_many_threads(machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
+    """Advise one thread per CPU of the process. With an accelerator these threads have little to do."""
+    cpus = machine.cpus or facts.threads
+    if machine.accelerator is not None or facts.threads <= cpus:
+        return None
+    evidence = f"Operations use {facts.threads} threads, and each process has {_cpus(cpus)}"
+    return finding("host", None, evidence, f"OMP_NUM_THREADS={cpus}")
+
+
+@timed
+def too_few_threads(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+    """Advise more threads if a model computes on fewer than half of the CPUs while the other CPUs are idle.
+
+    The saving is unknown: small operations run in one thread in any case.
+    """
+    cpus, idle = machine.cpus, facts.free_cpus
+    if machine.accelerator is not None or cpus is None or idle is None:
+        return None
+    if 2 * facts.threads >= cpus or idle < cpus / 2 or measured.share(measured.computing) < COMPUTING:
+        return None
+    uses = "1 thread" if facts.threads == 1 else f"{facts.threads} threads"
+    evidence = f"Operations use {uses}, and {idle:.0f} of {_cpus(cpus)} were idle"
+    wanted = min(cpus, facts.threads + int(idle))
+    return finding("host", None, evidence, f"OMP_NUM_THREADS={wanted}, if the operations are large")
+
+
+def anomalies(_machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
+    """Name autograd's anomaly detection."""
+    if not facts.anomalies:
+        return None
+    return finding("host", None, "Anomaly detection is on", "torch.autograd.set_detect_anomaly(False)")
+
+
+def _cpus(number: int) -> str:
+    return "1 CPU" if number == 1 else f"{number} CPUs"

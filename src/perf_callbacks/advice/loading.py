@@ -2,7 +2,7 @@
 
 import math
 
-from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding
+from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, timed
 from perf_callbacks.kernel.records.fit_records import Finding
 
 HEADROOM = 1.25
@@ -29,14 +29,13 @@ Shorter waits are the hand-over of a batch: 9 to 15 ms on a busy machine, howeve
 """
 
 
-def data(machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
+@timed
+def data(machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
     """Advise workers that load batches while the model computes; the wait and the CPUs decide their number.
 
     Without workers, the wait is the time to load a batch. With workers, a wait means that the loader limits the run.
     A step then takes 1/n of the time in which one of n workers loads a batch.
     """
-    if measured is None or not measured.known:
-        return None
     step, wait = measured.step_seconds, measured.stage("data")
     summary = measured.summary
     # Waits for the start of workers have a rule of their own.
@@ -66,13 +65,14 @@ def data(machine: MachineFacts, facts: Facts, measured: Measured | None) -> Find
     return finding("data", measured.share(wait), f"{took}; {spare}", "caching prepared samples, or cheaper transforms")
 
 
-def restarts(_machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
+@timed
+def restarts(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
     """Advise persistent workers if the first batch of an epoch takes longer than workers take to load a batch.
 
     If n workers keep up, each takes at most n steps to load a batch: the rest of the wait is the start of the workers.
     """
     workers = facts.workers or 0
-    if measured is None or not measured.known or not workers or facts.persistent or not facts.epochs:
+    if not workers or facts.persistent or not facts.epochs:
         return None
     took = facts.epoch_wait_seconds * measured.summary.steps
     won = took - facts.epochs * workers * measured.step_seconds

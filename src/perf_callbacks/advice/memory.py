@@ -1,6 +1,6 @@
-"""Rules `memory`: leaks of host memory, full device memory, and device memory that is not cached."""
+"""Rules `memory` and `gc`: leaks of host memory, full or uncached device memory, and garbage collection."""
 
-from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding
+from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, timed
 from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.memory.use import GB, MB, Leak, MemoryUse
 
@@ -10,9 +10,9 @@ SOON_HOURS = 100
 """A leak that fills memory within this many hours is reported with the hours left."""
 
 
-def memory(machine: MachineFacts, facts: Facts, measured: Measured | None) -> Finding | None:
+def memory(machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
     """Report a leak of host memory, or else a device whose memory was full. Neither finding has a share."""
-    if measured is None or facts.memory is None:
+    if facts.memory is None:
         return None
     if facts.memory.leak is not None:
         return _leak(facts.memory.leak, machine.memory_available)
@@ -25,6 +25,26 @@ def uncached(machine: MachineFacts, facts: Facts, _measured: Measured | None) ->
         return None
     evidence = "PYTORCH_NO_CUDA_MEMORY_CACHING is set: torch asks the driver for the memory of each tensor"
     return finding("memory", None, evidence, "unsetting PYTORCH_NO_CUDA_MEMORY_CACHING")
+
+
+@timed
+def garbage(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+    """Name the time of garbage collection, by the program's calls and by the schedule of the checklist."""
+    found = measured.summary.gc
+    if found is None or not found.seconds:
+        return None
+    seconds, count, scheduled = found.seconds, sum(found.collections), found.scheduled_seconds or 0.0
+    evidence = f"Garbage collection took {seconds / measured.seconds:.0%} of the run ({count:,} collections)"
+    if scheduled > seconds / 2:
+        remedy = "breaking reference cycles: gc.set_debug(gc.DEBUG_SAVEALL) shows which objects are in gc.garbage"
+    elif facts.collect_seconds > seconds / 2:
+        remedy = "removing calls of gc.collect()"
+        remedy += f", first at {facts.collect_line}" if facts.collect_line else ""
+    elif facts.gc == "sync":
+        return None  # these collections came before the schedule
+    else:
+        remedy = 'PerfConfig(gc="sync")'
+    return finding("gc", seconds / measured.seconds, evidence, remedy)
 
 
 def _leak(found: Leak, available: int | None) -> Finding | None:

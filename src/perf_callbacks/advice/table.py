@@ -1,60 +1,38 @@
 """All rules of advice, and their findings."""
 
-from collections.abc import Callable
-
-from perf_callbacks.advice import (
-    batch,
-    compiling,
-    debugging,
-    garbage,
-    generation,
-    host,
-    loading,
-    memory,
-    model,
-    optimizer,
-    precision,
-    reading,
-    reducing,
-    shapes,
-    spans,
-    straggler,
-    threads,
-)
-from perf_callbacks.advice.facts import Facts, MachineFacts, Measured
+from perf_callbacks.advice import host, loading, memory, model, shapes, spans, straggler, waits
+from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, Rule
 from perf_callbacks.kernel.records.fit_records import Finding, Summary
-
-Rule = Callable[[MachineFacts, Facts, Measured | None], Finding | None]
 
 RULES: tuple[Rule, ...] = (
     loading.data,
     loading.restarts,
     host.host,
-    host.sync,
-    generation.generation,
-    generation.rewards,
+    waits.logging,
+    host.generation,
+    host.rewards,
     model.recompute,
     model.attention,
-    optimizer.optimizer,
-    garbage.garbage,
+    model.optimizer,
+    memory.garbage,
     memory.memory,
     spans.evaluation,
     spans.checkpoint,
     straggler.straggler,
-    precision.precision,
-    compiling.compiling,
+    model.precision,
+    model.compiling,
     shapes.padding,
     shapes.tiles,
-    reducing.reducing,
-    reading.reading,
-    reading.nan_filter,
-    batch.small,
+    waits.reducing,
+    waits.reading,
+    waits.nan_filter,
+    host.small_batches,
     memory.uncached,
-    debugging.blocking,
-    debugging.anomalies,
-    debugging.deterministic,
-    threads.too_many,
-    threads.too_few,
+    waits.blocking,
+    host.anomalies,
+    model.deterministic,
+    host.too_many_threads,
+    host.too_few_threads,
 )
 """Each rule decides by its arguments alone. Without measured times, only rules that need no run find something."""
 

@@ -1,0 +1,75 @@
+"""Rules `sync`: the host waits for the device, or ranks wait for each other, more often than training needs."""
+
+from collections.abc import Mapping
+
+from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, finding, timed
+from perf_callbacks.kernel.records.fit_records import Finding
+
+
+@timed
+def logging(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
+    """Name the code that reads values from tensors in each step. The share is the time around it."""
+    reads = read_each_step(facts)
+    if reads is None:
+        return None
+    share = measured.share(measured.unnamed)
+    evidence = f"Reading values and logging them in each step took {share:.0%} of the run: {reads}"
+    remedy = "logging every 50 steps"
+    if facts.log_every == 1:
+        lightning = facts.integration == "lightning"
+        remedy = "Trainer(log_every_n_steps=50)" if lightning else "TrainingArguments(logging_steps=50)"
+    return finding("sync", share, evidence, remedy)
+
+
+def read_each_step(facts: Facts) -> str | None:
+    """Return the place where each step reads values; None if no step reads values."""
+    if facts.log_every == 1:
+        return "the trainer logs every step"
+    reads = facts.work.values_read if facts.work is not None else {}
+    return f"`.item()` or the like in {_most_frequent(reads)[0]}" if reads else None
+
+
+def reading(machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
+    """Name the line that reads most often from the device in a step. Lines of installed packages are not the user's."""
+    if machine.accelerator is None or facts.work is None:
+        return None
+    reads = {line: count for line, count in facts.work.reads.items() if "site-packages" not in line}
+    if not reads:
+        return None
+    line, count = _most_frequent(reads)
+    times = "once" if count == 1 else f"{count:,} times"
+    evidence = f"The host waits for the device {times} per step, to read from it in {line}"
+    return finding("sync", None, evidence, "keeping values on the device until they are logged")
+
+
+@timed
+def nan_filter(machine: MachineFacts, facts: Facts, _measured: Measured) -> Finding | None:
+    """Name the filter of the Hugging Face `Trainer` that reads each micro-batch's loss from the device."""
+    if machine.accelerator is None or not facts.nan_filter:
+        return None
+    evidence = "logging_nan_inf_filter reads the loss from the device in each micro-batch"
+    return finding("sync", None, evidence, "TrainingArguments(logging_nan_inf_filter=False)")
+
+
+def reducing(_machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
+    """Advise `no_sync` if DDP sums gradients over ranks after several micro-batches of a step."""
+    if not facts.ddp or facts.work is None or facts.work.reductions <= 1:
+        return None
+    evidence = f"DDP reduces gradients after each of {facts.work.reductions} micro-batches of a step"
+    remedy = "with model.no_sync(): around all micro-batches but the last"
+    if facts.integration == "accelerate":
+        remedy = "with accelerator.accumulate(model):"
+    return finding("sync", None, evidence, remedy)
+
+
+def blocking(_machine: MachineFacts, facts: Facts, _measured: Measured | None) -> Finding | None:
+    """Name `CUDA_LAUNCH_BLOCKING`."""
+    if not facts.blocking:
+        return None
+    return finding("sync", None, "CUDA_LAUNCH_BLOCKING=1 waits for each kernel", "unsetting CUDA_LAUNCH_BLOCKING")
+
+
+def _most_frequent(reads: Mapping[str, int]) -> tuple[str, int]:
+    """Return the line with most reads, without its directory, and their number."""
+    line = max(reads, key=lambda place: reads[place])
+    return line.rpartition("/")[2], reads[line]
