@@ -1,26 +1,24 @@
 """FLOPs without running a step: if the model must not run eagerly, or if the user asks for an estimate.
 
 FLOPs are counted on a fake-tensor copy of the model. If that fails, and the model is a known and unchanged decoder of
-transformers, FLOPs are derived in closed form from the sizes of the weights.
+transformers, FLOPs are derived in closed form from its configuration, by the formula of `perf-callbacks flops`.
 """
 
 import copy
 import inspect
 from collections.abc import Mapping
 from contextlib import ExitStack
-from fractions import Fraction
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from perf_callbacks.flops.calculator.architecture import FAMILIES
+from perf_callbacks.flops.calculator.architecture import FAMILIES, Architecture, dimensions
+from perf_callbacks.flops.calculator.conventions import BY_NAME, ConventionWork
 from perf_callbacks.flops.counting.counter import FlopCounter
 from perf_callbacks.flops.work import Cell, Work
-
-_MATRIX = 2
-
+from perf_callbacks.kernel.settings.config import ConfigError
 
 Example = Mapping[str, tuple[tuple[int, ...], torch.dtype, torch.device]]
 """Shape, number format and device of each tensor of a batch, by name."""
@@ -55,45 +53,33 @@ def count(model: nn.Module, example: Example) -> FlopCounter:
 
 
 def closed_form(model: nn.Module, example: Example) -> Work | None:
-    """Derive a lower bound of a forward and a backward from the sizes of the weights; None: no bound is certain.
+    """Derive a lower bound of a forward and a backward from the model's configuration; None: no bound is certain.
 
     Per token and weight: two FLOPs for the forward, two for the gradients of its inputs, two for its own gradient; and
-    attention over the whole length. Of the experts, only those active for a token and shared experts count.
-    Recomputation and angles of positions are not included.
+    attention over the whole length. Of the experts, only those active for a token count. Recomputation and angles of
+    positions are not included.
     """
     model = innermost(model)
-    share = _active_share(model)
-    if share is None or not _vouched(model, example):
+    if not _vouched(model, example):
+        return None
+    config: Any = model.config
+    try:
+        # `architectures` names the class that the configuration was saved with, perhaps with another head
+        architecture = Architecture(**dimensions({**config.to_dict(), "architectures": None}))
+    except ConfigError:
         return None
     rows, length = example["input_ids"][0]
-    embeddings = {id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding)}
-    used = Fraction()
-    dtype = None
-    for name, one in model.named_parameters():
-        if one.dim() < _MATRIX or id(one) in embeddings:
-            continue
-        active = one.numel() * (share if _EXPERT & {*name.split(".")} else 1)
-        used += active
-        dtype = dtype or str(one.dtype).removeprefix("torch.")
-    head = getattr(model, "get_output_embeddings", lambda: None)()
-    if head is not None and id(head.weight) in embeddings:  # tied: the embedding is multiplied as the head, too
-        used += head.weight.numel()
-        dtype = dtype or str(head.weight.dtype).removeprefix("torch.")
-    attention = 4 * _width(model) * rows * length**2
-    dtype = dtype or "float32"
-    tokens = rows * length
+    forward = BY_NAME["matmul"].forward(architecture, ConventionWork(batch=rows, seq=length))
+    products, dtype = forward.layers + forward.head, str(model.dtype).removeprefix("torch.")
     return Work(
         {
-            Cell("forward", dtype, "matmul"): int(2 * used * tokens),
-            Cell("backward", dtype, "matmul"): int(4 * used * tokens),
-            Cell("forward", dtype, "attention"): attention,
-            Cell("backward", dtype, "attention"): 2 * attention,
+            Cell("forward", dtype, "matmul"): products,
+            Cell("backward", dtype, "matmul"): 2 * products,
+            Cell("forward", dtype, "attention"): forward.attention,
+            Cell("backward", dtype, "attention"): 2 * forward.attention,
         }
     )
 
-
-_VOUCHED = {*FAMILIES, "qwen2_moe"}
-"""Values of `model_type` of the decoders whose closed form was compared with a count."""
 
 _INPUTS = {"input_ids", "attention_mask", "labels"}
 
@@ -110,14 +96,14 @@ def _vouched(model: nn.Module, example: Example) -> bool:
     config: Any = getattr(model, "config", None)
     attention = getattr(config, "_attn_implementation", None)
     return (
-        getattr(config, "model_type", None) in _VOUCHED
+        getattr(config, "model_type", None) in FAMILIES
         and type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
         and all(type(one).__module__.partition(".")[0] in {"torch", "transformers"} for one in model.modules())
         and all(_own_forward(one) for one in model.modules())
         and all(parameter.requires_grad for parameter in model.parameters())
         and "input_ids" in example
         and {*example} <= _INPUTS
-        and len(example["input_ids"][0]) == _MATRIX
+        and len(example["input_ids"][0]) == 2  # noqa: PLR2004 [rows, length]
         and ("attention_mask" not in example or attention in _MASKED_IN_FULL)
     )
 
@@ -129,35 +115,6 @@ def _own_forward(module: nn.Module) -> bool:
     """
     forward = getattr(module, "_original_forward", vars(module).get("forward"))
     return forward is None or getattr(forward, "__func__", None) is type(module).forward
-
-
-_EXPERT = {"experts", "expert"}
-"""Names of the parts of a model that are experts. Only some experts process a token."""
-
-
-def _active_share(model: nn.Module) -> Fraction | None:
-    """Return the share of the experts that process a token; 1: no experts; None: the configuration doesn't say."""
-    segments = {segment for name, _ in model.named_parameters() for segment in name.split(".")}
-    if not any("expert" in segment and "shared" not in segment for segment in segments):
-        return Fraction(1)
-    if not segments & _EXPERT:
-        return None
-    config: Any = getattr(model, "config", None)
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    all_names = ("num_local_experts", "num_experts", "n_routed_experts")
-    there, active = (
-        next((value for name in names if isinstance(value := getattr(config, name, None), int) and value > 0), None)
-        for names in (all_names, ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "top_k"))
-    )
-    return None if there is None or active is None or active > there else Fraction(active, there)
-
-
-def _width(model: nn.Module) -> int:
-    """Return the width of all heads of all layers together; 0 if the configuration doesn't say."""
-    config: Any = getattr(model, "config", None)
-    layers, heads = (getattr(config, name, None) or 0 for name in ("num_hidden_layers", "num_attention_heads"))
-    hidden = getattr(config, "hidden_size", None) or 0
-    return int(layers * heads * (getattr(config, "head_dim", None) or (hidden // heads if heads else 0)))
 
 
 def _emptied(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
