@@ -25,11 +25,11 @@ class Machine:
         return 2.0 * size**3
 
     def prepare(self, size):
-        pass
+        self._size = size
 
-    def run(self, size):
-        self.ran.append(size)
-        seconds = max(self.flops(size) / self._rate, self._latency)
+    def run(self):
+        self.ran.append(self._size)
+        seconds = max(self.flops(self._size) / self._rate, self._latency)
         self.now += seconds * (16 if len(self.ran) in self._slow else 1)
 
 
@@ -51,8 +51,8 @@ def test_the_best_rate_is_that_of_the_machine():
 def test_the_time_is_kept_unless_the_first_round_alone_takes_longer(rate, latency):
     machine = Machine(rate=rate, latency=latency)
     first = max(machine.flops(256) / rate, latency)
-    best = searched(machine)
-    assert best.seconds == machine.now <= max(1.0, first)
+    searched(machine)
+    assert machine.now <= max(1.0, first)
 
 
 def test_a_size_that_is_likely_to_take_too_long_is_not_begun():
@@ -78,7 +78,7 @@ def test_a_round_that_takes_no_time_at_all_is_no_division_by_zero():
 
 
 class Refusing(Machine):
-    def run(self, size):
+    def run(self):
         raise RuntimeError('"addmm_impl_cpu_" not implemented for this')
 
 
@@ -93,7 +93,7 @@ def test_what_was_measured_stands_with_its_conditions():
     assert list(found) == ["float32"]
     best = found["float32"]
     assert best.flops_per_second == 2.0**36
-    assert best.seconds == machine.now <= matmul_peak.SECONDS
+    assert machine.now <= matmul_peak.SECONDS
 
 
 def test_all_dtypes_share_the_time():
@@ -141,8 +141,8 @@ def test_on_this_machine_nothing_changes_but_the_time():
 def test_matrices_are_square_of_the_dtype_and_need_no_gradient():
     matmuls = Matmuls(torch.device("cpu"), torch.bfloat16)
     matmuls.prepare(8)
-    matmuls.run(4)  # smaller ones lie in the memory of larger ones
-    left, right, result = (memory[:16].view(4, 4) for memory in matmuls._memory)
-    assert {memory.dtype for memory in matmuls._memory} == {torch.bfloat16}
+    matmuls.run()
+    left, right, result = matmuls._matrices
+    assert {matrix.dtype for matrix in matmuls._matrices} == {torch.bfloat16}
     assert torch.allclose(result, left @ right)
     assert not result.requires_grad

@@ -1,10 +1,11 @@
 """Measure the best rate at which a device multiplies matrices, if the vendor publishes no peak.
 
-Square matrices of several sizes are multiplied in turn for a second, with the threads of the process. The best round
+Square matrices of several sizes are multiplied for a second in all, with the threads of the process. The best round
 counts, because other work on the machine can only slow a round down. No state changes: threads and precision are the
 run's, and no random number is drawn. During the measurement, the host waits for the device.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -22,9 +23,6 @@ DEVICE_SIZES = (1024, 2048, 4096)
 
 GROWTH = 8
 """Time of a round, relative to a round of the size before."""
-
-LONGEST_PART = 1 / 4
-"""A size is left out if its round may take more than this part of the time."""
 
 CALLS = 8
 """Multiplications that are queued at once, so that the device doesn't wait for the host in between."""
@@ -46,19 +44,16 @@ class MeasuredPeak:
     flops_per_second: float
     size: int
     """Rows and columns of the matrices."""
-    seconds: float
-    """Seconds that the measurement took."""
 
 
 class Matmuls:
-    """Multiplications on a device, with preallocated memory."""
+    """Multiplications on a device, of matrices that `prepare` allocates."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.sizes: tuple[int, ...] = SIZES.get(device.type, DEVICE_SIZES)
         self._device = device
         self._dtype = dtype
         self._calls = 1 if device.type == "cpu" else CALLS
-        self._memory: list[torch.Tensor] = []
 
     def flops(self, size: int) -> float:
         """Return the FLOPs of a round: a multiplication and an addition per element of the result and column."""
@@ -67,11 +62,12 @@ class Matmuls:
     def prepare(self, size: int) -> None:
         """Allocate matrices of this size."""
         ramp = torch.linspace(-1, 1, size * size, dtype=torch.float32, device=self._device).to(self._dtype)
-        self._memory = [ramp, ramp.flip(0), torch.empty_like(ramp)]
+        left, right = ramp.view(size, size), ramp.flip(0).view(size, size)
+        self._matrices = left, right, torch.empty_like(left)
 
-    def run(self, size: int) -> None:
+    def run(self) -> None:
         """Run a round and wait for its end."""
-        left, right, result = (memory[: size * size].view(size, size) for memory in self._memory)
+        left, right, result = self._matrices
         for _ in range(self._calls):
             torch.mm(left, right, out=result)
         if self._device.type != "cpu":
@@ -97,24 +93,18 @@ def measure(
 
 
 def _search(rounds: Matmuls, seconds: float, clock: Callable[[], float]) -> MeasuredPeak:
-    """Find the best rate among the sizes that fit into the time. Each size gets an equal part of the time."""
-    began = clock()
-    least: dict[int, float] = {}  # the shortest round of each size
-    spent: dict[int, float] = {}
-    larger = [*rounds.sizes]
-    while True:
-        left = began + seconds - clock()
-        if larger and (not least or GROWTH * least[max(least)] <= min(LONGEST_PART * seconds, left)):
-            size = larger.pop(0)
-            rounds.prepare(size)  # smaller matrices lie in the same memory
-        else:
-            size = min(spent, key=spent.__getitem__)
-            if least[size] > left:
-                break
-        start = clock()
-        rounds.run(size)
-        took = max(clock() - start, 1e-9)
-        least[size] = min(least.get(size, took), took)
-        spent[size] = spent.get(size, 0.0) + took
-    best = max(least, key=lambda size: rounds.flops(size) / least[size])
-    return MeasuredPeak(flops_per_second=rounds.flops(best) / least[best], size=best, seconds=clock() - began)
+    """Find the best rate. Each size gets an equal part of the time; a size with too long a round ends the search."""
+    part = seconds / len(rounds.sizes)
+    found: list[MeasuredPeak] = []
+    shortest = 0.0
+    for size in rounds.sizes:
+        if GROWTH * shortest > part:
+            break
+        rounds.prepare(size)
+        end, shortest = clock() + part, math.inf
+        while shortest == math.inf or clock() + shortest <= end:
+            start = clock()
+            rounds.run()
+            shortest = min(shortest, max(clock() - start, 1e-9))
+        found.append(MeasuredPeak(flops_per_second=rounds.flops(size) / shortest, size=size))
+    return max(found, key=lambda peak: peak.flops_per_second)

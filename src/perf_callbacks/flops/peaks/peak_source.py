@@ -24,7 +24,7 @@ from perf_callbacks.kernel.process.processes import allowed_cpus
 from perf_callbacks.kernel.settings.config import PerfConfig
 
 FRESH_SECONDS = 86400.0
-"""Age above which a peak is measured again. The better of both measurements counts."""
+"""Age above which a peak is measured again."""
 
 
 def find(device: torch.device, dtypes: Iterable[str], config: PerfConfig) -> Peaks | None:
@@ -77,37 +77,27 @@ def cache_directory() -> Path:
     return Path(os.devnull) / "perf_callbacks"
 
 
-class _Content(msgspec.Struct):
-    """Content of a cache file."""
-
-    conditions: Conditions
-    measured: Mapping[str, MeasuredPeak]
-
-
 class Cache:
     """Measured peaks of these conditions, in a small JSON file. If the file can't be written, nothing is stored."""
 
     def __init__(self, directory: Path, where: Conditions) -> None:
         name = hashlib.sha256(msgspec.json.encode(where)).hexdigest()[:16]
         self.path = directory / f"peak-{name}.json"
-        self._where = where
 
-    def read(self, *, fresh: bool) -> dict[str, MeasuredPeak]:
-        """Read the peaks from the file; with `fresh`, only from a file less than a day old. Empty if unreadable."""
+    def read(self) -> dict[str, MeasuredPeak]:
+        """Read the peaks from a file less than a day old. Empty if there is none, or an unreadable one."""
         with suppress(OSError, ValueError, msgspec.DecodeError, RecursionError):
-            kept = msgspec.json.decode(self.path.read_bytes(), type=_Content)
-            stale = fresh and unix_time() - self.path.stat().st_mtime > FRESH_SECONDS
-            if kept.conditions == self._where and not stale:
-                return {name: found for name, found in kept.measured.items() if found.flops_per_second > 0}
+            if unix_time() - self.path.stat().st_mtime <= FRESH_SECONDS:
+                found = msgspec.json.decode(self.path.read_bytes(), type=dict[str, MeasuredPeak])
+                return {name: peak for name, peak in found.items() if peak.flops_per_second > 0}
         return {}
 
     def write(self, measured: Mapping[str, MeasuredPeak]) -> None:
         """Write these peaks, atomically."""
         unfinished = self.path.with_suffix(f".{os.getpid()}.tmp")
-        content = msgspec.json.encode(_Content(self._where, measured))
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished.write_bytes(content)
+            unfinished.write_bytes(msgspec.json.encode(measured))
             unfinished.replace(self.path)
 
     def forget(self) -> None:
@@ -134,14 +124,11 @@ def measured_peaks(
     known = _KNOWN.setdefault(where, {})
     names = [name for name in map(canonical, dtypes) if name in matmul_peak.DTYPES]
     if missing := [name for name in names if name not in known]:
-        today = cache.read(fresh=True)
-        known |= {name: today[name] for name in missing if name in today}
+        known.update(cache.read())
         missing = [name for name in missing if name not in known]
         if missing and (local_rank == 0 or device.type != "cpu"):
-            before = cache.read(fresh=False)
-            for name, now in measure(device, missing).items():
-                known[name] = max(now, before.get(name, now), key=lambda one: one.flops_per_second)
-            cache.write(today | known)
+            known.update(measure(device, missing))
+            cache.write(known)
     found = {name: known[name] for name in names if name in known}
     return _described(found, where) if found else None
 
