@@ -404,7 +404,7 @@ def other_parameters(shaped, trained):
     [
         (other_calls, "forward and backward ran in an order that was not counted"),
         (uneven_calls, "batches differ in shape and in their calls of the model"),
-        (other_shape, "batches of 1 shape have a size that was not counted and doesn't scale"),
+        (other_shape, "batches have shapes that were not counted and don't scale"),
         (unread, "the shapes of its batches can't be read"),
         (other_parameters, "the trained parameters changed in some steps"),
     ],

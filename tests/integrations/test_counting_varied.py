@@ -353,7 +353,7 @@ def test_a_batch_that_can_not_be_read_has_no_flops(tmp_path):
             model(batch).backward()
             optimizer.step()
     assert known(tmp_path) == [None] * 6
-    assert perf.summary.flops.unknown.endswith("its batch is a Hidden whose shapes can't be read")
+    assert perf.summary.flops.unknown.endswith("the batch is a Hidden whose shapes can't be read")
     assert perf.summary.flops.model_flops is None
 
 

@@ -30,13 +30,8 @@ def counted(
     """Make the `flops` record of a counter."""
     total, coverage, observed = counter.work(), counter.weights.coverage(), counter.observed
     six_n = 6 * counter.weights.multiplied_elements() * (tokens or 0)
-    return Flops(
-        step=step,
-        model_flops=total.model_flops,
-        hardware_flops=total.hardware_flops,
-        by_phase=total.by_phase,
-        by_dtype=total.by_dtype,
-        source=source,
+    return replace(
+        estimated(total, step, source=source),
         coverage=coverage,
         uncounted=dict(observed.unknown),
         # a copy of the model runs a single forward and backward: all other work of a step is missing
@@ -56,7 +51,7 @@ def counted(
     )
 
 
-def estimated(work: Work, step: int) -> Flops:
+def estimated(work: Work, step: int, *, source: str = CLOSED_FORM) -> Flops:
     """Make the `flops` record of a closed form. Without kernels to observe, most fields stay empty."""
     return Flops(
         step=step,
@@ -64,7 +59,7 @@ def estimated(work: Work, step: int) -> Flops:
         hardware_flops=work.hardware_flops,
         by_phase=work.by_phase,
         by_dtype=work.by_dtype,
-        source=CLOSED_FORM,
+        source=source,
         coverage=None,
         uncounted={},
         lower_bound=True,

@@ -7,8 +7,6 @@ from perf_callbacks.kernel.batches.reader import BatchReader
 from perf_callbacks.kernel.engine.ledger import reasons
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 
-_MOST = 256
-
 
 class Unknowns:
     """Reasons for unknown FLOPs and MFU."""
@@ -22,17 +20,10 @@ class Unknowns:
         self.peak: str | None = None
         """Reason why no peak is known."""
         self._causes: Counter[str] = Counter()
-        self._shapes: set[int] = set()
 
     def note(self, cause: str) -> None:
         """Count a step without FLOPs for this cause."""
         self._causes[cause] += 1
-
-    def shape(self, shape: int) -> None:
-        """Count a step without FLOPs because its shapes were neither counted nor scaled."""
-        self._causes[_SHAPES] += 1
-        if len(self._shapes) < _MOST:
-            self._shapes.add(shape)
 
     def summary(self, steps: int, known: int, excluded: Mapping[str, int]) -> FlopsSummary:
         """Describe the unknown FLOPs of a fit with `steps` included steps, `known` of them with known FLOPs."""
@@ -52,16 +43,10 @@ class Unknowns:
         """Return the most frequent cause."""
         unreadable = self._reader.unreadable
         if UNREAD in self._causes and unreadable is not None:
-            return f"its batch is a {unreadable} whose shapes can't be read"
+            return f"the batch is a {unreadable} whose shapes can't be read"
         if self.counting is not None:
             return self.counting
-        cause = max(self._causes, key=self._causes.__getitem__, default=_LATER)
-        if cause != _SHAPES:
-            return cause
-        if len(self._shapes) == 1:
-            return "batches of 1 shape have a size that was not counted and doesn't scale"
-        more = "or more " if len(self._shapes) == _MOST else ""
-        return f"batches of {len(self._shapes):,} {more}shapes have sizes that were not counted and don't scale"
+        return max(self._causes, key=self._causes.__getitem__, default="no step was counted before them")
 
 
 def checked(source: str, checked_step: int | None, step: int) -> str:
@@ -88,5 +73,5 @@ NO_BATCH = "these steps trained on no new batch"
 UNEVEN = "batches differ in shape and in their calls of the model"
 """Cause for `note`: unlike batches share calls unevenly, for example if an unknown batch had no backward."""
 
-_SHAPES = "shapes"
-_LATER = "no step was counted before them"
+NEW_SIZE = "batches have shapes that were not counted and don't scale"
+"""Cause for `note`: the batch has another size than all counted batches, and no law of growth is certain."""

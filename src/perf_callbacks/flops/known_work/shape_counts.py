@@ -43,16 +43,6 @@ class Count(NamedTuple):
     sources: frozenset[str]
 
 
-class Learned(NamedTuple):
-    """Comparison of a count with the work known before the count."""
-
-    contradicts: float
-    """Ratio of the larger to the smaller of the new and the known count. 1: nothing was known, or both are equal.
-    Infinite: one count has no products."""
-    since: int
-    """Step of the earlier count that this count contradicts; 0: no contradiction, or the known work was scaled."""
-
-
 class ShapeTable:
     """Counts with one set of trained parameters and calls."""
 
@@ -61,34 +51,30 @@ class ShapeTable:
         self._steps: dict[frozenset[tuple[ShapeKey, int]], Count] = {}
         self._optimizer = Work()
 
-    def learn(self, shapes: Sequence[ShapeKey], passes: Sequence[Count]) -> Learned:
+    def learn(self, shapes: Sequence[ShapeKey], passes: Sequence[Count]) -> None:
         """Learn the passes of a step, each with its share of the optimizer's work."""
-        before, now = self.of(shapes), _together(passes)
-        learned = _compared(before, now)
-        if before is not None and (before.work.cells == now.work.cells or 1 < learned.contradicts <= 1 + SAME):
-            return Learned(1.0, 0)
+        now = together(passes)
         self._optimizer = now.work.of(optimizer=True)
         counts = [one._replace(work=one.work.of(optimizer=False)) for one in passes]
         by_shape = _shared(shapes, counts)
         if by_shape is None:
-            keep(self._steps, _alike(shapes), _together(counts), MOST_COUNTS)
-            return learned
+            keep(self._steps, alike(shapes), together(counts), MOST_COUNTS)
+            return
         for shape, count in by_shape.items():
             family, size = _fold(shape)
             if family not in self._families:
                 keep(self._families, family, _Family(), MOST_FAMILIES)
             self._families[family].learn(size, count)
-        return learned
 
     def of(self, shapes: Sequence[ShapeKey]) -> Count | None:
         """Return the work of a step, including the optimizer's; None: unknown."""
-        whole = self._steps.get(_alike(shapes))
+        whole = self._steps.get(alike(shapes))
         counts = [whole] if whole is not None else [self.one(shape) for shape in shapes]
         known = [count for count in counts if count is not None]
         if not known or len(known) < len(counts):
             return None
-        together = _together(known)
-        return together._replace(work=Work.sum([together.work, self._optimizer]))
+        step = together(known)
+        return step._replace(work=Work.sum([step.work, self._optimizer]))
 
     def one(self, shape: ShapeKey) -> Count | None:
         """Return the counted or scaled work of a batch of this shape; None: unknown."""
@@ -138,24 +124,22 @@ class _Family:
         return Count(work, 0, sources | {SCALED})
 
 
-def _together(counts: Sequence[Count]) -> Count:
+def together(counts: Sequence[Count]) -> Count:
+    """Add up the counts of a step's passes or batches."""
     steps = [count.step for count in counts]
     return Count(
         Work.sum([count.work for count in counts]), min(steps), frozenset[str]().union(*[c.sources for c in counts])
     )
 
 
-def _compared(before: Count | None, now: Count) -> Learned:
-    """Compare known and counted FLOPs: the larger of the ratios of model FLOPs and of hardware FLOPs."""
-    if before is None:
-        return Learned(1.0, 0)
-    old, new = before.work, now.work
-    pairs = [(old.model_flops, new.model_flops), (old.hardware_flops, new.hardware_flops)]
-    ratio = max([max(pair) / min(pair) if min(pair) else inf if max(pair) else 1.0 for pair in pairs])
-    return Learned(ratio, before.step if ratio > 1 + SAME else 0)
+def largest_ratio(before: Work, now: Work) -> float:
+    """Return the larger of the ratios of model FLOPs and of hardware FLOPs, at least 1; infinite: one work has none."""
+    pairs = [(before.model_flops, now.model_flops), (before.hardware_flops, now.hardware_flops)]
+    return max([max(pair) / min(pair) if min(pair) else inf if max(pair) else 1.0 for pair in pairs])
 
 
-def _alike(shapes: Sequence[ShapeKey]) -> frozenset[tuple[ShapeKey, int]]:
+def alike(shapes: Sequence[ShapeKey]) -> frozenset[tuple[ShapeKey, int]]:
+    """Return the key of all steps with these batches, in any order."""
     return frozenset(Counter(shapes).items())
 
 
@@ -172,7 +156,7 @@ def _shared(shapes: Sequence[ShapeKey], passes: Sequence[Count]) -> dict[ShapeKe
         by_shape = dict(zip(shapes, passes, strict=True))
         same = all(by_shape[shape].work.cells == one.work.cells for shape, one in zip(shapes, passes, strict=True))
         return by_shape if same else None
-    total = _together(passes)
+    total = together(passes)
     if len(set(shapes)) > 1 or any(flops % len(shapes) for flops in total.work.cells.values()):
         return None
     share = Work({cell: flops // len(shapes) for cell, flops in total.work.cells.items()})

@@ -1,14 +1,23 @@
 """Work of a step without counting it: by shapes of batches, calls of the model, and trained parameters."""
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 
 from perf_callbacks.flops.known_work.rating import Rating
-from perf_callbacks.flops.known_work.shape_counts import MOST_COUNTS, SAME, SCALED, Count, Learned, ShapeTable, keep
+from perf_callbacks.flops.known_work.shape_counts import (
+    MOST_COUNTS,
+    SAME,
+    SCALED,
+    Count,
+    ShapeTable,
+    alike,
+    keep,
+    largest_ratio,
+    together,
+)
 from perf_callbacks.flops.peaks.peak_rates import Peaks
-from perf_callbacks.flops.unknown_reasons import NO_BATCH, UNEVEN, UNREAD, Unknowns
+from perf_callbacks.flops.unknown_reasons import NEW_SIZE, NO_BATCH, UNEVEN, UNREAD, Unknowns
 from perf_callbacks.flops.work import Work
 from perf_callbacks.kernel.batches.reader import BatchReader
 from perf_callbacks.kernel.batches.tensors import ShapeKey
@@ -180,7 +189,7 @@ class ShapedWork(WorkModel):
         *,
         step: int = 0,
         source: str = COUNTED,
-    ) -> Learned:
+    ) -> None:
         """Store the work of a counted step: its shapes, and its passes with their shares of the optimizer's work.
 
         Without `calls`, each batch had one forward and one backward.
@@ -192,19 +201,23 @@ class ShapedWork(WorkModel):
             keep(self._tables, key, ShapeTable(), MOST_TABLES)
         table = self._tables[key]
         if not shapes or not all(shapes):
-            return Learned(1.0, 0)
+            return
         counts = [Count(work, step, frozenset({source})) for work in passes]
-        known = table.of(shapes) is not None
-        learned = table.learn(shapes, counts)
-        if learned.since and not self.varies:
-            finite = isfinite(learned.contradicts)
-            times = f"{learned.contradicts:.2f} times between" if finite else "some have none;"
-            self.unknowns.varies = (
-                f"the work of equal batches varies ({times} counts at steps {learned.since} and {step})"
-            )
-        if known and learned.contradicts == 1:
-            self.checked = step
-        return learned
+        before, now = table.of(shapes), together(counts).work
+        if before is not None:
+            ratio = largest_ratio(before.work, now)
+            if ratio <= 1 + SAME:
+                self.checked = step
+                if ratio > 1 or before.work.cells == now.cells:
+                    return  # the same work: the earlier count stays
+            elif before.step and not self.varies:
+                times = f"{ratio:.2f} times between" if isfinite(ratio) else "some have none;"
+                self._vary(f"{times} counts at steps {before.step} and {step}")
+        table.learn(shapes, counts)
+
+    def _vary(self, difference: str) -> None:
+        self._efforts.clear()
+        self.unknowns.varies = f"the work of equal batches varies ({difference})"
 
     def outline(self, shapes: Sequence[ShapeKey], calls: Calls, products: int, step: int) -> None:
         """Compare the outlines of this and an earlier step with the same batches, calls and trained parameters."""
@@ -212,14 +225,11 @@ class ShapedWork(WorkModel):
         each = _each(calls, len(shapes))
         if not products or not all(shapes) or self.varies or self.trainable_changed:
             return
-        key = self._trained, each, frozenset(Counter(shapes).items())
+        key = self._trained, each, alike(shapes)
         before, since = self._outlines.get(key, (products, 0))
         ratio = max(before, products) / min(before, products)
         if ratio > 1 + SAME and (len(each) == len(ONCE) or len(set(shapes)) == 1):
-            self._efforts.clear()
-            self.unknowns.varies = (
-                f"the work of equal batches varies ({ratio:.2f} times between the modules of steps {since} and {step})"
-            )
+            self._vary(f"{ratio:.2f} times between the modules of steps {since} and {step}")
         elif since:
             self.checked = step
         keep(self._outlines, key, (products, step), MOST_COUNTS)
@@ -274,14 +284,12 @@ class ShapedWork(WorkModel):
         elif self._tables and (self._trained, each) not in self._tables:
             self.unknowns.note("forward and backward ran in an order that was not counted")
             _, last = self.uncounted_calls.pop(each, (0, 0))
-            self.uncounted_calls[each] = last, step
-            if len(self.uncounted_calls) > MOST_TABLES:
-                del self.uncounted_calls[next(iter(self.uncounted_calls))]
+            keep(self.uncounted_calls, each, (last, step), MOST_TABLES)
             self._tell()
         elif len(each) > len(ONCE) and len(set(shapes)) > 1:
             self.unknowns.note(UNEVEN)
         else:
-            self.unknowns.shape(hash(shapes))
+            self.unknowns.note(NEW_SIZE)
 
 
 def _each(calls: Calls | None, batches: int) -> Each:
