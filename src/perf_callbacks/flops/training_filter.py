@@ -1,15 +1,13 @@
 """Decide which operations of a counted step are training work: its forward, backward and optimizer."""
 
-import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
 
 from torch import Tensor, is_grad_enabled, nn
 
 from perf_callbacks.flops.counting.counter import Filter
-from perf_callbacks.flops.counting.phases import in_backward
+from perf_callbacks.flops.counting.phases import callers, in_backward
 from perf_callbacks.kernel.engine.marks import StageTracker
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.tape import Tape
@@ -85,17 +83,10 @@ class TrainingFilter(Filter):
         return self.stage_tracker.stage in _BETWEEN
 
 
-def _callers() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 the one way to the caller
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
 def _calling() -> nn.Module | None:
     """Return the outermost module whose call led here."""
     found: nn.Module | None = None
-    for frame in _callers():
+    for frame in callers():
         code = frame.f_code
         if code.co_name == "_call_impl" and code.co_filename.endswith("module.py"):
             module = frame.f_locals.get("self")
@@ -107,7 +98,7 @@ def _generates() -> bool:
     """Return True within `generate` of transformers, whose calls of the model train nothing."""
     return any(
         frame.f_code.co_name == "generate" and Path(frame.f_code.co_filename).parts[-2:] == ("generation", "utils.py")
-        for frame in _callers()
+        for frame in callers()
     )
 
 

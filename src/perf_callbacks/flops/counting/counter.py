@@ -14,9 +14,7 @@ from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.hooks import RemovableHandle
 
-from perf_callbacks.flops.counting import formulas
 from perf_callbacks.flops.counting.coverage import Weights
-from perf_callbacks.flops.counting.formulas import Formula
 from perf_callbacks.flops.counting.observed import Observed
 from perf_callbacks.flops.counting.operands import are_batched, flops_per_real_flop, is_wrapped, number_format, tensors
 from perf_callbacks.flops.counting.phases import in_backward, node, phase
@@ -89,7 +87,6 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self._forwards: list[int] = []  # ids of begun modules: a counter that stays on a stack must keep no model
         self._begun: set[int] = set()  # backwards
         self._backwards = False
-        self._formulas: dict[int, tuple[Any, Formula | None]] = {}  # by id; holds the operation, which keeps it unique
         self._hooks: list[RemovableHandle] = []
 
     def __enter__(self) -> "FlopCounter":  # noqa: PYI034 Python 3.10 has no Self
@@ -184,7 +181,11 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         if types and is_wrapped(types):  # `NotImplemented` splits it into operations that come back here
             self._count_whole(func, args, kwargs)
             return NotImplemented
-        if torch.is_inference_mode_enabled() and isinstance(func, OpOverload) and self._formula(func) is None:
+        if (
+            torch.is_inference_mode_enabled()
+            and isinstance(func, OpOverload)
+            and self.observed.sort(func).formula is None
+        ):
             _push_on_torch_dispatch_stack(self)  # in inference mode, no other code has split it before
             try:
                 out = func.decompose(*args, **kwargs)
@@ -216,7 +217,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         if torch.is_grad_enabled() and not (self.inert or in_backward() or is_wrapped(types)):
             try:
                 operands = [*tensors(args)]
-                formula = self._formula(func) if any(one.requires_grad for one in operands) else None
+                formula = self.observed.sort(func).formula if any(one.requires_grad for one in operands) else None
                 if formula is not None and (factor := flops_per_real_flop(operands)):
                     cell = Cell("forward", number_format(operands, formula.kind), formula.kind)
                     self._apart[node()] = Counter({cell: factor * formula.flops(*args, **kwargs, out_val=out)})
@@ -296,18 +297,12 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         """Record the end of a backward, and of nested backwards that raised."""
         self._begun = {begun for begun in self._begun if begun < backward}
 
-    def _formula(self, func: Any) -> Formula | None:
-        known = self._formulas.get(id(func))
-        if known is None:
-            known = self._formulas[id(func)] = func, formulas.formula(func)
-        return known[1]
-
     def _count(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Count an operation. The sum becomes a lower bound only if its FLOPs are unknown."""
         operands: list[torch.Tensor] = []
         factor = flops = again = 0
         try:
-            formula = self._formula(func)
+            formula = self.observed.sort(func).formula
             if formula is not None:
                 operands = [*tensors(args)]
                 factor = flops_per_real_flop(operands)
@@ -355,7 +350,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
     def _count_whole(self, func: Any, args: Any, kwargs: Any) -> None:
         """Count an operation on sharded tensors once, over all ranks."""
         try:
-            formula = self._formula(func)
+            formula = self.observed.sort(func).formula
             operands = [*tensors(args)]
             if formula is not None and any(hasattr(operand, "device_mesh") for operand in operands):
                 flops = flops_per_real_flop(operands) * formula.flops(*args, **kwargs, out_val=None)

@@ -2,10 +2,8 @@
 
 import os
 import re
-import sys
 from collections import Counter
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +11,8 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 
 from perf_callbacks.flops.counting.coverage import Weights
-from perf_callbacks.flops.counting.formulas import name
-from perf_callbacks.flops.counting.phases import in_backward
+from perf_callbacks.flops.counting.formulas import Formula, formula, name
+from perf_callbacks.flops.counting.phases import callers, in_backward
 from perf_callbacks.kernel.batches.reader import Lookup
 from perf_callbacks.kernel.foreign_errors import suppress
 
@@ -68,23 +66,26 @@ _LOOKUPS = {"aten::embedding", "aten::_embedding_bag", "aten::_embedding_bag_for
 MOST_LOOKUPS = 4096
 
 
-class _Sort(NamedTuple):
+class Sort(NamedTuple):
     """Facts about an operation, looked up once for all calls."""
 
     operation: Any
     """The operation, kept alive so that no other operation gets the same id."""
     called: str
+    formula: Formula | None
     opaque: bool
     pointwise: bool
     causal: tuple[int, str, bool] | None
     """Argument for a causal mask: its position, name and default."""
 
     @classmethod
-    def of(cls, operation: Any) -> "_Sort":
+    def of(cls, operation: Any) -> "Sort":
+        """Look up an operation."""
         called = name(operation)
         return cls(
             operation,
             called,
+            formula(operation),
             opaque=_opaque(operation, called),
             pointwise=isinstance(operation, OpOverload) and torch.Tag.pointwise in operation.tags,
             causal=_causal_argument(operation),
@@ -113,11 +114,18 @@ class Observed:
         """Embeddings that were looked up."""
         self.reductions: set[int] = set()
         """Numbers of the passes whose backward summed tensors over ranks."""
-        self._sorts: dict[int, _Sort] = {}
+        self._sorts: dict[int, Sort] = {}
+
+    def sort(self, func: Any) -> Sort:
+        """Return the facts about an operation."""
+        sort = self._sorts.get(id(func))
+        if sort is None:
+            sort = self._sorts[id(func)] = Sort.of(func)
+        return sort
 
     def product(self, func: Any, call: tuple[Any, Any], operands: list[torch.Tensor], dtype: str, flops: int) -> None:
         """Record a counted operation."""
-        sort = self._sorts.get(id(func)) or self._look(func)
+        sort = self.sort(func)
         if sort.causal is not None and _causal(sort.causal, *call):
             self.causal_flops += flops
             self.masked_flops += _masked(sort.called, operands, flops)
@@ -130,7 +138,7 @@ class Observed:
 
     def uncounted(self, func: Any, args: Any, out: Any, weights: Weights, number: int = 1) -> None:
         """Record an uncounted operation in the pass with this number."""
-        sort = self._sorts.get(id(func)) or self._look(func)
+        sort = self.sort(func)
         if sort.opaque:
             self._note(self.unknown, sort.called, 1)
             return
@@ -152,10 +160,6 @@ class Observed:
         line = _line()
         if "site-packages" not in line:
             self._note(self.values_read, line, 1)
-
-    def _look(self, func: Any) -> _Sort:
-        sort = self._sorts[id(func)] = _Sort.of(func)
-        return sort
 
     def _copied(self, called: str, out: Any) -> None:
         if isinstance(out, torch.Tensor) and out.numel() * out.element_size() >= LARGE_BYTES:
@@ -226,12 +230,10 @@ def _shape(tensor: torch.Tensor) -> str:
 
 def _line() -> str:
     """Return the line of user code that called the operation."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 the only way to the caller
-    while frame is not None:
+    for frame in callers():
         path = frame.f_code.co_filename
         if not path.startswith(_PACKAGES):
             return f"{path.replace(os.sep, '/')}:{frame.f_lineno}"
-        frame = frame.f_back
     return "somewhere in torch"
 
 

@@ -5,8 +5,9 @@ innermost frame with a known meaning decides.
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import takewhile
 from types import CodeType, FrameType
 from typing import Any, Literal
 
@@ -58,23 +59,28 @@ def node() -> int:
     return int(made() - 1 if running is None else running._sequence_nr())  # noqa: SLF001 as above
 
 
+def callers() -> Iterator[FrameType]:
+    """Yield the frames of this thread, from the function that iterates to the outermost."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 the only way to the caller
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
 def in_function() -> bool:
     """Return True if the caller runs in the forward of a `torch.autograd.Function`, as in reentrant checkpointing.
 
     Gradients are always disabled there.
     """
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 the only way to the caller
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name == "forward" and isinstance(frame.f_locals.get("".join(code.co_varnames[:1])), FunctionCtx):
-            return True
-        frame = frame.f_back
-    return False
+    return any(
+        frame.f_code.co_name == "forward"
+        and isinstance(frame.f_locals.get("".join(frame.f_code.co_varnames[:1])), FunctionCtx)
+        for frame in callers()
+    )
 
 
 def _innermost() -> _Place | None:
-    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 the only way to the caller
-    while frame is not None:
+    for frame in callers():
         code = frame.f_code
         place = _known[code] if code in _known else _look(code)
         if place == "engine" and torch.is_grad_enabled() and not _makes_graph(frame):
@@ -83,7 +89,6 @@ def _innermost() -> _Place | None:
             return None
         if place is not None:
             return place
-        frame = frame.f_back
     return None  # autograd runs the backward of a device in a thread of its own
 
 
@@ -92,12 +97,7 @@ def _in_closure(step: FrameType) -> bool:
     arguments, named = step.f_locals.get("args", ()), step.f_locals.get("kwargs", {})
     closure = named.get("closure", arguments[1] if len(arguments) > 1 else None)
     code = _code(closure)
-    frame: FrameType | None = sys._getframe(3)  # noqa: SLF001 as above
-    while code is not None and frame is not None and frame is not step:
-        if frame.f_code is code:
-            return True
-        frame = frame.f_back
-    return False
+    return code is not None and any(frame.f_code is code for frame in takewhile(lambda one: one is not step, callers()))
 
 
 def _code(closure: Any) -> CodeType | None:

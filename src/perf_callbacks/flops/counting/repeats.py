@@ -4,9 +4,7 @@ Fused output heads do so to avoid storing logits: their backward multiplies hidd
 without gradients and outside of any module. Only the operands distinguish such a product from a product for gradients.
 """
 
-import sys
 from collections.abc import Iterable, Iterator
-from types import FrameType
 from typing import Any
 
 import torch
@@ -14,7 +12,7 @@ from torch.autograd.function import BackwardCFunction
 
 from perf_callbacks.flops.counting.coverage import unwrapped
 from perf_callbacks.flops.counting.formulas import name
-from perf_callbacks.flops.counting.phases import in_backward
+from perf_callbacks.flops.counting.phases import callers, in_backward
 
 _OWN_BACKWARD = BackwardCFunction.apply.__code__
 
@@ -72,9 +70,7 @@ class Repeats:
         """Record the gradients that the running function received. Return False if no function's own backward runs."""
         if not isinstance(torch._C._current_autograd_node(), BackwardCFunction):  # noqa: SLF001 there is no public name
             return False
-        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 the only way to the arguments
-        while frame is not None and frame.f_code is not _OWN_BACKWARD:
-            frame = frame.f_back
+        frame = next((frame for frame in callers() if frame.f_code is _OWN_BACKWARD), None)
         if frame is not None:
             self._gradients.update(_storages(frame.f_locals.get("args", ())))
         return frame is not None
