@@ -253,7 +253,7 @@ def a_row(status, why=None, **more):
 
 TRIED = a_row("on trial", "on and off in turns")
 KEPT = a_row("applied", "it saves 2 ms", saved_seconds=(0.001, 0.002, 0.003))
-LATER = a_row("applied", "every 50 steps from step 400 on: a rank asked for it")
+LATER = a_row("applied", "every 50 steps from step 400 on: a rank requested it")
 ENDED = a_row("skipped", "somebody turned automatic collection on before step 90, and it stays on")
 
 

@@ -62,7 +62,7 @@ def test_only_who_had_much_garbage_asks_for_collections_more_often(fake, begin, 
     assert (18, YOUNG) in go(upkeep, fake, 30, danger=range(13, 21))
     assert upkeep.asks == {"gc_interval": asked}
     (row,) = upkeep.news()
-    assert row.why.endswith("; all ranks are asked to collect every 50 steps" if asked == 50 else "only on this rank")
+    assert row.why.endswith("; requested of all ranks: collect every 50 steps" if asked == 50 else "only on this rank")
 
 
 @pytest.mark.parametrize(("left", "asked"), [(8000, 50), (8499, 50), (8500, 100), (9000, 100)])
@@ -121,7 +121,7 @@ def test_an_agreed_interval_holds_from_its_step_at_common_multiples(fake, begin)
         *[(step, YOUNG if step % 500 else FULL) for step in range(250, 1001, 50)],
     ]
     assert [(row.item, row.status, row.why) for row in upkeep.news()] == [
-        ("gc", "applied", "every 50 steps from step 230 on: a rank asked for it")
+        ("gc", "applied", "every 50 steps from step 230 on: a rank requested it")
     ]
 
 
@@ -135,7 +135,7 @@ def test_an_interval_that_is_no_shorter_changes_nothing(fake, begin, asked):
     assert go(upkeep, fake, 200, first=111) == [(150, YOUNG), (200, YOUNG)]
     upkeep.agreed({"gc_interval": asked}, 210)
     assert go(upkeep, fake, 300, first=201) == [(250, YOUNG), (300, YOUNG)]
-    assert [row.why for row in upkeep.news()] == ["every 50 steps from step 130 on: a rank asked for it"]
+    assert [row.why for row in upkeep.news()] == ["every 50 steps from step 130 on: a rank requested it"]
 
 
 def test_at_a_step_that_is_due_by_the_old_interval_that_still_counts(fake, begin):
@@ -151,7 +151,7 @@ def test_an_agreement_that_is_repeated_is_neither_put_off_nor_said_again(fake, b
     for step in range(111, 400):
         upkeep.agreed({"gc_interval": 50}, step + 20)
         go(upkeep, fake, step, first=step)
-    assert [row.why for row in upkeep.news()] == ["every 50 steps from step 131 on: a rank asked for it"]
+    assert [row.why for row in upkeep.news()] == ["every 50 steps from step 131 on: a rank requested it"]
 
 
 def test_where_a_window_does_not_tell_of_it_what_was_agreed_on_stands(fake, begin):

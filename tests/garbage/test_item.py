@@ -139,7 +139,7 @@ def test_what_somebody_turned_on_meanwhile_is_told_once_and_not_fought(fake, beg
     assert fake.state[:3] == (True, False, (900, 10, 10))
     (row,) = upkeep.news()
     assert (row.item, row.status) == ("gc", "skipped")
-    assert row.why == "the program set the thresholds of collection before step 58, and they stay so"
+    assert row.why == "the program changed the collector's thresholds before step 58, and the callback leaves them"
     assert upkeep.news() == []
 
 
@@ -333,7 +333,7 @@ def test_a_leak_is_noticed_soon_and_freed(monkeypatch, begin):
     alive = [reference for reference in freed if reference() is not None]
     assert len(alive) < 20
     (row,) = upkeep.news()
-    assert row.why.endswith("only on this rank; all ranks are asked to collect every 500 steps")
+    assert row.why.endswith("only on this rank; requested of all ranks: collect every 500 steps")
     assert upkeep.asks == {"gc_interval": 500}
 
 

@@ -100,7 +100,8 @@ def test_what_somebody_turns_on_in_a_turn_stays_on_for_good(fake, at):
     course.go(1500)
     assert [(row.item, row.status) for row in course.rows] == [("gc", "on trial"), ("gc", "skipped")]
     assert (
-        course.rows[1].why == f"the program set the thresholds of collection before step {boundary}, and they stay so"
+        course.rows[1].why
+        == f"the program changed the collector's thresholds before step {boundary}, and the callback leaves them"
     )
     upkeep.closed()
     assert fake.state[:2] == (True, False)

@@ -89,6 +89,6 @@ def test_a_rank_in_danger_is_collected_for_by_all_and_more_often(tmp_path):
         assert steps[-3:] == [100, 110, 120]
         said = [[why for _, why in rows(job, rank)[1:]] for rank in RANKS]
         assert [why.startswith("every ") for why in said[0]] == [True, True]
-        assert said[1][0].endswith("only on this rank; all ranks are asked to collect every 20 steps")
+        assert said[1][0].endswith("only on this rank; requested of all ranks: collect every 20 steps")
         intervals = [[why.partition(" from ")[0] for why in rank] for rank in (said[0], said[1][1:])]
         assert intervals[0] == intervals[1]  # a rank on a busy machine may hear of it a step later

@@ -173,13 +173,13 @@ def test_a_loop_whose_batches_can_not_be_pinned_is_told(tmp_path, copies, monkey
     loader = DataLoader(Tokens(4), batch_size=2)
     assert through_loop(tmp_path, loader) == [False] * 2
     assert not loader.pin_memory
-    assert rows(tmp_path)[1:] == [("not applicable", "batches that are a dict did not get pinned")]
+    assert rows(tmp_path)[1:] == [("not applicable", "the loader does not pin batches of type dict")]
 
 
 def test_a_loop_for_which_memory_is_short_pins_no_more(tmp_path, monkeypatch):
     fake_accelerator.install(monkeypatch, memory_available=100_000, local_world_size=8)
     through_loop(tmp_path, DataLoader(Tokens(8), batch_size=2))
-    assert rows(tmp_path)[1:] == [("skipped", "pinned batches would take 0 MB of 0 to spare")]
+    assert rows(tmp_path)[1:] == [("skipped", "pinned batches would take 0 MB, more than the 0 MB allowed")]
 
 
 def test_batches_that_are_never_seen_are_looked_for_ever_rarer(tmp_path, copies, monkeypatch):
@@ -232,13 +232,13 @@ def test_where_memory_is_short_loaders_pin_no_more(tmp_path, monkeypatch):
     train(accelerator, model, optimizer, loader)
     assert not loader.base_dataloader.pin_memory
     accelerator.end_training()
-    assert rows(tmp_path)[1:] == [("skipped", "pinned batches would take 0 MB of 0 to spare")]
+    assert rows(tmp_path)[1:] == [("skipped", "pinned batches would take 0 MB, more than the 0 MB allowed")]
 
 
 def test_batches_that_can_not_be_pinned_are_told(tmp_path, copies, monkeypatch):
     monkeypatch.setattr(torch.utils.data._utils.pin_memory, "pin_memory", lambda data, _: data)
     through_trainer(tmp_path)
-    assert rows(tmp_path)[1:] == [("not applicable", "batches that are a dict did not get pinned")]
+    assert rows(tmp_path)[1:] == [("not applicable", "the loader does not pin batches of type dict")]
 
 
 def test_without_an_accelerator_there_is_nothing_to_do(tmp_path):

@@ -63,7 +63,7 @@ def _leak(found: Leak, available: int | None) -> Finding | None:
 def _full(use: MemoryUse, *, expandable: bool) -> Finding | None:
     first = "" if expandable else f"{EXPANDABLE}, or "
     times = "once" if use.retries == 1 else f"{use.retries:,} times"
-    evidence = f"The memory of the device was full {times}: its allocator gave memory back and tried again"
+    evidence = f"The memory of the device was full {times}: its allocator freed cached memory and tried again"
     parts = use.parts
     if parts is None or parts.peak_gb is None or not parts.activations_gb:
         return finding("memory", None, evidence, f"{first}a smaller batch")

@@ -34,7 +34,7 @@ def counted(
         estimated(total, step, source=source),
         coverage=coverage,
         uncounted=dict(observed.unknown),
-        # a copy of the model runs a single forward and backward: all other work of a step is missing
+        # a copy of the model runs one forward and one backward: all other work of a step is missing
         lower_bound=source != COUNTED or bool(observed.unknown) or (coverage is not None and coverage < ENOUGH),
         whole_step=whole_step,
         compiled=anything_compiled(),
@@ -52,7 +52,7 @@ def counted(
 
 
 def estimated(work: Work, step: int, *, source: str = CLOSED_FORM) -> Flops:
-    """Make the `flops` record of a closed form. Without kernels to observe, most fields stay empty."""
+    """Make the `flops` record of work that was not observed: most fields stay empty."""
     return Flops(
         step=step,
         model_flops=work.model_flops,
@@ -95,7 +95,7 @@ class CountRecords:
         return found
 
     def check_peak(self) -> None:
-        """Log that training ran faster than the peak. Forget a measured peak, so that the next run measures again."""
+        """Log once if training ran faster than the peak. The next run measures a measured peak again."""
         exceeded, self._work.peak_exceeded = self._work.peak_exceeded, None
         if exceeded is None:
             return

@@ -17,7 +17,7 @@ STEPS_PER_COUNT = 50
 RECOUNTS = (11, 33, 84, 85, 304)
 """Steps of the fit whose known work is counted again, to find work that varies with something other than shapes.
 
-Work that comes in every second to fifth, every eighth or every sixteenth step falls on some of these steps only."""
+Extra work in every second to fifth, every eighth or every sixteenth step falls on some of these steps, not on all."""
 
 RECOUNT_EVERY = 1009
 """After `RECOUNTS`, every 1,009th step is counted again. A prime number shares no period with the training."""
@@ -63,7 +63,7 @@ class CountSchedule:
     def missing(self, step: int) -> int:
         """Return the number of steps after which a step with new calls or trained parameters is counted.
 
-        If two steps had such calls, they are expected again after the same number of steps.
+        If two steps had such calls, the schedule expects the same calls again after the same number of steps.
         """
         work = self._work
         if not self.done or not (work.has_no_count or work.uncounted_calls):

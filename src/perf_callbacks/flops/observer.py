@@ -158,7 +158,7 @@ class Counting(Observer, Listener):
             self._window.step_aside()
 
     def builds_graph(self) -> None:
-        """Mark a gradient that is part of the loss as an additional forward, as a plain loop does."""
+        """Mark an additional forward for a gradient that is part of the loss, as a plain loop does."""
         if not (self._spans or in_backward()) and get_ident() == self._thread:
             for mark in ONE_MORE_FORWARD:
                 self._recorder.enter(mark)
@@ -254,11 +254,11 @@ class Counting(Observer, Listener):
     def _put_down(self, counter: FlopCounter, step: int, *, whole: bool) -> None:
         """Learn from a counted step, unless its count is useless.
 
-        These counts are useless: of a step in which an exception was raised and training continued; of a step that
-        began before its count, as in a loop that calls no watched function; of a step without products, if the step had
-        a backward or no count had products before; and of a step with calls that the trainer did not announce. If there
-        was no count before, unannounced backwards and calls of modules are counted from then on. The first count is
-        over when a step had a backward, or when the budget is spent.
+        The count of a step is useless in four cases: an exception was raised and training continued; the step began
+        before its count, as in a loop that calls no watched function; the step has no products, although it had a
+        backward or no earlier count had products; the step had calls that the trainer did not announce. If there is no
+        earlier count, unannounced backwards and calls of modules are counted from then on. The first count is over
+        when a step had a backward, or when the budget is spent.
         """
         self._recorder.look_up(counter.observed.lookups)
         total, batches = counter.work(), self._recorder.batches[self._before :]

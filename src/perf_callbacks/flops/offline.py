@@ -38,7 +38,7 @@ def count(model: nn.Module, example: Example) -> FlopCounter:
     accepted = inspect.signature(type(_base(model)).forward).parameters
     if not hasattr(model, "config") or not set(example) <= set(accepted):
         raise TypeError("a fake-tensor copy needs a model that is called with its batch, as in transformers")
-    mode, counter = FakeTensorMode(allow_non_fake_inputs=True), FlopCounter()  # tensors that aren't buffers
+    mode, counter = FakeTensorMode(allow_non_fake_inputs=True), FlopCounter()  # modules may hold plain tensors
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(torch.enable_grad())

@@ -23,7 +23,7 @@ class TrainingFilter(Filter):
 
     Trainers announce each forward. A plain loop may call a part of the model, or an unwatched model, unannounced.
     In a loop, calls of modules in training mode that build a graph are training work too. Operations without gradients
-    between a forward and its backward, outside of any module, are not. Generation and rewards never are.
+    between a forward and its backward, outside of any module, are not training work, nor are generation and rewards.
     """
 
     def __init__(self, tape: Tape, *, announced: bool) -> None:

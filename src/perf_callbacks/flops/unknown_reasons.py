@@ -50,7 +50,7 @@ class Unknowns:
 
 
 def checked(source: str, checked_step: int | None, step: int) -> str:
-    """Return the sources of FLOPs; also the last check, if work may have changed since.
+    """Describe the sources of FLOPs. If the last check was long ago, add its step.
 
     >>> checked("counted", None, 4), checked("counted, scaled", 304, 700), checked("counted", 690, 700)
     ('counted once', 'counted, scaled (last checked at step 304)', 'counted')
@@ -62,7 +62,7 @@ def checked(source: str, checked_step: int | None, step: int) -> str:
 
 
 UNCHECKED_STEPS = 100
-"""If more steps than this have ended since the last check of equal work, a card says so."""
+"""Steps since the last check of equal work after which a card names the step of that check."""
 
 UNREAD = "the shapes of its batches can't be read"
 """Cause for `note`: the batch can't be read."""
@@ -71,7 +71,7 @@ NO_BATCH = "these steps trained on no new batch"
 """Cause for `note`: the step trained on an earlier batch again, or on none."""
 
 UNEVEN = "batches differ in shape and in their calls of the model"
-"""Cause for `note`: unlike batches share calls unevenly, for example if an unknown batch had no backward."""
+"""Cause for `note`: batches of several shapes had unequal numbers of calls, such as a batch without a backward."""
 
 NEW_SIZE = "batches have shapes that were not counted and don't scale"
 """Cause for `note`: the batch has another size than all counted batches, and no law of growth is certain."""

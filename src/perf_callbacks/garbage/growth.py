@@ -9,7 +9,7 @@ from perf_callbacks.kernel.clock import perf_counter
 from perf_callbacks.kernel.process.collector import FULL
 
 MOST_YOUNG = 500_000
-"""A rank collects at once if more objects than this were made since the last collection."""
+"""A rank collects at once if the program made more objects than this since the last collection."""
 
 GROWTH = 0.1
 """A rank also collects at once if memory has grown by more than this ratio…"""

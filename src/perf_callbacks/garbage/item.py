@@ -1,7 +1,7 @@
 """The checklist item `gc`: garbage is collected at the same step on all ranks, and long-lived objects are frozen.
 
-Automatic collections strike each rank at a different step, and every rank waits for each of them. From the second step
-of a fit on, when lazy imports and optimizer states exist, automatic collection is off and the step counter alone
+Automatic collections come at a different step on each rank, and all ranks wait for each collection. From the second
+step of a fit on, when lazy imports and optimizer states exist, automatic collection is off and the step counter alone
 triggers collections. The first full collection by this schedule freezes all live objects, which makes later
 collections cheap. A fit that ends earlier pays for neither.
 """
@@ -142,7 +142,7 @@ class ScheduledCollection(ActiveItem):
         self._last = step
 
     def span_began(self, kind: str, step: int) -> None:
-        """Turn on automatic collection during a span: no rank waits for this rank in each step."""
+        """Turn on automatic collection during an evaluation or another span, in which ranks don't wait in each step."""
         if not self._spans:
             self._aside = step
             self._lease.aside = True
@@ -242,7 +242,7 @@ class ScheduledCollection(ActiveItem):
         self._growth.begin()
 
     def _take_over(self) -> None:
-        """Continue after a step so long that the watchdog released the collector and collected everything."""
+        """Resume the schedule after a long step, in which the watchdog turned automatic collection on."""
         if self._lease.turn_off() and self._frozen:
             self._lease.freeze()
 
@@ -261,7 +261,10 @@ class ScheduledCollection(ActiveItem):
 
     def _overruled(self, step: int) -> bool:
         if overruled := self._lease.overruled:
-            self._give_up(SKIPPED, f"the program set the thresholds of collection before step {step}, and they stay so")
+            self._give_up(
+                SKIPPED,
+                f"the program changed the collector's thresholds before step {step}, and the callback leaves them",
+            )
         return overruled
 
     def _give_up(self, status: str, why: str) -> None:
@@ -272,7 +275,7 @@ class ScheduledCollection(ActiveItem):
         generation = due_between(self._last, step, self._interval)
         if self._agreed is not None and step >= self._agreed[1]:
             (self._interval, _), self._agreed = self._agreed, None
-            self._say(APPLIED, f"every {self._interval:,} steps from step {step} on: a rank asked for it")
+            self._say(APPLIED, f"every {self._interval:,} steps from step {step} on: a rank requested it")
         if generation is not None:
             self._collect(generation, step)
         self._look(step)
@@ -307,7 +310,7 @@ class ScheduledCollection(ActiveItem):
         self._look_again(step)
 
     def _look_again(self, step: int) -> None:
-        """Plan the next check: soon after the beginning, when fast growth shows, and more rarely if steps are short."""
+        """Plan the next check: soon after the beginning, when fast growth shows, and rarely if steps are short."""
         apart = max(self._apart, self._growth.patience(step))
         self._due = step + min(apart, max(1, step - self._first), self._interval - step % self._interval)
 
@@ -317,5 +320,5 @@ class ScheduledCollection(ActiveItem):
             self._least = min(self._least, max(self._interval // 2, LEAST_INTERVAL))
         if not self._warned:
             self._warned = True
-            asks = f"; all ranks are asked to collect every {self._least:,} steps" if self._least < asked else ""
+            asks = f"; requested of all ranks: collect every {self._least:,} steps" if self._least < asked else ""
             self._say(APPLIED, f"{relief.found}: collected at once, only on this rank{asks}")

@@ -38,7 +38,7 @@ class Loaders:
         before = ", ".join(part for part in (_PINS[environment.loaders_pin], _COPIES[environment.copies_go_on]) if part)
         if status == ADVISED:
             return Checklist(item=self.slug, status=status, before=before, after=_line(environment), why=why)
-        after = "pinned" if environment.copies_go_on is None else "pinned, copies go on by themselves"
+        after = "pinned" if environment.copies_go_on is None else "pinned, asynchronous copies"
         return Checklist(
             item=self.slug, status=status, before=before, after=after if status == APPLIED else None, why=why
         )
@@ -49,7 +49,7 @@ class Loaders:
 
 
 _PINS = {True: "pinned", False: "not pinned", None: "pinned if the loader says so"}
-_COPIES = {True: "copies go on by themselves", False: "the host may wait for copies", None: ""}
+_COPIES = {True: "asynchronous copies", False: "the host waits for copies", None: ""}
 WHY = "a host that waits for copies can't run ahead of its device"
 
 
@@ -114,7 +114,7 @@ class PinnedLoading(ActiveItem):
             self._patches.replace(*batches.copy, functools.partial(_copying, self._first, self._copies))
 
     def step_ended(self, step: int) -> None:
-        """Undo the item if the first batch is too large or not pinned. Without a batch yet, check ever more rarely."""
+        """Undo the item if the first batch is too large or not pinned. Before that, check ever more rarely."""
         if step < self._due:
             return
         if self._first.kind is None:
@@ -124,10 +124,13 @@ class PinnedLoading(ActiveItem):
         needed = self._first.bytes * max(self._held, default=0)
         if not self._first.pinned:
             self.closed()
-            self._say(NOT_APPLICABLE, f"batches that are a {self._first.kind} did not get pinned")
+            self._say(NOT_APPLICABLE, f"the loader does not pin batches of type {self._first.kind}")
         elif self._room is not None and needed > self._room:
             self.closed()
-            self._say(SKIPPED, f"pinned batches would take {needed / 1e6:,.0f} MB of {self._room / 1e6:,.0f} to spare")
+            self._say(
+                SKIPPED,
+                f"pinned batches would take {needed / 1e6:,.0f} MB, more than the {self._room / 1e6:,.0f} MB allowed",
+            )
 
     @property
     def turns(self) -> bool:

@@ -16,10 +16,10 @@ from perf_callbacks.kernel.process.compiler_stance import STANCE, in_compiled_ca
 class CountWindow:
     """Counts from `open` to `close` on the thread that opened it.
 
-    Between the two, the counter can be left and entered again.
+    Between `open` and `close`, the thread can leave the counter and enter it again.
 
-    Compiled code runs eagerly during the count, and compiled again afterwards. Under a mode,
-    compiled code would lose its compilation for good.
+    Compiled code runs eagerly during the count, and compiled again afterwards. Under a mode, compiled code would lose
+    its compilation for good.
 
     `open` and `close` record each change before making it, and can be repeated. So after an interrupt at any point, the
     next call, the finalizer of the window, or a tick restores everything.
@@ -63,7 +63,7 @@ class CountWindow:
             self.counter.step_aside()
 
     def close(self) -> None:
-        """Stop counting. A second call only removes a counter that could not be removed before."""
+        """Stop counting. A second call only removes a counter that the first call could not remove."""
         try:
             self._end()
         except BaseException:  # an interrupt: all steps can be repeated

@@ -38,9 +38,9 @@ class Filter(Protocol):
 
 
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves it untyped
-    """Counts FLOPs by phase, number format and kind. Results stay the same, and its errors never reach the run.
+    """Counts FLOPs by phase, number format and kind. Results stay the same; errors of the counter never reach the run.
 
-    Compiled models must run eagerly meanwhile: see `perf_callbacks.flops.counting.count_window`.
+    Compiled models must run eagerly during the count: see `perf_callbacks.flops.counting.count_window`.
 
     Args:
         filtered: Selects the operations that are counted. None: all of them.
@@ -191,7 +191,9 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
                 out = func.decompose(*args, **kwargs)
             finally:
                 if self.stack()[-1:] == [self]:
-                    _pop_torch_dispatch_stack(None)  # torch restores it itself: to the mode, which never left `pushed`
+                    _pop_torch_dispatch_stack(
+                        None
+                    )  # `pushed` stays true: torch pushes the mode again after this operation
             if out is not NotImplemented:
                 return out
         backward = in_backward()
@@ -200,7 +202,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         try:
             out = func(*args, **kwargs)
         except BaseException:
-            self._broken |= not (self._forwards or backward)  # these may survive it, and tell when they end
+            self._broken |= not (self._forwards or backward)  # `_see` and `_end` notice if they go on
             raise
         try:
             self._count(func, args, kwargs, out)

@@ -17,7 +17,7 @@ class Rating:
     count: Flops
     peaks: Peaks | None
     unmasked_share: float | None
-    """Share of the executed FLOPs that is not masked attention, equal in all counts. None: unknown."""
+    """Share of the executed FLOPs that is not masked attention. None: unknown, or different in some counts."""
 
     @classmethod
     def of(cls, count: Flops, peaks: Peaks | None, before: "Rating | None" = None) -> "Rating":
@@ -37,7 +37,7 @@ class Rating:
         return None if self.peaks is None else self.peaks.peak_flops_per_second(self.dtype)
 
     def effort(self, work: Work) -> StepFlops:
-        """Compute the effort of a step with this work."""
+        """Compute the FLOPs of a step with this work, and its seconds at the peak."""
         ideal = None if self.peaks is None else ideal_seconds(work.by_dtype, self.peaks)
         return StepFlops(work.model_flops, work.hardware_flops, ideal)
 
@@ -70,7 +70,7 @@ class Rating:
         }
 
     def refuted(self, effort: StepFlops, seconds: float) -> str | None:
-        """Return a sentence if the work exceeds the peak; None: the work is below the peak, or no peak is known."""
+        """Return the reason to drop the peak if the work exceeds it; None: the peak stands, or is unknown."""
         peak = self.peak_flops_per_second
         if self.peaks is None or peak is None or effort.hardware_flops <= peak * seconds:
             return None

@@ -39,7 +39,7 @@ CLOSE_STEPS = 100
 """…and each step is checked for this long after a change: parameters that are trained in turns may change back soon."""
 
 Each = tuple[int, ...]
-"""Calls of forward and backward per batch. If not whole numbers: the calls of the step, and its number of batches."""
+"""Calls of forward and backward per batch. If these are no whole numbers: the calls of the step, and its batches."""
 
 ONCE: Each = (1, 1)
 
@@ -78,7 +78,7 @@ class ShapedWork(WorkModel):
         """For calls of the model that were never counted: the last two steps with these calls."""
         self._trained: Hashable = None
         self.changed: int | None = None
-        """The last step after which a check found other parameters trained. None: no change was found."""
+        """Last step after which a check found that other parameters are trained. None: no check found a change."""
         self.checked: int | None = None
         """The last step whose work was found equal to that of an earlier step. None: FLOPs rest on a single count."""
         self._outlines: dict[tuple[Hashable, ...], tuple[int, int]] = {}
@@ -114,7 +114,7 @@ class ShapedWork(WorkModel):
         return {**metrics, "flops_known": totals.effort_steps / totals.steps}
 
     def summary(self, included: Totals, excluded: Mapping[str, int]) -> FlopsSummary:
-        """Return the FLOPs of the included steps. FLOPs of work that varies are unknown."""
+        """Return the FLOPs of the included steps. If equal batches took different work, FLOPs are unknown."""
         self._judge(included)
         known = included.effort_steps
         summary = self.unknowns.summary(included.steps, known, excluded)
