@@ -15,6 +15,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn.modules import module as modules
 from torch.utils.hooks import RemovableHandle
 
+from perf_callbacks.flops.counting.operands import matrices
 from perf_callbacks.flops.counting.phases import in_backward
 from perf_callbacks.flops.known_work.shaped_work import ShapedWork
 from perf_callbacks.flops.training_filter import TrainingFilter
@@ -30,9 +31,6 @@ LOOK_EVERY = 47
 
 _WITH_BACKWARD = 3
 """Multiplications of a module with its backward, relative to its forward alone."""
-
-_MATRIX = 2
-"""Fewest dimensions of a weight that is multiplied as a matrix."""
 
 
 class Outline:
@@ -61,14 +59,10 @@ class Outline:
             return
         try:
             training = self._training
-            if training is None or get_ident() != self._thread or isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            if training is None or get_ident() != self._thread:
                 return
             training.module_ended(module, result)
-            weights = [
-                one
-                for one in module._parameters.values()  # noqa: SLF001 `parameters` goes through the children too
-                if one is not None and one.dim() >= _MATRIX
-            ]
+            weights = matrices(module)
             first = result[0] if isinstance(result, tuple | list) and result else result
             if weights and isinstance(first, torch.Tensor) and not in_backward() and training.is_training_work():
                 products = sum(first.numel() * one.numel() // max(one.shape[0], 1) for one in weights)

@@ -7,6 +7,7 @@ from pathlib import Path
 from torch import Tensor, is_grad_enabled, nn
 
 from perf_callbacks.flops.counting.counter import Filter
+from perf_callbacks.flops.counting.operands import matrices
 from perf_callbacks.flops.counting.phases import callers, in_backward
 from perf_callbacks.kernel.engine.marks import StageTracker
 from perf_callbacks.kernel.engine.stages import Stage
@@ -113,10 +114,5 @@ def _requires_grad(result: object, depth: int = 3) -> bool:
 
 
 def _multiplies(module: nn.Module) -> bool:
-    """Return True if a module has a matrix of weights. Embeddings only pick rows."""
-    return any(
-        weight.dim() > 1
-        for part in module.modules()
-        if not isinstance(part, nn.Embedding | nn.EmbeddingBag)
-        for weight in part.parameters(recurse=False)
-    )
+    """Return True if a module, or a part of the module, multiplies a matrix of weights."""
+    return any(matrices(part) for part in module.modules())

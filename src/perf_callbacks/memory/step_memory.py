@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.utils.hooks import RemovableHandle
 
+from perf_callbacks.kernel.fit.first_batch import tensors
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process.compiler_stance import anything_compiled
 from perf_callbacks.kernel.process.device import Allocator
@@ -68,7 +69,7 @@ class StepMemory:
         """Return the parts of memory of the step that is ending."""
         state: dict[int, int] = {}
         for optimizer in self._optimizers:
-            self._note(state, [*_tensors(optimizer.state)])
+            self._note(state, tensors(optimizer.state))
         weights = _sizes([] if model is None else [*model.parameters(), *model.buffers()], self._device)
         still = {key: size for key, size in state.items() if key not in weights}  # amsgrad and others may share
         static = sum(weights.values()) + sum(self._gradients.values()) + sum(still.values())
@@ -108,8 +109,8 @@ class StepMemory:
     def _ours(self, optimizer: Any) -> bool:
         return not self._trained or any(id(one) in self._trained for one in _parameters(optimizer))
 
-    def _note(self, sizes: dict[int, int], tensors: list[torch.Tensor]) -> None:
-        found = _sizes(tensors, self._device)
+    def _note(self, sizes: dict[int, int], parts: Iterable[torch.Tensor]) -> None:
+        found = _sizes(parts, self._device)
         self.allocations.keep([key for key in found if key not in sizes])
         sizes.update(found)
 
@@ -118,15 +119,15 @@ def _gb(size: int | None) -> float | None:
     return None if size is None else size / GB
 
 
-def _sizes(tensors: Iterable[torch.Tensor], device: str) -> dict[int, int]:
+def _sizes(parts: Iterable[torch.Tensor], device: str) -> dict[int, int]:
     """Return the bytes of each storage on a device, by its identity."""
-    storages = [one.untyped_storage() for one in _plain(tensors) if one.device.type == device]
+    storages = [one.untyped_storage() for one in _plain(parts) if one.device.type == device]
     return {storage._cdata: storage.nbytes() for storage in storages}  # noqa: SLF001 there is no public identity
 
 
-def _plain(tensors: Iterable[Any]) -> Iterator[torch.Tensor]:
+def _plain(parts: Iterable[Any]) -> Iterator[torch.Tensor]:
     """Split sharded, quantized and sparse tensors into tensors with storages of their own."""
-    for tensor in tensors:
+    for tensor in parts:
         if hasattr(tensor, "__tensor_flatten__"):
             names, _ = tensor.__tensor_flatten__()
             yield from _plain([getattr(tensor, name) for name in names])
@@ -138,15 +139,3 @@ def _plain(tensors: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 def _parameters(optimizer: Any) -> list[torch.Tensor]:
     return [one for group in optimizer.param_groups for one in group["params"]]
-
-
-def _tensors(state: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in an optimizer's state."""
-    if isinstance(state, torch.Tensor):
-        yield state
-    elif isinstance(state, dict):
-        for value in state.values():
-            yield from _tensors(value)
-    elif isinstance(state, list | tuple):
-        for value in state:
-            yield from _tensors(value)

@@ -107,6 +107,11 @@ class Architecture:
         return known(self.hidden, "hidden")
 
     @property
+    def mlp_width(self) -> int:
+        """Width of the MLP, or of one expert."""
+        return self.ffn or 4 * self.width
+
+    @property
     def _head_width(self) -> int:
         return self.head_dim or self.width // (self.heads or 1)
 
@@ -117,7 +122,7 @@ class Architecture:
 
     @property
     def _expert(self) -> int:
-        return (3 if self.gated else 2) * self.width * (self.ffn or 4 * self.width)
+        return (3 if self.gated else 2) * self.width * self.mlp_width
 
     @property
     def _router(self) -> int:

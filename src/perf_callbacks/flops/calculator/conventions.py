@@ -68,10 +68,15 @@ class ModelStepFlops:
     """Executed FLOPs: model FLOPs and recomputation."""
 
 
+def _attention(model: Architecture, work: ConventionWork, width: int) -> int:
+    """Count the scores of all heads and their weighted sums, without a causal mask."""
+    return 4 * known(model.layers, "layers") * work.seq * width * work.tokens
+
+
 def _matmul(model: Architecture, work: ConventionWork) -> Forward:
     layers = 2 * known(model.layers, "layers") * model.layer_matrices
-    attention = (4 if work.causal == "full" else 2) * known(model.layers, "layers") * work.seq * model.attention_width
-    return Forward(layers * work.tokens, 2 * model.head * work.tokens, attention * work.tokens)
+    attention = _attention(model, work, model.attention_width) // (1 if work.causal == "full" else 2)
+    return Forward(layers * work.tokens, 2 * model.head * work.tokens, attention)
 
 
 def _parameters(model: Architecture, work: ConventionWork) -> Forward:
@@ -79,8 +84,7 @@ def _parameters(model: Architecture, work: ConventionWork) -> Forward:
 
 
 def _palm(model: Architecture, work: ConventionWork) -> Forward:
-    attention = 4 * known(model.layers, "layers") * work.seq * model.attention_width
-    return Forward(_parameters(model, work).layers, 0, attention * work.tokens)
+    return Forward(_parameters(model, work).layers, 0, _attention(model, work, model.attention_width))
 
 
 def _nanogpt(model: Architecture, work: ConventionWork) -> Forward:
@@ -95,16 +99,12 @@ def _torchtitan(model: Architecture, work: ConventionWork) -> Forward:
 
 
 def _foundry(model: Architecture, work: ConventionWork) -> Forward:
-    attention = 4 * known(model.layers, "layers") * work.seq * model.width
-    return Forward(_parameters(model, work).layers, 0, attention * work.tokens)
+    return Forward(_parameters(model, work).layers, 0, _attention(model, work, model.width))
 
 
 def _megatron(model: Architecture, work: ConventionWork) -> Forward:
-    layers, width = known(model.layers, "layers"), model.width
-    head = 2 * model.head
-    return Forward(
-        24 * layers * width**2 * work.tokens, head * work.tokens, 4 * layers * work.seq * width * work.tokens
-    )
+    layers = 24 * known(model.layers, "layers") * model.width**2
+    return Forward(layers * work.tokens, 2 * model.head * work.tokens, _attention(model, work, model.width))
 
 
 _PLAIN = "assumes the layers of GPT-3: an MLP of two matrices of 4 x hidden, and separate keys for every head"

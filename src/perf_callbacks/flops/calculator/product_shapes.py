@@ -114,21 +114,17 @@ def uneven(
     """
     every = [*products]
     total = sum([flops for *_, flops in every])
-    return sorted(_uneven(every, total, multiprocessors, fixed), key=lambda one: -one.share)
-
-
-def _uneven(
-    products: Iterable[tuple[str, str, str, int]], total: int, multiprocessors: int, fixed: Collection[int]
-) -> Iterator[Uneven]:
-    for _, shapes, _, flops in products:
-        found = _PRODUCT.fullmatch(shapes)
-        rows, columns = map(int, found.groups()) if found else (0, 0)
+    found: list[Uneven] = []
+    for _, shapes, _, flops in every:
+        match = _PRODUCT.fullmatch(shapes)
+        rows, columns = map(int, match.groups()) if match else (0, 0)
         if not rows or not columns or rows in fixed:
             continue
         usual = waves(rows, columns, multiprocessors)
         fewer = (usual.waves - 1) * multiprocessors // math.ceil(columns / TILE[1]) * TILE[0]
         if fewer and max([waves(rows, columns, multiprocessors, tile).busy for tile in TILES]) < BUSY:
-            yield Uneven(rows, fewer, usual, flops / total)
+            found.append(Uneven(rows, fewer, usual, flops / total))
+    return sorted(found, key=lambda one: -one.share)
 
 
 def padded(weights: Mapping[tuple[int, ...], int], size: int, instead: int) -> tuple[int, int]:
@@ -167,7 +163,7 @@ def sizes(model: Architecture, tokens: int | None = None) -> list[Size]:
     for shape, number in _multiplied(model):
         weights[shape] += number
     weights[known(model.vocab, "vocab"), model.width] += model.outputs is not None or not model.tied
-    chosen = {"width": model.width, "MLP": _ffn(model), "vocabulary": known(model.vocab, "vocab")}
+    chosen = {"width": model.width, "MLP": model.mlp_width, "vocabulary": known(model.vocab, "vocab")}
     found = [Size(name, size, better(size), padded(weights, size, better(size))) for name, size in chosen.items()]
     if model.heads:
         head = model.attention_width // model.heads
@@ -183,14 +179,10 @@ def products(model: Architecture, tokens: int) -> list[tuple[str, str, str, int]
     ]
 
 
-def _ffn(model: Architecture) -> int:
-    return model.ffn or 4 * model.width
-
-
 def _multiplied(model: Architecture) -> Iterator[tuple[tuple[int, int], int]]:
     """Yield each shape (output size, input size) of the multiplied weights, and the number of weights of that shape."""
     layers, experts = known(model.layers, "layers"), model.experts or 1
-    width, ffn = model.width, _ffn(model)
+    width, ffn = model.width, model.mlp_width
     yield (ffn, width), layers * experts * (2 if model.gated else 1)
     yield (width, ffn), layers * experts
     yield (model.attention_width, width), layers

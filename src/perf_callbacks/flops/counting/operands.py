@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from perf_callbacks.flops.work import Kind
 
+_MATRIX = 2
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 _SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
 
@@ -24,6 +26,14 @@ def tensors(values: Any) -> Iterator[torch.Tensor]:
             yield value
         elif isinstance(value, list | tuple):
             yield from tensors(value)
+
+
+def matrices(module: nn.Module) -> list[torch.Tensor]:
+    """Return the module's own weights that it multiplies as matrices. An embedding only picks rows."""
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return []
+    own = module._parameters.values()  # noqa: SLF001 `parameters` drops a weight that occurs twice
+    return [one for one in own if one is not None and one.dim() >= _MATRIX]
 
 
 def are_batched(operands: list[torch.Tensor]) -> bool:

@@ -169,9 +169,8 @@ def _fold(shape: ShapeKey) -> tuple[ShapeKey, BatchSize]:
     >>> _fold((("input_ids", (2, 8)), ("mask", (2, 1, 8, 8)), ("labels", (2, 8)), ("scale", (3,))))[0]
     (('input_ids', (-1, -2)), ('mask', (-1, 1, -2, -2)), ('labels', (-1, -3)), ('scale', (3,)))
     """
-    guide, second = _guides(shape)
-    rows, length = (*guide[1], 0, 0)[:2]
-    size = BatchSize(rows, length, second[1][1] if second is not None else 0)
+    _, second = _guides(shape)
+    size = BatchSize(*extent(shape), second[1][1] if second is not None else 0)
     return tuple([(name, _template(name, sizes, size, second)) for name, sizes in shape]), size
 
 

@@ -35,7 +35,7 @@ class FirstBatch:
 
 
 def tensors(batch: object) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a batch, in the containers that torch's pinning searches."""
+    """Yield the tensors of a batch or an optimizer's state, in the containers that torch's pinning searches."""
     if isinstance(batch, torch.Tensor):
         yield batch
     elif isinstance(batch, Mapping):
