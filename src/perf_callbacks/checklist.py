@@ -107,7 +107,7 @@ class Startup(Observer):
     def asks(self) -> Mapping[str, int]:
         """Values that this rank requests of all ranks.
 
-        An item that failed or is not on trial on this rank is kept on no rank.
+        No rank keeps an item that failed or is not on trial on this rank.
         """
         undecided = {asked(slug) for slug in self._trials if slug in self._applied}
         asks = {name: least for name, least in NO_WISH.items() if name not in undecided}
@@ -144,7 +144,7 @@ class Startup(Observer):
                 undo.callback(item.closed)
 
     def hand_over(self) -> dict[str, ActiveItem]:
-        """Hand over the applied items: another checklist undoes them."""
+        """Hand over the applied items to another checklist, which undoes them."""
         applied, self._applied = self._applied, {}
         return applied
 

@@ -8,7 +8,7 @@ from perf_callbacks.kernel.records.fit_records import Finding
 
 @timed
 def logging(_machine: MachineFacts, facts: Facts, measured: Measured) -> Finding | None:
-    """Name the code that reads values from tensors in each step. The share is the time around it."""
+    """Name the code that reads values from tensors in each step. The share includes the code around the reads."""
     reads = read_each_step(facts)
     if reads is None:
         return None

@@ -67,7 +67,7 @@ class Claim:
 
 
 class Bound(ActiveItem):
-    """Binds threads until closed. It can't be tried: memory stays on the node of the thread that touched it first."""
+    """Binds threads until closed. No trial is possible: memory stays on the node of its first thread."""
 
     slug = CpuAffinity.slug
 

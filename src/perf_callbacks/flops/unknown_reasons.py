@@ -26,7 +26,7 @@ class Unknowns:
         self._causes[cause] += 1
 
     def summary(self, steps: int, known: int, excluded: Mapping[str, int]) -> FlopsSummary:
-        """Describe the unknown FLOPs of a fit with `steps` included steps, `known` of them with known FLOPs."""
+        """Describe the unknown FLOPs of a fit. Of `steps` included steps, `known` steps have known FLOPs."""
         mfu_unknown = self.peak if known and self.varies is None else None
         return FlopsSummary(unknown=self._flops(steps, known, excluded), mfu_unknown=mfu_unknown)
 

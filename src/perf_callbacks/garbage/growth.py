@@ -1,4 +1,4 @@
-"""Growth of garbage that is too fast to wait for the next collection."""
+"""Garbage that grows too fast to wait for the next collection."""
 
 import gc
 import math
@@ -31,7 +31,7 @@ class Relief(NamedTuple):
 
 
 class Growth:
-    """Watches the garbage on this rank, and collects if it grows too much."""
+    """Watches the garbage on this rank, and collects garbage that grows too fast."""
 
     def __init__(self, memory: Callable[[], Mapping[str, int]], young: int, collect: Callable[[int], int]) -> None:
         self._memory, self._young, self._collect = memory, young, collect

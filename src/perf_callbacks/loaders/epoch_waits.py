@@ -1,4 +1,4 @@
-"""Waits for the first batch of each later epoch, in which a loader starts its workers again unless they persist."""
+"""Waits for the first batch of each later epoch: loaders without persistent workers start new workers."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -44,7 +44,7 @@ class Loaders:
         )
 
     def apply(self, fit: Fit) -> "PinnedLoading":
-        """Pin batches where possible, and don't wait for copies of pinned batches."""
+        """Pin batches if possible, and don't wait for copies of pinned batches."""
         return PinnedLoading(fit)
 
 

@@ -8,7 +8,7 @@ import torch
 
 
 class Allocation(weakref.ref[Any]):
-    """One storage that the step made, held weakly.
+    """Storage that the step made, held weakly.
 
     Its callback is a function in C: Python swallows exceptions in the callback of a weak reference, and a signal
     handler may raise in any function of ours.

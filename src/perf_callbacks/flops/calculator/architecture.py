@@ -138,7 +138,7 @@ def known(value: int | None, name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Construction of a Hugging Face `model_type`, where config.json does not say."""
+    """Construction of a Hugging Face `model_type`, for facts that config.json may lack."""
 
     gated: bool = True
     tied: bool = False

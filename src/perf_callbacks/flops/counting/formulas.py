@@ -1,4 +1,4 @@
-"""FLOPs of each operation: torch's formulas, and our own where torch's formula is missing or wrong.
+"""FLOPs of each operation: torch's formulas, and our own if torch's formula is missing or wrong.
 
 Formulas are called like those of `torch.utils.flop_counter`: with the operation's arguments and `out_val`. Causal
 attention counts in full, as in the papers that MFU is compared with.

@@ -61,7 +61,7 @@ def number_format(operands: list[torch.Tensor], kind: Kind) -> str:
 
 
 def _is_tf32(kind: Kind) -> bool:
-    """Return True if float32 is multiplied in tfloat32, by the switches of torch 2.9 or the older ones."""
+    """Return True if float32 is multiplied in tfloat32. torch 2.9 has new switches for this."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     older: Any = cudnn if kind == "convolution" else matmul
     knobs = getattr(cudnn, "conv", None) if kind == "convolution" else matmul

@@ -53,7 +53,7 @@ def in_backward() -> int:
 
 
 def node() -> int:
-    """Return the number of the node of autograd's graph that runs or, if there is no backward, that was made last."""
+    """Return the number of the running node of autograd's graph or, without a backward, of the newest node."""
     running: Any = torch._C._current_autograd_node()  # noqa: SLF001 there are no public names
     made: Any = torch.autograd._get_sequence_nr  # type: ignore[attr-defined] # noqa: SLF001 as above
     return int(made() - 1 if running is None else running._sequence_nr())  # noqa: SLF001 as above

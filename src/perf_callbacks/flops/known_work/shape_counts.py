@@ -1,4 +1,4 @@
-"""Counts of batches by shape, from which the work of other shapes is looked up, scaled, or unknown."""
+"""Counts of batches by shape, and the work of other shapes: looked up, scaled, or unknown."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -133,7 +133,7 @@ def together(counts: Sequence[Count]) -> Count:
 
 
 def largest_ratio(before: Work, now: Work) -> float:
-    """Return the larger of the ratios of model FLOPs and of hardware FLOPs, at least 1; infinite: one work has none."""
+    """Return the larger ratio of model or hardware FLOPs, from 1 on; infinite if only one work has FLOPs."""
     pairs = [(before.model_flops, now.model_flops), (before.hardware_flops, now.hardware_flops)]
     return max([max(pair) / min(pair) if min(pair) else inf if max(pair) else 1.0 for pair in pairs])
 

@@ -85,7 +85,7 @@ class Cache:
         self.path = directory / f"peak-{name}.json"
 
     def read(self) -> dict[str, MeasuredPeak]:
-        """Read the peaks from a file less than a day old. Empty if there is none, or an unreadable one."""
+        """Read the peaks if the file is less than a day old. Empty if it is older, missing or unreadable."""
         with suppress(OSError, ValueError, msgspec.DecodeError, RecursionError):
             if unix_time() - self.path.stat().st_mtime <= FRESH_SECONDS:
                 found = msgspec.json.decode(self.path.read_bytes(), type=dict[str, MeasuredPeak])
