@@ -18,12 +18,12 @@ from perf_callbacks.kernel.records.fit_records import Summary
 from perf_callbacks.transformers import PerfCallback
 
 INSIDE = {
-    "flops.counting.counter.FlopCounter": "_count _formula _turn",
-    "flops.counting.formulas": "formula name",
+    "flops.counting.counter.FlopCounter": "_count _turn",
+    "flops.counting.formulas": "name",
     "flops.counting.counter": "phase number_format tensors are_batched",
     "flops.counting.coverage.Weights": "see behind multiplied passed",
-    "flops.counting.observed.Observed": "product uncounted _copied _note _read",
-    "flops.counting.observed": "_causal _shape _opaque",
+    "flops.counting.observed.Observed": "sort product uncounted _copied _note _read",
+    "flops.counting.observed": "formula _causal _shape _opaque",
 }
 """What is done for each operation, and each module: errors there are counted, and nothing else."""
 AROUND = {
