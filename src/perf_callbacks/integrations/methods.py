@@ -122,6 +122,21 @@ def spans(
     recorder.patches.method(owner, name, make)
 
 
+def around(
+    inner: Callable[P, T], *, before: Callable[[], object] = int, after: Callable[[T], object] = id
+) -> Callable[P, T]:
+    """Wrap a method: call `before` first, and `after` with the result. Neither may raise."""
+
+    @functools.wraps(inner)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        before()
+        result = inner(*args, **kwargs)
+        after(result)
+        return result
+
+    return call
+
+
 def others(recorder: Recorder, owner: Any, name: str, part: str) -> None:
     """Count the time in `owner.name` as a named part of the stage `other`, for calls in that stage."""
 

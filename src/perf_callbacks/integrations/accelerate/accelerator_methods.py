@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from perf_callbacks.integrations.accelerate.accelerator_session import TAKEN_OVER, AcceleratorSession
 from perf_callbacks.integrations.accelerate.subclasses import put_on, watched
+from perf_callbacks.integrations.methods import around
 from perf_callbacks.kernel.engine.marks import BACK, BEGIN
 from perf_callbacks.kernel.engine.stages import Stage
 
@@ -54,27 +55,14 @@ def install(accelerator: Any, fits: AcceleratorSession) -> None:
 def _seams(fits: AcceleratorSession) -> dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]:
     """Return the watched methods of an accelerator, each with the function that wraps the method."""
     return {
-        **dict.fromkeys(PREPARING, functools.partial(_around, after=fits.see)),
+        **dict.fromkeys(PREPARING, functools.partial(around, after=fits.see)),
         "backward": functools.partial(_training, fits),
         "log": functools.partial(_logging, fits),
         "save_state": functools.partial(_noting, "register_save_state_pre_hook", fits.save),
         "load_state": functools.partial(_noting, "register_load_state_pre_hook", fits.load),
-        **dict.fromkeys(("free_memory", "clear"), functools.partial(_around, before=fits.free)),
-        "end_training": functools.partial(_around, before=fits.close),
+        **dict.fromkeys(("free_memory", "clear"), functools.partial(around, before=fits.free)),
+        "end_training": functools.partial(around, before=fits.close),
     }
-
-
-def _around(
-    inner: Callable[..., T], *, before: Callable[[], object] = int, after: Callable[[T], object] = id
-) -> Callable[..., T]:
-    @functools.wraps(inner)
-    def call(*args: Any, **kwargs: Any) -> T:
-        before()
-        result = inner(*args, **kwargs)
-        after(result)
-        return result
-
-    return call
 
 
 def _training(fits: AcceleratorSession, inner: Callable[..., T]) -> Callable[..., T]:

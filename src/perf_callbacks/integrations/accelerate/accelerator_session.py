@@ -24,6 +24,7 @@ from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Setup
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process.patches import Patches
+from perf_callbacks.kernel.weak_calls import weakly
 from perf_callbacks.session import Session
 
 TAKEN_OVER = "another attach(accelerator) took over"
@@ -52,7 +53,7 @@ class AcceleratorSession:
         self._prepared = Prepared(self)
         self.watch: AcceleratedWatch | None = None
         """The watch of the current fit. None between fits."""
-        self.told: LoaderListener = self
+        self.listener: LoaderListener = self
         """Receiver of the events of measured loaders: the watch of the current fit, else this object."""
         self._shown = True
         """True: the closing card of the last fit was shown."""
@@ -62,11 +63,11 @@ class AcceleratorSession:
         """Class of the accelerator during the measurement."""
         self.active = session.enabled
         """False: closed, failed, or turned off by the configuration."""
-        self._freed = weakref.finalize(accelerator, _close_freed, weakref.ref(self))
+        self._freed = weakref.finalize(accelerator, weakly(self._close_freed))
         self._freed.atexit = False
         self.armed = armed
         """True: a launcher attached this session, so the program may never call `end_training()`."""
-        self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
+        self._at_exit = weakly(self._close_at_exit)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -93,10 +94,8 @@ class AcceleratorSession:
         """Keep a batch that was fetched between fits: the next fit may begin with this batch."""
         self._before = id(loader), self._reader.read(batch)
 
-    def exhausted(self) -> None:
-        """Ignore the end of a loader between fits."""
-
-    leave = exhausted
+    def leave(self, *, exhausted: bool = False) -> None:
+        """Ignore the loop's exit from a loader between fits."""
 
     @fails_open
     def begin(self) -> None:
@@ -120,7 +119,7 @@ class AcceleratorSession:
     def _watching(self, recorder: Recorder) -> AcceleratedWatch:
         recorder.patches.add(functools.partial(self._ended, recorder))
         model, optimizer = self._prepared.models[0], self._prepared.optimizers[0]
-        self.watch = self.told = AcceleratedWatch(
+        self.watch = self.listener = AcceleratedWatch(
             recorder, model, optimizer, self._before, kind=self.kind, prepared=self._prepared
         )
         return self.watch
@@ -192,7 +191,7 @@ class AcceleratorSession:
 
     def _ended(self, recorder: Recorder) -> None:
         """Take the last state of a recorder that has closed. After a failure, detach."""
-        self.watch, self.told, self._state = None, self, recorder.state
+        self.watch, self.listener, self._state = None, self, recorder.state
         if recorder.failure is not None:
             self._detach()
 
@@ -206,19 +205,14 @@ class AcceleratorSession:
         finally:
             self._prepared.forget()
 
+    def _close_freed(self) -> None:
+        """Close the measurement of an accelerator that was freed."""
+        self.close(None if self.armed else FREED)
 
-def _close_freed(reference: "weakref.ref[AcceleratorSession]") -> None:
-    """Close the fits of an accelerator that was freed."""
-    fits = reference()
-    if fits is not None:
-        fits.close(None if fits.armed else FREED)
-
-
-def _close_at_exit(reference: "weakref.ref[AcceleratorSession]") -> None:
-    """Close the fits of a program that never calls `end_training()`, unless an exception has ended the program."""
-    fits = reference()
-    if fits is not None and not hasattr(sys, "last_value"):
-        fits.close()
+    def _close_at_exit(self) -> None:
+        """Close the measurement of a program without `end_training()`, unless an exception ended the program."""
+        if not hasattr(sys, "last_value"):
+            self.close()
 
 
 def _place(accelerator: Accelerator, carried: Mapping[str, Any] | None) -> Place:

@@ -22,17 +22,14 @@ class LoaderListener(Protocol):
     def fetched(self, loader: object, batch: object) -> None:
         """Handle a batch that a loader hands over to the loop."""
 
-    def exhausted(self) -> None:
-        """Handle the end of a loader that has no more batches."""
-
-    def leave(self) -> None:
-        """Handle the loop's exit from a loader, by a `break` or an exception."""
+    def leave(self, *, exhausted: bool = False) -> None:
+        """Handle the loop's exit from a loader: at the end of its batches, or by a `break` or an exception."""
 
 
 class ListenerSource(Protocol):
     """Holder of the current receiver of loader events, which changes when a fit begins and ends."""
 
-    told: LoaderListener
+    listener: LoaderListener
 
 
 class Prepared:
@@ -99,19 +96,19 @@ def _measured(kind: type, source: "weakref.ref[ListenerSource]") -> type:
 
 def _iterate(loader: object, batches: Iterator[Any], source: "weakref.ref[ListenerSource]") -> Iterator[Any]:
     if (found := source()) is not None:
-        found.told.fetch(loader)
+        found.listener.fetch(loader)
     try:
         for batch in batches:
             if (found := source()) is not None:
-                found.told.fetched(loader, batch)
+                found.listener.fetched(loader, batch)
             held, found = [batch], None  # an iterator that the loop keeps must not keep the fit, nor its models
             del batch  # a batch on a device is freed when the loop lets go of it, not when the next one is there
             yield held.pop()
             if (found := source()) is not None:
-                found.told.fetch(loader)
+                found.listener.fetch(loader)
         if found is not None:
-            found.told.exhausted()
+            found.listener.leave(exhausted=True)
     except BaseException:  # an exception that the loop may not survive, or a `break`: nothing else reports these
         if (found := source()) is not None:
-            found.told.leave()
+            found.listener.leave()
         raise

@@ -79,7 +79,8 @@ class AcceleratedWatch(LoopWatch):
         if prepared is self._model or self.counts(prepared):
             return
         if isinstance(prepared, nn.Module):
-            self._add_model(prepared)
+            self._models.append(prepared)
+            self._watch_model(prepared)
         elif isinstance(prepared, torch.optim.Optimizer):
             self._add_optimizer(getattr(prepared, "optimizer", prepared))
         elif hasattr(prepared, "get_last_lr"):
@@ -92,10 +93,6 @@ class AcceleratedWatch(LoopWatch):
         else:
             kind = type(scheduler)
             self.recorder.patches.add(put_on(scheduler, watched(kind, {"step": step(kind.step)})))
-
-    def _add_model(self, model: nn.Module) -> None:
-        self._models.append(model)
-        self._watch_model(model)
 
     def _add_optimizer(self, optimizer: Any) -> None:
         self.recorder.patches.add(
@@ -206,16 +203,14 @@ class AcceleratedWatch(LoopWatch):
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
 
-    def exhausted(self) -> None:
-        """Mark the end of a loader."""
+    def leave(self, *, exhausted: bool = False) -> None:
+        """Record that the loop leaves a loader: the loop may be over, except at the end of an evaluation's loader."""
         with guard(self.fail):
-            if not self.evaluating:
+            if exhausted and self.evaluating:
+                return
+            if exhausted:
                 self.turn(_OTHER)
-                self.recorder.leave(exhausted=True)
-
-    def leave(self) -> None:
-        """Record that the loop leaves a loader: the loop may be over."""
-        self.recorder.leave()
+            self.recorder.leave(exhausted=exhausted)
 
     def backward(self, inner: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Mark and call the accelerator's backward."""

@@ -65,12 +65,10 @@ class LightningHooks(CallbackBase):
 
     def fail(self, error: Exception) -> None:
         """Log our error once, stop measuring, and undo every change, including the changes of `setup`."""
-        prepared, self._startup = self._startup, None
         try:
             super().fail(error)
         finally:
-            if prepared is not None:
-                prepared.closed()
+            self._close_startup()
 
     @fails_open
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -185,12 +183,16 @@ class LightningHooks(CallbackBase):
                 recorder.patches.replace(self, name, _nothing)
 
     def _close(self, failure: str | None = None) -> None:
-        prepared, self._startup = self._startup, None
         try:
             self._end(failure)
         finally:
-            if prepared is not None:
-                prepared.closed()
+            self._close_startup()
+
+    def _close_startup(self) -> None:
+        """Undo what `setup` applied. Idempotent."""
+        startup, self._startup = self._startup, None
+        if startup is not None:
+            startup.closed()
 
     def _end(self, failure: str | None = None) -> None:
         self._watch = None

@@ -62,7 +62,8 @@ class TrainerWatch:
         `StopIteration` of another callback ends an epoch before the trainer ends its last batch.
         """
         recorder, trainer = self.recorder, self._trainer
-        recorder.patches.method(trainer.fit_loop, "on_advance_end", self._after_settling)
+        settle = functools.partial(recorder.attempt, self._settle)
+        recorder.patches.method(trainer.fit_loop, "on_advance_end", functools.partial(methods.around, before=settle))
         methods.exits(recorder, trainer.lightning_module, "on_train_start")
         methods.exits(recorder, trainer.strategy, "on_train_start")
         for name in ("on_advance_start", "advance", "on_advance_end", "on_run_end"):
@@ -158,14 +159,6 @@ class TrainerWatch:
         if steps != self.steps:
             self.steps = steps
             self.recorder.end_step(steps)
-
-    def _after_settling(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(inner)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self.recorder.attempt(self._settle)
-            return inner(*args, **kwargs)
-
-        return call
 
     def _training_step(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap `strategy.training_step`, which gets each batch to train on. Some optimizers repeat the call."""

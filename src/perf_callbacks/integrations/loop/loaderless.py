@@ -1,11 +1,9 @@
 """Watched calls of a plain loop without a loader."""
 
 import operator
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import get_ident
-from types import FrameType
 from typing import Any
 
 import torch
@@ -16,6 +14,7 @@ from perf_callbacks.kernel.batches.reader import Batch
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.steps import plus
 from perf_callbacks.kernel.fit.recorder import Recorder, log
+from perf_callbacks.kernel.process.stacks import callers
 
 
 class LoaderlessWatch(LoopWatch):
@@ -98,12 +97,9 @@ class LoaderlessWatch(LoopWatch):
 
     def _is_stepping(self) -> bool:
         """Return True if a step of the optimizer is under way. A step that raised has marked only its beginning."""
-        frame: FrameType | None = sys._getframe()  # noqa: SLF001 nothing else tells
-        while frame is not None:
-            if frame.f_code.co_name == "step" and frame.f_locals.get("self") is self._optimizer:
-                return True
-            frame = frame.f_back
-        return False
+        return any(
+            [frame.f_code.co_name == "step" and frame.f_locals.get("self") is self._optimizer for frame in callers()]
+        )
 
 
 def _amount(name: str, amount: Any) -> int | None:

@@ -2,10 +2,8 @@
 
 import functools
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any, TypeVar
 
 from transformers import Trainer, TrainerCallback
@@ -16,6 +14,7 @@ from perf_callbacks.kernel.engine.marks import END
 from perf_callbacks.kernel.engine.shown_metrics import hidden
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.fit.recorder import Recorder
+from perf_callbacks.kernel.process.stacks import callers
 
 T = TypeVar("T")
 
@@ -158,24 +157,19 @@ def _outermost(trainer: Any) -> list[tuple[Any, str]]:
 
 def find_trainer(callback: object) -> Trainer | None:
     """Find the calling trainer on the stack: no hook passes the trainer to callbacks."""
-    # Start at the caller: our own frame's locals would refer to the frame itself, and keep all frames alive.
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 the one way to the caller
-    while frame is not None:
+    for frame in callers():
         trainer = frame.f_locals.get("self")
         if isinstance(trainer, Trainer) and callback in trainer.callback_handler.callbacks:
             return trainer
-        frame = frame.f_back
     return None
 
 
 def resumed_from(trainer: object) -> Path | None:
     """Find the checkpoint that a trainer resumes from, on the stack: no attribute of the trainer holds the path."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 as above
-    while frame is not None:
+    for frame in callers():
         found = frame.f_locals.get("resume_from_checkpoint")
         if isinstance(found, str | os.PathLike) and frame.f_locals.get("self") is trainer:
             return Path(found)
-        frame = frame.f_back
     return None
 
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from perf_callbacks.kernel.batches.reader import ROWS, UNREADABLE, Batch, BatchReader, Lookup, shape_of
 from perf_callbacks.kernel.clock import perf_counter, sleep
 from perf_callbacks.kernel.engine.engine import Engine
-from perf_callbacks.kernel.engine.marks import END, Mark, Pause
+from perf_callbacks.kernel.engine.marks import Mark, Pause
 from perf_callbacks.kernel.engine.observer import Observer, Observers
 from perf_callbacks.kernel.engine.protocols import Ranks
 from perf_callbacks.kernel.engine.shown_metrics import Logged
@@ -174,13 +174,8 @@ class Recorder:
         try:
             if step >= self.observers.due:
                 self._end_due_step(step, begins=begins)
-                return
-            engine, now = self.engine, self.clock()  # as `Engine.end_step`, without its frame
-            engine.ended.append((step, engine.excluded, engine.batches))
-            self.tape.write((END, now))
-            engine.step, engine.excluded, engine.batches = step, None, []
-            if now > engine.flush_at:
-                engine.flush(now)
+            else:
+                self.engine.end_step(step, self.clock())
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
 

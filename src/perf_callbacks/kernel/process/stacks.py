@@ -2,6 +2,7 @@
 
 import sys
 import sysconfig
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -31,6 +32,14 @@ class Stack:
     """Innermost line of the user's own code and, if different, the innermost line of all."""
     waits: bool
     """True: the thread is in a collective or a backward, where a rank waits for other ranks."""
+
+
+def callers() -> Iterator[FrameType]:
+    """Iterate over the frames that called the caller of this function, from the innermost outwards."""
+    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 the one way to the caller
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def of_thread(thread: int) -> Stack | None:
