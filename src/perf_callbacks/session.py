@@ -99,7 +99,7 @@ class Session:
         atexit.unregister(say_no_effect)
         self.settings = config_file.in_force(checked(config, strays), os.environ)
         self.enabled = self.settings.config.enabled
-        """False: turned off by the configuration, or by a failure of ours."""
+        """False: turned off by the configuration, or by an error of ours."""
         self.recorder: Recorder | None = None
         """Recorder of the current fit, or of the last fit. None before the first fit."""
         self._show = show
@@ -237,7 +237,7 @@ class CallbackBase(metaclass=_Hinting):
 
     _session: Session
     armed = False
-    """True: a launcher added the callback. It does nothing if the program's own code has a callback."""
+    """True: a launcher added the callback, which does nothing if the program's own code has a callback."""
     elsewhere: ClassVar[str]
     """Place of the callback for another framework."""
 
@@ -247,7 +247,7 @@ class CallbackBase(metaclass=_Hinting):
 
     @property
     def enabled(self) -> bool:
-        """False: turned off by the configuration, or by a failure of its own."""
+        """False: turned off by the configuration, or by an error of ours."""
         return self._session.enabled
 
     @enabled.setter

@@ -164,7 +164,7 @@ def test_amounts_beside_a_batch_win(tmp_path):
 
 @pytest.mark.parametrize("wrong", ["7", -3, True, 1.5])
 def test_an_amount_that_is_none_is_named_and_unknown(tmp_path, wrong, caplog, monkeypatch):
-    monkeypatch.setattr("perf_callbacks.integrations.loop.loaderless._named", set())
+    monkeypatch.setattr("perf_callbacks.integrations.loop.loaderless._warned", set())
 
     def each(step, perf, model, optimizer):
         perf.batch(samples=wrong)

@@ -10,10 +10,10 @@ C = TypeVar("C")
 
 
 class LateCallbackList(list[C]):
-    """Stand-in for a list of callbacks during an iteration, which gets an additional callback at its end.
+    """List of a trainer's callbacks while the trainer iterates over another list, the running list.
 
-    Only the running list, over which the trainer iterates, has the additional callback. A callback appended during the
-    iteration goes into both lists.
+    Only the running list has an additional callback at its end. A callback appended during the iteration goes into both
+    lists.
     """
 
     def __init__(self, running: list[C], last: C) -> None:

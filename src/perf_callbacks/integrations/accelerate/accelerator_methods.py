@@ -12,7 +12,7 @@ from perf_callbacks.kernel.engine.marks import BACK, BEGIN
 from perf_callbacks.kernel.engine.stages import Stage
 
 ATTRIBUTE = "_perf_callbacks"
-"""Name of the accelerator's attribute that holds its fits."""
+"""Name of the attribute in which an accelerator holds the session of its fits."""
 
 PREPARING = (
     "prepare",

@@ -1,4 +1,4 @@
-"""Fits of one accelerator: the beginning of a fit, the state to continue from, and the end."""
+"""Fits of one accelerator: each begins, continues from a checkpoint, and ends."""
 
 import atexit
 import functools
@@ -153,7 +153,7 @@ class AcceleratorSession:
     def free(self) -> None:
         """End the fit and drop all prepared objects. Objects prepared later belong to a new fit."""
         self._end()
-        self._tell()
+        self._show_card()
         self._carried = self._before = None
         self._prepared.forget()
 
@@ -167,7 +167,7 @@ class AcceleratorSession:
             )
         self._end(failure)
         if failure is None:
-            self._tell()
+            self._show_card()
         self._detach()
 
     def fail(self, error: Exception) -> None:
@@ -183,7 +183,7 @@ class AcceleratorSession:
         if self._session.recorder is not None and self._session.recorder.failed:
             self._detach()
 
-    def _tell(self) -> None:
+    def _show_card(self) -> None:
         """Show the closing card of the last fit, once."""
         shown, self._shown = self._shown, True
         if not shown:

@@ -31,14 +31,14 @@ def attach(
     a prepared model and lasts until the backward, so it includes the loss. Optimizer includes clipping, the prepared
     scheduler and `zero_grad`. Batches fetched and models called in evaluation mode belong to an evaluation, which lasts
     until training resumes; `save_state`, `save_model`, `save` and `get_state_dict` are checkpoints. Evaluations and
-    checkpoints are part of no step, and rows leave out the steps in which they fall.
+    checkpoints are part of no step, and rows leave out a step in which an evaluation or a checkpoint falls.
 
     Measuring begins with the first batch or backward of training. It ends with `accelerator.end_training()`,
-    `free_memory()`, `close()` of the returned attachment, or when the accelerator is freed. All changes are undone
-    then. `save_state` and `load_state` save and restore the counters.
+    `free_memory()`, `close()` of the returned attachment, or when the accelerator is freed; the callback then undoes
+    all of its changes. `save_state` and `load_state` save and restore the counters.
 
-    Until then, the accelerator, its loaders and schedulers have a subclass of their class. They are held weakly, and
-    copy and pickle as before.
+    Until then, the accelerator, its loaders and schedulers have a subclass of their class. The callback holds these
+    objects weakly, and their copies and pickles have the original class.
 
     Args:
         accelerator: The accelerator whose loop to measure. A second `attach` takes over from the first.

@@ -1,4 +1,4 @@
-"""Objects that an accelerator has prepared. Loaders are measured in place, so that other code sees no difference."""
+"""Objects that an accelerator has prepared. Loaders are measured in place, so other code sees no difference."""
 
 import weakref
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ class ListenerSource(Protocol):
 
 
 class Prepared:
-    """Prepared models, optimizers, schedulers and loaders, in the order of their preparation. All are held weakly."""
+    """Prepared models, optimizers, schedulers and loaders, in the order of their preparation, held weakly."""
 
     def __init__(self, source: ListenerSource) -> None:
         self._source = weakref.ref(source)
@@ -102,7 +102,7 @@ def _iterate(loader: object, batches: Iterator[Any], source: "weakref.ref[Listen
             if (found := source()) is not None:
                 found.listener.fetched(loader, batch)
             held, found = [batch], None  # an iterator that the loop keeps must not keep the fit, nor its models
-            del batch  # a batch on a device is freed when the loop lets go of it, not when the next one is there
+            del batch  # a batch on a device is freed when the loop drops the batch, not when the next batch is there
             yield held.pop()
             if (found := source()) is not None:
                 found.listener.fetch(loader)

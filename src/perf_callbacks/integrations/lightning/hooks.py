@@ -37,7 +37,7 @@ EVERY_BATCH = (
     "on_before_optimizer_step",
     "on_train_batch_end",
 )
-"""Hooks that the trainer calls for every batch; ours have nothing to do."""
+"""Hooks that the trainer calls for every batch. The hooks of this class do nothing."""
 
 LARGE = 100.0
 """Numbers from this value on are shown without decimals."""
@@ -47,7 +47,7 @@ class LightningHooks(CallbackBase):
     """Hooks of a `PerfCallback`, for either of the two `Callback` base classes."""
 
     framework: ClassVar[str]
-    """The module whose version goes into the journal."""
+    """Module whose version goes into the journal."""
 
     elsewhere = "the Hugging Face Trainer, take perf_callbacks.transformers.PerfCallback"
 

@@ -122,11 +122,11 @@ class TrainerWatch:
         """Wrap the method that the trainer calls after each batch, including validation batches."""
         recorder, trainer, loop, progress = self.recorder, self._trainer, self._loop, self._progress
         engine, observers, tape, clock = recorder.engine, recorder.observers, recorder.tape, recorder.clock
-        fetches_itself, told = self._fetches_itself, self.steps
+        fetches_itself, seen = self._fetches_itself, self.steps
 
         @functools.wraps(inner)
         def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal told
+            nonlocal seen
             try:
                 if fetches_itself and trainer.training:
                     recorder.batch(trainer.fit_loop._data_fetcher._batch)  # noqa: SLF001 as the trainer does
@@ -141,8 +141,8 @@ class TrainerWatch:
                         engine.step, engine.excluded, engine.batches = steps, None, []
                     else:
                         recorder.end_step(steps)
-                if steps != told:
-                    told, every = steps, trainer.log_every_n_steps
+                if steps != seen:
+                    seen, every = steps, trainer.log_every_n_steps
                     # The connector decides the same for the loss, a moment later and at the same step.
                     logs = not every or (loop._batches_that_stepped + 1) % every == 0  # noqa: SLF001 what it goes by
                     if logs or trainer.should_stop or trainer.fast_dev_run:

@@ -27,10 +27,10 @@ class LoaderlessWatch(LoopWatch):
     def __init__(self, recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(recorder, model, optimizer)
         self._inputs = self._take_inputs
-        self._told = False
-        """True: the loop has passed a batch."""
+        self._reported = False
+        """True: the loop has reported a batch."""
         self._amounts: tuple[int | None, int | None] = None, None
-        """Samples and tokens passed before the next call of the model; 0 after that call."""
+        """Samples and tokens reported before the next call of the model; 0 after that call."""
 
     @contextmanager
     def data(self) -> Iterator[None]:
@@ -44,7 +44,7 @@ class LoaderlessWatch(LoopWatch):
             if waits:
                 self.turn(Stage.OTHER)
 
-    def tell(self, batch: Any, samples: int | None, tokens: int | None) -> None:
+    def report(self, batch: Any, samples: int | None, tokens: int | None) -> None:
         """Add a batch to the step, or add amounts to the last batch of the step, or else to the next.
 
         From the first batch on, the arguments of the model are not read.
@@ -54,18 +54,18 @@ class LoaderlessWatch(LoopWatch):
             self._end_evaluation()
         self.optimizing = 0
         if batch is None:
-            self._tell_amounts(*amounts)
+            self._report_amounts(*amounts)
             return
-        if not self._told:
-            self._told = True
+        if not self._reported:
+            self._reported = True
             self.recorder.batches.clear()
         self.first_batch.see(batch)
         found = self.recorder.reader.read(batch)
-        told = zip(amounts, found[:2], strict=True)
-        samples, tokens = (amount if amount is not None else known for amount, known in told)
+        both = zip(amounts, found[:2], strict=True)
+        samples, tokens = (amount if amount is not None else known for amount, known in both)
         self.recorder.add(found._replace(samples=samples, tokens=tokens))
 
-    def _tell_amounts(self, samples: int | None, tokens: int | None) -> None:
+    def _report_amounts(self, samples: int | None, tokens: int | None) -> None:
         batches = self.recorder.batches
         if batches:
             last = batches[-1]
@@ -85,7 +85,7 @@ class LoaderlessWatch(LoopWatch):
     def _take_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.optimizing and not self._is_stepping():
             self.optimizing = 0
-        if self._told or self.spans:
+        if self._reported or self.spans:
             return
         numbered = {str(number): one for number, one in enumerate(args)}
         batch = args[0] if len(args) == 1 and not kwargs else {**numbered, **kwargs}
@@ -110,15 +110,16 @@ def _amount(name: str, amount: Any) -> int | None:
         number = -1
     if number is None or (number >= 0 and not isinstance(amount, bool)):
         return number
-    if name not in _named:
-        _named.add(name)
+    if name not in _warned:
+        _warned.add(name)
         log.warning("perf_callbacks: perf.batch(%s=%r): wanted a whole number; the amount is unknown.", name, amount)
     return None
 
 
-_named: set[str] = set()
+_warned: set[str] = set()
+"""Arguments of `perf.batch` with a wrong amount that was logged."""
 
 
-def _more(known: int | None, told: int | None) -> int | None:
+def _more(known: int | None, reported: int | None) -> int | None:
     """Add a reported amount to a known amount. None: unknown."""
-    return known if told is None else plus(known or 0, told)
+    return known if reported is None else plus(known or 0, reported)

@@ -36,18 +36,18 @@ def measure(
 ) -> "Measurement[B]":
     """Measure the loop in the `with` block: a step ends where `optimizer.step()` does.
 
-    Stages are seen without a change to the loop. Data is the time in `next(perf.loader)`. Forward begins with the call
-    of the model and lasts until the backward, so it holds the loss. Optimizer begins where the backward ended, if an
-    optimizer step is what follows, so it holds clipping; `optimizer.zero_grad()` belongs to it too, a scheduler does
-    not. The rest is other.
+    The loop needs no other change. Data is the time in `next(perf.loader)`. Forward begins with the call of the model
+    and lasts until the backward, so it includes the loss. Optimizer begins at the end of the last backward before an
+    optimizer step, so it includes clipping and `optimizer.zero_grad()`, but no scheduler. The rest is other.
 
     A call of the model in eval mode without gradients begins an evaluation, which lasts until the next training call or
     batch. `perf.evaluation()` and `perf.checkpoint()` mark the exact blocks. Neither is part of any step, and rows
-    leave out the steps in which they fall: a loop that evaluates in every step gets no rows.
+    leave out a step in which an evaluation or a checkpoint falls: a loop that evaluates in every step gets no rows.
 
     Only the thread that enters the block is measured.
 
-    Hooks and wrappers on these three objects, and on `torch.autograd.backward`, are removed at the end of the block.
+    At the end of the block, the callback removes its hooks and wrappers from these three objects and from
+    `torch.autograd.backward`.
 
     Args:
         model: The model as the loop calls it, wrapped or compiled.
@@ -55,7 +55,7 @@ def measure(
         loader: Any iterable of batches. Iterate over `perf.loader` in its place. None: the loop fetches batches by
         itself, and may report batches by `perf.data()` and `perf.batch(...)`.
         config: What to measure; the environment overrules it.
-        resume: `perf.state()` as it was saved with the checkpoint that this loop goes on from.
+        resume: The `perf.state()` that was saved with the checkpoint from which this loop continues.
         data_parallel: Number of rank groups with separate samples: with tensor, pipeline or context parallelism, fewer
             groups than ranks. None: the number comes from the device meshes of the model's parameters; if their names
             don't show the number, rates of the whole job are unknown.
@@ -128,11 +128,11 @@ class Measurement(Generic[B]):
         """Report a micro-batch, or its amounts, in a loop without a loader. Does nothing in a loop with a loader."""
         watch = self._watch
         if isinstance(watch, LoaderlessWatch) and watch.recorder.active:
-            watch.recorder.attempt(lambda _: watch.tell(batch, samples, tokens))
+            watch.recorder.attempt(lambda _: watch.report(batch, samples, tokens))
 
     @property
     def summary(self) -> Summary | None:
-        """Figures of the loop, so far or at its end; None if nothing was measured."""
+        """Summary of the loop so far, or at its end; None if nothing was measured."""
         return self._session.summary
 
     def row(self) -> dict[str, float]:

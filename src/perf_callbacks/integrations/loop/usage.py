@@ -17,7 +17,7 @@ AFTER = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sentences:
-    """Warnings of one integration, each with the remedy."""
+    """Warnings of an integration, each with the remedy."""
 
     no_batch: str
     """For optimizer steps without a batch from the measured loader."""

@@ -19,7 +19,7 @@ from perf_callbacks.kernel.process.stacks import callers
 T = TypeVar("T")
 
 EVERY_STEP = ("on_step_begin", "on_pre_optimizer_step", "on_optimizer_step", "on_substep_end", "on_step_end")
-"""Hooks that the handler calls in every step; ours have nothing to do."""
+"""Hooks that the handler calls in every step. The hooks of the callback do nothing."""
 
 _NOTHING: Any = (0).__init__  # type: ignore[misc]
 """Function in C that takes any arguments and returns None: the `__init__` of a number ignores its arguments. A
