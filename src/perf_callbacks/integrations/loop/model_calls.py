@@ -33,12 +33,11 @@ class ModelCalls:
         recorder: Recorder,
         loop: Loop,
         model: nn.Module,
-        call: Callable[[nn.Module], bool],
         inputs: Inputs | None = None,
     ) -> None:
         self.model = model
         self._recorder = recorder
-        self._hook = _Hook(loop, model, call, inputs)
+        self._hook = _Hook(loop, model, inputs)
         self.compiled: object = None
         """The module's `_compiled_call_impl` at the last check."""
         hook = model.register_forward_pre_hook(self._hook.see, prepend=True, with_kwargs=True)
@@ -78,13 +77,11 @@ class _Hook:
 
     _model = 0
 
-    def __init__(self, loop: Loop, model: nn.Module, call: Callable[[nn.Module], bool], inputs: Inputs | None) -> None:
+    def __init__(self, loop: Loop, model: nn.Module, inputs: Inputs | None) -> None:
         self._loop = loop
         self._inputs = inputs
         self.seen = False
         self._model = id(model)
-        self._call = call
-        """Handles a call that may need more than a mark. Returns True if the call is a forward."""
         self._trained = False
 
     def see(  # noqa: C901 a call is a frame in each step
@@ -100,7 +97,7 @@ class _Hook:
             # A model that was called in training once may change its mode: with gradients, the model trains.
             if loop.evaluating or loop.late or not (self._trained and is_grad_enabled()):
                 self._trained, self.seen = module.training and is_grad_enabled(), True
-                if not self._call(module):
+                if not loop.call(module):
                     return
             pairs = loop.tape.pairs
             if not pairs or pairs[-2] is not _FORWARD:  # a model may be called a million times before a step ends

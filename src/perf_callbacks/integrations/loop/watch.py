@@ -188,7 +188,7 @@ class LoopWatch(Loop):
             self.recorder.begin_span("evaluation")
 
     def _watch_model(self, model: nn.Module, inputs: Inputs | None = None) -> None:
-        self._calls.append(ModelCalls(self.recorder, self, model, self.call, inputs))
+        self._calls.append(ModelCalls(self.recorder, self, model, inputs))
 
     def _wait(self, batch: Any, found: Batch) -> None:
         """Queue a batch. If the newest waiting batch was trained on, the loop has dropped the older batches.

@@ -12,6 +12,7 @@ from typing import Any
 from weakref import ref
 
 import torch
+from torch import nn
 from torch._guards import TracingContext
 
 from perf_callbacks.kernel.batches.waiting import Waiting
@@ -89,6 +90,10 @@ class Loop(Listener):
 
     def turn(self, stage: Stage) -> None:
         """Begin a stage of training, whatever the stage before. Raises nothing."""
+        raise NotImplementedError
+
+    def call(self, model: nn.Module) -> bool:
+        """Handle a call of a model that may need more than a mark. Return True if the call is a forward."""
         raise NotImplementedError
 
     def begins_backward(self, root: object = None) -> bool:
