@@ -2,8 +2,6 @@
 
 import gc
 import itertools
-import os
-import signal
 import threading
 
 import pytest
@@ -192,28 +190,3 @@ def test_within_a_backward_no_mode_is_pushed_or_popped():
     assert (window.left_behind, window.counter.inert) == (True, True)
     window.close()
     assert left_behind() == before
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked on this system")
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_does_not_wait_for_a_thread_that_it_lacks():
-    owner, held, go = EagerStance(), threading.Event(), threading.Event()
-
-    def hold():
-        with owner._lock:
-            held.set()
-            go.wait()
-
-    other = threading.Thread(target=hold)
-    other.start()
-    held.wait()
-    child = os.fork()
-    if not child:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # no handler of the test runner
-        signal.alarm(5)
-        owner.release(Holder())
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    go.set()
-    other.join()
-    assert status == 0

@@ -74,3 +74,17 @@ def accelerate_state():
     reset()
     yield
     reset()
+
+
+@pytest.fixture
+def new_compiler():
+    """The compiler of torch as new, before and after."""
+    from torch._dynamo.utils import counters
+
+    def reset():
+        torch._dynamo.reset()
+        counters.clear()
+
+    reset()
+    yield
+    reset()

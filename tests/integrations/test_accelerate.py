@@ -5,10 +5,8 @@ import functools
 import gc
 import inspect
 import pickle
-import sys
 from contextlib import nullcontext
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,9 +14,8 @@ from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard
 from accelerate.utils import DataLoaderConfiguration
 from accelerated import an_accelerator, evaluate, prepared, rows_of_tokens, train
-from launching import python
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tiny import Tokens, llama, records, steps, unwrapped
+from tiny import Tokens, llama, records, steps
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -93,20 +90,17 @@ def dispatching():
 
 @FORKED
 @pytest.mark.parametrize(
-    ("loader", "accumulation", "options", "expected"),
+    ("loader", "options", "expected"),
     [
-        (lambda: rows_of_tokens(8), 1, dict, [(2, 32)] * 4),
-        (lambda: rows_of_tokens(10, batch_size=4), 1, dict, [(4, 64), (4, 64), (2, 32)]),
-        (lambda: rows_of_tokens(22, batch_size=4), 4, dict, [(16, 256), (6, 96)]),
-        (lambda: rows_of_tokens(10, batch_size=4, num_workers=2), 1, dict, [(4, 64), (4, 64), (2, 32)]),
-        (lambda: rows_of_tokens(10, batch_size=4), 1, dispatching, [(4, 64), (4, 64), (2, 32)]),
-        (lambda: DataLoader(Stream(), batch_size=4), 1, dict, [(4, 64), (4, 64), (2, 32)]),
-        (lambda: DataLoader(Stream(), batch_size=4), 1, dispatching, [(4, 64), (4, 64), (2, 32)]),
+        (lambda: rows_of_tokens(10, batch_size=4, num_workers=2), dict, [(4, 64), (4, 64), (2, 32)]),
+        (lambda: rows_of_tokens(10, batch_size=4), dispatching, [(4, 64), (4, 64), (2, 32)]),
+        (lambda: DataLoader(Stream(), batch_size=4), dict, [(4, 64), (4, 64), (2, 32)]),
+        (lambda: DataLoader(Stream(), batch_size=4), dispatching, [(4, 64), (4, 64), (2, 32)]),
     ],
-    ids=["even", "ragged", "accumulated", "two workers", "dispatched", "stream", "stream dispatched"],
+    ids=["two workers", "dispatched", "stream", "stream dispatched"],
 )
-def test_samples_and_tokens_are_exact(tmp_path, loader, accumulation, options, expected):
-    accelerator = an_accelerator(tmp_path, gradient_accumulation_steps=accumulation, **options())
+def test_samples_and_tokens_are_exact(tmp_path, loader, options, expected):
+    accelerator = an_accelerator(tmp_path, **options())
     with attach(accelerator) as perf:
         train(accelerator, *prepared(accelerator, loader()))
     assert [(step["samples"], step["tokens"]) for step in steps(tmp_path)] == expected
@@ -114,14 +108,6 @@ def test_samples_and_tokens_are_exact(tmp_path, loader, accumulation, options, e
     summary = perf.summary
     assert (summary.samples, summary.tokens, summary.total_samples, summary.total_tokens) == (samples, tokens) * 2
     assert all(step["data_time"] > 0 for step in steps(tmp_path))
-
-
-@pytest.mark.parametrize(("mask", "useful"), [(True, 2 * 16 + 2 * 5), (False, None)])
-def test_useful_tokens_are_those_that_the_mask_keeps(tmp_path, mask, useful):
-    accelerator = an_accelerator(tmp_path)
-    with attach(accelerator, PerfConfig(flops="off")) as perf:
-        train(accelerator, *prepared(accelerator, rows_of_tokens(8, (16, 5), batch_size=4, mask=mask)))
-    assert perf.summary.included_useful_tokens == useful
 
 
 @pytest.mark.parametrize(("options", "kind"), [(dict, DataLoaderShard), (dispatching, DataLoaderDispatcher)])
@@ -272,48 +258,32 @@ def evaluating_without_eval(accelerator, model, optimizer, training, validation)
     return [2, 2, 2, 2, 1] * 2
 
 
-LOOPS = [
-    skipping,
-    leaving_early,
-    fetching_ahead,
-    taking_apart,
-    two_backwards,
-    side_by_side,
-    side_by_side_and_ahead,
-    evaluating_before_the_step,
-    evaluating_on_the_same_loader,
-    always_in_evaluation_mode,
-    evaluating_without_eval,
-]
+LOOPS = {
+    skipping: (),
+    leaving_early: (),
+    fetching_ahead: (),
+    taking_apart: (),
+    two_backwards: (),
+    side_by_side: (),
+    side_by_side_and_ahead: (),
+    evaluating_before_the_step: range(2, 6),
+    evaluating_on_the_same_loader: (6,),
+    always_in_evaluation_mode: (6,),
+    evaluating_without_eval: (6,),
+}
+"""Loops, each with the steps in which an evaluation falls."""
 
 
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__.replace("_", " "))
-def test_a_batch_counts_once_it_is_trained_on(tmp_path, loop):
+def test_a_batch_counts_once_it_is_trained_on_and_an_evaluation_in_no_row(tmp_path, loop):
     accelerator = an_accelerator(tmp_path)
-    with attach(accelerator) as perf:
+    with attach(accelerator, PerfConfig(flops="off")) as perf:
         expected = loop(accelerator, *prepared(accelerator, rows_of_tokens(9), rows_of_tokens(5, batch_size=3)))
-    assert [step["samples"] for step in steps(tmp_path)] == expected
+    found = steps(tmp_path)
+    assert [step["samples"] for step in found] == expected
     assert perf.summary.samples == sum(expected)
-
-
-@pytest.mark.parametrize(
-    ("loop", "expected"),
-    [
-        (evaluating_before_the_step, dict.fromkeys(range(2, 6), "evaluation")),
-        (evaluating_on_the_same_loader, {6: "evaluation"}),
-        (always_in_evaluation_mode, {6: "evaluation"}),
-        (evaluating_without_eval, {6: "evaluation"}),
-        (two_backwards, {}),
-        (side_by_side, {}),
-    ],
-    ids=lambda loop: loop.__name__.replace("_", " ") if callable(loop) else "",
-)
-def test_only_the_step_in_which_an_evaluation_falls_is_in_no_row(tmp_path, loop, expected):
-    accelerator = an_accelerator(tmp_path)
-    with attach(accelerator, PerfConfig(flops="off")):
-        loop(accelerator, *prepared(accelerator, rows_of_tokens(9), rows_of_tokens(5, batch_size=3)))
-    found = {step["step"]: step["excluded"] for step in steps(tmp_path)}
-    assert {number: reason for number, reason in found.items() if number > 1 and reason} == expected
+    excluded = {step["step"]: step["excluded"] for step in found if step["excluded"]}
+    assert excluded == {1: "first", **dict.fromkeys(LOOPS[loop], "evaluation")}
 
 
 class Twofold(nn.Module):
@@ -411,15 +381,6 @@ def test_zero_grad_keeps_its_signature_also_where_somebody_wraps_it(tmp_path):
                 assert inspect.signature(method) == expected
 
 
-def test_what_was_prepared_before_is_measured_too(tmp_path):
-    accelerator = an_accelerator(tmp_path)
-    mine = prepared(accelerator, rows_of_tokens(10))
-    with attach(accelerator) as perf:
-        train(accelerator, *mine)
-    assert perf.summary.samples == 10
-    assert all(step["data_time"] > 0 for step in steps(tmp_path))
-
-
 def test_a_plain_backward_and_an_own_loader_are_measured_where_possible(tmp_path):
     accelerator = an_accelerator(tmp_path)
     with attach(accelerator) as perf:
@@ -443,34 +404,6 @@ def test_where_nothing_was_prepared_a_sentence_says_so(tmp_path, caplog):
         )
     ]
     assert not list(tmp_path.iterdir())
-
-
-def test_the_kill_switch_leaves_everything_alone(tmp_path, monkeypatch, capsys, caplog):
-    monkeypatch.setenv("PERF_CALLBACKS", "0")
-    accelerator = an_accelerator(tmp_path)
-    before = dict(vars(accelerator))
-    perf = attach(accelerator)
-    assert vars(accelerator) == before
-    train(accelerator, *prepared(accelerator, rows_of_tokens(8)))
-    accelerator.end_training()
-    assert (perf.summary, perf.state(), caplog.records) == (None, {}, [])
-    assert not list(tmp_path.iterdir())
-    assert capsys.readouterr() == ("", "")
-
-
-def test_a_person_sees_a_line_at_the_start_and_a_table_at_the_end(tmp_path, capsys):
-    accelerator = an_accelerator(tmp_path)
-    attach(accelerator)
-    train(accelerator, *prepared(accelerator, rows_of_tokens(8)))
-    accelerator.end_training()
-    first, collector, loaders, affinity, *table = unwrapped(capsys.readouterr().out).splitlines()
-    assert first.endswith(f"journal {tmp_path / 'perf_callbacks' / 'rank0.jsonl'}")
-    assert [collector.split()[:2], loaders.split()[:3]] == [["gc", "applied"], ["loaders", "not", "applicable"]]
-    assert affinity.split()[:3] == ["affinity", "not", "applicable"]
-    assert table[0].startswith("perf_callbacks: 4 steps, 2 measured (without first step, FLOP counts): ")
-    (run,) = records(tmp_path, Run)
-    assert (run.door, run.device, run.rank, run.world_size, run.step) == ("accelerate", "cpu", 0, 1, 0)
-    assert "accelerate" in run.versions
 
 
 def test_freeing_memory_ends_a_fit_and_what_is_prepared_next_is_another(tmp_path):
@@ -511,65 +444,6 @@ def test_a_loop_that_only_evaluates_leaves_no_journal(tmp_path, prepare):
     perf.close("only looking")
     assert perf.summary is None
     assert records_or_nothing(tmp_path) == []
-
-
-RANK = """
-import sys
-import torch
-from accelerate import Accelerator
-from torch import nn
-from torch.utils.data import DataLoader
-from perf_callbacks.accelerate import attach
-
-class Tracker:
-    name = "printed"
-    main_process_only = True
-
-    def log(self, values, step=None, **_):
-        print(step, *sorted(values))
-
-    def finish(self):
-        print("finished")
-
-torch.set_num_threads(1)
-accelerator = Accelerator(gradient_accumulation_steps=2)
-accelerator.trackers = [Tracker()]
-attach(accelerator)
-model = nn.Linear(8, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-loader = DataLoader(torch.ones(26, 8), batch_size=2)
-model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-for number, batch in enumerate(loader, 1):
-    with accelerator.accumulate(model):
-        accelerator.backward(model(batch).mean())
-        optimizer.step()
-        optimizer.zero_grad()
-    if accelerator.sync_gradients:
-        accelerator.log({"loss": 1.0}, step=number)
-accelerator.save_state("checkpoint")
-accelerator.end_training()
-"""
-
-
-@pytest.mark.slow
-def test_each_of_two_ranks_has_a_journal_and_the_first_logs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text(RANK)
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2]
-    local = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
-    status, printed = python(*torchrun, "train.py", ACCELERATE_USE_CPU="true", **local)
-    assert status == 0, printed
-    # 13 batches between two ranks: the shorter one gets rows of the first batch once more
-    rows = [line.split() for line in printed.splitlines() if line[:2].strip().isdigit()]
-    assert [row[0] for row in rows] == ["2", "4", "6", "7"]
-    assert "perf/samples_per_second_per_device" in rows[-1]
-    assert "perf/samples_per_second" not in rows[-1]
-    assert printed.count("perf_callbacks: 4 steps") == 1
-    for rank in range(2):
-        (run,) = records(tmp_path, Run, rank=rank)
-        assert (run.rank, run.world_size) == (rank, 2)
-        assert [step["samples"] for step in steps(tmp_path, rank=rank)] == [4, 4, 4, 2]
-        assert (tmp_path / "checkpoint" / ("perf_callbacks.1.json" if rank else "perf_callbacks.json")).is_file()
 
 
 def records_or_nothing(directory):

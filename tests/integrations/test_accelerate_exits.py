@@ -1,8 +1,5 @@
 """Ends that only a loop with Accelerate has: another `attach`, a second accelerator, a loop that is dropped."""
 
-import gc
-import weakref
-
 import pytest
 import torch
 from accelerated import an_accelerator, prepared, rows_of_tokens, train
@@ -43,31 +40,6 @@ def test_the_newer_of_two_accelerators_with_one_optimizer_is_measured(tmp_path):
     assert (first.summary, second.summary.steps) == (None, 4)
     assert [len(steps(tmp_path, attempt=number)) for number in (0, 1)] == [4, 4]
     assert not optimizer._optimizer_step_post_hooks
-
-
-def test_a_dropped_accelerator_is_restored_when_it_is_collected(tmp_path):
-    backward, collector = torch.autograd.backward, list(gc.callbacks)
-    accelerator = an_accelerator(tmp_path)
-    attach(accelerator)
-    model, optimizer, training, _ = prepared(accelerator, rows_of_tokens(8))
-    train(accelerator, model, optimizer, training)
-    assert torch.autograd.backward is not backward
-    gone = weakref.ref(model)
-    del accelerator, model, optimizer, training, _
-    gc.collect()
-    assert gone() is None
-    assert torch.autograd.backward is backward
-    assert gc.callbacks == collector
-
-
-def test_an_iterator_that_outlives_the_measuring_goes_on(tmp_path):
-    accelerator = an_accelerator(tmp_path)
-    perf = attach(accelerator)
-    *_, training, _ = prepared(accelerator, rows_of_tokens(8))
-    iterator = iter(training)
-    next(iterator)
-    perf.close()
-    assert len(list(iterator)) == 3
 
 
 def test_a_patch_of_the_user_on_top_of_the_callback_stays(tmp_path):

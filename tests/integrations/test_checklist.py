@@ -94,19 +94,6 @@ def test_a_fit_within_a_fit_leaves_the_outer_one_what_it_had(tmp_path, through, 
     assert collects()
 
 
-@every_door
-def test_one_fit_after_the_other_each_has_its_own(tmp_path, through):
-    for number in (1, 2):
-        automatic = []
-        through(tmp_path / str(number), automatic_after(automatic))
-        assert automatic == [True] + [False] * (STEPS - 1)
-        assert collects()
-
-
-def automatic_after(found):
-    return lambda _: found.append(collects())
-
-
 def test_the_first_full_collection_freezes_for_as_long_as_the_fit_lasts(tmp_path):
     """What it takes is told apart: it is no collection of the program's, and part of no step."""
     gc.unfreeze()

@@ -224,23 +224,6 @@ def test_a_loader_that_is_under_way_is_left_alone(tmp_path):
     assert not loader.pin_memory
 
 
-def test_where_memory_is_short_loaders_pin_no_more(tmp_path, monkeypatch):
-    fake_accelerator.install(monkeypatch, memory_available=100_000, local_world_size=8)
-    accelerator = an_accelerator(tmp_path)
-    attach(accelerator)
-    model, optimizer, loader, _ = prepared(accelerator, rows_of_tokens(8))
-    train(accelerator, model, optimizer, loader)
-    assert not loader.base_dataloader.pin_memory
-    accelerator.end_training()
-    assert rows(tmp_path)[1:] == [("skipped", "pinned batches would take 0 MB, more than the 0 MB allowed")]
-
-
-def test_batches_that_can_not_be_pinned_are_told(tmp_path, copies, monkeypatch):
-    monkeypatch.setattr(torch.utils.data._utils.pin_memory, "pin_memory", lambda data, _: data)
-    through_trainer(tmp_path)
-    assert rows(tmp_path)[1:] == [("not applicable", "the loader does not pin batches of type dict")]
-
-
 def test_without_an_accelerator_there_is_nothing_to_do(tmp_path):
     through_trainer(tmp_path)
     assert rows(tmp_path) == [("not applicable", "there is no accelerator to copy to")]

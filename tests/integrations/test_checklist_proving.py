@@ -99,7 +99,7 @@ def test_an_item_takes_turns_until_its_verdict_and_training_is_the_same(tmp_path
     assert all(map(torch.equal, ran.weights, without.weights))
 
 
-@every_door
+@pytest.mark.parametrize("through", [DOORS["loop"], DOORS["transformers"]], ids=["loop", "transformers"])
 def test_what_steps_really_took_is_judged(tmp_path, through):
     through(tmp_path, lambda _: None, steps=STEPS, checklist="prove")
     first, last = rows(tmp_path)
@@ -153,7 +153,11 @@ def test_each_switch_leaves_the_collector_alone(tmp_path, through, config):
     assert watch.off == dict.fromkeys(range(1, 11), False)
 
 
-VARIABLES = {"PERF_CALLBACKS_CHECKLIST=on": range(2, 11), "PERF_CALLBACKS_CHECKLIST=off": (), "PERF_CALLBACKS=0": ()}
+VARIABLES = {
+    "PERF_CALLBACKS_CHECKLIST=on": range(2, 11),
+    "PERF_CALLBACKS_CHECKLIST=off": (),
+    "PERF_CALLBACKS=0": (),
+}
 
 
 @pytest.mark.parametrize(("through", "variable"), sampled(DOORS, [*VARIABLES]))
@@ -162,14 +166,6 @@ def test_the_environment_overrules_the_code(tmp_path, monkeypatch, through, vari
     watch = Watch()
     through(tmp_path, watch, steps=10, checklist="prove")
     assert watch.off == {step: step in VARIABLES[variable] for step in range(1, 11)}
-
-
-@every_door
-def test_the_environment_asks_for_a_trial(tmp_path, monkeypatch, through):
-    monkeypatch.setenv("PERF_CALLBACKS_CHECKLIST", "prove")
-    watch = Watch()
-    through(tmp_path, watch, steps=10)
-    assert watch.off == as_turns_say(10)
 
 
 @pytest.mark.parametrize(("through", "other"), sampled(DOORS, {name: DOORS[name] for name in ("loop", "transformers")}))

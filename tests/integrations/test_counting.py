@@ -10,7 +10,6 @@ import torch
 from counted import ANGLES, counts, excluded, gpt2, ids, known, loop, mamba, truth
 from torch import nn
 
-from perf_callbacks import PerfConfig
 from perf_callbacks.flops.count_schedule import FREE_COUNTS, RECOUNTS
 from perf_callbacks.transformers import PerfCallback
 
@@ -275,12 +274,3 @@ def test_a_shape_beyond_the_cost_limit_is_unknown_until_a_count_is_due(tmp_path)
     assert len(counted) == 6
     assert 200 < counted[4] < 204
     assert 250 < counted[5] < 254
-
-
-def test_evaluation_is_never_counted(tmp_path):
-    arguments = tiny.training_arguments(tmp_path, eval_strategy="steps", eval_steps=1, max_steps=4)
-    ours = PerfCallback(PerfConfig(max_journal_mb=1))
-    tiny.trainer(arguments, ours, eval_dataset=tiny.Tokens(8), train_dataset=tiny.Tokens(32)).train()
-    (record,) = counts(tmp_path)
-    assert record.model_flops == truth(tiny.llama(), ids(4, 16))
-    assert known(tmp_path)[1:] == [record.model_flops] * 3

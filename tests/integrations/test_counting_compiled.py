@@ -18,6 +18,7 @@ from perf_callbacks.loop import measure
 from perf_callbacks.transformers import PerfCallback
 
 pytestmark = [  # what Dynamo says; the second of masks as transformers 4 makes them
+    pytest.mark.usefixtures("new_compiler"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor"),
     pytest.mark.filterwarnings(
         "ignore:.* should not be instantiated. Methods on autograd functions:DeprecationWarning"
@@ -26,20 +27,6 @@ pytestmark = [  # what Dynamo says; the second of masks as transformers 4 makes 
 ROWS = (2, 2, 2, 3, 5, 2, 3, 5, 7, 7)
 COUNTED = 2
 HOOKS = pytest.mark.filterwarnings("error:Using .torch.compile.module.. when there are global hooks")
-
-
-@pytest.fixture(autouse=True)
-def _compiler():
-    """As new, before and after."""
-    from torch._dynamo.utils import counters
-
-    def reset():
-        torch._dynamo.reset()
-        counters.clear()
-
-    reset()
-    yield
-    reset()
 
 
 def graphs():

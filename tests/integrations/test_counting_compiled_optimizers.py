@@ -14,24 +14,11 @@ from perf_callbacks.flops.counting.count_window import CountWindow
 from perf_callbacks.loop import measure
 
 pytestmark = [  # torch says so of itself when it first traces an optimizer
+    pytest.mark.usefixtures("new_compiler"),
     pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Profiler record function"),
 ]
 STEPS = 6
-
-
-@pytest.fixture(autouse=True)
-def _compiler():
-    """As new, before and after."""
-    from torch._dynamo.utils import counters
-
-    def reset():
-        torch._dynamo.reset()
-        counters.clear()
-
-    reset()
-    yield
-    reset()
 
 
 class Backend:

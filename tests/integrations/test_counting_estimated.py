@@ -189,13 +189,3 @@ def test_off_is_off(tmp_path, monkeypatch):
     assert "perf/step_time" in keys
     assert [key for key in keys if "flops" in key] == []
     assert all("flops" not in key for row in tiny.records(tmp_path, Row) for key in row.metrics)
-
-
-def test_keys_are_left_out_as_long_as_nothing_is_known(tmp_path):
-    arguments, texts = tiny.training_arguments(tmp_path), tiny.Tokens(32, mask=False)
-    trainer = tiny.trainer(arguments, PerfCallback(PerfConfig(flops="estimate")), train_dataset=texts)
-    trainer.train()
-    (record,) = counts(tmp_path)
-    assert (record.source, record.model_flops) == (COPY, truth(tiny.llama(), ids(4, 16)))
-    rows = [row for row in trainer.state.log_history if "perf/step_time" in row]
-    assert all({"perf/tflops", "perf/hardware_tflops"} <= row.keys() for row in rows)

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.kernel.records.fit_records import Flops, Span
+from perf_callbacks.kernel.records.fit_records import Span
 from perf_callbacks.loop import measure
 from perf_callbacks.transformers import PerfCallback
 
@@ -203,25 +203,6 @@ def test_a_checkpoint_in_the_counted_step_is_not_counted(tmp_path):
     arguments = tiny.training_arguments(tmp_path, save_strategy="steps", save_steps=1)
     tiny.trainer(arguments, PerfCallback(), train_dataset=tiny.Tokens(32)).train()
     assert [record.model_flops for record in counts(tmp_path)] == [truth(tiny.llama(), ids(4, 16))]
-
-
-def test_two_trainers_one_after_the_other_count_each_for_itself(tmp_path):
-    for name, length in (("one", 16), ("other", 24)):
-        arguments = tiny.training_arguments(tmp_path / name)
-        tiny.trainer(arguments, PerfCallback(), train_dataset=tiny.Tokens(32, (length,))).train()
-        true = truth(tiny.llama(), ids(4, length))
-        assert [record.model_flops for record in counts(tmp_path / name)] == [true]
-        assert known(tmp_path / name)[1:] == [true] * 5
-
-
-def test_one_callback_counts_again_in_the_next_fit(tmp_path):
-    ours = PerfCallback()
-    trainer = tiny.trainer(tiny.training_arguments(tmp_path), ours, train_dataset=tiny.Tokens(32))
-    trainer.train()
-    trainer.train()
-    for attempt in (0, 1):
-        (record,) = tiny.records(tmp_path, Flops, attempt=attempt)
-        assert record.model_flops == truth(tiny.llama(), ids(4, 16))
 
 
 class Within(TrainerCallback):

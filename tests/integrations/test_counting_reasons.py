@@ -62,15 +62,6 @@ def test_of_a_number_format_without_a_peak(tmp_path, monkeypatch):
     assert summary.flops.mfu_unknown == "no peak is known for float32 (a data sheet)"
 
 
-def test_of_a_measured_peak_that_is_none(tmp_path, monkeypatch):
-    monkeypatch.setattr(count_records, "find", lambda *_: Peaks({"float32": 1.0}, "measured", measured=True))
-    monkeypatch.setattr(count_records, "forget", lambda _: None)
-    arguments = tiny.training_arguments(tmp_path, max_steps=6, logging_steps=2)
-    ours = PerfCallback()
-    tiny.trainer(arguments, ours, train_dataset=tiny.Tokens(32)).train()
-    assert "MFU unknown: training ran faster than the measured peak" in table(ours.summary)
-
-
 def test_of_a_stated_peak_that_training_beats_though_no_row_is_asked_for(tmp_path):
     summary = summary_of(tmp_path, nn.Linear(8, 8), batches(), peak_tflops="0.000000000001")
     reason = "training ran faster than the stated peak of 1e-12 TFLOPS in float32"

@@ -7,7 +7,7 @@ import tiny
 import tiny_lightning
 import torch
 from counted import bits, counts, gpt2, ids, known, left_behind, loop, truth
-from transformers import TrainerCallback, TrainingArguments
+from transformers import TrainingArguments
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.transformers import PerfCallback
@@ -127,31 +127,3 @@ def test_in_a_plain_loop(tmp_path, autocast):
         outcomes.append((losses, bits(model), torch.get_rng_state().tolist()))
     assert outcomes[0] == outcomes[1]
     assert known(tmp_path / "count") == [truth(dropping(), ids(2, 8))] * 4
-
-
-class Rates(TrainerCallback):
-    """Looks at what is logged."""
-
-    def __init__(self):
-        self.rows = []
-
-    def on_log(self, args, state, control, logs=None, **_):
-        self.rows.append(dict(logs))
-
-
-def test_rows_have_the_rates_once_there_is_a_count(tmp_path):
-    rates = Rates()
-    trainer = tiny.trainer(
-        tiny.training_arguments(tmp_path), PerfCallback(), model=dropping(), train_dataset=tiny.Tokens(32)
-    )
-    trainer.add_callback(rates)
-    trainer.train()
-    flops = truth(dropping(), ids(4, 16))
-    rows = [row for row in rates.rows if "perf/step_time" in row]
-    assert [row for row in rates.rows if "perf/tflops" in row] == rows
-    assert len(rows) == 4
-    for row in rows:
-        assert row["perf/tflops"] == pytest.approx(
-            flops / row["perf/step_time"] / 1e12, rel=1e-5
-        )  # six digits are logged
-        assert row["perf/hardware_tflops"] >= row["perf/tflops"]

@@ -256,40 +256,39 @@ def test_a_clock_that_fails_costs_one_warning_and_nothing_else(  # noqa: PLR0917
     assert ["a bug of ours" in text for text in warnings(caplog)] == [True]
 
 
-IMPORTS = """
+UNFINISHED = """
 import torch
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters())
-loader = torch.utils.data.DataLoader(torch.ones(2, 4), batch_size=2)
-"""
-UNFINISHED = {
-    "accelerate": """
 from accelerate import Accelerator
+from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
-accelerator = Accelerator(cpu=True)
-attach(accelerator)
-model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-for inputs in loader:
-    accelerator.backward(model(inputs).mean())
-    optimizer.step()
-""",
-    "loop": """
 from perf_callbacks.loop import measure
-perf = measure(model=model, optimizer=optimizer, loader=loader).__enter__()
+
+def parts():
+    model = torch.nn.Linear(4, 1)
+    return model, torch.optim.SGD(model.parameters()), torch.utils.data.DataLoader(torch.ones(2, 4), batch_size=2)
+
+accelerator = Accelerator(cpu=True)
+attach(accelerator, PerfConfig(output_dir="accelerate"))
+prepared, its_optimizer, its_loader = accelerator.prepare(*parts())
+for inputs in its_loader:
+    accelerator.backward(prepared(inputs).mean())
+    its_optimizer.step()
+
+model, optimizer, loader = parts()
+config = PerfConfig(output_dir="loop")
+perf = measure(model=model, optimizer=optimizer, loader=loader, config=config).__enter__()
 for inputs in perf.loader:
     model(inputs).mean().backward()
     optimizer.step()
-""",
-}
+"""
 
 
-@pytest.mark.parametrize("integration", UNFINISHED)
-def test_a_loop_that_never_ends_is_closed_with_the_interpreter(tmp_path, integration):
-    program = IMPORTS + UNFINISHED[integration]
+def test_loops_that_never_end_are_closed_with_the_interpreter(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, timeout=280, check=True, capture_output=True, text=True
+        [sys.executable, "-c", UNFINISHED], cwd=tmp_path, timeout=280, check=True, capture_output=True, text=True
     )
     assert done.stderr == ""
-    assert len(steps(tmp_path)) == 1
-    (summary,) = records(tmp_path, Summary)
-    assert (summary.steps, summary.failure) == (1, "the interpreter exited")
+    for integration in ("accelerate", "loop"):
+        assert len(steps(tmp_path / integration)) == 1
+        (summary,) = records(tmp_path / integration, Summary)
+        assert (summary.steps, summary.failure) == (1, "the interpreter exited")

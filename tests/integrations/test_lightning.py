@@ -3,7 +3,6 @@
 import copy
 import io
 import pickle
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +14,7 @@ from perf_callbacks import PerfConfig
 from perf_callbacks.integrations.lightning import hooks
 from perf_callbacks.integrations.lightning.hooks import EVERY_BATCH, _directory
 from perf_callbacks.kernel.fit.setup import Setup
-from perf_callbacks.kernel.records.fit_records import Row, Run, Span, Summary
+from perf_callbacks.kernel.records.fit_records import Row, Run, Summary
 
 BOTH = pytest.mark.parametrize("of", tiny_lightning.FRAMEWORKS)
 
@@ -119,26 +118,11 @@ def test_samples_are_exact_with_a_ragged_last_batch(tmp_path, of, module):
     assert (ours.summary.samples, ours.summary.tokens) == (20, None)
 
 
-def test_samples_are_exact_with_accumulation(tmp_path):
-    fit(tmp_path, rows=18, accumulate_grad_batches=2, max_steps=-1, max_epochs=2)
-    assert [step["samples"] for step in steps(tmp_path)] == [8, 8, 2] * 2
-
-
 def test_a_batch_counts_once_if_its_closure_runs_many_times(tmp_path):
     module = tiny_lightning.tree().Automatic()
     module.configure_optimizers = lambda: torch.optim.LBFGS(module.parameters(), max_iter=4)
     fit(tmp_path, module)
     assert [step["samples"] for step in steps(tmp_path)] == [4] * 6
-
-
-@BOTH
-def test_the_opening_record_says_where_it_ran(tmp_path, of, capsys):
-    fit(tmp_path, of=of)
-    (run,) = records(tmp_path, Run)
-    assert (run.door, run.device, run.rank, run.world_size, run.step) == ("lightning", "cpu", 0, 1, 0)
-    assert run.versions[of] == sys.modules[of].__version__
-    output = capsys.readouterr().out
-    assert output.count("step time, stages and throughput on cpu") == output.count("6 steps, 4 measured") == 1
 
 
 @BOTH
@@ -178,28 +162,6 @@ def test_the_loggers_get_the_main_metrics_alone_if_asked(tmp_path, monkeypatch):
     keys = {key for line in tiny_lightning.logged(tmp_path) for key in line if key.startswith("perf/")}
     five = {"step_time", "data_time", "samples_per_second", "tflops", "mfu"}
     assert keys == {f"perf/{kind}{name}" for kind in ("", "run/") for name in five}
-
-
-@BOTH
-def test_validation_and_checkpoint_are_in_no_step(tmp_path, of):
-    save = tiny_lightning.tree(of).callbacks.ModelCheckpoint(every_n_train_steps=3, save_top_k=-1, dirpath=tmp_path)
-    ours, _ = fit(
-        tmp_path,
-        "Automatic",
-        save,
-        of=of,
-        flops="off",
-        val=tiny_lightning.loader(4),
-        val_check_interval=2,
-        enable_checkpointing=True,
-        max_steps=7,
-        rows=40,
-    )
-    excluded = {step["step"]: step["excluded"] for step in steps(tmp_path) if step["excluded"]}
-    assert excluded == {1: "first", 3: "evaluation", 4: "checkpoint", 5: "evaluation", 7: "checkpoint"}
-    spans = [(span.kind, span.step) for span in records(tmp_path, Span)]
-    assert spans == [("evaluation", 2), ("checkpoint", 3), ("evaluation", 4), ("checkpoint", 6), ("evaluation", 6)]
-    assert ours.summary.included_steps == 2
 
 
 @pytest.mark.parametrize("what", ["validate", "test", "predict"])
@@ -253,14 +215,6 @@ def test_of_two_callbacks_only_the_first_measures(tmp_path, caplog):
     assert (first.summary.steps, second.summary) == (6, None)
     assert len(records(tmp_path, Run)) == 1
     assert said(caplog) == ["perf_callbacks: another PerfCallback measures this trainer, this one does nothing."]
-
-
-def test_where_the_first_is_off_the_second_measures(tmp_path, caplog):
-    kinds = tiny_lightning.tree()
-    off, on = kinds.PerfCallback(PerfConfig(enabled=False)), kinds.PerfCallback()
-    tiny_lightning.trainer(tmp_path, off, on).fit(kinds.Automatic(), tiny_lightning.loader())
-    assert (off.summary, on.summary.steps) == (None, 6)
-    assert said(caplog) == []
 
 
 def test_a_trainer_within_a_fit_is_measured_by_its_own_callback(tmp_path):
@@ -380,13 +334,6 @@ def test_only_rank_0_asks_its_loggers(tmp_path):
             return [SimpleNamespace(save_dir=tmp_path / "saved")]
 
     assert [_directory(Asked(rank)) for rank in (0, 1)] == [tmp_path / "saved", tmp_path]
-
-
-def test_turned_off_it_does_nothing(tmp_path, monkeypatch):
-    monkeypatch.setenv("PERF_CALLBACKS", "0")
-    ours, _ = fit(tmp_path)
-    assert ours.summary is None
-    assert not (tmp_path / "perf_callbacks").exists()
 
 
 def test_the_summary_grows_during_the_run(tmp_path):

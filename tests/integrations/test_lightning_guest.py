@@ -90,26 +90,6 @@ def test_the_list_of_callbacks_is_the_one_that_it_was(tmp_path, where):
     assert callbacks == before
 
 
-def test_a_callback_that_joins_at_the_start_joins_for_good(tmp_path):
-    class Late(tiny_lightning.tree().Callback):
-        started = 0
-
-        def on_train_start(self, *_):
-            self.started += 1
-
-    class Joins(tiny_lightning.tree().Callback):
-        def on_train_start(self, trainer, *_):
-            trainer.callbacks.append(late)
-
-    late = Late()
-    trainer = tiny_lightning.trainer(tmp_path, tiny_lightning.tree().PerfCallback(), Joins())
-    trainer.fit(tiny_lightning.tree().Automatic(), tiny_lightning.loader())
-    assert late.started == 1
-    assert type(trainer.callbacks) is list
-    assert trainer.callbacks[-1] is late
-    assert len(trainer.callbacks) == 3
-
-
 class Copying:
     """Pickles and copies everything in mid-fit."""
 

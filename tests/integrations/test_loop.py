@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import os
 import pickle
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from functools import partial
 
 import pytest
 import torch
-from tiny import Tokens, llama, records, steps, unwrapped
+from tiny import Tokens, llama, records, steps
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -46,32 +45,17 @@ def loss_of_tokens(model, batch):
     return model(**batch).loss
 
 
-def train(
-    directory,
-    loader,
-    *,
-    model=None,
-    loss=squared_error,
-    accumulation=1,
-    resume=None,
-    after_step=lambda _: None,
-    **config,
-):
-    """Measure one pass over the loader; the last step may have fewer micro-batches."""
+def train(directory, loader, *, model=None, loss=squared_error, after_step=lambda _: None, **config):
+    """Measure one pass over the loader."""
     model = mlp() if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     config = PerfConfig(output_dir=str(directory), **config)
-    with measure(model=model, optimizer=optimizer, loader=loader, config=config, resume=resume) as perf:
-        last = None
-        for number, batch in enumerate(perf.loader, 1):
+    with measure(model=model, optimizer=optimizer, loader=loader, config=config) as perf:
+        for batch in perf.loader:
             loss(model, batch).backward()
-            last = number
-            if number % accumulation == 0:
-                optimizer.step()
-                optimizer.zero_grad()
-                after_step(perf)
-        if last is not None and last % accumulation:
             optimizer.step()
+            optimizer.zero_grad()
+            after_step(perf)
     return perf
 
 
@@ -95,30 +79,22 @@ def generated():
 
 @FORKED
 @pytest.mark.parametrize(
-    ("loader", "accumulation", "expected"),
+    ("loader", "expected"),
     [
-        (rows_of_tokens(rows=8), 1, [(4, 64), (4, 64)]),
-        (rows_of_tokens(rows=10), 1, [(4, 64), (4, 64), (2, 32)]),
-        (rows_of_tokens(rows=22), 4, [(16, 256), (6, 96)]),
-        (rows_of_tokens(rows=8, lengths=(16, 5)), 1, [(4, 64), (4, 64)]),
-        (DataLoader(Tokens(10), batch_size=4, num_workers=2), 1, [(4, 64), (4, 64), (2, 32)]),
-        (DataLoader(Stream(), batch_size=4), 1, [(4, 64), (4, 64), (2, 32)]),
-        (list(generated()), 1, [(4, 64), (4, 64), (2, 32)]),
+        (lambda: DataLoader(Tokens(10), batch_size=4, num_workers=2), [(4, 64), (4, 64), (2, 32)]),
+        (lambda: DataLoader(Stream(), batch_size=4), [(4, 64), (4, 64), (2, 32)]),
+        (lambda: list(generated()), [(4, 64), (4, 64), (2, 32)]),
+        (generated, [(4, 64), (4, 64), (2, 32)]),
     ],
-    ids=["even", "ragged", "accumulated", "masked", "two workers", "stream", "list"],
+    ids=["two workers", "stream", "list", "generator"],
 )
-def test_samples_and_tokens_are_exact(tmp_path, loader, accumulation, expected):
-    perf = train(tmp_path, loader, model=llama(), loss=loss_of_tokens, accumulation=accumulation, flops="off")
+def test_samples_and_tokens_are_exact(tmp_path, loader, expected):
+    perf = train(tmp_path, loader(), model=llama(), loss=loss_of_tokens, flops="off")
     assert amounts(tmp_path) == expected
     samples, tokens = (sum(column) for column in zip(*expected, strict=True))
     summary = perf.summary
     assert (summary.samples, summary.tokens, summary.total_samples, summary.total_tokens) == (samples, tokens) * 2
     assert (summary.included_samples, summary.included_tokens) == (samples - expected[0][0], tokens - expected[0][1])
-
-
-def test_a_generator_is_measured_as_any_loader(tmp_path):
-    train(tmp_path, generated(), model=llama(), loss=loss_of_tokens)
-    assert amounts(tmp_path) == [(4, 64), (4, 64), (2, 32)]
 
 
 @pytest.mark.parametrize(("mask", "useful"), [(True, 2 * 16 + 2 * 5), (False, None)])
@@ -203,83 +179,6 @@ def test_a_generator_has_no_length_inside_the_block_either():
     perf = measure(model=mlp(), optimizer=torch.optim.SGD([torch.ones(1)]), loader=generated())
     with pytest.raises(TypeError, match=r"'generator' .*len\(\)"):
         len(perf.loader)
-
-
-def test_every_pass_over_the_loader_is_measured(tmp_path):
-    model, loader = mlp(), pairs(2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with measure(model=model, optimizer=optimizer, loader=loader, config=PerfConfig(output_dir=str(tmp_path))) as perf:
-        for _epoch in range(3):
-            for batch in perf.loader:
-                squared_error(model, batch).backward()
-                optimizer.step()
-    assert amounts(tmp_path) == [(4, None)] * 6
-
-
-def test_a_person_sees_a_line_at_the_start_and_a_table_at_the_end(tmp_path, capsys):
-    train(tmp_path, pairs(3))
-    first, collector, loaders, affinity, *table = unwrapped(capsys.readouterr().out).splitlines()
-    assert first.startswith("perf_callbacks ")
-    assert first.endswith(f"journal {tmp_path / 'perf_callbacks' / 'rank0.jsonl'}")
-    assert [collector.split()[:2], loaders.split()[:3]] == [["gc", "applied"], ["loaders", "not", "applicable"]]
-    assert affinity.split()[:3] == ["affinity", "not", "applicable"]
-    assert table[0].startswith("perf_callbacks: 3 steps, 1 measured ")
-    assert any([" since measuring began: " in line for line in table[1:3]])
-    assert [line[2:12].rstrip() for line in table if line[2:12].rstrip() in STAGES] == list(STAGES)
-
-
-def test_the_kill_switch_leaves_everything_alone(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("PERF_CALLBACKS", "0")
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    before = dict(vars(optimizer)), torch.autograd.backward, list(gc.callbacks)
-    with measure(
-        model=model, optimizer=optimizer, loader=pairs(2), config=PerfConfig(output_dir=str(tmp_path))
-    ) as perf:
-        assert (dict(vars(optimizer)), torch.autograd.backward, list(gc.callbacks)) == before
-        assert not model._forward_pre_hooks
-        for batch in perf.loader:
-            with perf.evaluation(), perf.checkpoint():
-                squared_error(model, batch).backward()
-            optimizer.step()
-            assert perf.row() == {}
-    assert perf.summary is None
-    assert not list(tmp_path.iterdir())
-    assert capsys.readouterr() == ("", "")
-
-
-def test_a_resumed_loop_goes_on_counting_under_the_same_id(tmp_path):
-    saved = []
-    data = partial(rows_of_tokens, rows=12)
-    train(tmp_path, data(), model=llama(), loss=loss_of_tokens, after_step=lambda perf: saved.append(perf.state()))
-    state = torch.load(through_a_checkpoint(tmp_path, saved[1]), weights_only=True)
-    perf = train(tmp_path, data(), model=llama(), loss=loss_of_tokens, resume=state)
-
-    first, second = (records(tmp_path, Run, attempt=attempt)[0] for attempt in (0, 1))
-    assert (second.run_id, second.attempt, second.step) == (first.run_id, 2, 2)
-    assert [(step["step"], step["excluded"]) for step in steps(tmp_path)] == [(3, "restart"), (4, "counted"), (5, None)]
-    assert (perf.summary.step, perf.summary.steps) == (5, 3)
-    assert (perf.summary.samples, perf.summary.total_samples) == (12, 8 + 12)
-    assert (perf.summary.tokens, perf.summary.total_tokens) == (192, 128 + 192)
-    assert perf.state() == {**state, "attempt": 2, "step": 5, "samples": 20, "tokens": 320}
-
-
-def through_a_checkpoint(directory, state):
-    path = directory / "checkpoint.pt"
-    torch.save({**state}, path)
-    return path
-
-
-@pytest.mark.parametrize("torn", [b"", b'{"type":"steps","t":1.0,"st'], ids=["whole", "torn"])
-def test_another_run_appends_to_the_journal_on_a_line_of_its_own(tmp_path, torn):
-    train(tmp_path, pairs(2))
-    path = tmp_path / "perf_callbacks" / "rank0.jsonl"
-    path.write_bytes(path.read_bytes() + torn)
-    train(tmp_path, pairs(3))
-    first, second = (records(tmp_path, Run, attempt=attempt)[0] for attempt in (0, 1))
-    assert first.run_id != second.run_id
-    assert (second.attempt, second.step) == (1, 0)
-    assert [len(steps(tmp_path, attempt=attempt)) for attempt in (0, 1)] == [2, 3]
 
 
 def test_nested_measurements_do_not_mix(tmp_path):
@@ -445,61 +344,6 @@ def test_a_model_saved_whole_inside_the_block_loads_without_the_package(tmp_path
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=280, check=False)
     assert (done.stdout, done.stderr) == ("torch.Size([2, 1])\n", "")
-
-
-RANK = """
-import sys
-import threading
-import weakref
-import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from perf_callbacks.loop import measure
-
-rank, world_size, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-torch.set_num_threads(1)
-torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
-model = DistributedDataParallel(nn.Linear(8, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-with measure(model=model, optimizer=optimizer, loader=[torch.ones(4 + rank, 8)] * 5) as perf:
-    for batch in perf.loader:
-        model(batch).mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    print(*sorted(perf.row()))
-torch.distributed.destroy_process_group()
-"""
-
-
-@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_each_rank_has_a_journal_and_rates_of_its_own_device(tmp_path, world_size):
-    command = [sys.executable, "-c", RANK]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(world_size), str(tmp_path / "store")],
-            cwd=tmp_path,
-            env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else None,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world_size)
-    ]
-    try:
-        printed = [process.communicate(timeout=280) for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in ranks] == [0] * world_size, printed
-    assert [("5 steps, " in out) for out, _ in printed] == [rank == 0 for rank in range(world_size)]
-    for rank, (out, _) in enumerate(printed):
-        keys = {key for line in out.splitlines() if line.startswith("perf/") for key in line.split()}
-        assert ("perf/samples_per_second_per_device" in keys) == (world_size > 1)
-        assert ("perf/samples_per_second" in keys) == (world_size == 1)
-        (run,) = records(tmp_path, Run, rank=rank)
-        assert (run.rank, run.world_size) == (rank, world_size)
-        assert amounts(tmp_path, rank=rank) == [(4 + rank, None)] * 5
 
 
 def test_a_loop_without_a_step_leaves_an_empty_run(tmp_path):

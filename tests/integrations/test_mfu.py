@@ -94,30 +94,6 @@ def test_products_in_eight_bits_go_by_the_peak_of_eight_bits():
     assert Peaks({"float8": 5.0}, "x").peak_flops_per_second("float8_e4m3fn") == 5.0
 
 
-def test_a_slower_loader_lowers_mfu_as_it_lengthens_the_step(tmp_path, clock):
-    """MFU is of the whole step, so that waiting for data is seen in it."""
-    rows = {}
-    for name, seconds in {"quick": 0.01, "slow": 0.04}.items():
-        rows[name], _ = fit(tmp_path / name, loader=Lazily(clock, seconds), peak_tflops="0.1")
-    quick, slow = rows["quick"], rows["slow"]
-    assert (quick["perf/step_time"], slow["perf/step_time"]) == pytest.approx((0.01, 0.04))
-    assert slow["perf/mfu"] * slow["perf/step_time"] == pytest.approx(
-        quick["perf/mfu"] * quick["perf/step_time"], rel=1e-4
-    )
-
-
-class Lazily:
-    """A loader that takes its time for each batch."""
-
-    def __init__(self, clock, seconds):
-        self._clock, self._seconds = clock, seconds
-
-    def __iter__(self):
-        for _ in range(6):
-            self._clock.sleep(self._seconds)
-            yield torch.ones(ROWS, WIDTH)
-
-
 @pytest.mark.parametrize(
     ("measured", "called"),
     [(True, "the measured peak"), (False, "the stated peak of 1e-12 TFLOPS in float32")],

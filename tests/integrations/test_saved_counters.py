@@ -12,3 +12,16 @@ def test_a_link_in_place_of_the_unfinished_file_is_not_written_to(tmp_path):
     saved_counters.write(tmp_path, 0, STATE)
     assert secret.read_text() == "secret"
     assert saved_counters.read(tmp_path, 0) == STATE
+
+
+def test_each_rank_has_a_file_and_without_one_reads_that_of_rank_0(tmp_path):
+    saved_counters.write(tmp_path, 0, STATE)
+    assert saved_counters.read(tmp_path, 1) == STATE
+    saved_counters.write(tmp_path, 1, STATE | {"rank": 1})
+    assert [saved_counters.read(tmp_path, rank)["rank"] for rank in range(3)] == [0, 1, 0]
+
+
+def test_a_directory_that_cannot_be_written_costs_a_warning(tmp_path, caplog):
+    saved_counters.write(tmp_path / "missing", 0, STATE)
+    assert "the checkpoint has no counters" in caplog.text
+    assert saved_counters.read(tmp_path / "missing", 0) == {}

@@ -1,8 +1,5 @@
 """What arrives in the logs of a real Trainer, and whether the amounts are those that the model saw."""
 
-import json
-from pathlib import Path
-
 import pytest
 import tiny
 import torch
@@ -17,7 +14,7 @@ from transformers.integrations import TensorBoardCallback
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.process import terminal
-from perf_callbacks.kernel.records.fit_records import Row, Run, Span, Summary
+from perf_callbacks.kernel.records.fit_records import Row, Span, Summary
 from perf_callbacks.kernel.records.metric_table import DEVICES, GPU, METRICS, SEVERAL_RANKS
 from perf_callbacks.transformers import PerfCallback
 
@@ -66,14 +63,6 @@ def test_every_training_row_has_all_metrics_and_no_evaluation_row_has_any(tmp_pa
     assert [perf(row) for row in whole] == [perf(output.metrics)]
     assert perf(output.metrics).keys() == RUN
     assert {type(value) for row in (*training, *whole) for value in perf(row).values()} <= {int, float}
-
-
-@either_way
-def test_the_saved_state_of_the_trainer_holds_the_metrics(tmp_path, late):
-    _, trainer, _ = fit(tmp_path, late=late)
-    saved = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())["log_history"]
-    assert [perf(row) for row in saved] == [perf(row) for row in trainer.state.log_history[: len(saved)]]
-    assert [perf(row).keys() for row in saved if "loss" in row] == [set(), KEYS]
 
 
 @either_way
@@ -190,32 +179,6 @@ def test_samples_and_tokens_are_those_that_the_model_saw(tmp_path, rows, argumen
     assert (ours.summary.total_samples, ours.summary.total_tokens) == (sum(seen.sums(0)), sum(seen.sums(1)))
 
 
-def test_rates_are_amounts_over_step_time_and_need_a_mask_to_be_useful(tmp_path):
-    arguments = tiny.training_arguments(tmp_path, gradient_accumulation_steps=2, max_steps=4)
-    metrics = tiny.trainer(arguments, PerfCallback(), train_dataset=tiny.Tokens(32, mask=False)).train().metrics
-    per_step = {
-        amount: metrics[f"perf/run/{amount}_per_second"] * metrics["perf/run/step_time"] for amount in AMOUNTS[:2]
-    }
-    assert per_step == pytest.approx({"samples": 8, "tokens": 128}, rel=1e-4)
-    assert perf(metrics).keys() == {key for key in RUN if "useful" not in key}
-
-
-@pytest.mark.parametrize("switch", ["environment", "configuration"])
-def test_turned_off_nothing_happens(tmp_path, monkeypatch, capsys, switch):
-    if switch == "environment":
-        monkeypatch.setenv("PERF_CALLBACKS", "0")
-    ours = PerfCallback(PerfConfig(enabled=switch == "environment"))
-    trainer = tiny.trainer(tiny.training_arguments(tmp_path), TrainerCallback(), ours)
-    before = list(trainer.callback_handler.callbacks)
-    metrics = trainer.train().metrics
-    assert trainer.callback_handler.callbacks == before
-    assert perf(metrics) == {}
-    assert not any(perf(row) for row in trainer.state.log_history)
-    assert ours.summary is None
-    assert not list(tmp_path.rglob("*.jsonl"))
-    assert "perf" not in capsys.readouterr().out
-
-
 def test_without_a_journal_the_metrics_are_logged_all_the_same(tmp_path):
     trainer = tiny.trainer(tiny.training_arguments(tmp_path), PerfCallback(PerfConfig(journal=False)))
     assert perf(trainer.train().metrics).keys() == RUN
@@ -227,16 +190,6 @@ def test_the_journal_goes_where_the_configuration_says(tmp_path):
     tiny.trainer(tiny.training_arguments(tmp_path / "here"), PerfCallback(config)).train()
     assert len(tiny.steps(tmp_path / "elsewhere")) == 6
     assert not (tmp_path / "here" / "perf_callbacks").exists()
-
-
-def test_the_journal_says_what_was_measured_with(tmp_path, monkeypatch):
-    monkeypatch.setenv("PERF_CALLBACKS_GC", "off")
-    trainer = tiny.trainer(tiny.training_arguments(tmp_path), PerfCallback())
-    trainer.train()
-    (run,) = tiny.records(tmp_path, Run)
-    assert (run.door, run.device, run.timeline, run.from_env) == ("transformers", "cpu", "host", ("gc",))
-    assert {"perf_callbacks", "python", "torch", "transformers", "accelerate"} == run.versions.keys()
-    assert not any("gc" in key for row in trainer.state.log_history for key in perf(row))
 
 
 @pytest.mark.parametrize(
@@ -270,27 +223,6 @@ def test_the_try_that_fits_into_memory_is_the_one_that_is_measured(tmp_path):
     assert [step["samples"] for step in tiny.steps(tmp_path)] == [size] * 5
     assert [row.failure for row in tiny.records(tmp_path, Summary, attempt=0)] == ["RuntimeError: CUDA out of memory."]
     assert (ours.summary.steps, ours.summary.total_samples, ours.summary.failure) == (5, 5 * size, None)
-
-
-def test_a_trainer_sums_itself_up_while_it_trains(tmp_path):
-    ours, sums = PerfCallback(), []
-
-    class Curious(TrainerCallback):
-        def on_step_end(self, args, state, control, **_):
-            sums.append((ours.summary.step, ours.summary.steps, ours.summary.samples))
-
-    tiny.trainer(tiny.training_arguments(tmp_path, max_steps=3), Curious(), ours).train()
-    assert sums == [(1, 1, 4), (2, 2, 8), (3, 3, 12)]
-
-
-def test_one_line_opens_and_one_table_closes(tmp_path, capsys):
-    tiny.trainer(tiny.training_arguments(tmp_path), PerfCallback(), train_dataset=tiny.Tokens(24)).train()
-    printed = tiny.unwrapped(capsys.readouterr().out).splitlines()
-    ours = [line for line in printed if line.startswith("perf_callbacks")]
-    assert len(ours) == 2
-    assert str(Path("perf_callbacks") / "rank0.jsonl") in ours[0]
-    assert "6 steps, 4 measured" in ours[1]
-    assert [line.split(",")[0] for line in printed if line.startswith("  checklist: ")] == ["  checklist: gc applied"]
 
 
 def test_cards_are_no_wider_than_the_terminal(tmp_path, monkeypatch, capsys):

@@ -60,13 +60,6 @@ def test_loggers_and_the_saved_state_get_what_the_console_leaves_out(tmp_path, d
     assert [{*ours(row)} for row in saved] == [{*keys} for keys in history[: len(saved)]]
 
 
-def test_a_row_has_constants_only_where_they_change(tmp_path):
-    trainer, _ = fit(tmp_path)
-    constant = ("flops_coverage", "flops_known", "mfu_mixed", "peak_tflops", "flops_lower_bound")
-    keys = {key for row in trainer.state.log_history for key in ours(row)}
-    assert not [key for key in keys if key.endswith((*constant, "_per_device"))]
-
-
 @pytest.mark.parametrize(
     ("settings", "row"),
     [

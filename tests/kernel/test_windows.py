@@ -4,25 +4,12 @@ import json
 from dataclasses import replace
 
 import pytest
-from combined_parts import combine
+from combined_parts import PART, combine
 
-from perf_callbacks.kernel.engine.windows import NOTICE, JobSettings, Part, hold, rates
+from perf_callbacks.kernel.engine.windows import NOTICE, JobSettings, hold, rates
 from perf_callbacks.kernel.records.codec import pack, unpack
 from perf_callbacks.kernel.records.fit_records import Window
 
-PART = Part(
-    window=2,
-    length=50,
-    rank=0,
-    world_size=2,
-    data_parallel=2,
-    steps=49,
-    seconds=12.5,
-    samples=400,
-    tokens=51_200,
-    useful_tokens=None,
-    asks={"gc_interval": 50, "keep gc": 1},
-)
 OTHER = replace(PART, rank=1, seconds=12.25, samples=392, tokens=50_176, asks={"gc_interval": 25})
 WINDOW = Window(
     first_step=101,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from zlib import crc32
 
 import pytest
+from combined_parts import PART
 
 from perf_callbacks.kernel.engine.window_parts import MOST_STEPS
 from perf_callbacks.kernel.engine.windows import Part
@@ -15,24 +16,14 @@ from perf_callbacks.ranks.packed_parts import bundle_again, pack_bundle, unpack_
 from perf_callbacks.ranks.store import LARGEST
 
 FIT, OTHER_FIT = bytes(range(16)), bytes(16)
-PART = Part(
-    window=2,
-    length=50,
-    rank=0,
-    world_size=2,
-    data_parallel=2,
-    steps=49,
-    seconds=12.5,
-    samples=400,
-    tokens=51_200,
-    useful_tokens=None,
+FULL = replace(
+    PART,
     model_flops=10**20,
-    asks={"gc_interval": 50, "keep gc": 1},
     signals={"gc": array("f", [0.0] * 50), "data": array("f", [0.5, 0.25] * 25)},
     role={"data": 3, "tensor": 0},
     attempt=2,
 )
-BARE = replace(PART, rank=1, seconds=0.0, samples=None, model_flops=None, asks={}, signals={}, role={})
+BARE = replace(FULL, rank=1, seconds=0.0, samples=None, model_flops=None, asks={}, signals={}, role={})
 FRAME, HEADER = 12, 144
 """Bytes before the body of a bundle: magic, length, checksum; and before the names in it."""
 
@@ -59,56 +50,56 @@ def part_of(bundle):
 
 
 def test_parts_come_back_as_they_were_one_after_the_other():
-    blob = b"".join([pack_part(part, FIT) for part in (PART, BARE, PART)])
-    assert unpacked(blob) == [PART, BARE, PART]
+    blob = b"".join([pack_part(part, FIT) for part in (FULL, BARE, FULL)])
+    assert unpacked(blob) == [FULL, BARE, FULL]
     assert unpacked(b"") == []
 
 
 def test_a_number_of_attempts_that_is_too_large_is_the_largest():
-    assert unpacked(pack_part(replace(PART, attempt=2**32), FIT)) == [replace(PART, attempt=2**32 - 1)]
+    assert unpacked(pack_part(replace(FULL, attempt=2**32), FIT)) == [replace(FULL, attempt=2**32 - 1)]
 
 
 def test_unknown_seconds_of_a_step_stay_unknown():
     column = array("f", [math.nan, *[1.0] * 49])
-    (part,) = unpacked(pack_part(replace(PART, signals={"data": column}), FIT))
+    (part,) = unpacked(pack_part(replace(FULL, signals={"data": column}), FIT))
     assert math.isnan(part.signals["data"][0])
     assert part.signals["data"][1:] == column[1:]
 
 
 def test_fifty_steps_of_six_signals_take_less_than_two_kilobytes():
     signals = {name: array("f", [0.5] * 50) for name in "abcdef"}
-    assert len(pack_part(replace(PART, signals=signals), FIT)) < 1500
+    assert len(pack_part(replace(FULL, signals=signals), FIT)) < 1500
 
 
 def test_a_part_of_another_fit_is_none():
-    assert unpacked(pack_part(PART, OTHER_FIT)) == []
-    assert unpacked(pack_part(PART, OTHER_FIT) + pack_part(BARE, FIT)) == [BARE]
+    assert unpacked(pack_part(FULL, OTHER_FIT)) == []
+    assert unpacked(pack_part(FULL, OTHER_FIT) + pack_part(BARE, FIT)) == [BARE]
 
 
 def test_what_is_torn_anywhere_is_nothing():
-    blob = pack_part(PART, FIT)
+    blob = pack_part(FULL, FIT)
     assert [unpacked(blob[:cut]) for cut in range(len(blob))] == [[]] * len(blob)
     assert [unpacked(blob[cut:]) for cut in range(1, len(blob))] == [[]] * (len(blob) - 1)
 
 
-@pytest.mark.parametrize("at", range(0, len(pack_part(PART, FIT)), 7))
+@pytest.mark.parametrize("at", range(0, len(pack_part(FULL, FIT)), 7))
 def test_a_damaged_part_costs_no_other(at):
-    blob = bytearray(pack_part(PART, FIT))
+    blob = bytearray(pack_part(FULL, FIT))
     blob[at] ^= 0x10
     found = unpacked(pack_part(BARE, FIT) + bytes(blob))
     assert found == [BARE]
 
 
-@pytest.mark.parametrize("garbage", [b"x", b"\x00" * 1000, b"[2,50,0]", b"\x80\x04\x95", pack_part(PART, FIT)[::-1]])
+@pytest.mark.parametrize("garbage", [b"x", b"\x00" * 1000, b"[2,50,0]", b"\x80\x04\x95", pack_part(FULL, FIT)[::-1]])
 def test_foreign_bytes_are_no_error(garbage):
     assert unpacked(garbage) == []
 
 
 def forged(change):
     """Return a part of which somebody changed the body, and mended the checksum."""
-    body = bytearray(pack_part(PART, FIT)[FRAME:])
+    body = bytearray(pack_part(FULL, FIT)[FRAME:])
     change(body)
-    return struct.pack("=4sII", pack_part(PART, FIT)[:4], len(body), crc32(body)) + bytes(body)
+    return struct.pack("=4sII", pack_part(FULL, FIT)[:4], len(body), crc32(body)) + bytes(body)
 
 
 def put(form, at, *values):
@@ -145,40 +136,40 @@ def put(form, at, *values):
     ],
 )
 def test_numbers_that_can_not_be_true_are_no_part(change):
-    assert unpacked(forged(lambda body: None)) == [PART]
+    assert unpacked(forged(lambda body: None)) == [FULL]
     assert unpacked(forged(change)) == []
 
 
 def test_ranks_out_of_order_or_twice_are_no_bundle():
-    ranks = [replace(PART, rank=rank) for rank in (0, 1)]
+    ranks = [replace(FULL, rank=rank) for rank in (0, 1)]
     for wrong in (ranks[::-1], [ranks[0]] * 2):
         assert unpack_bundles(bundle_again(b"".join([pack_part(part, FIT) for part in wrong]), FIT), FIT) == []
 
 
 def test_ranks_that_counted_alike_are_one_bundle_and_others_are_not():
-    parts = [replace(PART, rank=rank, world_size=8, seconds=12.0 + rank, samples=rank) for rank in range(4)]
+    parts = [replace(FULL, rank=rank, world_size=8, seconds=12.0 + rank, samples=rank) for rank in range(4)]
     parts[1:3] = replace(parts[1], steps=48), replace(parts[2], asks={"gc_interval": 40, "keep data": 1})
     bundles = unpack_bundles(bundle_again(b"".join([pack_part(part, FIT) for part in parts]), FIT), FIT)
     assert [([*one.ranks], one.steps, one.seconds, one.amounts[0], one.asks) for one in bundles] == [
         ([0, 2, 3], 49, 15.0, 5, {"gc_interval": 40}),
-        ([1], 48, 13.0, 1, PART.asks),
+        ([1], 48, 13.0, 1, FULL.asks),
     ]
     assert [rank for one in bundles for rank in one.signals()] == [0, 2, 3, 1]
 
 
 @pytest.mark.parametrize("amount", [-1, MOST, 2**128, 10**100])
 def test_an_amount_that_can_not_be_true_is_unknown(amount):
-    (bundle,) = unpack_bundles(pack_part(replace(PART, samples=2**63, useful_tokens=amount), FIT), FIT)
-    assert bundle.amounts[:3] == (2**63, PART.tokens, None)
+    (bundle,) = unpack_bundles(pack_part(replace(FULL, samples=2**63, useful_tokens=amount), FIT), FIT)
+    assert bundle.amounts[:3] == (2**63, FULL.tokens, None)
 
 
 def test_the_longest_windows_that_carry_signals_fit_into_a_note_many_times():
     signals = {name: array("f", [0.5] * MOST_STEPS) for name in "abcdefgh"}
     asks = {f"keep item {item}": 1 for item in range(100)}
-    assert len(pack_part(replace(PART, length=MOST_STEPS, signals=signals, asks=asks), FIT)) < LARGEST / 25
+    assert len(pack_part(replace(FULL, length=MOST_STEPS, signals=signals, asks=asks), FIT)) < LARGEST / 25
 
 
 def test_values_that_nobody_can_ask_for_are_no_part():
     with pytest.raises(OverflowError):
-        pack_part(replace(PART, asks={"gc_interval": 2**64}), FIT)
-    assert unpacked(pack_part(replace(PART, asks={"gc_interval": -1}), FIT)) == []
+        pack_part(replace(FULL, asks={"gc_interval": 2**64}), FIT)
+    assert unpacked(pack_part(replace(FULL, asks={"gc_interval": -1}), FIT)) == []
