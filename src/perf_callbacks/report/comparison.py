@@ -109,7 +109,7 @@ def compare(first: Sequence[Attempt], second: Sequence[Attempt], *, fail_over: f
     Raise `ArithmeticError` or `ValueError` if the values of a journal yield no figure.
     """
     a, b = Side.of(first), Side.of(second)
-    metrics = [_metric(name, a, b, fail_over) for name in METRICS]
+    metrics = [_metric(name, a, b, fail_over) for name in ESTIMATORS]
     not_compared = {}
     for place, metric in enumerate(metrics):
         reason = _incomparable(metric.name, a, b)
@@ -187,7 +187,7 @@ def _of_peak(share: Callable[[FlopsSummary], float | None]) -> Estimator:
     return estimate
 
 
-METRICS: Mapping[str, Estimator] = {
+ESTIMATORS: Mapping[str, Estimator] = {
     "step_time": _time("step_time"),
     QUICK: lambda side: quick(side.columns["step_time"]),
     "samples/s": _rate("samples"),
@@ -197,11 +197,11 @@ METRICS: Mapping[str, Estimator] = {
     "hfu": _of_peak(lambda flops: flops.hfu),
     **{name: _time(name) for name in STAGES},
 }
-"""Metrics of steps; rates are per rank."""
+"""By name of a metric of steps, its estimator. Rates are per rank."""
 
 
 def _metric(name: str, a: Side, b: Side, threshold: float) -> ComparedMetric:
-    before, after = METRICS[name](a), METRICS[name](b)
+    before, after = ESTIMATORS[name](a), ESTIMATORS[name](b)
     if before is None or after is None:
         return ComparedMetric(name=name, a=before and before.value, b=after and after.value)
     changed = change(before, after)
