@@ -1,6 +1,6 @@
 """Summaries from figures side by side, as tests write them: `flops_source="counted"` is `flops.source`."""
 
-from perf_callbacks.kernel.records import schema_1
+from perf_callbacks.kernel.records import old_summaries
 from perf_callbacks.kernel.records.fit_records import Summary
 from perf_callbacks.kernel.records.summary_parts import (
     FlopsSummary,
@@ -21,7 +21,7 @@ PARTS = {
 
 def in_parts(**figures):
     """The fields of a summary with these figures."""
-    found = schema_1.converted(figures)
+    found = old_summaries.converted(figures)
     return found | {name: make(**found[name]) for name, make in PARTS.items() if name in found}
 
 

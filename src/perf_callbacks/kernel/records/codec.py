@@ -13,7 +13,7 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from perf_callbacks.kernel.engine.windows import possible
-from perf_callbacks.kernel.records import schema_1
+from perf_callbacks.kernel.records import old_summaries
 from perf_callbacks.kernel.records.fit_records import Record, Run, Steps
 from perf_callbacks.kernel.records.machine_records import Memory, Use
 
@@ -133,7 +133,7 @@ def _readable(line: str) -> str:
 def _in_parts(line: str) -> str:
     """Return the line of a summary, converted from schema 1 if necessary."""
     summary = _read(dict, line)
-    return line if summary is None or not schema_1.is_old(summary) else _json(schema_1.converted(summary))
+    return line if summary is None or not old_summaries.is_old(summary) else _json(old_summaries.converted(summary))
 
 
 def _even(steps: Steps) -> bool:
