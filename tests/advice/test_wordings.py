@@ -3,11 +3,13 @@
 `WRITE_SNAPSHOTS=1 python -m pytest tests/advice/test_wordings.py` writes the file anew.
 """
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from advised import PLAIN, WORK, found, machine, summary
+from doc_tables import DOCS
 from snapshots import matches
 
 from perf_callbacks.advice import table
@@ -206,7 +208,23 @@ def test_every_wording_is_as_in_the_snapshot():
     assert matches(Path(__file__).with_name("wordings.txt"), shown)
 
 
+def causes(rule):
+    """Causes that a rule finds in all cases."""
+    cases = [case for cases in CASES.values() for case in cases.values()]
+    findings = [rule(on, facts, None if of is None else Measured(of)) for facts, of, on in cases]
+    return {finding.cause for finding in findings if finding is not None}
+
+
 @pytest.mark.parametrize("rule", table.RULES, ids=lambda rule: rule.__name__)
 def test_every_rule_has_a_wording_in_the_snapshot(rule):
-    cases = [case for cases in CASES.values() for case in cases.values()]
-    assert any([rule(on, facts, None if of is None else Measured(of)) for facts, of, on in cases])
+    assert causes(rule)
+
+
+def test_the_page_of_the_verdict_has_a_row_for_each_rule_with_its_cause():
+    rows = re.findall(
+        r"^\| (`.+?) \| (`\w+\.\w+`.*?) \|", (DOCS / "verdict.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    page = {rule: {*re.findall(r"\w+", of)} for of, rules in rows for rule in re.findall(r"[\w.]+", rules)}
+    rules = {f"{rule.__module__.rpartition('.')[2]}.{rule.__name__}": rule for rule in table.RULES}
+    assert page.keys() == rules.keys()
+    assert [name for name, rule in rules.items() if not causes(rule) <= page[name]] == []
