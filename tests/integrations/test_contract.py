@@ -8,13 +8,13 @@ import tiny_lightning
 import torch
 from accelerated import an_accelerator
 from counted import ANGLES
+from metric_keys import ON_CPU, keys, of_run
 from tiny import Tokens, llama, records, steps, trainer, training_arguments
 from torch.utils.data import DataLoader
 
 from perf_callbacks import PerfConfig, Summary
 from perf_callbacks.accelerate import attach
 from perf_callbacks.kernel.records.fit_records import Flops, Row, Run, Span
-from perf_callbacks.kernel.records.metric_table import DEVICES, GPU, LOWER_BOUND, METRICS, SEVERAL_RANKS
 from perf_callbacks.loop import measure
 from perf_callbacks.transformers import PerfCallback
 
@@ -153,9 +153,7 @@ def assert_rows(rows, found, included, *, averaged):
     """Rows of the included steps, and at the end the averages over the run where a trainer logs them."""
     whole = [STEPS] if averaged else []
     assert [row.step for row in rows] == included + whole
-    assert {key.replace("run/", "") for row in rows[len(included) :] for key in row.metrics} == (
-        KEYS if whole else set()
-    )
+    assert {key for row in rows[len(included) :] for key in row.metrics} == {*of_run(KEYS if whole else ())}
     assert all(row.metrics.keys() == KEYS for row in rows[: len(included)])
     for number, row in zip(included, rows, strict=False):
         count, seconds = SAMPLES[number - 1], found[number - 1]["step_time"] * 1e12
@@ -251,8 +249,7 @@ def test_what_is_counted_is_the_same_through_every_door(tmp_path, door):
 NAMES = {"pytorch_lightning": "lightning"}
 """Doors that go by the name of another one."""
 STAGES = ("data", "forward", "backward", "optimizer", "gc", "other")
-KEYS = {metric.key for metric in METRICS if not {DEVICES, GPU, LOWER_BOUND, SEVERAL_RANKS} & {*metric.needs}}
-"""Metrics of one process on a CPU whose FLOPs are known."""
+KEYS = keys(*ON_CPU)
 COLUMNS = {"step", "samples", "tokens", "excluded", "model_flops", "step_time", *(f"{stage}_time" for stage in STAGES)}
 
 LENGTH, HIDDEN = 16, 16

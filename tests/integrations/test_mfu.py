@@ -5,6 +5,7 @@ import logging
 import pytest
 import torch
 from counted import ids, loop
+from metric_keys import needing
 from tiny import llama, records, unwrapped
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -14,6 +15,7 @@ from perf_callbacks.flops import count_records
 from perf_callbacks.flops.counting.counter import FlopCounter
 from perf_callbacks.flops.peaks.peak_rates import Peaks
 from perf_callbacks.kernel.records.fit_records import Flops, Row, Summary
+from perf_callbacks.kernel.records.metric_table import PEAK
 from perf_callbacks.loop import measure
 
 ROWS, WIDTH = 32, 64
@@ -127,7 +129,7 @@ def test_without_leave_to_measure_there_is_no_mfu_but_a_sentence_of_advice(tmp_p
     (warning,) = [record.getMessage() for record in caplog.records]
     assert "peak_tflops" in warning
     assert "perf/tflops" in row
-    assert not {"perf/mfu", "perf/hfu", "perf/mfu_mixed", "perf/peak_tflops"} & row.keys()
+    assert not needing(PEAK) & row.keys()
     assert (summary.mfu, summary.hfu) == (None, None)
 
 

@@ -7,9 +7,11 @@ import time
 import integration_process
 import pytest
 from jobs import AGREE, NO_WAIT, WINDOW, Job
+from metric_keys import needing
 from tiny import records, steps
 
 from perf_callbacks.kernel.records.fit_records import Gc, Run, Summary, Window
+from perf_callbacks.kernel.records.metric_table import DEVICES
 
 pytestmark = [
     pytest.mark.slow,
@@ -124,7 +126,7 @@ def test_rows_of_rank_0_have_what_all_ranks_did_in_a_window(job):
             for window in over
         ), row
     for row in job.rows:
-        assert {f"perf/{amount}_per_second_per_device" for amount in AMOUNTS} <= row.keys()
+        assert needing(DEVICES) <= row.keys()
 
 
 def test_the_row_of_a_whole_run_has_the_rates_of_all_its_steps(job):

@@ -3,6 +3,7 @@
 import pytest
 import tiny
 import torch
+from metric_keys import LOGGED, ON_CPU, keys, of_run
 from transformers import (
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
@@ -15,19 +16,11 @@ from transformers.integrations import TensorBoardCallback
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.records.fit_records import Row, Span, Summary
-from perf_callbacks.kernel.records.metric_table import DEVICES, GPU, METRICS, SEVERAL_RANKS
 from perf_callbacks.transformers import PerfCallback
 
 STAGES = ("data", "forward", "backward", "optimizer", "gc", "other")
 AMOUNTS = ("samples", "tokens", "useful_tokens")
-KEYS = {
-    metric.key
-    for metric in METRICS
-    if not metric.constant and not {DEVICES, GPU, SEVERAL_RANKS} & {*metric.needs} and metric.name != "mfu_mixed"
-}
-"""Metrics that loggers get in one process on a CPU, where `mfu_mixed` equals `mfu`."""
-RUN = {key.replace("perf/", "perf/run/") for key in KEYS}
-CONSTANTS = {f"perf/{name}" for name in ("flops_coverage", "flops_known", "mfu_mixed", "peak_tflops")}
+RUN = {*of_run(LOGGED)}
 INTERRUPTIONS = {"eval_strategy": "steps", "eval_steps": 3, "save_strategy": "steps", "save_steps": 4}
 
 
@@ -58,7 +51,8 @@ either_way = pytest.mark.parametrize("late", [False, True], ids=["given to the c
 def test_every_training_row_has_all_metrics_and_no_evaluation_row_has_any(tmp_path, late, accumulation):
     _, trainer, output = fit(tmp_path, late=late, gradient_accumulation_steps=accumulation)
     training, evaluations, whole = (rows(trainer, key) for key in ("loss", "eval_loss", "train_runtime"))
-    assert [perf(row).keys() for row in training] == [set(), KEYS, KEYS]  # of two steps, one is the first, one counted
+    # The first row covers the first step and the counted one.
+    assert [perf(row).keys() for row in training] == [set(), LOGGED, LOGGED]
     assert [perf(row) for row in evaluations] == [{}] * 2
     assert [perf(row) for row in whole] == [perf(output.metrics)]
     assert perf(output.metrics).keys() == RUN
@@ -76,8 +70,8 @@ def test_tensorboard_gets_the_metrics_at_the_step_of_the_loss(tmp_path, late):
     )
     (events,) = tmp_path.rglob("events.out.tfevents.*")
     written = EventAccumulator(str(events)).Reload()
-    assert {name for name in written.Tags()["scalars"] if "perf/" in name} == {f"train/{key}" for key in KEYS | RUN}
-    for key in KEYS | RUN:
+    assert {name for name in written.Tags()["scalars"] if "perf/" in name} == {f"train/{key}" for key in LOGGED | RUN}
+    for key in LOGGED | RUN:
         steps, values = zip(*[(row["step"], row[key]) for row in trainer.state.log_history if key in row], strict=True)
         events = written.Scalars(f"train/{key}")
         assert tuple(event.step for event in events) == steps
@@ -106,7 +100,7 @@ def test_the_journal_holds_what_was_logged(tmp_path):
     assert [step for step, _ in journal] == [step for step, _ in logged]
     for (_, metrics), (_, row) in zip(journal[:-1], logged[:-1], strict=True):
         assert row.items() <= metrics.items()
-        assert metrics.keys() - row.keys() == CONSTANTS
+        assert metrics.keys() - row.keys() == keys(*ON_CPU) - LOGGED
     assert [(span.kind, span.step) for span in tiny.records(tmp_path, Span)] == [
         ("evaluation", 3),
         ("checkpoint", 4),

@@ -7,13 +7,14 @@ from types import ModuleType
 
 import pytest
 import tiny
+from metric_keys import MAIN, of_run
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.transformers import PerfCallback
 
-FIVE = ["step_time", "data_time", "tokens_per_second", "tflops", "mfu"]
-ROW, RUN = [f"perf/{name}" for name in FIVE], [f"perf/run/{name}" for name in FIVE]
+ROW = [key for key in MAIN if key != "perf/samples_per_second"]
+RUN = of_run(ROW)
 
 
 def ours(row):
@@ -100,7 +101,7 @@ def test_the_console_gets_all_metrics_back_after_an_error_in_it(tmp_path):
     broken = Broken()
     with pytest.raises(OSError, match="the terminal is gone"):
         fit(tmp_path, broken)
-    assert len(ours(broken.logs)) > len(FIVE)
+    assert len(ours(broken.logs)) > len(ROW)
     assert "on_log" not in vars(broken)
 
 

@@ -8,9 +8,11 @@ import pytest
 import tiny
 from attempts import numbers, opened, totals, transformers as fit
 from launching import python
+from metric_keys import needing
 from transformers import Trainer
 
 from perf_callbacks.kernel.records.fit_records import Run, Summary
+from perf_callbacks.kernel.records.metric_table import DEVICES
 from perf_callbacks.transformers import PerfCallback
 
 RESTORING = pytest.mark.parametrize("restoring", [False, True], ids=["", "callbacks restored"])
@@ -143,4 +145,4 @@ def test_two_ranks_that_resume_have_a_journal_each_and_log_rates_per_device(tmp_
     assert totals == [16, None], "only rank 0 saves what it counted"
     saved = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())
     rates = {key for row in saved["log_history"] for key in row if key.startswith("perf/") and "_per_second" in key}
-    assert rates == {f"perf/{amount}_per_second_per_device" for amount in ("samples", "tokens", "useful_tokens")}
+    assert rates == needing(DEVICES)

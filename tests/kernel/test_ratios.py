@@ -2,6 +2,9 @@
 
 import pytest
 from fakes import Fit, a_run
+from metric_keys import keys, needing
+
+from perf_callbacks.kernel.records.metric_table import CLOCK, DEVICES, GC, MASK
 
 STAGES = {"data": 0.25, "forward": 0.5, "backward": 1.0, "optimizer": 0.125, "other": 0.125}
 
@@ -16,23 +19,24 @@ def row_of(*, steps=2, run=None, amounts=(4, 32, 24), gc_timed=True, **options):
 
 
 TIMES = {f"perf/{stage}_time": seconds for stage, seconds in STAGES.items()} | {"perf/step_time": 2.0}
-PAUSES = {"perf/gc_pause": 0.0, "perf/gc_loss": 0.0}
+GARBAGE = {"perf/gc_time": 0.0, "perf/gc_pause": 0.0, "perf/gc_loss": 0.0}
 PER_DEVICE = {
     "perf/samples_per_second_per_device": 2.0,
     "perf/tokens_per_second_per_device": 16.0,
     "perf/useful_tokens_per_second_per_device": 12.0,
 }
 OVER_ALL = {"perf/samples_per_second": 2.0, "perf/tokens_per_second": 16.0, "perf/useful_tokens_per_second": 12.0}
-EVERYTHING = TIMES | PAUSES | OVER_ALL | {"perf/gc_time": 0.0}
+VALUES = TIMES | GARBAGE | OVER_ALL | PER_DEVICE
 
 
-def without(*parts):
-    return {name: value for name, value in EVERYTHING.items() if not any(part in name for part in parts)}
+def values(*met):
+    """Values of the metrics whose needs are met."""
+    return {key: VALUES[key] for key in keys(*met)}
 
 
 @pytest.mark.parametrize("steps", [1, 2, 70])
 def test_one_process_logs_everything(steps):
-    assert row_of(steps=steps) == EVERYTHING
+    assert row_of(steps=steps) == values(CLOCK, GC, MASK)
 
 
 def test_no_step_no_row():
@@ -40,31 +44,33 @@ def test_no_step_no_row():
 
 
 def test_of_several_processes_one_knows_only_its_own_rates():
-    assert row_of(run=a_run(world_size=2)) == TIMES | PAUSES | PER_DEVICE | {"perf/gc_time": 0.0}
+    assert row_of(run=a_run(world_size=2)) == TIMES | GARBAGE | PER_DEVICE
 
 
 def test_one_device_has_no_rate_twice():
-    assert not [key for key in row_of() if "per_device" in key]
+    assert not needing(DEVICES) & row_of().keys()
 
 
 def test_devices_of_one_process_share_its_rates():
-    assert row_of(devices=2) == EVERYTHING | {name: value / 2 for name, value in PER_DEVICE.items()}
+    halves = {key: value / 2 for key, value in PER_DEVICE.items()}
+    assert row_of(devices=2) == values(CLOCK, GC, MASK, DEVICES) | halves
 
 
 def test_collections_that_are_not_timed_are_left_out():
-    assert row_of(gc_timed=False) == without("gc_")
+    assert row_of(gc_timed=False) == values(CLOCK, MASK)
 
 
 @pytest.mark.parametrize(
     ("amounts", "unknown"),
     [
-        ((4, 32, None), ["useful_tokens"]),
+        ((4, 32, None), ()),
         ((4, None, None), ["tokens"]),
         ((None, None, None), ["tokens", "samples"]),
     ],
 )
 def test_what_is_unknown_is_left_out(amounts, unknown):
-    assert row_of(amounts=amounts) == without(*unknown)
+    rates = {f"perf/{name}_per_second" for name in unknown}
+    assert row_of(amounts=amounts).keys() == keys(CLOCK, GC) - rates
 
 
 def test_values_are_plain_numbers_of_six_figures():

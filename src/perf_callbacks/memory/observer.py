@@ -123,9 +123,9 @@ class MemoryWatch(Observer):
         if found is None:
             return {}
         return {
-            "perf/memory_allocated_peak_gb": round(found.peak_bytes / GB, 6),
-            "perf/memory_reserved_gb": round(found.reserved_bytes / GB, 6),
-            "perf/allocator_retries": self.use.retried(found.retries),
+            "memory_allocated_peak_gb": round(found.peak_bytes / GB, 6),
+            "memory_reserved_gb": round(found.reserved_bytes / GB, 6),
+            "allocator_retries": self.use.retried(found.retries),
         }
 
     def summary(self) -> dict[str, MemorySummary]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from perf_callbacks.kernel.records.codec import Entry
 from perf_callbacks.kernel.records.fit_records import SCHEMA, Row, Run, Steps, Summary
+from perf_callbacks.kernel.records.metric_table import KEYS
 
 TIMES = (
     "step_time",
@@ -26,7 +27,7 @@ TIMES = (
 STEP_COLUMNS = (*TIMES, "samples", "tokens")
 """Columns of a step that a history keeps, as floats. Unknown is NaN."""
 
-PEAK_KEY = "perf/peak_tflops"
+PEAK_KEY = KEYS["row"]["peak_tflops"]
 
 LARGEST = 2**53
 """Bound of step numbers. JavaScript represents all integers up to here exactly."""

@@ -111,7 +111,7 @@ class _Found:
         lost, before = self._lost, self._told if kind == "row" else 0.0
         if kind == "row":
             self._told = lost
-        return {"perf/straggler_loss": float(f"{lost - before:.6g}")}
+        return {"straggler_loss": float(f"{lost - before:.6g}")}
 
 
 class RanksWatch(Observer, WindowReader):

@@ -13,9 +13,9 @@ from perf_callbacks import checklist
 from perf_callbacks.integrations.callback_order import LateCallbackList, measures, settled
 from perf_callbacks.integrations.lightning.watch import TrainerWatch, steps_done
 from perf_callbacks.kernel.clock import perf_counter
-from perf_callbacks.kernel.engine.shown_metrics import bar
 from perf_callbacks.kernel.failures import describe, fails_open, guard
 from perf_callbacks.kernel.fit.item import Batches
+from perf_callbacks.kernel.fit.logged_metrics import bar
 from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.fit.setup import Setup, flat

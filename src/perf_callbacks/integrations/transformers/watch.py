@@ -11,8 +11,8 @@ from transformers import Trainer, TrainerCallback
 from perf_callbacks.integrations import methods, saved_counters
 from perf_callbacks.kernel.engine.account import GENERATION, REWARDS
 from perf_callbacks.kernel.engine.marks import END
-from perf_callbacks.kernel.engine.shown_metrics import hidden
 from perf_callbacks.kernel.engine.stages import Stage
+from perf_callbacks.kernel.fit.logged_metrics import hidden
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.process.stacks import callers
 

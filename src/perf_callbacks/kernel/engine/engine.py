@@ -18,7 +18,6 @@ from perf_callbacks.kernel.engine.marks import BACK, BEGIN, END, Pause
 from perf_callbacks.kernel.engine.observer import Observers
 from perf_callbacks.kernel.engine.open_steps import OpenSteps
 from perf_callbacks.kernel.engine.protocols import DeviceTimeline, Ranks
-from perf_callbacks.kernel.engine.shown_metrics import of_run
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.step_reader import StepReader
 from perf_callbacks.kernel.engine.steps import (
@@ -36,6 +35,7 @@ from perf_callbacks.kernel.engine.window_parts import Parts
 from perf_callbacks.kernel.engine.window_sharing import Sharing
 from perf_callbacks.kernel.engine.work_model import WorkModel
 from perf_callbacks.kernel.records.fit_records import Amounts, Gc, Record, Row, Run, Span, Summary
+from perf_callbacks.kernel.records.metric_table import KEYS
 
 FLUSH_SECONDS = 1.0
 """If a step ends this many seconds after the last block was written, all finished steps are written at once."""
@@ -299,7 +299,8 @@ class Engine:
         metrics = ratios.metrics(totals, self._shown, window, flops)
         if metrics:
             metrics |= self._observers.metrics(kind)
-            metrics = of_run(metrics) if kind == "whole" else metrics
+            keys = KEYS[kind]
+            metrics = {keys[name]: value for name, value in metrics.items()}
             self._emit(Row(step=step, metrics=metrics))
         return metrics
 

@@ -86,7 +86,7 @@ class Observer:
         """Wait a moment for messages of other ranks. Called after the fit is closed and before its summary is made."""
 
     def metrics(self, kind: str) -> Mapping[str, float]:  # noqa: ARG002 for observers that distinguish the two kinds
-        """Return metrics, by name, for a "row" of the log or for the "whole" fit. Called once per row."""
+        """Return metrics, by their names in `METRICS`, for a "row" or for the "whole" fit. Called once per row."""
         return {}
 
     def summary(self) -> Mapping[str, Any]:

@@ -6,7 +6,6 @@ from types import MappingProxyType
 from perf_callbacks.kernel.engine import windows
 from perf_callbacks.kernel.engine.steps import KnownParts, Totals
 from perf_callbacks.kernel.records.fit_records import Window
-from perf_callbacks.kernel.records.metric_table import PREFIX
 
 _DIGITS = 6
 
@@ -16,7 +15,7 @@ NO_FLOPS: Mapping[str, float | None] = MappingProxyType({})
 def metrics(
     totals: Totals, shown: KnownParts, window: Window | None = None, flops: Mapping[str, float | None] = NO_FLOPS
 ) -> dict[str, float]:
-    """Compute the metrics of some steps. Unknown metrics are left out. Without steps there are no metrics.
+    """Compute the metrics of some steps, by name. Unknown metrics are left out. Without steps there are no metrics.
 
     Rates of the job come from these steps if a single process trains, else from the last complete window of all ranks.
     Rates per device come from these steps of this rank, and are left out if a single device trains. `flops` are the
@@ -38,4 +37,4 @@ def metrics(
     values |= flops
     if shown.gc_timed:
         values |= {"gc_pause": totals.longest_pause, "gc_loss": totals.pause_seconds}
-    return {PREFIX + name: float(f"{value:.{_DIGITS}g}") for name, value in values.items() if value is not None}
+    return {name: float(f"{value:.{_DIGITS}g}") for name, value in values.items() if value is not None}

@@ -38,7 +38,7 @@ class WorkModel:
         """Reset `trainable_changed`, because the steps up to the last `look` have their FLOPs."""
 
     def metrics(self, totals: Totals) -> Mapping[str, float | None]:  # noqa: ARG002 as above
-        """Compute the metrics of steps, by name without prefix. Empty: their FLOPs are unknown."""
+        """Compute the metrics of steps, by their names in `METRICS`. Empty: the FLOPs of the steps are unknown."""
         return {}
 
     def summary(self, included: Totals, excluded: Mapping[str, int]) -> FlopsSummary | None:  # noqa: ARG002 as above

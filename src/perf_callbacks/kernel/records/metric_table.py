@@ -1,4 +1,7 @@
-"""The metrics of rows, each with its unit and meaning. `docs/metrics.md` has this table; tests compare the two."""
+"""The registry of metrics, each with its unit and meaning. `make tables` writes it into `docs/metrics.md`.
+
+Code that computes metrics returns them by name, without prefix. `KEYS` adds the prefix, and has no other names.
+"""
 
 from dataclasses import dataclass
 
@@ -15,12 +18,13 @@ class Metric:
     """One metric of a row."""
 
     name: str
-    """Name without the prefix `perf/`. The average over a run has the prefix `perf/run/` instead."""
+    """Name without prefix."""
     unit: str
     meaning: str
     """Sentence for the documentation, in Markdown."""
     needs: tuple[str, ...] = ()
-    """Conditions under which a run has this metric, besides known samples and tokens."""
+    """Conditions under which a run has this metric, and without which the run lacks it. Known samples and tokens are
+    needed besides."""
     main: bool = False
     """True: consoles show the metric, and loggers get it with `metrics="main"`."""
     constant: bool = False
@@ -34,10 +38,16 @@ class Metric:
         """Name by which loggers and rows of the journal know the metric."""
         return PREFIX + self.name
 
+    @property
+    def run_key(self) -> str:
+        """Name of the average over a run."""
+        return PREFIX + RUN + self.name
 
-CLOCK, MASK, FLOPS, LOWER_BOUND = "host's clock", "attention mask", "`flops`", "a lower bound"
-DEVICES, GPU, SEVERAL_RANKS = "several devices", "GPU", "rank 0 of several"
-"""Needs of metrics. `MASK` stands for a mask of integers or booleans, `FLOPS` for the setting `flops`."""
+
+CLOCK, GC, MASK, DEVICES = "host's clock", "`gc`", "attention mask", "several devices"
+FLOPS, PEAK, LOWER_BOUND = "`flops`", "a known peak", "a lower bound"
+GPU, SEVERAL_RANKS = "GPU", "rank 0 of several"
+"""Needs of metrics. `MASK` is a mask of integers or booleans; `GC` and `FLOPS` are settings other than "off"."""
 
 METRICS = (
     Metric(name="step_time", unit="s", meaning="seconds per step", main=True),
@@ -51,7 +61,7 @@ METRICS = (
         name="gc_time",
         unit="s",
         meaning="garbage collection. Its time is not part of the stage in which it ran",
-        needs=(CLOCK,),
+        needs=(CLOCK, GC),
     ),
     Metric(
         name="other_time",
@@ -112,22 +122,22 @@ METRICS = (
         name="mfu",
         unit="0 to 1",
         meaning="`perf/tflops` divided by the dense peak of the number format that carries most FLOPs",
-        needs=(FLOPS,),
+        needs=(FLOPS, PEAK),
         main=True,
     ),
-    Metric(name="hfu", unit="0 to 1", meaning="`perf/hardware_tflops` divided by the same peak", needs=(FLOPS,)),
+    Metric(name="hfu", unit="0 to 1", meaning="`perf/hardware_tflops` divided by the same peak", needs=(FLOPS, PEAK)),
     Metric(
         name="mfu_mixed",
         unit="0 to 1",
         meaning="the time that the work would take at peak, each number format at its own peak, divided by the step "
         "time; absent where it equals `perf/mfu`",
-        needs=(FLOPS,),
+        needs=(FLOPS, PEAK),
     ),
     Metric(
         name="peak_tflops",
         unit="TFLOPS",
         meaning="the peak that MFU and HFU are divided by; only in a row in which it changes",
-        needs=(FLOPS,),
+        needs=(FLOPS, PEAK),
         constant=True,
     ),
     Metric(
@@ -154,13 +164,13 @@ METRICS = (
         needs=(FLOPS, LOWER_BOUND),
         constant=True,
     ),
-    Metric(name="gc_pause", unit="s", meaning="the longest collection in the row's steps", needs=(CLOCK,)),
+    Metric(name="gc_pause", unit="s", meaning="the longest collection in the row's steps", needs=(GC,)),
     Metric(
         name="gc_loss",
         unit="s",
         meaning="the sum of the collections in the row's steps. The table at the end also counts collections outside "
         "of steps",
-        needs=(CLOCK,),
+        needs=(GC,),
     ),
     Metric(
         name="memory_allocated_peak_gb",
@@ -183,3 +193,9 @@ METRICS = (
         needs=(SEVERAL_RANKS,),
     ),
 )
+
+KEYS = {
+    "row": {metric.name: metric.key for metric in METRICS},
+    "whole": {metric.name: metric.run_key for metric in METRICS},
+}
+"""Keys of metrics by name, for a row and for the whole fit."""

@@ -12,15 +12,6 @@ ORDINARY = {metric.name: metric.usual for metric in METRICS if metric.constant}
 """Constants of a run with their usual values. The usual peak is the first one."""
 
 
-def of_run(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Rename the averages over a run to `perf/run/…`.
-
-    >>> of_run({"perf/mfu": 0.5})
-    {'perf/run/mfu': 0.5}
-    """
-    return {f"{PREFIX}{RUN}{name.removeprefix(PREFIX)}": value for name, value in metrics.items()}
-
-
 def main(names: Iterable[str]) -> list[str]:
     """Choose the metrics for a console, most important first. Names of other programs are ignored.
 
