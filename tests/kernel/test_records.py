@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from fakes import a_run
@@ -15,10 +16,12 @@ from perf_callbacks.kernel.records.fit_records import (
     Finding,
     Flops,
     Gc,
+    Record,
     Row,
     Span,
     Stall,
     Steps,
+    Straggler,
     Window,
 )
 from perf_callbacks.kernel.records.machine_records import Memory, Use
@@ -87,11 +90,16 @@ RECORDS = [
         reads={"train.py:10": 1},
     ),
     Stall(step=7, rank=3, stage="data", since_seconds=90.5, stack=("train.py:41 fetch", "a b.py:1 <lambda>")),
+    Straggler(step=18, rank=1, cause="data", seconds_lost=1.5, steps=4),
     Use(step=7, cpu_load=0.25, resident_gb=1.5, sm_clock_mhz=1980, throttled_by=("power cap",)),
     Use(step=7),
     Memory(step=2, device="cpu", source="operations", weights_gb=0.5, gradients_gb=0.5, temporary_gb=0.125),
     SUMMARY,
 ]
+
+
+def test_each_kind_of_record_has_an_example_here():
+    assert {type(record) for record in RECORDS} == {*get_args(Record)}
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
