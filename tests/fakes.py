@@ -140,7 +140,7 @@ class Fit:
         self.end_step()
 
     def of(self, kind):
-        self.engine.collect()
+        self.engine.step_reader.collect()
         return [record for record in self.records if isinstance(record, kind)]
 
     def steps(self):

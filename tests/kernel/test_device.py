@@ -51,14 +51,14 @@ def test_steps_and_stages_are_time_on_the_stream(fit):
 
 def test_steps_are_handed_out_once_the_stream_has_done_them(fit):
     fit.step(**STAGES)
-    assert not fit.engine.collect()
+    assert not fit.engine.step_reader.collect()
     assert fit.steps() == []
     fit.stream.run()
     fit.step(**STAGES)  # is not done yet
-    assert not fit.engine.collect()
+    assert not fit.engine.step_reader.collect()
     assert [step["step"] for step in fit.steps()] == [1]
     fit.stream.run()
-    assert fit.engine.collect()
+    assert fit.engine.step_reader.collect()
     assert [step["step"] for step in fit.steps()] == [1, 2]
 
 
@@ -170,7 +170,7 @@ def test_a_step_whose_begin_found_no_event_is_lost_too():
     fit.end_step()  # its end is the begin of the next one
     for _ in range(2):
         fit.stream.run()
-        fit.engine.collect()
+        fit.engine.step_reader.collect()
         fit.stream.work(1.0)
         fit.end_step()
     fit.stream.run()
@@ -238,6 +238,6 @@ def test_the_longest_step_is_as_the_stream_saw_it_and_not_an_early_one(fit):
         if reason:
             fit.engine.exclude(reason)
         fit.step(forward=seconds)
-    assert (fit.engine.collect(), fit.engine.step_reader.longest_step) == (False, 0.0)
+    assert (fit.engine.step_reader.collect(), fit.engine.step_reader.longest_step) == (False, 0.0)
     fit.stream.run()
-    assert (fit.engine.collect(), fit.engine.step_reader.longest_step) == (True, 2.0)
+    assert (fit.engine.step_reader.collect(), fit.engine.step_reader.longest_step) == (True, 2.0)

@@ -436,14 +436,10 @@ def test_the_other_thread_asks_no_device_and_touches_no_tensor(monkeypatch):
     stream.run()
     fit.engine.write_late(fit.now + 9)
     assert written(fit) == []
-    for _ in range(2):  # the training thread asks it with the next micro-batch, and once
-        fit.feed(1)
+    fit.step(forward=0.25)  # the training thread asks it at the end of its step
     assert asked == [1, 1, 1, 1]
     fit.engine.write_late(fit.now + 9)
     assert written(fit) == [1, 2, 3]
-    fit.engine.step_reader.overdue, fit.engine.takes_batches = True, False
-    fit.step(forward=0.25)  # whose end asks it too
-    assert fit.engine.takes_batches
 
 
 def test_who_is_at_the_books_is_left_alone_and_waited_for_only_a_moment(monkeypatch):
@@ -505,7 +501,7 @@ def test_nothing_grows_with_the_steps():
         fit.feed(4, 32, 20)
         fit.step(forward=1 / 128)
         if number % 200 == 0:
-            held.append(fit.engine._ledger.kept + len(fit.engine._pending.ended))
+            held.append(fit.engine._ledger.kept + len(fit.engine.ended))
             fit.engine.row(number)
     assert max(held) <= BLOCK
 
@@ -626,11 +622,11 @@ def test_an_event_while_steps_are_taken_over_does_not_take_them_again(monkeypatc
     read = type(fit.engine.tape).read
 
     def interrupted(tape):
-        seen.append((fit.engine.collect(), fit.engine.row(1), fit.engine.amounts().samples))
+        seen.append((fit.engine.step_reader.collect(), fit.engine.row(1), fit.engine.amounts().samples))
         return read(tape)
 
     monkeypatch.setattr(type(fit.engine.tape), "read", interrupted)
-    assert fit.engine.collect()
+    assert fit.engine.step_reader.collect()
     assert seen == [(False, {}, 0)]
     assert fit.engine.summary().steps == 1
 

@@ -9,7 +9,7 @@ from perf_callbacks.kernel.engine import engine
 from perf_callbacks.kernel.engine.observer import Observer, Observers
 from perf_callbacks.kernel.engine.stages import STAGES
 from perf_callbacks.kernel.engine.steps import BLOCK, Columns, Step
-from perf_callbacks.kernel.engine.window_parts import MOST_STEPS, Parts
+from perf_callbacks.kernel.engine.window_sharing import MOST_STEPS, WindowSharing
 from perf_callbacks.kernel.records.fit_records import Window
 
 
@@ -56,15 +56,21 @@ def step(number, excluded=None):
 
 
 def parts_of(*, after=0, length=None):
-    parts = Parts(step=after, rank=0, world_size=2, data_parallel=2, observers=observed_by(OwnSeconds()))
-    parts.length = length
+    run = a_run(step=after, world_size=2)
+    parts = WindowSharing(run, lambda _record: None, observed_by(OwnSeconds()), data_parallel=2)
+    parts.use(length)
     return parts
 
 
+def complete(parts, steps):
+    parts.complete.clear()
+    parts.add(Columns.of(steps))
+    return parts.complete
+
+
 def told(parts, *numbers):
-    return [
-        (part.window, part.steps, part.samples) for part in parts.add(Columns.of([step(number) for number in numbers]))
-    ]
+    made = complete(parts, [step(number) for number in numbers])
+    return [(part.window, part.steps, part.samples) for part in made]
 
 
 def test_each_window_holds_its_own_steps():
@@ -80,7 +86,7 @@ def test_a_fit_that_begins_within_a_window_tells_of_what_it_did_in_it():
 
 def test_excluded_steps_are_in_no_part():
     parts = parts_of(length=2)
-    (part,) = parts.add(Columns.of([step(1, "first"), step(2)]))
+    (part,) = complete(parts, [step(1, "first"), step(2)])
     assert (part.steps, part.samples, part.tokens) == (1, 2, 20)
 
 
@@ -88,14 +94,14 @@ def test_excluded_steps_are_in_no_part():
 def test_a_window_that_is_heard_of_too_late_is_left_out(late):
     parts = parts_of()
     assert told(parts, *range(1, late + 1)) == []
-    parts.length = 3
+    parts.use(3)
     assert told(parts, *range(late + 1, 7)) == [(1, 3, 15)]
 
 
 def test_what_is_heard_of_between_two_windows_is_in_time():
     parts = parts_of()
     assert told(parts, 1, 2, 3) == []
-    parts.length = 3
+    parts.use(3)
     assert told(parts, 4, 5, 6) == [(1, 3, 15)]
 
 
@@ -103,7 +109,7 @@ def test_what_is_heard_of_between_two_windows_is_in_time():
 def test_windows_of_another_length_begin_afresh(before, after, expected):
     parts = parts_of(length=before)
     told(parts, 1, 2, 3, 4, 5)
-    parts.length = after
+    parts.use(after)
     assert told(parts, *range(6, 13))[0] == expected
 
 
@@ -153,7 +159,7 @@ def test_a_window_of_other_ranks_is_in_the_journal_once_and_in_the_rows():
 
 def signals(parts, *numbers, excluded=()):
     steps = [step(number, "evaluation" if number in excluded else None) for number in numbers]
-    return [[*part.signals["own"]] for part in parts.add(Columns.of(steps))]
+    return [[*part.signals["own"]] for part in complete(parts, steps)]
 
 
 def test_a_part_carries_a_value_for_each_step_also_for_those_in_no_row():
@@ -183,7 +189,7 @@ def test_steps_before_a_fit_or_before_signals_were_wanted_are_unknown():
 def test_windows_of_very_many_steps_carry_no_signals():
     parts = parts_of(length=MOST_STEPS + 1)
     parts.signals = True
-    (part,) = parts.add(Columns.of([step(number) for number in range(1, MOST_STEPS + 2)]))
+    (part,) = complete(parts, [step(number) for number in range(1, MOST_STEPS + 2)])
     assert part.signals == {}
 
 

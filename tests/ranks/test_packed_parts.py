@@ -9,7 +9,7 @@ from zlib import crc32
 import pytest
 from combined_parts import PART
 
-from perf_callbacks.kernel.engine.window_parts import MOST_STEPS
+from perf_callbacks.kernel.engine.window_sharing import MOST_STEPS
 from perf_callbacks.kernel.engine.windows import Part
 from perf_callbacks.ranks.bundles import MOST, Bundle
 from perf_callbacks.ranks.packed_parts import bundle_again, pack_bundle, unpack_bundles

@@ -26,7 +26,7 @@ class Trained(Fit):
         self.now += waits
 
     def of_steps(self):
-        self.engine.collect()
+        self.engine.step_reader.collect()
         return self.times.take(range(1, self.number + 1))
 
 
@@ -101,9 +101,9 @@ def test_steps_may_be_read_at_any_moment():
     fit = Trained()
     for _ in range(4):
         fit.spend("forward", 1.0)
-        fit.engine.collect()
+        fit.engine.step_reader.collect()
         fit.back(2.0, 1.0)
-        fit.engine.collect()
+        fit.engine.step_reader.collect()
         fit.step(optimizer=0.5)
     assert [one.local for one in fit.of_steps()[1:]] == [3.5] * 3
 
@@ -156,6 +156,6 @@ def test_times_that_nobody_takes_are_not_kept_for_ever():
         fit.spend("forward", 1.0)
         fit.back(2.0)
         fit.step(optimizer=0.5)
-    fit.engine.collect()
+    fit.engine.step_reader.collect()
     assert fit.times.take([1]) == [None]
     assert fit.times.take([fit.number])[0].local == 3.5

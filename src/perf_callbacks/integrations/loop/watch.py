@@ -115,7 +115,7 @@ class LoopWatch(Loop):
                         if first_batch.wanted:
                             first_batch.see(batch)
                         found = reader.read(batch)
-                        if engine.step_reader.overdue or len(engine.batches) >= engine.relieve_at:
+                        if len(engine.batches) >= engine.relieve_at:
                             engine.relieve()
                     if found is not None:
                         if waiting:

@@ -16,10 +16,8 @@ from perf_callbacks.kernel.engine.gc_pauses import Pauses, collection
 from perf_callbacks.kernel.engine.ledger import Ledger, reasons
 from perf_callbacks.kernel.engine.marks import BACK, BEGIN, END, Pause
 from perf_callbacks.kernel.engine.observer import Observers
-from perf_callbacks.kernel.engine.open_steps import OpenSteps
-from perf_callbacks.kernel.engine.protocols import DeviceTimeline, Ranks
 from perf_callbacks.kernel.engine.stages import Stage
-from perf_callbacks.kernel.engine.step_reader import StepReader
+from perf_callbacks.kernel.engine.step_reader import DeviceTimeline, StepReader
 from perf_callbacks.kernel.engine.steps import (
     BLOCK,
     COUNTED,
@@ -31,8 +29,7 @@ from perf_callbacks.kernel.engine.steps import (
     plus,
 )
 from perf_callbacks.kernel.engine.tape import Tape
-from perf_callbacks.kernel.engine.window_parts import Parts
-from perf_callbacks.kernel.engine.window_sharing import Sharing
+from perf_callbacks.kernel.engine.window_sharing import Ranks, WindowSharing
 from perf_callbacks.kernel.engine.work_model import WorkModel
 from perf_callbacks.kernel.records.fit_records import Amounts, Gc, Record, Row, Run, Span, Summary
 from perf_callbacks.kernel.records.metric_table import KEYS
@@ -82,8 +79,6 @@ class Engine:
         self._emit = emit
         self._earlier = earlier or Amounts()
         self._device = device
-        self.work = WorkModel()
-        """The source of FLOPs. `use` changes it."""
         data_parallel = data_parallel or run.world_size
         self._shown = KnownParts(
             gc_staged=gc_timed and device is None,
@@ -107,23 +102,14 @@ class Engine:
         self.relieve_at = SEVERAL
         """Number of micro-batches at which `relieve` is called."""
         self.takes_batches = True
-        """True: a batch may go straight into `batches`, because no span is open, the device need not be asked for
-        times, and the fit goes on."""
-        self._pending = OpenSteps(self.work)
-        self.ended = self._pending.ended
+        """True: a batch may go straight into `batches`, because no span is open and the fit goes on."""
         self._observers = observers or Observers()
-        parts = Parts(
-            step=run.step,
-            rank=run.rank,
-            world_size=run.world_size,
-            data_parallel=data_parallel,
-            observers=self._observers,
+        self._windows = WindowSharing(
+            run, emit, self._observers, ranks, data_parallel=data_parallel, ambiguous=ambiguous
         )
-        parts.ambiguous = ambiguous
-        self._ledger = Ledger(self._shown, parts)
+        self._ledger = Ledger(self._shown, self._windows)
         self.step_reader = StepReader(
             self.tape,
-            self._pending,
             self._ledger,
             self._observers,
             device=device,
@@ -131,7 +117,9 @@ class Engine:
             interrupted=partial(self.exclude, "interrupted"),
         )
         """Takes over the finished steps."""
-        self._sharing = Sharing(ranks, parts, self._ledger, emit, self._observers, alone=run.world_size == 1)
+        self.ended = self.step_reader.ended
+        self.work = self.step_reader.work
+        """The source of FLOPs. `use` changes it."""
         self.flush_at = 0.0
         """After this time, the end of any step hands out the finished steps."""
         self._due = 0
@@ -146,31 +134,30 @@ class Engine:
         self.flush_at = now + FLUSH_SECONDS
         self.tape.begin(now)
         self._emit(self._run)
-        self._sharing.do(self.step)
+        self._windows.exchange(self.step)
         self.plan()
         if self._device is not None:
             self._device.mark(_OTHER)
 
     def use(self, work: WorkModel) -> None:
         """Take the FLOPs of steps from a work model, from the current step on."""
-        self.work = self._pending.work = work
+        self.work = self.step_reader.work = work
         self.plan()
 
     def batch(self, batch: Batch) -> None:
         """Add a micro-batch to the current step."""
         if not self.open_spans:
             self.batches.append(batch)
-            if len(self.batches) >= self.relieve_at or self.step_reader.overdue:
+            if len(self.batches) >= self.relieve_at:
                 self.relieve()
 
     def relieve(self) -> None:
-        """Shorten long buffers within a step, or ask the device for overdue times."""
+        """Shorten long buffers within a step."""
         if len(self.batches) > MOST_BATCHES:
             self.batches = [Batch(*together(self.batches), ())]
         self.relieve_at = len(self.batches) + SEVERAL
-        self.takes_batches = not self.open_spans
-        if self.step_reader.overdue or len(self.tape.pairs) > MOST_MARKS:
-            self.collect(show=False)
+        if len(self.tape.pairs) > MOST_MARKS:
+            self.step_reader.collect(show=False)
 
     def exclude(self, reason: str) -> None:
         """Keep the current step out of rows."""
@@ -224,8 +211,7 @@ class Engine:
         self.excluded = None
         self.batches = []
         if self._device is not None:
-            self.collect()  # the device's events are used again
-            self.takes_batches = True  # `write_late` may have set it to False
+            self.step_reader.collect()  # the device's events are used again
         if step >= self._due or now > self.flush_at:
             self.flush(now)
         elif step >= self._look_at:
@@ -237,13 +223,9 @@ class Engine:
     def plan(self) -> None:
         """Compute the next step whose end takes more than a mark: any step, in a span or with a device timeline."""
         block = WATCHED_BLOCK if self._observers.watching else BLOCK
-        self._due = min(self.step + block - self._ledger.kept - len(self.ended), self._sharing.due or NEVER)
+        self._due = min(self.step + block - self._ledger.kept - len(self.ended), self._windows.due or NEVER)
         self._look_at = self.work.look_after(self.step)
         self._observers.plan(0 if self.open_spans or self._device is not None else min(self._due, self._look_at))
-
-    def collect(self, *, show: bool = True) -> bool:
-        """Read the finished steps. Return True if the device has reported the times of all of them."""
-        return self.step_reader.collect(show=show)
 
     def write_late(self, now: float) -> None:
         """Write the finished steps if no step has ended for a while. Called outside the training thread.
@@ -252,14 +234,12 @@ class Engine:
         """
         if now >= self.flush_at + LATE_SECONDS - FLUSH_SECONDS:
             self.step_reader.write_early(self._emit)
-            if self.step_reader.overdue:
-                self.takes_batches = False
 
     def tell_tokens(self, with_tokens: Callable[[Batch], Batch]) -> None:
         """Add the tokens of earlier steps, now that the tensor of token ids is known."""
         with self.step_reader.alone():
             self.step_reader.collect()
-            self._ledger.tell_tokens(self._pending.tell_tokens(with_tokens))
+            self._ledger.tell_tokens(self.step_reader.tell_tokens(with_tokens))
 
     def flush(self, now: float) -> None:
         """Hand out the finished steps."""
@@ -268,7 +248,8 @@ class Engine:
             if not held:
                 return
             self.step_reader.collect()
-            self._sharing.do(self.step)
+            self._ledger.add_up()
+            self._windows.exchange(self.step)
             block = self._ledger.take_block()
             self.plan()
             if block is not None:
@@ -295,7 +276,7 @@ class Engine:
     def _logged(self, step: int, totals: Totals, kind: str) -> dict[str, float]:
         flops = self.work.metrics(totals)
         # The last window covers about as many steps as a row, not a whole fit, which therefore gets no window's rates.
-        window = self._sharing.latest if kind == "row" else None
+        window = self._windows.latest if kind == "row" else None
         metrics = ratios.metrics(totals, self._shown, window, flops)
         if metrics:
             metrics |= self._observers.metrics(kind)
@@ -319,7 +300,7 @@ class Engine:
         with self.step_reader.alone():
             self.step_reader.collect()
             steps, samples, tokens, lost = self._ledger.all()
-        passed = self._pending.passed
+        passed = self.step_reader.passed
         samples = plus(samples, *[step.samples for step in passed])
         tokens = plus(tokens, *[step.tokens for step in passed])
         return steps + len(passed), Amounts(samples=samples, tokens=tokens), lost

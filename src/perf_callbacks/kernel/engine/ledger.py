@@ -4,8 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from perf_callbacks.kernel.engine.steps import Columns, KnownParts, Totals, record, sum_of
-from perf_callbacks.kernel.engine.window_parts import Parts
-from perf_callbacks.kernel.engine.windows import Part
+from perf_callbacks.kernel.engine.window_sharing import WindowSharing
 from perf_callbacks.kernel.records.fit_records import Steps
 
 MOST_UNTOLD = 64
@@ -15,10 +14,9 @@ MOST_UNTOLD = 64
 class Ledger:
     """Steps and sums of one fit. Holds at most one block of single steps."""
 
-    def __init__(self, shown: KnownParts, parts: Parts) -> None:
+    def __init__(self, shown: KnownParts, windows: WindowSharing) -> None:
         self._shown = shown
-        self._parts = parts
-        self._over: list[Part] = []
+        self._windows = windows
         self.kept = 0
         """Number of steps that `take_block` has not handed out yet."""
         self._block: list[Columns] = []
@@ -45,7 +43,7 @@ class Ledger:
 
     def take_block(self) -> Steps | None:
         """Take the steps since the last block. Return a record of the steps that are not in the journal yet."""
-        self._add()
+        self.add_up()
         early, self._early = self._early, max(0, self._early - self.kept)
         block, self._block, self._added, self.kept = self._block, [], 0, 0
         return self._record(block, early)
@@ -66,15 +64,9 @@ class Ledger:
         new = steps.cut(early) if early else steps
         return record(new, self._shown) if new.number else None
 
-    def take_parts(self) -> list[Part]:
-        """Take this rank's parts of the windows that were completed since the last call."""
-        self._add()
-        over, self._over = self._over, []
-        return over
-
     def take_row(self) -> Totals:
         """Take the sums over the included steps since the last row."""
-        self._add()
+        self.add_up()
         self._row.settle()
         row, self._row, self._row_after = self._row, Totals(), self._last
         self.left_out = self.excluded - self._told
@@ -84,7 +76,7 @@ class Ledger:
 
     def included(self) -> Totals:
         """Return the sums over all included steps."""
-        self._add()
+        self.add_up()
         totals = Totals()
         totals.merge(self._included)
         totals.merge(self._row)
@@ -93,12 +85,12 @@ class Ledger:
 
     def all(self) -> tuple[int, int | None, int | None, int]:
         """Return the number of steps, their samples and tokens, and the number of steps without a time."""
-        self._add()
+        self.add_up()
         return self._steps, self._samples, None if self._untold_steps else self._tokens, self._lost
 
     def tell_tokens(self, tokens: Mapping[int, int]) -> None:
         """Add tokens, by step number, of steps that were entered before the tensor of token ids was known."""
-        self._add()
+        self.add_up()
         for number, included in self._untold.items():
             if number in tokens:
                 self._tokens += tokens[number]
@@ -110,7 +102,7 @@ class Ledger:
         ]
         self._untold = {number: included for number, included in self._untold.items() if number not in tokens}
 
-    def _add(self) -> None:
+    def add_up(self) -> None:
         """Add up all steps since the last call at once, which is cheaper than step by step."""
         if self._added == len(self._block):
             return
@@ -129,7 +121,7 @@ class Ledger:
                 if reason is not None and seconds is not None:
                     self.excluded_seconds[reason] = self.excluded_seconds.get(reason, 0.0) + seconds
         self._row.add(new.included)
-        self._over += self._parts.add(new)
+        self._windows.add(new)
 
     def _note_untold(self, new: Columns) -> None:
         untold = [place for place, tokens in enumerate(new.tokens) if tokens is None]

@@ -1,36 +1,48 @@
-"""Reader of finished steps: from the tape, through the open steps, into the ledger. One thread at a time."""
+"""Reader of finished steps: from the tape into the ledger. One thread reads at a time."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain, repeat
+from operator import is_
 from threading import RLock
-from typing import Any
+from typing import Any, Protocol
 
+from perf_callbacks.kernel.batches.reader import Batch, nothing, together
 from perf_callbacks.kernel.engine.account import BEGINNING
-from perf_callbacks.kernel.engine.ledger import Ledger
-from perf_callbacks.kernel.engine.marks import Pause
+from perf_callbacks.kernel.engine.ledger import MOST_UNTOLD, Ledger
+from perf_callbacks.kernel.engine.marks import Calls, Mark, Pause
 from perf_callbacks.kernel.engine.observer import Observers
-from perf_callbacks.kernel.engine.open_steps import OpenSteps
-from perf_callbacks.kernel.engine.protocols import DeviceTimeline
 from perf_callbacks.kernel.engine.stages import Stage
-from perf_callbacks.kernel.engine.steps import Columns
-from perf_callbacks.kernel.engine.tape import Tape
+from perf_callbacks.kernel.engine.steps import Columns, Step, StepFlops, plus
+from perf_callbacks.kernel.engine.tape import Past, Tape
+from perf_callbacks.kernel.engine.work_model import LOOK_STEPS, WorkModel
 from perf_callbacks.kernel.records.fit_records import Gc, Record
 
 MOMENT_SECONDS = 0.05
 """Longest time that a thread waits for another thread that reads steps."""
 
 
-class StepReader:
-    """Moves finished steps from the tape through the open steps to the ledger.
+class DeviceTimeline(Protocol):
+    """The same marks on an accelerator's clock. Times come late, in order, and sometimes never."""
 
-    Marks are written on the tape without a lock. A thread that reads any of the three holds one lock for all of them.
+    def mark(self, mark: Mark) -> None:
+        """Put a mark into the stream, between earlier and later work."""
+
+    def ready(self) -> list[tuple[float, ...] | None]:
+        """Return the stage seconds of the steps that finished since the last call; None for a lost step."""
+        ...
+
+
+class StepReader:
+    """Moves finished steps to the ledger, once the tape, and the device if there is one, give their times.
+
+    Marks and the ends of steps are written without a lock. A thread that reads them, or the ledger, holds one lock.
     """
 
     def __init__(
         self,
         tape: Tape,
-        pending: OpenSteps,
         ledger: Ledger,
         observers: Observers,
         *,
@@ -38,16 +50,23 @@ class StepReader:
         tell: Callable[[Pause, str, int | None], Gc],
         interrupted: Callable[[], None],
     ) -> None:
-        self._tape, self._pending, self._ledger, self._observers = tape, pending, ledger, observers
-        self._device = device
+        self._tape, self._ledger, self._observers, self._device = tape, ledger, observers, device
         self._tell, self._interrupted = tell, interrupted
+        self.work = WorkModel()
+        """The source of FLOPs."""
+        self.ended: deque[tuple[int, str | None, list[Batch]]] = deque()
+        """Number, reason of the exclusion and batches of each step whose marks were not read."""
+        self.passed: deque[Step] = deque()
+        """Steps whose times are still on the device."""
+        self.longest_step = 0.0
+        """Seconds of the longest step so far, without the first step, which includes setup and compilation."""
         self._unseen: deque[tuple[Columns | None, list[Gc]]] = deque()  # by observers
         self._lock = RLock()
         self._reading = False
-        self.overdue = False
-        """True: the device must be asked for its times before the step ends."""
-        self.longest_step = 0.0
-        """Seconds of the longest step so far, without the first step, which includes setup and compilation."""
+        self._batch = Batch(None, None, None, ())
+        self._with_tokens: Callable[[Batch], Batch] | None = None
+        self._untold: dict[int, list[Batch]] = {}  # first steps without tokens
+        self._unlooked = 0
 
     @contextmanager
     def alone(self) -> Iterator[bool]:
@@ -69,11 +88,10 @@ class StepReader:
             if not held or self._reading:  # a signal handler or finalizer may interrupt a call, and call this again
                 return False
             self._reading = True
-            self.overdue = False
             try:
                 self._collect()
             except BaseException:  # an interrupt, say: half-read marks would go to the wrong steps
-                self._pending.ended.clear()
+                self.ended.clear()
                 self._tape.pairs.clear()
                 self._interrupted()
                 raise
@@ -83,7 +101,7 @@ class StepReader:
             steps, pauses = self._unseen.popleft()
             if self._observers.watching:
                 self._observers.steps_measured([] if steps is None else steps.rows, pauses)
-        return not self._pending.passed
+        return not self.passed
 
     def write_early(self, emit: Callable[[Record], None]) -> None:
         """Write the finished steps that were not handed out yet. Called outside the training thread.
@@ -91,30 +109,37 @@ class StepReader:
         No state changes: the tape is read from a copy, and the FLOPs of its steps stay unknown.
 
         The device is not queried: a query might spoil the capture of a graph in the training thread, and this thread
-        might hang with the device. The training thread queries the device at the next micro-batch, and the next block
-        contains the times.
+        might hang with the device. The training thread queries the device at the end of the next step.
         """
         if not self._lock.acquire(blocking=False):
             return
         try:
             if not self._reading:
-                self.overdue = bool(self._pending.passed)
-                late = self._pending.early(self._tape.peek()) if self._device is None else None
+                late = self._early(self._tape.peek()) if self._device is None else None
                 block = self._ledger.early_block(late)
                 if block is not None:
                     emit(block)
         finally:
             self._lock.release()
 
+    def tell_tokens(self, with_tokens: Callable[[Batch], Batch]) -> dict[int, int]:
+        """Store the function that counts tokens. Return the tokens of earlier steps that lacked them, by number."""
+        self._with_tokens = with_tokens
+        untold, self._untold = self._untold, {}
+        found = {number: self._find_tokens(number, batches) for number, batches in untold.items()}
+        tokens = {number: amount for number, amount in found.items() if amount is not None}
+        self.passed = deque([step._replace(tokens=tokens.pop(step.number, step.tokens)) for step in self.passed])
+        return tokens
+
     def lose_outstanding(self) -> None:
         """Enter the steps whose times are still on the device into the ledger, as lost steps."""
-        self._enter(self._pending.timed([None] * len(self._pending.passed)))
+        self._enter(self._timed([None] * len(self.passed)))
 
     def _collect(self) -> None:
         if self._observers.overriding["marks_read"]:
-            self._observers.marks_read(self._tape.pairs[:], [number for number, *_ in self._pending.ended])
+            self._observers.marks_read(self._tape.pairs[:], [number for number, *_ in self.ended])
         past, told = self._tape.read()
-        ended = self._pending.ended
+        ended = self.ended
         pauses = [
             self._tell(
                 pause,
@@ -126,10 +151,10 @@ class StepReader:
         finished = None
         if self._device is not None:
             if past.calls:
-                self._pending.wait(past)
-            finished = self._enter(self._pending.timed(self._device.ready()))
+                self._wait(past)
+            finished = self._enter(self._timed(self._device.ready()))
         elif past.calls:
-            finished = self._enter(self._pending.finish(past))
+            finished = self._enter(self._finish(past))
         self._unseen.append((finished, pauses))
 
     def _enter(self, steps: Columns | None) -> Columns | None:
@@ -141,3 +166,109 @@ class StepReader:
                 times = [time for time, reason in known if time is not None and reason not in BEGINNING]
             self.longest_step = max(self.longest_step, *times) if times else self.longest_step
         return steps
+
+    def _finish(self, past: Past) -> Columns:
+        """Build the columns of the steps whose marks were read."""
+        ended = map(deque.popleft, repeat(self.ended, len(past.calls)))
+        number, excluded, batches = zip(*ended, strict=True)
+        self.work.look(number[-1])
+        alike = _alike(batches)
+        if alike and batches[0]:
+            amounts = self._through(batches[0], past.calls[0])
+            samples, tokens, useful_tokens = [(amount,) * len(number) for amount in amounts]
+        else:
+            samples, tokens, useful_tokens = zip(*map(self._through, batches, past.calls), strict=True)
+        if None in tokens and (self._with_tokens is not None or len(self._untold) < MOST_UNTOLD):
+            tokens = tuple(map(self._find_tokens, number, batches, tokens))
+        efforts = self._efforts(number, batches, past.calls, alike=alike)
+        self.work.settle()
+        paused = longest = [0.0] * len(number)
+        if any(past.pauses):
+            paused = [float(sum(pauses)) for pauses in past.pauses]
+            longest = [max(pauses, default=0.0) for pauses in past.pauses]
+        return Columns(
+            number, excluded, samples, tokens, useful_tokens, efforts, paused, longest, past.seconds, past.stages
+        )
+
+    def _wait(self, past: Past) -> None:
+        """Queue steps whose marks were read, mostly a single step, until the device gives their times."""
+        self._unlooked += len(past.calls)
+        if self._unlooked >= LOOK_STEPS:
+            self._unlooked = 0
+            self.work.look(self.ended[len(past.calls) - 1][0])
+        for pauses, calls in zip(past.pauses, past.calls, strict=True):
+            number, excluded, batches = self.ended.popleft()
+            effort = self._effort(number, batches, calls)
+            samples, tokens, useful_tokens = self._through(batches, calls)
+            if tokens is None:
+                tokens = self._find_tokens(number, batches)
+            paused = (sum(pauses), max(pauses)) if pauses else (0.0, 0.0)
+            self.passed.append(Step(number, excluded, samples, tokens, useful_tokens, effort, *paused, None))
+        self.work.settle()
+
+    def _timed(self, times: Sequence[tuple[float, ...] | None]) -> Columns | None:
+        """Take the first queued steps, with their times from the device. None in `times` stands for a lost step."""
+        return Columns.of([_with_times(self.passed.popleft(), seconds) for seconds in times]) if times else None
+
+    def _early(self, past: Past) -> Columns | None:
+        """Return the ended steps with the values known so far. Changes no state. Called outside the training thread."""
+        ended = [self.ended[place] for place in range(len(past.calls))]
+        steps, last = [], self._batch
+        for (number, excluded, batches), seconds, calls in zip(ended, past.rows, past.calls, strict=True):
+            last = batches[0] if batches else last
+            known = [plus(*[batch[place] for batch in batches]) for place in (0, 1)]  # no number that is on a device
+            samples, tokens = known if batches else _without(last, calls)[:2]
+            steps.append(Step(number, excluded, samples, tokens, None, None, 0.0, 0.0, seconds))
+        return Columns.of(steps) if steps else None
+
+    def _through(self, batches: list[Batch], calls: Calls) -> tuple[int | None, int | None, Any]:
+        """Return the amounts of a step."""
+        if not batches:
+            return _without(self._batch, calls)
+        self._batch = batches[0]
+        return together(batches)
+
+    def _find_tokens(self, number: int, batches: list[Batch], tokens: int | None = None) -> int | None:
+        """Return the tokens of a step, recounted if its batches were read before the tensor of token ids was known."""
+        if tokens is not None or not batches:
+            return tokens
+        if self._with_tokens is not None:
+            return together([self._with_tokens(batch) for batch in batches])[1]
+        if len(self._untold) < MOST_UNTOLD:
+            self._untold[number] = batches
+        return None
+
+    def _efforts(
+        self, numbers: Sequence[int], batches: Sequence[list[Batch]], calls: Sequence[Calls], *, alike: bool
+    ) -> Sequence[StepFlops | None]:
+        """Return the FLOPs of each step. While unknown, ask the work model for each step, because it counts reasons."""
+        first = self._effort(numbers[0], batches[0], calls[0])
+        if alike and first is not None and not self.work.trainable_changed and calls.count(calls[0]) == len(calls):
+            return (first,) * len(numbers)
+        return [first, *map(self._effort, numbers[1:], batches[1:], calls[1:])]
+
+    def _effort(self, number: int, batches: list[Batch], calls: Calls) -> StepFlops | None:
+        return self.work.of([batch.shape for batch in batches], calls, number)
+
+
+def _alike(steps: Sequence[list[Batch]]) -> bool:
+    """Return True if all steps had the same batch object, equally often.
+
+    Batches are not compared by value: their numbers may be on a device.
+    """
+    every = [*chain.from_iterable(steps)]
+    return len({*map(len, steps)}) == 1 and all(map(is_, every, repeat(every and every[0])))
+
+
+def _without(last: Batch, calls: Calls) -> tuple[int | None, int | None, Any]:
+    """Return samples, tokens and useful tokens of a step without a new batch: 0 if no backward ran.
+
+    None for an amount that the last batch doesn't show, and for all amounts after a backward, which used an earlier
+    batch.
+    """
+    return (None, None, None) if calls.backwards else nothing(last)
+
+
+def _with_times(step: Step, seconds: tuple[float, ...] | None) -> Step:
+    """Return a step with its times from the device. Without times the step is excluded as lost."""
+    return step._replace(seconds=seconds, excluded=step.excluded if seconds else "lost")

@@ -1,69 +1,184 @@
-"""The parts of windows that the engine offers to the exchange, and the windows and agreements that come back."""
+"""The windows that ranks exchange: this rank's part of each, and what comes back from all ranks."""
 
+from array import array
 from collections.abc import Callable
+from math import nan
+from typing import Protocol
 
-from perf_callbacks.kernel.engine.ledger import Ledger
 from perf_callbacks.kernel.engine.observer import Observers
-from perf_callbacks.kernel.engine.protocols import Ranks
-from perf_callbacks.kernel.engine.window_parts import Parts
-from perf_callbacks.kernel.records.fit_records import Record, Window
+from perf_callbacks.kernel.engine.steps import RECOUNTED, Columns, Totals
+from perf_callbacks.kernel.engine.windows import JobSettings, Part
+from perf_callbacks.kernel.records.fit_records import Record, Run, Window
+
+MOST_STEPS = 1000
+"""Most steps of a window whose parts carry signals."""
 
 
-class Sharing:
-    """Offers complete parts to the exchange, and emits the windows that come back.
+class Ranks(Protocol):
+    """The other ranks of a job, as far as this rank knows of them. Only `agree` and `close` wait."""
 
-    Without `ranks` nothing is exchanged; a rank that is `alone` agrees with itself at once.
+    @property
+    def job_settings(self) -> JobSettings | None:
+        """Settings of this fit that hold for all ranks; None: not known yet."""
+
+    def agree(self) -> JobSettings | None:
+        """Wait a moment for the settings."""
+        ...
+
+    @property
+    def window(self) -> int | None:
+        """Optimizer steps per window; None: ranks exchange no windows, or the length is not known yet."""
+
+    @property
+    def latest(self) -> Window | None:
+        """Last window of all ranks that this rank knows; None before the first window."""
+
+    @property
+    def signals(self) -> bool:
+        """True: parts carry signals. False: parts carry no signals, or this is not known yet."""
+        ...
+
+    def offer(self, part: Part) -> None:
+        """Offer this rank's part of a window to the other ranks."""
+
+    def take(self) -> list[Window]:
+        """Take the windows that this rank has to write and has not taken before."""
+        ...
+
+    def close(self) -> None:
+        """End the exchange with the other ranks."""
+
+
+class WindowSharing:
+    """Adds up the included steps of each window, offers complete parts to the other ranks, and emits their windows.
+
+    A window that began before its length was known is left out. Without `ranks` nothing is exchanged; the only rank of
+    a job agrees with itself at once.
     """
 
     def __init__(
         self,
-        ranks: Ranks | None,
-        parts: Parts,
-        ledger: Ledger,
+        run: Run,
         emit: Callable[[Record], None],
         observers: Observers,
+        ranks: Ranks | None = None,
         *,
-        alone: bool = True,
+        data_parallel: int,
+        ambiguous: bool = False,
     ) -> None:
-        self._ranks = ranks
-        self._observers = observers
-        self._alone = alone
-        self._heard: Window | None = None
-        self._parts = parts
-        self._ledger = ledger
-        self._emit = emit
+        self._run, self._emit, self._observers, self._ranks = run, emit, observers, ranks
+        self._data_parallel = data_parallel
+        self._ambiguous = ambiguous  # it is unknown which ranks share samples, so the amounts of the job are unknown
+        self._announced: Window | None = None
         self.due: int | None = None
         """The step that completes the current window."""
+        self.length: int | None = None
+        """Optimizer steps per window; None: there are no windows."""
+        self.signals = False
+        """True: parts carry signals, also of the steps that are in no row."""
+        self.complete: list[Part] = []
+        """Parts that were not offered yet."""
+        self._start = self._seen = run.step
+        self._begin(run.step)
 
     @property
     def latest(self) -> Window | None:
         """Last window of all ranks that this rank knows."""
         return self._ranks.latest if self._ranks is not None else None
 
-    def do(self, step: int) -> None:
-        """Offer parts and take windows, after step `step`."""
-        asks = self._observers.asks
+    def exchange(self, step: int) -> None:
+        """Offer complete parts and take windows, after step `step`."""
         if self._ranks is None:
-            if self._alone:
-                self._observers.agreed(asks, step)
+            if self._run.world_size == 1:
+                self._observers.agreed(self._observers.asks, step)
             return
-        self._parts.asks = asks
-        self._parts.signals = self._ranks.signals and bool(self._observers.overriding["window_part"])
-        for part in self._ledger.take_parts():
+        self.signals = self._ranks.signals and bool(self._observers.overriding["window_part"])
+        complete, self.complete = self.complete, []
+        for part in complete:
             self._ranks.offer(part)
         for window in self._ranks.take():
             self._emit(window)
-        length = self._parts.length = self._ranks.window
-        self.due = None if length is None else (step // length + 1) * length
-        if length is not None:
-            self._hear()
+        self.use(self._ranks.window)
+        self.due = None if self.length is None else (step // self.length + 1) * self.length
+        if self.length is not None:
+            self._announce()
 
-    def _hear(self) -> None:
+    def _announce(self) -> None:
         """Announce the values that ranks agreed on, and the steps from which the values hold."""
         latest = self.latest
-        if latest is None or latest is self._heard:
+        if latest is None or latest is self._announced:
             return
-        self._heard = latest
+        self._announced = latest
         for step in sorted({*latest.holds.values()}):
             names = [name for name in latest.asks if latest.holds.get(name) == step]
             self._observers.agreed({name: latest.asks[name] for name in names}, step)
+
+    def use(self, length: int | None) -> None:
+        """Cut windows of this length from now on. A new length begins a new window."""
+        if length != self.length:
+            self.length = length
+            self._begin(self._seen)
+
+    def add(self, steps: Columns) -> None:
+        """Add the next steps, at least a single step."""
+        self._seen = steps.number[-1]
+        if self.length is None:
+            return
+        start = 0
+        for stop, number in enumerate(steps.number, 1):
+            if number % self.length == 0:
+                self._add(steps.cut(start, stop))
+                if self._after <= max(self._start, number - self.length):
+                    self.complete.append(self._part(number // self.length - 1, self.length))
+                self._begin(number)
+                start = stop
+        self._add(steps.cut(start))
+
+    def _add(self, steps: Columns) -> None:
+        self._totals.add(_belonging(steps))
+        if self.signals and steps.number and (self.length or 0) <= MOST_STEPS:
+            self._steps.append(steps)
+
+    def _begin(self, after: int) -> None:
+        self._totals, self._after = Totals(), after  # the totals hold the steps after step `after`
+        self._steps: list[Columns] = []  # of the window so far, for the signals
+
+    def _part(self, window: int, length: int) -> Part:
+        totals = self._totals
+        return Part(
+            window=window,
+            length=length,
+            rank=self._run.rank,
+            world_size=self._run.world_size,
+            data_parallel=self._data_parallel,
+            steps=totals.steps,
+            seconds=totals.step_seconds,
+            samples=None if self._ambiguous else totals.samples,
+            tokens=None if self._ambiguous else totals.tokens,
+            useful_tokens=None if self._ambiguous else totals.useful_tokens,
+            model_flops=totals.effort.model_flops if totals.effort_steps == totals.steps else None,
+            hardware_flops=totals.effort.hardware_flops if totals.effort_steps == totals.steps else None,
+            asks=self._observers.asks,
+            signals=self._signals(window * length + 1, length),
+        )
+
+    def _signals(self, first: int, length: int) -> dict[str, "array[float]"]:
+        """Make the signals of the window, each as long as the window."""
+        if not self.signals or not self._steps:
+            return {}
+        steps = Columns.joined(self._steps)
+        signals = {}
+        for name, column in self._observers.window_part(steps).items():
+            signals[name] = array("f", [nan]) * length
+            for number, seconds in zip(steps.number, column, strict=True):
+                if seconds is not None and 0 <= number - first < length:
+                    signals[name][number - first] = seconds
+        return signals
+
+
+def _belonging(steps: Columns) -> Columns:
+    """Return the steps that count in windows: all steps of rows, and steps excluded as recounted."""
+    if not any(steps.excluded):
+        return steps
+    reasons = zip(steps.excluded, steps.step_seconds, strict=True)
+    return steps.only([reason is None or (reason == RECOUNTED and time is not None) for reason, time in reasons])

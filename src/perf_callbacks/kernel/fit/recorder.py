@@ -20,7 +20,7 @@ from perf_callbacks.kernel.clock import perf_counter, sleep
 from perf_callbacks.kernel.engine.engine import Engine
 from perf_callbacks.kernel.engine.marks import Mark, Pause
 from perf_callbacks.kernel.engine.observer import Observer, Observers
-from perf_callbacks.kernel.engine.protocols import Ranks
+from perf_callbacks.kernel.engine.window_sharing import Ranks
 from perf_callbacks.kernel.failures import describe, fails_open, guard
 from perf_callbacks.kernel.fit import meshes
 from perf_callbacks.kernel.fit.logged_metrics import Logged
@@ -155,7 +155,7 @@ class Recorder:
             found = reader.read(batch)
             if not engine.open_spans:  # as `Engine.batch`, without its frame
                 engine.batches.append(found)
-                if len(engine.batches) >= engine.relieve_at or engine.step_reader.overdue:
+                if len(engine.batches) >= engine.relieve_at:
                     engine.relieve()
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
@@ -350,7 +350,7 @@ class Recorder:
 
     def _drain(self) -> None:
         deadline = self.clock() + DRAIN_SECONDS
-        while not self.engine.collect() and self.clock() < deadline:
+        while not self.engine.step_reader.collect() and self.clock() < deadline:
             sleep(0.001)
 
     def _finish(self) -> None:
