@@ -48,7 +48,6 @@ TORCH_FREE = """
 from perf_callbacks.commands import main
 from perf_callbacks.launch import accelerate_config
 from perf_callbacks.kernel.fit import environment
-from perf_callbacks.kernel.records import file_locks
 from perf_callbacks.kernel.records import journal_file
 from perf_callbacks.kernel.process import processes
 from perf_callbacks.kernel.process import resident_memory

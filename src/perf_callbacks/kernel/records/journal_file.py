@@ -16,9 +16,13 @@ from typing import BinaryIO
 from perf_callbacks.kernel.clock import perf_counter
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.records.codec import Entry, encode, entries
-from perf_callbacks.kernel.records.file_locks import lock, unlock
 from perf_callbacks.kernel.records.fit_records import Checklist, Flops, Gc, Record, Run, Stall, Steps, Summary
 from perf_callbacks.kernel.records.machine_records import Memory
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 AT_ONCE = (Run, Checklist, Flops, Summary, Stall, Memory)
 """Rare records, which are on disk when `write` returns."""
@@ -38,9 +42,6 @@ CLOSE_SECONDS = 1.0
 
 LONG_PAUSE = 0.001
 """Once the journal is full, only collections of at least this many seconds are still written."""
-
-THINNED = 64
-"""Once the journal is full, one block of steps in this many is still written."""
 
 MOST_WRITERS = 1000
 """Most writers of a rank's journals in a directory."""
@@ -91,6 +92,22 @@ def _opened(path: Path) -> _File:
     return file
 
 
+def _lock(file: FileIO) -> bool:
+    """Lock an open file. Return False if another writer holds the lock; True on a system or filesystem without locks.
+
+    The lock belongs to the open file, so two fits in one process keep each other out as well.
+    """
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        let_pass(error)
+    return True
+
+
 class FileJournal(Journal):
     """Appends records to a file. A disk error is logged once and ends the journal, not the run.
 
@@ -118,7 +135,6 @@ class FileJournal(Journal):
         self._clock = clock
         self._began = began
         self._size = 0
-        self._thinned = 0
         self._written_at = -SPACING_SECONDS
         self._pending: deque[str] = deque(maxlen=MOST_PENDING)
         self._file: _File | None = None
@@ -187,7 +203,7 @@ class FileJournal(Journal):
         for number in range(1, MOST_WRITERS):
             name = wanted.name if number == 1 else f"{wanted.stem}.{number}{wanted.suffix}"
             file = _opened(wanted.with_name(name))
-            if lock(file.fileno()):
+            if _lock(file):
                 break
             file.close()
         else:
@@ -210,13 +226,10 @@ class FileJournal(Journal):
         self._written_at = self._clock()
 
     def _lasts(self, record: Record) -> bool:
-        """Return True if a record is to be written. A full journal takes only some records."""
+        """Return True if a record is to be written. A full journal takes no steps and no short collections."""
         if self._size < self._max_bytes:
             return True
-        if isinstance(record, Steps):
-            self._thinned += 1
-            return self._thinned % THINNED == 1
-        return not (isinstance(record, Gc) and record.seconds < LONG_PAUSE)
+        return not isinstance(record, Steps) and not (isinstance(record, Gc) and record.seconds < LONG_PAUSE)
 
     def _give_up(self, error: OSError) -> None:
         reason = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror or error
@@ -230,7 +243,9 @@ class FileJournal(Journal):
         file = self._file
         if file is not None:
             try:
-                unlock(file.fileno())
+                if fcntl is not None:  # a forked child may hold the same open file, and with the file the lock
+                    with suppress(OSError):
+                        fcntl.flock(file, fcntl.LOCK_UN)
             finally:  # after an interrupt too: no other object refers to the file
                 self._file = None
                 file.close()
