@@ -110,9 +110,9 @@ class Recorder:
         """Public so that wrappers can write a mark without a call of `enter`."""
         self._observer, self._swallowed = GcObserver(weakly(self.on_collection), clock), weakly(self.on_swallowed)
         self.collect_calls = self._observer.calls
-        self._at_exit = functools.partial(_at_exit, weakref.ref(self))
+        self._at_exit = functools.partial(weakly(self.close), "the interpreter exited")
         self.active = True
-        self.progress_of = functools.partial(_progress, weakref.ref(self))
+        self.progress_of = weakly(self._progress)
         """Returns the steps done and the seconds of the longest one; None once the recorder was freed or closed."""
         # No other global may hold a strong reference to us: if no exit was seen, the trainer would never be freed.
         self._abandon = weakref.finalize(self, _abandon, self._observer, self._journal, self._swallowed)
@@ -357,6 +357,9 @@ class Recorder:
         self._drain()
         self._summary = self.engine.stop(self.clock(), self.failure)
 
+    def _progress(self) -> tuple[int, float] | None:
+        return (self.step, self.engine.step_reader.longest_step) if self.active else None
+
     def tick(self, now: float) -> bool:  # noqa: ARG002 what counts is the recorder's clock
         """Write the steps that have waited for long, on the watchdog's thread. Return False once the fit has ended."""
         if self.active:
@@ -383,19 +386,6 @@ class Recorder:
         self._late = error
         self.observers.hurry()
         return True
-
-
-def _progress(reference: "weakref.ref[Recorder]") -> tuple[int, float] | None:
-    recorder = reference()
-    if recorder is None or not recorder.active:
-        return None
-    return recorder.engine.step, recorder.engine.step_reader.longest_step
-
-
-def _at_exit(reference: "weakref.ref[Recorder]") -> None:
-    recorder = reference()
-    if recorder is not None:
-        recorder.close("the interpreter exited")
 
 
 def _abandon(observer: GcObserver, journal: Journal, swallowed: Callable[[BaseException], bool | None]) -> None:

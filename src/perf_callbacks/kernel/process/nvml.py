@@ -70,16 +70,11 @@ class Monitor:
         self._handle: Any = None
         if uuid is None:
             return
-        with guard(let_pass):
-            import pynvml  # noqa: PLC0415 as in `inventory`
-
-            pynvml.nvmlInit()
-            self._nvml = pynvml
-        if self._nvml is None:
-            return
-        for prefix in ("GPU-", "MIG-"):
-            with suppress(Exception):  # the GPU is of the other kind, or lost
-                self._handle = self._handle or self._nvml.nvmlDeviceGetHandleByUUID(prefix + bare(uuid))
+        with guard(let_pass):  # as in `inventory`
+            self._nvml = _started()
+            for prefix in ("GPU-", "MIG-"):
+                with suppress(Exception):  # the GPU is of the other kind, or lost
+                    self._handle = self._handle or self._nvml.nvmlDeviceGetHandleByUUID(prefix + bare(uuid))
 
     def read(self) -> GpuUse:
         """Read all values that this GPU supports."""
@@ -105,7 +100,7 @@ class Monitor:
         found, self._nvml = self._nvml, None
         if found is not None:
             with suppress(Exception):
-                found.nvmlShutdown()  # NVML counts who uses it
+                found.nvmlShutdown()
 
 
 def _told(ask: Callable[[], Any]) -> Any:
@@ -116,21 +111,22 @@ def _told(ask: Callable[[], Any]) -> Any:
 
 
 def inventory() -> Inventory:
-    """List the GPUs. Starting NVML takes a few milliseconds."""
-    nvml: Any = None
+    """List the GPUs."""
     with guard() as attempt:  # no package, no library, no driver, or versions that don't match
-        import pynvml  # noqa: PLC0415 it takes some milliseconds, and not every machine has a GPU
-
-        pynvml.nvmlInit()
-        nvml = pynvml
-    if nvml is None:
-        return Inventory(missing=attempt.reason)
-    try:
-        with guard() as attempt:
+        nvml = _started()
+        try:
             return Inventory(gpus=_gpus(nvml))
-        return Inventory(missing=attempt.reason)
-    finally:
-        nvml.nvmlShutdown()  # NVML counts who uses it
+        finally:
+            nvml.nvmlShutdown()
+    return Inventory(missing=attempt.reason)
+
+
+def _started() -> Any:
+    """Start NVML, which takes a few milliseconds. NVML counts its users: each start needs an `nvmlShutdown`."""
+    import pynvml  # noqa: PLC0415 it takes some milliseconds, and not every machine has a GPU
+
+    pynvml.nvmlInit()
+    return pynvml
 
 
 def _gpus(pynvml: Any) -> tuple[Listed, ...]:

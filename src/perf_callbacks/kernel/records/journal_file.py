@@ -108,6 +108,13 @@ def _lock(file: FileIO) -> bool:
     return True
 
 
+def _unlock(file: FileIO) -> None:
+    """Release the lock now. Closing the file is not enough while a forked child holds the same open file."""
+    if fcntl is not None:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
 class FileJournal(Journal):
     """Appends records to a file. A disk error is logged once and ends the journal, not the run.
 
@@ -243,9 +250,7 @@ class FileJournal(Journal):
         file = self._file
         if file is not None:
             try:
-                if fcntl is not None:  # a forked child may hold the same open file, and with the file the lock
-                    with suppress(OSError):
-                        fcntl.flock(file, fcntl.LOCK_UN)
+                _unlock(file)
             finally:  # after an interrupt too: no other object refers to the file
                 self._file = None
                 file.close()
