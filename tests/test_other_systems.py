@@ -69,8 +69,7 @@ WITH_TORCH = """
 from perf_callbacks import PerfConfig
 from perf_callbacks.commands import main
 from perf_callbacks.stragglers.gradient_moments import GradientMoments
-from perf_callbacks.kernel.process import cpu_time
-from perf_callbacks.kernel.fit import environment
+from perf_callbacks.kernel.process import cpu_time, processes
 from perf_callbacks.loop import measure
 from perf_callbacks.ranks import node, store
 model = torch.nn.Linear(4, 4)
@@ -83,7 +82,7 @@ with measure(model=model, optimizer=optimizer, loader=loader, config=config) as 
         optimizer.step()
 assert perf.summary.failure is None, perf.summary.failure
 assert [line for _, line in moments.noted] == [b""] * 6
-assert store.open_files_allowed() is None and cpu_time.idle([0]) is None and environment.cpus_allowed() == frozenset()
+assert store.open_files_allowed() is None and cpu_time.idle([0]) is None and processes.cpu_mask() == frozenset()
 folder = node.FileNotes(Path("notes"))
 folder.write("verdict", "note")
 assert folder.read("verdict") == ["note"] and folder.get(["verdict"]) == [b"note"]

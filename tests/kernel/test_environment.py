@@ -2,13 +2,13 @@
 
 import gc
 import os
-import sys
 import sysconfig
 
 import pytest
 from collector import FakeGc, put
 
 from perf_callbacks.kernel.fit import environment
+from perf_callbacks.kernel.process import processes
 
 
 def lay(root, files):
@@ -46,8 +46,7 @@ def test_memory_is_what_the_machine_and_the_control_group_leave(tmp_path, files,
 
 def test_the_interpreter_is_as_it_says_itself():
     found = environment.read(accelerator="cuda")
-    assert (found.python, found.gc_enabled, found.gc_thresholds) == (
-        sys.version_info[:2],
+    assert (found.gc_enabled, found.gc_thresholds) == (
         gc.isenabled(),
         gc.get_threshold(),
     )
@@ -73,7 +72,7 @@ def test_cpus_are_the_part_of_a_process_among_all_of_the_job(tmp_path, monkeypat
     files = {"sys/fs/cgroup/cpu.max": f"{quota} 100000"}
     if parent is not None:
         files[f"proc/{os.getppid()}/status"] = f"Name:\tpython\nCpus_allowed_list:\t0-{parent - 1}\n"
-    monkeypatch.setattr(environment, "cpus_allowed", lambda: frozenset(range(mask)))
+    monkeypatch.setattr(processes, "cpu_mask", lambda: frozenset(range(mask)))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
     assert environment.read(root=lay(tmp_path, files)).cpus == cpus
 

@@ -116,7 +116,7 @@ def test_what_is_no_verdict_is_nothing():
     settings = {"fit": "f", "run_id": "r", "window": 50, "directory": None, "signals": True}
     assert unpack(JobSettings, json.dumps(settings)) == JobSettings(fit="f", run_id="r", window=50, signals=True)
     for wrong in (
-        *[{"window": window} for window in (0, -1, True, 2.0, "50", 10**100)],
+        *[{"window": window} for window in (0, -1, True, 2.0, "50")],
         *[{"run_id": 1}, {"fit": None}, {"directory": 1}, {"directory": ["/out"]}, {"signals": 1}],
     ):
         assert unpack(JobSettings, json.dumps(settings | wrong)) is None

@@ -3,8 +3,6 @@
 from fakes import Fit
 from hypothesis import given, strategies as st
 
-from perf_callbacks.kernel.engine.account import PARTS
-
 EVENTS = st.sampled_from(["step", "counted", "recounted", "evaluation", "checkpoint"])
 
 
@@ -22,6 +20,8 @@ def test_the_parts_sum_to_the_wall_time(startup, events, rest):
         fit.step(forward=seconds, other=0.5)
     fit.now += rest
     parts = fit.engine.stop(fit.now).wall_seconds
-    assert {*parts} == {*PARTS}
+    assert {*parts} == {
+        *["startup", "first_step", "flop_counting", "steps", "evaluation", "checkpoint", "own_work", "other"]
+    }
     assert min(parts.values()) >= -1e-9
     assert abs(sum(parts.values()) - (fit.now - began)) <= 0.01 * (fit.now - began) + 1e-9

@@ -22,7 +22,7 @@ from perf_callbacks.kernel.fit.environment import Environment
 from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Setup, Training
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
-from perf_callbacks.kernel.process import cpu_time
+from perf_callbacks.kernel.process import cpu_time, processes
 from perf_callbacks.kernel.records.fit_records import Finding, Summary
 from perf_callbacks.loaders.epoch_waits import EpochWaits
 
@@ -131,7 +131,7 @@ class _Since:
     def __init__(self, cpus: int | None) -> None:
         self._own = cpus
         self._thread = threading.get_native_id()
-        self._cpus = environment.cpus_allowed()
+        self._cpus = processes.cpu_mask()
         self._began, self._time = perf_counter(), cpu_time.read(self._thread)
         self._idle = cpu_time.idle(self._cpus)
 

@@ -116,7 +116,8 @@ class BatchReader:
         Callers that read a batch in every step look here first, which saves a frame.
         """
         self._known: dict[tuple[Any, ...], _Known] = {}
-        self._has_read = False
+        self.has_read = False
+        """True: batches were read."""
         self._array: Any = None  # the type of batches that are a tensor
         self._ids: dict[tuple[str, ...], tuple[str, ...]] = {}  # names of token ids, by the names of all tensors
         self._noted: list[_Noted] | None = None
@@ -146,11 +147,6 @@ class BatchReader:
         else:
             useful = plus(*[_kept(batch[name]) for name in masks])
         return Batch(known.samples, known.tokens, useful, known.shape)
-
-    @property
-    def has_read(self) -> bool:
-        """True: batches were read."""
-        return self._has_read
 
     def forget(self, shape: ShapeKey) -> None:
         """Treat the next batch of this shape as new."""
@@ -189,7 +185,7 @@ class BatchReader:
         return batch if batch.tokens is not None else batch._replace(tokens=self._tokens(batch.shape))
 
     def _look(self, batch: Any, key: tuple[Any, ...] | None) -> tuple[_Known, Mapping[str, Any]]:
-        self._has_read = True
+        self.has_read = True
         if is_array(batch) and not getattr(batch, "is_nested", False):
             key, self._array = (None, *batch.shape), type(batch)
             known = self._known.get(key)

@@ -1,21 +1,25 @@
-"""Account of a fit's wall time: each second belongs to one part."""
+"""Account of a fit's wall time: each second belongs to one part. Sums over the garbage collections of a fit."""
 
 from collections import Counter
 
 from perf_callbacks.kernel.engine.ledger import Ledger
+from perf_callbacks.kernel.engine.marks import Pause
 from perf_callbacks.kernel.engine.steps import COUNTED, RECOUNTED, Totals
+from perf_callbacks.kernel.records import fit_records
+from perf_callbacks.kernel.records.summary_parts import GcSummary
 
 STARTUP, FIRST_STEP, FLOP_COUNTING, STEPS = "startup", "first_step", "flop_counting", "steps"
 EVALUATION, CHECKPOINT, OWN_WORK, OTHER = "evaluation", "checkpoint", "own_work", "other"
-
-PARTS = (STARTUP, FIRST_STEP, FLOP_COUNTING, STEPS, EVALUATION, CHECKPOINT, OWN_WORK, OTHER)
-"""Parts of a fit's wall time, in the order in which they are shown."""
+"""Parts of a fit's wall time."""
 
 GENERATION, REWARDS = "generation", "rewards"
 """Parts of the stage `other` that a trainer names."""
 
 BEGINNING = ("first", "restart")
 """Reasons that exclude the first step of a fit from rows."""
+
+
+GENERATIONS = 3
 
 
 class Account:
@@ -71,3 +75,31 @@ class Account:
             OWN_WORK: self.own_seconds,
         }
         return parts | {OTHER: max(0.0, self.before_seconds + now - self.began - sum(parts.values()))}
+
+
+class Pauses:
+    """Sums over the collections of a fit. The checklist's first full collection has a sum of its own."""
+
+    def __init__(self) -> None:
+        self._collections = [0] * GENERATIONS
+        self._seconds = self._longest = self._scheduled = self._startup = 0.0
+
+    def add(self, pause: Pause) -> None:
+        """Count a collection. A collection that the checklist runs at startup is counted as startup cost only."""
+        if pause.ours == fit_records.STARTUP:
+            self._startup += pause.seconds
+            return
+        self._collections[min(pause.generation, GENERATIONS - 1)] += 1
+        self._seconds += pause.seconds
+        self._scheduled += pause.seconds if pause.ours else 0.0
+        self._longest = max(self._longest, pause.seconds)
+
+    def summary(self) -> GcSummary:
+        """Return the collections so far."""
+        return GcSummary(
+            collections=tuple(self._collections),
+            seconds=self._seconds,
+            longest=self._longest,
+            scheduled_seconds=self._scheduled,
+            startup_seconds=self._startup,
+        )

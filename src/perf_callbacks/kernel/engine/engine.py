@@ -11,8 +11,7 @@ from functools import partial
 
 from perf_callbacks.kernel.batches.reader import Batch, together
 from perf_callbacks.kernel.engine import ratios
-from perf_callbacks.kernel.engine.account import BEGINNING, Account
-from perf_callbacks.kernel.engine.gc_pauses import Pauses, collection
+from perf_callbacks.kernel.engine.account import BEGINNING, Account, Pauses
 from perf_callbacks.kernel.engine.ledger import Ledger, reasons
 from perf_callbacks.kernel.engine.marks import BACK, BEGIN, END, Pause
 from perf_callbacks.kernel.engine.observer import Observers
@@ -172,7 +171,16 @@ class Engine:
             self.tape.note(pause)
 
     def _tell(self, pause: Pause, stage: str, step: int | None) -> Gc:
-        record = collection(pause, stage, self.step + 1 if step is None else step, self._began)
+        record = Gc(
+            step=self.step + 1 if step is None else step,
+            stage=stage,
+            generation=pause.generation,
+            start=pause.start - self._began,
+            seconds=pause.seconds,
+            collected=pause.collected,
+            automatic=pause.automatic,
+            ours=pause.ours,
+        )
         self._emit(record)
         return record
 

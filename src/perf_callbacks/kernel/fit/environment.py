@@ -1,7 +1,6 @@
 """Environment of a fit, read once: the facts that the startup checklist decides by."""
 
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 from perf_callbacks.kernel.failures import guard
 from perf_callbacks.kernel.foreign_errors import suppress
-from perf_callbacks.kernel.process import cpu_facts, topology
+from perf_callbacks.kernel.process import cpu_facts, processes, topology
 from perf_callbacks.kernel.process.collector import COLLECTOR, generational
 from perf_callbacks.kernel.process.cpu_sets import CpuFacts
 
@@ -18,7 +17,6 @@ from perf_callbacks.kernel.process.cpu_sets import CpuFacts
 class Environment:
     """Machine and interpreter as they were when a fit began. None: unknown."""
 
-    python: tuple[int, int]
     gc_enabled: bool
     """True: the process collects garbage automatically, apart from fits."""
     gc_thresholds: tuple[int, int, int]
@@ -71,7 +69,6 @@ def read(
             sources=cpu_facts.Sources(root=root),
         )
     return Environment(
-        python=sys.version_info[:2],
         gc_enabled=COLLECTOR.automatic,
         gc_thresholds=COLLECTOR.thresholds,
         gc_frozen=COLLECTOR.frozen,
@@ -87,19 +84,13 @@ def read(
     )
 
 
-def cpus_allowed() -> frozenset[int]:
-    """Return the CPUs that the process may run on; empty if the system doesn't say."""
-    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
-
-
 def _cpus(ranks: int, root: Path) -> int | None:
     """Return the number of CPUs that this process may keep busy if `ranks` equal processes share the machine.
 
     The mask of the parent, such as torchrun, and the quota of the control group hold for all ranks together. If the
     mask of this process is narrower than its share, the mask is its own, so it is not divided.
     """
-    mask = cpus_allowed()
-    own = len(mask) or os.cpu_count()
+    mask, own = processes.cpu_mask(), processes.allowed_cpus()
     if own is None:
         return None
     together: float = len(mask | (topology.mask_of(root, os.getppid()) or mask)) or own
@@ -115,11 +106,8 @@ def memory_available(root: Path = Path("/")) -> int | None:
 
 
 def _machine(root: Path) -> int | None:
-    with suppress(OSError, ValueError, IndexError):
-        for line in (root / "proc/meminfo").read_text(encoding="ascii", errors="replace").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None
+    kib = (processes.entry(root / "proc/meminfo", "MemAvailable") or "").removesuffix(" kB")
+    return int(kib) * 1024 if kib.isdecimal() else None
 
 
 def _group(root: Path) -> int | None:

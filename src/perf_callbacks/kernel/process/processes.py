@@ -40,8 +40,8 @@ def read(root: Path = Path("/"), pid: int | None = None) -> Processes | None:
         return None
     if not found:
         return None
-    reads = [_reads(proc / str(one)) for one in pids]
-    known = [number for number in reads if number is not None]
+    reads = [entry(proc / str(one) / "io", "read_bytes") for one in pids]
+    known = [int(number) for number in reads if number is not None and number.isdecimal()]
     resident, shared = (sum(pages) for pages in zip(*[pages for _, pages in found], strict=True))
     return Processes(
         cpu_seconds=sum([ran for ran, _ in found]) / ticks,
@@ -51,9 +51,30 @@ def read(root: Path = Path("/"), pid: int | None = None) -> Processes | None:
     )
 
 
+def cpu_mask() -> frozenset[int]:
+    """Return the CPUs that this thread may run on; empty if the system doesn't say."""
+    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
+
+
 def allowed_cpus() -> int | None:
     """Return the number of CPUs that this thread may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return len(cpu_mask()) or os.cpu_count()
+
+
+def text(path: Path) -> str | None:
+    """Return the text of a file of the kernel; None if the file is missing."""
+    with suppress(OSError):
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    return None
+
+
+def entry(path: Path, name: str) -> str | None:
+    """Return what follows `name:` in a file of `/proc`. None: the file or its line is missing."""
+    for line in (text(path) or "").splitlines():
+        found, _, value = line.partition(":")
+        if found == name:
+            return value.strip()
+    return None
 
 
 def _tree(proc: Path, pid: int, depth: int = 0) -> Iterator[int]:
@@ -83,12 +104,3 @@ def _stat(process: Path) -> tuple[int, tuple[int, int]] | None:
         let_pass(error)
         return None
     return sum([int(values[place]) for place in (UTIME, STIME, CUTIME, CSTIME)]), (resident, shared)
-
-
-def _reads(process: Path) -> int | None:
-    with suppress(OSError, ValueError):
-        for line in (process / "io").read_text().splitlines():
-            name, _, number = line.partition(": ")
-            if name == "read_bytes":
-                return int(number)
-    return None

@@ -5,8 +5,8 @@ Each file may be missing: on other systems, in sandboxes, and for CPUs that are 
 
 from pathlib import Path
 
-from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process.cpu_sets import Cpus, Machine, parse
+from perf_callbacks.kernel.process.processes import entry, text
 
 NODES = "sys/devices/system/node"
 CPUS = "sys/devices/system/cpu"
@@ -24,7 +24,7 @@ def machine(root: Path, *, cores: bool = False) -> Machine:
     nodes = {node: cpus for node, cpus in sorted(nodes.items()) if cpus}
     packages: dict[str, Cpus] = {}
     for cpus in nodes.values():  # a node lies on one socket
-        package = _text(root / CPUS / f"cpu{min(cpus)}" / "topology/physical_package_id")
+        package = text(root / CPUS / f"cpu{min(cpus)}" / "topology/physical_package_id")
         if package is not None:
             packages[package] = packages.get(package, frozenset()) | cpus
     found = _cores(root, frozenset().union(*nodes.values())) if cores else ()
@@ -35,16 +35,14 @@ def node(root: Path, pci: str, known: Machine) -> int | None:
     """Return the NUMA node of a PCI device: the only node with CPUs, or the firmware's. None: the firmware says -1."""
     if len(known.nodes) == 1:
         return next(iter(known.nodes))
-    text = _text(root / PCI / pci / "numa_node")
-    return int(text) if text is not None and text.isdecimal() else None
+    found = text(root / PCI / pci / "numa_node")
+    return int(found) if found is not None and found.isdecimal() else None
 
 
 def mask_of(root: Path, process: int) -> Cpus | None:
     """Return the CPUs that another process may run on."""
-    for line in (_text(root / "proc" / str(process) / "status") or "").splitlines():
-        if line.startswith("Cpus_allowed_list:"):
-            return parse(line.partition(":")[2])
-    return None
+    cpus = entry(root / "proc" / str(process) / "status", "Cpus_allowed_list")
+    return None if cpus is None else parse(cpus)
 
 
 def _cores(root: Path, cpus: Cpus) -> tuple[Cpus, ...]:
@@ -61,17 +59,11 @@ def _cores(root: Path, cpus: Cpus) -> tuple[Cpus, ...]:
 def quota(root: Path) -> float | None:
     """Return the CPU quota, in CPUs, of the control group mounted here; None without a limit."""
     for names in QUOTAS:
-        words = " ".join([_text(root / name) or "" for name in names]).split()
+        words = " ".join([text(root / name) or "" for name in names]).split()
         if len(words) == len(QUOTAS) and words[0].isdecimal() and int(words[1]):  # "max" and -1 are no limit
             return int(words[0]) / int(words[1])
     return None
 
 
 def _cpus(path: Path) -> Cpus:
-    return parse(_text(path) or "")
-
-
-def _text(path: Path) -> str | None:
-    with suppress(OSError):
-        return path.read_text(encoding="ascii", errors="replace").strip()
-    return None
+    return parse(text(path) or "")
