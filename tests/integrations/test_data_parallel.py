@@ -126,7 +126,7 @@ class Sharded(FSDPModule, torch.nn.Module):
         (on(Mesh(4, 2), kind=Sharded), "without a name"),
         (on(Mesh(8, names=("dp_cp",))), "named 'dp_cp'"),
         (on(Mesh(8, names=("expert",))), "named 'expert'"),
-        (on(Mesh(3, names=("tp",))), "8 ranks don't divide by 3"),
+        (on(Mesh(3, names=("tp",))), "don't divide 8 ranks"),
     ],
 )
 def test_the_meshes_of_parameters_say_it_by_the_names_of_their_dimensions(model, expected):

@@ -213,7 +213,7 @@ def assert_gone(journal, path, complaints, reason):
     [
         (lambda path: path.symlink_to(path.with_name("secret")), "it is a symbolic link"),
         (lambda path: path.symlink_to(path.with_name("nothing")), "it is a symbolic link"),
-        (os.mkfifo, "it is no regular file"),
+        (os.mkfifo, "it is not a regular file"),
     ],
 )
 def test_a_link_or_a_pipe_in_place_of_the_journal_is_not_written_to(path, make, complaints, obstacle, reason):
@@ -260,7 +260,7 @@ def test_a_pipe_named_as_a_journal_is_passed_over(path, make):
     os.mkfifo(path)
     with pytest.raises(FileNotFoundError, match="no journal in"):
         list(read(path.parent))
-    with pytest.raises(OSError, match="it is no regular file"):
+    with pytest.raises(OSError, match="it is not a regular file"):
         read(path)
 
 

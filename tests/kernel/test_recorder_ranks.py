@@ -94,5 +94,5 @@ def test_there_are_no_rates_of_the_job_if_sharing_of_samples_is_unknown(tmp_path
     (warning,) = caplog.messages
     assert warning == (
         "perf_callbacks: rates of the whole job are unknown: a mesh dimension without a name says nothing; "
-        "say how many ranks have samples of their own by measure(..., data_parallel=N)."
+        "give the number of ranks with their own samples: measure(..., data_parallel=N)."
     )

@@ -104,7 +104,7 @@ def _common(batch: Any) -> int | None:
 
 
 def _are_columns(batch: Sequence[Any], inside: Sequence[Any]) -> bool:
-    """Return True if a list holds the columns of a batch: it may also hold samples, or several batches."""
+    """Return True if a list holds the columns of a batch, not samples or several batches."""
     forms = {*map(_form, inside)}
     if not all(map(is_array, inside)):
         return any(map(is_array, inside)) or (isinstance(batch, tuple) and len(forms) > 1)
@@ -116,7 +116,7 @@ def _are_columns(batch: Sequence[Any], inside: Sequence[Any]) -> bool:
 
 
 def _are_images_and_targets(inside: Sequence[Any]) -> bool:
-    """Return True for a detection batch: a list of images and a list of as many targets, whose boxes are no samples."""
+    """Return True for a detection batch: a list of images and as long a list of targets, whose boxes are no samples."""
     if len(inside) != 2 or not all(map(_is_list, inside)):  # noqa: PLR2004
         return False
     images, targets = inside
@@ -124,7 +124,7 @@ def _are_images_and_targets(inside: Sequence[Any]) -> bool:
 
 
 def _most(votes: Sequence[int | None], tensors: Sequence[Leaf]) -> int | None:
-    """Return the number of rows of more than half of the parts; None if there is none, or it may be a length."""
+    """Return the number of rows of more than half of the parts; None without such a number, or if it may be a length."""
     size, count = Counter(votes).most_common(1)[0] if votes else (None, 0)
     if size is None or 2 * count <= len(votes):
         return None

@@ -30,7 +30,7 @@ class Account:
         self.before_seconds = 0.0
         """Time from the trainer's first call of the callback until measuring began."""
         self.startup_seconds = 0.0
-        """Time until the callback was set up. The time of the first step includes it."""
+        """Time until the callback was set up, which is part of the first step."""
         self.own_seconds = 0.0
         """Time that the callback took during steps and subtracted from the steps."""
 

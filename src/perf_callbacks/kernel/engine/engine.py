@@ -40,7 +40,7 @@ LATE_SECONDS = 3.0
 """If no block was written for this many seconds, another thread writes the finished steps."""
 
 MOST_MARKS = 16384
-"""If the tape has more entries than this, it is read before the step ends.
+"""If the tape has more entries than this, the engine reads the tape before the step ends.
 
 If the tape has more than twice this number, collections are written to the journal at once.
 """
@@ -229,7 +229,7 @@ class Engine:
             self.plan()
 
     def plan(self) -> None:
-        """Compute the next step whose end takes more than a mark: any step, in a span or with a device timeline."""
+        """Compute the next step whose end needs full handling. In a span and with a device timeline, each end does."""
         block = WATCHED_BLOCK if self._observers.watching else BLOCK
         self._due = min(self.step + block - self._ledger.kept - len(self.ended), self._windows.due or NEVER)
         self._look_at = self.work.look_after(self.step)

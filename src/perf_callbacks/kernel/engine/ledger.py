@@ -37,7 +37,7 @@ class Ledger:
         self._told: Counter[str] = Counter()
 
     def enter(self, steps: Columns) -> None:
-        """Add finished steps, at least one."""
+        """Add one or more finished steps."""
         self._block.append(steps)
         self.kept += len(steps.number)
 

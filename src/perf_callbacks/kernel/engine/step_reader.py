@@ -241,7 +241,7 @@ class StepReader:
     def _efforts(
         self, numbers: Sequence[int], batches: Sequence[list[Batch]], calls: Sequence[Calls], *, alike: bool
     ) -> Sequence[StepFlops | None]:
-        """Return the FLOPs of each step. While unknown, ask the work model for each step, because it counts reasons."""
+        """Return the FLOPs of each step. While unknown, ask the work model step by step, because it counts reasons."""
         first = self._effort(numbers[0], batches[0], calls[0])
         if alike and first is not None and not self.work.trainable_changed and calls.count(calls[0]) == len(calls):
             return (first,) * len(numbers)

@@ -1,6 +1,6 @@
 """Windows: the same optimizer steps of all ranks, combined.
 
-A window is `length` optimizer steps by the trainer's count. Ranks hand each other `Part`s.
+A window is `length` optimizer steps by the trainer's count. Each rank contributes a `Part`.
 """
 
 from abc import ABC, abstractmethod

@@ -9,9 +9,9 @@ from perf_callbacks.kernel.foreign_errors import let_pass
 
 
 class FirstBatch:
-    """Type and size of the first batch, and if it is pinned. Looks at no batch unless `wanted`.
+    """Type and size of the first batch, and whether its memory is pinned. Examines no batch unless `wanted`.
 
-    `is_pinned` of a tensor initializes CUDA, so nothing asks for it without need.
+    The reason: `is_pinned` of a tensor initializes CUDA.
     """
 
     def __init__(self, *, wanted: bool = False) -> None:

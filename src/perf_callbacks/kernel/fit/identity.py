@@ -76,9 +76,9 @@ def command_line(arguments: Sequence[str]) -> str:
 
 
 def parameters(model: nn.Module) -> int | None:
-    """Count the parameters of a model, whole also where they are sharded.
+    """Count the parameters of a model. Sharded parameters count in full.
 
-    None: unknown, because a parameter has no shape yet, is packed, or is a shard that doesn't know the whole.
+    None: unknown, because a parameter has no shape yet, is packed, or is a shard that doesn't know its full size.
     """
     managed = any(getattr(module, "_is_fsdp_managed_module", False) for module in model.modules())
     total = 0

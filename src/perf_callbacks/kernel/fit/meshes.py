@@ -12,7 +12,7 @@ OWN_SAMPLES = frozenset({"dp", "data", "data_parallel", "fsdp", "hsdp", "ddp"})
 """Names of mesh dimensions whose ranks have their own samples. Names such as "dp_shard" and "dp_replicate" count
 too."""
 
-ADVICE = "say how many ranks have samples of their own by measure(..., data_parallel=N)"
+ADVICE = "give the number of ranks with their own samples: measure(..., data_parallel=N)"
 
 
 class Ambiguous(Exception):  # noqa: N818 an answer, not an error
@@ -33,7 +33,7 @@ def data_parallel(model: torch.nn.Module, world_size: int) -> int | None:
         return None
     shared = prod(size for name, size in sizes.items() if _words(name) & SAME_SAMPLES)
     if world_size % shared:
-        raise Ambiguous(f"{world_size} ranks don't divide by {shared} that share their samples")
+        raise Ambiguous(f"groups of {shared} ranks that share their samples don't divide {world_size} ranks")
     return world_size // shared
 
 
@@ -60,7 +60,7 @@ def _dimensions(mesh: Any, *, own: bool) -> dict[str, int]:
     for name, _ in found:
         if bool(_words(name) & SAME_SAMPLES) == bool(_words(name) & OWN_SAMPLES):  # "dp_cp" contains both
             called = f"named {name!r}" if name else "without a name"
-            raise Ambiguous(f"a mesh dimension {called} doesn't tell whether its ranks share their samples")
+            raise Ambiguous(f"a mesh dimension {called} doesn't say whether its ranks share their samples")
     return dict(found)
 
 

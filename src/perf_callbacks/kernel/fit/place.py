@@ -86,7 +86,7 @@ def run_id(place: Place) -> str:
 def earlier(place: Place) -> Amounts:
     """Return the amounts of this rank's earlier attempts: 0 without attempts, unknown if no checkpoint has amounts.
 
-    A checkpoint may contain the counters of an older one, if training went on without the callback in between.
+    A checkpoint may contain the counters of an earlier checkpoint, if training went on without the callback.
     """
     carried = place.carried or {}
     if place.step == 0 and place.carried is None:

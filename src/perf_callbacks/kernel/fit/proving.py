@@ -1,4 +1,4 @@
-"""Trial of an item: early in a fit the item is turned on and off, and kept if steps were shorter with it."""
+"""Trial of an item: early in a fit, turn the item on and off, and keep the item if steps are shorter with it."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,12 +8,12 @@ from perf_callbacks.kernel.fit.trial import LEAST, PAIRS, TURN, Outcome, Trial
 from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist, Gc
 
 SLOT = 2 * PAIRS * TURN + 256
-"""Steps from the start of one item's trial to the next one's. It takes a while until all ranks know the first
-verdict."""
+"""Steps from the start of an item's trial to the start of the next item's. After the last turn, 256 steps remain until
+all ranks know the verdict."""
 
 
 class Proving(ActiveItem):
-    """An item on trial. With several ranks, all must find that it pays."""
+    """An item on trial. With several ranks, the item must pay on each of them."""
 
     def __init__(self, item: ActiveItem, after: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Record one fit: the engine on the real clock, the collector observed, the records on disk.
 
-A recorder never ends, stalls or skews training. Its first error is logged, and ends the measuring. Everything that it
-changed is put back then, or when it is closed, or when the interpreter exits.
+A recorder never ends, stalls or skews training. Its first error is logged, and ends the measuring. All changes are
+undone then, or when the recorder is closed, or when the interpreter exits.
 """
 
 import atexit
@@ -121,7 +121,7 @@ class Recorder:
             self.engine.start(began)
             SWALLOWED.join(self._swallowed)
             if self.config.journal:
-                with suppress(RuntimeError):  # no thread to be had: steps are written when one ends
+                with suppress(RuntimeError):  # no thread can be started: steps are written only when a step ends
                     WATCHDOG.watch(self)
             if self.config.gc != "off":
                 self._observer.install()
@@ -306,9 +306,9 @@ class Recorder:
         return self._journal.path
 
     def fail(self, error: BaseException) -> None:
-        """Log an error of our code once, stop measuring, and put everything back.
+        """Log an error of our code once, stop measuring, and undo all changes.
 
-        An exception that a signal handler raised is raised again: our guard must not swallow it.
+        The exception of a signal handler is raised again: our guard must not swallow it.
         """
         foreign = of_handler(error) if isinstance(error, Exception) else error
         if not self.failed:
@@ -324,7 +324,7 @@ class Recorder:
                 raise foreign
 
     def close(self, failure: str | None = None) -> None:
-        """Stop measuring and put everything back. Idempotent."""
+        """Stop measuring and undo all changes. Idempotent."""
         if not self.active:
             return
         self.observers.hurry()  # the end of a step then only checks if the recorder is closed

@@ -22,7 +22,7 @@ SETTLE = 2
 PAIRS = 16
 
 FEWEST = 11
-"""Fewest pairs for an outcome: a turn that is full of evaluations tells nothing."""
+"""Fewest complete pairs for an outcome. A turn in which most steps are excluded makes its pair incomplete."""
 
 CUT_OFF = {11: 0, 12: 1, 13: 2, 14: 4, 15: 6, 16: 8}
 """By the number of pairs: how many means of two differences lie beyond each end of the 99.9 % interval.
@@ -32,7 +32,7 @@ These are the critical values of Wilcoxon's signed rank test, two-sided, at 0.00
 
 
 LONGEST = 1.5
-"""Longer steps are cut to this length, in usual steps of the turn and without collections of this process."""
+"""Most that a step counts, in median steps of its turn, without collections of this process. Longer steps are cut."""
 
 LEAST = 0.001
 """Smallest saving, as a share of a step, that is worth keeping."""
@@ -84,7 +84,7 @@ class Trial:
     def see(self, steps: Iterable[Step], pauses: Iterable[Gc] = ()) -> None:
         """Add finished steps, and collections that fell in these or in later steps."""
         for pause in pauses:
-            # A collection that the program asks for would come the other way round too.
+            # The program calls this collection whether the change is on or off.
             if pause.stage != "aside" and (pause.automatic or pause.ours is not None):
                 self._pauses[pause.step].append(pause)
         for step in steps:
@@ -141,7 +141,7 @@ def _mean(seen: Sequence[tuple[float, Sequence[Gc]]]) -> _Mean:
 def _owed(pause: Gc) -> float:
     """Return the seconds of a collection that its turn is charged with.
 
-    For an automatic full collection this is half: it scans objects of turns with and without the change.
+    An automatic full collection counts half, because it scans objects of turns with and without the change.
     """
     return pause.seconds / 2 if pause.automatic and pause.generation == FULL else pause.seconds
 

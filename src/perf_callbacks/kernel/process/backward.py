@@ -139,7 +139,7 @@ class Loop(Listener):
 
 
 class Backwards(Owner[bool]):
-    """Owner of both functions. The wish of a listener is True if it is a `Loop`, which is called for backwards too."""
+    """Owner of both functions. The wish of a `Loop`, which receives backwards too, is True; of other listeners, False."""
 
     def __init__(self) -> None:
         super().__init__()

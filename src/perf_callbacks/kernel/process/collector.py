@@ -163,7 +163,7 @@ class Collector(Owner[Lease]):
         self._claims.clear()
         self.off: set[Lease] = set()
         self._found: tuple[int, int, int] | None = None  # thresholds, while automatic collection is off
-        self._frozen: object | None = None  # a list made after the freeze; a later freeze by other code takes it along
+        self._frozen: object | None = None  # a list made after our freeze; a later freeze would freeze the list too
         self.collections = self.fulls = 0
         """Number of collections by the schedule of any fit so far; `fulls` counts the full collections."""
         self.reason: str | None = None

@@ -81,17 +81,17 @@ class Monitor:
         nvml, handle = self._nvml, self._handle
         if nvml is None or handle is None:
             return GpuUse()
-        busy = _told(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-        milliwatts = _told(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
-        reasons = _told(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0
-        processes = _told(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)) or []
+        busy = _answer(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        milliwatts = _answer(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+        reasons = _answer(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0
+        processes = _answer(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)) or []
         own = [one.usedGpuMemory for one in processes if one.pid == os.getpid() and one.usedGpuMemory is not None]
         return GpuUse(
             utilization=None if busy is None else busy / 100,
-            memory_bytes=_told(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used),
+            memory_bytes=_answer(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used),
             own_bytes=sum(own) if own else None,
             watts=None if milliwatts is None else milliwatts / 1000,
-            sm_mhz=_told(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+            sm_mhz=_answer(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
             throttled_by=tuple([name for bit, name in THROTTLES.items() if reasons & bit]),
         )
 
@@ -103,7 +103,7 @@ class Monitor:
                 found.nvmlShutdown()
 
 
-def _told(ask: Callable[[], Any]) -> Any:
+def _answer(ask: Callable[[], Any]) -> Any:
     """Return an answer of NVML; None if this GPU doesn't support the query."""
     with suppress(Exception):
         return ask()
@@ -138,7 +138,7 @@ def _gpus(pynvml: Any) -> tuple[Listed, ...]:
         except pynvml.NVMLError:  # this GPU is lost, or this process may not use it
             continue
         pci, uuid = pci_id(bus.domain, bus.bus, bus.device), bare(pynvml.nvmlDeviceGetUUID(handle))
-        divided = bool(_told(partial(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle)))
+        divided = bool(_answer(partial(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle)))
         found.append(Listed(pci=pci, uuid=uuid, divided=divided))
     return tuple(found)
 

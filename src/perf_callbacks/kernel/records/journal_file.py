@@ -88,7 +88,7 @@ def _opened(path: Path) -> _File:
     file = _File(path, "a+", opener=lambda name, flags: os.open(name, flags | _NO_LINK, 0o666))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise OSError("it is no regular file")
+        raise OSError("it is not a regular file")
     return file
 
 
@@ -214,7 +214,7 @@ class FileJournal(Journal):
                 break
             file.close()
         else:
-            raise OSError(f"{MOST_WRITERS} others write there")
+            raise OSError(f"{MOST_WRITERS - 1} other runs write to this directory")
         if number > 1:
             self._complain(f"another run writes {wanted}, so this run writes {name} beside it.")
         self._file, self.path = file, wanted.with_name(name)
@@ -282,7 +282,7 @@ def files(path: Path) -> list[Path]:
     """List the journals in an output directory or its `perf_callbacks`, rank by rank, or just the given file."""
     if not path.is_dir():
         if path.exists() and not path.is_file():  # reading a pipe would block
-            raise OSError(f"{path}: it is no regular file")
+            raise OSError(f"{path}: it is not a regular file")
         return [path]
     found = {
         journal: _NAME.fullmatch(journal.name) for inner in (path, path / FOLDER) for journal in inner.glob("rank*")
