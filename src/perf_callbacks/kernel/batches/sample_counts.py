@@ -124,7 +124,7 @@ def _are_images_and_targets(inside: Sequence[Any]) -> bool:
 
 
 def _most(votes: Sequence[int | None], tensors: Sequence[Leaf]) -> int | None:
-    """Return the number of rows of more than half of the parts; None without such a number, or if it may be a length."""
+    """Return the number of rows of more than half of the parts; None if there is no such number, or a length."""
     size, count = Counter(votes).most_common(1)[0] if votes else (None, 0)
     if size is None or 2 * count <= len(votes):
         return None

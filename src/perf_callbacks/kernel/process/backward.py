@@ -139,7 +139,7 @@ class Loop(Listener):
 
 
 class Backwards(Owner[bool]):
-    """Owner of both functions. The wish of a `Loop`, which receives backwards too, is True; of other listeners, False."""
+    """Owner of both functions. A `Loop` receives the calls of both, and its wish is True."""
 
     def __init__(self) -> None:
         super().__init__()
