@@ -132,8 +132,13 @@ class LeftAlone(Exception):  # noqa: N818 it is no error
 
 def by_us(mode: str) -> Bind:
     def bind(topology: Topology, rank: Rank, root: Path) -> None:
-        sources = cpu_facts.Sources(root=root, environ=rank.environ(topology))
-        facts = cpu_facts.read(mode, "cuda", lambda: properties(topology, rank.gpu, rank.instance), sources=sources)
+        facts = cpu_facts.read(
+            mode,
+            "cuda",
+            lambda: properties(topology, rank.gpu, rank.instance),
+            root=root,
+            environ=rank.environ(topology),
+        )
         cpus = choose(mode, facts).cpus
         if not cpus:
             raise LeftAlone

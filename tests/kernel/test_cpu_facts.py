@@ -8,7 +8,6 @@ import pytest
 from topologies import BY_NAME, TOPOLOGIES, devices, name, nvml, properties
 
 from perf_callbacks.kernel.process import cpu_facts
-from perf_callbacks.kernel.process.cpu_facts import Sources
 from perf_callbacks.kernel.process.cpu_sets import choose, parse, ranges
 from perf_callbacks.kernel.process.nvml import Inventory, inventory
 
@@ -65,11 +64,10 @@ def on(monkeypatch, tmp_path):
             topology.lay(root)
         monkeypatch.setattr(cpu_facts, "AFFINITY", SimpleNamespace(found=topology.allowed))
         monkeypatch.setitem(sys.modules, "pynvml", nvml(topology))
-        sources = Sources(
-            root=root,
-            environ={"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size), **environ},
+        variables = {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size), **environ}
+        facts = cpu_facts.read(
+            mode, "cuda", lambda: properties(topology, gpu, place, pci=pci), root=root, environ=variables
         )
-        facts = cpu_facts.read(mode, "cuda", lambda: properties(topology, gpu, place, pci=pci), sources=sources)
         assert sys.modules["pynvml"].began == []
         return facts
 
@@ -146,12 +144,12 @@ def test_only_a_cuda_device_is_asked_where_it_is(tmp_path, monkeypatch):
 
     monkeypatch.setattr(cpu_facts, "AFFINITY", SimpleNamespace(found=parse("0-31")))
     root = BY_NAME["desktop, crossed nodes"].lay(tmp_path)
-    sources = Sources(root=root, environ={}, inventory=no)
-    assert cpu_facts.read("auto", None, no, sources=sources).gpu is None
-    assert choose("auto", cpu_facts.read("auto", "xpu", no, sources=sources)).why == (
+    sources = {"root": root, "environ": {}, "inventory": no}
+    assert cpu_facts.read("auto", None, no, **sources).gpu is None
+    assert choose("auto", cpu_facts.read("auto", "xpu", no, **sources)).why == (
         "the system does not report the NUMA node of xpu devices"
     )
-    assert choose("auto", cpu_facts.read("auto", "cuda", no, devices=2, sources=sources)).why == (
+    assert choose("auto", cpu_facts.read("auto", "cuda", no, devices=2, **sources)).why == (
         "the process drives 2 devices, which may be on several NUMA nodes"
     )
 
@@ -166,17 +164,13 @@ def test_only_a_cuda_device_is_asked_where_it_is(tmp_path, monkeypatch):
 def test_a_gpu_whose_place_is_unknown_says_why(tmp_path, monkeypatch, listed, why):
     topology = BY_NAME["208 CPUs"]
     monkeypatch.setattr(cpu_facts, "AFFINITY", SimpleNamespace(found=topology.allowed))
-    sources = Sources(
-        root=topology.lay(tmp_path),
-        environ={},
-        inventory=lambda: listed,
-    )
-    facts = cpu_facts.read("auto", "cuda", lambda: properties(topology, 0, None, pci=False), sources=sources)
+    sources = {"root": topology.lay(tmp_path), "environ": {}, "inventory": lambda: listed}
+    facts = cpu_facts.read("auto", "cuda", lambda: properties(topology, 0, None, pci=False), **sources)
     assert choose("auto", facts).why == f"the PCI id of the GPU is unknown ({why})"
 
 
 def test_without_sys_nothing_is_chosen(tmp_path):
-    facts = cpu_facts.read("node", sources=Sources(root=tmp_path, environ={}))
+    facts = cpu_facts.read("node", root=tmp_path, environ={})
     assert choose("node", facts).why == "the system does not show its NUMA nodes"
 
 
@@ -200,12 +194,12 @@ def test_a_system_without_masks_has_no_facts(monkeypatch):
     ],
 )
 def test_the_place_of_a_rank_on_its_machine_is_told_by_its_launcher(tmp_path, environ, local, unknown):
-    facts = cpu_facts.read("node", sources=Sources(root=tmp_path, environ=environ))
+    facts = cpu_facts.read("node", root=tmp_path, environ=environ)
     assert ((facts.local_rank, facts.local_world_size), facts.ranks_unknown) == (local, unknown)
 
 
 def test_an_integration_may_know_better(tmp_path):
-    facts = cpu_facts.read("node", local=(1, 2), sources=Sources(root=tmp_path, environ={"WORLD_SIZE": "2"}))
+    facts = cpu_facts.read("node", local=(1, 2), root=tmp_path, environ={"WORLD_SIZE": "2"})
     assert (facts.local_rank, facts.local_world_size, facts.ranks_unknown) == (1, 2, False)
 
 
@@ -218,7 +212,7 @@ def test_a_rank_with_fewer_cpus_than_its_parent_was_bound(tmp_path, monkeypatch,
         status = tmp_path / "proc" / str(cpu_facts.os.getppid()) / "status"
         status.parent.mkdir(parents=True)
         status.write_text(f"Name:\tpython\nCpus_allowed:\tff\nCpus_allowed_list:\t{parent}\n")
-    assert cpu_facts.read("node", sources=Sources(root=tmp_path, environ={})).bound is bound
+    assert cpu_facts.read("node", root=tmp_path, environ={}).bound is bound
 
 
 @pytest.mark.parametrize(
@@ -237,7 +231,7 @@ def test_a_quota_is_read_from_the_control_group(tmp_path, files, quota):
         path = tmp_path / "sys/fs/cgroup" / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    assert cpu_facts.read("node", sources=Sources(root=tmp_path, environ={})).machine.quota == quota
+    assert cpu_facts.read("node", root=tmp_path, environ={}).machine.quota == quota
 
 
 def test_nvml_that_is_missing_or_fails_lists_nothing(monkeypatch):

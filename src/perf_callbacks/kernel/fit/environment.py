@@ -66,7 +66,7 @@ def read(
             devices=devices,
             workers=workers,
             local=local_ranks,
-            sources=cpu_facts.Sources(root=root),
+            root=root,
         )
     return Environment(
         gc_enabled=COLLECTOR.automatic,

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +22,6 @@ Slurm's variables are left out: a batch script has them too, whatever it starts.
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sources:
-    """Sources of the facts: this machine, except in tests."""
-
-    root: Path = Path("/")
-    """Directory that contains `/proc` and `/sys`."""
-    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    inventory: Callable[[], Inventory] = nvml.inventory
-    """Lists the GPUs of the machine."""
-
-
 def read(
     mode: str,
     accelerator: str | None = None,
@@ -42,7 +30,9 @@ def read(
     devices: int = 1,
     workers: int = 0,
     local: tuple[int, int] | None = None,
-    sources: Sources | None = None,
+    root: Path = Path("/"),
+    environ: Mapping[str, str] = os.environ,
+    inventory: Callable[[], Inventory] = nvml.inventory,
 ) -> CpuFacts | None:
     """Read the facts that this mode needs; "off" needs only the mask. Return None on a system without masks.
 
@@ -53,25 +43,26 @@ def read(
         devices: Number of devices that the process drives.
         workers: Number of the loaders' worker processes, as far as known.
         local: Rank on this machine and number of ranks there, if the integration knows. None: read the environment.
-        sources: Sources of the facts. None: this machine.
+        root: Directory that contains `/proc` and `/sys`.
+        environ: Variables of the environment.
+        inventory: Lists the GPUs of the machine.
     """
-    sources = sources or Sources()
     mask = AFFINITY.found
     if mask is None:
         return None
     if mode == "off":
         return CpuFacts(mask=mask, machine=Machine(nodes={}))
-    machine = topology.machine(sources.root, cores=mode == "exclusive")
-    local = local or local_ranks(sources.environ)
+    machine = topology.machine(root, cores=mode == "exclusive")
+    local = local or local_ranks(environ)
     rank, size = local or (0, 1)
     gpu = unknown = None
     if devices > 1:
         unknown = f"the process drives {devices} devices, which may be on several NUMA nodes"
     elif accelerator == "cuda" and properties is not None:
-        gpu, unknown = _gpu(mode, properties(), machine, sources, size)
+        gpu, unknown = _gpu(properties(), machine, root, size, inventory, exclusive=mode == "exclusive")
     elif accelerator is not None:
         unknown = f"the system does not report the NUMA node of {accelerator} devices"
-    parent = topology.mask_of(sources.root, os.getppid())
+    parent = topology.mask_of(root, os.getppid())
     return CpuFacts(
         mask=mask,
         machine=machine,
@@ -79,7 +70,7 @@ def read(
         gpu_unknown=unknown,
         local_rank=rank,
         local_world_size=size,
-        ranks_unknown=local is None and _world_size(sources.environ) > 1,
+        ranks_unknown=local is None and _world_size(environ) > 1,
         workers=workers,
         bound=parent is not None and mask < parent,
     )
@@ -100,7 +91,13 @@ def _world_size(environ: Mapping[str, str]) -> int:
 
 
 def _gpu(
-    mode: str, found: Any, machine: Machine, sources: Sources, local_world_size: int
+    found: Any,
+    machine: Machine,
+    root: Path,
+    local_world_size: int,
+    inventory: Callable[[], Inventory],
+    *,
+    exclusive: bool,
 ) -> tuple[Gpu | None, str | None]:
     """Return the location of a CUDA device by its properties, or the reason why the location is unknown.
 
@@ -111,12 +108,12 @@ def _gpu(
     uuid, pci = bare(str(getattr(found, "uuid", ""))), None
     if hasattr(found, "pci_bus_id"):
         pci = pci_id(found.pci_domain_id, found.pci_bus_id, found.pci_device_id)
-    listed = sources.inventory() if pci is None or mode == "exclusive" else Inventory()
+    listed = inventory() if pci is None or exclusive else Inventory()
     pci = next((gpu.pci for gpu in listed.gpus if gpu.pci == pci or gpu.uuid == uuid), pci)
     if pci is None:
         return None, f"the PCI id of the GPU is unknown (NVML: {listed.missing or 'does not list it'})"
-    node = topology.node(sources.root, pci, machine)
-    beside = [gpu.pci for gpu in listed.gpus if topology.node(sources.root, gpu.pci, machine) == node]
+    node = topology.node(root, pci, machine)
+    beside = [gpu.pci for gpu in listed.gpus if topology.node(root, gpu.pci, machine) == node]
     shared = local_world_size > len(listed.gpus) or any(gpu.divided for gpu in listed.gpus)
     slot = (beside.index(pci), len(beside)) if pci in beside and not shared else None
     return Gpu(pci=pci, node=node, slot=slot), None
