@@ -65,8 +65,8 @@ def test_in_whatever_order_loops_leave_the_last_one_restores(ours, order):
     assert [loop.told for loop in loops] == [["asked", "turns", "undecided"]] * 3
     for place in order:
         assert not as_found()
-        ours.leave(loops[place])
-        ours.leave(loops[place])
+        ours.release(loops[place])
+        ours.release(loops[place])
     assert as_found()
 
 
@@ -176,14 +176,14 @@ def test_somebody_elses_wrapper_on_top_is_left_to_them_and_ours_passes_on(ours):
 
     torch.autograd.backward = theirs
     try:
-        ours.leave(loop)
+        ours.release(loop)
         assert torch.autograd.backward is theirs
         loss().backward()
         assert (calls, loop.told) == (["theirs"], [])
         ours.join(loop)
         loss().backward()
         assert loop.told == ["asked", "turns", "undecided"]  # once: the wrapper beneath is ours too
-        ours.leave(loop)
+        ours.release(loop)
         assert torch.autograd.backward is theirs
     finally:
         torch.autograd.backward = FOUND[0]
@@ -201,7 +201,7 @@ def test_a_wrapper_beneath_ours_may_take_other_arguments(ours, monkeypatch):
         loop = Loop()
         ours.join(loop)
         torch.autograd.backward(weight.sum(), create_graph=False)
-        ours.leave(loop)
+        ours.release(loop)
         assert torch.autograd.backward is theirs
     assert (taken, weight.grad.tolist()) == ([{"create_graph": False}], [1.0, 1.0])
     assert loop.told == ["asked", "turns", "undecided"]
@@ -220,7 +220,7 @@ def test_a_wrapper_beneath_ours_may_have_other_defaults_and_more_arguments(ours,
         ours.join(loop)
         torch.autograd.backward(loss)
         torch.autograd.backward(loss, hint=1)  # the graph is still there
-        ours.leave(loop)
+        ours.release(loop)
     assert hints == [{}, {"hint": 1}]
 
 
@@ -248,7 +248,7 @@ def test_loops_in_threads_share_one_wrapper(ours):
         ours.join(loop)
         inside.wait(60)
         through.wait(60)
-        ours.leave(loop)
+        ours.release(loop)
 
     threads = [threading.Thread(target=run, args=(loop,)) for loop in loops]
     for thread in threads:
@@ -294,7 +294,7 @@ def test_a_forked_child_does_not_wait_for_a_thread_that_it_lacks(ours):
     if not child:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)  # no handler of the test runner
         signal.alarm(5)
-        ours.leave(Loop())
+        ours.release(Loop())
         os._exit(0)
     _, status = os.waitpid(child, 0)
     go.set()

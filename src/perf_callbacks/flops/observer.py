@@ -59,7 +59,7 @@ def begin(recorder: Recorder, training: Training) -> "Counting | None":
     counting = Counting(recorder, training.model, live=how == "count")
     recorder.attempt(lambda begun: begun.engine.use(counting.work))
     if recorder.run.door not in LOOPS:  # a plain loop has its own listener for gradients
-        recorder.patches.add(partial(BACKWARDS.leave, counting))
+        recorder.patches.add(partial(BACKWARDS.release, counting))
         BACKWARDS.join(counting)
     return counting
 

@@ -75,7 +75,7 @@ class LoopWatch(Loop):
             optimizer.register_step_post_hook(self._end_step).remove,
         )
         methods.stages(recorder, optimizer, "zero_grad", Stage.OPTIMIZER)
-        recorder.patches.add(functools.partial(BACKWARDS.leave, self))
+        recorder.patches.add(functools.partial(BACKWARDS.release, self))
         BACKWARDS.join(self)
         self._watch_model(self._model, self._inputs)
 

@@ -148,14 +148,10 @@ class Backwards(Owner[bool]):
         self._loops: list[ref[Any]] = []
 
     def join(self, listener: Listener) -> None:
-        """Call the listener for gradients from now on, and a `Loop` for backwards too."""
+        """Call the listener for gradients until `release`, and a `Loop` for backwards too."""
         self._claim(listener, isinstance(listener, Loop))
         self._ask_for_ticks()
         self.reconcile()
-
-    def leave(self, listener: Listener) -> None:
-        """Stop calling the listener. Idempotent."""
-        self.release(listener)
 
     def _arrange(self) -> None:
         """Wrap or unwrap both functions as needed. A wrapper that other code has wrapped stays and passes calls on."""
