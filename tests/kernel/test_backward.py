@@ -224,10 +224,10 @@ def test_a_wrapper_beneath_ours_may_have_other_defaults_and_more_arguments(ours,
     assert hints == [{}, {"hint": 1}]
 
 
-@pytest.mark.parametrize("end", ["join", "leave"])
+@pytest.mark.parametrize("end", ["join", "release"])
 def test_an_interrupt_in_the_midst_is_made_good_by_the_watchdog(ours, monkeypatch, end):
     loop = Loop()
-    if end == "leave":
+    if end == "release":
         ours.join(loop)
     with monkeypatch.context() as patch:
 
@@ -238,7 +238,7 @@ def test_an_interrupt_in_the_midst_is_made_good_by_the_watchdog(ours, monkeypatc
         with pytest.raises(KeyboardInterrupt):
             getattr(ours, end)(loop)
     assert ours.tick(0.0) is (end == "join")
-    assert as_found() is (end == "leave")
+    assert as_found() is (end == "release")
 
 
 def test_loops_in_threads_share_one_wrapper(ours):
