@@ -97,10 +97,9 @@ def _lock(file: FileIO) -> bool:
 
     The lock belongs to the open file, so two fits in one process keep each other out as well.
     """
-    if fcntl is None:
-        return True
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:
