@@ -133,6 +133,13 @@ def test_training_arguments_take_their_words_first_and_leave_the_rest(tmp_path):
     assert config == PerfConfig(gc="observe", report=True)
 
 
+@pytest.mark.parametrize("name", ["window", "peak_tflops", "stall_after"])
+def test_a_number_too_long_to_be_written_is_refused_in_words(name):
+    with pytest.raises(ConfigError, match=f"^{name}: got a number of 19 digits or more, wanted ") as error:
+        PerfConfig(**{name: 10**5000})
+    assert len(str(error.value)) < 200
+
+
 def test_a_sentence_shows_no_control_character_and_no_long_value():
     assert str(ConfigError("a\x1b[2J\n")) == "a\\x1b[2J\\n"
     with pytest.raises(ConfigError) as error:

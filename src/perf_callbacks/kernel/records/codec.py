@@ -26,6 +26,12 @@ _FIELDS = {kind: [item.name for item in fields(kind)] for kind in _TYPES.values(
 _SPARSE = (Use, Memory)
 """Records whose fields with the value None are not written."""
 
+_DIGITS = bytes.maketrans(b"012345678", b"999999999")
+
+_TOO_LONG = b"9" * 100
+"""A line with 100 digits in a row is not read, because such an integer could overflow as a float. msgspec reads up to
+4,300 digits. `_DIGITS` turns all digits into 9."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -110,7 +116,8 @@ def unpack(kind: type[T], line: str) -> T | None:
 def _read(kind: type[T], line: str) -> T | None:
     """Read an object of this class; None if a field is missing or has a value of another type."""
     try:
-        return msgspec.json.decode(line.encode(), type=kind)
+        data = line.encode()
+        return None if _TOO_LONG in data.translate(_DIGITS) else msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
 

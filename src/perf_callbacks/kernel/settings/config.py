@@ -94,7 +94,9 @@ class PerfConfig:
     def __post_init__(self) -> None:
         for name in ("peak_tflops", "stall_after"):
             value: Any = getattr(self, name)
-            if type(value) in {int, float}:  # the annotation is `str`: transformers' parser refuses `str | float`
+            if type(value) in {int, float} and not is_huge(
+                value
+            ):  # transformers' argument parser refuses `str | float`
                 text = format(value, ".15g")
                 object.__setattr__(self, name, text if rules()[name].allows(text) else value)
         for name, rule in rules().items():
@@ -105,8 +107,13 @@ class PerfConfig:
 
 def shown(value: object) -> str:
     """Render a value for a message, truncated if long."""
-    text = repr(value)
+    text = f"a number of {MOST_DIGITS + 1} digits or more" if is_huge(value) else repr(value)
     return text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "…"
+
+
+def is_huge(value: object) -> bool:
+    """Return True if a value is an integer with too many digits to print."""
+    return isinstance(value, int) and abs(value) >= 10**MOST_DIGITS
 
 
 @dataclass(frozen=True, slots=True)
