@@ -56,8 +56,8 @@ def frames(action):
 
 
 @pytest.mark.parametrize("name", BATCHES)
-def test_a_batch_and_the_end_of_an_ordinary_step_take_two_frames(recorder, name, monkeypatch):
-    """A third one where a mask is counted."""
+def test_a_batch_and_the_end_of_an_ordinary_step_take_three_frames(recorder, name, monkeypatch):
+    """A fourth frame where a mask is counted. The integrations end an ordinary step without these frames."""
     monkeypatch.setattr("perf_callbacks.kernel.engine.engine.FLUSH_SECONDS", float("inf"))
     taken = []
     for step in range(1, 3 * BLOCK + 1):
@@ -68,5 +68,5 @@ def test_a_batch_and_the_end_of_an_ordinary_step_take_two_frames(recorder, name,
 
         taken.append(frames(ordinary))
     # in one step of a block it is written, in one of five it is looked at the parameters: these steps are long
-    ordinary = {"batch": 1, "end_step": 1} | ({"read": 1} if name in MASKED else {})
+    ordinary = {"batch": 1, "end_step": 2} | ({"read": 1} if name in MASKED else {})
     assert taken[-BLOCK:].count(ordinary) >= BLOCK * 0.75
