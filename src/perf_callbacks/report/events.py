@@ -19,7 +19,7 @@ LANES = ("evaluation", "checkpoint", "restart", "FLOP count", "collection", "str
 COUNTS = {"counted", "recounted"}
 
 
-class Event(NamedTuple):
+class JournalEvent(NamedTuple):
     """An event beside a step."""
 
     step: int
@@ -29,7 +29,7 @@ class Event(NamedTuple):
     seconds: float
 
 
-def events(fit: FitHistory, within: range | None = None) -> list[Event]:
+def events(fit: FitHistory, within: range | None = None) -> list[JournalEvent]:
     """Return the longest events of each lane, by step.
 
     Args:
@@ -52,34 +52,34 @@ def marks(fit: FitHistory, within: range | None = None) -> dict[str, Any] | None
     return {"lanes": lanes, "marks": [[one.step, lanes.index(one.lane), one.text] for one in found], "text": text}
 
 
-def _all(fit: FitHistory) -> Iterable[Event]:
+def _all(fit: FitHistory) -> Iterable[JournalEvent]:
     """Yield the events of all ranks. Restarts, evaluations, checkpoints and FLOP counts are the lowest rank's."""
     lowest = min(fit.ranks)
     for attempt, repeated in fit.restarts:
         again = f", {repeated:,} steps repeated" if repeated else ""
         text = f"attempt {attempt.run.attempt} from step {attempt.run.step:,}{again}"
-        yield Event(attempt.run.step, "restart", text, lowest, 0.0)
+        yield JournalEvent(attempt.run.step, "restart", text, lowest, 0.0)
     for attempt in fit.first:
         for span in attempt.of(Span):
-            yield Event(span.step, span.kind, f"{span.kind} {duration(span.seconds)}", lowest, span.seconds)
+            yield JournalEvent(span.step, span.kind, f"{span.kind} {duration(span.seconds)}", lowest, span.seconds)
         for step, reason in attempt.excluded.items():
             if reason in COUNTS:
-                yield Event(step, "FLOP count", f"FLOPs {reason}", lowest, 0.0)
+                yield JournalEvent(step, "FLOP count", f"FLOPs {reason}", lowest, 0.0)
     for rank, attempt in fit.attempts:
         for pause in attempt.of(Gc):
             text = f"garbage collection {duration(pause.seconds)}, generation {pause.generation}, rank {rank}"
-            yield Event(pause.step, "collection", f"{text}, {_collector(pause)}", rank, pause.seconds)
+            yield JournalEvent(pause.step, "collection", f"{text}, {_collector(pause)}", rank, pause.seconds)
         for slow in attempt.of(Straggler):
             yield _straggler(slow)
     for stall in distinct_stalls(fit):
         text = f"rank {stall.rank} in {stall.stage} for {duration(stall.since_seconds)}"
-        yield Event(stall.step, "stall", text, stall.rank, stall.since_seconds)
+        yield JournalEvent(stall.step, "stall", text, stall.rank, stall.since_seconds)
 
 
-def _straggler(slow: Straggler) -> Event:
+def _straggler(slow: Straggler) -> JournalEvent:
     steps = f" in {slow.steps:,} steps" if slow.steps > 1 else ""
     text = f"rank {slow.rank} cost {duration(slow.seconds_lost)}{steps}: {NAMES.get(slow.cause, slow.cause)}"
-    return Event(slow.step, "straggler", text, slow.rank, slow.seconds_lost)
+    return JournalEvent(slow.step, "straggler", text, slow.rank, slow.seconds_lost)
 
 
 def _collector(pause: Gc) -> str:
