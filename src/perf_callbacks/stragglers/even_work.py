@@ -1,8 +1,9 @@
-"""Local times, corrected for batches that are larger than usual.
+"""Local times, corrected for batches that are larger or smaller than usual.
 
 If texts have uneven lengths, the rank with the most tokens takes longest, although the rank is not slow.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import chain
 
@@ -10,6 +11,9 @@ from perf_callbacks.stragglers.peers import DEVICE, HOST, LOCAL, SAMPLE, WORK, P
 
 SLICE = 128
 """Number of ranks per slice of the work."""
+
+EXPLAINED = 0.8
+"""Sizes explain local times if they reduce the median deviation to less than this part."""
 
 
 def without_batch_size(signals: Sequence[Signals], rest: Callable[[], object]) -> Sequence[Signals]:
@@ -25,6 +29,58 @@ def without_batch_size(signals: Sequence[Signals], rest: Callable[[], object]) -
     usual = median(sizes)
     pace = median([pace for one in sample for pace in _paces(one)])
     return [_one(signal, usual, pace, rest if place % SLICE == 0 else None) for place, signal in enumerate(signals)]
+
+
+def extra_seconds(signals: Sequence[Signals], rest: Callable[[], object]) -> list[list[float]] | None:
+    """Return the seconds of each step that a rank takes beyond an even share of the work; None: sizes explain nothing.
+
+    Each rank's size is compared with the mean size over ranks in the same step, because even batches hold the same
+    samples in all. Unknown sizes count as even.
+    """
+    if not all(WORK in one for one in signals):
+        return None
+    pace = _seconds_per_unit(signals[:: max(1, len(signals) // SAMPLE)])
+    if pace is None:
+        return None
+    means = []
+    for row in zip(*[one[WORK] for one in signals], strict=True):
+        rest()
+        sizes = known(row)
+        means.append(math.fsum(sizes) / len(sizes) if sizes else math.nan)
+    found = []
+    for place, one in enumerate(signals):
+        if place % SLICE == 0:
+            rest()
+        more = [pace * (size - mean) for size, mean in zip(one[WORK], means, strict=True)]
+        found.append([0.0 if math.isnan(seconds) else seconds for seconds in more])
+    return found
+
+
+def _seconds_per_unit(signals: Sequence[Signals]) -> float | None:
+    """Return the seconds per unit of work, by Tukey's resistant line through local times; None: no such relation."""
+    points = [
+        (size, seconds)
+        for one in signals
+        for size, seconds in zip(one[WORK], one[LOCAL], strict=True)
+        if not math.isnan(size + seconds)
+    ]
+    points.sort()
+    third = len(points) // 3
+    if not third:
+        return None
+    (small, fast), (large, slow) = [
+        [median([point[axis] for point in part]) for axis in (0, 1)] for part in (points[:third], points[-third:])
+    ]
+    if small >= large or fast >= slow:
+        return None
+    pace = (slow - fast) / (large - small)
+    plain, even = [_deviation([seconds - by * size for size, seconds in points]) for by in (0.0, pace)]
+    return pace if even < EXPLAINED * plain else None
+
+
+def _deviation(values: Sequence[float]) -> float:
+    middle = median(values)
+    return median([abs(value - middle) for value in values])
 
 
 def _paces(signals: Signals) -> list[float]:

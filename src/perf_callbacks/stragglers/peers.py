@@ -39,8 +39,6 @@ class Compared:
     """Place of the slowest rank."""
     late: float
     """Seconds that the slowest rank took beyond a usual rank."""
-    ahead: float
-    """Seconds that the slowest rank took beyond the second slowest."""
     gains: Mapping[str, float]
     """By cause, the seconds by which the step would be shorter if the cause took no rank longer than usual."""
     gain: float
@@ -58,6 +56,11 @@ class Peers:
     @property
     def _stride(self) -> int:
         return max(1, len(self.ranks) // SAMPLE)
+
+    @property
+    def sample(self) -> range:
+        """Return the places of the ranks in the sample for a median over all ranks."""
+        return range(0, len(self.ranks), self._stride)
 
     def compare(self) -> Iterable[Compared | None]:
         """Compare the ranks step by step; None: too few ranks have a known time. Each step is a slice of the work."""
@@ -80,7 +83,7 @@ class Peers:
             gains = {cause: self._gain(row, top, step, cause) for cause in causes}
             several = sum([seconds > 0 for seconds in gains.values()]) > 1
             whole = self._gain(row, top, step, *causes) if several else sum(gains.values())
-            yield Compared(step, top[0], late, late if alone else row[top[0]] - row[top[1]], gains, whole)
+            yield Compared(step, top[0], late, gains, whole)
 
     def _gain(self, row: Sequence[float], top: Sequence[int], step: int, *causes: str) -> float:
         """Return the seconds by which a step would be shorter without the excess of these causes on any rank."""
@@ -97,11 +100,11 @@ class Peers:
 
     def common(self, step: int, cause: str) -> float:
         """Return the excess of a cause on a usual rank in a step: if all ranks collect, or wait for the same disk."""
-        columns = [self._column(place, cause) for place in range(0, len(self.ranks), self._stride)]
+        columns = [self._column(place, cause) for place in self.sample]
         return lower_median([max(0.0, column[step] - usual) for column, usual in columns])
 
     def explain(self, place: int) -> dict[str, float]:
-        """Return the part of a slow rank's lead over usual ranks that each large cause explains, the largest first."""
+        """Return the part of a slow rank's excess over healthy ranks that each large cause explains, the largest first."""
         more = {cause: self.more(place, cause) for cause in CAUSES}
         least = LEAST_PART * sum([seconds for seconds in more.values() if seconds > 0])
         found = {cause: seconds for cause, seconds in more.items() if seconds > least}
@@ -109,15 +112,14 @@ class Peers:
         return {cause: found[cause] / whole for cause in sorted(found, key=lambda cause: -found[cause])}
 
     def more(self, place: int, cause: str) -> float:
-        """Return the median seconds of a cause on a rank, less the median on a usual other rank."""
+        """Return the median seconds of a cause on a rank, less the median on a healthy other rank."""
         others = [one for one in range(len(self.ranks)) if one != place]
         others = others[:: max(1, len(others) // SAMPLE)]
-        return self.median(place, cause) - lower_median([self.median(one, cause) for one in others])
+        return self.median(place, cause) - low([self.median(one, cause) for one in others])
 
     def usual(self, cause: str) -> float:
         """Return the median seconds of a cause on a usual rank."""
-        places = range(0, len(self.ranks), self._stride)
-        return median([self.median(place, cause) for place in places])
+        return median([self.median(place, cause) for place in self.sample])
 
     def median(self, place: int, cause: str) -> float:
         """Return the median seconds of a cause on a rank."""
@@ -173,3 +175,12 @@ def lower_median(values: Collection[float]) -> float:
     1.0
     """
     return sorted(values)[(len(values) - 1) // 2]
+
+
+def low(values: Collection[float]) -> float:
+    """Return the lower quartile, the pace of a healthy rank: up to three quarters of the ranks may be slow.
+
+    >>> low([1.0, 4.0, 4.0, 5.0, 1.1])
+    1.1
+    """
+    return sorted(values)[(len(values) - 1) // 4]

@@ -1,18 +1,17 @@
 """The search for stragglers: which ranks made other ranks wait, why, and how many seconds the job lost.
 
 After a collective all ranks go on together. Each rank measures, on its own clock, the time from there until it waits
-again. These times can be compared between ranks, although clocks can't. The slowest rank sets the pace: the job loses
-the seconds that this rank took beyond the other ranks.
+again. These times can be compared between ranks, although clocks can't. Three questions follow: which steps did one cause
+make longer, which ranks are slow for long (`slow_sets.py`), and what do uneven work and chance cost (`uneven.py`).
 """
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from perf_callbacks.kernel.records.fit_records import Straggler
-from perf_callbacks.stragglers.even_work import without_batch_size
+from perf_callbacks.stragglers.even_work import extra_seconds, without_batch_size
 from perf_callbacks.stragglers.peers import (
     CAUSES,
     DEVICE,
@@ -24,8 +23,11 @@ from perf_callbacks.stragglers.peers import (
     Peers,
     Signals,
     known,
+    lower_median,
     median,
 )
+from perf_callbacks.stragglers.slow_sets import SlowRank, SlowSets, Stage, Window
+from perf_callbacks.stragglers.uneven import uneven
 
 STAGES = frozenset({"pipeline", "pipe", "pp"})
 """Coordinates of a rank that decide which layers it computes. Ranks are compared if these are equal."""
@@ -53,83 +55,10 @@ times of the same kind are compared, because some kinds include the backward."""
 SLICE = 256
 """Ranks whose roles are read in one slice of the work."""
 
-SLOW_SHARE, SLOW_STEPS = 0.05, 0.6
-"""A rank is slow in a window if it takes this part of a step longer than a usual rank, and is the slowest in this
-part of the steps."""
+Who = tuple[int, ...]
+"""A set of ranks, in order."""
 
-LONG_WINDOWS, LONG_STEPS = 2, 30
-"""A slow rank is reported after this many windows in a row, with this many steps."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SlowRank:
-    """A rank that was slow in at least two windows in a row."""
-
-    rank: int
-    step: int
-    """Last step of the newest window."""
-    steps: int
-    """Steps of these windows."""
-    share: float
-    """Part of a step that the rank takes longer than a usual rank, in the newest window."""
-    causes: Mapping[str, float]
-    """Part of this difference that each cause explains, the largest first."""
-
-
-class _Slowest(NamedTuple):
-    """The slowest rank of a step in which no single fault was named."""
-
-    step: int
-    rank: int
-    late: float
-    """Seconds that the rank took beyond a usual rank."""
-    ahead: float
-    """Seconds that the rank took beyond the second slowest."""
-
-
-@dataclass(slots=True)
-class _SlowPeriod:
-    """Windows in a row in which one rank was slow."""
-
-    rank: int
-    more: float = 0.0
-    """Seconds per step that the rank takes beyond a usual rank, in the newest window."""
-    usual: float = 0.0
-    """Average lead of the rank, in seconds per step, before it was slow: by chance, some rank is always the slowest."""
-    causes: Mapping[str, float] = field(default_factory=dict)
-    steps: int = 0
-    windows: int = 0
-    told: bool = False
-    """True once the slow period was long enough to be reported."""
-
-    def begin(self, leads: Sequence[_Slowest]) -> list[Straggler]:
-        """Return the losses in the windows before, from the step in which the rank became slow."""
-        place = len(leads) - self._slow_steps(leads[::-1])
-        self.usual = sum([lead.ahead for lead in leads[:place] if lead.rank == self.rank]) / max(1, place)
-        return self.lost(leads[place:])
-
-    def end(self, leads: Sequence[_Slowest]) -> list[Straggler]:
-        """Return the losses in the window after, up to the step in which the rank recovered."""
-        return self.lost(leads[: self._slow_steps(leads)])
-
-    def lost(self, leads: Sequence[_Slowest]) -> list[Straggler]:
-        """Return the losses in these steps: the rank's lead, minus its average lead before the slow period."""
-        mine = [lead for lead in leads if lead.rank == self.rank]
-        lost = sum([lead.ahead for lead in mine]) - self.usual * len(leads)
-        return [
-            Straggler(step=mine[-1].step, rank=self.rank, cause=cause, seconds_lost=lost * part, steps=len(mine))
-            for cause, part in self.causes.items()
-            if lost > 0
-        ]
-
-    def _slow_steps(self, leads: Sequence[_Slowest]) -> int:
-        """Return the number of slow steps at the beginning, at the best split between slow and usual steps.
-
-        Two or three steps that are slow by chance count as 0.
-        """
-        late = [lead.late if lead.rank == self.rank else 0.0 for lead in leads]
-        gains = [*accumulate([seconds - self.more / 2 for seconds in late], initial=0.0)]
-        return gains.index(max(gains)) if max(gains) > self.more else 0
+_Role = tuple[tuple[str, int], ...]
 
 
 class Stragglers:
@@ -137,14 +66,17 @@ class Stragglers:
 
     def __init__(self) -> None:
         self._groups: dict[object, _Group] = {}
-        self.lost: dict[tuple[int, str], float] = {}
-        """Seconds that the job lost, by rank and cause."""
-        self.times: Counter[tuple[int, str]] = Counter()
-        """Number of steps with a loss, by rank and cause."""
+        self._sets: dict[object, SlowSets] = {}
+        self.lost: dict[tuple[Who, str], float] = {}
+        """Seconds that the job lost, by ranks and cause."""
+        self.times: Counter[tuple[Who, str]] = Counter()
+        """Number of steps with a loss, by ranks and cause."""
         self.steps = 0
         """Steps that were compared."""
         self.seconds = self.uneven_seconds = 0.0
-        """Duration of these steps, and the seconds saved if each rank were as fast as a usual rank."""
+        """Duration of these steps, and the seconds saved if all ranks were healthy and had even work."""
+        self.uneven_batches_seconds = self.uneven_stages_seconds = self.chance_seconds = 0.0
+        """Parts of `uneven_seconds` that no rank is to blame for."""
         self._several = False
 
     def window(
@@ -162,49 +94,83 @@ class Stragglers:
             roles: Coordinates of the ranks, such as their pipeline stage.
             rest: Called between slices of the work, each of which takes less than a millisecond.
         """
-        steps = len(numbers)
-        work: dict[tuple[object, object], list[int]] = {}
+        steps, roles = len(numbers), roles or {}
+        work: dict[tuple[_Role, frozenset[str]], list[int]] = {}
         for place, (rank, signals) in enumerate(ranks.items()):
             if place % SLICE == 0:
                 rest()
             if len(signals.get(LOCAL, ())) == steps:
-                role = _work(roles[rank]) if roles and rank in roles else ()
+                role = _work(roles.get(rank, {}))
                 work.setdefault((role, KINDS.intersection(signals)), []).append(rank)
         kinds = Counter([role for role, _ in work])
         work = {like: group for like, group in work.items() if len(group) > 1 or kinds[like[0]] == 1}
-        for like in self._groups.keys() - work.keys():
-            self._groups[like].skip()
+        for kind in self._sets.keys() - {kind for _, kind in work}:
+            del self._sets[kind]
         if not work:
             return []
         one = ranks[min(map(min, work.values()))]
-        durations = known(one.get(STEP, one[LOCAL]))  # of any rank, as all ranks wait for each other
-        uneven = [0.0] * steps
+        step_seconds = [*one.get(STEP, one[LOCAL])]  # of any rank, as all ranks wait for each other
+        usual = median(known(step_seconds))
         found: list[Straggler] = []
-        for like, group in work.items():
-            group.sort()
+        teams: dict[frozenset[str], list[_Compared]] = {}
+        for like in sorted(work, key=repr):
+            group = sorted(work[like])
             rest()
-            peers = Peers(group, without_batch_size([ranks[rank] for rank in group], rest))
+            signals = [ranks[rank] for rank in group]
+            peers = Peers(group, without_batch_size(signals, rest))
             compared = []
             for step in peers.compare():
                 rest()
                 if step is not None:
                     compared.append(step)
-                    uneven[step.step] = max(uneven[step.step], step.late)
-            found += self._groups.setdefault(like, _Group()).find(numbers, peers, compared, median(durations))
-        self._several |= len(ranks) > 1
-        self.steps += len(durations)
-        self.seconds += sum(durations)
-        self.uneven_seconds += sum(uneven) if len(ranks) > 1 else 0.0
+            events = self._groups.setdefault(like, _Group()).find(numbers, peers, compared, usual)
+            found += events
+            teams.setdefault(like[1], []).append(_Compared(peers, signals, compared, events))
+        if len(ranks) > 1:
+            self._several = True
+            for kind, team in teams.items():
+                found += self._team(kind, team, numbers, step_seconds, roles, rest)
+        self.steps += len(known(step_seconds))
+        self.seconds += sum(known(step_seconds))
         for straggler in found:
-            who = straggler.rank, straggler.cause
+            who = straggler.ranks or (straggler.rank,), straggler.cause
             self.lost[who] = self.lost.get(who, 0.0) + straggler.seconds_lost
             self.times[who] += straggler.steps
         return sorted(found, key=lambda one: (one.step, one.rank, one.cause))
 
+    def _team(
+        self,
+        kind: object,
+        team: Sequence["_Compared"],
+        numbers: Sequence[int],
+        step_seconds: Sequence[float],
+        roles: Mapping[int, Mapping[str, int]],
+        rest: Callable[[], object],
+    ) -> list[Straggler]:
+        """Find sets of slow ranks among all ranks whose times are of one kind, and the cost of uneven work."""
+        steps = sorted(set.intersection(*[{step.step for step in one.steps} for one in team]))
+        steps = [step for step in steps if not math.isnan(step_seconds[step])]
+        if not steps:
+            return []
+        durations = [step_seconds[step] for step in steps]
+        stages = [one.stage(numbers, steps, rest) for one in team]
+        window = Window([numbers[step] for step in steps], median(durations), stages, rest)
+        if len(window.ranks) < 2:  # noqa: PLR2004 two ranks can be compared
+            return []
+        lost = uneven(window, {rank: _replica(roles.get(rank, {})) for rank in window.ranks}, sum(durations), rest)
+        taken = sum(window.longest())
+        found = self._sets.setdefault(kind, SlowSets()).find(window)
+        self.uneven_batches_seconds += lost.batches
+        self.uneven_stages_seconds += lost.stages
+        self.chance_seconds += lost.chance
+        events = sum([event.seconds_lost for one in team for event in one.events])
+        self.uneven_seconds += min(taken - lost.healthy + lost.seconds + events, sum(durations))
+        return found
+
     @property
     def slow(self) -> list[SlowRank]:
-        """Slow ranks of the newest window, at most a single rank per group that is compared."""
-        return [group.slow for group in self._groups.values() if group.slow is not None]
+        """Slow ranks or sets of ranks of the newest window."""
+        return [one.slow for one in self._sets.values() if one.slow is not None]
 
     @property
     def causes(self) -> dict[str, float]:
@@ -216,9 +182,45 @@ class Stragglers:
 
     @property
     def slowdown(self) -> float | None:
-        """Ratio of the steps' duration to the duration without slow ranks. None: the job has a single rank."""
+        """Ratio of the steps' duration to the duration with healthy ranks and even work. None: a single rank."""
         rest = self.seconds - self.uneven_seconds
         return self.seconds / rest if rest > 0 and self._several else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """Ranks that do the same work in one window, and the stragglers of single steps."""
+
+    peers: Peers
+    signals: Sequence[Signals]
+    steps: Sequence[Compared]
+    events: Sequence[Straggler]
+
+    def stage(self, numbers: Sequence[int], steps: Sequence[int], rest: Callable[[], object]) -> Stage:
+        """Return the local times of these steps, without the losses of the events."""
+        more = extra_seconds(self.signals, rest)
+        lost: dict[tuple[int, int], float] = {}
+        for event in self.events:
+            lost[event.rank, event.step] = lost.get((event.rank, event.step), 0.0) + event.seconds_lost
+        whole = len(steps) == len(numbers)
+        hit = {rank for rank, _ in lost}
+        times: list[Sequence[float]] = []
+        even: list[Sequence[float]] = []
+        for place, (rank, signals) in enumerate(zip(self.peers.ranks, self.signals, strict=True)):
+            if place % SLICE == 0:
+                rest()
+            column: Sequence[float] = signals[LOCAL]
+            if rank in hit:
+                column = [
+                    seconds - lost.get((rank, number), 0.0) for seconds, number in zip(column, numbers, strict=True)
+                ]
+            if not whole or math.isnan(sum(column)):
+                usual = lower_median(known(column) or [0.0])
+                column = [usual if math.isnan(column[step]) else column[step] for step in steps]
+            times.append(column)
+            if more is not None:
+                even.append([column[at] - more[place][step] for at, step in enumerate(steps)])
+        return Stage(self.peers, times, times if more is None else even)
 
 
 class _Group:
@@ -226,25 +228,8 @@ class _Group:
 
     def __init__(self) -> None:
         self._noise: dict[str, deque[float]] = {}
-        self._spell: _SlowPeriod | None = None
-        self._leads: list[_Slowest] = []  # of the last windows, unless reported
-        self.slow: SlowRank | None = None
 
     def find(
-        self, numbers: Sequence[int], peers: Peers, compared: Sequence[Compared], step_seconds: float
-    ) -> list[Straggler]:
-        """Find the stragglers of a window."""
-        found = self._events(numbers, peers, compared, step_seconds)
-        if len(peers.ranks) > 1:
-            found += self._persistent(numbers, peers, compared, step_seconds, {one.step for one in found})
-        return found
-
-    def skip(self) -> None:
-        """Skip a window in which these ranks weren't compared: a slow rank counts as recovered."""
-        self._spell = self.slow = None
-        self._leads = []
-
-    def _events(
         self, numbers: Sequence[int], peers: Peers, compared: Sequence[Compared], step_seconds: float
     ) -> list[Straggler]:
         """Find rank and cause of each step with an unusually large loss."""
@@ -269,52 +254,12 @@ class _Group:
                     found.append(Straggler(step=numbers[one.step], rank=rank, cause=cause, seconds_lost=lost))
         return found
 
-    def _persistent(
-        self, numbers: Sequence[int], peers: Peers, compared: Sequence[Compared], step_seconds: float, named: set[int]
-    ) -> list[Straggler]:
-        """Find the rank that is slow for several windows in a row, and return its losses.
 
-        A rank may become slow, or recover, within a window. The slow part of that window counts too.
-        """
-        leads = [_Slowest(numbers[one.step], peers.ranks[one.slowest], one.late, one.ahead) for one in compared]
-        leads = [lead for lead in leads if lead.step not in named]
-        before, last = self._leads, self._spell
-        self._leads = [*before, *leads][-(LONG_WINDOWS + 1) * len(numbers) :]
-        self._spell = self.slow = None
-        place = _slowest(peers, compared)
-        more = 0.0 if place is None else peers.more(place, LOCAL)
-        rank = None if place is None or more <= SLOW_SHARE * step_seconds else peers.ranks[place]
-        found = []
-        if last is not None and last.rank != rank and last.told:
-            found += last.end(leads)
-            self._forget(last.rank)
-        if place is None or rank is None:
-            return found
-        spell = self._spell = last if last is not None and last.rank == rank else _SlowPeriod(rank)
-        spell.more, spell.causes = more, peers.explain(place)
-        spell.windows, spell.steps = spell.windows + 1, spell.steps + len(compared)
-        if spell.windows >= LONG_WINDOWS and spell.steps >= LONG_STEPS:
-            found += spell.lost(leads) if spell.told else spell.begin(before) + spell.lost(leads)
-            spell.told = True
-            self._forget(rank)
-            step, share = numbers[compared[-1].step], more / step_seconds
-            self.slow = SlowRank(rank=rank, step=step, steps=spell.steps, share=share, causes=spell.causes)
-        return found
-
-    def _forget(self, rank: int) -> None:
-        """Drop the leads of a rank after its losses were reported."""
-        self._leads = [lead for lead in self._leads if lead.rank != rank]
-
-
-def _slowest(peers: Peers, compared: Sequence[Compared]) -> int | None:
-    """Return the place of the rank that is slowest in most steps; None: there is no such rank."""
-    counts = Counter([one.slowest for one in compared])
-    place = max(counts, key=lambda one: (counts[one], -one), default=None)
-    if place is None or counts[place] <= len(compared) * max(SLOW_STEPS, 1.5 / len(peers.ranks)):
-        return None
-    return place
-
-
-def _work(role: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+def _work(role: Mapping[str, int]) -> _Role:
     """Return the coordinates that decide which work a rank does."""
     return tuple(sorted([(name, place) for name, place in role.items() if name in STAGES]))
+
+
+def _replica(role: Mapping[str, int]) -> _Role:
+    """Return the coordinates that are the same for all pipeline stages of a batch."""
+    return tuple(sorted([(name, place) for name, place in role.items() if name not in STAGES]))

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from perf_callbacks.kernel.records.summary_parts import StragglerSummary
 from perf_callbacks.stragglers.peers import DATA, DEVICE, GC, HOST, STEAL
-from perf_callbacks.stragglers.search import SlowRank
+from perf_callbacks.stragglers.slow_sets import SlowRank
 
 NAMES = {
     GC: "garbage collection",

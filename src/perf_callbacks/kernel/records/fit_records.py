@@ -216,7 +216,7 @@ class Finding:
     """Cause that limits a run, and its remedy. Written at the end of a fit."""
 
     cause: str
-    """One of data, host, sync, recompute, attention, optimizer, gc, straggler, evaluation, checkpoint, memory,
+    """One of data, host, sync, recompute, attention, optimizer, gc, straggler, uneven, evaluation, checkpoint, memory,
     precision, compile, shape."""
     share: float | None
     """Part of the fit's wall time after startup that the change could save, from 0 to 1. None: unknown."""
@@ -344,16 +344,19 @@ class Stall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Straggler:
-    """Rank that the other ranks waited for. In rank 0's journal."""
+    """Rank, or set of ranks, that the other ranks waited for. In rank 0's journal."""
 
     step: int
     rank: int
+    """The slowest rank of a set."""
     cause: str
     """One of gc, data, steal (waiting for a CPU), device, host."""
     seconds_lost: float
     """Seconds by which the affected steps would have been shorter in all without the cause."""
     steps: int = 1
-    """Number of affected steps up to `step`; more than 1 for a rank that is slow for long."""
+    """Number of affected steps up to `step`; more than 1 for ranks that are slow for long."""
+    ranks: tuple[int, ...] = ()
+    """All ranks of a set, in order: the job loses the time as long as one of them is slow. Empty: `rank` alone."""
 
 
 Record = (

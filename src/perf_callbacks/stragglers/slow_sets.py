@@ -1,0 +1,298 @@
+"""Sets of ranks that are slow for several windows in a row, and the seconds that they cost the job.
+
+Each rank has a level: its median local time in a window. The healthy pace is a low quantile of the levels, so that up to
+three quarters of the ranks may be slow. A rank whose level exceeds this pace is a candidate. Of the candidates, the
+search names the smallest set whose return to the healthy pace wins most of the seconds that all candidates cost.
+"""
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from perf_callbacks.kernel.records.fit_records import Straggler
+from perf_callbacks.stragglers.peers import LOCAL, Peers, low, lower_median, median
+
+SLOW_SHARE = 0.05
+"""A rank is slow in a window if its level exceeds the healthy pace by this part of a step."""
+
+DEVIATIONS = 4 * 1.4826 * 1.2533
+"""The excess must also be this multiple of the median deviation of a step's time over the root of the number of steps.
+1.4826 median deviations are a standard deviation. The standard error of a median is 1.2533 times that of a mean."""
+
+LONG_WINDOWS, LONG_STEPS = 2, 30
+"""A slow rank is reported after this many windows in a row, with this many steps."""
+
+MOST = 0.9
+"""Part of the winnable seconds that the named set wins."""
+
+LEAST_WIN = 0.01
+"""Least part of a window's duration that a named set wins. A slow rank that no rank waits for wins nothing."""
+
+MICRO_BATCHES = 32
+"""Assumed number of micro-batches of a pipeline's step, which ranks don't know. The stages before the slowest stage
+are then busy for a 32nd of their time while the slowest stage has nothing to do yet, or any more."""
+
+SLICE = 64
+"""Number of ranks per slice of the work."""
+
+EXPLAINED = 16
+"""Largest number of ranks of a set whose causes are examined."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlowRank:
+    """A rank, or a set of ranks, that was slow in at least two windows in a row."""
+
+    rank: int
+    """The slowest rank of the set."""
+    ranks: tuple[int, ...] = ()
+    """All ranks of the set, in order. Empty: a single rank."""
+    step: int
+    """Last step of the newest window."""
+    steps: int
+    """Steps of these windows."""
+    share: float
+    """Part of a step that the slowest rank takes longer than a healthy rank, in the newest window."""
+    causes: Mapping[str, float]
+    """Part of the set's excess that each cause explains, the largest first."""
+
+
+@dataclass(slots=True)
+class Stage:
+    """Ranks that do the same work in one window: all ranks of the job, or of a pipeline's stage."""
+
+    peers: Peers
+    times: list[Sequence[float]]
+    """Local times by place in `peers`, without the losses of single steps, and without unknown steps."""
+    even: list[Sequence[float]]
+    """The same times with batches of equal sizes."""
+    pace: float = 0.0
+    """Healthy pace: a low quantile of the levels."""
+    before: float = 0.0
+    """Seconds per step in which earlier stages are busy and this stage is idle."""
+
+    def examine(self, step_seconds: float, rest: Callable[[], object]) -> dict[int, float]:
+        """Set the healthy pace, and return the seconds per step by which slow ranks exceed this pace."""
+        count = len(self.peers.ranks)
+        self.pace = low([median(self.even[place]) for place in self.peers.sample])
+        if count == 1:
+            return {}
+        least = SLOW_SHARE * step_seconds
+        found = {}
+        for place, column in enumerate(self.even):
+            if place % SLICE == 0:
+                rest()
+            if sum(column) <= (self.pace + least / 2) * len(column):  # no median exceeds the pace by so much then
+                continue
+            level = lower_median(column)
+            deviation = median([abs(seconds - level) for seconds in column])
+            if level - self.pace > max(least, DEVIATIONS * deviation / len(column) ** 0.5):
+                found[self.peers.ranks[place]] = level - self.pace
+        return found
+
+
+@dataclass(slots=True)
+class Window:
+    """The ranks of one window whose local times can be compared, in order of the pipeline's stages."""
+
+    numbers: Sequence[int]
+    """Numbers of the steps in which the ranks were compared."""
+    seconds: float
+    """Duration of a step."""
+    stages: Sequence[Stage]
+    rest: Callable[[], object]
+    excess: dict[int, float] = field(default_factory=dict)
+    """Seconds per step by which each slow rank exceeds the healthy pace of its stage."""
+    _where: dict[int, tuple[Stage, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Find the slow ranks."""
+        before = 0.0
+        for stage in self.stages:
+            self.excess |= stage.examine(self.seconds, self.rest)
+            stage.before, before = before, before + stage.pace / MICRO_BATCHES
+            self._where |= {rank: (stage, place) for place, rank in enumerate(stage.peers.ranks)}
+
+    @property
+    def ranks(self) -> Collection[int]:
+        """Return the ranks of the window."""
+        return self._where.keys()
+
+    def longest(self, without: Collection[int] = ()) -> list[float]:
+        """Return the time of each step on the slowest rank, not counting some ranks."""
+        found = [0.0] * len(self.numbers)
+        for stage in self.stages:
+            left_out = {self._where[rank][1] for rank in without if self._where[rank][0] is stage}
+            columns = [column for place, column in enumerate(stage.times) if place not in left_out]
+            for step, row in enumerate(zip(*columns, strict=True)):
+                self.rest()
+                found[step] = max(found[step], max(row) + stage.before)
+        return found
+
+    def times(self, rank: int) -> list[float]:
+        """Return the times of a rank, with the wait for earlier stages."""
+        stage, place = self._where[rank]
+        return [seconds + stage.before for seconds in stage.times[place]]
+
+    def smallest_set(self, excess: Mapping[int, float]) -> list[int]:
+        """Return the smallest set of slow ranks whose return to the healthy pace wins most; empty: too little is won.
+
+        Args:
+            excess: The slow ranks to choose from, and their seconds per step beyond the healthy pace.
+        """
+        order = sorted(excess, key=lambda rank: (-excess[rank], rank))
+        slow = [self.longest(without=order)]
+        for rank in reversed(order):
+            self.rest()
+            slow.append([*map(max, slow[-1], self.times(rank))])
+        slow.reverse()  # by the number of healthy ranks
+        healthy = [0.0] * len(self.numbers)
+        wins = [0.0]
+        for count, rank in enumerate(order, 1):
+            self.rest()
+            healthy = [*map(max, healthy, [seconds - excess[rank] for seconds in self.times(rank)])]
+            wins.append(sum(slow[0]) - sum(map(max, slow[count], healthy)))
+        if wins[-1] <= LEAST_WIN * self.seconds * len(self.numbers):
+            return []
+        return order[: next(count for count, win in enumerate(wins) if win >= MOST * wins[-1])]
+
+    def heal(self, excess: Mapping[int, float], steps: Mapping[int, range]) -> tuple[float, list[int]]:
+        """Take the excess of ranks out of their times, and return the seconds won and the numbers of the steps.
+
+        Args:
+            excess: Seconds per step that each rank takes beyond the healthy pace.
+            steps: Places of the steps in which the rank is slow.
+        """
+        if not any(steps.values()):
+            return 0.0, []
+        lost = sum(self.longest())
+        for rank, places in steps.items():
+            stage, place = self._where[rank]
+            column = [*stage.times[place]]
+            for step in places:
+                column[step] -= excess[rank]
+            stage.times[place] = column
+        return lost - sum(self.longest()), [self.numbers[step] for step in sorted(set().union(*steps.values()))]
+
+    def slow_steps(self, rank: int, excess: float, *, at_end: bool) -> range:
+        """Return the places of the slow steps at the end or at the beginning, at the best split from usual steps.
+
+        Two or three steps that are slow by chance count as none.
+        """
+        stage, place = self._where[rank]
+        late = [seconds - stage.pace for seconds in stage.even[place]]
+        gains = [*accumulate([one - excess / 2 for one in (reversed(late) if at_end else late)], initial=0.0)]
+        count = gains.index(max(gains)) if max(gains) > excess else 0
+        return range(len(late) - count, len(late)) if at_end else range(count)
+
+    def causes(self, ranks: Iterable[int]) -> dict[str, float]:
+        """Return the part of a set's excess that each cause explains, the largest first."""
+        sums: dict[str, float] = {}
+        for rank in ranks:
+            self.rest()
+            stage, place = self._where[rank]
+            for cause, part in stage.peers.explain(place).items():
+                sums[cause] = sums.get(cause, 0.0) + part * self.excess[rank]
+        whole = sum(sums.values())
+        return {cause: sums[cause] / whole for cause in sorted(sums, key=lambda one: -sums[one])}
+
+
+@dataclass(slots=True)
+class _Streak:
+    """Windows in a row in which a rank was slow."""
+
+    windows: int = 0
+    steps: int = 0
+
+
+class SlowSets:
+    """The slow ranks of a job, window by window."""
+
+    def __init__(self) -> None:
+        self._streaks: dict[int, _Streak] = {}
+        self._told: dict[int, float] = {}  # excess of reported ranks
+        self._causes: Mapping[str, float] = {}
+        self._before: deque[Window] = deque()
+        self.slow: SlowRank | None = None
+
+    def find(self, window: Window) -> list[Straggler]:
+        """Return the losses to ranks that are slow for long.
+
+        A rank may become slow, or recover, within a window. The slow part of that window counts too.
+        """
+        self.slow = None
+        excess, everything = window.excess, range(len(window.numbers))
+        ended = {rank: more for rank, more in self._told.items() if rank not in excess and rank in window.ranks}
+        after = {rank: window.slow_steps(rank, more, at_end=False) for rank, more in ended.items()}
+        after = {rank: steps for rank, steps in after.items() if steps}
+        found = self._records(after, ended, [window.heal(ended, after)])
+        streaks = {rank: self._streaks.get(rank, _Streak()) for rank in excess}
+        for streak in streaks.values():
+            streak.windows, streak.steps = streak.windows + 1, streak.steps + len(everything)
+        self._streaks = streaks
+        long = {
+            rank: excess[rank]
+            for rank, one in streaks.items()
+            if rank in self._told or (one.windows >= LONG_WINDOWS and one.steps >= LONG_STEPS)
+        }
+        named = window.smallest_set(long) if long else []
+        if named:
+            self._causes = window.causes(named[:EXPLAINED])
+            found += self._earlier({rank: excess[rank] for rank in named if rank not in self._told})
+            self.slow = SlowRank(
+                rank=named[0],
+                ranks=tuple(sorted(named)) if len(named) > 1 else (),
+                step=window.numbers[-1],
+                steps=streaks[named[0]].steps,
+                share=excess[named[0]] / window.seconds,
+                causes=self._causes,
+            )
+            found += self._records(named, excess, [window.heal(excess, dict.fromkeys(named, everything))])
+        self._told = {rank: excess[rank] for rank in named}
+        self._before.append(window)
+        while len(self._before) > LONG_WINDOWS and self._remembered() > LONG_STEPS:
+            self._before.popleft()
+        return found
+
+    def _remembered(self) -> int:
+        """Return the number of steps that are remembered without the oldest window."""
+        return sum([len(one.numbers) for one in self._before]) - len(self._before[0].numbers)
+
+    def _earlier(self, excess: Mapping[int, float]) -> list[Straggler]:
+        """Return the losses to these ranks in the windows before, from the step in which each rank became slow."""
+        slow, lost = {*excess}, []
+        for window in reversed(self._before):
+            steps, more = {}, {}
+            for rank in [*slow]:
+                more[rank] = window.excess.get(rank, excess[rank])
+                if rank in window.excess:
+                    steps[rank] = range(len(window.numbers))
+                    continue
+                slow.discard(rank)
+                if rank in window.ranks:
+                    steps[rank] = window.slow_steps(rank, excess[rank], at_end=True)
+            lost.append(window.heal(more, steps))
+        return self._records(excess, excess, lost)
+
+    def _records(
+        self, ranks: Iterable[int], excess: Mapping[int, float], lost: Sequence[tuple[float, Sequence[int]]]
+    ) -> list[Straggler]:
+        """Return a record per cause for the seconds that a set of ranks lost in some windows."""
+        order = sorted(ranks, key=lambda rank: (-excess[rank], rank))
+        seconds = sum([one for one, _ in lost])
+        steps = [number for _, numbers in lost for number in numbers]
+        if seconds <= 0 or not steps:
+            return []
+        several = tuple(sorted(order)) if len(order) > 1 else ()
+        return [
+            Straggler(
+                step=max(steps),
+                rank=order[0],
+                ranks=several,
+                cause=cause,
+                seconds_lost=seconds * part,
+                steps=len(steps),
+            )
+            for cause, part in self._causes.items()
+        ]
