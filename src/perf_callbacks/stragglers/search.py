@@ -157,9 +157,12 @@ class Stragglers:
         window = Window([numbers[step] for step in steps], median(durations), stages, rest)
         if len(window.ranks) < 2:  # noqa: PLR2004 two ranks can be compared
             return []
-        lost = uneven(window, {rank: _replica(roles.get(rank, {})) for rank in window.ranks}, sum(durations), rest)
-        taken = sum(window.longest())
-        found = self._sets.setdefault(kind, SlowSets()).find(window)
+        sets = self._sets.setdefault(kind, SlowSets())
+        sets.keep(window)
+        replicas = {rank: _replica(roles.get(rank, {})) for rank in window.ranks} if len(team) > 1 else {}
+        lost = uneven(window, replicas, sum(durations), rest)
+        taken = sum(window.longest()) if window.excess else lost.healthy
+        found = sets.find(window)
         self.uneven_batches_seconds += lost.batches
         self.uneven_stages_seconds += lost.stages
         self.chance_seconds += lost.chance

@@ -1,8 +1,8 @@
 """Sets of ranks that are slow for several windows in a row, and the seconds that they cost the job.
 
-Each rank has a level: its median local time in a window. The healthy pace is a low quantile of the levels, so that up to
-three quarters of the ranks may be slow. A rank whose level exceeds this pace is a candidate. Of the candidates, the
-search names the smallest set whose return to the healthy pace wins most of the seconds that all candidates cost.
+Each rank has a level: its median local time in a window. The healthy pace is a low quantile of the levels, so that
+up to three quarters of the ranks may be slow. A rank whose level exceeds this pace is a candidate. Of the candidates,
+the search names the smallest set whose return to the healthy pace wins most of the seconds that all candidates cost.
 """
 
 from collections import deque
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from perf_callbacks.kernel.records.fit_records import Straggler
-from perf_callbacks.stragglers.peers import LOCAL, Peers, low, lower_median, median
+from perf_callbacks.stragglers.peers import Peers, low, lower_median, median
 
 SLOW_SHARE = 0.05
 """A rank is slow in a window if its level exceeds the healthy pace by this part of a step."""
@@ -19,6 +19,9 @@ SLOW_SHARE = 0.05
 DEVIATIONS = 4 * 1.4826 * 1.2533
 """The excess must also be this multiple of the median deviation of a step's time over the root of the number of steps.
 1.4826 median deviations are a standard deviation. The standard error of a median is 1.2533 times that of a mean."""
+
+KEPT_SHARE = 0.02
+"""A reported rank counts as slow until its level exceeds the healthy pace by less than this part of a step."""
 
 LONG_WINDOWS, LONG_STEPS = 2, 30
 """A slow rank is reported after this many windows in a row, with this many steps."""
@@ -119,6 +122,11 @@ class Window:
         """Return the ranks of the window."""
         return self._where.keys()
 
+    def level(self, rank: int) -> float:
+        """Return the seconds per step by which a rank exceeds the healthy pace of its stage."""
+        stage, place = self._where[rank]
+        return lower_median(stage.even[place]) - stage.pace
+
     def longest(self, without: Collection[int] = ()) -> list[float]:
         """Return the time of each step on the slowest rank, not counting some ranks."""
         found = [0.0] * len(self.numbers)
@@ -216,6 +224,13 @@ class SlowSets:
         self._before: deque[Window] = deque()
         self.slow: SlowRank | None = None
 
+    def keep(self, window: Window) -> None:
+        """Add reported ranks that are still a little slow to the window's slow ranks, so that sets stay the same."""
+        for rank in self._told.keys() & window.ranks - window.excess.keys():
+            more = window.level(rank)
+            if more > KEPT_SHARE * window.seconds:
+                window.excess[rank] = more
+
     def find(self, window: Window) -> list[Straggler]:
         """Return the losses to ranks that are slow for long.
 
@@ -238,6 +253,7 @@ class SlowSets:
         }
         named = window.smallest_set(long) if long else []
         if named:
+            named += sorted(long.keys() & self._told.keys() - {*named}, key=lambda rank: (-excess[rank], rank))
             self._causes = window.causes(named[:EXPLAINED])
             found += self._earlier({rank: excess[rank] for rank in named if rank not in self._told})
             self.slow = SlowRank(

@@ -53,33 +53,36 @@ def uneven(window: Window, roles: Mapping[int, object], durations: float, rest: 
     even = [_healthy(window, stage.even, stage.peers.ranks) for stage in window.stages] if sized else times
     if not sized and len(times) > 1:
         even = _without_shared(times, [[roles.get(rank) for rank in one.peers.ranks] for one in window.stages])
+    pipeline = len(times) > 1
     before = [stage.before for stage in window.stages]
-    actual = _longest(times, before, rest)
-    same = actual if even is times else _longest(even, before, rest)
-    batches = sum(actual) - sum(same)
-    if batches <= LEAST_BATCHES * durations:
-        batches, even, same = 0.0, times, actual
-    means = [[math.fsum(row) / len(row) for row in _rows(columns, rest)] for columns in even]
+    actual, means = _longest(times, before, rest)
+    healthy, longest = sum(actual), actual
+    batches = 0.0
+    if even is not times:
+        same, even_means = _longest(even, before, rest)
+        if sum(actual) - sum(same) > LEAST_BATCHES * durations:
+            if pipeline:  # all bubbles of a pipeline with uneven batches shrink as the local times do
+                before = [0.0] * len(before)
+                actual, _ = _longest(times, before, rest)
+                same, _ = _longest(even, before, rest)
+            batches, times, longest, means = sum(actual) - sum(same), even, same, even_means
+    more = durations / sum(actual) if batches and pipeline and sum(actual) else 1.0
     levels = [median(column) for column in means]
     level = fmean(levels)
     stages = 0.0
-    if len(levels) > 1 and level > 0 and max(levels) > (1 + LEAST_STAGE) * level:
-        even = [
-            [[seconds * level / own for seconds in column] for column in columns] if own else columns
-            for columns, own in zip(even, levels, strict=True)
+    if pipeline and min(levels) > 0 and max(levels) > (1 + LEAST_STAGE) * level:
+        shares = [level / own for own in levels]
+        times = [
+            [[seconds * share for seconds in column] for column in columns]
+            for columns, share in zip(times, shares, strict=True)
         ]
-        before = [level * (len(levels) - 1) / MICRO_BATCHES] * len(levels)
-        moved = _longest(even, before, rest)
-        stages = max(0.0, sum(same) - sum(moved))
-        same = moved
-        means = [[seconds * level / own for seconds in column] for column, own in zip(means, levels, strict=True)]
+        before = [0.0 if batches else level * (len(levels) - 1) / MICRO_BATCHES] * len(levels)
+        moved, means = _longest(times, before, rest)
         means = [[fmean(row) for row in zip(*means, strict=True)]]
-        before = before[:1]
+        stages, longest = max(0.0, sum(longest) - sum(moved)), moved
     ideal = [max(map(float.__add__, row, before)) for row in zip(*means, strict=True)]
-    chance = max(0.0, sum(same) - sum(ideal))
-    # the bubbles of a pipeline with uneven batches shrink as the local times do
-    more = durations / sum(actual) if batches and len(times) > 1 and sum(actual) else 1.0
-    return Uneven(sum(actual), batches * more, stages * more, chance * more)
+    chance = max(0.0, sum(longest) - sum(ideal))
+    return Uneven(healthy, batches * more, stages * more, chance * more)
 
 
 def _healthy(window: Window, columns: Sequence[Sequence[float]], ranks: Sequence[int]) -> list[Sequence[float]]:
@@ -90,23 +93,21 @@ def _healthy(window: Window, columns: Sequence[Sequence[float]], ranks: Sequence
     ]
 
 
-def _rows(columns: Sequence[Sequence[float]], rest: Callable[[], object]) -> list[tuple[float, ...]]:
-    rest()
-    return [*zip(*columns, strict=True)]
-
-
 def _longest(
     stages: Sequence[Sequence[Sequence[float]]], before: Sequence[float], rest: Callable[[], object]
-) -> list[float]:
-    """Return the time of each step on the slowest rank."""
+) -> tuple[list[float], list[list[float]]]:
+    """Return the time of each step on the slowest rank, and the mean time of each step by stage."""
     found: list[list[float]] = []
+    means: list[list[float]] = []
     for columns, idle in zip(stages, before, strict=True):
-        longest = []
+        longest, mean = [], []
         for row in zip(*columns, strict=True):
             rest()
             longest.append(max(row) + idle)
+            mean.append(math.fsum(row) / len(row))
         found.append(longest)
-    return [*map(max, zip(*found, strict=True))]
+        means.append(mean)
+    return [*map(max, zip(*found, strict=True))], means
 
 
 def _without_shared(
