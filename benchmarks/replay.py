@@ -3,9 +3,9 @@
     PYTHONPATH=src python benchmarks/replay.py FILE…
     PYTHONPATH=src python benchmarks/replay.py --generate FILE --ranks 64 --slow 7 20 41   # write a job of known faults
 
-A FILE is one JSON object: `steps` (numbers), `ranks` (a list of objects with `rank`, `compute_seconds` of each step, and
-optionally `stage`, `data_rank`, `gc_seconds`, `data_seconds`, `tokens`), and optionally `step_seconds`. Other keys are
-not read. The replay prints one JSON object per file.
+A FILE is one JSON object: `steps` (numbers), `ranks`, and optionally `step_seconds`. A rank is an object with `rank`,
+`compute_seconds` of each step, and optionally `stage`, `data_rank`, `gc_seconds`, `data_seconds` and `tokens`. Other
+keys are not read. The replay prints one JSON object per file.
 
 A generated job follows a published method: each rank takes one second per step, with 2 % of noise, and the slow ranks
 take longer by `--by`. See docs/stragglers.md for the sources.
@@ -21,7 +21,7 @@ from typing import Any
 from perf_callbacks.stragglers.peers import DATA, GC, LOCAL, STEP, WORK
 from perf_callbacks.stragglers.search import Stragglers
 
-WINDOW = 50
+WINDOW, MOST_NAMED = 50, 8
 STEPS, NOISE = 200, 0.02
 
 COLUMNS = {"gc_seconds": GC, "data_seconds": DATA, "tokens": WORK}
@@ -59,12 +59,11 @@ def replay(job: Mapping[str, Any]) -> dict[str, Any]:
         part = slice(first, first + length)
         ranks = {rank: {name: column[part] for name, column in one.items()} for rank, one in signals.items()}
         stragglers.window(job["steps"][part], ranks, roles)
-    named = sorted(stragglers.lost.items(), key=lambda one: -one[1])
     return {
         "slowdown": None if stragglers.slowdown is None else round(stragglers.slowdown, 4),
         "named": [
-            {"ranks": list(ranks), "cause": cause, "seconds_lost": round(seconds, 4)}
-            for (ranks, cause), seconds in named
+            {"ranks": [*(one.ranks or (one.rank,))], "cause": one.cause, "seconds_lost": round(one.seconds_lost, 4)}
+            for one in stragglers.costliest(MOST_NAMED)
         ],
         "uneven_batches_seconds": round(stragglers.uneven_batches_seconds, 4),
         "uneven_stages_seconds": round(stragglers.uneven_stages_seconds, 4),

@@ -63,6 +63,11 @@ def stragglers(cause):
     )
 
 
+def uneven(**seconds):
+    """A fit in which a third of 100 compared seconds is due to uneven work."""
+    return replace(RUN, stragglers=StragglerSummary(steps=100, seconds=100.0, slowdown=1.5, **seconds))
+
+
 WAITS, BETWEEN = summary(data=1.0), summary(other=1.0)
 GARBAGE = {"gc_seconds": 100.0, "gc_collections": (7, 1, 2)}
 OFTEN = summary(gc=GARBAGE, forward=1.3)
@@ -139,6 +144,11 @@ CASES = {
     "straggler": {
         cause: (Facts(gc=setting), stragglers(cause.partition(",")[0]), CPU)
         for cause, setting in (("gc", "observe"), ("gc, by the program", "sync"), ("data", "sync"), ("host", "sync"))
+    },
+    "uneven": {
+        "batches": (Facts(), uneven(uneven_batches_seconds=30.0), CPU),
+        "batches, Trainer": (Facts(**TRAINER), uneven(uneven_batches_seconds=30.0), CPU),
+        "stages": (Facts(), uneven(uneven_stages_seconds=20.0), CPU),
     },
     "evaluation": {
         "often": (Facts(), spans("evaluation"), CPU),

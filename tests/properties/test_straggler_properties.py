@@ -1,10 +1,11 @@
 """Laws of the search for stragglers."""
 
+from dataclasses import replace
+
 import pytest
 import traces
 from hypothesis import given, settings, strategies as st
 
-from perf_callbacks.kernel.records.fit_records import Straggler
 from perf_callbacks.stragglers.search import Stragglers
 
 FAULTS = st.lists(
@@ -20,15 +21,25 @@ RUNS = st.fixed_dictionaries(
         "ragged": st.sampled_from([0.0, 0.3]),
         "faults": FAULTS,
         "slow": st.none() | st.tuples(st.integers(0, 3), st.sampled_from(["data", "host"]), st.floats(0, 1)),
+        "also": st.none() | st.tuples(st.integers(0, 3), st.sampled_from(["data", "host"]), st.floats(0, 1)),
+        "pipeline": st.booleans(),
     }
 )
 
 
-def run(change=lambda signals: signals, **kwargs):
+def run(change=lambda signals: signals, order=range(4), **kwargs):
+    """Search four ranks of which two may be slow, in two pipeline stages or in none."""
+    also, pipeline = kwargs.pop("also"), kwargs.pop("pipeline")
+    if also is not None:
+        rank, cause, seconds = also
+        hit = {(step, at): (name, lost) for step, at, name, lost in kwargs["faults"]}
+        more = {(step, rank): (cause, seconds) for step in range(1, 41)}
+        kwargs = {**kwargs, "faults": [(*key, *one) for key, one in (more | hit).items()]}
+    roles = {order[rank]: {"pp": rank // 2, "dp": rank % 2} for rank in range(4)} if pipeline else None
     stragglers = Stragglers()
     told = []
     for first, signals in traces.windows(4, 40, length=20, **kwargs):
-        told += stragglers.window(range(first, first + 20), change(signals))
+        told += stragglers.window(range(first, first + 20), change(signals), roles)
     return told, stragglers
 
 
@@ -43,13 +54,10 @@ def test_the_verdict_is_the_same_if_time_is_scaled(kwargs, factor):
 
     told, plain = run(**kwargs)
     again, slower = run(scaled, **kwargs)
-    assert again == [
-        Straggler(
-            step=one.step, rank=one.rank, cause=one.cause, seconds_lost=one.seconds_lost * factor, steps=one.steps
-        )
-        for one in told
-    ]
+    assert again == [replace(one, seconds_lost=one.seconds_lost * factor) for one in told]
     assert slower.slow == plain.slow
+    for name in ("uneven_batches_seconds", "uneven_stages_seconds", "chance_seconds"):
+        assert getattr(slower, name) == getattr(plain, name) * factor
     assert slower.slowdown == plain.slowdown
 
 
@@ -62,12 +70,13 @@ def test_the_verdict_is_the_same_if_ranks_are_relabelled(kwargs, order):
         return {order[rank]: columns for rank, columns in signals.items()}
 
     told, plain = run(**kwargs)
-    again, other = run(relabelled, **kwargs)
-    assert {(one.step, one.rank, one.cause, one.steps) for one in again} == {
-        (one.step, order[one.rank], one.cause, one.steps) for one in told
+    again, other = run(relabelled, order, **kwargs)
+    assert {(one.step, one.rank, frozenset(one.ranks), one.cause, one.steps) for one in again} == {
+        (one.step, order[one.rank], frozenset([order[rank] for rank in one.ranks]), one.cause, one.steps)
+        for one in told
     }
     assert [slow.rank for slow in other.slow] == [order[slow.rank] for slow in plain.slow]
-    assert other.slowdown == plain.slowdown
+    assert other.slowdown == pytest.approx(plain.slowdown)
 
 
 @settings(max_examples=40)

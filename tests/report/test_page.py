@@ -152,7 +152,7 @@ def test_stragglers_are_marked_and_tabulated_with_what_they_cost():
         ("1", "waiting for data", "1.50 s", "4", "more loader workers, or data nearer to the rank")
     ]
     assert table["note"].startswith(
-        "In 18 compared steps, 4.50 s in all. A step takes 1.50 times as long as if all ranks"
+        "In 18 compared steps, 4.50 s in all. A step takes 1.50 times as long as with healthy ranks"
     )
 
 

@@ -1,5 +1,6 @@
 """Sentences about stragglers, in the closing card and as advice."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,13 +8,17 @@ from snapshots import matches
 from summaries import a_summary_of
 
 from perf_callbacks.advice.facts import Facts, Measured
-from perf_callbacks.advice.straggler import straggler
-from perf_callbacks.stragglers.search import SlowRank
+from perf_callbacks.advice.straggler import straggler, uneven_batches, uneven_stages
+from perf_callbacks.stragglers.slow_sets import SlowRank
 from perf_callbacks.stragglers.text import lines, slow_rank
 
 
 def lines_of(of):
     return lines(of.stragglers)
+
+
+NEWER = {"costliest_ranks", "uneven_batches_seconds", "uneven_stages_seconds", "chance_seconds"}
+"""Fields that the first schema lacks."""
 
 
 def summary(**changes):
@@ -26,7 +31,9 @@ def summary(**changes):
         "straggler_seconds": {"gc": 10.0, "data": 6.2},
         "stragglers": ((3, "gc", 10.0, 38), (0, "data", 6.0, 1), (1, "data", 0.2, 1)),
     }  # fmt: skip
-    return a_summary_of(**usual | changes)
+    newer = {name: changes.pop(name) for name in NEWER & changes.keys()}
+    found = a_summary_of(**usual | changes)
+    return replace(found, stragglers=replace(found.stragglers, **newer))
 
 
 ALONE = {"slowdown": None, "stragglers": ((0, "data", 6.0, 2),), "straggler_seconds": {"data": 6.0}}
@@ -35,6 +42,16 @@ CASES = {
     "the worst ranks, with cause, cost and remedy": summary(backward_waiting=0.25),
     "small losses of many ranks": summary(
         stragglers=tuple([(rank, "host", 2.0, 3) for rank in range(8)]), straggler_seconds={"host": 30.0}
+    ),
+    "sets of slow ranks": summary(
+        stragglers=((7, "host", 10.0, 38), (0, "data", 6.2, 12)), costliest_ranks=((3, 7), tuple(range(64)))
+    ),
+    "uneven work, and chance": summary(
+        stragglers=(),
+        straggler_seconds={},
+        uneven_batches_seconds=20.0,
+        uneven_stages_seconds=12.0,
+        chance_seconds=3.0,
     ),
     "all causes": summary(
         stragglers=((0, "steal", 3.0, 1), (1, "device", 2.0, 1)), straggler_seconds={"steal": 3.0, "device": 2.0}
@@ -51,6 +68,8 @@ def test_every_sentence_is_as_in_the_snapshot():
     shown = "".join([f"{case}\n" + "".join([f"  {line}\n" for line in lines_of(of)]) for case, of in CASES.items()])
     slow = SlowRank(rank=3, step=200, steps=100, share=0.12, causes={"data": 0.7, "host": 0.25, "gc": 0.05})
     shown += f"a rank that is slow while training runs\n  {slow_rank(slow)}\n"
+    several = SlowRank(rank=7, ranks=(3, 7), step=200, steps=100, share=0.12, causes={"host": 1.0})
+    shown += f"ranks that are slow while training runs\n  {slow_rank(several)}\n"
     assert matches(Path(__file__).with_name("sentences.txt"), shown)
 
 
@@ -72,6 +91,21 @@ def test_the_advice_names_the_worst_rank_and_the_share_of_all():
     assert found is not None
     assert (found.cause, found.share) == ("straggler", pytest.approx(0.162))
     assert "rank 3" in found.evidence
+    several = straggler(None, Facts(), Measured(summary(costliest_ranks=((3, 7), (), ()))))
+    assert several is not None
+    assert "ranks 3 and 7" in several.evidence
+
+
+def test_uneven_work_is_a_finding_of_its_own_with_its_share():
+    of = Measured(summary(uneven_batches_seconds=20.0, uneven_stages_seconds=12.0))
+    found = [rule(None, Facts(), of) for rule in (uneven_batches, uneven_stages)]
+    assert [(one.cause, one.share) for one in found] == [("uneven", 0.2), ("uneven", 0.12)]
+    trainer = uneven_batches(None, Facts(integration="transformers"), of)
+    assert 'train_sampling_strategy="batch_rebalance"' in trainer.remedy
+    nothing = Measured(summary(uneven_batches_seconds=0.0))
+    assert [rule(None, Facts(), one) for rule in (uneven_batches, uneven_stages) for one in (nothing, None)] == [
+        None
+    ] * 4
 
 
 @pytest.mark.parametrize("changes", [{"slowdown": None}, {"stragglers": ()}, {"included_steps": 2}])

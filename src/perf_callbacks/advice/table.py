@@ -19,6 +19,8 @@ RULES: tuple[Rule, ...] = (
     spans.evaluation,
     spans.checkpoint,
     straggler.straggler,
+    straggler.uneven_batches,
+    straggler.uneven_stages,
     model.precision,
     model.compiling,
     shapes.padding,

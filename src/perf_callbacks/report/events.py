@@ -8,7 +8,7 @@ from perf_callbacks.kernel.records.fit_records import Gc, Span, Straggler
 from perf_callbacks.report.history import FitHistory
 from perf_callbacks.report.tables import distinct_stalls
 from perf_callbacks.report.units import duration
-from perf_callbacks.stragglers.text import NAMES
+from perf_callbacks.stragglers.text import NAMES, rank_names
 
 MOST = 300
 """Most events of a lane: the longest."""
@@ -78,7 +78,8 @@ def _all(fit: FitHistory) -> Iterable[JournalEvent]:
 
 def _straggler(slow: Straggler) -> JournalEvent:
     steps = f" in {slow.steps:,} steps" if slow.steps > 1 else ""
-    text = f"rank {slow.rank} cost {duration(slow.seconds_lost)}{steps}: {NAMES.get(slow.cause, slow.cause)}"
+    who = rank_names(slow.ranks or (slow.rank,))
+    text = f"{who} cost {duration(slow.seconds_lost)}{steps}: {NAMES.get(slow.cause, slow.cause)}"
     return JournalEvent(slow.step, "straggler", text, slow.rank, slow.seconds_lost)
 
 

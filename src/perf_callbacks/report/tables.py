@@ -14,7 +14,7 @@ from perf_callbacks.report import units
 from perf_callbacks.report.history import FitHistory
 from perf_callbacks.report.series import OWN, STAGES
 from perf_callbacks.report.units import DASH, duration, percent, rate, size
-from perf_callbacks.stragglers.text import NAMES, REMEDIES
+from perf_callbacks.stragglers.text import NAMES, REMEDIES, rank_numbers
 
 TEXT, NUMBER, CODE = "text", "number", "code"
 """Kinds of columns."""
@@ -158,17 +158,24 @@ def stragglers(found: StragglerSummary | None) -> Table | None:
     several = found.slowdown is not None
     rows = [
         (
-            str(rank),
+            rank_numbers(ranks),
             NAMES.get(cause, cause),
             duration(seconds),
             f"{steps:,}",
             REMEDIES.get(cause, "") if several else "",
         )
-        for rank, cause, seconds, steps in found.costliest
+        for ranks, cause, seconds, steps in found.named()
     ]
     parts = [f"In {found.steps:,} compared steps, {duration(found.seconds)} in all."]
     if found.slowdown is not None:
-        parts.append(f"A step takes {rate(found.slowdown)} times as long as if all ranks were as fast as a usual rank.")
+        parts.append(f"A step takes {rate(found.slowdown)} times as long as with healthy ranks and even work.")
+    for what, seconds in (
+        ("Uneven batches", found.uneven_batches_seconds),
+        ("Uneven stages of the pipeline", found.uneven_stages_seconds),
+        ("Chance", found.chance_seconds),
+    ):
+        if seconds:
+            parts.append(f"{what} cost {duration(seconds)}.")
     if found.backward_waiting is not None:
         parts.append(f"At most {found.backward_waiting:.0%} of rank 0's backward is waiting for other ranks.")
     columns = [("rank", NUMBER), ("cause", TEXT), ("cost", NUMBER), ("steps", NUMBER), ("try", TEXT)]

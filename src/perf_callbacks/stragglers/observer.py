@@ -84,19 +84,24 @@ class _Found:
         stragglers = self._stragglers
         for one in stragglers.window(numbers, ranks, roles, _GilYield()):
             self._recorder.write(one)
-        worst = sorted(stragglers.lost, key=stragglers.lost.__getitem__, reverse=True)[:MOST_TOLD]
+        worst = stragglers.costliest(MOST_TOLD)
+        several = stragglers.slowdown is not None
         self._summary = StragglerSummary(
             steps=stragglers.steps,
             seconds=stragglers.seconds,
             model_compared=not self._sharded,
             seconds_by_cause=stragglers.causes,
-            costliest=tuple([(*one, stragglers.lost[one], stragglers.times[one]) for one in worst]),
+            costliest=tuple([(one.rank, one.cause, one.seconds_lost, one.steps) for one in worst]),
+            costliest_ranks=tuple([one.ranks for one in worst]) if any(one.ranks for one in worst) else (),
+            uneven_batches_seconds=stragglers.uneven_batches_seconds if several else None,
+            uneven_stages_seconds=stragglers.uneven_stages_seconds if several else None,
+            chance_seconds=stragglers.chance_seconds if several else None,
             slowdown=stragglers.slowdown,
         )
         self._lost = sum(stragglers.lost.values())
         for slow in stragglers.slow:
-            if slow.rank not in self._warned and len(self._warned) < MOST_TOLD:
-                self._warned.add(slow.rank)
+            if not self._warned.issuperset(slow.ranks or (slow.rank,)) and len(self._warned) < MOST_TOLD:
+                self._warned.update(slow.ranks or (slow.rank,))
                 log.warning("perf_callbacks: %s", slow_rank(slow))
 
     def summary(self) -> dict[str, StragglerSummary]:

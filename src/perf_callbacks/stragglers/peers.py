@@ -104,7 +104,7 @@ class Peers:
         return lower_median([max(0.0, column[step] - usual) for column, usual in columns])
 
     def explain(self, place: int) -> dict[str, float]:
-        """Return the part of a slow rank's excess over healthy ranks that each large cause explains, the largest first."""
+        """Return the part of a slow rank's excess that each large cause explains, the largest first."""
         more = {cause: self.more(place, cause) for cause in CAUSES}
         least = LEAST_PART * sum([seconds for seconds in more.values() if seconds > 0])
         found = {cause: seconds for cause, seconds in more.items() if seconds > least}

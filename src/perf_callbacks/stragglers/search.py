@@ -1,14 +1,14 @@
 """The search for stragglers: which ranks made other ranks wait, why, and how many seconds the job lost.
 
 After a collective all ranks go on together. Each rank measures, on its own clock, the time from there until it waits
-again. These times can be compared between ranks, although clocks can't. Three questions follow: which steps did one cause
-make longer, which ranks are slow for long (`slow_sets.py`), and what do uneven work and chance cost (`uneven.py`).
+again. These times can be compared between ranks, although clocks can't. Three questions follow: which steps were longer
+for one cause, which ranks are slow for long (`slow_sets.py`), and what do uneven work and chance cost (`uneven.py`)?
 """
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from perf_callbacks.kernel.records.fit_records import Straggler
 from perf_callbacks.stragglers.even_work import extra_seconds, without_batch_size
@@ -27,7 +27,7 @@ from perf_callbacks.stragglers.peers import (
     median,
 )
 from perf_callbacks.stragglers.slow_sets import SlowRank, SlowSets, Stage, Window
-from perf_callbacks.stragglers.uneven import uneven
+from perf_callbacks.stragglers.uneven import Uneven, uneven
 
 STAGES = frozenset({"pipeline", "pipe", "pp"})
 """Coordinates of a rank that decide which layers it computes. Ranks are compared if these are equal."""
@@ -69,8 +69,8 @@ class Stragglers:
         self._sets: dict[object, SlowSets] = {}
         self.lost: dict[tuple[Who, str], float] = {}
         """Seconds that the job lost, by ranks and cause."""
-        self.times: Counter[tuple[Who, str]] = Counter()
-        """Number of steps with a loss, by ranks and cause."""
+        self._newest: dict[tuple[Who, str], Straggler] = {}
+        self._times: Counter[tuple[Who, str]] = Counter()
         self.steps = 0
         """Steps that were compared."""
         self.seconds = self.uneven_seconds = 0.0
@@ -94,16 +94,8 @@ class Stragglers:
             roles: Coordinates of the ranks, such as their pipeline stage.
             rest: Called between slices of the work, each of which takes less than a millisecond.
         """
-        steps, roles = len(numbers), roles or {}
-        work: dict[tuple[_Role, frozenset[str]], list[int]] = {}
-        for place, (rank, signals) in enumerate(ranks.items()):
-            if place % SLICE == 0:
-                rest()
-            if len(signals.get(LOCAL, ())) == steps:
-                role = _work(roles.get(rank, {}))
-                work.setdefault((role, KINDS.intersection(signals)), []).append(rank)
-        kinds = Counter([role for role, _ in work])
-        work = {like: group for like, group in work.items() if len(group) > 1 or kinds[like[0]] == 1}
+        roles = roles or {}
+        work = _groups(len(numbers), ranks, roles, rest)
         for kind in self._sets.keys() - {kind for _, kind in work}:
             del self._sets[kind]
         if not work:
@@ -118,62 +110,79 @@ class Stragglers:
             rest()
             signals = [ranks[rank] for rank in group]
             peers = Peers(group, without_batch_size(signals, rest))
-            compared = []
-            for step in peers.compare():
-                rest()
-                if step is not None:
-                    compared.append(step)
+            compared = [step for step in _each(peers.compare(), rest) if step is not None]
             events = self._groups.setdefault(like, _Group()).find(numbers, peers, compared, usual)
             found += events
             teams.setdefault(like[1], []).append(_Compared(peers, signals, compared, events))
         if len(ranks) > 1:
             self._several = True
+            durations, costs = dict(zip(numbers, step_seconds, strict=True)), []
             for kind, team in teams.items():
-                found += self._team(kind, team, numbers, step_seconds, roles, rest)
+                slow, cost = self._team(kind, team, durations, roles, rest)
+                found += slow
+                costs.append(cost)
+            self._add(max(costs, key=lambda cost: cost.seconds))
         self.steps += len(known(step_seconds))
         self.seconds += sum(known(step_seconds))
         for straggler in found:
             who = straggler.ranks or (straggler.rank,), straggler.cause
             self.lost[who] = self.lost.get(who, 0.0) + straggler.seconds_lost
-            self.times[who] += straggler.steps
+            self._times[who] += straggler.steps
+            self._newest[who] = straggler
         return sorted(found, key=lambda one: (one.step, one.rank, one.cause))
 
     def _team(
         self,
         kind: object,
         team: Sequence["_Compared"],
-        numbers: Sequence[int],
-        step_seconds: Sequence[float],
+        durations: Mapping[int, float],
         roles: Mapping[int, Mapping[str, int]],
         rest: Callable[[], object],
-    ) -> list[Straggler]:
-        """Find sets of slow ranks among all ranks whose times are of one kind, and the cost of uneven work."""
+    ) -> tuple[list[Straggler], "_Cost"]:
+        """Find sets of slow ranks among all ranks whose times are of one kind, and the cost of uneven work.
+
+        Args:
+            kind: Kind of local times.
+            team: Ranks by work.
+            durations: Seconds of all steps of the window, by number. Unknown steps are left out.
+            roles: Coordinates of the ranks.
+            rest: Called between slices of the work.
+        """
+        numbers = [*durations]
         steps = sorted(set.intersection(*[{step.step for step in one.steps} for one in team]))
-        steps = [step for step in steps if not math.isnan(step_seconds[step])]
-        if not steps:
-            return []
-        durations = [step_seconds[step] for step in steps]
+        steps = [step for step in steps if not math.isnan(durations[numbers[step]])]
+        if not steps or sum([len(one.peers.ranks) for one in team]) < 2:  # noqa: PLR2004 two ranks can be compared
+            return [], _Cost(0.0, None)
         stages = [one.stage(numbers, steps, rest) for one in team]
-        window = Window([numbers[step] for step in steps], median(durations), stages, rest)
-        if len(window.ranks) < 2:  # noqa: PLR2004 two ranks can be compared
-            return []
+        kept = [numbers[step] for step in steps]
+        seconds = [durations[number] for number in kept]
+        window = Window(kept, median(seconds), stages, rest)
         sets = self._sets.setdefault(kind, SlowSets())
         sets.keep(window)
         replicas = {rank: _replica(roles.get(rank, {})) for rank in window.ranks} if len(team) > 1 else {}
-        lost = uneven(window, replicas, sum(durations), rest)
-        taken = sum(window.longest()) if window.excess else lost.healthy
-        found = sets.find(window)
-        self.uneven_batches_seconds += lost.batches
-        self.uneven_stages_seconds += lost.stages
-        self.chance_seconds += lost.chance
-        events = sum([event.seconds_lost for one in team for event in one.events])
-        self.uneven_seconds += min(taken - lost.healthy + lost.seconds + events, sum(durations))
-        return found
+        lost = uneven(window, replicas, sum(seconds), rest)
+        saved = lost.seconds + sum([event.seconds_lost for one in team for event in one.events])
+        if window.excess:
+            saved += sum(window.longest()) - lost.healthy
+        return sets.find(window), _Cost(min(saved, sum(seconds)), lost)
+
+    def _add(self, cost: "_Cost") -> None:
+        """Add the cost of a window."""
+        self.uneven_seconds += cost.seconds
+        if cost.uneven is not None:
+            self.uneven_batches_seconds += cost.uneven.batches
+            self.uneven_stages_seconds += cost.uneven.stages
+            self.chance_seconds += cost.uneven.chance
 
     @property
     def slow(self) -> list[SlowRank]:
         """Slow ranks or sets of ranks of the newest window."""
         return [one.slow for one in self._sets.values() if one.slow is not None]
+
+    def costliest(self, most: int) -> list[Straggler]:
+        """Return the costliest ranks and sets of ranks, with the sums of their seconds and steps."""
+        worst = sorted(self.lost, key=self.lost.__getitem__, reverse=True)[:most]
+        return [replace(self._newest[who], seconds_lost=self.lost[who], steps=self._times[who]) for who in worst]
 
     @property
     def causes(self) -> dict[str, float]:
@@ -226,6 +235,14 @@ class _Compared:
         return Stage(self.peers, times, times if more is None else even)
 
 
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """Seconds of a window that healthy ranks with even work would save, and the part that no rank is to blame for."""
+
+    seconds: float
+    uneven: Uneven | None
+
+
 class _Group:
     """Ranks that do the same work, over all windows."""
 
@@ -256,6 +273,31 @@ class _Group:
                     rank = peers.ranks[one.slowest]
                     found.append(Straggler(step=numbers[one.step], rank=rank, cause=cause, seconds_lost=lost))
         return found
+
+
+def _groups(
+    steps: int, ranks: Mapping[int, Signals], roles: Mapping[int, Mapping[str, int]], rest: Callable[[], object]
+) -> dict[tuple[_Role, frozenset[str]], list[int]]:
+    """Return groups of ranks that do the same work and have local times of one kind.
+
+    A rank is left out if it is alone in its kind, but not in its work.
+    """
+    work: dict[tuple[_Role, frozenset[str]], list[int]] = {}
+    for place, (rank, signals) in enumerate(ranks.items()):
+        if place % SLICE == 0:
+            rest()
+        if len(signals.get(LOCAL, ())) == steps:
+            role = _work(roles.get(rank, {}))
+            work.setdefault((role, KINDS.intersection(signals)), []).append(rank)
+    kinds = Counter([role for role, _ in work])
+    return {like: group for like, group in work.items() if len(group) > 1 or kinds[like[0]] == 1}
+
+
+def _each(steps: Iterable[Compared | None], rest: Callable[[], object]) -> Iterator[Compared | None]:
+    """Yield the steps, with a rest after each."""
+    for step in steps:
+        rest()
+        yield step
 
 
 def _work(role: Mapping[str, int]) -> _Role:

@@ -1,6 +1,6 @@
 """Sentences about stragglers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from perf_callbacks.kernel.records.summary_parts import StragglerSummary
 from perf_callbacks.stragglers.peers import DATA, DEVICE, GC, HOST, STEAL
@@ -24,6 +24,11 @@ REMEDIES = {
 }
 """Changes that help, by cause."""
 
+UNEVEN_BATCHES = "batches of even lengths: sorting samples by length, or packing"
+BATCH_REBALANCE = 'TrainingArguments(train_sampling_strategy="batch_rebalance") of transformers 5.23, or packing'
+
+UNEVEN_STAGES = "moving layers from the longest stage of the pipeline to other stages"
+
 WORTH_A_LINE = 0.005
 """Least part of the compared time for which a loss has a line of its own."""
 
@@ -32,19 +37,53 @@ MOST_LINES = 3
 SMALL = 0.1
 """Least part of a slow rank's delay for which a cause is named."""
 
+CHANCE = 0.02
+"""Least part of the compared time for which the loss by chance has a line."""
+
+MOST_RANKS = 8
+"""Most ranks of a set that a sentence names."""
+
+
+def rank_names(ranks: Sequence[int]) -> str:
+    """Return the name of a rank, or of a set of ranks.
+
+    >>> rank_names([3]), rank_names([3, 7]), rank_names([3, 7, 9])
+    ('rank 3', 'ranks 3 and 7', 'ranks 3, 7 and 9')
+    """
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {rank_numbers(ranks)}"
+
+
+def rank_numbers(ranks: Sequence[int]) -> str:
+    """Return the numbers of ranks.
+
+    >>> rank_numbers(range(100))
+    '0, 1, 2, 3, 4, 5, 6, 7 and 92 more'
+    """
+    if len(ranks) == 1:
+        return str(ranks[0])
+    shown, last = [*map(str, ranks[:-1])], str(ranks[-1])
+    if len(ranks) > MOST_RANKS:
+        shown, last = [*map(str, ranks[:MOST_RANKS])], f"{len(ranks) - MOST_RANKS:,} more"
+    return f"{', '.join(shown)} and {last}"
+
 
 def slow_rank(slow: SlowRank) -> str:
-    """Return the sentence about a rank that is slow while training runs.
+    """Return the sentence about ranks that are slow while training runs.
 
     >>> print(slow_rank(SlowRank(rank=3, step=200, steps=100, share=0.12, causes={})))
-    rank 3 was slow in the 100 steps up to step 200: its steps take 12% longer than those of a usual rank.
+    rank 3 was slow in the 100 steps up to step 200: its steps take 12% longer than those of a healthy rank.
     """
     causes = [f"{NAMES[cause]} {part:.0%}" for cause, part in slow.causes.items() if part >= SMALL]
     why = f" ({', '.join(causes)}). Try {REMEDIES[next(iter(slow.causes))]}." if causes else "."
-    return (
-        f"rank {slow.rank} was slow in the {slow.steps:,} steps up to step {slow.step:,}: "
-        f"its steps take {slow.share:.0%} longer than those of a usual rank{why}"
-    )
+    when = f"slow in the {slow.steps:,} steps up to step {slow.step:,}"
+    if slow.ranks:
+        return (
+            f"{rank_names(slow.ranks)} were {when}: the job waits as long as one of them is slow, and the steps of "
+            f"rank {slow.rank} take {slow.share:.0%} longer than those of a healthy rank{why}"
+        )
+    return f"rank {slow.rank} was {when}: its steps take {slow.share:.0%} longer than those of a healthy rank{why}"
 
 
 def lines(found: StragglerSummary | None) -> Iterator[str]:
@@ -53,9 +92,9 @@ def lines(found: StragglerSummary | None) -> Iterator[str]:
         return
     several, lost = found.slowdown is not None, sum(found.seconds_by_cause.values())
     whole = f"{found.seconds:,.3g} s"
-    large = [one for one in found.costliest if one[2] >= WORTH_A_LINE * found.seconds]
-    for rank, cause, seconds, times in large[:MOST_LINES]:
-        who = f"rank {rank} cost the job" if several else "slow steps lost"
+    large = [one for one in found.named() if one[2] >= WORTH_A_LINE * found.seconds]
+    for ranks, cause, seconds, times in large[:MOST_LINES]:
+        who = f"{rank_names(ranks)} cost the job" if several else "slow steps lost"
         count = f"{times:,} {'pause' if cause == GC else 'step'}{'' if times == 1 else 's'}"
         remedy = f"; try {REMEDIES[cause]}" if several else ""
         yield f"{who} {seconds:,.3g} s of {whole}: {NAMES[cause]}, {count}{remedy}"
@@ -66,7 +105,20 @@ def lines(found: StragglerSummary | None) -> Iterator[str]:
         yield f"no rank was slow for long: {lost:,.3g} s of {whole} lost to stragglers, in {found.steps:,} steps"
     elif rest >= WORTH_A_LINE * found.seconds:
         yield f"other stragglers cost {rest:,.3g} s"
+    yield from _uneven(found)
     if not found.model_compared:
         yield "forward and backward were not compared, because ranks wait for each other there"
     if found.backward_waiting is not None:
         yield f"at most {found.backward_waiting:.0%} of backward on this rank was waiting for other ranks"
+
+
+def _uneven(found: StragglerSummary) -> Iterator[str]:
+    """Yield lines about losses that no rank is to blame for."""
+    for what, seconds, remedy in (
+        ("uneven batches", found.uneven_batches_seconds or 0.0, UNEVEN_BATCHES),
+        ("uneven stages of the pipeline", found.uneven_stages_seconds or 0.0, UNEVEN_STAGES),
+    ):
+        if seconds >= WORTH_A_LINE * found.seconds:
+            yield f"{what} cost the job {seconds:,.3g} s of {found.seconds:,.3g} s; try {remedy}"
+    if (found.chance_seconds or 0.0) >= CHANCE * found.seconds:
+        yield f"chance cost {found.chance_seconds:,.3g} s: some rank is always the slowest, and no rank is to blame"

@@ -1,6 +1,6 @@
 """Parts of a summary, one per feature. A part is None if its feature is off."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 
@@ -103,10 +103,27 @@ class StragglerSummary:
     seconds_by_cause: Mapping[str, float] = field(default_factory=dict)
     """Seconds that the job lost to stragglers, by cause as in `Straggler`."""
     costliest: tuple[tuple[int, str, float, int], ...] = ()
-    """Rank, cause, lost seconds, and number of affected steps."""
+    """Rank, cause, lost seconds, and number of affected steps. Of a set of slow ranks, the slowest rank."""
+    costliest_ranks: tuple[tuple[int, ...], ...] = ()
+    """All ranks of each entry of `costliest`, in the same order; empty for a single rank."""
+    uneven_batches_seconds: float | None = None
+    """Seconds lost because ranks had batches of unequal sizes, which the next fields don't contain. None, like the
+    next fields: ranks were not compared."""
+    uneven_stages_seconds: float | None = None
+    """Seconds lost because the stages of the pipeline take unequal times."""
+    chance_seconds: float | None = None
+    """Seconds by which the slowest rank of a step exceeds the mean, without cause: by chance, some rank is always the
+    slowest."""
     slowdown: float | None = None
-    """Duration of these steps, divided by their duration with all ranks as fast as a usual rank. None: unknown, or a
-    single rank."""
+    """Duration of these steps, divided by their duration with healthy ranks, even work and no chance. None: unknown, or
+    a single rank."""
+
+    def named(self) -> Iterator[tuple[tuple[int, ...], str, float, int]]:
+        """Yield the entries of `costliest` with all ranks of a set."""
+        sets = self.costliest_ranks or ((),) * len(self.costliest)
+        for (rank, cause, seconds, steps), ranks in zip(self.costliest, sets, strict=False):
+            yield ranks or (rank,), cause, seconds, steps
+
     backward_waiting: float | None = None
     """Share of the backward that follows the gradient which usually comes last, from 0 to 1: an upper bound on the
     waiting for other ranks. None: unknown."""
