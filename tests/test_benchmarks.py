@@ -1,7 +1,9 @@
 """The checks that need a GPU run in a small form without one, as far as they can."""
 
 import importlib.util
+import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -129,3 +131,53 @@ def test_slow_code_of_one_rank_is_found_wherever_it_is_under_ddp():
     rows = dict(re.findall(r"^\| ([\w ]+) \| (.*) \|$", done.stdout, re.MULTILINE))
     for place, cause in (("data", "data"), ("between steps", "host"), ("backward", "host"), ("gc", "gc")):
         assert cause in rows[place], rows
+
+
+def replayed(*files):
+    command = [sys.executable, BENCHMARKS / "replay.py", *files]
+    done = subprocess.run(command, timeout=120, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_the_replay_of_a_generated_job_names_its_slow_ranks_as_a_set(tmp_path):
+    file = tmp_path / "job.json"
+    command = [sys.executable, BENCHMARKS / "replay.py", "--generate", file, "--slow", "3", "9", "40"]
+    subprocess.run(command, timeout=120, check=True)
+    (found,) = replayed(file)
+    (named,) = found["named"]
+    assert (named["ranks"], named["cause"]) == ([3, 9, 40], "host")
+    assert found["slowdown"] == pytest.approx(1.32, abs=0.03)
+    assert (found["uneven_batches_seconds"], found["uneven_stages_seconds"]) == (0, 0)
+
+
+def test_a_replay_knows_stages_and_tokens(tmp_path):
+    pipeline, ragged = tmp_path / "pipeline.json", tmp_path / "ragged.json"
+    chance = random.Random(0)
+    steps, tokens = [*range(100)], [[chance.randrange(100, 1000) for _ in range(100)] for _ in range(4)]
+    stages = [{"rank": rank, "stage": rank // 2, "data_rank": rank % 2} for rank in range(4)]
+    pipeline.write_text(
+        json.dumps(
+            {
+                "steps": steps,
+                "ranks": [one | {"compute_seconds": [1.0 + 0.5 * one["stage"]] * 100} for one in stages],
+            }
+        )
+    )
+    ragged.write_text(
+        json.dumps(
+            {
+                "steps": steps,
+                "ranks": [
+                    {"rank": rank, "compute_seconds": [size / 1000 for size in column], "tokens": column}
+                    for rank, column in enumerate(tokens)
+                ],
+            }
+        )
+    )
+    uneven_stages, uneven_batches = replayed(pipeline, ragged)
+    assert uneven_stages["uneven_stages_seconds"] == pytest.approx(25, rel=0.05)
+    assert uneven_batches["uneven_batches_seconds"] == pytest.approx(
+        sum([max(row) - sum(row) / 4 for row in zip(*tokens, strict=True)]) / 1000, rel=0.02
+    )
+    assert uneven_stages["named"] == uneven_batches["named"] == []

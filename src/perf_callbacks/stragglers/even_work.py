@@ -12,6 +12,9 @@ from perf_callbacks.stragglers.peers import DEVICE, HOST, LOCAL, SAMPLE, WORK, P
 SLICE = 128
 """Number of ranks per slice of the work."""
 
+FEW = 31
+"""Ranks in the sample for the seconds per unit of work."""
+
 EXPLAINED = 0.8
 """Sizes explain local times if they reduce the median deviation to less than this part."""
 
@@ -27,7 +30,12 @@ def without_batch_size(signals: Sequence[Signals], rest: Callable[[], object]) -
     if not sizes or min(sizes) == max(sizes):
         return signals
     usual = median(sizes)
-    pace = median([pace for one in sample for pace in _paces(one)])
+    paces: list[float] = []
+    for one in sample:
+        rest()
+        paces += _paces(one)
+    pace = median(paces)
+    rest()
     return [_one(signal, usual, pace, rest if place % SLICE == 0 else None) for place, signal in enumerate(signals)]
 
 
@@ -39,7 +47,7 @@ def extra_seconds(signals: Sequence[Signals], rest: Callable[[], object]) -> lis
     """
     if not all(WORK in one for one in signals):
         return None
-    pace = _seconds_per_unit(signals[:: max(1, len(signals) // SAMPLE)])
+    pace = _seconds_per_unit(signals[:: max(1, len(signals) // FEW)], rest)
     if pace is None:
         return None
     means = []
@@ -56,15 +64,15 @@ def extra_seconds(signals: Sequence[Signals], rest: Callable[[], object]) -> lis
     return found
 
 
-def _seconds_per_unit(signals: Sequence[Signals]) -> float | None:
+def _seconds_per_unit(signals: Sequence[Signals], rest: Callable[[], object]) -> float | None:
     """Return the seconds per unit of work, by Tukey's resistant line through local times; None: no such relation."""
-    points = [
-        (size, seconds)
-        for one in signals
-        for size, seconds in zip(one[WORK], one[LOCAL], strict=True)
-        if not math.isnan(size + seconds)
-    ]
+    points: list[tuple[float, float]] = []
+    for one in signals:
+        rest()
+        pairs = zip(one[WORK], one[LOCAL], strict=True)
+        points += [(size, seconds) for size, seconds in pairs if not math.isnan(size + seconds)]
     points.sort()
+    rest()
     third = len(points) // 3
     if not third:
         return None
@@ -74,6 +82,7 @@ def _seconds_per_unit(signals: Sequence[Signals]) -> float | None:
     if small >= large or fast >= slow:
         return None
     pace = (slow - fast) / (large - small)
+    rest()
     plain, even = [_deviation([seconds - by * size for size, seconds in points]) for by in (0.0, pace)]
     return pace if even < EXPLAINED * plain else None
 

@@ -219,7 +219,7 @@ class _Compared:
         times: list[Sequence[float]] = []
         even: list[Sequence[float]] = []
         for place, (rank, signals) in enumerate(zip(self.peers.ranks, self.signals, strict=True)):
-            if place % SLICE == 0:
+            if place % (SLICE // 4) == 0:
                 rest()
             column: Sequence[float] = signals[LOCAL]
             if rank in hit:

@@ -5,10 +5,12 @@ up to three quarters of the ranks may be slow. A rank whose level exceeds this p
 the search names the smallest set whose return to the healthy pace wins most of the seconds that all candidates cost.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from statistics import stdev
 
 from perf_callbacks.kernel.records.fit_records import Straggler
 from perf_callbacks.stragglers.peers import Peers, low, lower_median, median
@@ -16,9 +18,14 @@ from perf_callbacks.stragglers.peers import Peers, low, lower_median, median
 SLOW_SHARE = 0.05
 """A rank is slow in a window if its level exceeds the healthy pace by this part of a step."""
 
-DEVIATIONS = 4 * 1.4826 * 1.2533
-"""The excess must also be this multiple of the median deviation of a step's time over the root of the number of steps.
-1.4826 median deviations are a standard deviation. The standard error of a median is 1.2533 times that of a mean."""
+ERRORS = 4.0
+"""The excess must also be this multiple of the standard error of the level."""
+
+DEVIATION, MEDIAN = 1.4826, 1.2533
+"""Standard deviations in a median deviation, and standard errors of a mean in the standard error of a median."""
+
+BLOCKS = 5
+"""Parts of a window whose differences show an error: times that drift by chance stay long or short for some steps."""
 
 KEPT_SHARE = 0.02
 """A reported rank counts as slow until its level exceeds the healthy pace by less than this part of a step."""
@@ -89,10 +96,20 @@ class Stage:
             if sum(column) <= (self.pace + least / 2) * len(column):  # no median exceeds the pace by so much then
                 continue
             level = lower_median(column)
-            deviation = median([abs(seconds - level) for seconds in column])
-            if level - self.pace > max(least, DEVIATIONS * deviation / len(column) ** 0.5):
+            if level - self.pace > max(least, ERRORS * _error(column, level)):
                 found[self.peers.ranks[place]] = level - self.pace
         return found
+
+
+def _error(column: Sequence[float], level: float) -> float:
+    """Return the standard error of a level, by the deviations of single steps or of parts of the window."""
+    steps = len(column)
+    error = MEDIAN * DEVIATION * median([abs(seconds - level) for seconds in column]) / math.sqrt(steps)
+    if steps < 2 * BLOCKS:
+        return error
+    length = steps // BLOCKS
+    parts = [lower_median(column[start : start + length]) for start in range(0, length * BLOCKS, length)]
+    return max(error, stdev(parts) / math.sqrt(BLOCKS))
 
 
 @dataclass(slots=True)
@@ -115,6 +132,7 @@ class Window:
         for stage in self.stages:
             self.excess |= stage.examine(self.seconds, self.rest)
             stage.before, before = before, before + stage.pace / MICRO_BATCHES
+            self.rest()
             self._where |= {rank: (stage, place) for place, rank in enumerate(stage.peers.ranks)}
 
     @property
@@ -133,6 +151,7 @@ class Window:
         for stage in self.stages:
             left_out = {self._where[rank][1] for rank in without if self._where[rank][0] is stage}
             columns = [column for place, column in enumerate(stage.times) if place not in left_out]
+            self.rest()
             for step, row in enumerate(zip(*columns, strict=True)):
                 self.rest()
                 found[step] = max(found[step], max(row) + stage.before)
@@ -176,6 +195,7 @@ class Window:
             return 0.0, []
         lost = sum(self.longest())
         for rank, places in steps.items():
+            self.rest()
             stage, place = self._where[rank]
             column = [*stage.times[place]]
             for step in places:
@@ -225,10 +245,15 @@ class SlowSets:
         self.slow: SlowRank | None = None
 
     def keep(self, window: Window) -> None:
-        """Add reported ranks that are still a little slow to the window's slow ranks, so that sets stay the same."""
-        for rank in self._told.keys() & window.ranks - window.excess.keys():
-            more = window.level(rank)
-            if more > KEPT_SHARE * window.seconds:
+        """Add reported ranks that are still a little slow to the window's slow ranks, so that sets stay the same.
+
+        A rank that was as slow as before, and then recovered, is not added.
+        """
+        for rank in sorted(self._told.keys() & window.ranks - window.excess.keys()):
+            more, before = window.level(rank), self._told[rank]
+            if more <= KEPT_SHARE * window.seconds:
+                continue
+            if more > before / 2 or not window.slow_steps(rank, before, at_end=False):
                 window.excess[rank] = more
 
     def find(self, window: Window) -> list[Straggler]:

@@ -87,10 +87,16 @@ def uneven(window: Window, roles: Mapping[int, object], durations: float, rest: 
 
 def _healthy(window: Window, columns: Sequence[Sequence[float]], ranks: Sequence[int]) -> list[Sequence[float]]:
     """Return the times without the excess of slow ranks."""
-    return [
-        [seconds - window.excess[rank] for seconds in column] if rank in window.excess else column
-        for column, rank in zip(columns, ranks, strict=True)
-    ]
+    if not window.excess:
+        return [*columns]
+    found = []
+    for column, rank in zip(columns, ranks, strict=True):
+        if rank in window.excess:
+            window.rest()
+            found.append([seconds - window.excess[rank] for seconds in column])
+        else:
+            found.append(column)
+    return found
 
 
 def _longest(
@@ -100,6 +106,7 @@ def _longest(
     found: list[list[float]] = []
     means: list[list[float]] = []
     for columns, idle in zip(stages, before, strict=True):
+        rest()
         longest, mean = [], []
         for row in zip(*columns, strict=True):
             rest()
