@@ -6,7 +6,7 @@ took until it waited for other ranks, `STEP` the whole step. Each of `CAUSES` is
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
 
@@ -103,9 +103,12 @@ class Peers:
         columns = [self._column(place, cause) for place in self.sample]
         return lower_median([max(0.0, column[step] - usual) for column, usual in columns])
 
-    def explain(self, place: int) -> dict[str, float]:
+    def explain(self, place: int, rest: Callable[[], object]) -> dict[str, float]:
         """Return the part of a slow rank's excess that each large cause explains, the largest first."""
-        more = {cause: self.more(place, cause) for cause in CAUSES}
+        more = {}
+        for cause in CAUSES:
+            rest()
+            more[cause] = self.more(place, cause)
         least = LEAST_PART * sum([seconds for seconds in more.values() if seconds > 0])
         found = {cause: seconds for cause, seconds in more.items() if seconds > least}
         whole = sum(found.values())

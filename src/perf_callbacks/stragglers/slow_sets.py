@@ -218,9 +218,8 @@ class Window:
         """Return the part of a set's excess that each cause explains, the largest first."""
         sums: dict[str, float] = {}
         for rank in ranks:
-            self.rest()
             stage, place = self._where[rank]
-            for cause, part in stage.peers.explain(place).items():
+            for cause, part in stage.peers.explain(place, self.rest).items():
                 sums[cause] = sums.get(cause, 0.0) + part * self.excess[rank]
         whole = sum(sums.values())
         return {cause: sums[cause] / whole for cause in sorted(sums, key=lambda one: -sums[one])}

@@ -19,6 +19,9 @@ LEAST_STAGE = 0.05
 LEAST_BATCHES = 0.01
 """Part of a window that uneven batches must cost to count: less may be chance."""
 
+LEAST_PART = 0.1
+"""Least part of a mean batch that counts as a batch's size."""
+
 TOGETHER = 0.7
 """Batches are uneven if the first and last stages of replicas deviate from the mean with this correlation."""
 
@@ -52,7 +55,8 @@ def uneven(window: Window, roles: Mapping[int, object], durations: float, rest: 
     sized = any(stage.even is not stage.times for stage in window.stages)
     even = [_healthy(window, stage.even, stage.peers.ranks) for stage in window.stages] if sized else times
     if not sized and len(times) > 1:
-        even = _without_shared(times, [[roles.get(rank) for rank in one.peers.ranks] for one in window.stages])
+        replicas = [[roles.get(rank) for rank in one.peers.ranks] for one in window.stages]
+        even = _without_shared(times, replicas, rest)
     pipeline = len(times) > 1
     before = [stage.before for stage in window.stages]
     actual, means = _longest(times, before, rest)
@@ -72,10 +76,7 @@ def uneven(window: Window, roles: Mapping[int, object], durations: float, rest: 
     stages = 0.0
     if pipeline and min(levels) > 0 and max(levels) > (1 + LEAST_STAGE) * level:
         shares = [level / own for own in levels]
-        times = [
-            [[seconds * share for seconds in column] for column in columns]
-            for columns, share in zip(times, shares, strict=True)
-        ]
+        times = [_scaled(columns, share, rest) for columns, share in zip(times, shares, strict=True)]
         before = [0.0 if batches else level * (len(levels) - 1) / MICRO_BATCHES] * len(levels)
         moved, means = _longest(times, before, rest)
         means = [[fmean(row) for row in zip(*means, strict=True)]]
@@ -89,13 +90,21 @@ def _healthy(window: Window, columns: Sequence[Sequence[float]], ranks: Sequence
     """Return the times without the excess of slow ranks."""
     if not window.excess:
         return [*columns]
-    found = []
+    found: list[Sequence[float]] = []
     for column, rank in zip(columns, ranks, strict=True):
         if rank in window.excess:
             window.rest()
             found.append([seconds - window.excess[rank] for seconds in column])
         else:
             found.append(column)
+    return found
+
+
+def _scaled(columns: Sequence[Sequence[float]], factor: float, rest: Callable[[], object]) -> list[Sequence[float]]:
+    found: list[Sequence[float]] = []
+    for column in columns:
+        rest()
+        found.append([seconds * factor for seconds in column])
     return found
 
 
@@ -118,8 +127,8 @@ def _longest(
 
 
 def _without_shared(
-    stages: Sequence[list[Sequence[float]]], replicas: Sequence[Sequence[object]]
-) -> Sequence[list[Sequence[float]]]:
+    stages: list[list[Sequence[float]]], replicas: Sequence[Sequence[object]], rest: Callable[[], object]
+) -> list[list[Sequence[float]]]:
     """Take out of the times the deviation that all stages of a replica share, because of its batch.
 
     Return the times unchanged if replicas are unknown, or if their stages don't deviate together.
@@ -127,28 +136,34 @@ def _without_shared(
     names = sorted(set(replicas[0]), key=repr)
     if len(names) < 2 or any(len(one) != len(names) or {*one} != {*names} for one in replicas):  # noqa: PLR2004
         return stages
-    means = [[fmean(row) for row in zip(*columns, strict=True)] for columns in stages]
+    _, means = _longest(stages, [0.0] * len(stages), rest)
     if not all(mean > 0 for column in means for mean in column):
         return stages
-    deviations = [
-        [
-            [seconds / mean - 1 for seconds, mean in zip(columns[places.index(name)], column, strict=True)]
-            for name in names
-        ]
-        for columns, places, column in zip(stages, replicas, means, strict=True)
-    ]
-    first, last = [[one for column in stage for one in column] for stage in (deviations[0], deviations[-1])]
-    spread = math.sqrt(math.fsum([one * one for one in first]) * math.fsum([one * one for one in last]))
-    if not spread or math.fsum(map(float.__mul__, first, last)) < TOGETHER * spread:
+    deviations: list[dict[object, list[float]]] = []
+    for columns, ranks, column in zip(stages, replicas, means, strict=True):
+        deviations.append({})
+        for own, name in zip(columns, ranks, strict=True):
+            rest()
+            deviations[-1][name] = [seconds / mean - 1 for seconds, mean in zip(own, column, strict=True)]
+    if _correlation(deviations[0], deviations[-1], names) < TOGETHER:
         return stages
-    shared = {
-        name: [fmean(row) for row in zip(*[stage[place] for stage in deviations], strict=True)]
-        for place, name in enumerate(names)
-    }
-    return [
-        [
-            [seconds / (1 + more) for seconds, more in zip(column, shared[name], strict=True)]
-            for column, name in zip(columns, places, strict=True)
-        ]
-        for columns, places in zip(stages, replicas, strict=True)
-    ]
+    found: list[list[Sequence[float]]] = [[] for _ in stages]
+    shared: dict[object, list[float]] = {}
+    for name in names:
+        rest()
+        shared[name] = [max(1 + fmean(row), LEAST_PART) for row in zip(*[one[name] for one in deviations], strict=True)]
+    for even, columns, ranks in zip(found, stages, replicas, strict=True):
+        for own, name in zip(columns, ranks, strict=True):
+            rest()
+            even.append([*map(float.__truediv__, own, shared[name])])
+    return found
+
+
+def _correlation(
+    one: Mapping[object, Sequence[float]], other: Mapping[object, Sequence[float]], names: Sequence[object]
+) -> float:
+    """Return the correlation of two sets of deviations from a mean."""
+    products = [math.fsum(map(float.__mul__, one[name], other[name])) for name in names]
+    squares = [math.fsum([value * value for name in names for value in side[name]]) for side in (one, other)]
+    whole = math.sqrt(squares[0] * squares[1])
+    return math.fsum(products) / whole if whole else 0.0
