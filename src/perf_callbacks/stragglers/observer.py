@@ -41,7 +41,7 @@ ALONE_STEPS, FEWEST_STEPS = 50, 10
 NO_MORE = "perf_callbacks: the search for slow ranks has ended, training goes on: %s"
 
 MOST_TOLD = 8
-"""Most ranks that warnings name while training runs, and most losses that a summary names."""
+"""Most warnings of slow ranks while training runs, and most losses that a summary names."""
 
 
 def begin(recorder: Recorder, training: Training) -> Observer | None:
@@ -69,6 +69,7 @@ class _Found:
         self._sharded = sharded
         self._stragglers = Stragglers()
         self._warned: set[int] = set()
+        self._warnings = 0
         self._lost, self._told = 0.0, 0.0
         self._summary: StragglerSummary | None = None
         self.waited_seconds = self.backward_seconds = 0.0
@@ -100,8 +101,9 @@ class _Found:
         )
         self._lost = sum(stragglers.lost.values())
         for slow in stragglers.slow:
-            if not self._warned.issuperset(slow.ranks or (slow.rank,)) and len(self._warned) < MOST_TOLD:
+            if not self._warned.issuperset(slow.ranks or (slow.rank,)) and self._warnings < MOST_TOLD:
                 self._warned.update(slow.ranks or (slow.rank,))
+                self._warnings += 1
                 log.warning("perf_callbacks: %s", slow_rank(slow))
 
     def summary(self) -> dict[str, StragglerSummary]:

@@ -18,7 +18,7 @@ from perf_callbacks.stragglers.peers import Peers, low, lower_median, median
 SLOW_SHARE = 0.05
 """A rank is slow in a window if its level exceeds the healthy pace by this part of a step."""
 
-ERRORS = 4.0
+ERRORS = 5.0
 """The excess must also be this multiple of the standard error of the level."""
 
 DEVIATION, MEDIAN = 1.4826, 1.2533
