@@ -4,15 +4,18 @@ A hook on a parameter records the moment. The parameter that a model names first
 gradient last.
 """
 
+import gc
 import math
 import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from perf_callbacks.kernel.foreign_errors import let_pass
@@ -25,14 +28,27 @@ APART_SECONDS = LEAST_SECONDS
 """Least time between two readings of the time without a CPU: a reading costs 6 us, and no shorter loss is reported."""
 
 
+class Moment(NamedTuple):
+    """The moment at which the last gradient of a backward was done."""
+
+    time: float
+    line: bytes
+    """A line of `/proc/<pid>/schedstat`; empty if there is no such file. Its second number is the nanoseconds that the
+    thread was without a CPU. In short steps the file is not read each time, and the line is the previous one."""
+    reduced: bool
+    """True: `DistributedDataParallel` waits for other ranks at the end of this backward."""
+
+
 class GradientMoments:
     """Records these moments, each with the thread's time without a CPU so far."""
 
-    def __init__(self, parameter: Any, clock: Callable[[], float]) -> None:
-        self.noted: deque[tuple[float, bytes]] = deque(maxlen=MOST_MOMENTS)
-        """Times by the clock, each with a line of `/proc/<pid>/schedstat`, empty if there is no such file."""
+    def __init__(
+        self, parameter: Any, clock: Callable[[], float], wrapper: DistributedDataParallel | None = None
+    ) -> None:
+        self.noted: deque[Moment] = deque(maxlen=MOST_MOMENTS)
         self._file = _schedstat()
-        self._hook: Any = parameter.register_post_accumulate_grad_hook(_noter(self.noted.append, clock, self._file))
+        note = _noter(self.noted.append, clock, self._file, None if wrapper is None else ref(wrapper))
+        self._hook: Any = parameter.register_post_accumulate_grad_hook(note)
 
     def close(self) -> None:
         """Remove the hook and close the file. Idempotent."""
@@ -73,8 +89,26 @@ def sharded(model: nn.Module | None) -> bool:
     )
 
 
+def wrapper_of(model: nn.Module | None, called: object) -> DistributedDataParallel | None:
+    """Return the wrapper that reduces the gradients of a model; None: no wrapper, or a kind of wrapper without waits.
+
+    Args:
+        model: The model, with or without the wrapper.
+        called: The model as training calls it, if known.
+    """
+    for one in (called, model):
+        if isinstance(one, DistributedDataParallel):
+            return one
+    # A plain loop may wrap the model that `measure` got. A search through all objects takes some 25 ms.
+    found = [one for one in gc.get_referrers(DistributedDataParallel) if type(one) is DistributedDataParallel]
+    return next((one for one in found if model is not None and one.module is model), None)
+
+
 def _noter(
-    note: Callable[[tuple[float, bytes]], object], clock: Callable[[], float], file: int | None
+    note: Callable[[Moment], object],
+    clock: Callable[[], float],
+    file: int | None,
+    wrapper: "ref[DistributedDataParallel] | None",
 ) -> Callable[[object], None]:
     """Make the hook, which references neither the model nor `GradientMoments`."""
     read, tracing = getattr(os, "pread", None), torch.compiler.is_dynamo_compiling  # Windows has no `pread`
@@ -88,7 +122,8 @@ def _noter(
             now = clock()
             if file is not None and read is not None and now >= due:
                 line, due = read(file, 64, 0), now + APART_SECONDS
-            note((now, line))
+            reducing = None if wrapper is None else wrapper()
+            note(Moment(now, line, reducing is not None and reducing.require_backward_grad_sync))
         except Exception as error:  # noqa: BLE001 the file was closed, or the thread has ended: an observer never ends the run
             let_pass(error)
             file, line = None, b""

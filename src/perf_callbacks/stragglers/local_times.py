@@ -1,6 +1,9 @@
-"""The local time of each step: from the end of a backward, where all ranks go on together, to the last local gradient.
+"""The local time of a rank: the time that it took itself, without waiting for other ranks, from sync to sync.
 
-Between that gradient and the end of the backward, a rank of data-parallel training waits for the other ranks.
+After a collective, all ranks go on together. Ranks meet in the waits that the tape shows, and at the end of a backward
+whose gradients `DistributedDataParallel` reduces: a rank waits there from its last gradient on. A cycle lasts from the
+last meeting of one step to the last meeting of the next step in which ranks meet. Its local time is its duration minus
+all waits. If ranks meet in every eighth step only, a cycle lasts eight steps.
 """
 
 import math
@@ -9,9 +12,10 @@ from collections.abc import Sequence
 from itertools import compress
 from typing import Any, NamedTuple
 
-from perf_callbacks.kernel.engine.marks import BEGIN, END, Pause, StageTracker
+from perf_callbacks.kernel.engine.marks import BACK, BEGIN, END, WAIT, Pause, StageTracker
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
+from perf_callbacks.stragglers.gradient_moments import Moment
 
 MOST_STEPS = 4096
 """Most steps that wait for `take`."""
@@ -20,46 +24,52 @@ NANOSECONDS = 1e-9
 
 
 class LocalTime(NamedTuple):
-    """Seconds of a step on one rank; NaN if unknown."""
+    """Seconds of the cycle that ends in a step, on one rank; NaN if unknown, or if no cycle ends in the step."""
 
     local: float
-    """Time from the end of the previous step's backward to the last gradient of this step, without waiting."""
+    """Time without waits."""
     gc: float
     """Part of `local` in garbage collections."""
     steal: float
     """Part of `local` in which the thread was ready to run and had no CPU."""
     waited: float
-    """Time from the last gradient to the end of the backward, added up over the step's backwards."""
+    """Time of the step's backwards in which this rank waited for other ranks, or exchanged gradients."""
+    steps: int = 1
+    """Number of steps since the cycle began; 1 if ranks meet in each step."""
 
 
 class Shape(NamedTuple):
-    """The marks of a step."""
+    """Places among the marks of a step."""
 
-    backward_ends: tuple[int, ...]
-    """Places of the marks that end a backward."""
-    aside: bool
-    """True: an evaluation or the like falls before the last of these marks."""
-    aside_after: bool
-    """True: an evaluation or the like falls after the last of these marks."""
+    meetings: tuple[tuple[int, int, bool], ...]
+    """Waits, each with the places where it begins and ends, and True if it falls into a backward. And ends of
+    backwards, each with -1, its place, and True."""
+    asides: tuple[int, ...]
+    """Beginnings of evaluations and the like."""
 
 
 class LocalTimes(Observer):
-    """Computes local times from the marks of the tape and the moments at which gradients were done.
+    """Computes local times from the marks of the tape and the moments at which gradients were done."""
 
-    A moment holds a time and a line of `/proc/<pid>/schedstat`. The line's second number is the nanoseconds without a
-    CPU. In short steps the file is not read each time, and the moment carries the previous line again.
-    """
+    def __init__(self, moments: "deque[Moment]", *, reduced: bool) -> None:
+        """Begin without marks.
 
-    def __init__(self, moments: "deque[tuple[float, bytes]]") -> None:
-        self._moments = moments
+        Args:
+            moments: Moments at which gradients were done. `take` removes them.
+            reduced: The model has a wrapper that reduces gradients.
+        """
+        self._moments, self._reduced = moments, reduced
         self._steps: dict[int, LocalTime] = {}
         self._marks: list[Any] = []  # of the step that has not ended
         self._times: list[float] = []
         self._pauses: deque[Pause] = deque()
         self._last_marks: list[Any] = []
-        self._last_shape = Shape((), aside=False, aside_after=False)
-        self._released = self._delay = math.nan
-        """End of the last backward, and the seconds without a CPU up to the last gradient."""
+        self._last_shape = Shape((), ())
+        self._met = math.nan
+        """Time of the last meeting, when the current cycle began. NaN: unknown, or an evaluation or so followed."""
+        self._cycle_steps = 0
+        self._delay = math.nan
+        """Seconds without a CPU up to the last moment before the current cycle."""
         self._line = b""
         self._unread: list[int] = []  # steps since the line was read
 
@@ -82,8 +92,7 @@ class LocalTimes(Observer):
                 step = marks[start : start + length]
                 if step != self._last_marks:
                     self._last_marks, self._last_shape = step, shape(step)
-            ends = [times[start + place] for place in self._last_shape.backward_ends]
-            self._step(number, ends, self._last_shape)
+            self._step(number, times[start : start + length], self._last_shape)
             start += length
         self._marks, self._times = marks[start:], times[start:]
         while len(self._steps) > MOST_STEPS:
@@ -93,19 +102,39 @@ class LocalTimes(Observer):
         """Take the times of these steps; None for a step that was not read."""
         return [self._steps.pop(number, None) for number in numbers]
 
-    def _step(self, number: int, ends: Sequence[float], shape: Shape) -> None:
-        waited, moment, line, before = 0.0, math.nan, b"", 0.0
-        for end in ends:
-            moment, before = math.nan, waited
-            while self._moments and self._moments[0][0] <= end:
-                moment, line = self._moments.popleft()
-            waited += end - moment
-        delay = _delay(line)
-        local = math.nan if shape.aside else moment - self._released - before
-        self._steps[number] = LocalTime(local, self._collected(moment), delay - self._delay, waited)
-        self._released, self._delay = (ends[-1] if ends else math.nan), delay
-        if shape.aside_after:
-            self._released = math.nan
+    def _step(self, number: int, times: Sequence[float], shape: Shape) -> None:
+        met, met_place, waited, in_backward, line = math.nan, -1, 0.0, 0.0, b""
+        waits: list[tuple[float, float]] = []  # of the current backward: begin and seconds
+        for begin, place, inside in shape.meetings:
+            now = times[place]
+            if begin >= 0:
+                seconds = now - times[begin]
+                if inside:
+                    waits.append((times[begin], seconds))
+            else:
+                moment = self._last_moment(now)
+                line = line if moment is None else moment.line
+                timed, waits = waits, []
+                if not (self._reduced if moment is None else moment.reduced):
+                    continue  # the backward ends without waiting
+                # Without a moment, the wait is unknown: the parameter got no gradient.
+                seconds = math.nan if moment is None else now - moment.time
+                seconds -= sum([part for start, part in timed if moment is not None and start >= moment.time])
+            waited += seconds
+            in_backward += seconds if inside else 0.0
+            met, met_place = now, place
+        self._cycle_steps += 1
+        if met_place < 0:  # the ranks don't meet in this step
+            self._steps[number] = LocalTime(math.nan, math.nan, math.nan, in_backward, 0)
+            self._met = math.nan if shape.asides else self._met
+        else:
+            aside = any([place < met_place for place in shape.asides])
+            local = math.nan if aside else met - self._met - waited
+            delay = _delay(line)
+            steal, steps = delay - self._delay, self._cycle_steps
+            self._steps[number] = LocalTime(local, self._collected(met), steal, in_backward, steps)
+            self._met = math.nan if any([place > met_place for place in shape.asides]) else met
+            self._cycle_steps, self._delay = 0, delay
         if not line:  # there is no such file
             self._unread.clear()
         elif line is self._line:
@@ -125,26 +154,36 @@ class LocalTimes(Observer):
             for (number, one), length in zip(found.items(), lengths, strict=True):
                 self._steps[number] = one._replace(steal=steal * length / whole)
 
+    def _last_moment(self, until: float) -> Moment | None:
+        """Take the moments up to a time, and return the last of them."""
+        last = None
+        while self._moments and self._moments[0].time <= until:
+            last = self._moments.popleft()
+        return last
+
     def _collected(self, until: float) -> float:
-        """Return the seconds of the collections since the last backward."""
+        """Return the seconds of the collections since the cycle began."""
         seconds = 0.0
         while self._pauses and not self._pauses[0].start >= until:
             pause = self._pauses.popleft()
-            if pause.start >= self._released:
+            if pause.start >= self._met:
                 seconds += pause.seconds
         return seconds
 
 
 def shape(marks: Sequence[Any]) -> Shape:
-    """Find the ends of backwards, and evaluations and the like, among the marks of a step."""
-    tracker, ends, asides = StageTracker(), [], []
+    """Find meetings of ranks, and evaluations and the like, among the marks of a step."""
+    tracker = StageTracker()
+    meetings: list[tuple[int, int, bool]] = []
+    asides = []
     for place, mark in enumerate(marks):
         if tracker.turn(mark) is Stage.BACKWARD and tracker.stage is not Stage.BACKWARD:
-            ends.append(place)
+            meetings.append((-1, place, True))
         if mark is BEGIN[Stage.ASIDE]:
             asides.append(place)
-    last = ends[-1] if ends else len(marks)
-    return Shape(tuple(ends), any([place < last for place in asides]), any([place > last for place in asides]))
+        if mark is WAIT and tracker.stage is not Stage.ASIDE and marks[place + 1 : place + 2] == [BACK]:
+            meetings.append((place, place + 1, tracker.stage is Stage.BACKWARD))
+    return Shape(tuple(meetings), tuple(asides))
 
 
 def _delay(line: bytes) -> float:

@@ -5,8 +5,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from torch import nn
-
 from perf_callbacks.kernel.clock import monotonic, perf_counter, sleep
 from perf_callbacks.kernel.engine.observer import Observer, Signals as StepSignals
 from perf_callbacks.kernel.engine.stages import Stage
@@ -16,7 +14,7 @@ from perf_callbacks.kernel.failures import guard, logs
 from perf_callbacks.kernel.fit.meshes import coordinates
 from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Training
-from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.fit_records import Record, Steps
 from perf_callbacks.kernel.records.summary_parts import StragglerSummary
@@ -57,7 +55,7 @@ def begin(recorder: Recorder, training: Training) -> Observer | None:
     if ranks is None or (ranks.job_settings is not None and not ranks.signals):
         return None
     with guard(logs(log.warning, NO_MORE)):
-        return RanksWatch(recorder, ranks, training.model)
+        return RanksWatch(recorder, ranks, training)
     return None
 
 
@@ -124,24 +122,33 @@ class _Found:
 class RanksWatch(Observer, WindowReader):
     """Makes the signals of this rank, and on rank 0 compares the signals of all ranks."""
 
-    def __init__(self, recorder: Recorder, ranks: Exchange, model: nn.Module | None) -> None:
-        self._recorder = recorder
+    def __init__(self, recorder: Recorder, ranks: Exchange, training: Training) -> None:
+        self._recorder, model = recorder, training.model
         self._device = recorder.run.timeline == "device"
         self._sharded = gradient_moments.sharded(model)
         ranks.role = coordinates(model)
         self._found = _Found(recorder, sharded=self._sharded)
-        self._moments: GradientMoments | None = None
         self._local: LocalTimes | None = None
         self._made, self._analysed = 0, 1
         """First step of this rank's newest window, and first step after the analysed windows."""
         self._failed, self._compares = False, True
-        parameter = None if self._device or self._sharded else gradient_moments.last_parameter(model)
-        if parameter is not None:
-            self._moments = GradientMoments(parameter, recorder.clock)
-            recorder.patches.add(self._moments.close)
-            self._local = LocalTimes(self._moments.noted)
+        if not self._device:
+            self._local = self._local_times(training)
             recorder.observe(self._local)
         ranks.add_reader(self)
+
+    def _local_times(self, training: Training) -> LocalTimes:
+        """Return the reader of local times. Where parameters are sharded, all waits are on the tape."""
+        model, called = training.model, None
+        parameter = None if self._sharded else gradient_moments.last_parameter(model)
+        if parameter is None:
+            return LocalTimes(deque(), reduced=False)
+        with guard(let_pass):  # an integration's objects may be anything
+            called = training.setup().called
+        wrapper = gradient_moments.wrapper_of(model, called)
+        moments = GradientMoments(parameter, self._recorder.clock, wrapper)
+        self._recorder.patches.add(moments.close)
+        return LocalTimes(moments.noted, reduced=wrapper is not None)
 
     def metrics(self, kind: str) -> dict[str, float]:
         """Return the seconds lost to stragglers."""
@@ -167,8 +174,9 @@ class RanksWatch(Observer, WindowReader):
             if time_ is not None and reason is None and time_.waited >= 0:
                 self._found.waited_seconds += time_.waited
                 self._found.backward_seconds += backward
-        made = signals.of_gradients(steps, times)
-        return made or signals.of_stages(steps, sharded=self._sharded, device=self._device, alone=False)
+        if self._local is not None:
+            return signals.of_local_times(steps, times)
+        return signals.of_stages(steps, sharded=self._sharded)
 
     def window_gathered(self, window: GatheredWindow) -> None:
         """Compare the ranks of a window. An error ends the comparison, not the exchange."""

@@ -2,47 +2,44 @@
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 from perf_callbacks.kernel.engine.observer import Signals
-from perf_callbacks.kernel.engine.stages import STAGES, Stage
+from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.steps import Columns
 from perf_callbacks.kernel.records.fit_records import Steps
 from perf_callbacks.stragglers.local_times import LocalTime
 from perf_callbacks.stragglers.peers import DATA, DEVICE, GC, LOCAL, STEAL, STEP, WORK, known, median
 
 
-def of_gradients(steps: Columns, times: Sequence[LocalTime | None]) -> Signals | None:
-    """Return the signals from local times up to the last gradient; None: no step has such a time."""
-    timed = [time is not None and not math.isnan(time.local) for time in times]
-    if not any(timed):
-        return None
+def of_local_times(steps: Columns, times: Sequence[LocalTime | None]) -> Signals:
+    """Return the signals of ranks whose waits are timed; no signals if no step has a local time."""
     unknown = LocalTime(*[math.nan] * 4)
-    local, collected, steal, _ = zip(*[time or unknown for time in times], strict=True)
-    signals = {LOCAL: _with_late_start(local, steal), GC: collected, DATA: _stage(steps, Stage.DATA), STEAL: steal}
+    local, collected, steal, _, spans = zip(*[time or unknown for time in times], strict=True)
+    if all(map(math.isnan, local)):
+        return {}
+    data = _stage(steps, Stage.DATA)
+    if max(spans) > 1:  # the time of a cycle of several steps
+        sums = [*accumulate(data, initial=0.0)]
+        data = [sums[place + 1] - sums[max(0, place + 1 - span)] for place, span in enumerate(spans)]
+    signals = {LOCAL: _with_late_start(local, steal), GC: collected, DATA: data, STEAL: steal}
     return _signals(steps, signals)
 
 
-def of_stages(steps: Columns, *, sharded: bool, device: bool, alone: bool) -> Signals:
-    """Return the signals from the stages of steps, if no moments of gradients are known.
+def of_stages(steps: Columns, *, sharded: bool) -> Signals:
+    """Return the signals of ranks that compute on a device, from the times of its stages.
 
-    Args:
-        steps: The steps.
-        sharded: Ranks wait for each other in the forward too, so that only the time outside of the model is local.
-        device: The stages are times on a device. Garbage collections are then part of them.
-        alone: The job has a single rank, which never waits for another.
+    The host doesn't wait for other ranks there. Time outside of the model is local, and so are forward and optimizer,
+    unless parameters are `sharded`, so that ranks wait for each other in the forward too.
     """
-    data, forward, backward, optimizer, other = [_stage(steps, stage) for stage in STAGES if stage is not Stage.GC]
-    collected = steps.pause_seconds if device else _stage(steps, Stage.GC)
-    parts = [data, other] if device else [data, other, collected]
-    if not sharded or alone:
-        parts += [forward, optimizer]
-    if alone:
-        parts.append(backward)
+    data, forward, optimizer, other = [
+        _stage(steps, stage) for stage in (Stage.DATA, Stage.FORWARD, Stage.OPTIMIZER, Stage.OTHER)
+    ]
+    parts = [data, other] if sharded else [data, other, forward, optimizer]
     local = [None if None in row else sum(row) for row in zip(*parts, strict=True)]
-    signals: dict[str, Sequence[float | None]] = {LOCAL: local, GC: collected, DATA: data}
-    if device and (alone or not sharded):
-        computing = [forward, optimizer, backward] if alone else [forward, optimizer]
-        signals[DEVICE] = [None if None in row else sum(row) for row in zip(*computing, strict=True)]
+    signals: dict[str, Sequence[float | None]] = {LOCAL: local, GC: steps.pause_seconds, DATA: data}
+    if not sharded:
+        signals[DEVICE] = [None if None in row else sum(row) for row in zip(forward, optimizer, strict=True)]
     return _signals(steps, signals)
 
 

@@ -106,7 +106,7 @@ class AcceleratorSession:
         self._take_over(optimizers[0])
         place = by_meshes(_place(self._accelerator(), self._carried), models[0])
         self._shown = False
-        setup = Setup(optimizers=tuple(optimizers), loaders=self._prepared.loaders[:1])
+        setup = Setup(optimizers=tuple(optimizers), loaders=self._prepared.loaders[:1], called=models[0])
         watch = self._session.begin(
             place, self._watching, models[0], lambda _: _batches(self._prepared.loaders), setup=lambda: setup
         )

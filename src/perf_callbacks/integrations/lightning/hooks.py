@@ -274,7 +274,12 @@ def _directory(trainer: Any) -> Path:
 
 def _setup(trainer: Any) -> Setup:
     loaders = flat(trainer.train_dataloader)
-    return Setup(optimizers=tuple(trainer.optimizers), loaders=loaders, log_every=trainer.log_every_n_steps or None)
+    return Setup(
+        optimizers=tuple(trainer.optimizers),
+        loaders=loaders,
+        called=trainer.strategy.model,
+        log_every=trainer.log_every_n_steps or None,
+    )
 
 
 def _data_parallel(trainer: Any) -> int | None:

@@ -171,4 +171,6 @@ class Measurement(Generic[B]):
         return Batches(pinned=pinned, loaders=(self._loader,), first_batch=watch.first_batch)
 
     def _setup(self) -> Setup:
-        return Setup(optimizers=(self._optimizer,), loaders=() if self._loader is None else (self._loader,))
+        return Setup(
+            optimizers=(self._optimizer,), loaders=() if self._loader is None else (self._loader,), called=self._model
+        )

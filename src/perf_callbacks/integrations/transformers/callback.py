@@ -176,7 +176,13 @@ def _carried(args: TrainingArguments, state: TrainerState, trainer: Trainer) -> 
 def _setup(args: TrainingArguments, trainer: Trainer) -> Setup:
     every = int(args.logging_steps) if args.logging_strategy == "steps" and args.logging_steps >= 1 else None
     loaders, nan_filter = (trainer.callback_handler.train_dataloader,), bool(args.logging_nan_inf_filter)
-    return Setup(optimizers=(trainer.optimizer,), loaders=loaders, log_every=every, nan_filter=nan_filter)
+    return Setup(
+        optimizers=(trainer.optimizer,),
+        loaders=loaders,
+        called=trainer.model_wrapped,
+        log_every=every,
+        nan_filter=nan_filter,
+    )
 
 
 def _batches(args: TrainingArguments, state: TrainerState, trainer: Trainer) -> Batches:

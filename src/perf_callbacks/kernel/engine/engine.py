@@ -82,9 +82,12 @@ class Engine:
         self._shown = KnownParts(
             gc_staged=gc_timed and device is None,
             gc_timed=gc_timed,
+            waits_timed=device is None and run.world_size > 1,
             processes=run.world_size,
             devices=None if ambiguous else devices * run.world_size / data_parallel,
         )
+        self.waits_timed = self._shown.waits_timed
+        """True: the training thread's waits in collectives are marked on the tape."""
         self.tape = Tape(None if device is None else device.mark)
         """The tape on which the training thread writes its marks."""
         self._began = 0.0

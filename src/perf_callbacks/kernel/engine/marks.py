@@ -30,6 +30,9 @@ BEGIN: Final = {stage: Begin(stage) for stage in Stage}
 BACK: Final = Back()
 END: Final = End()
 
+WAIT: Final = BEGIN[Stage.COMMUNICATION]
+"""The training thread begins to wait in a collective. `BACK` ends the wait."""
+
 ONE_MORE_FORWARD: Final = (BEGIN[Stage.OTHER], BEGIN[Stage.FORWARD], BACK, BACK)
 """Turn to the forward once more, and then back to the current stage, whichever it is."""
 
@@ -53,6 +56,7 @@ Mark = Stage | Begin | Back | End
 # Looking up the member of an enum costs more than most of the code in this module.
 _OPTIMIZER, _OTHER, _UNDECIDED = Stage.OPTIMIZER, Stage.OTHER, Stage.UNDECIDED
 _FORWARD, _BACKWARD, _DATA = Stage.FORWARD, Stage.BACKWARD, Stage.DATA
+_COMMUNICATION, _ASIDE = Stage.COMMUNICATION, Stage.ASIDE
 
 
 class Calls(NamedTuple):
@@ -108,7 +112,8 @@ class StageTracker:
         else:
             if isinstance(mark, Begin):
                 self.before.append(until)
-                self.stage = mark.stage
+                if mark is not WAIT or (until is not _BACKWARD and until is not _ASIDE):
+                    self.stage = mark.stage
             elif isinstance(mark, Stage):
                 self.stage = mark
             if self.stage is not until:
@@ -117,6 +122,6 @@ class StageTracker:
                 if self.stage is _BACKWARD:
                     self._backwards += 1
                     self.fetches_at_backward = self.fetches
-        if until is _UNDECIDED:  # the stage after a backward decides the stage of the time in between
-            return _OPTIMIZER if self.stage is _OPTIMIZER else _OTHER
+        if until is _UNDECIDED:  # the next stage decides: a collective after a backward clips or averages gradients
+            return _OPTIMIZER if self.stage is _OPTIMIZER or self.stage is _COMMUNICATION else _OTHER
         return until

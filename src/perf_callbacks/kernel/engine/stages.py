@@ -13,15 +13,26 @@ class Stage(IntEnum):
     BACKWARD = 2
     OPTIMIZER = 3
     """Clipping, scaler, optimizer step, scheduler, zero_grad."""
-    GC = 4
+    COMMUNICATION = 4
+    """Blocked in a collective outside of backward: waiting for other ranks, or exchanging data with them."""
+    GC = 5
     """Garbage collection, subtracted from the stage in which it ran."""
-    OTHER = 5
+    OTHER = 6
     """Logging, callbacks, the rest of the step."""
-    UNDECIDED = 6
-    """Time after a backward of a plain loop. It counts as optimizer if an optimizer step follows, else as other."""
-    ASIDE = 7
+    UNDECIDED = 7
+    """Time after a backward of a plain loop. It counts as optimizer if an optimizer step or a collective follows, else
+    as other."""
+    ASIDE = 8
     """Evaluation, checkpointing and other work that is part of no step."""
 
 
-STAGES = (Stage.DATA, Stage.FORWARD, Stage.BACKWARD, Stage.OPTIMIZER, Stage.GC, Stage.OTHER)
+STAGES = (
+    Stage.DATA,
+    Stage.FORWARD,
+    Stage.BACKWARD,
+    Stage.OPTIMIZER,
+    Stage.COMMUNICATION,
+    Stage.GC,
+    Stage.OTHER,
+)
 """Stages that make up a step, in display order."""

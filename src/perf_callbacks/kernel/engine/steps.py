@@ -258,6 +258,8 @@ class KnownParts:
     """True: garbage collections are measured."""
     gc_staged: bool
     """True: the time of collections is a separate stage. On a device's clock, collections are no stage."""
+    waits_timed: bool
+    """True: waits in collectives are measured. On a device, the host doesn't wait."""
     processes: int
     """Number of processes that train. If there are several, rates over all come from the windows of all ranks."""
     devices: float | None
@@ -270,8 +272,8 @@ class KnownParts:
         A stage that was never entered is left out, since its time may not be 0: a trainer may run the stage in ways
         that we don't see.
         """
-        seen = [stage for stage in STAGES if isinstance(seconds[stage], float) or stage is Stage.GC]
-        return [(stage, _TIMES[stage]) for stage in seen if self.gc_staged or stage is not Stage.GC]
+        timed = {Stage.GC: self.gc_staged, Stage.COMMUNICATION: self.waits_timed}  # 0 is then a measured time
+        return [(stage, _TIMES[stage]) for stage in STAGES if timed.get(stage) or isinstance(seconds[stage], float)]
 
 
 def record(steps: Columns, shown: KnownParts) -> Steps:

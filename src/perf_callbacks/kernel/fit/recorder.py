@@ -30,6 +30,7 @@ from perf_callbacks.kernel.process import device
 from perf_callbacks.kernel.process.gc_observer import GcObserver
 from perf_callbacks.kernel.process.patches import Patches
 from perf_callbacks.kernel.process.swallowed import SWALLOWED
+from perf_callbacks.kernel.process.waits import WAITS
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.fit_records import Amounts, Record, Summary
 from perf_callbacks.kernel.records.journal_file import Journal
@@ -120,6 +121,8 @@ class Recorder:
         with guard(self.fail):
             self.engine.start(began)
             SWALLOWED.join(self._swallowed)
+            if self.engine.waits_timed:
+                self.patches.add(WAITS.watch(self, self.tape, clock))
             if self.config.journal:
                 with suppress(RuntimeError):  # no thread can be started: steps are written only when a step ends
                     WATCHDOG.watch(self)

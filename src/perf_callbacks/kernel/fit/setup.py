@@ -13,6 +13,8 @@ class Setup:
 
     optimizers: tuple[Any, ...] = ()
     loaders: tuple[Any, ...] = ()
+    called: Any = None
+    """The model as training calls it, with its wrappers. None: unknown."""
     log_every: int | None = None
     """Steps from one log line of the trainer to the next. None: the trainer logs nothing, or its steps are unknown."""
     nan_filter: bool = False

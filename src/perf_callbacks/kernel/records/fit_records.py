@@ -111,6 +111,7 @@ class Steps:
     forward_time: tuple[float | None, ...] = ()
     backward_time: tuple[float | None, ...] = ()
     optimizer_time: tuple[float | None, ...] = ()
+    communication_time: tuple[float | None, ...] = ()
     gc_time: tuple[float | None, ...] = ()
     other_time: tuple[float | None, ...] = ()
     model_flops: tuple[int | None, ...] = ()

@@ -46,7 +46,7 @@ class Metric:
 
 CLOCK, GC, MASK, DEVICES = "host's clock", "`gc`", "attention mask", "several devices"
 FLOPS, PEAK, LOWER_BOUND = "`flops`", "a known peak", "a lower bound"
-GPU, SEVERAL_RANKS = "GPU", "rank 0 of several"
+GPU, RANKS, SEVERAL_RANKS = "GPU", "several ranks", "rank 0 of several"
 """Needs of metrics. `MASK` is a mask of integers or booleans; `GC` and `FLOPS` are settings other than "off"."""
 
 METRICS = (
@@ -58,6 +58,13 @@ METRICS = (
         name="optimizer_time", unit="s", meaning="clipping, gradient scaler, optimizer step, scheduler, `zero_grad`"
     ),
     Metric(
+        name="communication_time",
+        unit="s",
+        meaning="blocked in collectives outside of the backward: waiting for other ranks, or exchanging data. Its time "
+        "is not part of the stage in which it fell",
+        needs=(CLOCK, RANKS),
+    ),
+    Metric(
         name="gc_time",
         unit="s",
         meaning="garbage collection. Its time is not part of the stage in which it ran",
@@ -66,7 +73,7 @@ METRICS = (
     Metric(
         name="other_time",
         unit="s",
-        meaning="logging, callbacks and the rest. These six times sum to the step time",
+        meaning="logging, callbacks and the rest. These times sum to the step time",
     ),
     Metric(
         name="samples_per_second",
