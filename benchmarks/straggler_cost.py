@@ -19,10 +19,10 @@ from torch import nn
 from perf_callbacks.kernel.engine.marks import BACK, BEGIN, END
 from perf_callbacks.kernel.engine.stages import STAGES, Stage
 from perf_callbacks.kernel.engine.steps import Columns
-from perf_callbacks.stragglers.gradient_moments import GradientMoments
+from perf_callbacks.stragglers.gradient_moments import GradientMoments, Moment
 from perf_callbacks.stragglers.local_times import LocalTimes
 from perf_callbacks.stragglers.search import Stragglers
-from perf_callbacks.stragglers.signals import of_gradients
+from perf_callbacks.stragglers.signals import of_local_times
 
 TURNS, BACKWARDS, WINDOW = 15, 400, 50
 RANKS = (8, 64, 512, 4096)
@@ -55,7 +55,7 @@ def hook():
 
 def window():
     moments = deque()
-    times = LocalTimes(moments)
+    times = LocalTimes(moments, reduced=True)
     numbers = range(1, WINDOW + 1)
     stages = [tuple([0.1] * WINDOW) for _ in STAGES]
     nothing = (None,) * WINDOW
@@ -72,9 +72,9 @@ def window():
             for mark in marks:
                 now += 0.1
                 if len(pairs) % (2 * len(marks)) == 10:  # the end of the backward
-                    moments.append((now - 0.01, b"3277653508 136843134 389\n"))
+                    moments.append(Moment(now - 0.01, b"3277653508 136843134 389\n", True))
                 pairs += [mark, now]
-        return cpu(lambda: (times.marks_read(pairs, numbers), of_gradients(steps, times.take(numbers))))
+        return cpu(lambda: (times.marks_read(pairs, numbers), of_local_times(steps, times.take(numbers))))
 
     least = min([turn(1000.0 * place) for place in range(TURNS * 3)])
     print(f"per window of {WINDOW} steps on each rank: {1e6 * least:.0f} us, {1e6 * least / WINDOW:.1f} us per step")

@@ -81,7 +81,7 @@ with measure(model=model, optimizer=optimizer, loader=loader, config=config) as 
         model(batch).sum().backward()
         optimizer.step()
 assert perf.summary.failure is None, perf.summary.failure
-assert [line for _, line in moments.noted] == [b""] * 6
+assert [moment.line for moment in moments.noted] == [b""] * 6
 assert store.open_files_allowed() is None and cpu_time.idle([0]) is None and processes.cpu_mask() == frozenset()
 folder = node.FileNotes(Path("notes"))
 folder.write("verdict", "note")

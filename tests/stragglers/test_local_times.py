@@ -6,24 +6,32 @@ from collections import deque
 import pytest
 from fakes import Fit
 
+from perf_callbacks.kernel.engine.marks import BACK, WAIT
 from perf_callbacks.kernel.engine.observer import Observers
+from perf_callbacks.stragglers.gradient_moments import Moment
 from perf_callbacks.stragglers.local_times import MOST_STEPS, LocalTimes
 
 
 class Trained(Fit):
     """A fit whose backwards end some time after the last gradient."""
 
-    def __init__(self):
-        self.moments, self.delay = deque(), 0
-        self.times, observers = LocalTimes(self.moments), Observers()
+    def __init__(self, *, reduced=True):
+        self.moments, self.delay, self.reduced = deque(), 0, reduced
+        self.times, observers = LocalTimes(self.moments, reduced=reduced), Observers()
         observers.add(self.times)
         super().__init__(observers=observers)
 
-    def back(self, seconds, waits=0.0, delay=0):
+    def back(self, seconds, waits=0.0, delay=0, *, reduced=None):
         self.spend("backward", seconds)
         self.delay += delay
-        self.moments.append((self.now, b"77 %d 3\n" % self.delay))
+        self.moments.append(Moment(self.now, b"77 %d 3\n" % self.delay, self.reduced if reduced is None else reduced))
         self.now += waits
+
+    def wait(self, seconds):
+        """Wait for other ranks, whatever the stage."""
+        self.turn(WAIT)
+        self.now += seconds
+        self.turn(BACK)
 
     def of_steps(self):
         self.engine.step_reader.collect()
@@ -113,8 +121,8 @@ def test_time_without_a_cpu_is_spread_over_steps_by_their_length():
     fit, line = Trained(), b""
     for seconds, read in ((1.0, True), (1.0, False), (1.0, False), (2.0, True), (1.0, True)):
         fit.back(seconds, delay=250_000_000)
-        line = fit.moments[-1][1] if read else line
-        fit.moments[-1] = fit.now, line
+        line = fit.moments[-1].line if read else line
+        fit.moments[-1] = fit.moments[-1]._replace(line=line)
         fit.end_step()
     assert [step.steal for step in fit.of_steps()[1:]] == [0.1875, 0.1875, 0.375, 0.25]
 
@@ -123,15 +131,15 @@ def test_steps_unknown_to_the_scheduler_are_not_kept_and_spoil_no_others():
     fit, line = Trained(), b""
     for read in (True, False, None, False, True):  # None: it says nothing
         fit.back(1.0, delay=250_000_000)
-        line = fit.moments[-1][1] if read else line
-        fit.moments[-1] = fit.now, b"" if read is None else line
+        line = fit.moments[-1].line if read else line
+        fit.moments[-1] = fit.moments[-1]._replace(line=b"" if read is None else line)
         fit.end_step()
     steal = [step.steal for step in fit.of_steps()]
     assert math.isnan(steal[2])
     assert [steal[1], *steal[3:]] == [0.0, 0.5, 0.5]
     for _ in range(5):
         fit.back(1.0)
-        fit.moments[-1] = fit.now, b""
+        fit.moments[-1] = fit.moments[-1]._replace(line=b"")
         fit.end_step()
     fit.of_steps()
     assert fit.times._unread == []
@@ -143,7 +151,7 @@ def test_without_the_schedulers_word_the_time_without_a_cpu_is_unknown(line):
     for _ in range(2):
         fit.spend("forward", 1.0)
         fit.back(2.0)
-        fit.moments[-1] = fit.now, line
+        fit.moments[-1] = fit.moments[-1]._replace(line=line)
         fit.step(optimizer=0.5)
     second = fit.of_steps()[1]
     assert math.isnan(second.steal)
@@ -159,3 +167,85 @@ def test_times_that_nobody_takes_are_not_kept_for_ever():
     fit.engine.step_reader.collect()
     assert fit.times.take([1]) == [None]
     assert fit.times.take([fit.number])[0].local == 3.5
+
+
+@pytest.mark.parametrize("stage", ["data", "forward", "optimizer", "other"])
+def test_a_wait_in_any_stage_is_not_local(stage):
+    fit = Trained()
+    for _ in range(3):
+        for name in ("data", "forward"):
+            fit.spend(name, 1.0)
+            if name == stage:
+                fit.wait(4.0)
+        fit.back(2.0, 0.5)
+        for name in ("optimizer", "other"):
+            fit.spend(name, 1.0)
+            if name == stage:
+                fit.wait(4.0)
+        fit.end_step()
+    assert [one.local for one in fit.of_steps()[1:]] == [6.0, 6.0]
+
+
+def test_waits_within_a_backward_count_once():
+    fit = Trained()
+    for _ in range(2):
+        fit.spend("forward", 1.0)
+        fit.spend("backward", 1.0)
+        fit.wait(0.25)
+        fit.back(1.0)
+        fit.wait(0.5)  # after the last gradient
+        fit.now += 0.125
+        fit.step(optimizer=1.0)
+    second = fit.of_steps()[1]
+    assert (second.local, second.waited) == (4.0, 0.875)
+
+
+def test_ranks_that_meet_outside_of_backward_are_timed_from_wait_to_wait():
+    fit = Trained(reduced=False)
+    for number in range(3):
+        fit.spend("forward", 1.0)
+        fit.back(2.0)
+        fit.spend("optimizer", 0.5)
+        fit.wait(4.0 * number)
+        fit.step(other=0.25)
+    assert [(one.local, one.steps) for one in fit.of_steps()[1:]] == [(3.75, 1)] * 2
+
+
+def test_ranks_that_meet_in_every_third_step_are_timed_over_three_steps():
+    fit = Trained()
+    for number in range(1, 10):
+        fit.spend("forward", 1.0)
+        fit.back(2.0, reduced=False, delay=125_000_000)
+        fit.spend("optimizer", number)
+        if number % 3 == 0:
+            fit.wait(4.0)
+        fit.end_step()
+    times = fit.of_steps()
+    assert [number for number, one in enumerate(times, 1) if not math.isnan(one.local)] == [6, 9]
+    assert [(one.local, one.steps, one.steal) for one in times if one.steps == 3][-2:] == [
+        (9.0 + 4 + 5 + 6, 3, 0.375),
+        (9.0 + 7 + 8 + 9, 3, 0.375),
+    ]
+
+
+def test_without_a_meeting_no_time_is_known():
+    fit = Trained(reduced=False)
+    for _ in range(4):
+        fit.spend("forward", 1.0)
+        fit.back(2.0)
+        fit.step(optimizer=0.5)
+    assert all(math.isnan(one.local) for one in fit.of_steps())
+
+
+def test_a_wait_in_an_evaluation_is_no_meeting():
+    fit = Trained()
+    for number in range(1, 5):
+        fit.spend("forward", 1.0)
+        fit.back(2.0)
+        fit.spend("optimizer", 0.5)
+        if number == 2:
+            fit.engine.begin_span("evaluation", fit.now)
+            fit.wait(9.0)
+            fit.engine.end_span(fit.now)
+        fit.end_step()
+    assert [math.isnan(one.local) for one in fit.of_steps()] == [True, False, True, False]

@@ -23,7 +23,7 @@ from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.fit.recorder import Recorder
-from perf_callbacks.kernel.fit.setup import Training
+from perf_callbacks.kernel.fit.setup import Setup, Training
 from perf_callbacks.kernel.records.fit_records import Steps, Straggler, Summary
 from perf_callbacks.kernel.records.metric_table import SEVERAL_RANKS
 from perf_callbacks.kernel.settings.in_force import resolve
@@ -34,11 +34,20 @@ WINDOW = 20
 NO_MORE = "perf_callbacks: the search for slow ranks has ended"
 
 
+class Wrapper(nn.parallel.DistributedDataParallel):
+    """A wrapper without a process group, which says that it reduces gradients."""
+
+    def __init__(self):
+        nn.Module.__init__(self)
+        self.require_backward_grad_sync = True
+
+
 class Rank:
     """A rank of a job that trains one number."""
 
     def __init__(self, directory, rank, *, world_size=2, timed=True, **config):
-        self.clock, self.model = FakeClock(), nn.Linear(1, 1)
+        self.clock, self.model, wrapper = FakeClock(), nn.Linear(1, 1), Wrapper()
+        self.wrapper = wrapper  # only weakly held elsewhere
         self.timed = timed
         settings = resolve(PerfConfig(**{"window": WINDOW, "gc": "observe"} | config), {})
         place = Place(
@@ -50,7 +59,9 @@ class Rank:
             world_size=world_size,
         )
         self.recorder = Recorder(settings, place, ranks=exchange.meet(place, settings.config), clock=self.clock)
-        observer = stragglers.begin(self.recorder, Training(model=self.model if timed else None))
+        observer = stragglers.begin(
+            self.recorder, Training(model=self.model if timed else None, setup=lambda: Setup(called=wrapper))
+        )
         if observer is not None:
             self.recorder.observe(observer)
 
@@ -255,7 +266,7 @@ def test_a_model_that_cannot_be_looked_at_ends_only_the_search(job, monkeypatch,
 
 
 def test_an_error_in_the_signals_of_a_rank_is_told_once_and_ends_them(job, monkeypatch, caplog):
-    monkeypatch.setattr("perf_callbacks.stragglers.signals.of_gradients", lambda *_: 1 / 0)
+    monkeypatch.setattr("perf_callbacks.stragglers.signals.of_local_times", lambda *_: 1 / 0)
     ranks = job()
     train(ranks, 2 * WINDOW)
     until(lambda: ranks[0].recorder.ranks.latest is not None and ranks[0].recorder.ranks.latest.last_step == 2 * WINDOW)
@@ -280,7 +291,7 @@ def test_time_without_a_cpu_is_read_in_each_long_step_and_rarely_in_short(monkey
         clock.sleep(seconds)
         (2 * weight).backward()
     moments.close()
-    assert [line[2:3] for _, line in moments.noted] == [b"1", b"1", b"2", b"2", b"3", b"4"]
+    assert [moment.line[2:3] for moment in moments.noted] == [b"1", b"1", b"2", b"2", b"3", b"4"]
 
 
 @pytest.mark.parametrize("cause", ["data", "gc", "host"])

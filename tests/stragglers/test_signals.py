@@ -9,59 +9,54 @@ from perf_callbacks.kernel.records.fit_records import Steps
 from perf_callbacks.stragglers import signals
 from perf_callbacks.stragglers.local_times import LocalTime
 
-DATA, FORWARD, BACKWARD, OPTIMIZER, GC, OTHER = 1.0, 2.0, 4.0, 0.5, 0.25, 8.0
+DATA, FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION, GC, OTHER = 1.0, 2.0, 4.0, 0.5, 0.0, 0.25, 8.0
 
 
 def columns(*, excluded=(None, None), tokens=(8, 8), pause=0.25):
-    stages = [(seconds, seconds) for seconds in (DATA, FORWARD, BACKWARD, OPTIMIZER, GC, OTHER)]
+    stages = [(seconds, seconds) for seconds in (DATA, FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION, GC, OTHER)]
     nothing = (None, None)
     return Columns(
         (1, 2), excluded, (4, 4), tokens, nothing, nothing, (pause,) * 2, (pause,) * 2, (15.75, 15.75), stages
     )
 
 
-@pytest.mark.parametrize(
-    ("kinds", "local"),
-    [
-        ({"sharded": True, "device": False, "alone": False}, DATA + OTHER + GC),
-        ({"sharded": False, "device": False, "alone": False}, DATA + OTHER + GC + FORWARD + OPTIMIZER),
-        ({"sharded": True, "device": True, "alone": False}, DATA + OTHER),
-        ({"sharded": False, "device": True, "alone": False}, DATA + OTHER + FORWARD + OPTIMIZER),
-        ({"sharded": False, "device": True, "alone": True}, DATA + OTHER + FORWARD + OPTIMIZER + BACKWARD),
-    ],
-)
-def test_the_stages_that_hold_no_waiting_are_local(kinds, local):
-    found = signals.of_stages(columns(), **kinds)
+@pytest.mark.parametrize(("sharded", "local"), [(True, DATA + OTHER), (False, DATA + OTHER + FORWARD + OPTIMIZER)])
+def test_the_stages_of_a_device_that_hold_no_waiting_are_local(sharded, local):
+    found = signals.of_stages(columns(), sharded=sharded)
     assert found["local"] == [local, local]
     assert (found["step"], found["data"], found["gc"]) == ((15.75,) * 2, (DATA,) * 2, (0.25,) * 2)
-    computed = local - DATA - OTHER if kinds["device"] and not kinds["sharded"] else None
-    assert found.get("device") == (None if computed is None else [computed] * 2)
+    assert found.get("device") == (None if sharded else [FORWARD + OPTIMIZER] * 2)
 
 
 def test_steps_that_are_in_no_row_are_unknown_and_sizes_that_vary_are_told():
-    found = signals.of_stages(
-        columns(excluded=("evaluation", None), tokens=(8, 16)), sharded=False, device=False, alone=False
-    )
+    found = signals.of_stages(columns(excluded=("evaluation", None), tokens=(8, 16)), sharded=False)
     assert found["local"][0] is None
     assert found["work"] == [None, 16]
-    assert "work" not in signals.of_stages(columns(), sharded=False, device=False, alone=False)
+    assert "work" not in signals.of_stages(columns(), sharded=False)
 
 
-def test_gradients_tell_the_local_time_of_the_steps_that_have_one():
-    found = signals.of_gradients(columns(), [LocalTime(3.0, 0.5, 0.125, 1.0), None])
+def test_the_steps_that_have_a_local_time_have_signals():
+    found = signals.of_local_times(columns(), [LocalTime(3.0, 0.5, 0.125, 1.0), None])
     assert found["local"][0] == 3.0
     assert math.isnan(found["local"][1])
     assert (found["gc"][0], found["steal"][0]) == (0.5, 0.125)
-    assert signals.of_gradients(columns(), [None, LocalTime(math.nan, 0.0, 0.0, math.nan)]) is None
+    assert signals.of_local_times(columns(), [None, LocalTime(math.nan, 0.0, 0.0, math.nan)]) == {}
 
 
 def test_a_rank_without_a_cpu_when_the_others_go_on_begins_late():
     steps = Columns.joined([columns()] * 3)
     woken_late, computed_late = LocalTime(3.25, 0.0, 1.5, 2.0), LocalTime(4.5, 0.0, 1.5, 2.0)
     usual, unknown = LocalTime(3.0, 0.0, 0.0, 1.0), LocalTime(3.0, 0.0, math.nan, 1.0)
-    found = signals.of_gradients(steps, [usual, woken_late, usual, computed_late, usual, unknown])
+    found = signals.of_local_times(steps, [usual, woken_late, usual, computed_late, usual, unknown])
     assert found["local"] == [3.0, 3.25 + 1.25, 3.0, 4.5, 3.0, 3.0]
     assert found["steal"][:4] == (0.0, 1.5, 0.0, 1.5)
+
+
+def test_the_data_of_a_cycle_are_those_of_all_its_steps():
+    steps = Columns.joined([columns()] * 2)
+    nothing, third = LocalTime(*[math.nan] * 4, 0), LocalTime(12.0, 0.0, 0.0, 0.0, 3)
+    found = signals.of_local_times(steps, [third, nothing, nothing, third])
+    assert [value for value in found["data"] if value] == [DATA, 3 * DATA]
 
 
 @pytest.mark.parametrize("device", [False, True])
