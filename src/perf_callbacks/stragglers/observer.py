@@ -1,5 +1,6 @@
 """The search for stragglers in a fit: signals of this rank, and on rank 0 the ranks compared in a side thread."""
 
+import math
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -62,16 +63,18 @@ def begin(recorder: Recorder, training: Training) -> Observer | None:
 class _Found:
     """Stragglers found so far. One thread compares ranks, another reads the results and never waits."""
 
-    def __init__(self, recorder: Recorder, *, sharded: bool = False) -> None:
+    def __init__(self, recorder: Recorder, *, model_compared: bool = True) -> None:
         self._recorder = recorder
-        self._sharded = sharded
+        self._model_compared = model_compared
         self._stragglers = Stragglers()
         self._warned: set[int] = set()
         self._warnings = 0
         self._lost, self._told = 0.0, 0.0
         self._summary: StragglerSummary | None = None
         self.waited_seconds = self.backward_seconds = 0.0
-        """Seconds after the last gradient, in which this rank may have waited, and all seconds of backward."""
+        """Seconds of backward in which this rank waited for other ranks or reduced gradients, and all its seconds."""
+        self.timed_steps = self.untimed_steps = 0
+        """Number of this rank's included steps with a local time, and without."""
 
     def analyse(
         self,
@@ -88,7 +91,7 @@ class _Found:
         self._summary = StragglerSummary(
             steps=stragglers.steps,
             seconds=stragglers.seconds,
-            model_compared=not self._sharded,
+            model_compared=self._model_compared,
             seconds_by_cause=stragglers.causes,
             costliest=tuple([(one.rank, one.cause, one.seconds_lost, one.steps) for one in worst]),
             costliest_ranks=tuple([one.ranks for one in worst]) if any(one.ranks for one in worst) else (),
@@ -107,7 +110,9 @@ class _Found:
     def summary(self) -> dict[str, StragglerSummary]:
         """Return the stragglers' part of the summary."""
         waiting = self.waited_seconds / self.backward_seconds if self.backward_seconds else None
-        return {"stragglers": replace(self._summary or StragglerSummary(), backward_waiting=waiting)}
+        comparable = self.timed_steps > 0 or self.untimed_steps < FEWEST_STEPS
+        found = self._summary or StragglerSummary()
+        return {"stragglers": replace(found, backward_waiting=waiting, comparable=comparable)}
 
     def metrics(self, kind: str) -> dict[str, float]:
         """Return the metrics of a "row" or of the "whole" fit."""
@@ -127,7 +132,7 @@ class RanksWatch(Observer, WindowReader):
         self._device = recorder.run.timeline == "device"
         self._sharded = gradient_moments.sharded(model)
         ranks.role = coordinates(model)
-        self._found = _Found(recorder, sharded=self._sharded)
+        self._found = _Found(recorder, model_compared=not (self._sharded and self._device))
         self._local: LocalTimes | None = None
         self._made, self._analysed = 0, 1
         """First step of this rank's newest window, and first step after the analysed windows."""
@@ -169,14 +174,19 @@ class RanksWatch(Observer, WindowReader):
 
     def _make_signals(self, steps: Columns) -> StepSignals:
         self._made = steps.number[0]
-        times = [None] * len(steps.number) if self._local is None else self._local.take(steps.number)
+        if self._local is None:
+            return signals.of_stages(steps, sharded=self._sharded)
+        times, found = self._local.take(steps.number), self._found
         for time_, backward, reason in zip(times, steps.stages[Stage.BACKWARD], steps.excluded, strict=True):
-            if time_ is not None and reason is None and time_.waited >= 0:
-                self._found.waited_seconds += time_.waited
-                self._found.backward_seconds += backward
-        if self._local is not None:
-            return signals.of_local_times(steps, times)
-        return signals.of_stages(steps, sharded=self._sharded)
+            if time_ is None or reason is not None:
+                continue
+            if math.isnan(time_.local):
+                found.untimed_steps += 1
+            else:
+                found.timed_steps += 1
+                found.waited_seconds += time_.waited
+                found.backward_seconds += backward
+        return signals.of_local_times(steps, times)
 
     def window_gathered(self, window: GatheredWindow) -> None:
         """Compare the ranks of a window. An error ends the comparison, not the exchange."""

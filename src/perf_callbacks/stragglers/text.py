@@ -29,6 +29,12 @@ BATCH_REBALANCE = 'TrainingArguments(train_sampling_strategy="batch_rebalance") 
 
 UNEVEN_STAGES = "moving layers from the longest stage of the pipeline to other stages"
 
+NOT_COMPARABLE = (
+    "ranks not comparable: no wait for other ranks was seen, such as a collective of torch, or the end of a backward "
+    "whose gradients DistributedDataParallel reduces"
+)
+"""Line of a job in which a slow rank can't be found."""
+
 WORTH_A_LINE = 0.005
 """Least part of the compared time for which a loss has a line of its own."""
 
@@ -89,6 +95,8 @@ def slow_rank(slow: SlowRank) -> str:
 def lines(found: StragglerSummary | None) -> Iterator[str]:
     """Yield lines about the cost of stragglers, the worst first; no lines if no step was compared."""
     if found is None or not found.steps:
+        if found is not None and not found.comparable:
+            yield NOT_COMPARABLE
         return
     several, lost = found.slowdown is not None, sum(found.seconds_by_cause.values())
     whole = f"{found.seconds:,.3g} s"
@@ -107,7 +115,7 @@ def lines(found: StragglerSummary | None) -> Iterator[str]:
         yield f"other stragglers cost {rest:,.3g} s"
     yield from _uneven(found)
     if not found.model_compared:
-        yield "forward and backward were not compared, because ranks wait for each other there"
+        yield "forward and backward were not compared: ranks wait for each other there, and a device hides the waits"
     if found.backward_waiting is not None:
         yield f"at most {found.backward_waiting:.0%} of backward on this rank was waiting for other ranks"
 

@@ -99,7 +99,9 @@ class StragglerSummary:
     """Number of steps searched for stragglers. The next fields cover these steps."""
     seconds: float = 0.0
     model_compared: bool = True
-    """False: ranks wait for each other within the model, so only time outside of forward and backward was compared."""
+    """False: ranks wait for each other within the model on a device, so only time outside of the model was compared."""
+    comparable: bool = True
+    """False: no wait of this rank for other ranks was seen, so ranks can't be compared."""
     seconds_by_cause: Mapping[str, float] = field(default_factory=dict)
     """Seconds that the job lost to stragglers, by cause as in `Straggler`."""
     costliest: tuple[tuple[int, str, float, int], ...] = ()
