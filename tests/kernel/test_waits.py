@@ -1,0 +1,126 @@
+"""Waits in collectives: each is two marks on the tape of the fit whose thread waits."""
+
+import threading
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
+
+from perf_callbacks.kernel.engine.marks import BACK, BEGIN, END, WAIT
+from perf_callbacks.kernel.engine.stages import STAGES, Stage
+from perf_callbacks.kernel.engine.tape import Tape
+from perf_callbacks.kernel.process.waits import WAITS
+
+WORK = torch._C._distributed_c10d.Work
+
+
+class Token:
+    """Stands for a fit."""
+
+
+@pytest.fixture
+def group():
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def tape(group):
+    tape, count = Tape(), iter(range(1000))
+    tape.begin(0.0)
+    fit = Token()
+    leave = WAITS.watch(fit, tape, lambda: float(next(count)))
+    yield tape
+    leave()
+
+
+def marks(tape):
+    written = tape.pairs[::2]
+    tape.pairs.clear()
+    return written
+
+
+@pytest.mark.parametrize(
+    "collective",
+    [
+        lambda: dist.all_reduce(torch.ones(2)),
+        lambda: dist.all_reduce(torch.ones(2), async_op=True).wait(),
+        dist.barrier,
+        dist.monitored_barrier,
+        lambda: dist._broadcast_coalesced(dist.group.WORLD, [torch.ones(2)], 100, 0),
+        lambda: functional.all_reduce(torch.ones(2), "sum", dist.group.WORLD) + 1,
+    ],
+    ids=["sync", "async", "barrier", "monitored", "buffers", "functional"],
+)
+def test_a_collective_is_a_wait(tape, collective):
+    collective()
+    assert marks(tape) == [WAIT, BACK]
+
+
+def test_a_wait_that_fails_ends_too(tape):
+    with pytest.raises(TypeError):
+        WORK.wait()
+    assert marks(tape) == [WAIT, BACK]
+
+
+def test_waits_of_other_threads_are_not_marked(tape):
+    thread = threading.Thread(target=dist.barrier)
+    thread.start()
+    thread.join()
+    assert marks(tape) == []
+
+
+def test_waits_belong_to_each_fit_of_the_thread_and_are_restored_in_any_order(group):
+    before = vars(WORK)["wait"], dist._broadcast_coalesced, functional.wait_tensor
+    fits = []
+    for _ in range(2):
+        token, tape = Token(), Tape()
+        tape.begin(0.0)
+        fits.append((token, tape, WAITS.watch(token, tape, lambda: 1.0)))
+    dist.barrier()
+    assert [marks(tape) for _, tape, _ in fits] == [[WAIT, BACK]] * 2
+    fits[0][2]()
+    dist.barrier()
+    assert [marks(tape) for _, tape, _ in fits] == [[], [WAIT, BACK]]
+    fits[1][2]()
+    fits[1][2]()
+    assert (vars(WORK)["wait"], dist._broadcast_coalesced, functional.wait_tensor) == before
+
+
+def test_a_fit_that_is_freed_leaves_nothing_behind(group):
+    before = vars(WORK)["wait"]
+    token, tape = Token(), Tape()
+    tape.begin(0.0)
+    WAITS.watch(token, tape, lambda: 1.0)
+    assert vars(WORK)["wait"] is not before
+    del token
+    assert vars(WORK)["wait"] is before
+
+
+def test_compiled_code_may_contain_a_wait(tape):
+    def reduced(x):
+        return functional.wait_tensor(functional.all_reduce(x, "sum", dist.group.WORLD)) + 1
+
+    compiled = torch.compile(reduced, backend="eager", fullgraph=True)
+    assert compiled(torch.ones(2)).tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("stage", [stage for stage in Stage if stage not in {Stage.GC, Stage.COMMUNICATION}])
+def test_a_wait_leaves_its_stage_but_for_backward_and_work_outside_of_steps(stage):
+    tape = Tape()
+    tape.begin(0.0)
+    for mark, time in pairwise([BEGIN[stage], 1.0, WAIT, 3.0, BACK, 7.0, BACK, 8.0, END, 8.0, None]):
+        if not isinstance(mark, float):
+            tape.write((mark, time))
+    past, _ = tape.read()
+    seconds = dict(zip(STAGES, past.rows[0], strict=True))
+    kept = {Stage.BACKWARD: 7.0, Stage.ASIDE: 0, Stage.OTHER: 4.0}.get(stage, 3.0)
+    assert seconds[Stage.COMMUNICATION] == (0 if stage in {Stage.BACKWARD, Stage.ASIDE} else 4.0)
+    assert past.calls == [(stage is Stage.FORWARD, stage is Stage.BACKWARD)]
+    if stage is Stage.UNDECIDED:  # the wait makes the time before it the optimizer's
+        assert (seconds[Stage.OPTIMIZER], seconds[Stage.OTHER]) == (2.0, 2.0)
+    elif stage is not Stage.ASIDE:
+        assert seconds[stage] == kept
