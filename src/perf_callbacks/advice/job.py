@@ -1,0 +1,102 @@
+"""One verdict for a job: rank 0 reads the findings of all ranks when the fit ends.
+
+A channel between ranks carries the notes. A rank writes its note when its exchange ends; rank 0 waits a moment for the
+notes. If a note is missing, the verdict lacks the findings of that rank.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from perf_callbacks.kernel.clock import monotonic, sleep
+from perf_callbacks.kernel.records.codec import pack, unpack
+from perf_callbacks.kernel.records.fit_records import Finding
+from perf_callbacks.ranks.channels import Channel, ChannelHandler
+from perf_callbacks.ranks.exchange import Exchange
+from perf_callbacks.stragglers.peers import DATA, GC, HOST, STEAL
+from perf_callbacks.stragglers.text import rank_names
+
+CHANNEL = "findings"
+
+WAIT_SECONDS, LOOK_SECONDS = 0.5, 0.02
+"""Seconds that rank 0 waits for notes at the end of a fit, and seconds between two looks."""
+
+LEAST_SHARE = 0.05
+"""Least share of a finding of other ranks that rank 0 reports."""
+
+OWN_WORDS: Mapping[str, frozenset[str]] = {
+    DATA: frozenset({"data"}),
+    GC: frozenset({"gc"}),
+    STEAL: frozenset({"cpu"}),
+    HOST: frozenset({"host", "sync", "memory", "checkpoint", "evaluation"}),
+}
+"""Causes of findings by which a slow rank explains the cause that rank 0 measured."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FindingNote:
+    """Findings of one rank."""
+
+    findings: tuple[Finding, ...] = ()
+
+
+class FindingNotes(ChannelHandler):
+    """A rank's side of the channel."""
+
+    def __init__(self) -> None:
+        self.mine: tuple[Finding, ...] = ()
+        """Newest findings of this rank."""
+        self.others: Mapping[int, tuple[Finding, ...]] = {}
+        """Findings of other ranks, by rank."""
+        self._reading = False
+
+    def gather(self, exchange: Exchange, ranks: int) -> None:
+        """On rank 0, wait a moment for the notes of the other ranks."""
+        deadline, self._reading = monotonic() + WAIT_SECONDS, True
+        while len(self.others) < ranks - 1 and monotonic() < deadline and exchange.failure is None:
+            exchange.wake()
+            sleep(LOOK_SECONDS)
+        self._reading = False
+
+    def round(self, channel: Channel, now: float) -> float | None:  # noqa: ARG002 notes have no time
+        """Read the notes of all ranks while rank 0 waits."""
+        if not self._reading:
+            return None
+        notes = {rank: unpack(FindingNote, text) for rank, text in channel.notes().items() if rank != channel.rank}
+        self.others = {rank: note.findings for rank, note in notes.items() if note is not None}
+        return LOOK_SECONDS
+
+    def leave(self, channel: Channel) -> None:
+        """Write the note of this rank. Rank 0 reads, and writes none."""
+        if channel.rank:
+            channel.put(pack(FindingNote(findings=self.mine)))
+
+
+def verdict(
+    own: Sequence[Finding],
+    others: Mapping[int, Sequence[Finding]],
+    slowest: tuple[Sequence[int], str] | None,
+) -> tuple[Finding, ...]:
+    """Return the findings of a job, worst first.
+
+    Args:
+        own: Findings of rank 0.
+        others: Findings of other ranks. A cause that rank 0 found too is told by rank 0 alone.
+        slowest: The ranks that cost the job most, and the cause by the comparison of ranks.
+    """
+    found, causes = [*own], {one.cause for one in own}
+    ranks_of: dict[str, dict[int, Finding]] = {}
+    for rank, findings in others.items():
+        for one in findings:
+            if one.share is not None and one.share >= LEAST_SHARE:
+                ranks_of.setdefault(one.cause, {}).setdefault(rank, one)
+    for cause, by_rank in ranks_of.items():
+        worst = max(by_rank.values(), key=lambda one: one.share or 0.0)
+        place = next((place for place, one in enumerate(found) if one.cause == "straggler"), None)
+        if place is not None and slowest is not None and {*by_rank} <= {*slowest[0]}:
+            if cause in OWN_WORDS.get(slowest[1], ()):  # the slow ranks know the line to write
+                found[place] = replace(found[place], remedy=worst.remedy)
+            continue
+        if cause not in causes:
+            who = rank_names(sorted(by_rank))
+            found.append(replace(worst, evidence=f"{who[0].upper()}{who[1:]}: {worst.evidence}"))
+    return tuple(sorted(found, key=lambda one: -1.0 if one.share is None else one.share, reverse=True))
