@@ -24,11 +24,12 @@ from perf_callbacks.kernel.records.metric_table import (
     MASK,
     METRICS,
     PEAK,
+    RANKS,
     SEVERAL_RANKS,
 )
 
-ALONE = sorted({need for metric in METRICS for need in metric.needs} - {SEVERAL_RANKS})
-"""Needs that a single process can meet. Two ranks are compared in `tests/stragglers/test_observer.py`."""
+ALONE = sorted({need for metric in METRICS for need in metric.needs} - {RANKS, SEVERAL_RANKS})
+"""Needs that a single process can meet. Two ranks are in `tests/stragglers/test_observer.py`."""
 
 
 class HostEvent:

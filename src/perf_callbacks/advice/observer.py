@@ -3,7 +3,7 @@
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from perf_callbacks.advice import table
 from perf_callbacks.advice.busy_lines import BusyLines
 from perf_callbacks.advice.facts import Facts
+from perf_callbacks.advice.job import CHANNEL, FindingNotes, verdict
 from perf_callbacks.kernel.clock import perf_counter
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.failures import describe, guard, logs
@@ -24,7 +25,9 @@ from perf_callbacks.kernel.fit.setup import Setup, Training
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.process import cpu_time, processes
 from perf_callbacks.kernel.records.fit_records import Finding, Summary
+from perf_callbacks.kernel.records.summary_parts import StragglerSummary
 from perf_callbacks.loaders.epoch_waits import EpochWaits
+from perf_callbacks.ranks import exchange
 
 EAGER = ("attn_logit_softcapping", "output_attentions")
 """Settings of a model that only eager attention follows."""
@@ -47,15 +50,22 @@ def begin(recorder: Recorder, training: Training) -> "Advice | None":
         return None
     if facts.workers and not facts.persistent:
         recorder.observe(waits)
+    ranks = exchange.of(recorder)
+    notes = None if ranks is None else FindingNotes()
+    if ranks is not None and notes is not None:
+        ranks.open(CHANNEL, notes)
     recorder.observe(lines)
-    return Advice(recorder, machine, facts, since)
+    return Advice(recorder, machine, facts, since, notes)
 
 
 class Advice(Observer):
     """Applies the rules to the facts that were read when the fit began, and to the facts of all observers."""
 
-    def __init__(self, recorder: Recorder, machine: Environment, facts: Facts, since: "_Since") -> None:
+    def __init__(
+        self, recorder: Recorder, machine: Environment, facts: Facts, since: "_Since", notes: FindingNotes | None
+    ) -> None:
         self._recorder = recorder
+        self._notes = notes
         self._machine = machine
         self._facts = facts
         self._since = since
@@ -67,8 +77,23 @@ class Advice(Observer):
             facts = replace(
                 self._facts, work=recorder.engine.work.counted, **self._since.facts(), **recorder.observers.facts()
             )
-            return table.findings(self._machine, facts, summary)
+            found = table.findings(self._machine, facts, summary)
+            if summary is None or self._notes is None:
+                return found
+            self._notes.mine = found
+            return verdict(found, self._notes.others, _slowest(summary.stragglers))
         return ()
+
+    def before_summary(self) -> None:
+        """On rank 0, wait a moment for the findings of the other ranks, whose fits end now too."""
+        ranks, run = exchange.of(self._recorder), self._recorder.run
+        if ranks is not None and self._notes is not None and run.rank == 0 and self._recorder.failure is None:
+            self._notes.gather(ranks, run.world_size)
+
+
+def _slowest(found: StragglerSummary | None) -> tuple[Sequence[int], str] | None:
+    """Return the ranks that cost the job most, and the cause; None: no rank did."""
+    return None if found is None or not found.costliest else ((found.costliest[0][0],), found.costliest[0][1])
 
 
 def without_run(device: torch.device) -> tuple[Finding, ...]:

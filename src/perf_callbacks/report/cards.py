@@ -225,11 +225,12 @@ def _account(summary: Summary) -> Iterable[str]:
 def _stages(summary: Summary) -> Iterable[str]:
     if summary.stage_seconds:
         yield "a measured step:"
+    width = max([10, *[len(name) - len("_time") + 1 for name in summary.stage_seconds]])
     for name, seconds in summary.stage_seconds.items():
         share = seconds / summary.included_seconds if summary.included_seconds else None
         step = seconds / summary.included_steps if summary.included_steps else None
         stage = name.removesuffix("_time")
-        yield f"{stage:<10}{duration(step):>10}{DASH if share is None else f'{share:.1%}':>8}"
+        yield f"{stage:<{width}}{duration(step):>10}{DASH if share is None else f'{share:.1%}':>8}"
     for part, seconds in summary.other_seconds.items() if summary.included_seconds else ():
         mean = duration(seconds / summary.included_steps)
         yield f"  {part:<10}{mean:>8}{seconds / summary.included_seconds:>8.1%}"

@@ -18,6 +18,7 @@ TIMES = (
     "forward_time",
     "backward_time",
     "optimizer_time",
+    "communication_time",
     "gc_time",
     "other_time",
     "model_flops",

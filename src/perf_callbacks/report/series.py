@@ -23,11 +23,11 @@ SAMPLED = 5_000
 
 STAGES = tuple(name for name in TIMES if name not in {"step_time", "model_flops"})
 
-WAITING = "backward_time"
-"""Stage in which ranks wait for each other."""
+WAITING = ("backward_time", "communication_time")
+"""Stages in which ranks wait for each other."""
 
-OWN = tuple(name for name in STAGES if name != WAITING)
-"""Stages in which a slow rank is slower than other ranks. In backward, all ranks wait for the slow rank."""
+OWN = tuple(name for name in STAGES if name not in WAITING)
+"""Stages in which a slow rank is slower than other ranks. In the other stages, all ranks wait for the slow rank."""
 
 
 @dataclass(frozen=True, slots=True)

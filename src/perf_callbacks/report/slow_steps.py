@@ -52,7 +52,7 @@ def _row(fit: FitHistory, slowest: Outlier, usual: Mapping[int, Mapping[str, flo
         gc_seconds = max(gc_seconds, sum([pause.seconds for pause in attempt.of(Gc) if pause.step == slowest.step]))
     stages = STAGES if len(fit.ranks) == 1 else OWN
     cause = max((one for one in found if one[2] in stages), default=None)
-    waited = max((one for one in found if one[2] == WAITING), default=None)
+    waited = max((one for one in found if one[2] in WAITING), default=None)
     if cause is None or (waited is not None and cause[0] < waited[0] / 2):
         cause = waited  # a backward that is slow on all ranks, with no rank late for it, is slow by itself
     usual_seconds = usual[slowest.rank].get("step_time")

@@ -14,7 +14,7 @@ function el(tag, attributes = {}, ...children) {
   return made;
 }
 
-const STAGE_COLORS = { data: "s0", forward: "s1", backward: "s2", optimizer: "s3", gc: "s4", other: "s5" };
+const STAGE_COLORS = { data: "s0", forward: "s1", backward: "s2", optimizer: "s3", communication: "s6", gc: "s4", other: "s5" };
 const WALL_COLORS = { startup: "s5", "first step": "s6", "FLOP counting": "s0", steps: "s2", evaluation: "s3", checkpoint: "s4", "own work": "warn", other: "s7" };
 const PART_COLORS = ["s2", "s1", "s3", "s0", "s4", "s6", "s5", "s7"];
 const LANE_COLORS = { evaluation: "s3", checkpoint: "s6", restart: "warn", "FLOP count": "faint", collection: "s4", straggler: "s0", stall: "warn" };
