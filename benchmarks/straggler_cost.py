@@ -19,8 +19,8 @@ from torch import nn
 from perf_callbacks.kernel.engine.marks import BACK, BEGIN, END
 from perf_callbacks.kernel.engine.stages import STAGES, Stage
 from perf_callbacks.kernel.engine.steps import Columns
-from perf_callbacks.stragglers.gradient_moments import GradientMoments, Moment
-from perf_callbacks.stragglers.local_times import LocalTimes
+from perf_callbacks.stragglers.gradient_moments import GradientMoments
+from perf_callbacks.stragglers.local_times import LocalTimes, Moment
 from perf_callbacks.stragglers.search import Stragglers
 from perf_callbacks.stragglers.signals import of_local_times
 

@@ -8,8 +8,7 @@ from fakes import Fit
 
 from perf_callbacks.kernel.engine.marks import BACK, WAIT
 from perf_callbacks.kernel.engine.observer import Observers
-from perf_callbacks.stragglers.gradient_moments import Moment
-from perf_callbacks.stragglers.local_times import MOST_STEPS, LocalTimes
+from perf_callbacks.stragglers.local_times import MOST_STEPS, LocalTimes, Moment
 
 
 class Trained(Fit):

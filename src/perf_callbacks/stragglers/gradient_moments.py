@@ -10,7 +10,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ref
 
 import torch
@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from perf_callbacks.kernel.foreign_errors import let_pass
+from perf_callbacks.stragglers.local_times import Moment
 from perf_callbacks.stragglers.search import LEAST_SECONDS
 
 MOST_MOMENTS = 4096
@@ -26,17 +27,6 @@ MOST_MOMENTS = 4096
 
 APART_SECONDS = LEAST_SECONDS
 """Least time between two readings of the time without a CPU: a reading costs 6 us, and no shorter loss is reported."""
-
-
-class Moment(NamedTuple):
-    """The moment at which the last gradient of a backward was done."""
-
-    time: float
-    line: bytes
-    """A line of `/proc/<pid>/schedstat`; empty if there is no such file. Its second number is the nanoseconds that the
-    thread was without a CPU. In short steps the file is not read each time, and the line is the previous one."""
-    reduced: bool
-    """True: `DistributedDataParallel` waits for other ranks at the end of this backward."""
 
 
 class GradientMoments:

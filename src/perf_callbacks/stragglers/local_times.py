@@ -15,12 +15,22 @@ from typing import Any, NamedTuple
 from perf_callbacks.kernel.engine.marks import BACK, BEGIN, END, WAIT, Pause, StageTracker
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
-from perf_callbacks.stragglers.gradient_moments import Moment
 
 MOST_STEPS = 4096
 """Most steps that wait for `take`."""
 
 NANOSECONDS = 1e-9
+
+
+class Moment(NamedTuple):
+    """The moment at which the last gradient of a backward was done."""
+
+    time: float
+    line: bytes
+    """A line of `/proc/<pid>/schedstat`; empty if there is no such file. Its second number is the nanoseconds that the
+    thread was without a CPU. In short steps the file is not read each time, and the line is the previous one."""
+    reduced: bool
+    """True: `DistributedDataParallel` waits for other ranks at the end of this backward."""
 
 
 class LocalTime(NamedTuple):
