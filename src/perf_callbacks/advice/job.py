@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from perf_callbacks.kernel.clock import monotonic, sleep
 from perf_callbacks.kernel.records.codec import pack, unpack
 from perf_callbacks.kernel.records.fit_records import Finding
+from perf_callbacks.kernel.records.summary_parts import StragglerSummary
 from perf_callbacks.ranks.channels import Channel, ChannelHandler
 from perf_callbacks.ranks.exchange import Exchange
 from perf_callbacks.stragglers.peers import DATA, GC, HOST, STEAL
@@ -74,15 +75,16 @@ class FindingNotes(ChannelHandler):
 def verdict(
     own: Sequence[Finding],
     others: Mapping[int, Sequence[Finding]],
-    slowest: tuple[Sequence[int], str] | None,
+    stragglers: StragglerSummary | None,
 ) -> tuple[Finding, ...]:
     """Return the findings of a job, worst first.
 
     Args:
         own: Findings of rank 0.
         others: Findings of other ranks. A cause that rank 0 found too is told by rank 0 alone.
-        slowest: The ranks that cost the job most, and the cause by the comparison of ranks.
+        stragglers: The comparison of ranks, which names the ranks that cost the job most, and the cause.
     """
+    slowest, cause_measured, *_ = next(stragglers.named(), ((), "")) if stragglers is not None else ((), "")
     found, causes = [*own], {one.cause for one in own}
     ranks_of: dict[str, dict[int, Finding]] = {}
     for rank, findings in others.items():
@@ -92,8 +94,8 @@ def verdict(
     for cause, by_rank in ranks_of.items():
         worst = max(by_rank.values(), key=lambda one: one.share or 0.0)
         place = next((place for place, one in enumerate(found) if one.cause == "straggler"), None)
-        if place is not None and slowest is not None and {*by_rank} <= {*slowest[0]}:
-            if cause in OWN_WORDS.get(slowest[1], ()):  # the slow ranks know the line to write
+        if place is not None and {*by_rank} <= {*slowest}:
+            if cause in OWN_WORDS.get(cause_measured, ()):  # the slow ranks know the line to write
                 found[place] = replace(found[place], remedy=worst.remedy)
             continue
         if cause not in causes:

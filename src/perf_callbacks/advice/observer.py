@@ -3,7 +3,7 @@
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,6 @@ from perf_callbacks.kernel.fit.setup import Setup, Training
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.process import cpu_time, processes
 from perf_callbacks.kernel.records.fit_records import Finding, Summary
-from perf_callbacks.kernel.records.summary_parts import StragglerSummary
 from perf_callbacks.loaders.epoch_waits import EpochWaits
 from perf_callbacks.ranks import exchange
 
@@ -81,7 +80,7 @@ class Advice(Observer):
             if summary is None or self._notes is None:
                 return found
             self._notes.mine = found
-            return verdict(found, self._notes.others, _slowest(summary.stragglers))
+            return verdict(found, self._notes.others, summary.stragglers)
         return ()
 
     def before_summary(self) -> None:
@@ -89,11 +88,6 @@ class Advice(Observer):
         ranks, run = exchange.of(self._recorder), self._recorder.run
         if ranks is not None and self._notes is not None and run.rank == 0 and self._recorder.failure is None:
             self._notes.gather(ranks, run.world_size)
-
-
-def _slowest(found: StragglerSummary | None) -> tuple[Sequence[int], str] | None:
-    """Return the ranks that cost the job most, and the cause; None: no rank did."""
-    return None if found is None or not found.costliest else ((found.costliest[0][0],), found.costliest[0][1])
 
 
 def without_run(device: torch.device) -> tuple[Finding, ...]:

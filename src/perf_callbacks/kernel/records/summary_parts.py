@@ -120,12 +120,12 @@ class StragglerSummary:
     """Duration of these steps, divided by their duration with healthy ranks, even work and no chance. None: unknown, or
     a single rank."""
 
+    backward_waiting: float | None = None
+    """Share of the backward that follows the gradient which usually comes last, from 0 to 1: an upper bound on the
+    waiting for other ranks. None: unknown."""
+
     def named(self) -> Iterator[tuple[tuple[int, ...], str, float, int]]:
         """Yield the entries of `costliest` with all ranks of a set."""
         sets = self.costliest_ranks or ((),) * len(self.costliest)
         for (rank, cause, seconds, steps), ranks in zip(self.costliest, sets, strict=False):
             yield ranks or (rank,), cause, seconds, steps
-
-    backward_waiting: float | None = None
-    """Share of the backward that follows the gradient which usually comes last, from 0 to 1: an upper bound on the
-    waiting for other ranks. None: unknown."""

@@ -1,0 +1,98 @@
+"""One verdict for a job, from the findings of all its ranks."""
+
+import pytest
+
+from perf_callbacks.advice.job import FindingNotes, verdict
+from perf_callbacks.kernel.records.fit_records import Finding
+from perf_callbacks.kernel.records.summary_parts import StragglerSummary
+
+
+def finding(cause, share, remedy="a line"):
+    return Finding(cause=cause, share=share, evidence=f"{cause} took {share}", remedy=remedy)
+
+
+def slow(*ranks, cause="data"):
+    return StragglerSummary(
+        steps=100, seconds=10.0, costliest=((ranks[0], cause, 5.0, 90),), costliest_ranks=(tuple(ranks),), slowdown=2.0
+    )
+
+
+SLOW = finding("straggler", 0.5, "more loader workers")
+
+
+def test_the_slow_rank_knows_the_line_to_write():
+    found = verdict([SLOW], {1: [finding("data", 0.6, "num_workers=4")]}, slow(1))
+    assert [(one.cause, one.remedy) for one in found] == [("straggler", "num_workers=4")]
+
+
+@pytest.mark.parametrize("cause", ["evaluation", "compile"])
+def test_a_slow_ranks_finding_of_another_cause_is_not_the_jobs(cause):
+    assert verdict([SLOW], {1: [finding(cause, 0.6)]}, slow(1)) == (SLOW,)
+
+
+def test_a_set_of_slow_ranks_gets_the_remedy_of_its_worst_rank():
+    others = {1: [finding("data", 0.3, "num_workers=2")], 3: [finding("data", 0.6, "num_workers=4")]}
+    (found,) = verdict([SLOW], others, slow(1, 3))
+    assert found.remedy == "num_workers=4"
+
+
+def test_findings_of_other_ranks_alone_are_named_with_their_ranks():
+    others = {2: [finding("gc", 0.2)], 3: [finding("gc", 0.3)], 4: [finding("gc", 0.04), finding("host", None)]}
+    found = verdict([finding("data", 0.1)], others, None)
+    assert [(one.cause, one.share) for one in found] == [("gc", 0.3), ("data", 0.1)]
+    assert found[0].evidence == "Ranks 2 and 3: gc took 0.3"
+
+
+def test_a_cause_that_rank_0_found_is_told_by_rank_0():
+    own = finding("data", 0.2)
+    assert verdict([own], {1: [finding("data", 0.3)]}, None) == (own,)
+
+
+class FakeChannel:
+    def __init__(self, rank, notes):
+        self.rank, self._notes = rank, notes
+
+    def put(self, note):
+        self._notes[self.rank] = note
+
+    def notes(self):
+        return self._notes
+
+
+class FakeExchange:
+    """Runs a round for each wake."""
+
+    failure = None
+
+    def __init__(self, handler, channel):
+        self._handler, self._channel, self.rounds = handler, channel, 0
+
+    def wake(self):
+        self.rounds += 1
+        self._handler.round(self._channel, 0.0)
+
+
+def test_findings_travel_from_the_end_of_a_rank_to_rank_0(monkeypatch):
+    monkeypatch.setattr("perf_callbacks.advice.job.sleep", lambda _: None)
+    notes, leader = {}, FindingNotes()
+    for rank in (1, 2):
+        follower = FindingNotes()
+        follower.mine = (finding("data", 0.5),)
+        assert follower.round(FakeChannel(rank, notes), 0.0) is None
+        assert rank not in notes
+        follower.leave(FakeChannel(rank, notes))
+    leader.leave(FakeChannel(0, notes))
+    leader.gather(FakeExchange(leader, FakeChannel(0, notes)), 3)
+    assert leader.others == {1: (finding("data", 0.5),), 2: (finding("data", 0.5),)}
+
+
+@pytest.mark.parametrize("notes", [{}, {1: "torn {"}])
+def test_rank_0_does_not_wait_long_for_ranks_without_a_note(monkeypatch, notes):
+    now = [0.0]
+    monkeypatch.setattr("perf_callbacks.advice.job.monotonic", lambda: now[0])
+    monkeypatch.setattr("perf_callbacks.advice.job.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    leader = FindingNotes()
+    exchange = FakeExchange(leader, FakeChannel(0, notes))
+    leader.gather(exchange, 2)
+    assert leader.others == {}
+    assert exchange.rounds == 25
