@@ -4,10 +4,12 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch.distributed as dist
 
 from perf_callbacks.kernel.process import stacks
 
@@ -82,6 +84,46 @@ OUTER = "def call(begun, end):\n    inner(begun, end)\n"
 def test_a_collective_and_a_backward_are_waits(module):
     with a_thread(run_in(module, INNER)) as thread:
         assert stacks.of_thread(thread.ident).waits
+
+
+def calls(source, **names):
+    """A function of the program whose last line waits in C."""
+    made = ModuleType("train")
+    vars(made).update(names)
+    exec(compile(f"def call(begun, end):\n    begun.set()\n    {source}\n", "/home/a/train.py", "exec"), vars(made))
+    return made.call
+
+
+@pytest.mark.parametrize(
+    ("source", "waits"),
+    [
+        ("handle.wait(['a'])", True),
+        ("store.get('a')", True),
+        ("my_store.get(str(\n        'a'))", True),
+        ("handle.get('a')", False),
+        ("{1: store}.get(1); sleep(2)", True),  # one line of two calls
+        ("sleep(2)", False),
+    ],
+)
+def test_a_wait_in_c_for_other_ranks_is_found_by_the_names_on_its_line(source, waits):
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=60))
+    with a_thread(calls(source, store=store, my_store=store, handle=store, sleep=time.sleep)) as thread:
+        while not (stack := stacks.of_thread(thread.ident)).place.startswith("train.py:3 "):
+            time.sleep(0.001)
+        time.sleep(0.1)  # into the call, whose line has begun
+        stack = stacks.of_thread(thread.ident)
+        store.set("a", "1")
+    assert stack is not None
+    assert stack.waits is waits
+
+
+def test_an_operation_waits_if_its_caller_names_a_wait():
+    operation = run_in("torch._ops", INNER)
+    waits, computes = (f"def call(begun, end):\n    {name}(begun, end)\n" for name in ("wait_tensor", "mm"))
+    for source, found in ((waits, True), (computes, False)):
+        with a_thread(run_in("torch.generated", source, wait_tensor=operation, mm=operation)) as thread:
+            assert stacks.of_thread(thread.ident).waits is found
 
 
 @pytest.mark.parametrize("module", ["bdb", "pdb", "pydevd", "debugpy._vendored"])

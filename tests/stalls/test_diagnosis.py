@@ -1,5 +1,6 @@
 """When steps have stopped ending, and what is said of it, with time as an argument."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,11 @@ def said(notes, silent=(), world_size=None):
 ALONE = note(stage="forward", waits=True, place="train.py:9 `gather`, in distributed_c10d.py:3252 `all_reduce`")
 LATE = note(step=11, waits=True, stage="other", place="train.py:60 `log`")
 LAST, LEFT = note(step=40), note(ENDED, step=40)
+BARRIER = "train.py:60 `main`, in distributed_c10d.py:4700 `barrier`"
+GONE = dataclasses.replace(note(RUNNING, step=40, waits=True, stage="other", place=BARRIER), left=True)
+EXPORTS = dataclasses.replace(GONE, waits=False, place="train.py:61 `export`")
+RAISED = dataclasses.replace(LEFT, failure=r"ValueError: a\nb")
+WORKER = "Rank 1 waits for the loader's worker 0, which sleeps: `py-spy dump --pid 7` shows its line."
 SAVES = note(stage="checkpoint", spanned=True, waits=False)
 CASES = {
     "one of eight is busy": ({rank: IN_DATA if rank == 3 else note() for rank in range(8)}, {3}),
@@ -132,6 +138,10 @@ CASES = {
     "one is silent": ({0: note(), 1: note(RUNNING, stage="forward"), 2: note()}, {1}, {1}),
     "one was never heard of": ({0: note(), 2: note()}, {0, 2}, (), 3),
     "two have ended": ({0: LAST, 1: LEFT, 2: LEFT, 3: LAST}, {1, 2}, {1, 2}),
+    "one has raised": ({0: LAST, 1: RAISED}, {1}),
+    "one left the loop and waits": ({0: LAST, 1: GONE}, {1}),
+    "two left the loop, one of them is busy": ({0: LAST, 1: GONE, 2: EXPORTS}, {1, 2}),
+    "one waits for a worker of its loader": ({0: note(), 1: dataclasses.replace(IN_DATA, worker=WORKER)}, {1}),
     "two still make steps": ({0: IN_DATA, 1: note(RUNNING), 2: note(RUNNING)}, {0}),
     "one saves": ({0: SAVES, 1: note()}, {0}),
     "eight wait in one place": ({rank: note() for rank in range(8)}, {*range(8)}),

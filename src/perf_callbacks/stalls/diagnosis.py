@@ -31,6 +31,8 @@ MOST_RANKS = 4
 MOST_PLACES = 3
 """Most places that are described; ranks in further places are only counted."""
 
+MISSING = "did its training never begin, or is the callback missing there?"
+
 RUNNING, STALLED, ENDED = "running", "stalled", "ended"
 
 Change = Literal["began", "over"]
@@ -120,6 +122,12 @@ class Note:
     """True: the thread is in a collective or in a backward, where a rank waits for other ranks."""
     place: str
     """Line of code; empty: unknown."""
+    left: bool = False
+    """True: the loop has left its loader since the last step, and may be over."""
+    failure: str = ""
+    """Exception that ended the fit, in one line; empty: no exception."""
+    worker: str = ""
+    """Sentence about the loader's worker process that the thread waits for; empty: the thread waits for no worker."""
 
     def __str__(self) -> str:
         stages = {"other": "other code", "evaluation": "an evaluation", "checkpoint": "a checkpoint"}
@@ -159,18 +167,21 @@ def blame(notes: Notes, silent: Collection[int], world_size: int) -> Blame:
     quiet = {rank: note for rank, note in notes.items() if rank in silent and rank not in ended}
     alive = {rank: note for rank, note in notes.items() if rank not in silent and rank not in ended}
     stuck = {rank: note for rank, note in alive.items() if note.state == STALLED}
-    behind = {} if quiet or ended or unheard else _behind(stuck)
+    left = {rank: note for rank, note in alive.items() if note.left and note.state == RUNNING}
+    behind = {} if quiet or ended or unheard or left else _behind(stuck)
     others = {rank: note for rank, note in stuck.items() if rank not in behind}
-    going = len(alive) - len(stuck)
+    going = len(alive) - len(stuck) - len(left)
     sentences = [
         *_each(quiet, "{who} {is_} silent, last heard of in step {step} in {place}."),
-        *([f"{_ranks(unheard)} never reported: is the callback missing there?"] if unheard else []),
-        *_each(ended, "{who} {has} ended the training after step {last}."),
+        *([f"{_ranks(unheard)} never reported: {MISSING}"] if unheard else []),
+        *_each(ended, "{who} {has} ended the training after step {last}{failure}."),
+        *_each(left, "{who} {has} left the training loop after step {last}, and {waits} in {place}."),
         *_each(behind, "{who} {is_} in {place}."),
         *_waiting(others),
+        *dict.fromkeys([note.worker for note in (behind or others).values() if note.worker][:MOST_PLACES]),
         *([f"{_counted(going, 'rank')} still {'makes' if going == 1 else 'make'} steps."] if going else []),
     ]
-    return Blame(" ".join(sentences), {**quiet, **ended, **behind} or others)
+    return Blame(" ".join(sentences), {**quiet, **ended, **left, **behind} or others)
 
 
 def _behind(stuck: Notes) -> Notes:
@@ -186,14 +197,16 @@ def _behind(stuck: Notes) -> Notes:
 
 def _each(notes: Notes, sentence: str) -> list[str]:
     """Return a sentence for each place with ranks, and a last sentence for all further places."""
-    groups: dict[tuple[int, str], list[int]] = {}
+    groups: dict[tuple[int, str, str, bool], list[int]] = {}
     for rank, note in sorted(notes.items()):
-        groups.setdefault((note.step, str(note)), []).append(rank)
+        groups.setdefault((note.step, str(note), note.failure, note.waits), []).append(rank)
     told = sorted(groups.items(), key=lambda group: (len(group[1]), group[1][0]))
     sentences = []
-    for (step, place), ranks in told[:MOST_PLACES]:
-        is_, has = ("is", "has") if len(ranks) == 1 else ("are", "have")
-        sentences.append(sentence.format(who=_ranks(ranks), is_=is_, has=has, step=step + 1, last=step, place=place))
+    for (step, place, failure, waiting), ranks in told[:MOST_PLACES]:
+        is_, has, wait = ("is", "has", "waits") if len(ranks) == 1 else ("are", "have", "wait")
+        words = {"who": _ranks(ranks), "is_": is_, "has": has, "step": step + 1, "last": step, "place": place}
+        reason = f": {failure}" if failure else ""
+        sentences.append(sentence.format(**words, failure=reason, waits=wait if waiting else is_))
     rest = sum([len(ranks) for _, ranks in told[MOST_PLACES:]])
     return [*sentences, f"{_counted(rest, 'more rank')} elsewhere."] if rest else sentences
 

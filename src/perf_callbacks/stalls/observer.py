@@ -4,6 +4,7 @@ import threading
 
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
+from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Training
 from perf_callbacks.kernel.foreign_errors import suppress
@@ -12,8 +13,10 @@ from perf_callbacks.kernel.process.stacks import Stack
 from perf_callbacks.kernel.process.watchdog import PERIOD_SECONDS, WATCHDOG
 from perf_callbacks.kernel.records.fit_records import Stall
 from perf_callbacks.kernel.records.summary_parts import StallSummary
+from perf_callbacks.kernel.settings.config import printable
 from perf_callbacks.ranks import exchange
 from perf_callbacks.ranks.exchange import Exchange
+from perf_callbacks.stalls import workers
 from perf_callbacks.stalls.diagnosis import ENDED, MOST_RANKS, RUNNING, STALLED, Note, Patience
 from perf_callbacks.stalls.notes import BEATS, NEAREST, StallNotes
 
@@ -21,6 +24,9 @@ ALONE_SECONDS = 8.0
 """If the store hasn't answered for this many seconds in a stall, a rank reports its own position."""
 
 CHANNEL = "stalls"
+
+MOST_LETTERS = 200
+"""Most letters of an exception that are passed to other ranks."""
 
 NO_ANSWER = " The other ranks' positions are unknown: the store of the job doesn't answer."
 
@@ -60,11 +66,32 @@ class StallWatch(Observer):
         self._noticed = 0.0
         self._told = self._speaks = False
         self._ended = False
+        self._ticked = recorder.clock()
+        self._unseen_seconds = 0.0  # from the beginning of the stall to the tick that saw it begin
+        self._over_at: float | None = None  # time at which the step with the stall ended
+        self._where: str | None = None
         self._stalls: list[float] = []  # seconds of each stall that is over
+        if recorder.exchanging and self._ranks is not None:  # the rank may hang before the first tick
+            self._stack = stacks.of_thread(self._thread)
+            self._notes.say(self._here(RUNNING), 0.0)
+            self._ranks.wake()
+
+    @property
+    def due(self) -> int:
+        """Step at whose end to store the time: the step with a stall."""
+        return 0 if self._note is not None and self._over_at is None else NEVER
+
+    def step_ended(self, step: int) -> None:  # noqa: ARG002 the step with the stall
+        """Store the time at which a stall is over."""
+        self._over_at = self._recorder.clock()
 
     def summary(self) -> dict[str, StallSummary]:
-        """Return the stalls so far."""
-        return {"stalls": StallSummary(count=len(self._stalls), seconds=sum(self._stalls))}
+        """Return the stalls so far. A stall under way counts once it was reported."""
+        seconds, under_way = sum(self._stalls), self._told and not self._ended
+        if under_way and self._patience is not None:
+            seconds += self._seconds(self._patience)
+        count = len(self._stalls) + under_way
+        return {"stalls": StallSummary(count=count, seconds=seconds, under_way=under_way, where=self._where)}
 
     def loader_left(self, *, exhausted: bool) -> None:  # noqa: ARG002 either may be the end
         """Wait longer until a step ends, because training may be over."""
@@ -76,7 +103,9 @@ class StallWatch(Observer):
             self._ended = True
             patience, step = self._patience, self._engine.step
             if patience is not None and patience.end():
-                self._over("training ended" if step == patience.step else "training goes on")
+                until = self._recorder.clock() if self._over_at is None else self._over_at
+                how = "training ended" if step == patience.step else "training goes on"
+                self._over(how, patience.lost + self._unseen_seconds + until - self._ticked)
             self._stack = None
             if self._recorder.exchanging:
                 self._notes.say(self._here(ENDED), 0.0)
@@ -87,23 +116,36 @@ class StallWatch(Observer):
             return False
         if self._patience is None:
             self._patience = Patience(self._recorder.config.stall_after, self._recorder.run.step, now)
+        self._ticked = self._recorder.clock()
         step, spans = self._engine.step, self._engine.open_spans[:]
         longer = bool(spans) or step == self._left_at
         change = self._patience.tick(now, step, spans[-1] if spans else None, longer=longer)
         if change == "over":
-            self._over("training goes on")
+            since = 0.0 if self._over_at is None else max(0.0, min(self._ticked - self._over_at, PERIOD_SECONDS))
+            self._over("training goes on", self._patience.lost + self._unseen_seconds - since)
         elif change == "began":
             self._stack = stacks.of_thread(self._thread)
             if self._stack is None:
                 self._patience.end()
             else:
-                self._note, self._noticed, self._told = self._here(STALLED), now, False
+                self._begin(self._patience, now, longer=longer)
         if self._recorder.exchanging and self._ranks is not None:
             doubt = self._patience.waited >= self._patience.limit(longer=longer) / 2
             self._share(self._ranks, self._patience.base, now, doubt=doubt)
         if self._note is not None and not self._told:
-            self._try_to_tell(self._note, self._patience.without_step, now)
+            self._try_to_tell(self._note, self._seconds(self._patience), now)
         return True
+
+    def _begin(self, patience: Patience, now: float, *, longer: bool) -> None:
+        """Note a stall, which began up to a tick before the watch saw the last step end."""
+        unseen = self._ticked - self._engine.tape.step_began() - patience.without_step
+        self._unseen_seconds = 0.0 if longer else max(0.0, min(unseen, PERIOD_SECONDS))
+        self._note, self._noticed, self._told, self._over_at = self._here(STALLED), now, False, None
+        self._recorder.observers.look_ahead()
+
+    def _seconds(self, patience: Patience) -> float:
+        """Return the seconds of the stall that is under way."""
+        return patience.without_step + self._unseen_seconds
 
     def _here(self, state: str) -> Note:
         """Make a note of the training thread's position."""
@@ -121,7 +163,16 @@ class StallWatch(Observer):
             spanned=bool(spans),
             waits=self._stack is not None and self._stack.waits,
             place="" if self._stack is None else self._stack.place,
+            left=self._left_at == self._engine.step,
+            failure=printable(self._recorder.failure or "")[:MOST_LETTERS] if state == ENDED else "",
+            worker=self._worker() if state == STALLED else "",
         )
+
+    def _worker(self) -> str:
+        """Describe the worker of the loader that the training thread waits for; "" if the thread waits for none."""
+        found = workers.awaited(self._thread)
+        who = "The training" if self._recorder.run.world_size == 1 else f"Rank {self._rank}"
+        return "" if found is None else workers.sentence(who, *found)
 
     def _share(self, ranks: Exchange, patience: float, now: float, *, doubt: bool) -> None:
         """Send this rank's position to the other ranks: now and then, and in a stall at once."""
@@ -142,6 +193,7 @@ class StallWatch(Observer):
         """Report the stall if this rank is to report. If another rank has reported, only record the stall."""
         size = self._recorder.run.world_size
         where = f"The training is in {note}." if size == 1 else f"Rank {self._rank} is in {note}."
+        where += f" {note.worker}" if note.worker else ""
         if not self._recorder.exchanging:
             self._tell(waited, where)
             return
@@ -159,8 +211,9 @@ class StallWatch(Observer):
         self._told, self._speaks = True, text is not None
         if self._note is not None and self._stack is not None:
             self._write(self._rank, self._note, self._stack.frames)
+        self._where = None
         if text is not None:
-            shown = "".join([letter if letter.isprintable() else "?" for letter in text])
+            self._where = shown = "".join([letter if letter.isprintable() else "?" for letter in text])
             log.warning("perf_callbacks: no step for %.0f s. %s", waited, shown)
 
     def _write(self, rank: int, note: Note, stack: tuple[str, ...]) -> None:
@@ -168,12 +221,11 @@ class StallWatch(Observer):
             Stall(step=note.step, rank=rank, stage=note.stage, since_seconds=note.since_seconds, stack=stack)
         )
 
-    def _over(self, how: str) -> None:
+    def _over(self, how: str, lost: float) -> None:
         """Log the duration of a reported stall."""
-        lost = 0.0 if self._patience is None else self._patience.lost
         if self._told:
             self._stalls.append(lost)
         if self._speaks:
             log.warning("perf_callbacks: %s after %.0f s without a step.", how, lost)
-        self._note, self._told, self._speaks = None, False, False
+        self._note, self._told, self._speaks, self._over_at = None, False, False, None
         self._beat_at = None

@@ -167,6 +167,14 @@ class Tape:
                 last = time
         return tracker.stage, last
 
+    def step_began(self) -> float:
+        """Return the time at which the current step began. Any thread may call this."""
+        pairs = self.pairs[:]
+        marks = pairs[::2]
+        if END in marks:
+            return float(pairs[1::2][len(marks) - marks[::-1].index(END) - 1])
+        return self._last - sum(self._seconds)
+
     def peek(self) -> Past:
         """Return the steps that ended since the last `read`. The marks stay on the tape for the next `read`."""
         copy = Tape()

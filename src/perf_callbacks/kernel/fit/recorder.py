@@ -6,8 +6,8 @@ undone then, or when the recorder is closed, or when the interpreter exits.
 
 import atexit
 import dataclasses
-import functools
 import logging
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -111,7 +111,7 @@ class Recorder:
         """Public so that wrappers can write a mark without a call of `enter`."""
         self._observer, self._swallowed = GcObserver(weakly(self.on_collection), clock), weakly(self.on_swallowed)
         self.collect_calls = self._observer.calls
-        self._at_exit = functools.partial(weakly(self.close), "the interpreter exited")
+        self._at_exit = weakly(self._interpreter_exits)
         self.active = True
         self.progress_of = weakly(self._progress)
         """Returns the steps done and the seconds of the longest one; None once the recorder was freed or closed."""
@@ -359,6 +359,11 @@ class Recorder:
     def _finish(self) -> None:
         self._drain()
         self._summary = self.engine.stop(self.clock(), self.failure)
+
+    def _interpreter_exits(self) -> None:
+        error: object = getattr(sys, "last_value", None)  # the exception that ends the program, if any
+        after = f" after {describe(error)}" if isinstance(error, BaseException) else ""
+        self.close(f"the interpreter exited{after}")
 
     def _progress(self) -> tuple[int, float] | None:
         return (self.step, self.engine.step_reader.longest_step) if self.active else None

@@ -1,5 +1,6 @@
 """Python stack of another thread, read without stopping the thread."""
 
+import dis
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -19,6 +20,12 @@ _BACKWARD = "torch.autograd"
 _COLLECTIVES = ("torch.distributed", "torch.nn.parallel.distributed", _BACKWARD)
 _LOOPS = ("accelerate.", "lightning.", "pytorch_lightning.", "torch.utils.data.", "transformers.", "trl.")
 """Frameworks with their own training loop. A line of the program that calls such a framework doesn't count as busy."""
+_OPERATIONS = "torch._ops"
+_WAITS = ("wait", "wait_tensor", "monitored_barrier")
+"""Methods and operations, without a Python frame of their own, that wait for other ranks: of `Work`, of `Store`, and of
+collectives within a model. A wait for a thread or process of the same rank ends in a frame of the standard library."""
+_STORE_WAITS = ("get", "multi_get", "barrier")
+"""Methods that wait for other ranks if a store has them."""
 _DEBUGGERS = ("bdb", "pdb", "pydevd", "_pydevd_bundle", "debugpy")
 
 
@@ -60,8 +67,33 @@ def of_thread(thread: int) -> Stack | None:
             [f"{one.f_code.co_filename}:{one.f_lineno} {one.f_code.co_name}" for one in reversed(frames[:MOST_FRAMES])]
         ),
         f"{_line(own)}, in {_line(inner)}" if apart else _line(own),
-        _module(inner).startswith(_COLLECTIVES),
+        _waits(frames),
     )
+
+
+def _waits(frames: list[FrameType]) -> bool:
+    """Return True if the innermost of these frames waits for other ranks, by its module or by the names on its line."""
+    modules = [_module(one) for one in frames]
+    if modules[0].startswith(_COLLECTIVES):
+        return True
+    caller = next((one for one, module in zip(frames, modules, strict=True) if module != _OPERATIONS), frames[0])
+    names = _names(caller)
+    stored = any(["store" in name.lower() for name in names])
+    return any([name in _WAITS or (stored and name in _STORE_WAITS) for name in names])
+
+
+def _names(frame: FrameType) -> set[str]:
+    """Return the names that the current line of a frame has loaded so far. No file is read: a disk may hang."""
+    line, last = frame.f_lineno, frame.f_lasti
+    spans = [(start, min(stop, last)) for start, stop, at in frame.f_code.co_lines() if at == line and start <= last]
+    if not spans:
+        return set()
+    loads = [one for one in dis.get_instructions(frame.f_code) if one.opname.startswith("LOAD_")]
+    return {
+        one.argval
+        for one in loads
+        if isinstance(one.argval, str) and any([start <= one.offset <= stop for start, stop in spans])
+    }
 
 
 def busy_line(thread: int) -> str | None:

@@ -79,6 +79,10 @@ class StallSummary:
     count: int = 0
     seconds: float = 0.0
     """Seconds without a step in these stalls."""
+    under_way: bool = False
+    """True: the last of these stalls had not ended."""
+    where: str | None = None
+    """Sentences about the last stall, as this rank logged them. None: no stall, or another rank logged them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

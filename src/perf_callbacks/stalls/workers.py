@@ -1,0 +1,60 @@
+"""The worker process of a loader that a thread waits for.
+
+Python can't read the stack of another process without stopping it or adding a signal handler to it, so the callback
+gives the number of the process, and what Linux's `/proc` shows of its state.
+"""
+
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.kernel.process.stacks import DEEPEST
+
+_MODULE = "torch.utils.data.dataloader"
+_WAITS = ("_get_data", "_try_get_data")
+"""Methods in which a loader's iterator waits for its workers."""
+
+_STATES = {
+    "R": "runs",
+    "S": "sleeps",
+    "D": "waits for a disk or a network file system",
+    "T": "is stopped",
+    "t": "is stopped",
+    "Z": "has ended",
+    "X": "has ended",
+}
+"""Words for the states of a process in `/proc/<pid>/stat`."""
+
+
+def awaited(thread: int) -> tuple[int, int] | None:
+    """Return number and process id of the loader worker that a thread waits for; None: the thread waits for none."""
+    frame: FrameType | None = sys._current_frames().get(thread)  # noqa: SLF001 the one way to it
+    for _ in range(DEEPEST):
+        if frame is None or (
+            frame.f_code.co_name in _WAITS and str(frame.f_globals.get("__name__", "")).startswith(_MODULE)
+        ):
+            break
+        frame = frame.f_back
+    if frame is None:
+        return None
+    with suppress(Exception):  # private attributes of torch, which another version may name differently
+        iterator: Any = frame.f_locals["self"]
+        worker = int(iterator._task_info[iterator._rcvd_idx][0])  # noqa: SLF001 as above
+        return worker, int(iterator._workers[worker].pid)  # noqa: SLF001 as above
+    return None
+
+
+def sentence(who: str, worker: int, pid: int, root: Path = Path("/")) -> str:
+    """Describe the worker that a rank waits for."""
+    process = root / "proc" / str(pid)
+    state, function = "", ""
+    with suppress(OSError, IndexError):
+        word = (process / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+        state = _STATES.get(word, "")
+    with suppress(OSError):
+        function = (process / "wchan").read_text().strip("0 \n")
+    where = f" in the kernel's `{function}`" if state and function else ""
+    does = f", which {state}{where}" if state else ""
+    return f"{who} waits for the loader's worker {worker}{does}: `py-spy dump --pid {pid}` shows its line."

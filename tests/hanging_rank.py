@@ -1,0 +1,111 @@
+"""One rank of a job that hangs, in a process of its own. The comments name the lines that a message has to name."""
+
+import ctypes
+import sys
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from perf_callbacks import PerfConfig
+from perf_callbacks.loop import measure
+from perf_callbacks.ranks.store import default_store
+from perf_callbacks.stalls import diagnosis
+
+HANG_AT = 6
+
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, hangs_at):
+        self.hangs_at = hangs_at
+
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, index):
+        if index == self.hangs_at:
+            threading.Event().wait()
+        return torch.ones(8)
+
+
+class Net(nn.Sequential):
+    def __init__(self, hangs):
+        super().__init__(nn.Linear(8, 8), nn.Linear(8, 8))
+        self.hangs, self.calls = hangs, 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.hangs and self.calls == HANG_AT:
+            lock = threading.Lock()
+            lock.acquire()
+            lock.acquire()  # hang: lock
+        return super().forward(x)
+
+
+def model_of(case, *, hangs):
+    torch.manual_seed(0)
+    net = Net(hangs and case in {"tensor parallel", "lock"})
+    if case == "tensor parallel":
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        return parallelize_module(net, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    return DistributedDataParallel(net)
+
+
+def before(case, *, hangs):
+    """What a rank does before the step that hangs. True: it leaves the loop."""
+    if hangs and case == "raise":
+        raise ValueError("no\nsuch file")
+    if hangs and case == "leave":
+        return True
+    if case in {"store", "monitored barrier"}:
+        if hangs:
+            threading.Event().wait()  # hang: event
+        if case == "store":
+            default_store().wait(["never"])  # hang: store
+        dist.monitored_barrier()  # hang: barrier
+    return False
+
+
+def train(case, directory, rank):
+    hangs = rank == 1
+    model = model_of(case, hangs=hangs)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+    workers = 1 if case == "worker" else 0
+    loader = DataLoader(Rows(HANG_AT - 1 if hangs and workers else None), num_workers=workers)
+    config = PerfConfig(output_dir=directory, stall_after="2", flops="off", gc="off", loaders="off", affinity="off")
+    with measure(model=model, optimizer=optimizer, loader=loader, config=config) as perf:
+        if hangs and case == "start":
+            while not perf._watch.recorder.ranks.job_settings:
+                time.sleep(0.01)
+            time.sleep(0.3)
+            ctypes.PyDLL(None).sleep(1000)
+        for step, batch in enumerate(perf.loader, 1):
+            if step == HANG_AT and before(case, hangs=hangs):
+                break
+            model(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        dist.barrier()  # hang: left
+
+
+def main():
+    case, directory, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    torch.set_num_threads(1)
+    diagnosis.LONGER = 4
+    if case == "start":
+        diagnosis.LONGER = 1
+    dist.init_process_group("gloo")
+    try:
+        train(case, directory, rank)
+    except ValueError:
+        threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()
