@@ -15,7 +15,7 @@ from snapshots import matches
 from perf_callbacks.advice import table
 from perf_callbacks.advice.facts import Facts, Measured
 from perf_callbacks.kernel.records.machine_records import Memory
-from perf_callbacks.kernel.records.summary_parts import FlopsSummary, StragglerSummary
+from perf_callbacks.kernel.records.summary_parts import FlopsSummary, StallSummary, StragglerSummary
 from perf_callbacks.memory.use import Leak, MemoryUse
 
 CPU, CUDA = machine(), machine(accelerator="cuda")
@@ -68,6 +68,7 @@ def uneven(**seconds):
     return replace(RUN, stragglers=StragglerSummary(steps=100, seconds=100.0, slowdown=1.5, **seconds))
 
 
+HUNG = "Rank 3 is in data: loader.py:41 `__getitem__`. 7 ranks wait in backward: train.py:50 `main`."
 WAITS, BETWEEN = summary(data=1.0), summary(other=1.0)
 GARBAGE = {"gc_seconds": 100.0, "gc_collections": (7, 1, 2)}
 OFTEN = summary(gc=GARBAGE, forward=1.3)
@@ -124,6 +125,20 @@ CASES = {
             CUDA,
         ),
         "blocking": (Facts(blocking=True), None, CPU),
+    },
+    "stall": {
+        "over": (Facts(), replace(RUN, stalls=StallSummary(count=1, seconds=30.0, where=HUNG)), CPU),
+        "several, told by another rank": (Facts(), replace(RUN, stalls=StallSummary(count=3, seconds=30.0)), CPU),
+        "under way": (
+            Facts(),
+            replace(RUN, stalls=StallSummary(count=1, seconds=0.9, under_way=True, where=HUNG)),
+            CPU,
+        ),
+        "under way, not the first": (
+            Facts(),
+            replace(RUN, stalls=StallSummary(count=2, seconds=60.0, under_way=True)),
+            CPU,
+        ),
     },
     "recompute": {
         "free memory": (Facts(work=WORK), RUN, CPU),

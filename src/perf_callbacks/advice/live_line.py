@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from operator import sub
 
+from perf_callbacks.advice import stall
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.failures import guard, logs
@@ -69,7 +70,8 @@ class LiveAdvice(Observer):
         summary, seconds = engine.summary(now=now), now - self._began
         window = summary if self._before is None else between(self._before, summary)
         self._before = summary
-        worst = next(iter(self._recorder.observers.findings(window)), None)
+        found = self._recorder.observers.findings(window)
+        worst = next((one for one in found if one.cause != stall.CAUSE), None)  # its own lines were logged
         if worst is None or worst.share is None or worst.share < LARGE or worst.cause in self._told:
             return
         if now - self._told_at >= QUIET_SECONDS:

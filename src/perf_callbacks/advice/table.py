@@ -1,10 +1,11 @@
 """All rules of advice, and their findings."""
 
-from perf_callbacks.advice import host, loading, memory, model, shapes, spans, straggler, waits
+from perf_callbacks.advice import host, loading, memory, model, shapes, spans, stall, straggler, waits
 from perf_callbacks.advice.facts import Facts, MachineFacts, Measured, Rule
 from perf_callbacks.kernel.records.fit_records import Finding, Summary
 
 RULES: tuple[Rule, ...] = (
+    stall.stall,
     loading.data,
     loading.restarts,
     host.host,
@@ -40,7 +41,12 @@ RULES: tuple[Rule, ...] = (
 
 
 def findings(machine: MachineFacts, facts: Facts, summary: Summary | None = None) -> tuple[Finding, ...]:
-    """Apply all rules. The finding with the largest share comes first; findings without a share come last."""
+    """Apply all rules. The largest share comes first, after a stall under way; findings without a share come last."""
     measured = None if summary is None else Measured(summary)
     found = [one for one in [rule(machine, facts, measured) for rule in RULES] if one is not None]
-    return tuple(sorted(found, key=lambda one: -1.0 if one.share is None else one.share, reverse=True))
+    hangs = summary is not None and summary.stalls is not None and summary.stalls.under_way
+
+    def rank(one: Finding) -> tuple[bool, float]:
+        return hangs and one.cause == stall.CAUSE, -1.0 if one.share is None else one.share
+
+    return tuple(sorted(found, key=rank, reverse=True))

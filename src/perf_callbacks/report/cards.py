@@ -15,6 +15,9 @@ OURS = "perf_callbacks: "
 WORTH_SAYING = 0.05
 """The largest finding is the verdict only if it could save this share of the run."""
 
+STALL = "stall"
+"""Cause of the finding about stalls."""
+
 ENOUGH_COVERED = 0.98
 """If a smaller share of the weights was counted, FLOPs are a lower bound."""
 
@@ -152,7 +155,10 @@ def verdict(summary: Summary) -> str:
 
 
 def _large(summary: Summary) -> list[Finding]:
-    return [found for found in summary.findings[:1] if found.share is not None and found.share >= WORTH_SAYING]
+    hangs = summary.stalls is not None and summary.stalls.under_way
+    return [
+        found for found in summary.findings[:1] if found.share is not None and (hangs or found.share >= WORTH_SAYING)
+    ]
 
 
 def _verdict(summary: Summary) -> Iterable[str]:
@@ -160,6 +166,9 @@ def _verdict(summary: Summary) -> Iterable[str]:
     large = _large(summary)
     yield verdict(summary)
     for other in summary.findings[len(large) :]:
+        if other.cause == STALL:
+            yield f"also: {_change(other)}"
+            continue
         gain = "" if other.share is None else f" (saves up to {other.share:.0%})"
         yield f"also: {other.evidence}; try {other.remedy}{gain}"
 
@@ -178,6 +187,8 @@ def live(found: Finding, seconds: float, columns: int = COLUMNS) -> str:
 
 def _change(found: Finding) -> str:
     """Render a finding with a known share as a sentence."""
+    if found.cause == STALL:  # no change to the program is known
+        return f"{found.evidence}; see {found.remedy}."
     return f"{found.evidence}; try {found.remedy}. Up to {1 / (1 - min(found.share or 0.0, MOST)):.1f}x faster."
 
 
