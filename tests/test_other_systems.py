@@ -118,8 +118,8 @@ def test_what_other_systems_lack_is_not_needed(tmp_path, imports, script):
 
 EVERYWHERE = {
     "os": """
-        O_CREAT O_RDONLY O_TRUNC O_WRONLY PathLike SEEK_END SEEK_SET W_OK _Environ access close cpu_count devnull dup
-        dup2
+        O_CREAT O_EXCL O_RDONLY O_TRUNC O_WRONLY PathLike SEEK_END SEEK_SET W_OK _Environ access close cpu_count
+        devnull dup dup2
         environ execve fdopen fstat fsync get_terminal_size getpid getppid kill listdir lseek lstat name open path
         pathsep read rename
         replace

@@ -15,6 +15,7 @@ from perf_callbacks.advice import live_line, observer as advising
 from perf_callbacks.flops import observer as counting
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.failures import describe, guard, logs
+from perf_callbacks.kernel.fit import summary_file
 from perf_callbacks.kernel.fit.identity import of_training
 from perf_callbacks.kernel.fit.item import Batches
 from perf_callbacks.kernel.fit.place import Place
@@ -39,6 +40,7 @@ OBSERVERS: tuple[Callable[[Recorder, Training], Observer | None], ...] = (
     stragglers.begin,
     advising.begin,
     live_line.begin,
+    summary_file.begin,
 )
 """Factories of the observers of every fit, one line per feature. A factory returns None to observe nothing."""
 

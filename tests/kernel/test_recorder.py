@@ -56,8 +56,9 @@ CALLS = {
     "close": lambda recorder: recorder.close(),
 }
 
+OTHER_THREADS = {"write_late", "relieve", "interim_summary"}
 POINTS = [
-    *[(Engine, name) for name in vars(Engine) if not name.startswith("_") and name not in {"write_late", "relieve"}],
+    *[(Engine, name) for name in vars(Engine) if not name.startswith("_") and name not in OTHER_THREADS],
     (Tape, "read"),
     (BatchReader, "read"),
     (GcObserver, "install"),

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 from fakes import a_run
-from journals import COUNT, Outline, a_fit, a_summary, steps
+from journals import COUNT, FINDING, Outline, a_fit, a_summary, steps
 
 from perf_callbacks.kernel.records.codec import Entry
-from perf_callbacks.kernel.records.fit_records import SCHEMA, Steps, Straggler
+from perf_callbacks.kernel.records.fit_records import SCHEMA, Finding, Span, Stall, Steps, Straggler
+from perf_callbacks.kernel.records.machine_records import Use
+from perf_callbacks.kernel.records.summary_parts import StallSummary
 from perf_callbacks.report.history import gather
 from perf_callbacks.report.page import render
 from perf_callbacks.report.payload import payload
@@ -179,8 +181,69 @@ def test_a_run_that_was_killed_still_has_a_page():
     found = content(a_fit(0, summary=False))
     assert found["verdict"].startswith("250 ms per step, of which backward took 50%")
     assert found["account"] is None
-    assert found["notes"] == ["Rank 0 wrote no summary: the run was killed, or is still running."]
+    assert found["notes"] == ["Rank 0 wrote no summary at its end: the run was killed, or is still going on."]
     assert found["rate"]["unit"] == "TFLOPS"
+
+
+HUNG = Stall(step=20, rank=0, stage="data", since_seconds=60.0, stack=("train.py:3 main", "loader.py:41 next"))
+HANG = "The training hangs: no step has ended for 104 s after step 20, 94% of the run. Rank 0 is in data: loader.py:41"
+
+
+def so_far(*, under_way=True):
+    """The summary so far of a run that hangs, at second 111."""
+    share = 104 / 111 if under_way else 0.004
+    stall = Finding(cause="stall", share=share, evidence=HANG, remedy="`perf-callbacks report`")
+    stalls = StallSummary(count=1, seconds=104.0, under_way=under_way, where="The training is in data")
+    found = a_summary(findings=(stall, FINDING) if under_way else (FINDING, stall))
+    return Entry(111.0, replace(found, stalls=stalls))
+
+
+def test_the_page_of_a_run_that_was_killed_while_it_hung_opens_with_the_hang():
+    journal = [*a_fit(0, summary=False), Entry(67.0, HUNG)]
+    (fit,) = gather([journal], [lambda run: so_far()])
+    found = payload([fit])
+    assert found["verdict"] == f"{HANG}; see `perf-callbacks report`."
+    assert [row[0] for row in found["tables"]["findings"]["rows"]] == ["stall", "data"]
+    (note,) = found["notes"]
+    assert note.endswith("was killed, or is still going on. The summary here covers the first 111 s.")
+    assert [row[3] for row in found["tables"]["stalls"]["rows"] if row[0] == "20"] == ["104 s"]
+    assert fit.summary == so_far().record
+
+
+def test_the_rank_that_logged_the_hang_tells_of_it():
+    quiet = replace(so_far().record, findings=(FINDING,), stalls=StallSummary(count=1, seconds=9.0, under_way=True))
+    journals = [a_fit(rank, summary=False, world_size=2) for rank in range(2)]
+    (fit,) = gather(journals, [lambda run: Entry(111.0, quiet), lambda run: so_far()])
+    assert payload([fit])["verdict"].startswith(HANG)
+
+
+def test_the_page_of_a_run_that_was_killed_after_a_stall_opens_with_the_largest_share():
+    (fit,) = gather([a_fit(0, summary=False)], [lambda run: so_far(under_way=False)])
+    assert payload([fit])["verdict"].startswith("Waiting for data took 25%")
+
+
+def test_a_summary_at_the_end_counts_more_than_one_so_far():
+    (fit,) = gather([a_fit(0)], [lambda run: so_far()])
+    assert (fit.hang, fit.summary) == (None, a_summary())
+
+
+def test_without_any_summary_the_page_opens_with_the_last_stall():
+    found = content([*a_fit(0, summary=False), Entry(67.0, HUNG), Entry(80.0, Use(step=20))])
+    assert found["verdict"] == ("The training hangs after step 20: rank 0 in data at loader.py:41 next, for 73.0 s.")
+
+
+def test_a_stall_has_the_seconds_of_its_step_or_its_evaluation():
+    long = steps(21, 22, slow=21, seconds=70.0, data_time=(69.0, 0.1), step_time=(71.5, 0.25))
+    evaluation = replace(HUNG, step=22, stage="evaluation")
+    journal = [
+        *a_fit(0, summary=False),
+        Entry(67.0, HUNG),
+        Entry(79.0, long),
+        Entry(140.0, evaluation),
+        Entry(240.0, Span(kind="evaluation", step=22, start=80.0, seconds=160.0)),
+    ]
+    rows = content(journal)["tables"]["stalls"]["rows"]
+    assert [row[3] for row in rows] == ["61.0 s", "71.5 s", "160 s"]
 
 
 def test_missing_ranks_other_fits_and_newer_journals_are_said():

@@ -80,6 +80,8 @@ def test_the_summary_so_far_has_the_stall_under_way(fit):
     stalls = fit.watch.summary()["stalls"]
     assert (stalls.count, stalls.seconds, stalls.under_way) == (1, 16.75, True)
     assert stalls.where.startswith("The training is in ")
+    found = fit.recorder.engine.interim_summary(fit.clock())
+    assert found.stalls == stalls
 
 
 def test_a_later_stall_counts_from_its_own_step(fit):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from perf_callbacks.kernel.records.fit_records import Gc, Span, Straggler
 from perf_callbacks.report.history import FitHistory
-from perf_callbacks.report.tables import distinct_stalls
+from perf_callbacks.report.tables import distinct_stalls, stalled_seconds
 from perf_callbacks.report.units import duration
 from perf_callbacks.stragglers.text import NAMES, rank_names
 
@@ -72,8 +72,9 @@ def _all(fit: FitHistory) -> Iterable[JournalEvent]:
         for slow in attempt.of(Straggler):
             yield _straggler(slow)
     for stall in distinct_stalls(fit):
-        text = f"rank {stall.rank} in {stall.stage} for {duration(stall.since_seconds)}"
-        yield JournalEvent(stall.step, "stall", text, stall.rank, stall.since_seconds)
+        seconds = stalled_seconds(fit, stall)
+        text = f"rank {stall.rank} in {stall.stage} for {duration(seconds)}"
+        yield JournalEvent(stall.step, "stall", text, stall.rank, seconds)
 
 
 def _straggler(slow: Straggler) -> JournalEvent:

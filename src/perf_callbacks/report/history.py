@@ -2,9 +2,9 @@
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import compress, pairwise
+from itertools import compress, pairwise, zip_longest
 from math import nan
 from typing import Any
 
@@ -52,7 +52,9 @@ class Attempt:
     entries: list[Entry] = field(default_factory=list)
     """All records but steps and rows, in order."""
     seconds: float = 0.0
-    """Time of the last record."""
+    """Time of the last record, or of the summary so far."""
+    interim: Summary | None = None
+    """Last summary so far of an attempt without a summary at its end: it was killed, hangs, or goes on."""
 
     def add(self, entry: Entry) -> None:
         """Add a record of this attempt."""
@@ -64,6 +66,11 @@ class Attempt:
             self.peak_tflops = record.metrics.get(PEAK_KEY, self.peak_tflops)
         elif not isinstance(record, Run):
             self.entries.append(entry)
+
+    def add_interim(self, entry: Entry | None) -> None:
+        """Add the summary so far; None: there is none."""
+        if entry is not None and isinstance(entry.record, Summary):
+            self.interim, self.seconds = entry.record, max(self.seconds, entry.t)
 
     def _add_steps(self, record: Steps) -> None:
         """Add a block of steps. Steps out of order, as in a hostile journal, are dropped."""
@@ -134,9 +141,20 @@ class FitHistory:
 
     @property
     def summary(self) -> Summary | None:
-        """Summary of the last attempt; None if the attempt did not end."""
-        found = self.first[-1].last(Summary)
+        """Summary of the last attempt, so far if the attempt did not end; None without a summary."""
+        attempt = self.first[-1]
+        found = attempt.last(Summary) or attempt.interim
         return found if isinstance(found, Summary) else None
+
+    @property
+    def hang(self) -> Summary | None:
+        """Summary of a rank whose last attempt hangs, or hung when it was killed; None: no rank hangs.
+
+        The rank that logged the message about the stall comes first.
+        """
+        found = [one.interim for one in self.last if one.interim is not None]
+        hung = [one for one in found if one.stalls is not None and one.stalls.under_way]
+        return min(hung, key=lambda one: one.stalls is None or one.stalls.where is None, default=None)
 
     @property
     def newer(self) -> int | None:
@@ -159,16 +177,25 @@ def possible(value: float) -> bool:
     return 0 <= value <= MOST
 
 
-def gather(journals: Iterable[Iterable[Entry]]) -> list[FitHistory]:
-    """Gather the fits in journals, ordered by start. Records before the first `run` record are dropped."""
+def gather(
+    journals: Iterable[Iterable[Entry]], interim: Iterable[Callable[[Run], Entry | None]] = ()
+) -> list[FitHistory]:
+    """Gather the fits in journals, ordered by start. Records before the first `run` record are dropped.
+
+    Args:
+        journals: The entries of each journal.
+        interim: For each journal, a function that returns the summary so far of the last attempt. Empty: there is none.
+    """
     fits: dict[str, FitHistory] = {}
-    for journal in journals:
+    for journal, so_far in zip_longest(journals, interim):
         current: Attempt | None = None
         for entry in journal:
             if isinstance(entry.record, Run):
                 current = _attempt(fits, entry.record)
             if current is not None:
                 current.add(entry)
+        if current is not None and so_far is not None and current.last(Summary) is None:
+            current.add_interim(so_far(current.run))
     return sorted(fits.values(), key=lambda fit: fit.first[0].run.started_unix)
 
 

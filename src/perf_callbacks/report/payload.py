@@ -24,7 +24,7 @@ from perf_callbacks.report.series import (
     series,
     short,
 )
-from perf_callbacks.report.tables import Table
+from perf_callbacks.report.tables import Table, distinct_stalls, stalled_seconds
 from perf_callbacks.report.units import duration, percent, rate, speed
 
 
@@ -113,15 +113,17 @@ def _notes(fits: Sequence[FitHistory], number: int, fit: FitHistory, within: ran
             f"The charts, step time, MFU and TFLOPS cover only the steps {within.start:,} to {within.stop - 1:,}. "
             "All other figures cover the whole run."
         )
-    if fit.summary is None:
-        yield "Rank 0 wrote no summary: the run was killed, or is still running."
+    if fit.summary is None or fit.summary is fit.first[-1].interim:
+        so_far = "" if fit.summary is None else f" The summary here covers the first {_long(fit.first[-1].seconds)}."
+        yield f"Rank 0 wrote no summary at its end: the run was killed, or is still going on.{so_far}"
     elif fit.summary.failure:
         yield f"Measuring stopped early: {fit.summary.failure}."
 
 
 def _verdict(fit: FitHistory, drawn: StepSeries) -> str:
-    summary = fit.summary
+    summary = fit.hang or fit.summary
     said = "" if summary is None else verdict(summary)
+    said = said or _last_stall(fit, drawn)
     if said:
         return said
     if not drawn.steps:
@@ -131,6 +133,17 @@ def _verdict(fit: FitHistory, drawn: StepSeries) -> str:
     if largest is None or not drawn.seconds:
         return f"{pace}. The stages of a step are unknown."
     return f"{pace}, of which {largest[0].removesuffix('_time')} took {largest[1] / drawn.seconds:.0%}."
+
+
+def _last_stall(fit: FitHistory, drawn: StepSeries) -> str:
+    """Describe the stall after which no step ended, of a run without any summary; empty if there is none."""
+    found = [one for one in distinct_stalls(fit) if fit.summary is None and one.step >= drawn.axis.last]
+    if not found:
+        return ""
+    stall = max(found, key=lambda one: one.since_seconds)
+    line = f" at {stall.stack[-1]}" if stall.stack else ""
+    seconds = duration(stalled_seconds(fit, stall))
+    return f"The training hangs after step {stall.step:,}: rank {stall.rank} in {stall.stage}{line}, for {seconds}."
 
 
 def _figures(fit: FitHistory, drawn: StepSeries, peak: float | None) -> list[dict[str, str]]:

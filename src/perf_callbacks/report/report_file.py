@@ -2,9 +2,11 @@
 
 import os
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from perf_callbacks.kernel.clock import perf_counter
+from perf_callbacks.kernel.records import interim
 from perf_callbacks.kernel.records.journal_file import FOLDER, files, read
 from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.report.history import FitHistory, gather
@@ -18,7 +20,8 @@ NAME = "report.html"
 def fits(source: Path) -> list[FitHistory]:
     """Read all fits in the journals of a directory, or in a single file. Raise `ConfigError` if no fit is found."""
     try:
-        found = gather(map(read, files(source)))
+        journals = files(source)
+        found = gather(map(read, journals), [partial(interim.read, journal) for journal in journals])
     except OSError as error:
         raise ConfigError(str(error) if error.strerror is None else f"{source}: {error.strerror}") from error
     if not found:

@@ -1,9 +1,11 @@
 """Tables of a report: findings, counts, memory, ranks and the checklist of a fit."""
 
 import re
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
+from math import isnan
 from statistics import median
 
 from perf_callbacks.flops.calculator.product_shapes import misaligned
@@ -37,7 +39,7 @@ class Table:
 
 def findings(fit: FitHistory) -> Table | None:
     """Tabulate the causes that limit the run."""
-    summary = fit.summary
+    summary = fit.hang or fit.summary
     found: Sequence[Finding] = summary.findings if summary is not None else fit.first[-1].of(Finding)
     rows = [(one.cause, DASH if one.share is None else f"{one.share:.0%}", one.evidence, one.remedy) for one in found]
     columns = [("cause", TEXT), ("could save", NUMBER), ("evidence", TEXT), ("try", CODE)]
@@ -193,7 +195,7 @@ def stalls(fit: FitHistory) -> Table | None:
             f"{stall.step:,}",
             str(stall.rank),
             stall.stage,
-            duration(stall.since_seconds),
+            duration(stalled_seconds(fit, stall)),
             stall.stack[-1] if stall.stack else "",
         )
         for stall in distinct_stalls(fit)
@@ -206,6 +208,25 @@ def distinct_stalls(fit: FitHistory) -> list[Stall]:
     """Return the stalls of all ranks, in order, without duplicates: rank 0 also records other ranks' stalls."""
     found = {(stall.step, stall.rank, stall.stage): stall for _, attempt in fit.attempts for stall in attempt.of(Stall)}
     return sorted(found.values(), key=lambda stall: (stall.step, stall.rank))
+
+
+def stalled_seconds(fit: FitHistory, stall: Stall) -> float:
+    """Return the duration of the step, evaluation or checkpoint with a stall; of a killed run, until its last record.
+
+    If the journal of the rank is missing, return the time that had passed when the stall was noticed.
+    """
+    for attempt in reversed(fit.ranks.get(stall.rank, [])):
+        noticed = [entry.t for entry in attempt.others if entry.record == stall]
+        if not noticed:
+            continue
+        for span in attempt.spans:
+            if (span.kind, span.step) == (stall.stage, stall.step):
+                return span.seconds
+        if attempt.step and attempt.step[-1] > stall.step:
+            seconds = attempt.columns["step_time"][bisect_right(attempt.step, stall.step)]
+            return stall.since_seconds if isnan(seconds) else max(seconds, stall.since_seconds)
+        return stall.since_seconds + max(0.0, attempt.seconds - noticed[-1])
+    return stall.since_seconds
 
 
 def environment(fit: FitHistory) -> Table:

@@ -138,7 +138,10 @@ class LightningHooks(CallbackBase):
     @fails_open
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         trainer.callbacks = settled(trainer.callbacks)
+        in_order = isinstance(exception, SystemExit) and self._watch is not None  # Lightning raises it after SIGTERM
         self._close(describe(exception))
+        if in_order:
+            self._session.show_summary()
 
     @fails_open
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:

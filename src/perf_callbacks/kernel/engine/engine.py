@@ -298,20 +298,23 @@ class Engine:
 
     def amounts(self) -> Amounts:
         """Return samples and tokens of all attempts so far. A checkpoint carries the amounts to the next attempt."""
-        _, done, _ = self._all()
+        with self.step_reader.alone():
+            self.step_reader.collect()
+            _, done, _ = self._all()
+        return self._with_earlier(done)
+
+    def _with_earlier(self, done: Amounts) -> Amounts:
         return Amounts(
             samples=plus(self._earlier.samples, done.samples), tokens=plus(self._earlier.tokens, done.tokens)
         )
 
     def _all(self) -> tuple[int, Amounts, int]:
-        """Return the steps of this attempt, their amounts, and the number of lost steps.
+        """Return the read steps of this attempt, their amounts, and the number of lost steps.
 
         Steps whose times are still on the device are included.
         """
-        with self.step_reader.alone():
-            self.step_reader.collect()
-            steps, samples, tokens, lost = self._ledger.all()
-        passed = self.step_reader.passed
+        steps, samples, tokens, lost = self._ledger.all()
+        passed = [*self.step_reader.passed]
         samples = plus(samples, *[step.samples for step in passed])
         tokens = plus(tokens, *[step.tokens for step in passed])
         return steps + len(passed), Amounts(samples=samples, tokens=tokens), lost
@@ -319,8 +322,26 @@ class Engine:
     def summary(self, failure: str | None = None, now: float | None = None) -> Summary:
         """Return the summary of the fit so far. Its wall time is empty without `now`."""
         with self.step_reader.alone():
-            total, (steps, done, lost) = self.amounts(), self._all()
-            included = self._ledger.included()
+            self.step_reader.collect()
+            all_steps, included = self._all(), self._ledger.included()
+        return self._summary(all_steps, included, failure, now)
+
+    def interim_summary(self, now: float) -> Summary | None:
+        """Return the summary of the steps that were read. Another thread may call this, and reads no steps.
+
+        None: the training thread reads steps for a while.
+        """
+        with self.step_reader.alone() as held:
+            if not held:
+                return None
+            all_steps, included = self._all(), self._ledger.included()
+        return self._summary(all_steps, included, None, now)
+
+    def _summary(
+        self, all_steps: tuple[int, Amounts, int], included: Totals, failure: str | None, now: float | None
+    ) -> Summary:
+        steps, done, lost = all_steps
+        total = self._with_earlier(done)
         summary = Summary(
             run_id=self._run.run_id,
             attempt=self._run.attempt,

@@ -1,0 +1,89 @@
+"""The summary of a fit on disk while the fit goes on, for runs that are killed or hang.
+
+The watchdog's thread replaces the file. No signal handler is installed: a handler in Python would keep a process alive
+that hangs in C.
+"""
+
+import os
+import threading
+
+from perf_callbacks.kernel.engine.observer import Observer
+from perf_callbacks.kernel.failures import describe, guard, logs
+from perf_callbacks.kernel.fit.recorder import Recorder, log
+from perf_callbacks.kernel.fit.setup import Training
+from perf_callbacks.kernel.foreign_errors import let_pass, suppress
+from perf_callbacks.kernel.process.watchdog import PERIOD_SECONDS, WATCHDOG
+from perf_callbacks.kernel.records import interim
+from perf_callbacks.kernel.records.codec import Entry
+from perf_callbacks.kernel.records.fit_records import Record, Summary
+
+REPLACE_SECONDS = 10.0
+"""Most seconds from one replacement of the file to the next, if the watchdog ticks in time."""
+
+CLOSE_SECONDS = 1.0
+"""Seconds that the end of a fit may wait for a replacement in the other thread."""
+
+
+def begin(recorder: Recorder, _training: Training) -> "SummaryFile | None":
+    """Keep the summary of this fit beside its journal; None without a journal."""
+    if not recorder.config.journal:
+        return None
+    file = SummaryFile(recorder)
+    with suppress(RuntimeError):  # no thread available: the end of the fit writes the file
+        WATCHDOG.watch(file)
+    return file
+
+
+class SummaryFile(Observer):
+    """Replaces `summary<k>.json` every ten seconds, and at the end of the fit. A disk error ends the file alone."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._process = os.getpid()
+        self._next: float | None = None
+        self._writing = threading.Lock()
+        self._ended = self._final = self._failed = False
+
+    def tick(self, now: float) -> bool:
+        """Replace the file if it would be too old at the next tick. The first tick writes the first file."""
+        if not self._ended and (self._next is None or now >= self._next):
+            self._next = now + REPLACE_SECONDS - PERIOD_SECONDS
+            summary = None
+            with guard(logs(log.debug, "perf_callbacks: no summary so far: %s.")):  # the training thread changed a list
+                summary = self._recorder.engine.interim_summary(self._recorder.clock())
+            if summary is not None:
+                self._replace(summary)
+        return not (self._ended or self._failed)
+
+    def record_written(self, record: Record) -> None:
+        """Write the summary at the end of the fit."""
+        if isinstance(record, Summary):
+            self._final = True
+            self._replace(record, final=True)
+
+    def closed(self) -> None:
+        """Stop replacing the file; the summary at the end replaces the file for the last time."""
+        self._ended = True
+
+    def _replace(self, summary: Summary, *, final: bool = False) -> None:
+        journal = self._recorder.journal_path
+        if journal is None or self._failed or os.getpid() != self._process:  # a forked child has the observers too
+            return
+        if not self._writing.acquire(timeout=CLOSE_SECONDS):
+            return
+        try:
+            if final or not self._final:
+                interim.write(journal, Entry(self._seconds(), summary))
+        except OSError as error:
+            let_pass(error)
+            self._failed = True
+            log.warning(
+                "perf_callbacks: no %s beside the journal: %s. Training and metrics go on without it.",
+                interim.path_of(journal).name,
+                describe(error),
+            )
+        finally:
+            self._writing.release()
+
+    def _seconds(self) -> float:
+        return self._recorder.clock() - self._recorder.engine.account.began

@@ -1,0 +1,53 @@
+"""The file `summary<k>.json` beside a journal: the latest summary of a run, also if the run hangs or is killed."""
+
+import os
+import stat
+from pathlib import Path
+
+from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.kernel.records.codec import Entry, decode, encode
+from perf_callbacks.kernel.records.fit_records import Run, Summary
+
+MOST_BYTES = 4_000_000
+"""Size of the largest file that is read."""
+
+
+def path_of(journal: Path) -> Path:
+    """Return the path of the file for a journal.
+
+    >>> path_of(Path("out/perf_callbacks/rank3.jsonl")).name, path_of(Path("rank0.2.jsonl")).name
+    ('summary3.json', 'summary0.2.json')
+    """
+    return journal.with_name(f"summary{journal.stem.removeprefix('rank')}.json")
+
+
+def write(journal: Path, entry: Entry) -> None:
+    """Replace the file, whole or not at all. Raise `OSError` if writing fails."""
+    path = path_of(journal)
+    part = path.with_name(f"{path.name}.part")
+    part.unlink(missing_ok=True)  # of a killed run, or a link to any file of the user
+    try:
+        file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            data = f"{encode(entry)}\n".encode()
+            while data:
+                data = data[os.write(file, data) :]
+        finally:
+            os.close(file)
+        part.replace(path)
+    except OSError:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
+
+
+def read(journal: Path, run: Run) -> Entry | None:
+    """Return the summary of an attempt from the file; None: there is none, or it belongs to another attempt."""
+    path, entry = path_of(journal), None
+    with suppress(OSError):
+        found = path.stat()
+        if stat.S_ISREG(found.st_mode) and found.st_size <= MOST_BYTES:
+            entry = decode(path.read_text(encoding="utf-8", errors="replace"))
+    if entry is None or not isinstance(entry.record, Summary):
+        return None
+    return entry if (entry.record.run_id, entry.record.attempt) == (run.run_id, run.attempt) else None

@@ -1,0 +1,154 @@
+"""The summary of a fit on disk while the fit goes on."""
+
+import json
+import os
+
+import pytest
+import torch
+from fake_watchdog import FakeWatchdog
+
+from perf_callbacks import PerfConfig
+from perf_callbacks.kernel.fit import summary_file
+from perf_callbacks.kernel.records import interim
+from perf_callbacks.kernel.records.codec import Entry
+from perf_callbacks.kernel.records.fit_records import Run, Summary
+from perf_callbacks.kernel.records.journal_file import read
+from perf_callbacks.loop import measure
+
+
+@pytest.fixture
+def watchdog(monkeypatch):
+    found = FakeWatchdog()
+    monkeypatch.setattr(summary_file, "WATCHDOG", found)
+    return found
+
+
+def train(directory, after_step=lambda step, perf: None, steps=8, **config):
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    config = PerfConfig(output_dir=str(directory), **config)
+    with measure(model=model, optimizer=optimizer, loader=[torch.ones(2, 4)] * steps, config=config) as perf:
+        for step, batch in enumerate(perf.loader, 1):
+            model(batch).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            after_step(step, perf)
+    return perf
+
+
+def path(directory):
+    return directory / "perf_callbacks" / "summary0.json"
+
+
+def stored(directory):
+    return json.loads(path(directory).read_text())
+
+
+def test_the_summary_so_far_is_replaced_every_ten_seconds(tmp_path, watchdog):
+    seen = []
+
+    def after_step(step, perf):
+        perf.row()  # reads the steps
+        watchdog.pass_seconds(5)
+        seen.append(stored(tmp_path)["step"])
+
+    train(tmp_path, after_step)
+    assert seen == [1, 2, 2, 4, 4, 6, 6, 8]
+
+
+def test_at_the_end_the_file_has_the_summary_of_the_journal(tmp_path, watchdog):
+    perf = train(tmp_path, lambda *_: watchdog.pass_seconds(1))
+    journal = tmp_path / "perf_callbacks" / "rank0.jsonl"
+    run, *_, last = [entry.record for entry in read(journal)]
+    assert isinstance(run, Run)
+    found = interim.read(journal, run)
+    assert found is not None
+    assert found.record == last == perf.summary
+    watchdog.pass_seconds(100)
+    assert interim.read(journal, run) == found
+
+
+def test_a_run_without_a_journal_has_no_file(tmp_path, watchdog):
+    train(tmp_path, lambda *_: watchdog.pass_seconds(20), journal=False)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_disk_error_costs_the_file_alone_and_is_logged_once(tmp_path, watchdog, caplog):
+    path(tmp_path).mkdir(parents=True)
+    (path(tmp_path) / "kept").touch()
+    perf = train(tmp_path, lambda *_: watchdog.pass_seconds(20))
+    (message,) = caplog.messages
+    assert message.startswith("perf_callbacks: no summary0.json beside the journal: ")
+    assert (perf.summary.steps, perf.summary.failure) == (8, None)
+    assert [entry for entry in read(tmp_path) if isinstance(entry.record, Summary)]
+    assert {one.name for one in path(tmp_path).parent.iterdir()} == {"rank0.jsonl", "summary0.json"}
+
+
+def test_a_summary_that_changes_while_it_is_made_is_skipped(tmp_path, watchdog, caplog):
+    def after_step(step, perf):
+        if step == 1:
+            engine = perf._watch.recorder.engine
+
+            def fail(now):
+                raise RuntimeError("dictionary changed size during iteration")
+
+            engine.interim_summary = fail
+            watchdog.pass_seconds(1)
+            assert not path(tmp_path).exists()
+            del engine.interim_summary
+            watchdog.pass_seconds(10)
+            assert stored(tmp_path)["step"] == 1
+
+    train(tmp_path, after_step)
+    assert not caplog.messages
+
+
+@pytest.mark.skipif(not hasattr(os, "symlink"), reason="links")
+@pytest.mark.parametrize("name", ["summary0.json", "summary0.json.part"])
+def test_a_link_in_place_of_the_file_is_replaced_and_not_followed(tmp_path, watchdog, name):
+    other = tmp_path / "other.txt"
+    other.write_text("mine")
+    link = path(tmp_path).with_name(name)
+    link.parent.mkdir()
+    link.symlink_to(other)
+    train(tmp_path, lambda *_: watchdog.pass_seconds(20))
+    assert other.read_text() == "mine"
+    assert stored(tmp_path)["step"] == 8
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_forked_child_leaves_the_file_alone(tmp_path, watchdog):
+    def after_step(step, perf):
+        watchdog.pass_seconds(1)
+        if step == 4:
+            before = path(tmp_path).read_bytes()
+            child = os.fork()
+            if not child:
+                try:
+                    perf._watch.recorder.close("the child ended")
+                finally:
+                    os._exit(0)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            assert path(tmp_path).read_bytes() == before
+
+    train(tmp_path, after_step)
+
+
+@pytest.mark.parametrize("text", ["", "no", "{}", '{"type":"summary","t":1}', "[" * 10**5])
+def test_a_file_that_holds_no_summary_is_not_read(tmp_path, watchdog, text):
+    train(tmp_path)
+    journal = tmp_path / "perf_callbacks" / "rank0.jsonl"
+    run = next(iter(read(journal))).record
+    path(tmp_path).write_text(text)
+    assert interim.read(journal, run) is None
+    path(tmp_path).unlink()
+    assert interim.read(journal, run) is None
+
+
+def test_a_file_of_another_attempt_is_not_read(tmp_path, watchdog):
+    train(tmp_path)
+    first = next(iter(read(tmp_path))).record
+    journal = tmp_path / "perf_callbacks" / "rank0.jsonl"
+    assert isinstance(interim.read(journal, first), Entry)
+    train(tmp_path)
+    assert interim.read(journal, first) is None
