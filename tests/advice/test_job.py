@@ -48,6 +48,11 @@ def test_a_cause_that_rank_0_found_is_told_by_rank_0():
     assert verdict([own], {1: [finding("data", 0.3)]}, None) == (own,)
 
 
+def test_a_stall_under_way_stays_first():
+    own = finding("stall", 0.01)
+    assert verdict([own], {1: [finding("gc", 0.3)]}, None)[0] is own
+
+
 class FakeChannel:
     def __init__(self, rank, notes):
         self.rank, self._notes = rank, notes

@@ -7,6 +7,7 @@ notes. If a note is missing, the verdict lacks the findings of that rank.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from perf_callbacks.advice import stall
 from perf_callbacks.kernel.clock import monotonic, sleep
 from perf_callbacks.kernel.records.codec import pack, unpack
 from perf_callbacks.kernel.records.fit_records import Finding
@@ -101,4 +102,9 @@ def verdict(
         if cause not in causes:
             who = rank_names(sorted(by_rank))
             found.append(replace(worst, evidence=f"{who[0].upper()}{who[1:]}: {worst.evidence}"))
-    return tuple(sorted(found, key=lambda one: -1.0 if one.share is None else one.share, reverse=True))
+    stalled = bool(own) and own[0].cause == stall.CAUSE  # a stall under way stays first, however short
+
+    def order(one: Finding) -> tuple[bool, float]:
+        return stalled and one is own[0], -1.0 if one.share is None else one.share
+
+    return tuple(sorted(found, key=order, reverse=True))
