@@ -212,7 +212,7 @@ def test_the_timeline_names_stages_by_their_place():
         stream.work(1.0)
     timeline.mark(END)
     stream.run()
-    assert timeline.ready() == [(1.0, 1.0, 1.0, 1.0, 1.0, 2.0)]  # what was undecided became other
+    assert timeline.ready() == [(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0)]  # what was undecided became other
 
 
 def test_marking_a_stage_again_takes_no_event():
@@ -223,7 +223,7 @@ def test_marking_a_stage_again_takes_no_event():
         stream.work(0.25)
     timeline.mark(END)
     stream.run()
-    assert timeline.ready() == [(0, 250, 0, 0, 0, 0)]
+    assert timeline.ready() == [(0, 250, 0, 0, 0, 0, 0)]
     assert len(timeline._free) == 63  # the one that begins the next step is out
 
 

@@ -44,7 +44,8 @@ def test_no_step_no_row():
 
 
 def test_of_several_processes_one_knows_only_its_own_rates():
-    assert row_of(run=a_run(world_size=2)) == TIMES | GARBAGE | PER_DEVICE
+    communication = {"perf/communication_time": 0.0}  # measured: no rank waited
+    assert row_of(run=a_run(world_size=2)) == TIMES | GARBAGE | PER_DEVICE | communication
 
 
 def test_one_device_has_no_rate_twice():

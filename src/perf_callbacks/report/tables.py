@@ -10,7 +10,7 @@ from statistics import median
 
 from perf_callbacks.flops.calculator.product_shapes import misaligned
 from perf_callbacks.kernel.foreign_errors import let_pass
-from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Flops, Stall, Summary
+from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Flops, Span, Stall, Summary
 from perf_callbacks.kernel.records.summary_parts import StragglerSummary
 from perf_callbacks.report import units
 from perf_callbacks.report.history import FitHistory
@@ -216,10 +216,10 @@ def stalled_seconds(fit: FitHistory, stall: Stall) -> float:
     If the journal of the rank is missing, return the time that had passed when the stall was noticed.
     """
     for attempt in reversed(fit.ranks.get(stall.rank, [])):
-        noticed = [entry.t for entry in attempt.others if entry.record == stall]
+        noticed = [entry.t for entry in attempt.entries if entry.record == stall]
         if not noticed:
             continue
-        for span in attempt.spans:
+        for span in attempt.of(Span):
             if (span.kind, span.step) == (stall.stage, stall.step):
                 return span.seconds
         if attempt.step and attempt.step[-1] > stall.step:
