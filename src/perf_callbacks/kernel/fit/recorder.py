@@ -361,9 +361,8 @@ class Recorder:
         self._summary = self.engine.stop(self.clock(), self.failure)
 
     def _interpreter_exits(self) -> None:
-        error: object = getattr(sys, "last_value", None)  # the exception that ends the program, if any
-        after = f" after {describe(error)}" if isinstance(error, BaseException) else ""
-        self.close(f"the interpreter exited{after}")
+        error: Any = getattr(sys, "last_value", None)  # the exception that ends the program, if any
+        self.close("the interpreter exited" if error is None else f"the interpreter exited after {describe(error)}")
 
     def _progress(self) -> tuple[int, float] | None:
         return (self.step, self.engine.step_reader.longest_step) if self.active else None
