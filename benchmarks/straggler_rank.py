@@ -1,6 +1,7 @@
 """One rank of a job with faults, for `stragglers.py`: it trains through an integration and notes each fault.
 
-Run by `stragglers.py`, with its plan as the argument.
+Run by `stragglers.py`, with its plan as the argument. The model has buffers, which DDP broadcasts, and takes
+`**kwargs`, so transformers' Trainer gathers the number of items of each batch. Each loss is reduced for a log.
 """
 
 import gc
@@ -31,6 +32,38 @@ for line in iter(input, ""):
 """
 
 
+class Thief:
+    """Processes that take a CPU from this rank."""
+
+    def __init__(self):
+        self.cpus = os.sched_getaffinity(0)
+        self.burners = [
+            subprocess.Popen([sys.executable, "-c", BURN], stdin=subprocess.PIPE, text=True) for _ in range(8)
+        ]
+
+    def steal(self, seconds):
+        """Take most of a CPU for so long, and confine this rank to it."""
+        cpu = min(self.cpus)
+        os.sched_setaffinity(0, {cpu})
+        for burner in self.burners:
+            os.sched_setaffinity(burner.pid, {cpu})
+            burner.stdin.write(f"{seconds}\n")
+            burner.stdin.flush()
+
+    def release(self):
+        """Let this rank run on all of its CPUs again."""
+        os.sched_setaffinity(0, self.cpus)
+
+    def end(self):
+        for burner in self.burners:
+            burner.kill()
+
+
+def delay(file):
+    """The seconds that a thread was ready to run and had no CPU."""
+    return int(os.pread(file, 64, 0).split()[1]) / 1e9
+
+
 class Faults:
     """Faults of this rank, by step, and what they took."""
 
@@ -40,12 +73,7 @@ class Faults:
         self.truth, self.delays, self.began, self.slept = [], [], [], 0.0
         self.kept = [[] for _ in range(plan["objects"])]
         self.file = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
-        self.burners = []
-        if any(cause == "steal" for cause, _ in self.mine.values()):
-            self.burners = [
-                subprocess.Popen([sys.executable, "-c", BURN], stdin=subprocess.PIPE, text=True) for _ in range(8)
-            ]
-        self.cpus = os.sched_getaffinity(0)
+        self.thief = Thief() if any(cause == "steal" for cause, _ in self.mine.values()) else None
 
     def here(self, cause):
         """The seconds of a fault of that cause in this step."""
@@ -67,7 +95,7 @@ class Faults:
 
     def computing(self):
         """The model begins to compute."""
-        self.delays.append(int(os.pread(self.file, 64, 0).split()[1]) / 1e9)
+        self.delays.append(delay(self.file))
         began = time.perf_counter()
         self.began.append(began)
         if self.here("gc"):
@@ -77,15 +105,10 @@ class Faults:
             time.sleep(self.here("host"))
             self.note("host", began)
         if self.here("steal"):
-            cpu = min(self.cpus)
-            os.sched_setaffinity(0, {cpu})
-            for burner in self.burners:
-                os.sched_setaffinity(burner.pid, {cpu})
-                burner.stdin.write(f"{self.here('steal')}\n")
-                burner.stdin.flush()
+            self.thief.steal(self.here("steal"))
             self.note("steal", began)
         if self.truth and self.truth[-1][1] == "steal" and self.done == self.truth[-1][0] + 20:
-            os.sched_setaffinity(0, self.cpus)
+            self.thief.release()
         time.sleep(self.plan["step"])
         rank, first, last, share = self.plan["slow"]
         if rank == self.plan["rank"] and first <= self.done < last:
@@ -110,10 +133,11 @@ class Rows(Dataset):
 class Net(nn.Module):
     def __init__(self, faults):
         super().__init__()
-        self.layers = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])
+        layers = [nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
+        self.layers = nn.Sequential(layers[0], nn.BatchNorm1d(WIDTH), *layers[1:])
         self.faults = [faults]
 
-    def forward(self, x, labels=None):  # noqa: ARG002 transformers' Trainer looks for the name
+    def forward(self, x, labels=None, **kwargs):  # noqa: ARG002 transformers' Trainer looks for both
         self.faults[0].computing()
         return {"loss": self.layers(x).pow(2).mean()}
 
@@ -144,7 +168,9 @@ def with_lightning(plan, faults, config):
             self.net = Net(faults)
 
         def training_step(self, batch, _):
-            return self.net(**batch)["loss"]
+            loss = self.net(**batch)["loss"]
+            self.log("loss", loss, sync_dist=True)
+            return loss
 
         def configure_optimizers(self):
             return torch.optim.AdamW(self.parameters(), lr=1e-4)
@@ -172,7 +198,9 @@ def with_accelerate(plan, faults, config):
             DataLoader(Rows(faults, plan["steps"], plan["world_size"]), batch_size=BATCH),
         )
         for batch in loader:
-            accelerator.backward(model(**batch)["loss"])
+            loss = model(**batch)["loss"]
+            accelerator.gather_for_metrics(loss.detach())
+            accelerator.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
     return attached.summary
@@ -205,8 +233,8 @@ def main(plan):
         "included": summary.included_seconds,
     }
     Path(plan["directory"], f"rank{plan['rank']}.told").write_text(json.dumps(told), encoding="utf-8")
-    for burner in faults.burners:
-        burner.kill()
+    if faults.thief is not None:
+        faults.thief.end()
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -21,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from itertools import product
 from pathlib import Path
@@ -34,6 +35,8 @@ SLOW = (0.6, 230, 380)
 """A rank is slow for long: by this part of the sleep, from one step to another."""
 NEAR, BURST = 1, 20
 """Steps by which an event may be off, and steps in which a CPU is stolen."""
+MOST_SECONDS = 240
+"""A job that takes longer has failed."""
 
 
 def plan_of(seed, door, world_size, *, gc="observe", objects=400_000, clean=False, steps=STEPS, stragglers="on"):
@@ -54,7 +57,11 @@ def plan_of(seed, door, world_size, *, gc="observe", objects=400_000, clean=Fals
     }  # fmt: skip
 
 
-def job(plan, directory):
+class RankError(Exception):
+    """A rank of a job failed."""
+
+
+def job(plan, directory, script="straggler_rank.py"):
     """Run all ranks, and return what they told."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -67,18 +74,23 @@ def job(plan, directory):
             "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true",
         }  # fmt: skip
         own = json.dumps({**plan, "rank": rank, "directory": str(directory)})
-        script = str(Path(__file__).with_name("straggler_rank.py"))
+        command = [sys.executable, str(Path(__file__).with_name(script)), own]
         with (directory / f"rank{rank}.err").open("w") as errors:
-            ranks.append(
-                subprocess.Popen([sys.executable, script, own], env=environ, stdout=subprocess.DEVNULL, stderr=errors)
-            )
+            ranks.append(subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=errors))
+    deadline, codes = time.monotonic() + MOST_SECONDS, [None]
     try:
-        codes = [rank.wait(timeout=240) for rank in ranks]
+        while None in codes:
+            time.sleep(0.1)
+            codes = [rank.poll() for rank in ranks]
+            if any(codes):
+                failed = codes.index(next(filter(None, codes)))
+                raise RankError(f"rank {failed}: " + (directory / f"rank{failed}.err").read_text()[-2000:])
+            if time.monotonic() > deadline:
+                raise RankError(f"ranks {[place for place, code in enumerate(codes) if code is None]} don't end")
     finally:
         for rank in ranks:
             rank.kill()
-    if any(codes):
-        raise SystemExit((directory / f"rank{codes.index(next(filter(None, codes)))}.err").read_text()[-2000:])
+            rank.wait()
     return [json.loads((directory / f"rank{rank}.told").read_text()) for rank in range(plan["world_size"])]
 
 
@@ -113,7 +125,7 @@ def score(plan, told, directory):
     for event in single:
         slow = event.rank == slow_rank and first <= event.step <= last + 1 and event.cause == "host"
         seconds_of["told", "slow"] += event.seconds_lost if slow and id(event) not in matched else 0.0
-        if id(event) in matched or slow or _contended(event, told):
+        if id(event) in matched or slow or contended(event, told):
             right += 1
         else:
             pairs["none", event.cause] += 1
@@ -149,7 +161,7 @@ def _starved(steps, rank, told, least):
     return any(mine - other > least for mine, other in zip(lost[rank], others, strict=False))
 
 
-def _contended(event, told):
+def contended(event, told):
     """The scheduler says that the rank had no CPU for at least half of what the event says."""
     delays = told[event.rank]["delays"]
     around = range(max(1, event.step - 1), min(len(delays), event.step + 2))
