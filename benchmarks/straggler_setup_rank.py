@@ -1,11 +1,13 @@
 """One rank of a job with faults, for `straggler_setups.py`: it trains in a set-up, and notes each fault.
 
-Run by `straggler_setups.py`, with its plan as the argument.
+`straggler_setups.py` imports the frameworks once, and forks each rank: an import takes seconds, and a run has many.
 """
 
 import contextlib
 import gc
+import importlib
 import json
+import multiprocessing
 import os
 import sys
 import threading
@@ -430,5 +432,51 @@ def main(plan):
         dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+class Forked:
+    """A rank in a fork of this process."""
+
+    def __init__(self, own, environ, errors):
+        self.process = multiprocessing.get_context("fork").Process(target=self.run, args=(own, environ, errors))
+        self.process.start()
+
+    @staticmethod
+    def run(own, environ, errors):
+        os.environ |= environ
+        file = errors.open("w")
+        os.dup2(file.fileno(), sys.stderr.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        main(own)
+
+    def poll(self):
+        return self.process.exitcode
+
+    def kill(self):
+        self.process.kill()
+
+    def wait(self):
+        self.process.join()
+
+
+MODULES = {
+    "torch.distributed.algorithms.join": "",
+    "torch.distributed.fsdp": "",
+    "torch.distributed.optim": "",
+    "torch.distributed.tensor.parallel": "",
+    "perf_callbacks.loop": "",
+    "accelerate.local_sgd": "accelerate hf local",
+    "perf_callbacks.accelerate": "accelerate hf local",
+    "transformers.trainer": "hf",
+    "transformers.models.llama.modeling_llama": "hf",
+    "perf_callbacks.transformers": "hf",
+    "lightning": "lightning",
+    "perf_callbacks.lightning": "lightning",
+}
+"""Modules that take long to import, each with the beginnings of the names of the set-ups that need it; "": all."""
+
+
+def preload(setups):
+    """Import what these set-ups need."""
+    wanted = {setup.partition("_")[0] for setup in setups}
+    for module, needed in MODULES.items():
+        if not needed or wanted & {*needed.split()}:
+            importlib.import_module(module)

@@ -19,7 +19,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from straggler_setup_rank import SETUPS
+from straggler_setup_rank import SETUPS, Forked, preload
 from stragglers import RankError, contended, job
 
 from perf_callbacks.journal import Steps, Straggler, read
@@ -60,7 +60,11 @@ def plan_of(setup, seed, world_size, *, healthy=False):
 
 
 class Score(Counter):
-    """Counts of one run or more: faults, right, wrong_rank, stray, injected and told seconds."""
+    """Counts of one run or more: faults, right, wrong_rank, stray, busy, injected and told seconds.
+
+    stray: events about a rank without a fault. wrong_rank: the same, beside a fault of another rank. busy: the rank had
+    no fault, but lacked a CPU by chance, and another cause is told.
+    """
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -101,8 +105,10 @@ def score(plan, told, directory):
         if id(event) in explained or contended(waits, told):
             continue
         beside = any(_about(event, steps_of(plan, step)) for _, step, *_ in truth)
-        found["wrong_rank" if beside else "stray"] += 1
-        found.lines.append(f"{'wrong rank' if beside else 'stray'}: {_short([event])}")
+        busy = contended(replace(event, cause="steal"), told)  # the right rank, but the cause is a stolen CPU
+        kind = "busy" if busy else "wrong_rank" if beside else "stray"
+        found[kind] += 1
+        found.lines.append(f"{kind}: {_short([event])}")
     if found["compared"] < found["steps"]:
         found.lines.append(f"{found['compared']} of {found['steps']} steps were compared")
     return found
@@ -146,7 +152,7 @@ def run(plan, given):
     folder = f"{plan['setup']}-{plan['world_size']}-{plan['seed']}" + "-healthy" * (not plan["faults"])
     with nullcontext(given.keep / folder) if given.keep else tempfile.TemporaryDirectory() as directory:
         Path(directory).mkdir(parents=True, exist_ok=True)
-        told = job(plan, Path(directory), "straggler_setup_rank.py")
+        told = job(plan, Path(directory), Forked)
         found = score(plan, told, Path(directory))
         if given.details:
             print(f"\n{folder}")
@@ -157,11 +163,11 @@ def run(plan, given):
 def row(name, faulty, healthy, given):
     failures = [f"{what}{f' ({count})' if count > 1 else ''}" for what, count in sorted(faulty.failures.items())]
     cells = [
-        name, f"{faulty['right']} of {faulty['faults']}", faulty["wrong_rank"], faulty["stray"],
+        name, f"{faulty['right']} of {faulty['faults']}", faulty["wrong_rank"], faulty["stray"], faulty["busy"],
         f"{faulty['told']:.1f} of {faulty['injected']:.1f}",
     ]  # fmt: skip
     if given.healthy:
-        cells.append(healthy["stray"])
+        cells.append(f"{healthy['stray']} + {healthy['busy']}")
     print("| " + " | ".join(map(str, [*cells, "; ".join(failures)])) + " |", flush=True)
 
 
@@ -178,8 +184,9 @@ def main():
     given = arguments.parse_args()
     cases = [(setup, given.ranks or 2) for setup in given.setups]
     cases += [(setup, 4) for setup in given.setups if setup in FOUR_RANKS and given.ranks is None]
-    columns = ["set-up", "named right", "wrong rank", "events near no fault", "seconds told"]
-    columns += ["events in healthy runs"] * given.healthy + ["not named right"]
+    preload(given.setups)
+    columns = ["set-up", "named right", "wrong rank", "no fault", "of a busy CPU, as host", "seconds told"]
+    columns += ["in healthy runs"] * given.healthy + ["not named right"]
     print("| " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|", flush=True)
     totals, healthy_totals, broken = Score(), Score(), []
     for setup, ranks in cases:

@@ -61,7 +61,14 @@ class RankError(Exception):
     """A rank of a job failed."""
 
 
-def job(plan, directory, script="straggler_rank.py"):
+def started(own, environ, errors):
+    """Start a rank as a process of its own."""
+    command = [sys.executable, str(Path(__file__).with_name("straggler_rank.py")), json.dumps(own)]
+    with errors.open("w") as file:
+        return subprocess.Popen(command, env={**os.environ, **environ}, stdout=subprocess.DEVNULL, stderr=file)
+
+
+def job(plan, directory, start=started):
     """Run all ranks, and return what they told."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -69,14 +76,12 @@ def job(plan, directory, script="straggler_rank.py"):
     ranks = []
     for rank in range(plan["world_size"]):
         environ = {
-            **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1",
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1",
             "WORLD_SIZE": str(plan["world_size"]), "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo",
             "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true",
         }  # fmt: skip
-        own = json.dumps({**plan, "rank": rank, "directory": str(directory)})
-        command = [sys.executable, str(Path(__file__).with_name(script)), own]
-        with (directory / f"rank{rank}.err").open("w") as errors:
-            ranks.append(subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=errors))
+        own = {**plan, "rank": rank, "directory": str(directory)}
+        ranks.append(start(own, environ, directory / f"rank{rank}.err"))
     deadline, codes = time.monotonic() + MOST_SECONDS, [None]
     try:
         while None in codes:
