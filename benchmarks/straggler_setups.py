@@ -13,6 +13,7 @@ right: the machine is shared. A stolen CPU counts as a fault only if the schedul
 
 import argparse
 import random
+import shutil
 import tempfile
 from collections import Counter
 from contextlib import nullcontext
@@ -20,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from straggler_setup_rank import SETUPS, Forked, preload
-from stragglers import RankError, contended, job
+from stragglers import NEAR, RankError, contended, job
 
 from perf_callbacks.journal import Steps, Straggler, read
 
@@ -116,7 +117,7 @@ def score(plan, told, directory):
 
 def steps_of(plan, step):
     """The steps by which an event about a fault in a step may be numbered."""
-    return range(step - 1, step + (LOCAL_STEPS if plan["setup"] == "local_sgd" else 1) + 1)
+    return range(step - NEAR, step + NEAR + (LOCAL_STEPS if plan["setup"] == "local_sgd" else 0) + 1)
 
 
 def _about(event, steps):
@@ -151,7 +152,8 @@ def run(plan, given):
     """Run a plan, and return its score."""
     folder = f"{plan['setup']}-{plan['world_size']}-{plan['seed']}" + "-healthy" * (not plan["faults"])
     with nullcontext(given.keep / folder) if given.keep else tempfile.TemporaryDirectory() as directory:
-        Path(directory).mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(directory, ignore_errors=True)  # journals are appended to
+        Path(directory).mkdir(parents=True)
         told = job(plan, Path(directory), Forked)
         found = score(plan, told, Path(directory))
         if given.details:
