@@ -90,9 +90,11 @@ def score(plan, told, directory):
         if fault == "steal" and stolen < seconds / 2:
             found["not_stolen"] += 1
             continue
-        causes = {one.cause for one in mine}
+        causes = Counter()
+        for one in mine:
+            causes[one.cause] += one.seconds_lost
         wanted = {CAUSES.get(fault, "host")} | ({"host"} if fault == "steal" and plan["setup"] in SHARDED else set())
-        right = bool(causes & wanted)
+        right = bool(causes) and causes.most_common(1)[0][0] in wanted
         found["faults"] += 1
         found["right"] += right
         found["injected"] += seconds
