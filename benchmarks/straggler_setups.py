@@ -93,6 +93,8 @@ def score(plan, told, directory):
         if fault == "steal" and stolen < seconds / 2:
             found["not_stolen"] += 1
             continue
+        if fault != "steal":  # by chance the rank may lack a CPU as well
+            mine = [one for one in mine if not contended(one, told)]
         causes = Counter()
         for one in mine:
             causes[one.cause] += one.seconds_lost
@@ -101,7 +103,7 @@ def score(plan, told, directory):
         found["faults"] += 1
         found["right"] += right
         found["injected"] += seconds
-        found["told"] += sum([one.seconds_lost for one in mine])
+        found["told"] += sum(causes.values())
         if not right:
             name = fault if fault == site else f"{fault} in {site}"
             found.failures[f"{name}: {' and '.join(sorted(causes)) or 'missed'}"] += 1
