@@ -35,7 +35,7 @@ SHARDED = frozenset({"fsdp1", "fsdp2", "tensor_parallel"})
 FOUR_RANKS = ("plain", "hf", "fsdp2")
 """Set-ups that also run with four ranks."""
 SLEEP, WINDOW, FIRST_STEP = 0.02, 50, 8
-APART, APART_LOCAL = 11, 16
+APART, APART_LOCAL = 11, 24
 """Steps from one place of a fault to the next; with LocalSGD ranks meet in each eighth step only."""
 LOCAL_STEPS = 8
 
