@@ -17,11 +17,10 @@ import shutil
 import tempfile
 from collections import Counter
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 from straggler_setup_rank import SETUPS, Forked, preload
-from stragglers import NEAR, RankError, contended, job
+from stragglers import NEAR, RankError, job
 
 from perf_callbacks.journal import Steps, Straggler, read
 
@@ -34,29 +33,30 @@ SHARDED = frozenset({"fsdp1", "fsdp2", "tensor_parallel"})
 """Set-ups in which a stolen CPU may be named as work on the host: the thread's time is not read at each wait."""
 FOUR_RANKS = ("plain", "hf", "fsdp2")
 """Set-ups that also run with four ranks."""
-SLEEP, WINDOW, FIRST_STEP = 0.02, 50, 8
-APART, APART_LOCAL = 11, 24
-"""Steps from one place of a fault to the next; with LocalSGD ranks meet in each eighth step only."""
-LOCAL_STEPS = 8
+SLEEP, WINDOW, PLACES = 0.02, 50, 17
+FIRST, APART = 8, 11
+"""The step of the first place of a fault, and the steps from there to the next place."""
+LOCAL_STEPS, FIRST_LOCAL, APART_LOCAL = 8, 18, 24
+"""The same with LocalSGD, where ranks meet in each eighth step only, and are compared from the first time on."""
 
 
 def plan_of(setup, seed, world_size, *, healthy=False):
     """The faults of a run, the same for all its ranks: step, rank, fault, site, seconds."""
     chance = random.Random(f"{setup} {seed} {world_size}")
-    apart = APART_LOCAL if setup == "local_sgd" else APART
+    first, apart = (FIRST_LOCAL, APART_LOCAL) if setup == "local_sgd" else (FIRST, APART)
     faults = [(fault, rank) for fault in FAULTS for rank in chance.sample(range(world_size), 2)]
     if setup == "accelerate_dispatch":  # rank 0 reads the data of all ranks
         faults = [(fault, 0 if fault == "data" else rank) for fault, rank in faults]
         faults.remove(("data", 0))
-    places = sorted(chance.sample(range(17), len(faults)))
+    places = sorted(chance.sample(range(PLACES), len(faults)))
     chance.shuffle(faults)
     drawn = []
     for place, (fault, rank) in zip(places, faults, strict=True):
-        step = FIRST_STEP + place * apart + chance.randrange(4)
+        step = first + place * apart + chance.randrange(4)
         fetches = rank == 0 or setup != "accelerate_dispatch"
         site = chance.choice(SITES if fetches else SITES[1:]) if fault in {"gc", "steal"} else fault
         drawn.append((step, rank, fault, site, 0.1 + 0.2 * chance.random()))
-    last = FIRST_STEP + 17 * apart
+    last = first + PLACES * apart
     return {
         "setup": setup, "seed": seed, "world_size": world_size, "faults": [] if healthy else drawn,
         "steps": WINDOW * -(-last // WINDOW), "window": WINDOW, "sleep": SLEEP / 2 if setup == "no_sync" else SLEEP,
@@ -94,12 +94,11 @@ def score(plan, told, directory):
             found["not_stolen"] += 1
             continue
         if fault != "steal":  # by chance the rank may lack a CPU as well
-            mine = [one for one in mine if not contended(one, told)]
+            mine = [one for one in mine if not (one.cause == "steal" and lacked_cpu(plan, one, told))]
         causes = Counter()
         for one in mine:
             causes[one.cause] += one.seconds_lost
-        wanted = {CAUSES.get(fault, "host")} | ({"host"} if fault == "steal" and plan["setup"] in SHARDED else set())
-        right = bool(causes) and causes.most_common(1)[0][0] in wanted
+        right = bool(causes) and _right(plan, fault, causes.most_common(1)[0][0])
         found["faults"] += 1
         found["right"] += right
         found["injected"] += seconds
@@ -109,11 +108,10 @@ def score(plan, told, directory):
             found.failures[f"{name}: {' and '.join(sorted(causes)) or 'missed'}"] += 1
             found.lines.append(f"step {step}, rank {rank}, {name} {seconds:.2f} s: told {_short(mine) or 'nothing'}")
     for event in events:
-        waits = replace(event, cause="steal") if plan["setup"] in SHARDED and event.cause == "host" else event
-        if id(event) in explained or contended(waits, told):
+        busy = lacked_cpu(plan, event, told)
+        if id(event) in explained or (busy and _right(plan, "steal", event.cause)):
             continue
         beside = any(_about(event, steps_of(plan, step)) for _, step, *_ in truth)
-        busy = contended(replace(event, cause="steal"), told)  # the right rank, but the cause is a stolen CPU
         kind = "busy" if busy else "wrong_rank" if beside else "stray"
         found[kind] += 1
         found.lines.append(f"{kind}: {_short([event])}")
@@ -126,6 +124,17 @@ def score(plan, told, directory):
 def steps_of(plan, step):
     """The steps by which an event about a fault in a step may be numbered."""
     return range(step - NEAR, step + NEAR + (LOCAL_STEPS if plan["setup"] == "local_sgd" else 0) + 1)
+
+
+def lacked_cpu(plan, event, told):
+    """The scheduler says that the rank had no CPU for at least half of what the event says."""
+    delays, cycle = told[event.rank]["delays"], LOCAL_STEPS if plan["setup"] == "local_sgd" else 1
+    ends = range(max(cycle, event.step - NEAR), min(len(delays), event.step + NEAR + 1))
+    return any(delays[end] - delays[end - cycle] >= event.seconds_lost / 2 for end in ends)
+
+
+def _right(plan, fault, cause):
+    return cause == CAUSES.get(fault, "host") or (fault == "steal" and cause == "host" and plan["setup"] in SHARDED)
 
 
 def _about(event, steps):

@@ -130,7 +130,7 @@ def score(plan, told, directory):
     for event in single:
         slow = event.rank == slow_rank and first <= event.step <= last + 1 and event.cause == "host"
         seconds_of["told", "slow"] += event.seconds_lost if slow and id(event) not in matched else 0.0
-        if id(event) in matched or slow or contended(event, told):
+        if id(event) in matched or slow or _contended(event, told):
             right += 1
         else:
             pairs["none", event.cause] += 1
@@ -166,7 +166,7 @@ def _starved(steps, rank, told, least):
     return any(mine - other > least for mine, other in zip(lost[rank], others, strict=False))
 
 
-def contended(event, told):
+def _contended(event, told):
     """The scheduler says that the rank had no CPU for at least half of what the event says."""
     delays = told[event.rank]["delays"]
     around = range(max(1, event.step - 1), min(len(delays), event.step + 2))
