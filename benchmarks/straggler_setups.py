@@ -34,16 +34,17 @@ SHARDED = frozenset({"fsdp1", "fsdp2", "tensor_parallel"})
 FOUR_RANKS = ("plain", "hf", "fsdp2")
 """Set-ups that also run with four ranks."""
 SLEEP, WINDOW, PLACES = 0.02, 50, 17
-FIRST, APART = 8, 11
-"""The step of the first place of a fault, and the steps from there to the next place."""
+FIRST, APART, DRIFT = 8, 11, 4
+"""The step of the first place of a fault, the steps from there to the next place, and the steps within a place."""
 LOCAL_STEPS, FIRST_LOCAL, APART_LOCAL = 8, 18, 24
-"""The same with LocalSGD, where ranks meet in each eighth step only, and are compared from the first time on."""
+"""With LocalSGD, ranks meet in each eighth step only, and are compared from the first time on. Faults fall into any of
+the eight steps: the seconds of a step in which ranks meet belong to two cycles."""
 
 
 def plan_of(setup, seed, world_size, *, healthy=False):
     """The faults of a run, the same for all its ranks: step, rank, fault, site, seconds."""
     chance = random.Random(f"{setup} {seed} {world_size}")
-    first, apart = (FIRST_LOCAL, APART_LOCAL) if setup == "local_sgd" else (FIRST, APART)
+    first, apart, drift = (FIRST_LOCAL, APART_LOCAL, LOCAL_STEPS) if setup == "local_sgd" else (FIRST, APART, DRIFT)
     faults = [(fault, rank) for fault in FAULTS for rank in chance.sample(range(world_size), 2)]
     if setup == "accelerate_dispatch":  # rank 0 reads the data of all ranks
         faults = [(fault, 0 if fault == "data" else rank) for fault, rank in faults]
@@ -52,7 +53,7 @@ def plan_of(setup, seed, world_size, *, healthy=False):
     chance.shuffle(faults)
     drawn = []
     for place, (fault, rank) in zip(places, faults, strict=True):
-        step = first + place * apart + chance.randrange(4)
+        step = first + place * apart + chance.randrange(drift)
         fetches = rank == 0 or setup != "accelerate_dispatch"
         site = chance.choice(SITES if fetches else SITES[1:]) if fault in {"gc", "steal"} else fault
         drawn.append((step, rank, fault, site, 0.1 + 0.2 * chance.random()))
