@@ -18,7 +18,6 @@ from perf_callbacks.kernel.records.fit_records import Checklist
 STATUSES = {"applied", "already so", "advised", "not applicable", "skipped", "failed"}
 ENVIRONMENTS = st.builds(
     Environment,
-    python=st.tuples(st.just(3), st.integers(10, 20)),
     gc_enabled=st.booleans(),
     gc_thresholds=st.tuples(*[st.integers(0, 10**6)] * 3),
     gc_frozen=st.integers(0, 10**9),
