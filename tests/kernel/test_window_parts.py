@@ -204,6 +204,16 @@ def test_signals_of_all_observers_are_made_from_all_steps_of_a_window():
     assert [[*part.signals["own"]] for part in ranks.offered] == [[0.5, 1.0], [1.5, 2.0]]
 
 
+def test_the_first_window_has_signals_if_their_observer_joins_after_the_fit_began():
+    ranks, observers = FakeRanks(window=2), observed_by()
+    ranks.signals = True
+    fit = Fit(a_run(world_size=2), ranks=ranks, observers=observers)
+    observers.add(OwnSeconds())
+    for _ in range(2):
+        fit.step(other=0.5)
+    assert [[*part.signals["own"]] for part in ranks.offered] == [[0.5, 1.0]]
+
+
 @pytest.mark.parametrize("wanted", [True, False])
 def test_parts_have_signals_only_if_ranks_want_and_an_observer_has_them(wanted):
     ranks = FakeRanks(window=2)

@@ -92,7 +92,6 @@ class WindowSharing:
             if self._run.world_size == 1:
                 self._observers.agreed(self._observers.asks, step)
             return
-        self.signals = self._ranks.signals and bool(self._observers.overriding["window_part"])
         complete, self.complete = self.complete, []
         for part in complete:
             self._ranks.offer(part)
@@ -124,6 +123,8 @@ class WindowSharing:
         self._seen = steps.number[-1]
         if self.length is None:
             return
+        if self._ranks is not None:  # looked up here: observers join after the first `exchange`
+            self.signals = self._ranks.signals and bool(self._observers.overriding["window_part"])
         start = 0
         for stop, number in enumerate(steps.number, 1):
             if number % self.length == 0:
