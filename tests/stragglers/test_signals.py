@@ -36,27 +36,20 @@ def test_steps_that_are_in_no_row_are_unknown_and_sizes_that_vary_are_told():
 
 
 def test_the_steps_that_have_a_local_time_have_signals():
-    found = signals.of_local_times(columns(), [LocalTime(3.0, 0.5, 0.125, 1.0), None])
+    found = signals.of_local_times(columns(), [LocalTime(3.0, 0.5, 0.25, 0.125, 1.0), None])
     assert found["local"][0] == 3.0
     assert math.isnan(found["local"][1])
-    assert (found["gc"][0], found["steal"][0]) == (0.5, 0.125)
-    assert signals.of_local_times(columns(), [None, LocalTime(math.nan, 0.0, 0.0, math.nan)]) == {}
+    assert (found["gc"][0], found["data"][0], found["steal"][0]) == (0.5, 0.25, 0.125)
+    assert signals.of_local_times(columns(), [None, LocalTime(math.nan, 0.0, 0.0, 0.0, math.nan)]) == {}
 
 
 def test_a_rank_without_a_cpu_when_the_others_go_on_begins_late():
     steps = Columns.joined([columns()] * 3)
-    woken_late, computed_late = LocalTime(3.25, 0.0, 1.5, 2.0), LocalTime(4.5, 0.0, 1.5, 2.0)
-    usual, unknown = LocalTime(3.0, 0.0, 0.0, 1.0), LocalTime(3.0, 0.0, math.nan, 1.0)
+    woken_late, computed_late = LocalTime(3.25, 0.0, 0.0, 1.5, 2.0), LocalTime(4.5, 0.0, 0.0, 1.5, 2.0)
+    usual, unknown = LocalTime(3.0, 0.0, 0.0, 0.0, 1.0), LocalTime(3.0, 0.0, 0.0, math.nan, 1.0)
     found = signals.of_local_times(steps, [usual, woken_late, usual, computed_late, usual, unknown])
     assert found["local"] == [3.0, 3.25 + 1.25, 3.0, 4.5, 3.0, 3.0]
     assert found["steal"][:4] == (0.0, 1.5, 0.0, 1.5)
-
-
-def test_the_data_of_a_cycle_are_those_of_all_its_steps():
-    steps = Columns.joined([columns()] * 2)
-    nothing, third = LocalTime(*[math.nan] * 4, 0), LocalTime(12.0, 0.0, 0.0, 0.0, 3)
-    found = signals.of_local_times(steps, [third, nothing, nothing, third])
-    assert [value for value in found["data"] if value] == [DATA, 3 * DATA]
 
 
 @pytest.mark.parametrize("device", [False, True])

@@ -1,9 +1,10 @@
 """The local time of a rank: the time that it took itself, without waiting for other ranks, from sync to sync.
 
 After a collective, all ranks go on together. Ranks meet in the waits that the tape shows, and at the end of a backward
-whose gradients `DistributedDataParallel` reduces: a rank waits there from its last gradient on. A cycle lasts from the
-last meeting of one step to the last meeting of the next step in which ranks meet. Its local time is its duration minus
-all waits. If ranks meet in every eighth step only, a cycle lasts eight steps.
+whose gradients `DistributedDataParallel` reduces: a rank waits there from its last gradient on. A cycle lasts from one
+meeting to another, and its local time is its duration minus all waits. In a step with such a backward, the last one
+ends the cycle, because the time without a CPU is read there; in other steps, the last wait does. If ranks meet in every
+eighth step only, a cycle lasts eight steps.
 """
 
 import math
@@ -40,12 +41,12 @@ class LocalTime(NamedTuple):
     """Time without waits."""
     gc: float
     """Part of `local` in garbage collections."""
+    data: float
+    """Part of `local` in waiting for data, without collections."""
     steal: float
     """Part of `local` in which the thread was ready to run and had no CPU."""
     waited: float
     """Time of the step's backwards in which this rank waited for other ranks, or exchanged gradients."""
-    steps: int = 1
-    """Number of steps since the cycle began; 1 if ranks meet in each step."""
 
 
 class Shape(NamedTuple):
@@ -54,6 +55,8 @@ class Shape(NamedTuple):
     meetings: tuple[tuple[int, int, bool], ...]
     """Waits, each with the places where it begins and ends, and True if it falls into a backward. And ends of
     backwards, each with -1, its place, and True."""
+    data: tuple[tuple[int, int], ...]
+    """Waits for data: where each begins and ends."""
     asides: tuple[int, ...]
     """Beginnings of evaluations and the like."""
 
@@ -74,10 +77,13 @@ class LocalTimes(Observer):
         self._times: list[float] = []
         self._pauses: deque[Pause] = deque()
         self._last_marks: list[Any] = []
-        self._last_shape = Shape((), ())
+        self._last_shape = Shape((), (), ())
         self._met = math.nan
         """Time of the last meeting, when the current cycle began. NaN: unknown, or an evaluation or so followed."""
-        self._cycle_steps = 0
+        self._waited = 0.0
+        """Seconds of waits in the current cycle so far."""
+        self._fetched: list[tuple[float, float]] = []
+        """Waits for data in the current cycle so far: begin and end."""
         self._delay = math.nan
         """Seconds without a CPU up to the last moment before the current cycle."""
         self._line = b""
@@ -113,38 +119,27 @@ class LocalTimes(Observer):
         return [self._steps.pop(number, None) for number in numbers]
 
     def _step(self, number: int, times: Sequence[float], shape: Shape) -> None:
-        met, met_place, waited, in_backward, line = math.nan, -1, 0.0, 0.0, b""
-        waits: list[tuple[float, float]] = []  # of the current backward: begin and seconds
-        for begin, place, inside in shape.meetings:
-            now = times[place]
-            if begin >= 0:
-                seconds = now - times[begin]
-                if inside:
-                    waits.append((times[begin], seconds))
-            else:
-                moment = self._last_moment(now)
-                line = line if moment is None else moment.line
-                timed, waits = waits, []
-                if not (self._reduced if moment is None else moment.reduced):
-                    continue  # the backward ends without waiting
-                # Without a moment, the wait is unknown: the parameter got no gradient.
-                seconds = math.nan if moment is None else now - moment.time
-                seconds -= sum([part for start, part in timed if moment is not None and start >= moment.time])
-            waited += seconds
-            in_backward += seconds if inside else 0.0
-            met, met_place = now, place
-        self._cycle_steps += 1
-        if met_place < 0:  # the ranks don't meet in this step
-            self._steps[number] = LocalTime(math.nan, math.nan, math.nan, in_backward, 0)
+        waits, in_backward, line, ends = self._waits(times, shape)
+        place = ends[0] if ends[0] >= 0 else ends[1]
+        data = [(times[begin], times[end]) for begin, end in shape.data]
+        if place < 0:  # the ranks don't meet in this step
+            self._fetched += data
+            self._steps[number] = LocalTime(math.nan, math.nan, math.nan, math.nan, in_backward)
             self._met = math.nan if shape.asides else self._met
         else:
-            aside = any([place < met_place for place in shape.asides])
+            met = times[place]
+            waited = math.fsum([self._waited, *[seconds for at, seconds in waits if at <= met]])
+            self._waited = math.fsum([seconds for at, seconds in waits if at > met])
+            fetched = [*self._fetched, *[one for one in data if one[1] <= met]]
+            self._fetched = [one for one in data if one[1] > met]
+            aside = any([one < place for one in shape.asides])
             local = math.nan if aside else met - self._met - waited
             delay = _delay(line)
-            steal, steps = delay - self._delay, self._cycle_steps
-            self._steps[number] = LocalTime(local, self._collected(met), steal, in_backward, steps)
-            self._met = math.nan if any([place > met_place for place in shape.asides]) else met
-            self._cycle_steps, self._delay = 0, delay
+            collected, while_fetching = self._collected(met, fetched)
+            seconds = math.fsum([end - begin for begin, end in fetched]) - while_fetching
+            self._steps[number] = LocalTime(local, collected, seconds, delay - self._delay, in_backward)
+            self._met = math.nan if any([one > place for one in shape.asides]) else met
+            self._delay = delay
         if not line:  # there is no such file
             self._unread.clear()
         elif line is self._line:
@@ -171,29 +166,64 @@ class LocalTimes(Observer):
             last = self._moments.popleft()
         return last
 
-    def _collected(self, until: float) -> float:
-        """Return the seconds of the collections since the cycle began."""
-        seconds = 0.0
+    def _waits(
+        self, times: Sequence[float], shape: Shape
+    ) -> tuple[list[tuple[float, float]], float, bytes, tuple[int, int]]:
+        """Return the waits of a step.
+
+        Returns:
+            The end and the seconds of each wait; the seconds of waits within backwards; the scheduler's last line; and
+            the places of the last reduced backward's end and of the last wait, or -1.
+        """
+        found, in_backward, line, reduced, waited = [], 0.0, b"", -1, -1
+        inner: list[tuple[float, float]] = []  # of the current backward: begin and seconds
+        for begin, place, inside in shape.meetings:
+            now = times[place]
+            if begin >= 0:
+                seconds, waited = now - times[begin], place
+                if inside:
+                    inner.append((times[begin], seconds))
+            else:
+                moment = self._last_moment(now)
+                line = line if moment is None else moment.line
+                timed, inner = inner, []
+                if not (self._reduced if moment is None else moment.reduced):
+                    continue  # the backward ends without waiting
+                reduced = place
+                # Without a moment, the wait is unknown: the parameter got no gradient.
+                seconds = math.nan if moment is None else now - moment.time
+                seconds -= sum([part for start, part in timed if moment is not None and start >= moment.time])
+            found.append((now, seconds))
+            in_backward += seconds if inside else 0.0
+        return found, in_backward, line, (reduced, waited)
+
+    def _collected(self, until: float, fetched: Sequence[tuple[float, float]]) -> tuple[float, float]:
+        """Return the seconds of the collections since the cycle began, and of those that fell into waits for data."""
+        seconds = meanwhile = 0.0
         while self._pauses and not self._pauses[0].start >= until:
             pause = self._pauses.popleft()
             if pause.start >= self._met:
                 seconds += pause.seconds
-        return seconds
+                meanwhile += pause.seconds if any([begin <= pause.start < end for begin, end in fetched]) else 0.0
+        return seconds, meanwhile
 
 
 def shape(marks: Sequence[Any]) -> Shape:
-    """Find meetings of ranks, and evaluations and the like, among the marks of a step."""
+    """Find meetings of ranks, waits for data, and evaluations and the like, among the marks of a step."""
     tracker = StageTracker()
     meetings: list[tuple[int, int, bool]] = []
-    asides = []
+    data, asides = [], []
     for place, mark in enumerate(marks):
-        if tracker.turn(mark) is Stage.BACKWARD and tracker.stage is not Stage.BACKWARD:
+        stage = tracker.turn(mark)
+        if stage is Stage.BACKWARD and tracker.stage is not Stage.BACKWARD:
             meetings.append((-1, place, True))
+        if stage is Stage.DATA and place:
+            data.append((place - 1, place))
         if mark is BEGIN[Stage.ASIDE]:
             asides.append(place)
         if mark is WAIT and tracker.stage is not Stage.ASIDE and marks[place + 1 : place + 2] == [BACK]:
             meetings.append((place, place + 1, tracker.stage is Stage.BACKWARD))
-    return Shape(tuple(meetings), tuple(asides))
+    return Shape(tuple(meetings), tuple(data), tuple(asides))
 
 
 def _delay(line: bytes) -> float:

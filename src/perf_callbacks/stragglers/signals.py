@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
 
 from perf_callbacks.kernel.engine.observer import Signals
 from perf_callbacks.kernel.engine.stages import Stage
@@ -14,16 +13,11 @@ from perf_callbacks.stragglers.peers import DATA, DEVICE, GC, LOCAL, STEAL, STEP
 
 def of_local_times(steps: Columns, times: Sequence[LocalTime | None]) -> Signals:
     """Return the signals of ranks whose waits are timed; no signals if no step has a local time."""
-    unknown = LocalTime(*[math.nan] * 4)
-    local, collected, steal, _, spans = zip(*[time or unknown for time in times], strict=True)
+    unknown = LocalTime(*[math.nan] * 5)
+    local, collected, data, steal, _ = zip(*[time or unknown for time in times], strict=True)
     if all(map(math.isnan, local)):
         return {}
-    data = _stage(steps, Stage.DATA)
-    if max(spans) > 1:  # the time of a cycle of several steps
-        sums = [*accumulate(data, initial=0.0)]
-        data = [sums[place + 1] - sums[max(0, place + 1 - span)] for place, span in enumerate(spans)]
-    signals = {LOCAL: _with_late_start(local, steal), GC: collected, DATA: data, STEAL: steal}
-    return _signals(steps, signals)
+    return _signals(steps, {LOCAL: _with_late_start(local, steal), GC: collected, DATA: data, STEAL: steal})
 
 
 def of_stages(steps: Columns, *, sharded: bool) -> Signals:
