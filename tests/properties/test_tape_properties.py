@@ -2,13 +2,13 @@
 
 from hypothesis import given, strategies as st
 
-from perf_callbacks.kernel.engine.marks import BACK, BEGIN, END, Pause
+from perf_callbacks.kernel.engine.marks import BACK, BEGIN, END, WAIT, Pause
 from perf_callbacks.kernel.engine.stages import STAGES, Stage
 from perf_callbacks.kernel.engine.tape import Tape
 
 MARKED = [Stage.DATA, Stage.FORWARD, Stage.BACKWARD, Stage.OPTIMIZER, Stage.OTHER, Stage.UNDECIDED]
 SECONDS = st.integers(0, 2**10).map(lambda units: units / 1024)
-MARKS = st.sampled_from([*MARKED, *[BEGIN[stage] for stage in MARKED], BACK])
+MARKS = st.sampled_from([*MARKED, *[BEGIN[stage] for stage in MARKED], WAIT, BACK])
 STEPS = st.lists(MARKS, max_size=6)
 
 
@@ -26,10 +26,11 @@ def naive(events):
             following = before.pop() if before else Stage.OTHER
         elif mark not in MARKED:
             before.append(stage)
-            following = mark.stage
+            following = stage if mark is WAIT and stage is Stage.BACKWARD else mark.stage
         owner = stage
         if stage is Stage.UNDECIDED:
-            owner = Stage.OPTIMIZER if following is Stage.OPTIMIZER else Stage.OTHER
+            decided = following in {Stage.OPTIMIZER, Stage.COMMUNICATION}
+            owner = Stage.OPTIMIZER if decided else Stage.OTHER
         seconds[owner] += length
         stage = following
         if mark is END:
@@ -109,7 +110,7 @@ def test_nobody_listens_before_the_begin_nor_after_ignore():
     assert tape.pairs == []
     tape.listen()
     tape.write((END, 3.0))
-    assert tape.read()[0].rows == [(0, 0, 0, 0, 0, 2.0)]
+    assert tape.read()[0].rows == [(0, 0, 0, 0, 0, 0, 2.0)]
 
 
 def test_a_pause_between_the_clock_and_the_end_of_a_step_is_in_the_next():
