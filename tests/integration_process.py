@@ -50,6 +50,8 @@ class Plan:
     """Directory with the `/sys` of another machine."""
     limits: dict[str, int] = field(default_factory=dict)
     """Of ours: what they are otherwise."""
+    meets: bool = False
+    """Ranks meet in each forward, rank 0 first: a collective that a stopwatch times."""
     finds: bool | None = None
     """What a trial on this rank finds, whatever it sees."""
 
@@ -77,6 +79,8 @@ class Net(nn.Module):
         self.head = nn.Linear(4, 64)
         self.got, self.times, self.kept, self.cpus = [], [], [], []
         self._kept, self._cycles = plan.kept, plan.cycles
+        self.met = [] if plan.meets else None
+        self._late_seconds = plan.rank * plan.step_seconds
         self._told = facts.tell
         self._step_seconds = plan.step_seconds
 
@@ -90,6 +94,11 @@ class Net(nn.Module):
             cycle = []
             cycle.append(cycle)
         time.sleep(self._step_seconds)
+        if self.met is not None:
+            time.sleep(self._late_seconds)
+            began = time.perf_counter()
+            dist.all_reduce(torch.ones(1))
+            self.met.append(time.perf_counter() - began)
         logits = self.head(self.embedding(input_ids))
         return {"loss": nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
 
@@ -270,7 +279,7 @@ def main(plan):
     net = Net(plan, facts)
     rows = globals()[plan.door](plan, net, facts)
     waits = [after - before for before, after in zip(net.times, net.times[1:], strict=False)]
-    facts.tell(done=True, got=net.got, rows=rows, waits=waits, cpus=net.cpus, cpus_after=masks()[0])
+    facts.tell(done=True, got=net.got, met=net.met, rows=rows, waits=waits, cpus=net.cpus, cpus_after=masks()[0])
     if not plan.alone:
         dist.barrier()
     dist.destroy_process_group()
