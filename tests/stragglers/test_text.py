@@ -36,6 +36,12 @@ def summary(**changes):
     return replace(found, stragglers=replace(found.stragglers, **newer))
 
 
+def on_device(**changes):
+    """A fit on a device, where the host doesn't wait for other ranks."""
+    found = summary(**changes)
+    return replace(found, stragglers=replace(found.stragglers, waits_timed=False))
+
+
 ALONE = {"slowdown": None, "stragglers": ((0, "data", 6.0, 2),), "straggler_seconds": {"data": 6.0}}
 QUIET = {"stragglers": (), "straggler_seconds": {}}
 CASES = {
@@ -57,7 +63,8 @@ CASES = {
         stragglers=((0, "steal", 3.0, 1), (1, "device", 2.0, 1)), straggler_seconds={"steal": 3.0, "device": 2.0}
     ),
     "ranks that are equally fast": summary(**QUIET, slowdown=1.0),
-    "a model that is spread over ranks": summary(**QUIET, compared_model=False),
+    "ranks that compute on a device": on_device(**QUIET, slowdown=1.0),
+    "a model that is sharded over devices": on_device(**QUIET, compared_model=False),
     "a single process": summary(**ALONE),
     "a single process without slow steps": summary(**QUIET, slowdown=None),
 }

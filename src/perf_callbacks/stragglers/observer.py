@@ -63,9 +63,9 @@ def begin(recorder: Recorder, training: Training) -> Observer | None:
 class _Found:
     """Stragglers found so far. One thread compares ranks, another reads the results and never waits."""
 
-    def __init__(self, recorder: Recorder, *, model_compared: bool = True) -> None:
+    def __init__(self, recorder: Recorder, *, model_compared: bool = True, waits_timed: bool = True) -> None:
         self._recorder = recorder
-        self._model_compared = model_compared
+        self._model_compared, self._waits_timed = model_compared, waits_timed
         self._stragglers = Stragglers()
         self._warned: set[int] = set()
         self._warnings = 0
@@ -111,7 +111,7 @@ class _Found:
         """Return the stragglers' part of the summary."""
         waiting = self.waited_seconds / self.backward_seconds if self.backward_seconds else None
         comparable = self.timed_steps > 0 or self.untimed_steps < FEWEST_STEPS
-        found = self._summary or StragglerSummary()
+        found = replace(self._summary or StragglerSummary(), waits_timed=self._waits_timed)
         return {"stragglers": replace(found, backward_waiting=waiting, comparable=comparable)}
 
     def metrics(self, kind: str) -> dict[str, float]:
@@ -132,7 +132,9 @@ class RanksWatch(Observer, WindowReader):
         self._device = recorder.run.timeline == "device"
         self._sharded = gradient_moments.sharded(model)
         ranks.role = coordinates(model)
-        self._found = _Found(recorder, model_compared=not (self._sharded and self._device))
+        self._found = _Found(
+            recorder, model_compared=not (self._sharded and self._device), waits_timed=not self._device
+        )
         self._local: LocalTimes | None = None
         self._made, self._analysed = 0, 1
         """First step of this rank's newest window, and first step after the analysed windows."""

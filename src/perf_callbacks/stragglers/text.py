@@ -114,8 +114,10 @@ def lines(found: StragglerSummary | None) -> Iterator[str]:
     elif rest >= WORTH_A_LINE * found.seconds:
         yield f"other stragglers cost {rest:,.3g} s"
     yield from _uneven(found)
+    if not found.waits_timed:
+        yield "waits for other ranks are unknown: the host doesn't wait for the device. Backward was not compared"
     if not found.model_compared:
-        yield "forward and backward were not compared: ranks wait for each other there, and a device hides the waits"
+        yield "forward and optimizer were not compared: parameters are sharded, so ranks wait for each other there"
     if found.backward_waiting is not None:
         yield f"at most {found.backward_waiting:.0%} of backward on this rank was waiting for other ranks"
 

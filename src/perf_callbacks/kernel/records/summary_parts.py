@@ -104,6 +104,9 @@ class StragglerSummary:
     seconds: float = 0.0
     model_compared: bool = True
     """False: ranks wait for each other within the model on a device, so only time outside of the model was compared."""
+    waits_timed: bool = True
+    """False: the host doesn't wait for the device, so waits for other ranks are unknown. Only the stages on the device
+    outside of backward were compared."""
     comparable: bool = True
     """False: no wait of this rank for other ranks was seen, so ranks can't be compared."""
     seconds_by_cause: Mapping[str, float] = field(default_factory=dict)
