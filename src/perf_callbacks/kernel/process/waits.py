@@ -46,8 +46,9 @@ class Waits(Owner[Claim]):
         tapes: dict[int, tuple[tuple[Tape, Callable[[], float]], ...]] = {}
         for thread, tape, clock in claims:
             tapes[thread] = (*tapes.get(thread, ()), (tape, clock))
-        self._tapes.clear()
-        self._tapes |= tapes
+        self._tapes.update(tapes)  # never empty in between: another thread may be about to wait
+        for thread in self._tapes.keys() - tapes.keys():
+            del self._tapes[thread]
         if claims and self._patches is None:
             self._patches = Patches()
             for owner, name in _waiting_functions():
