@@ -49,7 +49,7 @@ class Case:
 CASES = {
     "next(loader)": Case("data", "# hang: loader"),
     "lock": Case("forward", "# hang: lock"),
-    "collective": Case("forward", "# hang: collective"),
+    "collective": Case("communication", "# hang: collective"),
     "checkpoint": Case("checkpoint", "# hang: checkpoint", patience=10 * PATIENCE),
     "SIGSTOP": Case("forward", "# hang: stopped", silent=True),
     "GIL held": Case("forward", "# hang: GIL", silent=True),

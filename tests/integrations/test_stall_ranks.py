@@ -27,10 +27,10 @@ def at(comment):
 WORKER = r"Rank 1 waits for the loader's worker 0, which sleeps( in the kernel's `\w+`)?: `py-spy dump --pid \d+` shows"
 CASES = {
     "lock": rf"Rank 1 is in forward: {at('lock')}`forward`\. Rank 0 waits in backward",
-    "tensor parallel": rf"Rank 1 is in forward: {at('lock')}`forward`\. Rank 0 waits in forward: ",
+    "tensor parallel": rf"Rank 1 is in forward: {at('lock')}`forward`\. Rank 0 waits in communication: ",
     "store": rf"Rank 1 is in other code: {at('event')}.*Rank 0 waits in other code: {at('store')}",
-    "monitored barrier": rf"Rank 1 is in other code: {at('event')}.*Rank 0 waits in other code: {at('barrier')}",
-    "leave": rf"Rank 1 has left the training loop after step 5, and waits in other code: {at('left')}`train`, in "
+    "monitored barrier": rf"Rank 1 is in other code: {at('event')}.*Rank 0 waits in communication: {at('barrier')}",
+    "leave": rf"Rank 1 has left the training loop after step 5, and waits in communication: {at('left')}`train`, in "
     r"distributed_c10d\.py:\d+ `barrier`\. Rank 0 waits in backward: ",
     "start": r"Rank 1 is silent, last heard of in step 1 in other code: hanging_rank\.py:\d+ `\w+`",
     "raise": r"Rank 1 has ended the training after step 5: ValueError: no\\nsuch file\. Rank 0 waits in backward: ",
