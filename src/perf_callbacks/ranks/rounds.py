@@ -79,7 +79,7 @@ class Rounds:
         self._handlers: dict[str, ChannelHandler] = {}
         self._channels: dict[str, Channel] = {}
         self.agreed = threading.Event()
-        """Set once there are settings, or no settings will come."""
+        """Set when the settings of the job are known, or when it is clear that rank 0 will send none."""
 
     def step(self, now: float) -> float | None:
         """Run a round. Return the seconds until the next round; None: until the next offer."""

@@ -42,7 +42,7 @@ def are_batched(operands: list[torch.Tensor]) -> bool:
 
 
 def flops_per_real_flop(operands: list[torch.Tensor]) -> int:
-    """Return the FLOPs relative to the same product of real numbers.
+    """Return how many times the FLOPs of real numbers a product takes: 4 for complex numbers, 0 for integers.
 
     A product of two complex numbers takes four multiplications and four additions; of a complex and a real number, two
     of each. Integers take no floating-point operations.

@@ -146,7 +146,8 @@ def _overrides(callback: object, hook: str) -> bool:
 def _outermost(trainer: Any) -> list[tuple[Any, str]]:
     """List the outermost calls of the training loop, to see exceptions: transformers has no hook for exceptions.
 
-    In transformers < 5 the loop also calls methods that are watched in any case.
+    Transformers < 5 has no method around all steps of an epoch. There `install` wraps more methods of the loop, such as
+    `get_batch_samples`, with `ends_fit=True`: these wrappers see exceptions too.
     """
     if hasattr(trainer, "_run_epoch"):
         loop = ("_run_epoch", "_evaluate", "_finalize_training")

@@ -28,7 +28,7 @@ COUNTED = "counted"
 """Reason that excludes the step in which FLOPs are counted, the same step on all ranks."""
 
 RECOUNTED = "recounted"
-"""Reason that excludes a step in which FLOPs are counted for a new shape.
+"""Reason that excludes a step in which FLOPs are counted after the first count, for example for a new shape.
 
 Ranks may meet the shape at different steps, so windows include the step.
 """

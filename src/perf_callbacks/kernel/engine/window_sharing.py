@@ -31,7 +31,7 @@ class Ranks(Protocol):
 
     @property
     def latest(self) -> Window | None:
-        """Last window of all ranks that this rank knows; None before the first window."""
+        """The newest window that this rank has received, with the sums over all ranks. None before the first window."""
 
     @property
     def signals(self) -> bool:
@@ -83,7 +83,7 @@ class WindowSharing:
 
     @property
     def latest(self) -> Window | None:
-        """Last window of all ranks that this rank knows."""
+        """The newest window that this rank has received, with the sums over all ranks."""
         return self._ranks.latest if self._ranks is not None else None
 
     def exchange(self, step: int) -> None:
@@ -178,7 +178,7 @@ class WindowSharing:
 
 
 def _belonging(steps: Columns) -> Columns:
-    """Return the steps that count in windows: all steps of rows, and steps excluded as recounted."""
+    """Return the steps that count in windows: the steps of rows, and steps of FLOP counts after the first count."""
     if not any(steps.excluded):
         return steps
     reasons = zip(steps.excluded, steps.step_seconds, strict=True)

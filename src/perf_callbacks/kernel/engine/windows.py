@@ -31,7 +31,8 @@ class Part:
     """Number of groups of ranks with their own samples. Under tensor or pipeline parallelism several ranks process the
     same samples, so the job processed `data_parallel / world_size` of the ranks' sum."""
     steps: int
-    """Number of these steps that are in rows or excluded only as "recounted". The next fields cover these steps."""
+    """Number of steps of the window that the next fields cover: the steps of rows, and steps that are in no row only
+    because of a FLOP count after the first count."""
     seconds: float
     samples: int | None
     """Samples; None: unknown, like the next two fields."""

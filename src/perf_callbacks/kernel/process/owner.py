@@ -28,8 +28,9 @@ class Owner(Generic[Wish]):
       before anything was restored. Readers need no lock, but a copy: `[*claims]`, `[*claims.values()]` and
       `claims.copy()` are one call into C, while iterating `items()` makes tuples, so a collection may free a fit there.
     - The lock is reentrant, because a collection may run a finalizer in the midst of a change, on the same thread. A
-      finalizer on another thread may interrupt code that holds any other lock. So finalizers wait for our lock only
-      a moment, and the watchdog, which has a lock of its own, is never called while we hold ours.
+      finalizer runs on any thread that allocates, even while that thread holds a lock of other code. If the owner of
+      our lock waited for that lock, both threads would wait forever. So a finalizer waits for our lock only a moment,
+      and we never call the watchdog, which has a lock too, while we hold ours.
     """
 
     def __init__(self) -> None:

@@ -234,8 +234,8 @@ class Window:
     last_step: int
     """Last step by the trainer's count, inclusive, like `first_step`."""
     steps: int
-    """Number of these steps that are in rows, or are excluded only as "recounted". The amounts below cover these
-    steps."""
+    """Number of steps that the amounts below cover: the steps of rows, and steps that are in no row only because of a
+    FLOP count after the first count ("recounted")."""
     ranks: int
     """Number of ranks of the job."""
     missing: int = 0
