@@ -75,9 +75,10 @@ def fails_open(method: Callable[Concatenate[M, P], T]) -> Callable[Concatenate[M
 class guard:  # noqa: N801 named like `contextlib.suppress`
     """Pass an `Exception` of the block to `handle`, and go on after the block.
 
-    `handle` first raises the exception of a signal handler: it is a method `fail`, the result of `logs`, or calls
-    `let_pass`. Without `handle`, `reason` describes the error. Entering and leaving are frames: code that runs for
-    each event of a step has an `except` of its own.
+    If a signal handler of the program raised the exception, `handle` must raise it again. A method `fail` and the
+    result of `logs` do so; any other function calls `let_pass`. Without `handle`, `reason` describes the error.
+    Entering and leaving this guard are two frames, so code that runs for each event of a step has an `except` of its
+    own.
     """
 
     __slots__ = ("_handle", "reason")

@@ -1,7 +1,7 @@
 """Errors that a signal handler of the program raises within our code.
 
-Python runs a handler in the main thread between any two of its instructions, so also between two of ours. A guard that
-keeps our own errors from training must not swallow the exception by which a program wants to stop, or to time out.
+Python runs a handler in the main thread, between any two instructions, so also within our code. A guard keeps our own
+errors from the training. It must not swallow an exception by which the program wants to stop, or to time out.
 """
 
 import contextlib
@@ -25,8 +25,9 @@ def let_pass(error: BaseException) -> None:
 def of_handler(error: BaseException) -> BaseException | None:
     """Return the exception that a signal handler raised: this error, or a cause of this error; else None.
 
-    An implicit `__context__` counts only if a frame in this error's traceback caught it: `Thread.start` raises a
-    `KeyError` while it handles another exception. The program may have handled any other `__context__` long ago.
+    `__context__` is an exception that was being handled when this error was raised. It counts only if a frame in this
+    error's traceback caught it, as in `Thread.start`, which raises a `KeyError` while it handles another exception. The
+    program may have handled any other `__context__` long ago.
     """
     found: BaseException | None = error
     seen = set[int]()  # an error may be its own cause
@@ -44,7 +45,7 @@ def of_handler(error: BaseException) -> BaseException | None:
 
 
 class suppress(contextlib.suppress):  # noqa: N801 named like the class of the standard library
-    """Suppress these errors unless a signal handler raised them: a handler's `TimeoutError` is an `OSError` too."""
+    """Suppress these errors, except an error of a signal handler, whose `TimeoutError` is an `OSError` too."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -59,9 +60,9 @@ def _frames(trace: TracebackType | None) -> Iterator[FrameType]:
 
 
 def _interrupts(outer: FrameType, inner: FrameType) -> bool:
-    """Return True if a function received the number of a signal and then the interrupted frame, as handlers do.
+    """Return True if a function's first arguments are the number of a signal and a frame, as those of a handler.
 
-    The handler may be no longer installed: many handlers restore the default before they raise.
+    The handler may no longer be installed, because many handlers restore the default before they raise.
     """
     code, values = inner.f_code, list[object]()
     for name in code.co_varnames[: code.co_argcount + bool(code.co_flags & CO_VARARGS)]:
@@ -71,7 +72,7 @@ def _interrupts(outer: FrameType, inner: FrameType) -> bool:
 
 
 def _installed() -> set[CodeType]:
-    """Return the code of all installed handlers: a handler may have deleted its arguments."""
+    """Return the code of all installed handlers. This finds a handler that has deleted its arguments."""
     codes = set[CodeType]()
     for number in signal.valid_signals():
         handler: object = signal.getsignal(number)

@@ -32,7 +32,8 @@ class Batch(NamedTuple):
     tokens: int | None
     """Elements of the token ids; None without token ids, or while their tensor is unknown."""
     useful_tokens: Any
-    """Elements that the mask keeps; for a mask on a device, a tensor that may be pending. None without a mask."""
+    """Elements that the mask keeps. If the mask is on a device, this is a tensor that the device may not have computed
+    yet. None without a mask."""
     shape: ShapeKey
     """Empty if unreadable."""
 
@@ -94,7 +95,8 @@ class BatchReader:
     A known shape costs a look-up in a dictionary. The known shapes also serve the count of FLOPs by shape.
 
     Args:
-        on_new_shape: Called with a shape that is new, or was forgotten, and its tensors, before the batch is used.
+        on_new_shape: Called before the batch is used, with its shape and its tensors, if the shape is new or was
+            forgotten.
 
     >>> BatchReader().read([{"prompt": "a"}, {"prompt": "b"}])
     Batch(samples=2, tokens=None, useful_tokens=None, shape=())
@@ -107,13 +109,12 @@ class BatchReader:
         self.seen: dict[ShapeKey, tuple[Batch, tuple[str, ...]]] = {}
         """Batch and names of masks, by shape."""
         self.several = False
-        """True: each batch holds a batch from each of several loaders, so their samples add up."""
+        """True: there are several loaders, and each batch is made of one batch of each. The samples of these add up."""
         self.time_first = False
         """True: the model takes sequences whose first dimension is time."""
         self.by_shapes: dict[tuple[Any, ...], Batch] = {}
-        """Batches without a mask, by the shapes of their tensors, after the names if the batch is a mapping.
-
-        Callers that read a batch in every step look here first, which saves a frame.
+        """Known batches without a mask. The key is the shapes of the tensors, and before them the names if the batch is
+        a mapping. Callers that read a batch in every step look here first, which saves a frame.
         """
         self._known: dict[tuple[Any, ...], _Known] = {}
         self.has_read = False
@@ -160,11 +161,11 @@ class BatchReader:
         self._forget_all()
 
     def look_up(self, lookups: Iterable[Lookup]) -> bool:
-        """Find the tensors of token ids by the embedding look-ups since `note`. Return True if there are new ones.
+        """Find the tensors of token ids by the embedding look-ups since `note`. Return True if new tensors were found.
 
         The largest embedding holds the tokens, unless another embedding was looked up with a different number of
-        indices. A tensor with a number per sample, such as a user or a class, holds no tokens. Batches with the same
-        tensor names, whatever their sizes, have token ids in the same tensors. Batches with `input_ids` need no search.
+        indices. A tensor with a number per sample, such as a user or a class, holds no tokens. All batches with the
+        same tensor names have token ids in the same tensors. Batches with `input_ids` need no search.
         """
         noted, self._noted = self._noted or [], None
         every = {*lookups}

@@ -20,14 +20,15 @@ _FEW = 3
 def samples(batch: Any, *, several: bool = False, time_first: bool = False) -> int | None:
     """Count the samples of a batch; None if its tensors are ambiguous.
 
-    Token ids decide if there are some. Otherwise the leading size of all parts counts, or else of most parts, if their
-    rows can't be in the second dimension instead. The samples of a batch of graphs are its graphs.
+    If the batch has token ids, their leading size counts. Otherwise the leading size on which all parts agree counts.
+    If only most parts agree, their leading size counts, unless the second dimension may hold the samples. In a batch of
+    graphs, the samples are the graphs.
 
     Args:
         batch: A batch of any form.
         several: True: the batch holds a batch from each of several loaders, and their samples add up.
-        time_first: True: the model takes sequences whose first dimension may be time, so the leading size of sequences
-            alone may be their length.
+        time_first: True: the first dimension of the model's sequences may be time. In a batch of sequences alone, the
+            leading size may then be their length.
     """
     if several:
         each = [samples(part, time_first=time_first) for _, part in parts(batch) if leaves(part)]
@@ -124,7 +125,10 @@ def _are_images_and_targets(inside: Sequence[Any]) -> bool:
 
 
 def _most(votes: Sequence[int | None], tensors: Sequence[Leaf]) -> int | None:
-    """Return the number of rows of more than half of the parts; None if there is no such number, or a length."""
+    """Return the number of rows on which more than half of the parts agree.
+
+    None: there is no such number, or it may be a length.
+    """
     size, count = Counter(votes).most_common(1)[0] if votes else (None, 0)
     if size is None or 2 * count <= len(votes):
         return None

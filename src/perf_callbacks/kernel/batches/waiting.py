@@ -1,7 +1,8 @@
 """Batches that were fetched and wait for a call of the model.
 
-A loop may drop a batch, or fetch the next batch before it trains on this one. So a batch belongs to the step whose
-model call gets the batch. Tensors match by identity, or by shape if they were copied to a device since.
+A loop may drop a batch, or fetch the next batch before it trains on this batch. So a batch belongs to the step in which
+the model is called with it. A call gets a batch if its tensors are the same objects. If the batch was copied to a
+device, equal shapes are enough.
 """
 
 import weakref
@@ -51,15 +52,16 @@ def take(
 ) -> tuple[list[Batch], bool]:
     """Remove the batches of a model call from `waiting`. Return these batches, and True if the newest is included.
 
-    If shapes fit several different batches, the differing amounts are unknown. If the rows of the call are the sum over
-    all batches, the call belongs to all batches.
+    If the shapes fit several batches with different amounts, the amounts that differ are unknown. If the call has as
+    many rows as all batches together, the call gets all batches.
 
     Args:
         waiting: Two or more batches.
         arguments: Arguments of the model call.
-        again: True: the model was called before in this forward, maybe with the same batch, so only identity counts.
-        alone: False: batches of other loaders wait too, and the call may use none of these. Then shapes identify only
-            the first batch, whose tensors were not stored.
+        again: True: the model was called before in this forward, maybe with the same batch. Then equal shapes are not
+            enough.
+        alone: False: batches of other loaders wait too, and the call may be about those. Then equal shapes are enough
+            only for the first batch, whose tensors were not stored.
     """
     found = [one for one in leaves(arguments) or () if one.rows is not None]
     ids, sizes = {id(one.tensor) for one in found}, {one.sizes for one in found}

@@ -1,4 +1,4 @@
-"""Account of a fit's wall time: each second belongs to one part. Sums over the garbage collections of a fit."""
+"""Account of a fit's wall time, in which each second belongs to one part. Sums over the fit's garbage collections."""
 
 from collections import Counter
 
@@ -78,7 +78,7 @@ class Account:
 
 
 class Pauses:
-    """Sums over the collections of a fit. The checklist's first full collection has a sum of its own."""
+    """Sums over the collections of a fit. The first full collection of the checklist is in a separate sum."""
 
     def __init__(self) -> None:
         self._collections = [0] * GENERATIONS

@@ -125,7 +125,7 @@ class Engine:
         self.flush_at = 0.0
         """After this time, the end of any step hands out the finished steps."""
         self._due = 0
-        """The next step at whose end finished steps are handed out: a block is full, or a window is complete."""
+        """The next step at whose end finished steps are handed out, because a block is full or a window is complete."""
         self._look_at = 0
         """The step at whose end the work model checks which parameters are trained."""
         self._collections = Pauses()
@@ -232,7 +232,10 @@ class Engine:
             self.plan()
 
     def plan(self) -> None:
-        """Compute the next step whose end needs full handling. In a span and with a device timeline, each end does."""
+        """Compute the next step whose end needs full handling.
+
+        In a span, and with a device timeline, all ends need this.
+        """
         block = WATCHED_BLOCK if self._observers.watching else BLOCK
         self._due = min(self.step + block - self._ledger.kept - len(self.ended), self._windows.due or NEVER)
         self._look_at = self.work.look_after(self.step)
@@ -274,7 +277,10 @@ class Engine:
 
     @property
     def why_empty(self) -> str | None:
-        """Reasons for the steps left out of the last row. None if they are only the first step and counted steps."""
+        """Reasons for the steps left out of the last row.
+
+        None if only the first step and counted steps were left out.
+        """
         left_out = self._ledger.left_out
         return reasons(left_out) if {*left_out} - {*BEGINNING, COUNTED, RECOUNTED} else None
 
@@ -327,9 +333,9 @@ class Engine:
         return self._summary(all_steps, included, failure, now)
 
     def interim_summary(self, now: float) -> Summary | None:
-        """Return the summary of the steps that were read. Another thread may call this, and reads no steps.
+        """Return the summary of the steps that were read so far. A thread beside the training may call this.
 
-        None: the training thread reads steps for a while.
+        None: the training thread is busy with reading steps.
         """
         with self.step_reader.alone() as held:
             if not held:

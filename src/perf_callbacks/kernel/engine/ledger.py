@@ -49,7 +49,7 @@ class Ledger:
         return self._record(block, early)
 
     def early_block(self, following: Columns | None) -> Steps | None:
-        """Return a record of the steps that are not in the journal yet, with `following`: steps not in the ledger yet.
+        """Return a record of all steps that the journal lacks. `following` are steps that the ledger lacks too.
 
         The steps stay in the ledger: `take_block` takes them later, and leaves them out of its record.
         """

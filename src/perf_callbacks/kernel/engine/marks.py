@@ -62,8 +62,8 @@ _COMMUNICATION, _ASIDE = Stage.COMMUNICATION, Stage.ASIDE
 class Calls(NamedTuple):
     """Number of times that a step turns to the model's forward and to its backward.
 
-    Turns are counted instead of marks: if a plain loop calls the model twice in a row, the second call is marked only
-    sometimes.
+    Two marks of the forward in a row count once: if a plain loop calls the model twice in a row, the second call is
+    marked only sometimes.
     """
 
     forwards: int

@@ -9,7 +9,7 @@ from perf_callbacks.kernel.engine.steps import NEVER, Columns, Step
 from perf_callbacks.kernel.records.fit_records import Finding, Gc, Record, Summary
 
 Signals = Mapping[str, Sequence[float | None]]
-"""Signals of some steps: by name, a column of seconds as long as the steps, with None for an unknown time."""
+"""Signals of some steps. For each name a column of seconds, one per step; None for an unknown time."""
 
 
 P = ParamSpec("P")
@@ -77,7 +77,10 @@ class Observer:
         return {}
 
     def operation(self, function: Any, output: Any, backward: int) -> None:
-        """Handle an operation of a counted step. `backward` is the number of the running backward; 0: none runs."""
+        """Handle an operation of a counted step.
+
+        `backward` is the number of the running backward, or 0 if none runs.
+        """
 
     def record_written(self, record: Record) -> None:
         """Handle a record that this thread or another has written."""
@@ -191,7 +194,7 @@ class Observers:
         return {name: least for observer in self._all for name, least in observer.asks.items()}
 
     def step_ended(self, step: int) -> None:
-        """Announce the end of a step to the observers that are due. `step_began` computes the next due step."""
+        """Announce the end of a step to the observers that are due. `step_began` then computes the next due step."""
         for observer in self.overriding["step_ended"]:
             if step >= observer.due:
                 observer.step_ended(step)

@@ -17,9 +17,9 @@ def metrics(
 ) -> dict[str, float]:
     """Compute the metrics of some steps, by name. Unknown metrics are left out. Without steps there are no metrics.
 
-    Rates of the job come from these steps if a single process trains, else from the last complete window of all ranks.
-    Rates per device come from these steps of this rank, and are left out if a single device trains. `flops` are the
-    metrics of the steps whose FLOPs are known.
+    If a single process trains, rates of the job come from these steps. Otherwise they come from the last complete
+    window of all ranks. Rates per device come from these steps, and are left out if a single device trains. `flops` are
+    the metrics of the steps whose FLOPs are known.
     """
     seconds = totals.step_seconds
     if not totals.steps or seconds <= 0:

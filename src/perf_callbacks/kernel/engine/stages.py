@@ -20,8 +20,8 @@ class Stage(IntEnum):
     OTHER = 6
     """Logging, callbacks, the rest of the step."""
     UNDECIDED = 7
-    """Time after a backward of a plain loop. It counts as optimizer if an optimizer step or a collective follows, else
-    as other."""
+    """Time after a backward of a plain loop. If an optimizer step or a collective follows, the time counts as
+    optimizer, else as other."""
     ASIDE = 8
     """Evaluation, checkpointing and other work that is part of no step."""
 

@@ -1,4 +1,4 @@
-"""Reader of finished steps: from the tape into the ledger. One thread reads at a time."""
+"""Moves finished steps from the tape into the ledger. One thread reads at a time."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,7 @@ MOMENT_SECONDS = 0.05
 
 
 class DeviceTimeline(Protocol):
-    """The same marks on an accelerator's clock. Times come late, in order, and sometimes never."""
+    """Times of the marks by an accelerator's clock. Times arrive late, in order, and may get lost."""
 
     def mark(self, mark: Mark) -> None:
         """Put a mark into the stream, between earlier and later work."""
@@ -35,7 +35,7 @@ class DeviceTimeline(Protocol):
 
 
 class StepReader:
-    """Moves finished steps to the ledger, once the tape, and the device if there is one, give their times.
+    """Moves finished steps to the ledger once their times are known: from the tape, or from the device if there is one.
 
     Marks and the ends of steps are written without a lock. A thread that reads them, or the ledger, holds one lock.
     """
@@ -106,10 +106,9 @@ class StepReader:
     def write_early(self, emit: Callable[[Record], None]) -> None:
         """Write the finished steps that were not handed out yet. Called outside the training thread.
 
-        No state changes: the tape is read from a copy, and the FLOPs of its steps stay unknown.
-
-        The device is not queried: a query might spoil the capture of a graph in the training thread, and this thread
-        might hang with the device. The training thread queries the device at the end of the next step.
+        No state changes: a copy of the tape is read, and the FLOPs of steps on the tape stay unknown. Only the training
+        thread queries the device, at the end of a step. A query by this thread might spoil the capture of a graph in
+        the training thread, and this thread might hang with the device.
         """
         if not self._lock.acquire(blocking=False):
             return
@@ -241,7 +240,10 @@ class StepReader:
     def _efforts(
         self, numbers: Sequence[int], batches: Sequence[list[Batch]], calls: Sequence[Calls], *, alike: bool
     ) -> Sequence[StepFlops | None]:
-        """Return the FLOPs of each step. While unknown, ask the work model step by step, because it counts reasons."""
+        """Return the FLOPs of each step.
+
+        If they are unknown, ask the work model for each step: it counts the reasons.
+        """
         first = self._effort(numbers[0], batches[0], calls[0])
         if alike and first is not None and not self.work.trainable_changed and calls.count(calls[0]) == len(calls):
             return (first,) * len(numbers)
@@ -261,10 +263,10 @@ def _alike(steps: Sequence[list[Batch]]) -> bool:
 
 
 def _without(last: Batch, calls: Calls) -> tuple[int | None, int | None, Any]:
-    """Return samples, tokens and useful tokens of a step without a new batch: 0 if no backward ran.
+    """Return samples, tokens and useful tokens of a step without a new batch.
 
-    None for an amount that the last batch doesn't show, and for all amounts after a backward, which used an earlier
-    batch.
+    If no backward ran, they are 0, or None for an amount that the last batch doesn't show. After a backward, which used
+    an earlier batch, all are None.
     """
     return (None, None, None) if calls.backwards else nothing(last)
 

@@ -40,7 +40,7 @@ class StepFlops(NamedTuple):
     model_flops: int
     hardware_flops: int
     ideal_seconds: float | None = None
-    """Seconds that the model's work takes at peak, each number format at its own peak; None: unknown."""
+    """Seconds that the model's work would take if each number format ran at its own peak. None: unknown."""
 
 
 class Step(NamedTuple):
@@ -77,7 +77,7 @@ class Columns(NamedTuple):
     step_seconds: Sequence[float | None]
     """Sum of the stages of each step; None: the times were lost."""
     stages: Sequence[Sequence[Any]]
-    """Seconds, or None if the times were lost: one column for each of `STAGES`."""
+    """One column for each of `STAGES`: seconds per step, or None if the times were lost."""
 
     @classmethod
     def of(cls, steps: Sequence[Step]) -> "Columns":
@@ -261,16 +261,16 @@ class KnownParts:
     waits_timed: bool
     """True: waits in collectives are measured. On a device, the host doesn't wait."""
     processes: int
-    """Number of processes that train. If there are several, rates over all come from the windows of all ranks."""
+    """Number of processes that train. If there are several, the windows of all ranks give the rates of the job."""
     devices: float | None
-    """Number of devices that work on the samples of this process: its own, and the devices of ranks with the same
-    samples. None: unknown which ranks share samples."""
+    """Number of devices that work on the samples of this process: the devices of this rank and of the ranks that share
+    its samples. None: it is unknown which ranks share samples."""
 
     def stages(self, seconds: Sequence[float]) -> list[tuple[Stage, str]]:
         """Return the stages of some steps, each with the name of its time in metrics and journal.
 
-        A stage that was never entered is left out, since its time may not be 0: a trainer may run the stage in ways
-        that we don't see.
+        A stage that was never entered is left out, because the trainer may have run the stage without a call that we
+        watch.
         """
         timed = {Stage.GC: self.gc_staged, Stage.COMMUNICATION: self.waits_timed}  # 0 is then a measured time
         return [(stage, _TIMES[stage]) for stage in STAGES if timed.get(stage) or isinstance(seconds[stage], float)]

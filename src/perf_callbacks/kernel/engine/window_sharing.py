@@ -1,4 +1,4 @@
-"""The windows that ranks exchange: this rank's part of each, and what comes back from all ranks."""
+"""The windows that ranks exchange: offers this rank's part of each window, and takes the windows of all ranks."""
 
 from array import array
 from collections.abc import Callable
@@ -52,8 +52,8 @@ class Ranks(Protocol):
 class WindowSharing:
     """Adds up the included steps of each window, offers complete parts to the other ranks, and emits their windows.
 
-    A window that began before its length was known is left out. Without `ranks` nothing is exchanged; the only rank of
-    a job agrees with itself at once.
+    A window that began before its length was known is left out. Without `ranks` nothing is exchanged. If the job has
+    one rank, the values that this rank proposes hold at once.
     """
 
     def __init__(

@@ -12,7 +12,8 @@ from typing import Any
 from perf_callbacks.kernel.records.fit_records import Window
 
 NOTICE = 3
-"""Windows between a rank's proposal and the step from which the proposal holds: time for all ranks to receive it."""
+"""Number of windows between a rank's proposal and the step from which the proposal holds. All ranks receive the
+proposal in this time."""
 
 MOST_NAMED = 64
 """Most missing ranks that a window lists; all are counted."""
@@ -35,18 +36,19 @@ class Part:
     because of a FLOP count after the first count."""
     seconds: float
     samples: int | None
-    """Samples; None: unknown, like the next two fields."""
+    """Samples. None, here and in the next two fields: unknown."""
     tokens: int | None
     useful_tokens: int | None
-    """An integer; until the part is sent, it may be a number that a device still computes."""
+    """An integer when the part is sent. Before, it may be a number that a device still computes."""
     model_flops: int | None = None
-    """FLOPs of this rank itself, even if several ranks process the same samples. None: unknown for a step."""
+    """FLOPs of this rank alone, even if several ranks process the same samples. None: the FLOPs of a step are
+    unknown."""
     hardware_flops: int | None = None
     asks: Mapping[str, int] = field(default_factory=dict)
     """Values that this rank proposes to all ranks, by name."""
     signals: Mapping[str, "array[float]"] = field(default_factory=dict)
-    """Seconds of each step of the window, from `first_step` on, by the name of the signal: arrays of type "f". NaN:
-    unknown."""
+    """For each signal, by name, the seconds of each step of the window, from `first_step` on: an array of type "f".
+    NaN: unknown."""
     role: Mapping[str, int] = field(default_factory=dict)
     """Coordinates of the rank in the layout of the job, such as `{"data": 3, "tensor": 0}`. Empty: unknown."""
     attempt: int = 0
@@ -93,7 +95,7 @@ class WindowReader(ABC):
 
     @abstractmethod
     def window_gathered(self, window: GatheredWindow) -> None:
-        """Read a window: in the side thread, once per window, in order, at its deadline or before.
+        """Read a window. The side thread calls this once per window, in order, at the deadline of the window or before.
 
         A reader should sleep for a moment every 2 ms, because the training thread may want the GIL.
         """
@@ -102,8 +104,8 @@ class WindowReader(ABC):
 def hold(window: Window, before: Window | None, now: int | None = None) -> Window:
     """Return the window with the step from which each proposed value holds.
 
-    A new value holds from some windows later on. A value that the previous window had too keeps its step. If ranks are
-    missing, the values of the previous window hold. `now` is the step that training has reached since the window.
+    A new value holds `NOTICE` windows later. A value that the previous window had too keeps its step. If ranks are
+    missing, the values of the previous window stay in force. `now` is the step that training has reached by now.
     """
     if window.missing:
         return window if before is None else replace(window, asks=before.asks, holds=before.holds)

@@ -18,16 +18,18 @@ class Environment:
     """Machine and interpreter as they were when a fit began. None: unknown."""
 
     gc_enabled: bool
-    """True: the process collects garbage automatically, apart from fits."""
+    """True: the process collects garbage automatically, or would do so without fits."""
     gc_thresholds: tuple[int, int, int]
     gc_frozen: int
-    """Number of objects that the program froze, apart from fits. Interpreters freeze some hundreds of their own."""
+    """Number of objects that the program froze, without objects frozen by fits. The interpreter itself freezes some
+    hundreds."""
     gc_generational: bool
     """True: young objects can be collected separately."""
     accelerator: str | None
     """Kind of accelerator in use, such as "cuda". None: there is none."""
     cpus: int | None
-    """CPUs that the process may keep busy: its share of the job's CPUs on this machine, within its mask."""
+    """Number of CPUs that the process may keep busy: its share of the job's CPUs on this machine, and no more than its
+    mask has."""
     memory_available: int | None
     """Bytes of host memory that the process may still take, within the limit of its control group."""
     local_world_size: int = 1
@@ -87,8 +89,9 @@ def read(
 def _cpus(ranks: int, root: Path) -> int | None:
     """Return the number of CPUs that this process may keep busy if `ranks` equal processes share the machine.
 
-    The mask of the parent, such as torchrun, and the quota of the control group hold for all ranks together. If the
-    mask of this process is narrower than its share, the mask is its own, so it is not divided.
+    All ranks together have the CPUs in the mask of their parent, such as torchrun, and the quota of the control group.
+    If the mask of this process has fewer CPUs than its share, other ranks don't use these CPUs, so they are not
+    divided.
     """
     mask, own = processes.cpu_mask(), processes.allowed_cpus()
     if own is None:

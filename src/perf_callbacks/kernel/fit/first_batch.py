@@ -9,9 +9,9 @@ from perf_callbacks.kernel.foreign_errors import let_pass
 
 
 class FirstBatch:
-    """Type and size of the first batch, and whether its memory is pinned. Examines no batch unless `wanted`.
+    """Type and size of the first batch, and whether its memory is pinned.
 
-    The reason: `is_pinned` of a tensor initializes CUDA.
+    A batch is examined only if `wanted`, because `is_pinned` of a tensor initializes CUDA.
     """
 
     def __init__(self, *, wanted: bool = False) -> None:

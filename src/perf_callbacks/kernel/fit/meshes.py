@@ -20,7 +20,9 @@ class Ambiguous(Exception):  # noqa: N818 an answer, not an error
 
 
 def data_parallel(model: torch.nn.Module, world_size: int) -> int | None:
-    """Count the groups of ranks with their own samples. None: the parameters don't say, so each rank has its own.
+    """Count the groups of ranks with their own samples.
+
+    None: the parameters don't show any sharing, so each rank has its own samples.
 
     Raises:
         Ambiguous: Some parameters lie on a mesh whose dimension names don't say who shares samples.

@@ -41,7 +41,7 @@ class Place:
     data_parallel: int | None = None
     """Number of groups of ranks with their own samples; None: each rank has its own."""
     ambiguous: str | None = None
-    """Reason why this number is unknown. Then there are no rates of the job or per device."""
+    """Reason why `data_parallel` is unknown. Then there are no rates of the job or per device."""
     step: int = 0
     """Optimizer steps done before."""
     versions: Mapping[str, str]
@@ -84,7 +84,7 @@ def run_id(place: Place) -> str:
 
 
 def earlier(place: Place) -> Amounts:
-    """Return the amounts of this rank's earlier attempts: 0 without attempts, unknown if no checkpoint has amounts.
+    """Return the amounts of this rank's earlier attempts: 0 if there were none, unknown if no checkpoint has amounts.
 
     A checkpoint may contain the counters of an earlier checkpoint, if training went on without the callback.
     """

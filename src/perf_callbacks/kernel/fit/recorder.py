@@ -114,7 +114,8 @@ class Recorder:
         self._at_exit = weakly(self._interpreter_exits)
         self.active = True
         self.progress_of = weakly(self._progress)
-        """Returns the steps done and the seconds of the longest one; None once the recorder was freed or closed."""
+        """Returns the number of steps done and the seconds of the longest step; None once the recorder was freed or
+        closed."""
         # No other global may hold a strong reference to us: if no exit was seen, the trainer would never be freed.
         self._abandon = weakref.finalize(self, _abandon, self._observer, self._journal, self._swallowed)
         atexit.register(self._at_exit)
@@ -298,7 +299,7 @@ class Recorder:
         return self._summary or self._asked(lambda: self.engine.summary(self.failure, self.clock()))
 
     def _asked(self, answer: Callable[[], T]) -> T | None:
-        """Return an answer, also if the recorder is closed; None after an error."""
+        """Return the result of a call, also if the recorder is closed; None after an error."""
         with guard(self.fail):
             return answer()
         return None
@@ -375,7 +376,7 @@ class Recorder:
         return self.active
 
     def on_collection(self, pause: Pause) -> None:
-        """Handle a garbage collection, maybe in the middle of our own code: an error waits until the step ends."""
+        """Handle a garbage collection, maybe in the middle of our own code. An error is handled when the step ends."""
         try:
             self.engine.pause(pause)
         except Exception as error:  # noqa: BLE001 gc prints what a callback raises, every time

@@ -35,7 +35,10 @@ def begin(recorder: Recorder, _training: Training) -> "SummaryFile | None":
 
 
 class SummaryFile(Observer):
-    """Replaces `summary<k>.json` every ten seconds, and at the end of the fit. A disk error ends the file alone."""
+    """Replaces `summary<k>.json` every ten seconds, and at the end of the fit.
+
+    After a disk error the file stays as it is.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -62,7 +65,7 @@ class SummaryFile(Observer):
             self._replace(record, final=True)
 
     def closed(self) -> None:
-        """Stop replacing the file; the summary at the end replaces the file for the last time."""
+        """Stop replacing the file. The summary at the end of the fit is the last that is written."""
         self._ended = True
 
     def _replace(self, summary: Summary, *, final: bool = False) -> None:

@@ -25,14 +25,14 @@ FEWEST = 11
 """Fewest complete pairs for an outcome. A turn in which most steps are excluded makes its pair incomplete."""
 
 CUT_OFF = {11: 0, 12: 1, 13: 2, 14: 4, 15: 6, 16: 8}
-"""By the number of pairs: how many means of two differences lie beyond each end of the 99.9 % interval.
-
-These are the critical values of Wilcoxon's signed rank test, two-sided, at 0.001.
+"""Critical values of Wilcoxon's signed rank test, two-sided, at 0.001, by the number of pairs. Of the means of two
+differences, this number lies beyond each end of the 99.9 % interval.
 """
 
 
 LONGEST = 1.5
-"""Most that a step counts, in median steps of its turn, without collections of this process. Longer steps are cut."""
+"""A longer step counts as this many median steps of its turn. Collections of this process are not part of the step
+here."""
 
 LEAST = 0.001
 """Smallest saving, as a share of a step, that is worth keeping."""
@@ -97,10 +97,11 @@ class Trial:
     def outcome(self) -> Outcome | None:
         """Compare the complete pairs of turns. None: there are too few pairs.
 
-        Steps are noisy: other processes on the machine may delay single steps, which `LONGEST` limits, or whole turns,
-        which a median of differences (Hodges and Lehmann's) ignores. So a long pause of another rank counts for little
-        too: if ranks wait for each other, the true saving may be larger. If collections are on trial, their time is
-        added to the median as measured, since 16 differences can't prove a pause that is long and rare.
+        Other processes on the machine may delay single steps: `LONGEST` limits how much such a step counts. They may
+        delay whole turns: a median of differences (Hodges and Lehmann's) ignores such turns. For the same reasons a
+        long pause of another rank counts for little, so if ranks wait for each other, the true saving may be larger. If
+        collections are on trial, their time is added to the median as measured, because 16 differences can't prove a
+        pause that is long and rare.
         """
         means = [(_done(turn), _mean(seen)) for turn, seen in enumerate(self._turns)]
         pairs = [dict(pair) for pair in zip(means[::2], means[1::2], strict=True)]
@@ -122,9 +123,10 @@ class _Mean(NamedTuple):
 
 
 def _mean(seen: Sequence[tuple[float, Sequence[Gc]]]) -> _Mean:
-    """Return the mean step of a turn. A collection counts as far as its step is longer than the median.
+    """Return the mean step of a turn.
 
-    On a device's clock a collection may delay nothing.
+    A collection counts at most by what its step is longer than the median: on a device's clock, a collection may delay
+    nothing.
     """
     if not seen:
         return _Mean(0, 0.0, 0.0)
@@ -154,5 +156,8 @@ def _typical(differences: Sequence[float]) -> tuple[float, float, float]:
 
 
 def _done(turn: int) -> bool:
-    """Return True if the change is on in a turn. The Thue-Morse sequence keeps periodic effects from coinciding."""
+    """Return True if the change is on in a turn.
+
+    Turns follow the Thue-Morse sequence, so that no periodic effect coincides with the change.
+    """
     return ((turn // 2).bit_count() + turn) % 2 == 1

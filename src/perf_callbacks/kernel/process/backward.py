@@ -1,7 +1,7 @@
 """`torch.autograd.backward` and `torch.autograd.grad`, wrapped once for all measured loops.
 
-Every backward of a loop goes through one of the two, and torch has no hook for either. The wrapped function is an
-attribute of the wrapper and stored nowhere else, so an interrupt can't leave a wrong record of it.
+Every backward of a loop goes through one of the two, and torch has no hook for either. The wrapped function is stored
+as an attribute of the wrapper and nowhere else, so an interrupt can't separate the two.
 """
 
 import functools
@@ -23,8 +23,8 @@ from perf_callbacks.kernel.process.graphs import Start
 from perf_callbacks.kernel.process.owner import Owner
 
 _OURS = "_perf_callbacks"
-"""Attribute of our wrapper whose value is the wrapper itself. A wrapper of other code may copy the attribute, but its
-value is still our wrapper: so the two can be told apart."""
+"""Attribute of our wrapper whose value is the wrapper itself. Another wrapper may copy our attributes
+(`functools.wraps`). The value of its copy is our wrapper, not the other wrapper, so ours can be recognized."""
 
 
 _CREATE_GRAPH = 4
@@ -61,7 +61,7 @@ class Loop(Listener):
     """
 
     marks_backward = True
-    """True: while the loop trains, a backward writes only its marks. False: `begins_backward` is always called."""
+    """True: while the loop trains, a backward only writes its marks. False: each backward calls `begins_backward`."""
 
     def __init__(self, tape: Tape, clock: Callable[[], float], fail: Callable[[Exception], object]) -> None:
         self.tape, self.clock, self.fail = tape, clock, fail
@@ -71,7 +71,7 @@ class Loop(Listener):
         self.spans = 0
         """Number of spans that the user has begun and not ended."""
         self.late = False
-        """True: the next step could not begin where the last step ended, and begins at the next call."""
+        """True: the next step could not begin at the end of the last step, and begins at the next watched call."""
         self.in_backward = False
         self.optimizing = 0
         """Number of nested optimizer steps under way."""
@@ -125,7 +125,7 @@ class Loop(Listener):
     def builds_graph(self) -> None:
         """Mark a gradient that is part of the loss as a second forward of no duration.
 
-        This distinguishes steps with a gradient penalty from steps without.
+        So steps with a gradient penalty differ from other steps in their calls.
         """
         if not (self.in_backward or self.evaluating or self.spans or get_ident() != self.thread):
             self._mark(*ONE_MORE_FORWARD)
@@ -139,7 +139,7 @@ class Loop(Listener):
 
 
 class Backwards(Owner[bool]):
-    """Owner of both functions. A `Loop` receives the calls of both, and its wish is True."""
+    """Owner of both functions. A `Loop` is a fit of this owner: it receives the calls of both. Its wish is True."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,7 +154,10 @@ class Backwards(Owner[bool]):
         self.reconcile()
 
     def _arrange(self) -> None:
-        """Wrap or unwrap both functions as needed. A wrapper that other code has wrapped stays and passes calls on."""
+        """Wrap or unwrap both functions as needed.
+
+        If other code has wrapped our wrapper, ours stays and passes calls on.
+        """
         loops = self._loops = [reference for reference, is_loop in self._claims.copy().items() if is_loop]
         self._only = loops[0] if len(loops) == 1 else _nobody
         for name, make, wanted in (("backward", self._backward, loops), ("grad", self._grad, self._claims)):
@@ -166,9 +169,10 @@ class Backwards(Owner[bool]):
                 setattr(torch.autograd, name, current.__wrapped__)
 
     def _backward(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `backward` with torch's own signature, since unpacking arguments costs a microsecond in each step.
+        """Wrap `backward` with torch's own signature: `*args, **kwargs` would cost a microsecond in each step.
 
-        Arguments are unpacked only if `backward` has another signature: from a wrapper of other code, or a later torch.
+        Only if `backward` has another signature, from other code or a later torch, are arguments passed as `*args,
+        **kwargs`.
         """
         code = getattr(inner, "__code__", None)
         names = None if code is None or code.co_kwonlyargcount else code.co_varnames[: code.co_argcount]

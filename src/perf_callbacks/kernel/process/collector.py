@@ -5,8 +5,8 @@ Automatic collection is off while any lease wants it off, objects stay frozen wh
 lease to be released restores everything, in whatever order fits end. Fits that alternate share one schedule: a
 collection by one of them counts for the others.
 
-Automatic collection is turned off by a first threshold of 0, not by `gc.disable()`. Code that disables collection for a
-moment (`timeit` does) or for good then does so independently of the fits, so nothing has to be guessed at the end.
+Automatic collection is turned off by a first threshold of 0, not by `gc.disable()`. So if other code calls
+`gc.disable()` during a fit, as `timeit` does, both changes are independent, and the end of a fit needs no guess.
 """
 
 import gc
@@ -48,7 +48,7 @@ Progress = Callable[[], tuple[int, float] | None]
 def generational() -> bool:
     """Return True if young objects can be collected separately: not in free-threaded and incremental interpreters.
 
-    Incremental collectors came and went in bugfix releases. Their thresholds identify them.
+    Bugfix releases of Python added and removed the incremental collector, so its thresholds decide, not the version.
     """
     return gc.get_threshold()[2] != 0 and not sysconfig.get_config_var("Py_GIL_DISABLED")
 
@@ -109,9 +109,10 @@ class Lease:
     def collect_now(self, generation: int, why: str = SCHEDULED) -> int:
         """Collect, independent of other fits. Return the number of garbage objects.
 
-        The observers' callbacks are removed meanwhile. Python handles a signal that comes during a collection in the
-        first Python function that runs after it, and swallows an exception of the handler in a callback of the
-        collector. So observers time the collection from here, where the exception reaches the program.
+        During the collection, the observers' callbacks are removed. The reason: if a signal comes during a collection,
+        Python runs the signal's handler in the first Python function after the collection. If this is a callback of the
+        collector, Python swallows the handler's exception. So observers time the collection from here, where the
+        exception reaches the program.
         """
         observers = [*self._owner.observers]
         with self._owner.collecting(why), ExitStack() as timed:
@@ -272,7 +273,10 @@ class Collector(Owner[Lease]):
             self._found = None
 
     def _unfreeze(self) -> None:
-        """Unfreeze the objects that a fit froze. If other code froze more since, all objects stay frozen."""
+        """Unfreeze the objects that a fit froze.
+
+        If other code froze more objects since then, all objects stay frozen.
+        """
         mark = self._frozen
         if mark is _FREEZING or any(one is mark for one in gc.get_objects()):
             gc.unfreeze()

@@ -1,8 +1,8 @@
 """Stance of torch's compiler, one for the whole process: eager while a count runs.
 
 torch keeps the stance in `torch._dynamo.eval_frame._stance`, and each `set_stance` restores the stance that it found
-(in torch 2.6 to 2.13). Two calls that overlap without nesting therefore leave the stance of the first call behind.
-Here the stance has one owner.
+(in torch 2.6 to 2.13). So if two calls overlap without nesting, the stance of the first call stays for good. One owner
+of the stance, here, prevents this.
 """
 
 import re
@@ -69,8 +69,9 @@ STANCE = EagerStance()
 def in_compiled_call() -> bool:
     """Return True if a call of compiled code is under way in this thread, even if the code runs eagerly.
 
-    When such a call ends, torch restores the thread's dispatch keys, which also decide if modes are active. A mode that
-    was pushed during the call becomes inactive; after a mode was popped during the call, every operation fails.
+    When such a call ends, torch restores the thread's dispatch keys, which also decide if modes are active. If a mode
+    was pushed during the call, it then becomes inactive. If a mode was popped during the call, every operation then
+    fails.
     """
     eval_frame = _eval_frame()
     if eval_frame is None:

@@ -102,8 +102,8 @@ def _gpu(
     """Return the location of a CUDA device by its properties, or the reason why the location is unknown.
 
     torch gives the PCI id of the device, or else its UUID, so neither CUDA_VISIBLE_DEVICES nor CUDA_DEVICE_ORDER
-    matters. NVML gives only the rest: in older versions of torch the PCI id of a UUID, and the other devices at the
-    same node. If ranks share GPUs, the GPUs have no slots.
+    matters. NVML gives the other devices at the same node, and the PCI id of a UUID, which older versions of torch
+    don't have. If ranks share GPUs, a GPU has no place among the GPUs of its node.
     """
     uuid, pci = bare(str(getattr(found, "uuid", ""))), None
     if hasattr(found, "pci_bus_id"):

@@ -2,7 +2,7 @@
 
 On Linux each thread has its own mask, which new threads and processes inherit. So all threads that share the mask of
 the main thread are moved; a thread that other code pinned elsewhere stays there. Masks stay narrow while any fit is
-bound. When the last fit ends, all masks are restored, including the masks of threads born since.
+bound. When the last fit ends, all masks are restored, including the masks of threads that started meanwhile.
 """
 
 import os
@@ -15,7 +15,8 @@ from perf_callbacks.kernel.process.owner import Owner
 TASKS = Path("/proc/self/task")
 
 PASSES = 3
-"""Most walks over all threads. A thread that is born during a walk may still inherit the old mask."""
+"""Most walks over all threads. There are several walks, because a thread that starts during a walk may inherit the old
+mask."""
 
 
 class Threads:
@@ -69,9 +70,10 @@ class Affinity(Owner[Cpus]):
         return [(thread, mask) for thread, mask in masks if mask is not None]
 
     def bind(self, fit: object, cpus: Cpus) -> None:
-        """Narrow the masks for a fit. Masks of simultaneous fits are intersected, unless nothing is left.
+        """Narrow the masks for a fit.
 
-        Raises `OSError`, without any change, if the system refuses.
+        Simultaneous fits get the CPUs that all of their masks have in common, if there are any. Raises `OSError`,
+        without any change, if the system refuses.
         """
         with self._lock:
             found = self.found

@@ -17,7 +17,7 @@ class Machine:
     cores: tuple[Cpus, ...] = ()
     """Hardware threads of each core. A CPU without a known core counts as a core."""
     quota: float | None = None
-    """CPUs' worth of time that the control group allows. None: no limit is known."""
+    """CPU time that the control group allows, as a number of CPUs. None: no limit is known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +113,9 @@ def _nothing(mode: str, facts: CpuFacts) -> str | None:
 
 
 def part(items: Sequence[Cpus], place: int, number: int) -> Cpus:
-    """Return the CPUs of part `place` of `number` equal parts. With fewer items than parts, neighbours share an item.
+    """Return the CPUs of part `place` of `number` equal parts.
+
+    If there are fewer items than parts, some parts share an item.
 
     >>> [sorted(part([frozenset({0}), frozenset({1}), frozenset({2})], place, 2)) for place in (0, 1)]
     [[0], [1, 2]]

@@ -26,7 +26,8 @@ class GcObserver:
         self._report = report
         self._clock = clock
         self.calls: dict[str, float] = {}
-        """Seconds in `gc.collect()`, by the line of the program that called it. The empty line is a framework's."""
+        """Seconds in `gc.collect()`, by the line of the program that called it. The empty line stands for
+        frameworks."""
         self._line: str | None = None
         self._start: float | None = None
         self._automatic = False

@@ -19,9 +19,10 @@ def next_start(calls: int) -> Start:
 
 
 def reached(roots: Any, starts: Sequence[Start]) -> set[Start]:
-    """Return the starts whose calls made nodes of the graph. `starts` are in ascending order.
+    """Return the starts whose calls made nodes of the graph.
 
-    Nodes belong to the last start before them. A loss without a graph may come from all calls.
+    `starts` are in ascending order. A node belongs to the last start before it. A loss without a graph may come from
+    all calls.
     """
     each: Iterable[Any] = roots if isinstance(roots, list | tuple) else (roots,)
     nodes = deque([one.grad_fn for one in each if getattr(one, "grad_fn", None) is not None])

@@ -19,14 +19,15 @@ class Owner(Generic[Wish]):
 
     Fits overlap, nest, alternate, run in threads, get interrupted and are forgotten. Four rules keep the state right:
 
-    - Claims change before the state does. `_arrange` then derives the state from the remaining claims, whatever the
-      current state. So fits may end in any order, and after an interrupt between any two instructions the next call
-      finishes the change. Owners that ask for ticks are called once a second.
+    - Claims change first. Then `_arrange` derives the state from all claims, whatever the current state is. So fits may
+      end in any order. If an interrupt strikes between any two instructions, the next call finishes the change: an
+      owner that asks for ticks is called once a second.
     - Claims are weak. The callback of the weak reference releases a fit that was freed without an end. Python swallows
       an interrupt that strikes in this callback, and never calls it again, so `reconcile` looks for dead claims too.
-    - Only the holder of the lock changes claims. Else `tick` could count a claim as gone, and ask for no more ticks,
-      before anything was restored. Readers need no lock, but a copy: `[*claims]`, `[*claims.values()]` and
-      `claims.copy()` are one call into C, while iterating `items()` makes tuples, so a collection may free a fit there.
+    - Only the holder of the lock changes claims. Without the lock, `tick` could find no claims, and ask for no more
+      ticks, before the state was restored. Readers need no lock, but they have to make a copy in one call into C:
+      `[*claims]`, `[*claims.values()]` or `claims.copy()`. Iterating over `items()` makes tuples, which may start a
+      collection that frees a fit.
     - The lock is reentrant, because a collection may run a finalizer in the midst of a change, on the same thread. A
       finalizer runs on any thread that allocates, even while that thread holds a lock of other code. If the owner of
       our lock waited for that lock, both threads would wait forever. So a finalizer waits for our lock only a moment,
@@ -36,7 +37,7 @@ class Owner(Generic[Wish]):
     def __init__(self) -> None:
         self._lock = RLock()
         self._claims: dict[ref[Any], Wish] = {}
-        """Wish of each fit, oldest first. A wish that refers to its fit keeps the fit alive, and so the claim."""
+        """Wish of each fit, oldest first. A wish must not refer to its fit: it would keep the fit alive."""
         _OWNERS.add(self)
 
     def _arrange(self) -> None:

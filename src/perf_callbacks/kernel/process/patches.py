@@ -13,8 +13,9 @@ _ABSENT = object()
 class Replacement:
     """A replaced attribute of an object, which `put_back` restores.
 
-    If other code replaced our replacement, the attribute stays as it is. Our replacement beneath still works, since
-    every replacement passes its call on. If another fit replaced our replacement, that fit restores the original.
+    If other code has replaced the attribute again, it stays as it is. Our replacement beneath still works, because
+    every replacement passes its calls on. If another fit has replaced the attribute again, that fit restores the
+    original.
     """
 
     def __init__(self, owner: Any, name: str, after: object) -> None:

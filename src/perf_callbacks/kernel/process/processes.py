@@ -22,8 +22,8 @@ class Processes:
     resident_bytes: int
     """Pages that processes share are counted once per process."""
     anonymous_bytes: int | None
-    """Resident memory without pages of files and of shared memory, which the kernel takes back or other processes hold.
-    None: unavailable."""
+    """Resident memory without pages of files, which the kernel can take back, and without shared memory, which other
+    processes may hold. None: unavailable."""
     read_bytes: int | None
     """Bytes read from disks. None: unavailable."""
 

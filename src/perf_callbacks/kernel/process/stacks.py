@@ -19,11 +19,13 @@ _INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdli
 _BACKWARD = "torch.autograd"
 _COLLECTIVES = ("torch.distributed", "torch.nn.parallel.distributed", _BACKWARD)
 _LOOPS = ("accelerate.", "lightning.", "pytorch_lightning.", "torch.utils.data.", "transformers.", "trl.")
-"""Frameworks with their own training loop. A line of the program that calls such a framework doesn't count as busy."""
+"""Frameworks with their own training loop. While such a framework runs, the program's line that called it doesn't count
+as busy."""
 _OPERATIONS = "torch._ops"
 _WAITS = ("wait", "wait_tensor", "monitored_barrier")
-"""Methods and operations, without a Python frame of their own, that wait for other ranks: of `Work`, of `Store`, and of
-collectives within a model. A wait for a thread or process of the same rank ends in a frame of the standard library."""
+"""Names of methods and operations in C that wait for other ranks: of `Work`, of `Store`, and of collectives within a
+model. Waits for a thread or process of the same rank have a frame of the standard library, so they are not mistaken for
+these."""
 _STORE_WAITS = ("get", "multi_get", "barrier")
 """Methods that wait for other ranks if a store has them."""
 _DEBUGGERS = ("bdb", "pdb", "pydevd", "_pydevd_bundle", "debugpy")
@@ -97,7 +99,7 @@ def _names(frame: FrameType) -> set[str]:
 
 
 def busy_line(thread: int) -> str | None:
-    """Return the innermost line of the program in a thread; None if a framework works there by itself."""
+    """Return the innermost line of the program in a thread; None if a framework's own code runs there."""
     return _busy(sys._current_frames().get(thread))  # noqa: SLF001 the one way to it
 
 

@@ -1,8 +1,9 @@
 """Exceptions of signal handlers that Python would only print, because they occur in a callback of ours.
 
-Python swallows exceptions in a callback of the collector or of a weak reference, and in a finalizer. A signal that
-arrives during a collection is handled in the first Python frame after it, which is such a callback of ours. While a fit
-lasts, `sys.unraisablehook` hands these exceptions to the fit, which raises them at the end of its step.
+Python swallows exceptions in a callback of the collector or of a weak reference, and in a finalizer. If a signal
+arrives during a collection, its handler runs in the first Python function after the collection, which may be such a
+callback of ours. While a fit lasts, `sys.unraisablehook` hands these exceptions to the fit, and the fit raises them at
+the end of its step.
 """
 
 import sys
@@ -47,7 +48,10 @@ class Swallowed:
             self._hook, sys.unraisablehook = None, self._before
 
     def _on_top_of(self, before: Hook) -> Hook:
-        """Make a hook that calls `before` unless a fit takes the exception. An outdated hook always calls `before`."""
+        """Make a hook that calls `before` unless a fit takes the exception.
+
+        A hook that is no longer ours always calls `before`.
+        """
 
         def see(unraisable: Any) -> None:
             if self._hook is not see or not self._taken(unraisable.exc_value):

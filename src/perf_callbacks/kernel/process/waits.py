@@ -1,7 +1,8 @@
 """Owner of the functions in which a thread blocks until other ranks take part in a collective.
 
-While a fit of several ranks lasts, each such wait of its training thread becomes two marks on its tape. A wait is timed
-where it happens, so any caller counts: broadcasts of buffers, gathered metrics, sharded parameters, barriers.
+While a fit of several ranks lasts, each such wait of its training thread becomes two marks on its tape. The waiting
+functions themselves are timed, so it doesn't matter who calls them: broadcasts of buffers, gathered metrics, sharded
+parameters, barriers.
 
 Not seen: waits in code that Inductor generates, for a store or a file, or in libraries other than torch. DDP waits in
 C++ at the end of the backward: see `stragglers/gradient_moments.py`.

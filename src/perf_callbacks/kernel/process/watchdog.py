@@ -1,8 +1,8 @@
 """A side thread that looks after fits whose training thread is busy or gone.
 
-Hooks report the end of a step, but no hook reports that steps have stopped ending: after an exception that a loop
-swallows, in a fit that is never closed, in a step that takes minutes. The watchdog ticks once a second for every
-registered object, so that process-wide state is released and records reach the disk anyway.
+Hooks report the end of a step, but no hook reports that no step ends any more. This happens after an exception that a
+loop swallows, in a fit that is never closed, and in a step that takes minutes. So the watchdog calls every registered
+object once a second: then process-wide state is released, and records reach the disk.
 """
 
 import atexit

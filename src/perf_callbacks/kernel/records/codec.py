@@ -1,8 +1,8 @@
 """Encode records as lines of text, for the journal and between ranks, and decode them.
 
-A journal is one JSON object per line, with `type` and `t`. A torn or foreign line is skipped, never fatal; keys that
-this version doesn't know are dropped. A line with a value of the wrong type under a known key is skipped too: a
-journal may come from anywhere, and readers rely on the types of records.
+A journal is one JSON object per line, with `type` and `t`. Torn and foreign lines are skipped, and keys that this
+version doesn't know are dropped. A journal may come from anywhere, and readers rely on the types of records. So a line
+is also skipped if a known key has a value of the wrong type.
 """
 
 import json
@@ -29,8 +29,8 @@ _SPARSE = (Use, Memory)
 _DIGITS = bytes.maketrans(b"012345678", b"999999999")
 
 _TOO_LONG = b"9" * 100
-"""A line with 100 digits in a row is not read, because such an integer could overflow as a float. msgspec reads up to
-4,300 digits. `_DIGITS` turns all digits into 9."""
+"""Finds 100 digits in a row: such a line is not read, because the integer could overflow as a float. msgspec reads up
+to 4,300 digits. `_DIGITS` turns all digits into 9."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class Run:
     from_file: Mapping[str, str] = field(default_factory=dict)
     """Configuration fields that a file set, each with the place in the file."""
     program: str | None = None
-    """The script, or the module after `-m`. None, in this field and the next seven: unknown, or an older version wrote
+    """The script, or the module after `-m`. None, here and in the next seven fields: unknown, or an older version wrote
     the journal."""
     command_line: str | None = None
     """Program and arguments, at most 4,096 characters. "***" stands for values that look like secrets."""
@@ -190,7 +190,7 @@ class Flops:
     compiled: bool = False
     """True: a compiled model or optimizer ran eagerly for the count."""
     logical_flops: int | None = None
-    """FLOPs of operations on sharded tensors, over all their ranks; None without sharded tensors."""
+    """FLOPs of operations on sharded tensors, as if one rank held the whole tensors. None without sharded tensors."""
     causal_flops: int = 0
     """FLOPs of fused attention with a causal mask, including masked pairs of query and key. A kernel that skips masked
     pairs computes about half."""
@@ -245,7 +245,7 @@ class Window:
     seconds: float
     """Time of the slowest rank, which is the time of the job."""
     samples: int | None
-    """Samples over all ranks, like the next two fields. None: unknown."""
+    """Samples of all ranks. The next two fields also cover all ranks. None: unknown."""
     tokens: int | None
     useful_tokens: int | None
     model_flops: int | None = None
@@ -288,11 +288,11 @@ class Summary:
     """Samples of all steps of this attempt, like `tokens`."""
     tokens: int | None
     included_samples: int | None
-    """Samples of the included steps, like the next two fields; used for rates."""
+    """Samples of the included steps. This field and the next two are used for rates."""
     included_tokens: int | None
     included_useful_tokens: int | None
     total_samples: int | None
-    """Samples of all attempts so far, like `total_tokens`; checkpoints carry the count from attempt to attempt."""
+    """Samples of all attempts so far. Checkpoints carry this number and `total_tokens` from attempt to attempt."""
     total_tokens: int | None
     proofs: Mapping[str, str] = field(default_factory=dict)
     """Verdicts on the checklist items that were on trial."""

@@ -75,7 +75,7 @@ class Journal:
 
 
 class _File(FileIO):
-    """File that closes without a ResourceWarning when freed: an interrupt may skip any call of `close`."""
+    """File that closes without a ResourceWarning when it is freed. An interrupt may skip any call of `close`."""
 
     def __del__(self) -> None:
         self.close()
@@ -122,8 +122,9 @@ class FileJournal(Journal):
     with its first record and locked. If another writer holds `rank0.jsonl`, this journal uses `rank0.2.jsonl`, and so
     on.
 
-    Two threads may write, and a collection may write in the middle of a write. So no thread waits for the lock: a
-    thread that doesn't get the lock leaves its record to the holder, which checks for more records before it returns.
+    Two threads may write at once, and a collection may write in the middle of a write. So no thread waits for the lock.
+    A thread that doesn't get the lock leaves its record to the thread that has it, which checks for more records before
+    it returns.
     """
 
     def __init__(

@@ -43,11 +43,11 @@ class Memory:
     device: str
     """Kind of the device, such as "cpu" or "cuda". Tensors elsewhere, as with offloading, are not counted."""
     source: str | None = None
-    """Source of activations and temporary memory: "operations" if the counted step's tensors were followed;
-    "allocator" if only the device's allocator was read, in which case `activations_gb` includes the temporary memory.
-    None: unknown."""
+    """Source of activations and temporary memory. "operations": the tensors of the counted step were followed.
+    "allocator": only the device's allocator was read, and `activations_gb` includes the temporary memory. None:
+    unknown."""
     weights_gb: float | None = None
-    """Parameters and buffers. As for gradients and optimizer state, each storage is counted once."""
+    """Parameters and buffers. Here, and for gradients and optimizer state, each storage counts once."""
     gradients_gb: float | None = None
     optimizer_gb: float | None = None
     """State of the optimizers."""

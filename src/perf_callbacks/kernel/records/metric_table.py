@@ -9,8 +9,8 @@ PREFIX = "perf/"
 """Begins the key of each metric."""
 
 RUN = "run/"
-"""Averages over a whole run have tags of their own, `perf/run/…`: in the plot of a row's tag, the average would look
-like one more step."""
+"""Begins the rest of the key of an average over a whole run, `perf/run/…`. Under the key of a row, a plot would show
+the average as one more step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,14 +23,14 @@ class Metric:
     meaning: str
     """Sentence for the documentation, in Markdown."""
     needs: tuple[str, ...] = ()
-    """Conditions under which a run has this metric, and without which the run lacks it. Known samples and tokens are
-    needed besides."""
+    """Conditions that a run must meet to have this metric. Known samples and tokens, which some metrics also need, are
+    not listed."""
     main: bool = False
     """True: consoles show the metric, and loggers get it with `metrics="main"`."""
     constant: bool = False
     """True: the metric hardly changes in a run. Loggers get it only where it changes."""
     usual: float | None = None
-    """Usual value of a constant, which loggers don't get. None: no such value, except for the peak, whose first value
+    """Usual value of a constant: loggers don't get it. None: there is no such value. For the peak, its first value
     counts as usual."""
 
     @property

@@ -103,7 +103,7 @@ class StragglerSummary:
     """Number of steps searched for stragglers. The next fields cover these steps."""
     seconds: float = 0.0
     model_compared: bool = True
-    """False: ranks wait for each other within the model on a device, so only time outside of the model was compared."""
+    """False: ranks on devices wait for each other within the model, so only time outside of the model was compared."""
     waits_timed: bool = True
     """False: the host doesn't wait for the device, so waits for other ranks are unknown. Only the stages on the device
     outside of backward were compared."""
@@ -116,20 +116,19 @@ class StragglerSummary:
     costliest_ranks: tuple[tuple[int, ...], ...] = ()
     """All ranks of each entry of `costliest`, in the same order; empty for a single rank."""
     uneven_batches_seconds: float | None = None
-    """Seconds lost because ranks had batches of unequal sizes, which the next fields don't contain. None, like the
-    next fields: ranks were not compared."""
+    """Seconds lost because ranks had batches of unequal sizes. The next fields don't contain these seconds. None, here
+    and in the next fields: ranks were not compared."""
     uneven_stages_seconds: float | None = None
     """Seconds lost because the stages of the pipeline take unequal times."""
     chance_seconds: float | None = None
-    """Seconds by which the slowest rank of a step exceeds the mean, without cause: by chance, some rank is always the
-    slowest."""
+    """Seconds by which the slowest rank of a step exceeds the mean by chance: some rank is always the slowest."""
     slowdown: float | None = None
-    """Duration of these steps, divided by their duration with healthy ranks, even work and no chance. None: unknown, or
-    a single rank."""
+    """Duration of these steps, divided by their duration if no rank were slow, work were even, and all ranks took the
+    mean time. None: unknown, or a single rank."""
 
     backward_waiting: float | None = None
-    """Share of the backward that follows the gradient which usually comes last, from 0 to 1: an upper bound on the
-    waiting for other ranks. None: unknown."""
+    """Share of the backward after the gradient that usually comes last, from 0 to 1. The rank waits for other ranks for
+    at most this share. None: unknown."""
 
     def named(self) -> Iterator[tuple[tuple[int, ...], str, float, int]]:
         """Yield the entries of `costliest` with all ranks of a set."""

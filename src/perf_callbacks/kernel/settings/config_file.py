@@ -1,7 +1,7 @@
 """Read settings from YAML or JSON files.
 
-Nodes are composed and never constructed, so a tag can't run code and an alias is not expanded. A value is the text in
-the file, parsed by the same rules as an environment variable: YAML itself would read `off` as False.
+YAML is only composed into nodes. No objects are constructed, so a tag can't run code, and aliases are not expanded. A
+value is the text in the file, read by the rules of environment variables: YAML itself would read `off` as False.
 """
 
 import stat
